@@ -4,7 +4,7 @@ import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from app.core.run.events import RUN_STATES
+from app.core.run.kinds import RUN_STATES
 from app.errors import ConfigInvalid, NotFound, StoreUnavailable
 from app.process.config import Settings, describe
 from app.store.protocol import RunQuery, RunRow, Store

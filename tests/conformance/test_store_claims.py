@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from app.core.run.events import ANYBODY, Kind
+from app.core.run.events import Kind
+from app.core.run.kinds import ANYBODY
 from app.errors import Conflict, LeaseLost, RunEnded
 from app.store.protocol import TAKEN, Appended, Entry, Once, Store
 from tests.conformance.entries import Opener, admitted, note, settled

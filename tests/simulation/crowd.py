@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass, field
 
-from app.core.run.events import ENDED, OUTCOMES
+from app.core.run.kinds import ENDED, OUTCOMES
 from tests.simulation.faults import SITES
 from tests.simulation.play import play
 from tests.simulation.report import Report

@@ -11,7 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from app.core.run.events import OUTCOMES
+from app.core.run.kinds import OUTCOMES
 from app.engine.delivery.messages import Ended
 from tests.simulation.callers import Hearing
 from tests.simulation.case import Case, cases_of

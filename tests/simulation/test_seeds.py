@@ -12,7 +12,7 @@ from random import Random
 
 import pytest
 
-from app.core.run.events import ENDED, OUTCOMES
+from app.core.run.kinds import ENDED, OUTCOMES
 from tests.simulation.__main__ import main
 from tests.simulation.callers import SECONDS, Hearing, visit
 from tests.simulation.crowd import DEEDS, OF_READS, Sum

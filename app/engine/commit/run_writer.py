@@ -21,7 +21,8 @@ from typing import Any, Protocol
 
 from app.core.records import changed
 from app.core.run.commands import Await, Conclude, Finish, Propose, Queue, Skip
-from app.core.run.events import AFTER_THE_END, CallFinished, Event, Fact, Kind
+from app.core.run.events import CallFinished, Event, Fact, Kind
+from app.core.run.kinds import AFTER_THE_END
 from app.core.run.progress import decide
 from app.core.run.state import Call, RunState, advance, possible, tentative
 from app.engine.commit.colocation import StepStarter, commit_with_intents, held

@@ -28,15 +28,8 @@ from app.core.message.tools import TOKEN_BYTES, mint
 from app.core.pool.catalog import Worker
 from app.core.pool.policy import missing_clearance
 from app.core.records import changed, record
-from app.core.run.events import (
-    AFTER_THE_END,
-    CallFinished,
-    Fact,
-    NamedCall,
-    StepAwaitingTool,
-    StepDone,
-    StepFailed,
-)
+from app.core.run.events import CallFinished, Fact, NamedCall, StepAwaitingTool, StepDone, StepFailed
+from app.core.run.kinds import AFTER_THE_END
 from app.core.run.state import RunState, StepState, fold
 from app.engine.calls.attempt import Attempt, Purpose
 from app.engine.calls.candidates import Candidates

@@ -23,7 +23,8 @@ from sqlalchemy import (
     text,
 )
 
-from app.core.run.events import ENDED, TERMINAL
+from app.core.run.events import TERMINAL
+from app.core.run.kinds import ENDED
 
 METADATA = MetaData()
 

@@ -14,7 +14,8 @@ from sqlalchemy import Connection
 
 from app.core.records import record
 from app.core.run import notices
-from app.core.run.events import AFTER_THE_END, ANYBODY, TERMINAL, Event, Fact, Kind, RunResumed
+from app.core.run.events import TERMINAL, Event, Fact, Kind, RunResumed
+from app.core.run.kinds import AFTER_THE_END, ANYBODY
 from app.errors import Conflict, LeaseLost, NotFound, RunEnded, RunOverBudget
 from app.store.protocol import MOVED, Appended, Entry, Lease, Ledger, Move, NewRun, Projection
 from app.store.rows.idempotency import Claims
