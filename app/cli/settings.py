@@ -15,7 +15,7 @@ def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> i
     loaded = configure(environ)
     table = Table("setting", "value", "default", "from", "meaning", box=None, header_style="bold", pad_edge=False)
     for row in describe(loaded.settings):
-        style = "bold" if row.origin == "environment" else ""
+        style = "bold" if row.origin != "default" else ""
         cells = (row.name, row.value, row.default, row.origin, row.meaning)
         table.add_row(*(Text(cell, style=style, overflow="fold") for cell in cells))
     console = terminal.out()

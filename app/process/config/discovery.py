@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 from app.process.config.known import Known, providers
 from app.process.config.poolfile import base_url_variable
+from app.process.config.secret_files import secret
 from app.process.config.settings import Settings, url_problem
 
 MINI_POOL, ULTRA_POOL = 4, 6
@@ -76,7 +77,7 @@ def discover(settings: Settings, environ: Mapping[str, str], faults: list[str]) 
     candidates: list[Candidate] = []
     notes: list[str] = []
     for known in providers().values():
-        key = _key(known, environ, notes)
+        key = _key(known, environ, notes, faults)
         if not (_served(known, environ, faults) if known.server else key):
             continue
         _check_url(known, settings, environ, faults)
@@ -107,10 +108,14 @@ def conductor_entries(settings: Settings) -> dict[str, Any]:
     return {"providers": {"conductor": provider}, "workers": {"conductor": worker}}
 
 
-def _key(known: Known, environ: Mapping[str, str], notes: list[str]) -> str | None:
+def _key(known: Known, environ: Mapping[str, str], notes: list[str], faults: list[str]) -> str | None:
     """Return the variable that holds this provider's key. A key for Baton itself is ignored: it is for clients."""
     for variable in known.keys:
-        value = environ.get(variable, "").strip()
+        try:
+            value = secret(environ, variable).strip()
+        except ValueError as error:
+            faults.append(f"{variable}: {error}")
+            continue
         if value.startswith(OWN_KEY):
             notes.append(f"{variable} holds a key for Baton itself and was not used for {known.name}")
         elif value:

@@ -30,6 +30,7 @@ from app.process.config.entries import (
     levels,
 )
 from app.process.config.known import providers as known_providers
+from app.process.config.secret_files import secret
 from app.process.config.settings import meant, url_problem
 
 SECTIONS = ("providers", "workers", "tiers", "aliases", "evaluation")
@@ -280,10 +281,10 @@ def _secrets(draft: Fact, faults: Faults, environ: Mapping[str, str]) -> dict[st
     for name, entry in draft.providers.items():
         if entry is None or entry.key is None:
             continue
-        value = environ.get(entry.key, "").strip()
+        value = _secret(entry.key, ["providers", name, "key"], faults, environ)
         if value:
             found[name] = SecretStr(value)
-        else:
+        elif value is not None:
             faults.add(
                 ["providers", name, "key"],
                 f"the environment variable {entry.key} is not set; export it, or remove this provider",
@@ -291,17 +292,27 @@ def _secrets(draft: Fact, faults: Faults, environ: Mapping[str, str]) -> dict[st
     return found
 
 
+def _secret(variable: str, path: Sequence[str], faults: Faults, environ: Mapping[str, str]) -> str | None:
+    """Return the secret of a variable or of its file, empty if there is none; None if a fault of it was noted."""
+    try:
+        return secret(environ, variable).strip()
+    except ValueError as error:
+        faults.add(path, str(error))
+        return None
+
+
 def _proxy_credentials(draft: Fact, faults: Faults, environ: Mapping[str, str]) -> dict[str, SecretStr]:
     found: dict[str, SecretStr] = {}
     for name, entry in draft.providers.items():
         if entry is None or entry.proxy_credentials is None:
             continue
-        value = environ.get(entry.proxy_credentials, "").strip()
-        if re.fullmatch(r"[!-9;-~]+:[!-~]*", value):
+        path = ["providers", name, "proxy_credentials"]
+        value = _secret(entry.proxy_credentials, path, faults, environ)
+        if value is not None and re.fullmatch(r"[!-9;-~]+:[!-~]*", value):
             found[name] = SecretStr(value)
-        else:
+        elif value is not None:
             words = f"the environment variable {entry.proxy_credentials} does not hold user:password; export it so"
-            faults.add(["providers", name, "proxy_credentials"], words)
+            faults.add(path, words)
     return found
 
 

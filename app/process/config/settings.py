@@ -1,7 +1,8 @@
 """Settings: every `BATON_*` variable of the environment, checked as a whole.
 
 `read` takes the environment as a mapping and never reads `os.environ`. An empty variable counts as unset. An unknown
-variable is an error, because a typing mistake would otherwise only be noticed by its consequences.
+variable is an error, because a typing mistake would otherwise only be noticed by its consequences. A setting that is a
+secret may stand in a file (`secret_files.py`).
 """
 
 import difflib
@@ -11,13 +12,14 @@ import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 from urllib.parse import urlsplit, urlunsplit
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, ValidationInfo, field_validator
 
 from app.core.run.notices import read_secrets
 from app.errors import ConfigInvalid
+from app.process.config.secret_files import SUFFIX, secret
 
 PREFIX = "BATON_"
 HIDDEN = "********"
@@ -25,6 +27,10 @@ SCHEMES = {
     "database_url": ("sqlite|postgres|postgresql", "sqlite:///baton.db or postgresql://user@host/name"),
     "redis_url": ("redis|rediss|unix", "redis://host:6379/0"),
 }
+URLS = frozenset({"database_url", "redis_url", "webhook_url"})
+"""URLs that may hold a password."""
+INNER = frozenset({"given", "in_files"})
+"""Fields that are no settings."""
 PRIVATE = frozenset({"webhook_url"})
 """URLs of which `baton config` shows only the host."""
 FOREIGN = re.compile(r"BATON_API_KEY$|BATON_(TEST|BENCH)_|BATON_SERVICE_(HOST|PORT)|BATON_PORT_\d+_(TCP|UDP)")
@@ -109,6 +115,8 @@ class Settings(BaseModel):
     )
     given: frozenset[str] = Field(default=frozenset(), exclude=True, repr=False)
     """The fields that the environment set."""
+    in_files: frozenset[str] = Field(default=frozenset(), exclude=True, repr=False)
+    """Those of them whose values stand in files."""
 
     @field_validator("log_level", mode="before")
     @classmethod
@@ -175,21 +183,30 @@ class Row:
     name: str
     value: str
     default: str
-    origin: Literal["environment", "default"]
+    origin: Literal["environment", "file", "default"]
     meaning: str
 
 
 def variables() -> dict[str, str]:
     """Return every variable with the name of its field."""
-    return {PREFIX + name.upper(): name for name in Settings.model_fields if name != "given"}
+    return {PREFIX + name.upper(): name for name in Settings.model_fields if name not in INNER}
+
+
+def secret_variables() -> dict[str, str]:
+    """Return the variables whose values are secret, or hold one, with the name of their field."""
+    return {variable: name for variable, name in variables().items() if name in URLS or _is_secret(name)}
 
 
 def read(environ: Mapping[str, str]) -> Settings:
     """Return the settings of an environment. Raises `ConfigInvalid` with every fault."""
     known = variables()
     given = {known[name]: value for name, value in environ.items() if name in known and value.strip()}
-    faults = [*_unknown(environ, known), *_incomplete(given)]
-    values: dict[str, Any] = {**given, "given": frozenset(given)}
+    unreadable: list[str] = []
+    in_files = _from_files(environ, unreadable)
+    given |= in_files
+    faults = [*_unknown(environ, known), *unreadable, *_incomplete(given)]
+    readable = {name: value for name, value in given.items() if value}
+    values: dict[str, Any] = {**readable, "given": frozenset(given), "in_files": frozenset(in_files)}
     values.setdefault("database_url", _embedded(given.get("data_dir", ".baton")))
     try:
         settings = Settings.model_validate(values)
@@ -207,7 +224,7 @@ def describe(settings: Settings) -> list[Row]:
             name=variable,
             value=_shown(_public(getattr(settings, name)) if name in PRIVATE else getattr(settings, name)),
             default=_shown(_default(name, settings)),
-            origin="environment" if name in settings.given else "default",
+            origin=_origin(name, settings),
             meaning=Settings.model_fields[name].description or "",
         )
         for variable, name in variables().items()
@@ -273,8 +290,33 @@ def _write_once(path: Path, text: str) -> None:
         draft.unlink()
 
 
+def _is_secret(name: str) -> bool:
+    annotation = Settings.model_fields[name].annotation
+    return annotation is SecretStr or SecretStr in get_args(annotation)
+
+
+def _from_files(environ: Mapping[str, str], faults: list[str]) -> dict[str, str]:
+    """Return the secret settings that stand in files, by field. One with a fault is there too, with no value."""
+    found: dict[str, str] = {}
+    for variable, name in secret_variables().items():
+        if environ.get(variable + SUFFIX, "").strip():
+            try:
+                found[name] = secret(environ, variable)
+            except ValueError as error:
+                faults.append(f"{variable}: {error}")
+                found[name] = ""
+    return found
+
+
+def _origin(name: str, settings: Settings) -> Literal["environment", "file", "default"]:
+    if name in settings.in_files:
+        return "file"
+    return "environment" if name in settings.given else "default"
+
+
 def _unknown(environ: Mapping[str, str], known: Mapping[str, str]) -> list[str]:
-    strange = [name for name in environ if name.startswith(PREFIX) and name not in known and not FOREIGN.match(name)]
+    readable = {*known, *(name + SUFFIX for name in secret_variables())}
+    strange = [name for name in environ if name.startswith(PREFIX) and name not in readable and not FOREIGN.match(name)]
     return [
         f"{name}: there is no such setting; {meant(name, list(known)) or '`baton config` lists them all'}"
         for name in sorted(strange)
