@@ -18,7 +18,8 @@ from app.telemetry import Telemetry
 
 LEVELS: Mapping[str, int] = {"closed": 0, "half_open": 1, "open": 2}
 REMEMBERED = 4_096
-"""Calls of our own whose outcome may be received once more, from a journal."""
+"""Calls whose outcome has been counted, and may be received once more: from a journal, or by another driver of the
+run."""
 NEW: Final = Breaker()
 Key = tuple[str, str]
 
@@ -56,7 +57,7 @@ class Health:
         self._breakers: dict[Key, Breaker] = {}
         self._specs: Mapping[str, ProviderSpec] = {}
         self._workers: Mapping[str, Worker] = {}
-        self._ours: dict[str, None] = {}
+        self._counted: dict[str, None] = {}
         self._signs: dict[Key, float] = {}
         """The time of the last sign of life of each worker, in ticks."""
 
@@ -170,24 +171,40 @@ class Health:
     ) -> None:
         """A call of our own has ended; `began` is a tick, `asked` what Retry-After said, in seconds, and `extra` as in
         `Choice`."""
-        if len(self._ours) >= REMEMBERED:
-            del self._ours[next(iter(self._ours))]
-        self._ours[call] = None
-        self._hear(worker, verdict, began, asked, extra)
+        self._remember(call)
+        self._hear(worker, verdict, began, asked, extra=extra)
 
-    def overhear(self, name: str, finished: CallFinished) -> None:
-        """The outcome of a call to this worker was journaled; one of another process counts like our own."""
-        if finished.call in self._ours:
-            del self._ours[finished.call]
-        elif (worker := self._workers.get(name)) is not None:
-            verdict: Verdict = "good" if finished.outcome == "ok" else finished.blamed
-            self._hear(worker, verdict, self._tick() - finished.seconds, finished.retry_after)
+    def overhear(self, name: str, finished: CallFinished, age: float = 0.0) -> None:
+        """The outcome of a call to this worker was journaled, `age` seconds ago. One of another process counts like our
+        own; one that has been counted already is ignored."""
+        worker = self._workers.get(name)
+        if worker is None or finished.call in self._counted:
+            return
+        self._remember(finished.call)
+        verdict: Verdict = "good" if finished.outcome == "ok" else finished.blamed
+        self._hear(worker, verdict, self._tick() - age - finished.seconds, finished.retry_after, age=age)
 
-    def _hear(self, worker: Worker, verdict: Verdict, began: float, asked: float | None, extra: bool = False) -> None:
+    def _remember(self, call: str) -> None:
+        if len(self._counted) >= REMEMBERED:
+            del self._counted[next(iter(self._counted))]
+        self._counted[call] = None
+
+    def _hear(
+        self,
+        worker: Worker,
+        verdict: Verdict,
+        began: float,
+        asked: float | None,
+        *,
+        extra: bool = False,
+        age: float = 0.0,
+    ) -> None:
         now, before = self._tick(), self._of(_key(worker))
         if verdict == "good":
             self.sign(worker)
-        after = breaker.heard(before, verdict, began=began, now=now, chance=self._chance(), asked=asked, extra=extra)
+        after = breaker.heard(
+            before, verdict, began=began, now=now, chance=self._chance(), asked=asked, extra=extra, age=age
+        )
         self._keep(worker, before, after, now)
 
     def _keep(self, worker: Worker, before: Breaker, after: Breaker, now: float) -> None:

@@ -8,9 +8,14 @@ from typing import Any
 
 import pytest
 
-from app.core.run.events import Kind
+from app.core.message.chat import Usage
+from app.core.plan.workflow import Access
+from app.core.run.events import CallFinished, CallIntended, Kind
 from app.process.wiring import Runtime
+from app.stepqueue.protocol import Committed
+from app.store.protocol import Entry, Ledger, Move
 from tests.harness.in_process import Outcome, events, finish, narrowed, order, plan, pool_text, running_service
+from tests.harness.waiting import until
 from tests.stubs import Fail, Hang, ProviderStub, Reply
 
 DOWN = Fail(status=503)
@@ -29,8 +34,23 @@ async def intents(opened: Runtime, outcome: Outcome) -> list[dict[str, Any]]:
 
 
 def later(opened: Runtime, monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
-    """Let time pass for the breakers."""
-    monkeypatch.setattr(opened.context.health, "_tick", lambda: time.monotonic() + seconds)
+    """Let so much time pass for the breakers, and then none. On a slow machine an ejection would be over before a test
+    is, and a probe that fails is the next ejection."""
+    now = time.monotonic() + seconds
+    monkeypatch.setattr(opened.context.health, "_tick", lambda: now)
+
+
+@pytest.fixture
+def opened(opened: Runtime, monkeypatch: pytest.MonkeyPatch) -> Runtime:
+    """A service whose breakers see no time pass."""
+    later(opened, monkeypatch, 0.0)
+    return opened
+
+
+def ejections(opened: Runtime, worker: str) -> float | None:
+    """How often it was ejected because it failed, as `/metrics` has it."""
+    labels = {"worker": worker, "reason": "failing"}
+    return opened.context.telemetry.registry.get_sample_value("baton_ejections_total", labels)
 
 
 def level(opened: Runtime, worker: str) -> float | None:
@@ -48,8 +68,7 @@ async def test_a_worker_that_always_fails_is_ejected_within_ten_calls(
     assert len(stub.of("alpha")) <= 10
     assert level(opened, "alpha") == 2
     assert level(opened, "beta") == 0
-    counted = opened.context.telemetry.registry.get_sample_value
-    assert counted("baton_ejections_total", {"worker": "alpha", "reason": "failing"}) == 1
+    assert ejections(opened, "alpha") == 1
 
 
 async def test_runs_in_flight_when_a_worker_dies_all_fail_over(stub: ProviderStub, opened: Runtime) -> None:
@@ -134,11 +153,13 @@ async def test_a_probe_that_fails_keeps_the_worker_out_and_the_run_goes_on(
     for _ in range(4):
         await run(opened)
     stub.requests.clear()
+    assert ejections(opened, "alpha") == 1
     later(opened, monkeypatch, 10.0)
     outcomes = [await run(opened) for _ in range(3)]
     assert {outcome.ended.answer for outcome in outcomes} == {ANSWER}
     assert len(stub.of("alpha")) == 1
     assert level(opened, "alpha") == 2
+    assert ejections(opened, "alpha") == 2, "once its ejection is over it is tried, and ejected anew"
 
 
 async def test_a_probe_that_was_not_paid_for_does_not_stand_in_the_way(
@@ -203,3 +224,24 @@ async def test_a_worker_that_hangs_is_ejected_too(stub: ProviderStub, tmp_path: 
         outcomes = [await run(opened, streams=True) for _ in range(8)]
     assert {outcome.ended.answer for outcome in outcomes} == {ANSWER}
     assert len(stub.of("alpha")) == 5
+
+
+async def test_an_outcome_that_is_received_late_counts_for_the_time_when_it_was_journaled(
+    stub: ProviderStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another engine executes the step, and the messages of a minute come at once."""
+    async with running_service(tmp_path, pool_text(stub), dispatches=False, audits=False) as opened:
+        driven = await opened.runs.start(order(opened, "baton-mini"))
+        store, then, ages = opened.context.store, opened.context.now() - 60.0, list[float]()
+        monkeypatch.setattr(opened.context.health, "overhear", lambda _name, _finished, age: ages.append(age))
+        due = await store.due(driven.run, 0)
+        assert due is not None
+        intent = CallIntended("call_0", 0, "alpha", Access(user=True), usd_held=5, tokens_held=7)
+        take = Move(0, "take", version=due.version, holder="other", until=then + 120.0)
+        begun = await store.append(Entry(driven.run, then, (intent,), move=take, hold=Ledger(5, 7)))
+        finished = CallFinished("call_0", 0, "error", Usage(), usd=0, seconds=0.5, blamed="failing")
+        hold = Move(0, "hold", claim=begun.claim)
+        ended = await store.append(Entry(driven.run, then, (finished,), move=hold, release=Ledger(5, 7)))
+        opened.drivers.receive(Committed(driven.run, (*begun.events, *ended.events)))
+        await until(lambda: ages)
+    assert ages[0] >= 60.0

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from app.core.message.chat import Usage
-from app.core.pool.breaker import IN_A_ROW, MINIMUM, Place, Verdict
+from app.core.pool.breaker import IN_A_ROW, KNOWN, MINIMUM, Place, Verdict
 from app.core.pool.catalog import Catalog, ConductorSpec, Limits, ProviderSpec, Tier, Worker
 from app.core.run.events import CallFinished
 from app.engine.worker_health import REMEMBERED, Choice, Health
@@ -198,15 +198,49 @@ def test_what_says_nothing_there_says_nothing_here(health: Health) -> None:
     assert health.ejected(list(WORKERS.values())) == {}
 
 
-def test_our_own_calls_are_not_heard_twice(health: Health) -> None:
+def test_a_call_is_counted_once_however_often_its_outcome_is_received(health: Health) -> None:
+    """Our own comes back from the journal, and each driver of a run that changes hands in this process reads it."""
     for number in range(IN_A_ROW - 1):
         health.settle(f"call-{number}", WORKERS["ada"], "failing", 1_000.0, None)
-        health.overhear("ada", finished(f"call-{number}", blamed="failing"))
-    assert health.ejected([WORKERS["ada"]]) == {}
+        for _ in range(2):
+            health.overhear("ada", finished(f"call-{number}", blamed="failing"))
+            health.overhear("bob", finished(f"their-{number}", blamed="failing"))
+    assert health.ejected(list(WORKERS.values())) == {}
+    health.overhear("ada", finished("last", blamed="failing"))
+    assert health.ejected(list(WORKERS.values())) == {"ada": "failing"}
 
 
-def test_what_is_remembered_of_our_own_calls_is_bounded(health: Health) -> None:
+def test_what_is_received_late_says_nothing_of_a_worker_that_has_answered_since(
+    health: Health, clock: Clock, telemetry: Telemetry
+) -> None:
+    """Its calls began before the worker was ejected and taken back, as the times of their events show."""
+    ada, counted = WORKERS["ada"], telemetry.registry.get_sample_value
+    settle(health, "ada", "failing", IN_A_ROW)
+    clock.seconds += 5.0
+    for number in range(IN_A_ROW):
+        health.overhear("ada", finished(f"during-{number}", blamed="failing"), age=5.5)
+    assert counted("baton_ejections_total", {"worker": "ada", "reason": "failing"}) == 1
+    health.settle("probe", ada, "good", clock.seconds, None)
+    for number in range(IN_A_ROW):
+        health.overhear("ada", finished(f"late-{number}", blamed="failing"), age=1.0)
+        health.overhear("ada", finished(f"limited-{number}", blamed="rate_limited", retry_after=2.0), age=3.0)
+    assert health.ejected([ada]) == {}
+    health.overhear("ada", finished("limited", blamed="rate_limited", retry_after=5.0), age=3.0)
+    assert health.ejected([ada]) == {"ada": "rate_limited"}
+    clock.seconds += 2.0
+    assert health.ejected([ada]) == {}, "it asked for five seconds, of which three were over"
+
+
+def test_the_time_for_which_an_outcome_was_on_its_way_is_no_time_of_the_worker(health: Health) -> None:
+    for number in range(KNOWN):
+        health.overhear("ada", finished(f"their-{number}", "ok", seconds=0.5), age=10.0)
+    assert health.refusal(WORKERS["ada"], 0.4) == "no_time"
+    assert health.refusal(WORKERS["ada"], 0.6) == ""
+
+
+def test_what_is_remembered_of_calls_is_bounded(health: Health) -> None:
     for number in range(REMEMBERED + 100):
         health.settle(f"call-{number}", WORKERS["ada"], "good", 1_000.0, None)
-    assert len(health._ours) == REMEMBERED
-    assert f"call-{REMEMBERED + 99}" in health._ours
+        health.overhear("ada", finished(f"their-{number}", "ok"))
+    assert len(health._counted) == REMEMBERED
+    assert f"call-{REMEMBERED + 99}" in health._counted

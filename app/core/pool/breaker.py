@@ -155,19 +155,21 @@ def heard(
     chance: float,
     asked: float | None = None,
     extra: bool = False,
+    age: float = 0.0,
 ) -> Breaker:
-    """A call that began at `began` has ended. `asked` is the provider's Retry-After in seconds; `extra` says that the
-    call was not its step's first."""
+    """A call that began at `began` has ended, `age` seconds ago. `asked` is the provider's Retry-After in seconds;
+    `extra` says that the call was not its step's first."""
     if extra:
         breaker = _back(breaker)
     if breaker.reason and began >= breaker.until:
         breaker = forgone(breaker)
     if verdict == "rate_limited" and asked:
-        return _limited(breaker, now, min(asked, LIMITED_LONGEST))
+        left = min(asked, LIMITED_LONGEST) - age
+        return _limited(breaker, now, left) if left > 0 else breaker
     if verdict == "silent" or began < breaker.since:
         return breaker
     if verdict == "good":
-        return _succeeded(breaker, began, now)
+        return _succeeded(breaker, now - age - began, now)
     if breaker.state(now) == "open":
         return breaker
     failed = replace(
@@ -195,8 +197,8 @@ def _back(breaker: Breaker) -> Breaker:
     return replace(breaker, scouts=max(breaker.scouts - 1, 0))
 
 
-def _succeeded(breaker: Breaker, began: float, now: float) -> Breaker:
-    seconds = (*breaker.seconds, now - began)[-REMEMBERED:]
+def _succeeded(breaker: Breaker, took: float, now: float) -> Breaker:
+    seconds = (*breaker.seconds, took)[-REMEMBERED:]
     if breaker.reason:  # what was counted before the ejection must not lead to the next one
         slices = tuple(replace(one, good=0, bad=0) for one in breaker.slices)
         return Breaker(since=now, ejections=breaker.ejections, slices=slices, seconds=seconds)

@@ -27,7 +27,7 @@ from app.conductor.protocol import Policy
 from app.core.message.chat import Task
 from app.core.run import drafts
 from app.core.run.commands import Finish, Propose
-from app.core.run.events import CallFinished, Event, facts
+from app.core.run.events import CallFinished, Event, dated
 from app.core.run.progress import confirmed
 from app.core.run.state import DRIVER_LOST, Proposal, RunState, StepState, tentative
 from app.engine.commit.colocation import StepStarter
@@ -195,8 +195,9 @@ class Driver:
 
     async def _folded(self, events: Sequence[Event]) -> None:
         """Send events to the run's followers, with the texts of the reply where it is there and brief."""
-        for finished in facts(events, CallFinished):
-            self._context.health.overhear(self.state.calls[finished.call].worker, finished)
+        for at, finished in dated(events, CallFinished):
+            age = max(self._context.now() - at, 0.0)
+            self._context.health.overhear(self.state.calls[finished.call].worker, finished, age)
         message = Committed(
             self.state.run, tuple(events), contents=self._reply(), engine=self._home, epoch=self.writer.row_epoch
         )
