@@ -18,7 +18,43 @@ is its default message: it names the cause and says what to do next. Messages re
 input, of a worker's prompt, of a provider's reply or of a key may ever be put into one.
 """
 
-from typing import ClassVar
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+FailureReason = Literal[
+    "authentication",
+    "quota",
+    "unknown_model",
+    "endpoint",
+    "refused",
+    "context_length",
+    "rate_limit",
+    "overload",
+    "server_error",
+    "timeout",
+    "connection",
+    "truncated",
+    "malformed",
+    "invalid_answer",
+    "internal",
+]
+"""Why a provider call failed, as journal, metrics, logs and `baton runs show` name it; deploy/docs/failures.md has the
+table. It is finer than the error's code, which callers know and which does not change."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """The cause of a failed provider call. No key, and nothing of the content of the request, is in it."""
+
+    reason: FailureReason
+    status: int | None = None
+    """The HTTP status; None if there was no response."""
+    code: str = ""
+    """The provider's own error code, or empty."""
+    request_id: str = ""
+    """The provider's id of the request, or empty."""
+    excerpt: str = ""
+    """The beginning of the provider's message, redacted (`providers/excerpt.py`); of a network error its text."""
 
 
 class BatonError(Exception):
@@ -153,6 +189,21 @@ class WorkerError(BatonError):
     status = 502
     type = "upstream_error"
     code = "worker_failed"
+    reason: ClassVar[FailureReason] = "server_error"
+    """The reason where nothing finer is known."""
+
+    def __init__(
+        self,
+        message: str | None = None,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after: float | None = None,
+        failure: Failure | None = None,
+    ) -> None:
+        """`failure` is the cause, where the provider named one."""
+        super().__init__(message, param=param, code=code, retry_after=retry_after)
+        self.failure = failure or Failure(self.reason)
 
 
 class WorkerTimeout(WorkerError):
@@ -160,6 +211,7 @@ class WorkerTimeout(WorkerError):
 
     status = 504
     code = "worker_timeout"
+    reason = "timeout"
     retryable = True
 
 
@@ -174,6 +226,7 @@ class WorkerRateLimited(WorkerError):
     """The worker's provider limits the rate of requests; send the request again later."""
 
     code = "worker_rate_limited"
+    reason = "rate_limit"
     retryable = True
 
 
@@ -181,12 +234,14 @@ class WorkerRefused(WorkerError):
     """The worker's provider refused the request; another worker may accept it."""
 
     code = "worker_refused"
+    reason = "refused"
 
 
 class WorkerMalformed(WorkerError):
     """The worker's provider sent a reply that violates its wire format; send the request again."""
 
     code = "worker_malformed"
+    reason = "malformed"
     retryable = True
 
 
@@ -194,6 +249,7 @@ class WorkerTruncated(WorkerError):
     """The worker's stream ended early, so its answer may be incomplete; send the request again."""
 
     code = "worker_truncated"
+    reason = "truncated"
     retryable = True
 
 
@@ -201,6 +257,7 @@ class WorkerMisconfigured(WorkerError):
     """The worker's provider rejects the key or does not know the model; an operator must correct the pool."""
 
     code = "worker_misconfigured"
+    reason = "endpoint"
 
 
 class RunEnded(BatonError):

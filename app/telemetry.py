@@ -26,6 +26,10 @@ COUNTERS: Mapping[str, tuple[str, tuple[str, ...]]] = {
         ("tier", "outcome"),
     ),
     "baton_calls_total": ("Provider calls that ended.", ("worker", "outcome")),
+    "baton_call_failures_total": (
+        "Provider calls that failed, by reason (deploy/docs/failures.md).",
+        ("worker", "reason"),
+    ),
     "baton_tokens_total": ("Tokens of all calls.", ("worker", "direction")),
     "baton_cost_micro_usd_total": ("Micro-dollars of all calls.", ("worker",)),
     "baton_plans_total": ("Proposals, by outcome.", ("tier", "outcome")),
@@ -95,6 +99,7 @@ LOG_FIELDS = frozenset(
         "reason",
     }
     | {"request", "address", "faults", "versions"}
+    | {"code", "provider_request"}
 )
 
 

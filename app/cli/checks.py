@@ -5,13 +5,14 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from app.cli import terminal
 from app.cli.run_words import count, seconds
 from app.core.message.chat import End, Message, Sampling, Text
 from app.core.pool.catalog import Catalog, Deadlines, ProviderSpec, Worker
 from app.errors import (
     BatonError,
     OursError,
-    WorkerMisconfigured,
+    WorkerError,
     WorkerRateLimited,
     WorkerRefused,
     WorkerTruncated,
@@ -199,7 +200,18 @@ async def _within(
     except OursError as error:
         return Verdict(name, "fail", NOT_OURS.get(error.public_code or "", error.message), remedy)
     except BatonError as error:
-        return Verdict(name, "fail", error.message, _remedy(error, remedy, spec, worker))
+        return Verdict(name, "fail", error.message + _cause(error), _remedy(error, remedy, spec, worker))
+
+
+def _cause(error: BatonError) -> str:
+    """Return the cause of a failed call as the provider named it; empty if it did not."""
+    if not isinstance(error, WorkerError):
+        return ""
+    told = error.failure
+    request = f"request {told.request_id}" if told.request_id else ""
+    words = f'"{terminal.clean(told.excerpt)}"' if told.excerpt else ""
+    parts = [part for part in (told.reason, told.code, request, words) if part]
+    return f" Cause: {', '.join(parts)}."
 
 
 def _remedy(error: BatonError, usual: str, spec: ProviderSpec | None, worker: Worker | None) -> str:
@@ -207,8 +219,13 @@ def _remedy(error: BatonError, usual: str, spec: ProviderSpec | None, worker: Wo
     if spec is None or worker is None:
         return usual
     key = f"the key in {spec.key_variable}" if spec.key_variable else "that it wants no key"
-    if isinstance(error, WorkerMisconfigured):
-        return f"check {key}, the account behind it, and that it may use the model {worker.model}"
-    if isinstance(error, WorkerRefused):
-        return f"the endpoint is there but refuses a plain question; check the model name {worker.model} and its limits"
-    return usual
+    reason = error.failure.reason if isinstance(error, WorkerError) else ""
+    remedies = {
+        "authentication": f"check {key}, and that its account may use the model {worker.model} from this region",
+        "quota": "the account behind this key has no credit or quota left; add some at the provider",
+        "unknown_model": f"check the model name {worker.model}, {key}, and base_url ({spec.base_url})",
+        "endpoint": f"check base_url ({spec.base_url}): the server there does not take this kind of request",
+        "refused": "the endpoint is there but refuses a plain question; check the model name "
+        f"{worker.model} and its limits",
+    }
+    return remedies.get(reason, usual)

@@ -73,7 +73,7 @@ def attempt(record: Record) -> str:
     """Return one provider call in words."""
     if record["outcome"] is None:
         return f"{record['worker']}: in flight, {cost(record['held']['usd'])} reserved"
-    outcome = record["outcome"] + (f" ({record['error']})" if record.get("error") else "")
+    outcome = record["outcome"] + (f" ({failure(record)})" if record.get("error") else "")
     first = record.get("first_delta_seconds")
     parts = [
         f"{record['worker']}: {outcome}",
@@ -86,6 +86,21 @@ def attempt(record: Record) -> str:
         *passed_over(record),
     ]
     return " · ".join(parts)
+
+
+def failure(record: Record) -> str:
+    """Return why a call failed: its code, the reason behind it, and what the provider said of it."""
+    parts = [record["error"]]
+    reason, status = record.get("reason"), record.get("http_status")
+    if reason:
+        parts.append(reason + (f", HTTP {status}" if status is not None else ""))
+    if code := record.get("provider_code"):
+        parts.append(code)
+    if request := record.get("provider_request_id"):
+        parts.append(f"request {request}")
+    if words := record.get("excerpt"):
+        parts.append(f'"{excerpt(words, EXCERPT)}"')
+    return ": ".join(parts[:2]) + "".join(f"; {part}" for part in parts[2:])
 
 
 def exchange(record: Record, *, full: bool) -> str:

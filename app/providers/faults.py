@@ -1,7 +1,9 @@
 """The error class of each failure of a provider: one table from HTTP status, one from the provider's error code.
 
 Sources: the error pages of OpenAI, Anthropic (`error.type`) and Google (`google.rpc.Code`), RFC 9110 (Retry-After). A
-message built here names the worker, its provider and the status, and nothing that the provider or the caller wrote.
+message built here names the worker, its provider and the status, and nothing that the provider or the caller wrote. The
+`failure` of an error built here has the provider's code and message as they came; `http.py` redacts both before anybody
+else receives the error.
 """
 
 import re
@@ -10,6 +12,8 @@ from email.utils import parsedate_to_datetime
 from typing import Any
 
 from app.errors import (
+    Failure,
+    FailureReason,
     WorkerError,
     WorkerMalformed,
     WorkerMisconfigured,
@@ -41,6 +45,18 @@ CLASSES: dict[int, type[WorkerError]] = {
     524: WorkerTimeout,
 }
 """By status; others by hundreds: 2xx malformed, 3xx misconfigured (none is followed), 4xx refused, 5xx unavailable."""
+
+REASONS: dict[int, FailureReason] = {
+    401: "authentication",
+    402: "quota",
+    403: "authentication",
+    404: "unknown_model",
+    407: "authentication",
+    410: "unknown_model",
+    503: "overload",
+    529: "overload",
+}
+"""By status, where the class has several reasons; any other status has the reason of its class."""
 
 WORDS: dict[str, int] = {
     "invalid_request_error": 400,
@@ -83,10 +99,28 @@ WORDS: dict[str, int] = {
 }
 """The HTTP status that means the same as a provider's error code."""
 
+_TOO_LONG = re.compile(
+    r"context_length_exceeded|maximum context length|context (?:window|limit|size)|prompt is too long"
+    r"|(?:input|prompt) (?:is too long|token count)|maximum (?:number of )?(?:input )?tokens"
+    r"|too many (?:input )?tokens",
+    re.IGNORECASE,
+)
+"""The words in which providers refuse a request because it is longer than the model's context."""
 
-def fault(kind: type[WorkerError], who: str, note: str, retry_after: float | None = None) -> WorkerError:
+
+_NO_CREDIT = re.compile(r"credit balance is too low|insufficient (?:balance|credits?|funds)", re.IGNORECASE)
+"""The words in which some providers answer 400 to an account without credit (Anthropic among them)."""
+
+
+def fault(
+    kind: type[WorkerError],
+    who: str,
+    note: str,
+    retry_after: float | None = None,
+    failure: Failure | None = None,
+) -> WorkerError:
     """Return an error of that class; `who` is the worker and its provider, `note` our own words."""
-    return kind(f"{kind().message.rstrip('.')} ({who}: {note}).", retry_after=retry_after)
+    return kind(f"{kind().message.rstrip('.')} ({who}: {note}).", retry_after=retry_after, failure=failure)
 
 
 def malformed(who: str, note: str) -> WorkerError:
@@ -100,7 +134,11 @@ def by_status(who: str, status: int, headers: Mapping[str, str], document: objec
     kind = _kind(status)
     if 400 <= status < 500 and any(_kind(WORDS.get(word, 400)) is WorkerMisconfigured for word in _words(error)):
         kind = WorkerMisconfigured
-    return fault(_excused(kind, error), who, f"HTTP {status}", _retry_after(headers, error))
+    if 400 <= status < 500 and _NO_CREDIT.search(_message(error)):
+        kind = WorkerMisconfigured
+    kind = _excused(kind, error)
+    failure = _failure(kind, status, error)
+    return fault(kind, who, f"HTTP {status}", _retry_after(headers, error), failure)
 
 
 def in_stream(who: str, document: object) -> WorkerError:
@@ -108,7 +146,27 @@ def in_stream(who: str, document: object) -> WorkerError:
     error = _error(document)
     status = next((_numbered(error.get(name)) for name in ("code", "status") if _numbered(error.get(name))), 0)
     status = status or next((WORDS[word] for word in _words(error) if word in WORDS), 500)
-    return fault(_excused(_kind(status), error), who, f"error {status} inside the answer", _retry_after({}, error))
+    kind = _excused(_kind(status), error)
+    failure = _failure(kind, status, error)
+    return fault(kind, who, f"error {status} inside the answer", _retry_after({}, error), failure)
+
+
+def _failure(kind: type[WorkerError], status: int, error: Mapping[str, Any]) -> Failure:
+    """Return the cause as the provider names it, its words not redacted yet."""
+    words, message = list(_words(error)), _message(error)
+    reason = _reason(kind, status, words, message)
+    return Failure(reason=reason, status=status, code=words[0] if words else "", excerpt=message)
+
+
+def _reason(kind: type[WorkerError], status: int, words: list[str], message: str) -> FailureReason:
+    """Return the finest reason within the class: by the provider's words, else by the status."""
+    if kind is WorkerRefused and any(_TOO_LONG.search(text) for text in (*words, message)):
+        return "context_length"
+    if kind is WorkerMisconfigured and _NO_CREDIT.search(message):
+        return "quota"
+    meant = [WORDS[word] for word in words if word in WORDS and _kind(WORDS[word]) is kind]
+    statuses = [*meant, status] if _kind(status) is kind else meant
+    return next((REASONS[one] for one in statuses if one in REASONS), kind.reason)
 
 
 def _kind(status: int) -> type[WorkerError]:
@@ -140,7 +198,12 @@ def _error(document: object) -> dict[str, Any]:
     return inner if isinstance(inner, dict) else document
 
 
-def _words(error: dict[str, Any]) -> Iterator[str]:
+def _message(error: Mapping[str, Any]) -> str:
+    told = (error.get(name) for name in ("message", "detail", "error"))
+    return next((text for text in told if isinstance(text, str)), "")
+
+
+def _words(error: Mapping[str, Any]) -> Iterator[str]:
     """Yield the error's codes, the most specific one first."""
     for detail in _details(error):
         if isinstance(detail.get("reason"), str):
@@ -150,7 +213,7 @@ def _words(error: dict[str, Any]) -> Iterator[str]:
             yield error[name]
 
 
-def _details(error: dict[str, Any]) -> list[dict[str, Any]]:
+def _details(error: Mapping[str, Any]) -> list[dict[str, Any]]:
     details = error.get("details")
     return [detail for detail in details if isinstance(detail, dict)] if isinstance(details, list) else []
 

@@ -7,6 +7,7 @@ Nothing is retried, no redirect is followed, no cookie is stored, and no proxy i
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from dataclasses import replace
 from typing import Any, Protocol, Self, cast
 
 import httpx
@@ -15,6 +16,7 @@ from app.core.message.chat import End, Keepsake, Piece
 from app.core.pool.catalog import Deadlines, ProviderSpec
 from app.errors import (
     ConfigInvalid,
+    Failure,
     WorkerError,
     WorkerMalformed,
     WorkerMisconfigured,
@@ -24,7 +26,8 @@ from app.errors import (
 )
 from app.network.http_client import async_client
 from app.providers.document import peek
-from app.providers.faults import by_status, fault, malformed
+from app.providers.excerpt import excerpt, label
+from app.providers.faults import WORDS, by_status, fault, malformed
 from app.providers.read_timer import ReadTimer
 from app.providers.sse import EVENT_BYTES, EventReader
 
@@ -48,6 +51,10 @@ ERROR_CLASSES: tuple[tuple[type[Exception], type[WorkerError], type[WorkerError]
 )
 """The class of each error of the network: before the response's headers have come, and after. The first row that fits
 counts."""
+
+
+REQUEST_IDS = ("x-request-id", "request-id", "x-ms-request-id", "apim-request-id", "x-amzn-requestid", "cf-ray")
+"""The headers in which providers, or what stands before them, give a request's id; the first of them counts."""
 
 
 class Reading(Protocol):
@@ -100,6 +107,8 @@ class Endpoint:
         _check_secrets(spec.name, secrets)
         fixed = {"Content-Type": "application/json", "Accept-Encoding": "identity", "User-Agent": "baton"}
         self._headers = httpx.Headers({**fixed, **headers, **secrets})
+        self.secrets = (*secrets.values(), *([proxy_credentials] if proxy_credentials else []))
+        """Texts that may appear in no error."""
         self._urls: dict[str, httpx.URL] = {}
         # The connections have no bound of their own: calls are bounded by the slots of dispatchers and drivers, and one
         # that waited here for a connection would be taken for one whose worker does not answer.
@@ -136,24 +145,29 @@ async def exchange(
     endpoint: Endpoint, path: str, body: bytes, deadlines: Deadlines, reading: Reading, who: str, *, streams: bool
 ) -> AsyncIterator[list[Piece]]:
     """Send the request once and yield all pieces that each network read completed, as `protocol.py` promises."""
-    async with Call(endpoint, path, body, deadlines, who, streams=streams) as call:
-        if call.whole:
-            pieces: list[Piece] = []
-            reading.whole(await call.rest(), pieces)
-            _end(reading, pieces)
-            yield pieces
-            return
-        events = EventReader(who)
-        while not reading.done:
-            read = await call.read(answered=reading.complete)
-            pieces, broken = _pieces(reading, events, read)
-            if pieces:
+    call = Call(endpoint, path, body, deadlines, who, streams=streams)
+    try:
+        async with call:
+            if call.whole:
+                pieces: list[Piece] = []
+                reading.whole(await call.rest(), pieces)
+                _end(reading, pieces)
                 yield pieces
-            if broken:
-                raise broken
-            if not read:
                 return
-        await call.drain()
+            events = EventReader(who)
+            while not reading.done:
+                read = await call.read(answered=reading.complete)
+                pieces, broken = _pieces(reading, events, read)
+                if pieces:
+                    yield pieces
+                if broken:
+                    raise broken
+                if not read:
+                    return
+            await call.drain()
+    except WorkerError as error:
+        error.failure = call.explained(error.failure)
+        raise
 
 
 def _pieces(reading: Reading, events: EventReader, read: bytes) -> tuple[list[Piece], WorkerError | None]:
@@ -187,6 +201,10 @@ class Call:
     ) -> None:
         self._endpoint, self._path, self._body, self._who = endpoint, path, body, who
         self._deadlines = deadlines
+        self._status: int | None = None
+        """The HTTP status; None before the response's headers have come."""
+        self._note = ""
+        """The network error that ended it, in words."""
         self._clock = asyncio.get_running_loop().time
         started = self._clock()
         self._end = started + deadlines.total
@@ -206,6 +224,7 @@ class Call:
                 )
         except _ERRORS as error:
             raise self._fault(error, headers=False) from None
+        self._status = self._response.status_code
         stream = cast(httpx.AsyncByteStream, self._response.stream)
         self._reads = cast(AsyncGenerator[bytes, None], aiter(stream))
         try:
@@ -223,6 +242,21 @@ class Call:
         self._timer.close()
         await self._reads.aclose()
         await self._response.aclose()
+
+    def explained(self, failure: Failure) -> Failure:
+        """Return the cause of this call's failure as it may be journaled: redacted, with the status and the provider's
+        id of the request."""
+        body, secrets = self._body, self._endpoint.secrets
+        headers = self._response.headers if self._status is not None else {}
+        request_id = next((headers[name] for name in REQUEST_IDS if name in headers), "")
+        told = excerpt(failure.excerpt, body, secrets, self._path)
+        return replace(
+            failure,
+            status=self._status,
+            code=label(failure.code, body, secrets, WORDS),
+            request_id=label(request_id, body, secrets),
+            excerpt=told or excerpt(self._note, b"", secrets),
+        )
 
     async def read(self, *, answered: bool = False) -> bytes:
         """Return the next bytes of the body, empty at the end. When `answered`, a fault is an end like any other."""
@@ -261,27 +295,35 @@ class Call:
 
     async def _check(self) -> None:
         response, who = self._response, self._who
-        if response.status_code != 200:
-            try:
-                async with asyncio.timeout(TAIL):
-                    document = peek(await self.rest(ERROR_BYTES))
-            except (WorkerError, TimeoutError):
-                document = None
-            raise by_status(who, response.status_code, response.headers, document)
         kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if response.status_code != 200:
+            raise by_status(who, response.status_code, response.headers, await self._error(kind))
         if kind == "text/html":
             raise malformed(who, "a web page")
         self.whole = kind == "application/json" or (self.whole and kind != "text/event-stream")
+
+    async def _error(self, kind: str) -> object:
+        """Return the body of an error as JSON, or None; `kind` is its media type, and plain text is a message."""
+        try:
+            async with asyncio.timeout(TAIL):
+                body = await self.rest(ERROR_BYTES)
+        except (WorkerError, TimeoutError):
+            return None
+        document = peek(body)
+        return {"message": body.decode("utf-8", "replace")} if document is None and kind == "text/plain" else document
 
     def _fault(self, error: Exception, *, headers: bool) -> WorkerError:
         """Return the error of the service for one of the network; `headers` says that the response's have come."""
         classes = next((before, after) for known, before, after in ERROR_CLASSES if isinstance(error, known))
         kind = classes[headers]
         if kind is WorkerTimeout:
-            return fault(kind, self._who, f"too long {self._stage()}")
+            self._note = f"too long {self._stage()}"
+            return fault(kind, self._who, self._note)
         if kind is WorkerMalformed:
             return malformed(self._who, "no HTTP")
-        return fault(kind, self._who, str(error) or type(error).__name__)
+        self._note = str(error) or type(error).__name__
+        failure = Failure("connection") if kind is WorkerUnavailable else None
+        return fault(kind, self._who, self._note, failure=failure)
 
     def _stage(self) -> str:
         """Return which deadline has passed, in words."""

@@ -74,7 +74,7 @@ class Exchange:
         if act.html:
             page = _HTML.format(act.status).encode()
             return await self._whole(page, act.status, {"Content-Type": "text/html; charset=UTF-8", **headers})
-        return await self.refuse(Refused(act.status, act.message, details=details), headers)
+        return await self.refuse(Refused(act.status, act.message, act.code, details=details), headers)
 
     async def raw(self, act: Raw) -> web.StreamResponse:
         """Bytes as scripted."""

@@ -149,10 +149,12 @@ class Reply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fail:
-    """An HTTP error. `retry_after` is in seconds; `as_date` sends it as an HTTP-date; `html` sends a proxy's page."""
+    """An HTTP error. `retry_after` is in seconds; `as_date` sends it as an HTTP-date; `html` sends a proxy's page;
+    `code` is the finer code of formats that have one."""
 
     status: int = 500
     message: str = ""
+    code: str | None = None
     retry_after: float | None = None
     as_date: bool = False
     html: bool = False

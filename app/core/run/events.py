@@ -448,6 +448,16 @@ class CallFinished(Fact):
     """The verdict on the worker that follows from the error; `silent`: none."""
     retry_after: float | None = optional(None)
     """Seconds for which the provider asked to be left alone."""
+    reason: str = optional("")
+    """The cause of the error, which is finer than its code: a `FailureReason` (`errors.py`)."""
+    http_status: int | None = optional(None)
+    """The HTTP status of a response that was an error, or that broke off."""
+    provider_code: str = optional("")
+    """The provider's own code of the error."""
+    request_id: str = optional("")
+    """The provider's id of a request that failed."""
+    excerpt: str = optional("")
+    """The beginning of the provider's error message, without anything of the request and without keys."""
 
 
 # -- steps

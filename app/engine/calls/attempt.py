@@ -29,6 +29,8 @@ from app.engine.calls.response import FORM_FAULT, TOOL_FAULT, Reply
 from app.engine.context import EngineContext
 from app.errors import (
     BatonError,
+    Failure,
+    WorkerError,
     WorkerMalformed,
     WorkerMisconfigured,
     WorkerRateLimited,
@@ -227,7 +229,10 @@ class Attempt:
         task = asyncio.current_task()
         if task is None or not task.cancelling():
             self.outcome = "error"
-            self.error = WorkerMalformed("The adapter of the worker's provider broke.", code=ADAPTER_BROKE)
+            failure = Failure("internal")
+            self.error = WorkerMalformed(
+                "The adapter of the worker's provider broke.", code=ADAPTER_BROKE, failure=failure
+            )
 
     def _deadlines(self) -> Deadlines:
         left = self._deadline - self._context.now()
@@ -301,8 +306,10 @@ class Attempt:
     def _end(self) -> CallFinished:
         usage = self.usage
         spent = Ledger(self.worker.price.cost(usage), usage.total)
+        error, failure = self.error, self.failure
         self._count(usage, spent)
-        error = self.error
+        if failure is not None:
+            self._report(failure)
         return CallFinished(
             call=self.call,
             n=self.step,
@@ -318,6 +325,37 @@ class Attempt:
             error=error.public_code if error is not None else None,
             blamed=self.verdict if error is not None and self.verdict != "good" else "silent",
             retry_after=error.retry_after if error is not None else None,
+            reason=failure.reason if failure is not None else "",
+            http_status=failure.status if failure is not None else None,
+            provider_code=failure.code if failure is not None else "",
+            request_id=failure.request_id if failure is not None else "",
+            excerpt=failure.excerpt if failure is not None else "",
+        )
+
+    @property
+    def failure(self) -> Failure | None:
+        """The cause of its error; None for a call that succeeded or was cancelled."""
+        if self.error is None:
+            return None
+        return self.error.failure if isinstance(self.error, WorkerError) else Failure("internal")
+
+    def _report(self, failure: Failure) -> None:
+        """Count the failure by its reason, and log it without the provider's words."""
+        telemetry, name = self._context.telemetry, self.worker.name
+        telemetry.count("baton_call_failures_total", name, failure.reason)
+        if failure.reason == "internal":  # it was logged with its place
+            return
+        telemetry.log(
+            logging.WARNING,
+            "A provider call failed.",
+            call=self.call,
+            step=self.step,
+            worker=name,
+            reason=failure.reason,
+            status=failure.status,
+            code=failure.code,
+            provider_request=failure.request_id,
+            seconds=round(self._seconds, 3),
         )
 
     def _count(self, usage: Usage, spent: Ledger) -> None:

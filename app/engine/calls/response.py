@@ -13,7 +13,7 @@ from app.core.message.chat import Chosen, End, Keepsake, Message, Piece, Text, T
 from app.core.message.logprobs import Decoded, decoded, size
 from app.core.message.response_format import Flaw, faults
 from app.core.message.tools import Gathering
-from app.errors import WorkerMalformed
+from app.errors import Failure, WorkerMalformed
 from app.providers.faults import malformed
 from app.providers.protocol import Request
 
@@ -86,9 +86,8 @@ class Reply:
             found = faults(self._form, self.text)
             if found:
                 self.flaw = Flaw(self.text, found)
-                raise WorkerMalformed(
-                    f"What {self._who} answered does not have the form that was asked for.", code=FORM_FAULT
-                )
+                message = f"What {self._who} answered does not have the form that was asked for."
+                raise WorkerMalformed(message, code=FORM_FAULT, failure=Failure("invalid_answer"))
 
     @property
     def _refused(self) -> bool:
@@ -96,7 +95,8 @@ class Reply:
 
     def _object(self, fault: str) -> None:
         if fault:
-            raise WorkerMalformed(f"The worker {self._who} made {fault}.", code=TOOL_FAULT)
+            message = f"The worker {self._who} made {fault}."
+            raise WorkerMalformed(message, code=TOOL_FAULT, failure=Failure("invalid_answer"))
 
     @property
     def parallel(self) -> bool:

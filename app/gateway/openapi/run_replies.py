@@ -107,6 +107,14 @@ class Attempt(Reply):
     error: str | None = None
     blamed: Any = None
     retry_after: float | None = None
+    reason: str | None = None
+    """Why it failed; finer than `error`."""
+    http_status: int | None = None
+    provider_code: str | None = None
+    """The provider's own code of the error."""
+    provider_request_id: str | None = None
+    excerpt: str | None = None
+    """The beginning of the provider's error message, without anything of the request."""
     usage: Usage | None = None
     cost_usd: float | None = None
     seconds: float | None = None

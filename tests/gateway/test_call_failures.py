@@ -1,0 +1,50 @@
+"""Why a call failed, as operators see it: in the run, in `baton runs show`, in the metrics, and in the log."""
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from app.cli import run_words
+from tests.harness.callers import body
+from tests.harness.in_process import calling, pool_text, running_service
+from tests.stubs import Fail, ProviderStub
+
+WORDS = "Incorrect API key provided: sk-ab**********yz for 'Zanzibar'."
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_cause_is_in_the_run_the_metrics_and_the_log(
+    stub: ProviderStub, tmp_path: Path, caplog: pytest.LogCaptureFixture, stream: bool
+) -> None:
+    stub.script("alpha", Fail(status=401, message=WORDS))
+    async with running_service(tmp_path, pool_text(stub)) as opened, calling(opened) as client:
+        with caplog.at_level(logging.WARNING, "baton"):
+            reply = await client.post("/v1/chat/completions", json=body("What of Zanzibar?", stream=stream))
+        assert reply.status_code == 200
+        [listed] = (await client.get("/v1/runs")).json()["data"]
+        run = (await client.get(f"/v1/runs/{listed['id']}")).json()
+        failed, ok = run["steps"][0]["attempts"]
+        metrics = opened.context.telemetry.exposition().decode()
+    found = {name: failed[name] for name in ("reason", "http_status", "provider_code", "error", "excerpt")}
+    assert found == {
+        "reason": "authentication",
+        "http_status": 401,
+        "provider_code": "invalid_api_key",
+        "error": "worker_misconfigured",
+        "excerpt": "Incorrect API key provided: [...] for '[...]'.",
+    }
+    assert failed["provider_request_id"]
+    assert (ok["outcome"], ok["reason"], ok["excerpt"]) == ("ok", None, None)
+    shown = run_words.attempt(failed)
+    assert "worker_misconfigured: authentication, HTTP 401; invalid_api_key; request " in shown
+    assert found["excerpt"] in shown
+    assert 'baton_call_failures_total{reason="authentication",worker="alpha"} 1.0' in metrics
+    [line] = [one for one in caplog.records if one.getMessage() == "A provider call failed."]
+    fields = line.__dict__["fields"]
+    assert (fields["reason"], fields["status"], fields["worker"]) == ("authentication", 401, "alpha")
+    assert "Zanzibar" not in str(fields)
+
+
+def test_a_call_of_an_older_journal_is_shown_without_a_reason() -> None:
+    assert run_words.failure({"error": "worker_unavailable"}) == "worker_unavailable"
