@@ -137,16 +137,6 @@ class SqlStore:
         self._journals.extend(run, read.events)
         return changed(read, events=(*kept.events, *read.events))
 
-    def known_rows(self, run: str) -> Sequence[object]:
-        return self._row_cache.to_json(run) if self._row_cache is not None else ()
-
-    def accept_rows(self, run: str, rows: Sequence[object]) -> None:
-        if self._row_cache is not None and rows:
-            self._row_cache.accept_json(run, rows)
-        elif self._row_cache is not None:  # usually the run has ended, and nobody will read it again
-            self._row_cache.update({run: None})
-            self._journals.forget(run)
-
     async def contents(self, run: str, refs: Sequence[str]) -> Mapping[str, bytes]:
         found = self._journals.contents(run, refs)
         missing = [ref for ref in refs if ref not in found]

@@ -15,7 +15,7 @@ from app.core.run.events import Kind
 from app.errors import LeaseLost, NotFound, RunEnded, StoreUnavailable
 from app.store.protocol import BRIEF, Entry, Held, Lease, Ledger, Move, Outbox
 from app.store.rows.content import address
-from app.store.rows.optimistic import RowCache
+from app.store.rows.optimistic import CachedRows, RowCache
 from app.store.sql import SqlStore, open_store
 from tests.conformance.entries import SALT, admitted, moved, note, queued, settled, take
 from tests.harness.raw_facts import Raw
@@ -75,7 +75,8 @@ async def test_each_commit_of_a_step_is_one_round_trip(stores: Sequence[SqlStore
     await dispatcher.append(moved("run", "finish", 1))
     assert len(round_trips) == 3
     round_trips.clear()
-    gateway.accept_rows("run", dispatcher.known_rows("run"))
+    await gateway.step_input("run")  # the rows come with it
+    round_trips.clear()
     await gateway.append(driven())
     assert len(round_trips) == 1
 
@@ -143,17 +144,6 @@ async def test_an_entry_is_never_refused_on_outdated_rows(stores: Sequence[SqlSt
     await one.append(replace(driven(), epoch=2))
     with pytest.raises(LeaseLost):
         await one.append(driven())
-
-
-async def test_a_run_that_others_have_ended_is_forgotten(stores: Sequence[SqlStore]) -> None:
-    """Else each gateway would fill with runs that dispatchers end ahead of it."""
-    one, other = stores
-    await one.append(admitted("run"))
-    assert (one.known_rows("run"), one._journals.journal("run")[1]) != ((), 0)
-    await other.append(Entry("run", 2.0, (Raw(Kind.SUCCEEDED, {}),), epoch=1))
-    assert other.known_rows("run") == ()
-    one.accept_rows("run", other.known_rows("run"))
-    assert (one.known_rows("run"), one._journals.journal("run")[1]) == ((), 0)
 
 
 async def test_money_that_others_reserved_without_an_event_counts(stores: Sequence[SqlStore]) -> None:
@@ -264,54 +254,11 @@ async def test_who_wishes_something_of_a_run_has_it_looked_at(stores: Sequence[S
     assert (await one.run("run")).lease_until == 2.0
 
 
-GOOD = (["run", 1, 9, 9, 3, 0, 0, 0, 0, 0, "admitted", None, False, 0, None, None, None, 5], None)
-TICKET = ["run", 0, "mini", "d", 0, 0, None, 1.0, 0.0, 0]
-
-
-def at_revision(revision: int, run: str = "run") -> list[Any]:
-    return [run, *GOOD[0][1:-1], revision]
-
-
-@pytest.mark.parametrize(
-    "sent",
-    [
-        (),
-        (GOOD[0],),
-        (GOOD[0], None, None),
-        ("run", None),
-        (GOOD[0][:-1], None),
-        (["other", *GOOD[0][1:]], None),
-        (["run", 2**63, *GOOD[0][2:]], None),
-        (["run", True, *GOOD[0][2:]], None),
-        (["run", "1", *GOOD[0][2:]], None),
-        (GOOD[0], [["run", 0, "mini", "d", 0, 0, None, "soon", 0.0, 0]]),
-        (GOOD[0], [["other", *TICKET[1:]]]),
-        (GOOD[0], {"run": 1}),
-    ],
-)
-def test_malformed_rows_from_another_process_are_ignored(sent: Sequence[Any]) -> None:
-    """Among them those of 0.1, which have no revision."""
-    cache = RowCache()
-    cache.accept_json("run", sent)
-    assert cache.find(["run"], []) is None
-
-
-def test_rows_from_another_process_replace_older_ones_only() -> None:
-    cache = RowCache()
-    cache.accept_json("run", GOOD)
-    cache.accept_json("run", (at_revision(4), []))
-    assert cache.to_json("run") == (tuple(GOOD[0]), None)
-    cache.accept_json("run", (at_revision(6), [TICKET]))
-    found = cache.find(["run"], ["run"])
-    assert found is not None
-    assert found["run"].revision == 6
-
-
 def test_the_row_cache_evicts_the_run_that_was_not_written_to_for_longest() -> None:
     cache = RowCache(most=2)
     for run in ("a", "b", "c"):
-        cache.accept_json(run, (at_revision(1, run), None))
-    assert cache.to_json("a") == ()
+        cache.update({run: CachedRows((run,), tickets=None)})
+    assert cache.find(["a"], []) is None
     assert cache.find(["b", "c"], []) is not None
     assert cache.find(["b", "c"], ["b"]) is None  # its tickets are not known
 
