@@ -6,8 +6,9 @@ from alembic import context
 from sqlalchemy import URL, Connection, text
 from sqlalchemy.pool import NullPool
 
-from app.store.sqlkit.connections import postgres_engine
-from app.store.sqlkit.engines import parse_url, sqlite_engine
+from app.store.sqlkit.postgres import postgres_engine
+from app.store.sqlkit.runner import parse_url
+from app.store.sqlkit.sqlite import sqlite_engine
 from app.store.sqlkit.tables import METADATA
 
 MIGRATION_LOCK = 0x6261746F6E  # "baton"; any number that no other program on the database uses

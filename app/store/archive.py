@@ -20,8 +20,8 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from app.core.pool.conductor_versions import Change
 from app.core.records import record
 from app.errors import StoreUnavailable
-from app.store.sqlkit.connections import postgres_engine
-from app.store.sqlkit.engines import parse_url
+from app.store.sqlkit.postgres import postgres_engine
+from app.store.sqlkit.runner import parse_url
 from app.store.sqlkit.tables import CATALOGS, CONDUCTOR_CHANGES, CONTENTS, EVENTS, RUNS, TICKETS
 
 T = TypeVar("T")

@@ -21,7 +21,7 @@ from app.errors import StoreUnavailable
 from app.process.wiring import Runtime
 from app.store.protocol import Appended, Entry, Store
 from app.store.sql import SqlStore
-from app.store.sqlkit.engines import Fault
+from app.store.sqlkit.runner import Fault
 from app.telemetry import Telemetry
 from tests.harness.in_process import events, finish, kinds, narrowed, order, plan, pool_text, running_service
 from tests.harness.waiting import Stopwatch, let_others_run, stays, until

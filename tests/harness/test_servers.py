@@ -12,7 +12,7 @@ from redis.asyncio import Redis
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from app.store.sqlkit.engines import parse_url
+from app.store.sqlkit.runner import parse_url
 from tests.conftest import NetworkBlocked
 from tests.harness import servers
 from tests.harness.waiting import wait_until

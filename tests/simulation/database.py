@@ -15,12 +15,12 @@ from sqlalchemy import Connection, create_engine, event
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.pool import StaticPool
 
-from app.store.rows.optimistic import RowCache
 from app.store.rows.runs import clock
 from app.store.sql import SqlStore
-from app.store.sqlkit.engines import Fault, Runner, _reason
+from app.store.sqlkit.runner import Fault, Runner, reason_of
 from app.store.sqlkit.statements import Statements
 from app.store.sqlkit.tables import METADATA
+from app.store.writing.batch import RowCache
 from tests.simulation.loop import EPOCH
 from tests.simulation.seam import Seam
 from tests.simulation.witness import TRIGGERS, Witness
@@ -161,4 +161,4 @@ class SimRunner:
             return result
         except (SQLAlchemyError, sqlite3.Error) as error:
             self._witness.object(f"the database refused a statement: {type(error).__name__}")
-            raise Fault(_reason(error, self.dialect)) from error
+            raise Fault(reason_of(error, self.dialect)) from error

@@ -10,7 +10,7 @@ from unittest.mock import patch
 from app.store import sql
 from tests.simulation import database as databases
 
-LOGGERS = ("baton", "app.process.clock", "app.store.writing.group_commit", "app.store.sqlkit.availability")
+LOGGERS = ("baton", "app.process.clock", "app.store.writing.group_commit")
 
 
 class Log(logging.Handler):

@@ -17,9 +17,10 @@ from sqlalchemy import Connection, literal_column, select, text
 from app.errors import StoreUnavailable
 from app.store.protocol import RunQuery
 from app.store.sql import open_store
-from app.store.sqlkit import connections
-from app.store.sqlkit.engines import Fault, Postgres, parse_url
-from app.store.sqlkit.prepared import Prepared, SingleStatement
+from app.store.sqlkit import postgres
+from app.store.sqlkit.postgres import Postgres
+from app.store.sqlkit.runner import Fault, parse_url
+from app.store.sqlkit.statements import Prepared, SingleStatement
 from app.store.writing import group_commit
 from tests.conformance.entries import admitted, note
 
@@ -133,7 +134,7 @@ async def test_a_connection_that_the_server_has_closed_is_not_used_again(
 async def test_a_statement_that_a_closed_connection_did_not_send_is_not_in_doubt(
     migrated_postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connections.RawConnection, "lives", True)
+    monkeypatch.setattr(postgres.RawConnection, "lives", True)
     async with opened(migrated_postgres_url, 1) as runner:
         before = await runner.read(ask(runner, PID))
         (kept,) = runner._connections._at_hand
@@ -182,7 +183,7 @@ async def test_an_altered_table_is_one_error_and_no_more(migrated_postgres_url: 
 async def test_a_connection_keeps_a_bounded_number_of_statements(
     migrated_postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connections, "STATEMENTS", 3)
+    monkeypatch.setattr(postgres, "STATEMENTS", 3)
     async with opened(migrated_postgres_url, 1) as runner:
         for number in range(20):
             assert await runner.read(ask(runner, str(number))) == number

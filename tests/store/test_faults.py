@@ -19,7 +19,8 @@ from app.core.run.events import Kind
 from app.errors import Conflict, StoreUnavailable
 from app.store.protocol import UNDECIDED, Appended, Entry, Ledger, NewRun, RunQuery
 from app.store.sql import SqlStore, open_store
-from app.store.sqlkit import engines
+from app.store.sqlkit import postgres, sqlite
+from app.store.sqlkit.runner import Fault, parse_url
 from app.store.writing import group_commit
 from tests.harness.raw_facts import Raw
 from tests.harness.waiting import PATIENCE_SECONDS, Stopwatch, let_others_run, stays
@@ -213,7 +214,7 @@ async def test_what_is_told_as_written_after_a_freeze_can_be_seen_by_others(
     proxy: Proxy, postgres_url: str, monkeypatch: pytest.MonkeyPatch, given_up: str
 ) -> None:
     """What was given up, or its BEGIN, reaches the database later, on a connection that is in use again."""
-    monkeypatch.setattr(engines.Postgres.__init__, "__defaults__", (1.5,))
+    monkeypatch.setattr(postgres.Postgres.__init__, "__defaults__", (1.5,))
     monkeypatch.setattr(group_commit, "DECIDE_SECONDS", 0.5)
     async with behind(proxy, postgres_url, connections=1) as store:
         await store.append(admitted("run"))
@@ -231,8 +232,8 @@ async def test_what_is_told_as_written_after_a_freeze_can_be_seen_by_others(
 async def test_a_frozen_database_is_given_up_in_bounded_time(
     proxy: Proxy, postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engines, "CONNECT_SECONDS", 0.3)
-    monkeypatch.setattr(engines.Postgres.__init__, "__defaults__", (0.6,))
+    monkeypatch.setattr(postgres, "CONNECT_SECONDS", 0.3)
+    monkeypatch.setattr(postgres.Postgres.__init__, "__defaults__", (0.6,))
     monkeypatch.setattr(group_commit, "DECIDE_SECONDS", 0.6)
     async with behind(proxy, postgres_url, patience=0.3) as store:
         await store.append(admitted("run"))
@@ -253,7 +254,7 @@ async def test_a_frozen_database_is_given_up_in_bounded_time(
 async def test_pool_exhaustion_is_unavailable_not_a_hang(
     proxy: Proxy, postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engines, "CONNECT_SECONDS", 0.2)
+    monkeypatch.setattr(postgres, "CONNECT_SECONDS", 0.2)
     async with behind(proxy, postgres_url, connections=1) as store:
         async with store._runner._writing.connect():  # type: ignore[attr-defined]
             with pytest.raises(StoreUnavailable):
@@ -263,7 +264,7 @@ async def test_pool_exhaustion_is_unavailable_not_a_hang(
 
 async def test_connections_in_use_when_the_pool_is_given_up_do_not_keep_their_places(postgres_url: str) -> None:
     """The server told one of them that it shuts down, and then did not: the others are given back to no pool."""
-    runner = engines.Postgres(engines.parse_url(postgres_url), connections=3)
+    runner = postgres.Postgres(parse_url(postgres_url), connections=3)
 
     def told_to_go(conn: Connection) -> None:
         conn.execute(text("DO $$ BEGIN PERFORM pg_sleep(0.05); RAISE SQLSTATE '57P01'; END $$"))
@@ -344,7 +345,7 @@ async def test_who_finds_the_connection_closed_knows_that_nothing_was_written(pr
 async def test_a_deadlock_is_tried_again(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async with open_store(postgres_url) as store:
         await store.append(admitted("run"))
-        write, faults = store._runner.write, [engines.Fault("contended"), engines.Fault("lost")]
+        write, faults = store._runner.write, [Fault("contended"), Fault("lost")]
 
         async def unlucky(work: object, **meant: object) -> object:
             if faults:
@@ -366,7 +367,7 @@ async def test_two_processes_that_admit_one_id_leave_one_run(postgres_url: str) 
 
 
 async def test_a_locked_file_is_unavailable_until_it_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engines, "LOCK_SECONDS", 0.2)
+    monkeypatch.setattr(sqlite, "LOCK_SECONDS", 0.2)
     async with open_store(f"sqlite:///{tmp_path}/baton.db") as store:
         await store.append(admitted("run"))
         other = sqlite3.connect(tmp_path / "baton.db", isolation_level=None)

@@ -19,8 +19,8 @@ from sqlalchemy import Connection, create_engine, inspect
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from app.errors import ConfigInvalid
-from app.store.sqlkit.engines import parse_url
 from app.store.sqlkit.migrate import MIGRATIONS, alembic_config, migrate
+from app.store.sqlkit.runner import parse_url
 from app.store.sqlkit.tables import METADATA
 
 

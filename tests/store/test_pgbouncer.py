@@ -15,8 +15,8 @@ from app.errors import ConfigInvalid, Conflict, LeaseLost
 from app.store.archive import open_archive
 from app.store.protocol import Entry, Held, Once, Outbox, RunQuery
 from app.store.sql import SqlStore, open_store
-from app.store.sqlkit.engines import parse_url
 from app.store.sqlkit.migrate import is_current, migrate
+from app.store.sqlkit.runner import parse_url
 from tests.conformance.entries import SALT, admitted, moved, note, queued, take
 from tests.harness import servers
 from tests.harness.raw_facts import Raw

@@ -14,8 +14,8 @@ from app.core.run.events import Kind
 from app.errors import LeaseLost
 from app.store.protocol import Entry, Held, Lease, Move, Outbox, RunQuery
 from app.store.sql import SqlStore, open_store
-from app.store.sqlkit.connections import RawConnection
-from app.store.sqlkit.prepared import Row, Rows, WriteStatements
+from app.store.sqlkit.postgres import RawConnection
+from app.store.sqlkit.statements import Row, Rows, WriteStatements
 from tests.conformance.entries import admitted, note, queued, take
 from tests.harness.raw_facts import Raw
 

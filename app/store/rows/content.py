@@ -11,8 +11,7 @@ from sqlalchemy import Connection, delete, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from app.store.rows import feedback
-from app.store.sqlkit.prepared import Row, SingleStatement
-from app.store.sqlkit.statements import Statements
+from app.store.sqlkit.statements import Row, SingleStatement, Statements
 from app.store.sqlkit.tables import CATALOGS, CONTENTS, RUNS
 
 

@@ -1,1 +1,1 @@
-"""The database itself: engines, connections, tables, prepared statements, and whether it is available."""
+"""The database itself: its tables and migrations, prepared statements, and how work is run on SQLite and Postgres."""

@@ -17,7 +17,7 @@ from sqlalchemy.engine import URL
 from sqlalchemy.exc import SQLAlchemyError
 
 from app.errors import StoreUnavailable
-from app.store.sqlkit.engines import parse_url
+from app.store.sqlkit.runner import parse_url
 
 if TYPE_CHECKING:
     from alembic.config import Config

@@ -1,27 +1,38 @@
-"""Validates a batch of entries and applies them in memory, before one write.
+"""Validates a batch of entries, applies them in memory, and writes them in one transaction.
 
 The entries are applied in order, and each sees the changes of those before it. The changed rows are written at the end,
 none of them twice. An entry that is refused changes nothing and does not affect the others.
+
+`commit` reads the rows of the runs under lock (and those of the tickets, if an entry moves one), applies the entries to
+them and writes the changes: four round trips, one after the other (BEGIN, the rows, the writes, COMMIT).
+
+If the rows are cached it takes one. A process remembers the row and the tickets of the runs that it wrote or read last.
+`apply_to_cached_rows` checks and applies the entries on these in the same way as on locked rows, and
+`conditional_write` writes them by one statement: it locks the run's row, compares its `revision` with the cached one,
+and writes nothing at all if they differ. Every change of a run's row or tickets raises the revision (renewals of leases
+and claims do not: nothing is decided by those), so cached rows may be as old as they like. If they are, they cost one
+round trip, and the rows are read from the database.
 """
 
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import Any
 
 import orjson
-from sqlalchemy import Connection
+from sqlalchemy import Connection, select
 
 from app.core.records import record
 from app.core.run import notices
 from app.core.run.events import TERMINAL, Event, Fact, Kind, RunResumed
 from app.core.run.kinds import AFTER_THE_END, ANYBODY
 from app.errors import Conflict, LeaseLost, NotFound, RunEnded, RunOverBudget
-from app.store.protocol import MOVED, Appended, Entry, Lease, Ledger, Move, NewRun, Projection
-from app.store.rows.idempotency import Claims
-from app.store.rows.optimistic import CachedRows
-from app.store.sqlkit.prepared import Row, Rows
-from app.store.sqlkit.statements import ENDLESS, LIVE, SEEN, SETTLED, TICKET, Statements
+from app.store.protocol import MOVED, TAKEN, Appended, Entry, Lease, Ledger, Move, NewRun, Once, Projection
+from app.store.rows.idempotency import claim_row
+from app.store.rows.runs import CachedRows
+from app.store.sqlkit.statements import ENDLESS, LIVE, SEEN, SETTLED, TICKET, Row, Rows, SingleStatement, Statements
+from app.store.sqlkit.tables import EVENTS, RUNS
 
 Outcome = Appended | Exception
 
@@ -32,6 +43,9 @@ the oldest is taken first."""
 FIRST_EPOCH = 1
 BEGINNINGS = frozenset({Kind.ADMITTED, Kind.RESUMED})
 """Kinds of the events that begin a turn."""
+MOST_RUNS = 8192
+"""Most runs whose rows are cached."""
+_STEP, _HOLDER = TICKET.index("step"), TICKET.index("holder")
 
 
 @record(frozen=True, slots=True)
@@ -113,6 +127,36 @@ _TICKET_OF = attrgetter(*TICKET)
 _SEEN_OF = attrgetter(*SEEN)
 _TICKET_SETTLED_OF = attrgetter(*SETTLED, "run", "step")
 _TICKET_CHANGE_OF = attrgetter(*TICKET[2:], "run", "step")
+
+
+class Claims:
+    """The claims that a batch of entries checks and makes."""
+
+    def __init__(self, rows: Iterable[Row]) -> None:
+        """`rows` are the stored claims with the ids of the batch's claims."""
+        self._known = {row[0]: Once(*row) for row in rows}
+        self._stored = frozenset(self._known)
+        self._changed: set[str] = set()
+
+    def check(self, once: Once | None, at: float) -> None:
+        """Raise `Conflict` if an earlier claim lasts at this time."""
+        held = self._known.get(once.id) if once is not None else None
+        if held is not None and held.until > at:
+            raise Conflict(code=TAKEN)
+
+    def make(self, once: Once | None, run: str) -> None:
+        """Make a claim, after `check`. It is written with the batch."""
+        if once is not None:
+            self._known[once.id] = replace(once, run=run)
+            self._changed.add(once.id)
+
+    def writes(self, statements: Statements) -> tuple[tuple[Rows, list[Row]], ...]:
+        """The rows to be written, in the order of their ids, so that no two batches wait for each other in a circle."""
+        made = [claim_row(self._known[name]) for name in sorted(self._changed)]
+        return (
+            (statements.new_claim, [row for row in made if row[0] not in self._stored]),
+            (statements.change_claim, [(*row[1:], row[0]) for row in made if row[0] in self._stored]),
+        )
 
 
 class RowBatch:
@@ -371,3 +415,139 @@ def _project(run: _Run, row: Projection) -> None:
         run.steps = row.steps
     if row.error is not None:
         run.error = row.error
+
+
+class RowCache:
+    """A bounded cache. It evicts the run that was not written to for longest."""
+
+    def __init__(self, most: int = MOST_RUNS) -> None:
+        self._runs: OrderedDict[str, CachedRows] = OrderedDict()
+        self._most = most
+
+    def find(self, runs: Iterable[str], moving: Iterable[str]) -> dict[str, CachedRows] | None:
+        """The rows of all these runs, with the tickets of those that are `moving`; None if any of them is missing."""
+        found = {}
+        for run in runs:
+            cached = self._runs.get(run)
+            if cached is None:
+                return None
+            found[run] = cached
+        if any(found[run].tickets is None for run in moving):
+            return None
+        return found
+
+    def update(self, rows: Mapping[str, CachedRows | None]) -> None:
+        """Cache the rows that a commit has written or that were read; forget the runs that have None."""
+        for run, cached in rows.items():
+            self._runs.pop(run, None)
+            if cached is not None:
+                self._runs[run] = cached
+        while len(self._runs) > self._most:
+            self._runs.popitem(last=False)
+
+    def clear(self) -> None:
+        """Forget everything. After a lost connection the database may be an older copy that counts revisions anew."""
+        self._runs.clear()
+
+
+@record(frozen=True, slots=True)
+class Applied:
+    """A batch after it was applied: the outcomes in the order of the entries, and the rows."""
+
+    outcomes: list[Outcome]
+    rows: RowBatch
+
+    @property
+    def left(self) -> Mapping[str, CachedRows | None]:
+        """The rows after the write, for the row cache (see `RowBatch.left`)."""
+        return self.rows.left()
+
+
+def commit(conn: Connection, statements: Statements, batch: Sequence[EncodedEntry]) -> Applied:
+    """Apply the entries in order on locked rows, and write the changes. The caller commits."""
+    runs, moving = touched(batch)
+    if len(runs) > 1:
+        statements.plan_by_key(conn)
+    found, tickets = statements.under_lock(conn, runs, moving)
+    ids = sorted({encoded.entry.once.id for encoded in batch if encoded.entry.once is not None})
+    rows = RowBatch(found, tickets, moving, Claims(statements.claims.fetch(conn, ids)))
+    outcomes = [rows.apply(encoded) for encoded in batch]
+    statements.write(conn, *rows.writes(statements))
+    rows.write_later(conn, statements)
+    return Applied(outcomes, rows)
+
+
+def touched(batch: Sequence[EncodedEntry]) -> tuple[list[str], list[str]]:
+    """The runs of a batch, and those of them whose tickets may change."""
+    moving = {encoded.entry.run for encoded in batch if encoded.moves_tickets}
+    return list({encoded.entry.run for encoded in batch}), list(moving)
+
+
+@record(frozen=True, slots=True)
+class Speculative:
+    """A batch that was applied to cached rows and is not written yet."""
+
+    rows: RowBatch
+    cached: Sequence[CachedRows]
+    moving: Sequence[str]
+    done: Applied
+
+
+def apply_to_cached_rows(batch: Sequence[EncodedEntry], row_cache: RowCache) -> Speculative | None:
+    """Apply the entries to cached rows; None if rows are not cached, or if the entries need them from the database.
+
+    A claim on a ticket may have been renewed since it was cached, so only the row tells whether it has lapsed.
+    """
+    runs, moving = touched([encoded for encoded in batch if encoded.entry.new is None])
+    known = row_cache.find(runs, moving)
+    if known is None or any(_needs_rows(encoded.entry, known) for encoded in batch):
+        return None
+    tickets: list[Row] = []
+    ticketed: list[str] = []
+    for run, cached in known.items():
+        if cached.tickets is not None:
+            tickets += cached.tickets
+            ticketed.append(run)
+    rows = RowBatch([cached.run for cached in known.values()], tickets, ticketed, Claims(()))
+    outcomes = [rows.apply(encoded) for encoded in batch]
+    return Speculative(rows, list(known.values()), moving, Applied(outcomes, rows))
+
+
+def _needs_rows(entry: Entry, known: Mapping[str, CachedRows]) -> bool:
+    if entry.once is not None or not fenced(entry):
+        return True
+    if entry.move is None or entry.move.verb != "take":
+        return False
+    tickets = known[entry.run].tickets or ()
+    return any(ticket[_STEP] == entry.move.step and ticket[_HOLDER] is not None for ticket in tickets)
+
+
+def conditional_write(
+    statements: Statements, speculative: Speculative
+) -> Callable[[Connection], Applied | None] | SingleStatement[Applied | None]:
+    """Work that writes the batch, or writes nothing and returns None if a run's row has another revision than was
+    cached. On Postgres it is one statement."""
+    known = [cached.known for cached in speculative.cached]
+    applied, wanted = speculative.done, speculative.rows.writes(statements)
+    if statements.arrays:
+        return statements.current_or_nothing(known, speculative.moving, applied, *wanted)
+    return lambda conn: applied if statements.write_if_current(conn, known, *wanted) else None
+
+
+def was_committed(conn: Connection, outcomes: Sequence[Outcome]) -> bool | None:
+    """True if a transaction whose COMMIT was not answered was committed; None if it wrote no event to look for.
+
+    Waits for the row lock, so that a server that is still committing has decided by then. It looks for one event,
+    because the transaction was atomic: one of a run that existed before if there is one, since nobody else can see a
+    lock on the row of a new run.
+    """
+    firsts = [outcome.events[0] for outcome in outcomes if isinstance(outcome, Appended) and outcome.events]
+    event = max(firsts, key=attrgetter("seq"), default=None)
+    if event is None:
+        return None
+    conn.execute(select(RUNS.c.id).where(RUNS.c.id == event.run).with_for_update())
+    query = select(EVENTS.c.kind, EVENTS.c.at, EVENTS.c.body).where(
+        EVENTS.c.run == event.run, EVENTS.c.seq == event.seq
+    )
+    found = conn.execute(query).one_or_none()
+    return found is not None and (found.kind, found.at, orjson.loads(found.body)) == (event.kind, event.at, event.body)

@@ -1,10 +1,10 @@
-"""Connections to Postgres: SQLAlchemy's pool, and a short way through it for single statements.
+"""Runs plain functions over a SQLAlchemy connection, and single statements, on Postgres through asyncpg.
 
 SQLAlchemy's pool opens connections, counts them and replaces dead ones. A statement that goes through it costs this
 process some 220 microseconds of CPU, 65 of them in the driver: a connection is checked out and in, a greenlet is made,
 a cursor filled. Most transactions of the journal are one statement. Such a statement is sent on the driver's own
 connection, which stays checked out afterwards until something else waits for a connection. While it is, it plans by
-key (see `BY_KEY`); in the pool it has the server's own settings.
+key (see `statements.BY_KEY`); in the pool it has the server's own settings.
 
 Two ways of pooling by PgBouncer are supported, apart from a direct connection:
 
@@ -19,38 +19,37 @@ import select
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
 
 import asyncpg
-from sqlalchemy import event
+from sqlalchemy import Connection, Transaction, event
 from sqlalchemy.engine import URL
-from sqlalchemy.exc import DisconnectionError
+from sqlalchemy.exc import DisconnectionError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 from sqlalchemy.pool import ConnectionPoolEntry, QueuePool
 
+from app.store.sqlkit.runner import LOCK_SECONDS, POOLING, Fault, reason_of, sqlstate
+from app.store.sqlkit.statements import BY_KEY, Row, SingleStatement
+
+T = TypeVar("T")
+P = ParamSpec("P")
+
+CONNECT_SECONDS = 2.0
+WORK_SECONDS = 5.0
+"""Longest time for one piece of work, its transaction included."""
+NEVER_COMMITTED = ("23", "40")
+"""SQLSTATE classes with which a COMMIT is known to have failed: constraint violations, and rollbacks by the server."""
+BUSY = "cannot switch to state"
+"""Part of asyncpg's message for a connection that is being closed. Nothing was sent on it then."""
 STATEMENTS = 256
 """Most statements that a connection keeps prepared."""
-BY_KEY: Mapping[str, str] = {
-    "plan_cache_mode": "force_generic_plan",
-    "enable_seqscan": "off",
-    "enable_hashjoin": "off",
-    "enable_mergejoin": "off",
-    "jit": "off",
-}
-"""Settings for statements that find all rows by their keys: the append path, renewals, and reads of one run.
-
-Postgres plans a write anew each time (half a millisecond), or keeps a plan that it made for an almost empty table, and
-then reads all of the table when it is large. Other statements are planned as the server sees fit.
-"""
 SET_BY_KEY = "; ".join([f"SET {name} = {value}" for name, value in BY_KEY.items()])
 RESET_BY_KEY = "; ".join([f"RESET {name}" for name in BY_KEY])
 SETTINGS_SECONDS = 2.0
 """Seconds to wait for the settings of a new connection."""
 UNNAMED = ""
 """Name of the prepared statement that lasts until the next one is prepared."""
-POOLING = "pgbouncer"
-"""Parameter of the URL that says how PgBouncer pools: `session`, which is no different from no PgBouncer at all, or
-`transaction`."""
 
 
 def postgres_engine(url: URL, *, connect_args: Mapping[str, Any], **options: Any) -> AsyncEngine:
@@ -265,3 +264,138 @@ class Connections:
             await checkout.place.invalidate()
         finally:
             await checkout.leave()
+
+
+class Postgres:
+    """A bounded pool of asyncpg connections. Nothing waits for one of them longer than `CONNECT_SECONDS`."""
+
+    def __init__(self, url: URL, connections: int, work_seconds: float = WORK_SECONDS) -> None:
+        settings = {  # in milliseconds
+            "lock_timeout": str(int(LOCK_SECONDS * 1000)),
+            "statement_timeout": str(int(work_seconds * 1000)),
+            "idle_in_transaction_session_timeout": str(int(2 * work_seconds * 1000)),
+        }
+        self._writing = postgres_engine(
+            url,
+            pool_size=connections,
+            max_overflow=0,
+            pool_timeout=CONNECT_SECONDS,
+            pool_use_lifo=True,
+            hide_parameters=True,  # an error must not carry callers' text into a log
+            connect_args={"timeout": CONNECT_SECONDS, "server_settings": {"application_name": "baton"}},
+        )
+        self._reading = self._writing.execution_options(isolation_level="AUTOCOMMIT")
+        self._connections = Connections(self._reading, settings, keeps_statements=not pools_transactions(url))
+        self._seconds = work_seconds
+        self.dialect = self._writing.dialect
+        self._faults = (
+            SQLAlchemyError,
+            OSError,
+            asyncpg.PostgresError,
+            asyncpg.InterfaceError,
+            asyncpg.InternalClientError,
+            self.dialect.loaded_dbapi.Error,
+        )
+
+    @property
+    def losses(self) -> int:
+        return self._connections.losses
+
+    async def read(self, work: Callable[[Connection], T], *, brief: bool = False) -> T:
+        if isinstance(work, SingleStatement):
+            return await self._send(work)
+        try:
+            async with asyncio.timeout(self._seconds), self._connections.connect(self._reading) as conn:
+                return await conn.run_sync(partial(_whole, work))
+        except self._faults as error:
+            raise self._fault(error) from error
+
+    async def write(self, work: Callable[[Connection], T], *, meant: object = None) -> T:
+        if isinstance(work, SingleStatement):
+            return await self._send(work, meant)
+        transaction = _Transaction(work)
+        try:
+            async with asyncio.timeout(self._seconds), self._connections.connect(self._writing) as conn:
+                await conn.run_sync(transaction.run)
+        except self._faults as error:
+            if transaction.phase == "work":
+                raise self._fault(error) from error
+            if transaction.phase == "commit":
+                raise self._fault(error, transaction.result) from error
+        result: T = transaction.result
+        return result
+
+    async def close(self) -> None:
+        await self._connections.close()
+
+    async def _send(self, statement: SingleStatement[T], meant: object = None) -> T:
+        """Carry out a statement that is its own transaction. `meant` is its result, if the answer is missing."""
+        limit = asyncio.get_running_loop().time() + self._seconds
+        try:
+            checkout = await self._connections.take(limit)
+        except self._faults as error:
+            raise self._fault(error) from error
+        try:
+            rows = await self._answer(statement, checkout, limit)
+        except self._faults as error:
+            raise self._fault(error, None if self._undid(error) else meant) from error
+        return statement.made(rows)
+
+    async def _answer(self, statement: SingleStatement[T], checkout: Checkout, limit: float) -> Sequence[Row]:
+        try:
+            rows = await statement.statement.sent(checkout.connection, statement.values, limit)
+        except BaseException as error:
+            await self._connections.drop(checkout, error)
+            raise
+        await self._connections.give(checkout)
+        return rows
+
+    def _undid(self, error: Exception) -> bool:
+        """True if a single statement is known not to have been carried out.
+
+        The server said so; or it never received it, because the connection was closed or a value could not be encoded.
+        """
+        causes = (error, error.__cause__, getattr(error, "orig", None))
+        unsent = any(isinstance(cause, asyncpg.InterfaceError) or BUSY in str(cause) for cause in causes)
+        return unsent or (bool(sqlstate(error)) and reason_of(error, self.dialect) != "lost")
+
+    def _fault(self, error: Exception, unanswered: object = None) -> Fault:
+        reason = reason_of(error, self.dialect)
+        if reason == "lost":
+            self._connections.lost()
+        if unanswered is not None and not sqlstate(error).startswith(NEVER_COMMITTED):
+            return Fault("undecided", unanswered)
+        return Fault(reason)
+
+
+@dataclass(slots=True)
+class _Transaction:
+    """One piece of work and its COMMIT, and how far they have come."""
+
+    work: Callable[[Connection], object]
+    result: Any = None
+    phase: Literal["work", "commit", "done"] = "work"
+
+    def run(self, conn: Connection) -> None:
+        with conn.begin() as transaction:
+            _whole(self._work, conn, transaction)
+
+    def _work(self, conn: Connection, transaction: Transaction) -> None:
+        self.result = self.work(conn)
+        self.phase = "commit"
+        transaction.commit()
+        self.phase = "done"
+
+
+def _whole(work: Callable[Concatenate[Connection, P], T], conn: Connection, *args: P.args, **named: P.kwargs) -> T:
+    """Run work on a connection, and close the connection if the work is cancelled.
+
+    A BEGIN that was cancelled may still be on its way. The next user's transaction would then be a savepoint inside of
+    it, and its COMMIT a release: reported as written, and never committed. SQLAlchemy takes care of that for its own
+    statements, but ours run on the driver's cursor.
+    """
+    try:
+        return work(conn, *args, **named)
+    except asyncio.CancelledError:
+        conn.invalidate()
+        raise

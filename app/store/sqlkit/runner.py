@@ -1,0 +1,129 @@
+"""Carrying out plain functions over a SQLAlchemy connection: the promises of a runner, and the faults of a database.
+
+`postgres.py` and `sqlite.py` have the runners.
+"""
+
+from collections.abc import Callable
+from typing import Literal, Protocol, TypeVar
+
+import asyncpg
+from sqlalchemy import Connection, Dialect
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import ArgumentError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+
+from app.errors import ConfigInvalid
+
+T = TypeVar("T")
+Reason = Literal["down", "busy", "lost", "contended", "refused", "undecided"]
+
+LOCK_SECONDS = 2.0
+"""Longest wait for a lock of another transaction."""
+POOLING = "pgbouncer"
+"""Parameter of the URL that says how PgBouncer pools: `session`, which is no different from no PgBouncer at all, or
+`transaction`."""
+CLOSED = "connection is closed"
+"""Part of asyncpg's message for a connection that is closed already."""
+CONTENDED = frozenset({"40001", "40P01", "23505"})
+"""Serialization failure, deadlock, and a row that another transaction inserted between our read and our insert."""
+LOST = ("08", "57P01", "57P02", "25006")
+"""The connection is broken, the server shuts down or has crashed, or it has become a read-only standby."""
+REFUSED = ("22", "23")
+
+AWAY: frozenset[Reason] = frozenset({"down", "lost", "undecided"})
+"""Reasons that concern the database and not the work."""
+
+
+class Fault(Exception):
+    """The database did not carry out the work. Unless the reason is `undecided`, nothing was written.
+
+    * `down`: it cannot be reached, or did not answer in time.
+    * `busy`: all connections of this process are in use.
+    * `lost`: the connection broke before COMMIT; the work may be repeated on another one.
+    * `contended`: another transaction was in the way; the work may be repeated.
+    * `refused`: it does not accept these values.
+    * `undecided`: the answer to COMMIT is missing; `result` is what the work returned.
+    """
+
+    def __init__(self, reason: Reason, result: object = None) -> None:
+        self.reason = reason
+        self.result = result
+        super().__init__(reason)
+
+
+class Runner(Protocol):
+    """Carries out work on a connection. Raises `Fault`, and whatever the work itself raises.
+
+    On Postgres a `SingleStatement` is sent without a transaction around it, and commits itself.
+    """
+
+    dialect: Dialect
+
+    @property
+    def losses(self) -> int:
+        """The number of times that connections to the server were lost. Each time it may have been replaced by an older
+        copy of itself."""
+        ...
+
+    async def read(self, work: Callable[[Connection], T], *, brief: bool = False) -> T:
+        """Run work that writes nothing. Each of its statements sees what was committed before it.
+
+        `brief` promises that it looks up a single row by its key.
+        """
+        ...
+
+    async def write(self, work: Callable[[Connection], T], *, meant: object = None) -> T:
+        """Run work in one transaction and commit it. `meant` is the result that a
+        `SingleStatement` will have: a `Fault` carries it
+        if the answer to COMMIT is missing."""
+        ...
+
+    async def close(self) -> None:
+        """Release connections and threads."""
+        ...
+
+
+def parse_url(text: str) -> URL:
+    """The URL that SQLAlchemy needs for a URL as people write it. Raises `ConfigInvalid` for other kinds of URLs.
+
+    `sqlite:///path`, `postgresql://…` and `postgres://…` are accepted, with libpq's `sslmode`, and with `pgbouncer`
+    where a PgBouncer is between (see `postgres.py`).
+    """
+    try:
+        url = make_url(text)
+    except ArgumentError:
+        raise ConfigInvalid(["database URL: write sqlite:///path or postgresql://user@host/name"]) from None
+    kind = url.drivername.partition("+")[0]
+    if kind == "sqlite" and url.database and url.database != ":memory:":
+        return url.set(drivername="sqlite+pysqlite")
+    if kind not in {"postgres", "postgresql"}:
+        raise ConfigInvalid(["database URL: write sqlite:///path or postgresql://user@host/name"])
+    url = url.set(drivername="postgresql+asyncpg")
+    if url.query.get(POOLING, "session") not in ("session", "transaction"):
+        raise ConfigInvalid([f"database URL: {POOLING} is session or transaction"])
+    mode = url.query.get("sslmode")
+    return url.difference_update_query(["sslmode"]).update_query_dict({"ssl": mode}) if mode else url
+
+
+def reason_of(error: Exception, dialect: Dialect) -> Reason:
+    """The reason of a fault, from the driver's error. SQLAlchemy may have wrapped it."""
+    cause = getattr(error, "orig", None) or error
+    driver = dialect.loaded_dbapi
+    state = sqlstate(error)
+    if isinstance(error, PoolTimeout):
+        return "busy"
+    if state in CONTENDED:
+        return "contended"
+    closed = isinstance(cause, asyncpg.InterfaceError) and CLOSED in str(cause)
+    if (
+        state.startswith(LOST)
+        or closed
+        or (isinstance(cause, driver.Error) and dialect.is_disconnect(cause, None, None))
+    ):
+        return "lost"
+    refused = state.startswith(REFUSED) or isinstance(cause, driver.IntegrityError)
+    return "refused" if refused or isinstance(cause.__cause__, asyncpg.DataError) else "down"
+
+
+def sqlstate(error: Exception) -> str:
+    return str(getattr(getattr(error, "orig", None) or error, "sqlstate", None) or "")
