@@ -51,7 +51,7 @@ def routes(context: GatewayContext, keys: Keys, idempotency: Idempotency) -> API
         operation_id="count_message_tokens",
         summary="Estimate the tokens of a conversation (Anthropic's format).",
         response_model=message_replies.TokenCount,
-        responses=operations.replies(*operations.WRITING, error=message_replies.AnthropicError),
+        responses=operations.replies(*operations.WRITING, bodies=(message_replies.AnthropicError,)),
         openapi_extra=operations.body("TokenCountRequest", example=EXAMPLE),
     )
     async def count_message_tokens(
@@ -113,7 +113,7 @@ def _begins(router: APIRouter, context: GatewayContext, keys: Keys, idempotency:
         response_model=message_replies.AnthropicMessage,
         responses=operations.replies(
             *operations.RUNNING,
-            error=message_replies.AnthropicError,
+            bodies=(message_replies.AnthropicError,),
             events="MessageEvent",
         ),
         openapi_extra=operations.body("MessagesRequest", example={**EXAMPLE, "max_tokens": 1024}),

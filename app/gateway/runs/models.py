@@ -21,7 +21,7 @@ from app.gateway.openapi import message_replies, model_replies, operations, repl
 from app.gateway.wire.baton_options import resolve_tier
 from app.store.protocol import KeyRow
 
-ANY_ERROR: Final = replies.Error | message_replies.AnthropicError
+ANY_ERROR: Final = (replies.Error, message_replies.AnthropicError)
 ANTHROPIC_VERSION: Final = {
     "name": "anthropic-version",
     "in": "header",
@@ -42,7 +42,7 @@ def routes(context: GatewayContext, keys: Keys) -> APIRouter:
         operation_id="list_models",
         summary="List the models.",
         response_model=model_replies.ModelList | message_replies.AnthropicModelList,
-        responses=operations.replies(401, 500, 503, error=ANY_ERROR),
+        responses=operations.replies(401, 500, 503, bodies=ANY_ERROR),
         openapi_extra={"parameters": [ANTHROPIC_VERSION]},
     )
     async def list_models(request: Request, caller: anybody) -> Response:
@@ -60,7 +60,7 @@ def routes(context: GatewayContext, keys: Keys) -> APIRouter:
         operation_id="get_model",
         summary="Describe a model.",
         response_model=model_replies.Model | message_replies.AnthropicModel,
-        responses=operations.replies(401, 404, 500, 503, error=ANY_ERROR),
+        responses=operations.replies(401, 404, 500, 503, bodies=ANY_ERROR),
         openapi_extra={"parameters": [ANTHROPIC_VERSION]},
     )
     async def get_model(

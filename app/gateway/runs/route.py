@@ -136,7 +136,7 @@ def _streams(router: APIRouter, context: GatewayContext, keys: Keys, idempotency
         summary="Stream a run's answer, from its start or from behind an event.",
         status_code=200,
         response_class=EventStream,
-        responses=operations.streamed(*operations.FOLLOWING, events="ChatCompletionEvent", terminal=route.TERMINAL),
+        responses=operations.replies(*operations.FOLLOWING, events="ChatCompletionEvent", terminal=route.TERMINAL),
         openapi_extra={"parameters": [operations.LAST_EVENT_ID]},
     )
     async def stream_run(
