@@ -28,6 +28,8 @@ from tests.harness.audited import look
 from tests.harness.waiting import PATIENCE_SECONDS, until
 from tests.stubs import ProviderStub, Reply
 
+LONG_LEASE = {"BATON_LEASE_SECONDS": "300"}
+"""Settings with a lease that outlives every test: what a driver learns when it renews its lease comes too late."""
 WORKERS = ("alpha", "beta", "gamma", "planner")
 SAYS = {"alpha": "The draft.", "beta": "The first answer.", "gamma": "The better answer."}
 
