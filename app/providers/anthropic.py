@@ -7,7 +7,8 @@ signatures, and sent back before them, which the API demands while a model think
 cache read or wrote, so all three are added up.
 
 Temperatures above 1 are sent as 1, the highest there is. Current models refuse `temperature` together with `top_p`:
-with both given, `top_p` is left out. Options: `anthropic_version` (default 2023-06-01), `ignore`.
+with both given, `top_p` is left out. There are no log-probabilities. Options: `anthropic_version` (default 2023-06-01;
+a worker may name its own), `ignore`.
 """
 
 import re
@@ -29,8 +30,6 @@ from app.providers.turns import Called, Kept, Result, Said, inline, turns
 
 BASE_URL = "https://api.anthropic.com"
 VERSION = "2023-06-01"
-UNSUPPORTED = frozenset(("seed", "presence_penalty", "frequency_penalty", "logit_bias"))
-"""Fields of `Sampling` that the format does not have. It has no log-probabilities either."""
 OPTIONS: dict[str, tuple[str, ...]] = {"anthropic_version": ()}
 FINISH: dict[str, Finish] = {
     "end_turn": "stop",
@@ -71,7 +70,7 @@ class AnthropicProvider:
         base_url = (spec.base_url or BASE_URL).rstrip("/").removesuffix("/v1")
         self._endpoint = Endpoint(spec, base_url, headers, {"x-api-key": key} if key else {}, proxy_credentials)
         self._spec = spec
-        self.unsupported = options.unsupported(spec, UNSUPPORTED)
+        self.unsupported = options.unsupported(spec)
 
     def render(self, request: Request) -> bytes:
         """Return the exact request body; see `protocol.Provider`."""
@@ -85,7 +84,7 @@ class AnthropicProvider:
             body["messages"].append({"role": "user" if mine else "assistant", "content": blocks})
         if not talk.turns[-1][0]:
             _trim(body["messages"][-1]["content"])
-        body |= _sampling(request.sampling, self.unsupported)
+        body |= _sampling(request.sampling, self.unsupported | request.worker.drops)
         strict = _loosened if self._spec.structured else None
         body |= functions.for_anthropic(request.toolbox, request.messages, strict)
         if request.form is not None and request.form.schema is not None and self._spec.structured:
@@ -98,7 +97,10 @@ class AnthropicProvider:
         """Send `body` and yield what comes back; see `protocol.Provider`."""
         who = f"{request.worker.name} at {self._spec.name}"
         streams = self._spec.streams and request.live
-        return exchange(self._endpoint, "/v1/messages", body, deadlines, Reply(who), who, streams=streams)
+        version = request.worker.api_version
+        headers = {"anthropic-version": version} if version else {}
+        reading = Reply(who)
+        return exchange(self._endpoint, "/v1/messages", body, deadlines, reading, who, streams=streams, headers=headers)
 
     async def close(self) -> None:
         """Close all connections."""

@@ -27,8 +27,6 @@ from app.providers.protocol import Request
 from app.providers.turns import Called, Kept, Result, Said, inline, turns
 
 BASE_URL = "https://generativelanguage.googleapis.com"
-UNSUPPORTED = frozenset(("logit_bias",))
-"""Fields of `Sampling` that the format does not have."""
 FINISH: dict[str, Finish] = {
     "STOP": "stop",
     "MAX_TOKENS": "length",
@@ -69,7 +67,7 @@ class GeminiProvider:
             base_url += "/v1beta"
         self._endpoint = Endpoint(spec, base_url, {}, {"x-goog-api-key": key} if key else {}, proxy_credentials)
         self._spec = spec
-        self.unsupported = options.unsupported(spec, UNSUPPORTED)
+        self.unsupported = options.unsupported(spec)
 
     def render(self, request: Request) -> bytes:
         """Return the exact request body; see `protocol.Provider`. The model and the verb are in the URL."""
@@ -82,7 +80,7 @@ class GeminiProvider:
         for mine, pieces in talk.turns:
             parts = [part for piece in pieces for part in _parts(piece, signed)]
             body["contents"].append({"role": "user" if mine else "model", "parts": parts})
-        body["generationConfig"] = _sampling(request.sampling, self.unsupported)
+        body["generationConfig"] = _sampling(request.sampling, self.unsupported | request.worker.drops)
         if request.form is not None and self._spec.structured:
             shape = {"responseJsonSchema": request.form.schema} if request.form.schema is not None else {}
             body["generationConfig"] |= {"responseMimeType": "application/json", **shape}

@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any, Protocol, Self, cast
 
 import httpx
@@ -40,6 +41,7 @@ TAIL = 5.0
 """Seconds to wait for what is optional: what follows a complete answer (usage, the end), and an error's body."""
 DRAIN = 0.05
 """Seconds to wait for the end of the body after the terminal marker, which saves the connection for the next call."""
+NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 _ERRORS = (httpx.HTTPError, OSError)
 """All that a call over the network raises; a TimeoutError is an OSError."""
 ERROR_CLASSES: tuple[tuple[type[Exception], type[WorkerError], type[WorkerError]], ...] = (
@@ -123,7 +125,9 @@ class Endpoint:
             self._urls[path] = httpx.URL(str(self.base).rstrip("/") + path)
         return self._urls[path]
 
-    async def post(self, url: httpx.URL, body: bytes, connect: float, who: str) -> httpx.Response:
+    async def post(
+        self, url: httpx.URL, body: bytes, connect: float, who: str, headers: Mapping[str, str] = NO_HEADERS
+    ) -> httpx.Response:
         """Return the response with its body unread; raises WorkerMisconfigured rather than show the key to another
         origin.
 
@@ -133,7 +137,11 @@ class Endpoint:
             raise fault(WorkerMisconfigured, who, "the key belongs to another origin")
         limits = {"connect": connect, "pool": connect, "read": None, "write": None}
         # Building the request here costs half of what `AsyncClient.build_request` does, which merges it with defaults.
-        request = httpx.Request("POST", url, headers=self._headers, content=body, extensions={"timeout": limits})
+        sent = self._headers
+        if headers:
+            sent = sent.copy()
+            sent.update(headers)
+        request = httpx.Request("POST", url, headers=sent, content=body, extensions={"timeout": limits})
         return await self._client.send(request, stream=True)
 
     async def close(self) -> None:
@@ -142,10 +150,21 @@ class Endpoint:
 
 
 async def exchange(
-    endpoint: Endpoint, path: str, body: bytes, deadlines: Deadlines, reading: Reading, who: str, *, streams: bool
+    endpoint: Endpoint,
+    path: str,
+    body: bytes,
+    deadlines: Deadlines,
+    reading: Reading,
+    who: str,
+    *,
+    streams: bool,
+    headers: Mapping[str, str] = NO_HEADERS,
 ) -> AsyncIterator[list[Piece]]:
-    """Send the request once and yield all pieces that each network read completed, as `protocol.py` promises."""
-    call = Call(endpoint, path, body, deadlines, who, streams=streams)
+    """Send the request once and yield all pieces that each network read completed, as `protocol.py` promises.
+
+    `headers` replace those of the endpoint.
+    """
+    call = Call(endpoint, path, body, deadlines, who, streams=streams, headers=headers)
     try:
         async with call:
             if call.whole:
@@ -197,10 +216,19 @@ class Call:
     """One request on the wire, from connecting to closing, with its deadlines."""
 
     def __init__(
-        self, endpoint: Endpoint, path: str, body: bytes, deadlines: Deadlines, who: str, *, streams: bool
+        self,
+        endpoint: Endpoint,
+        path: str,
+        body: bytes,
+        deadlines: Deadlines,
+        who: str,
+        *,
+        streams: bool,
+        headers: Mapping[str, str] = NO_HEADERS,
     ) -> None:
         self._endpoint, self._path, self._body, self._who = endpoint, path, body, who
         self._deadlines = deadlines
+        self._headers = headers
         self._status: int | None = None
         """The HTTP status; None before the response's headers have come."""
         self._note = ""
@@ -220,7 +248,7 @@ class Call:
         try:
             async with asyncio.timeout_at(min(self._first, self._end)):
                 self._response = await endpoint.post(
-                    endpoint.url(self._path), self._body, self._deadlines.connect, self._who
+                    endpoint.url(self._path), self._body, self._deadlines.connect, self._who, self._headers
                 )
         except _ERRORS as error:
             raise self._fault(error, headers=False) from None

@@ -46,8 +46,6 @@ from app.providers.http import Endpoint, exchange
 from app.providers.protocol import Request
 
 BASE_URL = "https://api.openai.com/v1"
-UNSUPPORTED: frozenset[str] = frozenset()
-"""Fields of `Sampling` that the format does not have."""
 OPTIONS = {
     "max_tokens_field": ("max_tokens", "max_completion_tokens"),
     "stream_options": ("send", "omit"),
@@ -94,13 +92,13 @@ class OpenAIProvider:
             reasoning=spec.options.get("reasoning") != "drop",
             short_ids=spec.options.get("tool_ids", "short" if mistral else "keep") == "short",
         )
-        self.unsupported = options.unsupported(spec, UNSUPPORTED)
+        self.unsupported = options.unsupported(spec)
 
     def render(self, request: Request) -> bytes:
         """Return the exact request body; see `protocol.Provider`."""
         spec = self._spec
         body: dict[str, Any] = {"model": request.worker.model, "messages": self._talk.render(request.messages)}
-        body |= _sampling(request.sampling, self._cap, self.unsupported)
+        body |= _sampling(request.sampling, self._cap, self.unsupported | request.worker.drops)
         body |= functions.for_openai(request.toolbox, strict=spec.structured)
         if request.form is not None and spec.structured:
             body["response_format"] = _response_format(request.form)

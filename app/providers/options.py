@@ -11,13 +11,20 @@ from collections.abc import Mapping
 from dataclasses import fields
 
 from app.core.message.chat import Sampling
-from app.core.pool.catalog import ProviderSpec
+from app.core.pool.catalog import ProviderSpec, WireFormat
 from app.errors import ConfigInvalid
 
 SHARED: Mapping[str, tuple[str, ...]] = {
     "ignore": (),
     **dict.fromkeys(("positional", "logprobs", "open_schemas"), ("true", "false")),
 }
+WITHOUT: Mapping[WireFormat, frozenset[str]] = {
+    "openai": frozenset(),
+    "responses": frozenset(("stop", "seed", "presence_penalty", "frequency_penalty", "logit_bias")),
+    "anthropic": frozenset(("seed", "presence_penalty", "frequency_penalty", "logit_bias")),
+    "gemini": frozenset(("logit_bias",)),
+}
+"""The fields of `Sampling` that a wire format does not have."""
 SAMPLING = frozenset(item.name for item in fields(Sampling))
 
 
@@ -36,9 +43,9 @@ def check(spec: ProviderSpec, known: Mapping[str, tuple[str, ...]]) -> None:
         raise ConfigInvalid(faults)
 
 
-def unsupported(spec: ProviderSpec, by_format: frozenset[str]) -> frozenset[str]:
+def unsupported(spec: ProviderSpec) -> frozenset[str]:
     """Return the sampling parameters that this endpoint does not honour."""
-    return by_format | _listed(spec)
+    return WITHOUT[spec.format] | _listed(spec)
 
 
 def _listed(spec: ProviderSpec) -> frozenset[str]:

@@ -43,7 +43,9 @@ class Provider(Protocol):
 
     @property
     def unsupported(self) -> frozenset[str]:
-        """Names of `Sampling` fields that are left out of its requests; each call's intent lists what it lost."""
+        """Names of `Sampling` fields that are left out of its requests, in addition to the worker's `drops`.
+
+        Each call's intent lists what it lost."""
         ...
 
     def render(self, request: Request) -> bytes:

@@ -31,8 +31,6 @@ from app.providers.http import Endpoint, exchange
 from app.providers.protocol import Request
 
 BASE_URL = "https://api.openai.com/v1"
-UNSUPPORTED = frozenset(("stop", "seed", "presence_penalty", "frequency_penalty", "logit_bias"))
-"""Fields of `Sampling` that the format does not have."""
 OPTIONS = {"reasoning": ("return", "drop")}
 LEAST_TOKENS = 16
 """The smallest `max_output_tokens` that the API takes."""
@@ -54,14 +52,14 @@ class ResponsesProvider:
         secrets = {"authorization": f"Bearer {key}"} if key else {}
         self._endpoint = Endpoint(spec, spec.base_url or BASE_URL, {}, secrets, proxy_credentials)
         self._spec = spec
-        self.unsupported = options.unsupported(spec, UNSUPPORTED)
+        self.unsupported = options.unsupported(spec)
 
     def render(self, request: Request) -> bytes:
         """Return the exact request body; see `protocol.Provider`."""
         spec, model = self._spec, request.worker.model
         reasons = spec.options.get("reasoning") != "drop" and not WITHOUT_REASONING.search(model)
         body: dict[str, Any] = {"model": model, "input": _items(request.messages, reasons), "store": False}
-        body |= _sampling(request.sampling, self.unsupported)
+        body |= _sampling(request.sampling, self.unsupported | request.worker.drops)
         body |= _tools(request.toolbox, strict=spec.structured)
         if reasons:
             body["include"] = ["reasoning.encrypted_content"]

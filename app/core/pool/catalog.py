@@ -153,6 +153,12 @@ class Worker:
     price: Price = Price()
     card: Card = Card()
     deadlines: Deadlines = Deadlines()
+    drops: frozenset[str] = frozenset()
+    """Sampling parameters that are left out of its requests, in addition to those that its wire format lacks."""
+    refuses: frozenset[str] = frozenset()
+    """Those of them for which a task with such a parameter is not given to it."""
+    api_version: str = ""
+    """The version of the API that its requests name, for formats that have one; empty: its provider's."""
 
 
 Unit = Literal["count", "usd", "seconds"]

@@ -8,13 +8,15 @@ a worker's card, any other one with its clearance. Every exclusion has a reason,
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import field
 
-from app.core.message.chat import Task
+from app.core.message.chat import SAMPLING, Sampling, Task
 from app.core.pool.budget import input_bound, tool_bytes
 from app.core.pool.catalog import Catalog, Tier, Worker
 from app.core.records import record
 
 NO_LOGPROBS = "tells no log-probabilities"
-BLAMED: Mapping[str, str] = {NO_LOGPROBS: "logprobs"}
+REFUSALS: Mapping[str, str] = {name: f"takes no {name}" for name in SAMPLING}
+"""The reason of a worker that refuses a sampling parameter, by parameter."""
+BLAMED: Mapping[str, str] = {NO_LOGPROBS: "logprobs", **{reason: name for name, reason in REFUSALS.items()}}
 """The parameter that a reason is about."""
 ENOUGH = 2
 """Workers that a run keeps although they are ejected: one to call, and one to take over from it."""
@@ -62,6 +64,8 @@ def eligible(catalog: Catalog, tier: Tier, task: Task, labels: frozenset[str], o
         reason = _overridden(name, overrides) or _uncleared(worker, labels) or _unable(worker, needs)
         if not reason and task.logprobs is not None and not catalog.providers[worker.provider].gives_logprobs:
             reason = NO_LOGPROBS
+        if not reason and worker.refuses:
+            reason = _refused(worker, task.sampling)
         if reason:
             excluded[name] = reason
         else:
@@ -104,6 +108,11 @@ def _overridden(name: str, overrides: Overrides) -> str | None:
 def _uncleared(worker: Worker, labels: frozenset[str]) -> str | None:
     missing = missing_clearance(worker, labels)
     return f"not cleared for {', '.join(missing)}" if missing else None
+
+
+def _refused(worker: Worker, sampling: Sampling) -> str | None:
+    asked = (name for name in sorted(worker.refuses) if getattr(sampling, name) not in (None, ()))
+    return next((REFUSALS[name] for name in asked), None)
 
 
 def _unable(worker: Worker, needs: Needs) -> str | None:

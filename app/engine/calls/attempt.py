@@ -146,7 +146,7 @@ class Attempt:
 
     def intended(self) -> CallIntended:
         """The intent: worker, access list, hash of the exact bytes, what is reserved, and what cannot be honoured."""
-        unsupported = sorted(self._provider.unsupported)
+        unsupported = sorted(self._provider.unsupported | self.worker.drops)
         return CallIntended(
             call=self.call,
             n=self.step,

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from app.core.plan.templates import MOST
 from app.process.config.entries import ALL, EvaluationEntry, LimitsEntry, ProviderEntry, TierEntry, WorkerEntry
 from app.process.config.settings import meant
+from app.providers.options import WITHOUT
 
 LONGEST = 16_384
 """The most numbers that an embedding may have."""
@@ -89,6 +90,29 @@ def _workers(draft: Fact) -> Iterator[Fault]:
             yield ("workers", name, "provider"), _unknown("provider", worker.provider, draft.providers)
         if places[worker.provider, worker.model] > 1:
             yield ("workers", name, "model"), "is used by another worker of the same provider too; keep one of them"
+        if (provider := draft.providers.get(worker.provider)) is not None:
+            yield from _sampling(("workers", name), worker.sampling, provider)
+            if worker.anthropic_version and provider.format != "anthropic":
+                yield (
+                    ("workers", name, "anthropic_version"),
+                    f"has no effect with the format {provider.format}; remove it",
+                )
+    for name, entry in draft.providers.items():
+        if entry is not None:
+            yield from _sampling(("providers", name), entry.sampling, entry)
+
+
+def _sampling(place: tuple[str, str], table: Mapping[str, str], provider: ProviderEntry) -> Iterator[Fault]:
+    """A parameter that cannot be sent may be dropped or refused, but not taken."""
+    if table and provider.format not in WITHOUT:
+        yield (*place, "sampling"), f"has no effect with the format {provider.format}; remove it"
+        return
+    ignored = {name.strip() for name in provider.options.get("ignore", "").split(",")}
+    for name, treatment in table.items():
+        if treatment == "take" and name in WITHOUT[provider.format]:
+            yield (*place, "sampling", name), f"is not in the format {provider.format}; drop or refuse it"
+        elif treatment == "take" and name in ignored:
+            yield (*place, "sampling", name), "is left out by the provider's option `ignore`; remove it there"
 
 
 def _tier(name: str, tier: TierEntry, draft: Fact) -> Iterator[Fault]:

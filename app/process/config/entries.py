@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, create_model, model_validator
 
+from app.core.message.chat import SAMPLING
 from app.core.pool.catalog import (
     LIMITS,
     MILLION,
@@ -38,6 +39,8 @@ DEAREST = Decimal(10_000)
 """USD per million tokens; more is taken for a slip of the decimal point."""
 
 Effort = Literal["minimal", "low", "medium", "high", "xhigh", "max"]
+PARAMETERS = tuple(name for name in SAMPLING if name != "max_tokens")
+"""The sampling parameters that a worker may lack; `max_tokens` bounds what a call costs."""
 Modality = Literal["text", "image", "audio", "video"]
 
 
@@ -108,6 +111,18 @@ def _distinct(value: list[str]) -> list[str]:
     return value
 
 
+def _parameter(value: str) -> str:
+    if value not in PARAMETERS:
+        raise ValueError(f"is no sampling parameter; use one of {', '.join(PARAMETERS)}")
+    return value
+
+
+def _version(value: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", value):
+        raise ValueError("is not the name of an API version; write it as 2023-06-01")
+    return value
+
+
 Dollars = Annotated[int, BeforeValidator(_dollars)]
 Number = Annotated[float, BeforeValidator(_number)]
 Names = Annotated[list[str], AfterValidator(_distinct)]
@@ -115,6 +130,8 @@ Count = Annotated[int, Field(ge=1)]
 Seconds = Annotated[Number, Field(gt=0, le=86_400, allow_inf_nan=False)]
 
 
+Parameters = dict[Annotated[str, AfterValidator(_parameter)], Literal["take", "drop", "refuse"]]
+"""What becomes of a sampling parameter: it is sent, or left out, or the worker is not given such tasks."""
 CHOICES = SelectorSpec()
 """A selector's defaults."""
 CHOOSING = frozenset(field.name for field in fields(SelectorSpec))
@@ -160,6 +177,7 @@ class ProviderEntry(Entry):
     streams: bool = True
     structured: bool = True
     options: dict[str, Annotated[str, BeforeValidator(_option)]] = {}
+    sampling: Parameters = {}
     deadlines: DeadlinesEntry = DeadlinesEntry()
     proxy: Annotated[str, AfterValidator(_proxy)] = ""
     proxy_credentials: Annotated[str, AfterValidator(_variable)] | None = None
@@ -209,10 +227,13 @@ class WorkerEntry(Entry):
     retention: str | None = None
     clearance: Names = []
     speed: Annotated[Number, Field(gt=0, allow_inf_nan=False)] | None = None
+    sampling: Parameters = {}
+    anthropic_version: Annotated[str, AfterValidator(_version)] = ""
     deadlines: DeadlinesEntry = DeadlinesEntry()
 
-    def core(self, name: str, inherited: Deadlines) -> Worker:
-        """The core record; `inherited` are its provider's deadlines."""
+    def core(self, name: str, inherited: Deadlines, sampling: Mapping[str, str]) -> Worker:
+        """The core record; `inherited` are its provider's deadlines, `sampling` its provider's table."""
+        table = {**sampling, **self.sampling}
         card = Card(
             strengths=tuple(self.strengths),
             context=self.context,
@@ -225,7 +246,17 @@ class WorkerEntry(Entry):
             speed=self.speed,
         )
         price = self.price.core() if self.price else Price()
-        return Worker(name, self.provider, self.model, price, card, self.deadlines.core(inherited))
+        return Worker(
+            name=name,
+            provider=self.provider,
+            model=self.model,
+            price=price,
+            card=card,
+            deadlines=self.deadlines.core(inherited),
+            drops=frozenset(one for one, treatment in table.items() if treatment != "take"),
+            refuses=frozenset(one for one, treatment in table.items() if treatment == "refuse"),
+            api_version=self.anthropic_version,
+        )
 
 
 def _limit(limit: Limit) -> Any:

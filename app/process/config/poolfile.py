@@ -131,7 +131,8 @@ def _catalog(draft: Fact, providers: Mapping[str, ProviderSpec]) -> Catalog:
 
 def _worker(name: str, entry: WorkerEntry, draft: Fact) -> Worker:
     provider = draft.providers[entry.provider]
-    return entry.core(name, provider.deadlines.core(Deadlines()) if provider is not None else Deadlines())
+    assert provider is not None
+    return entry.core(name, provider.deadlines.core(Deadlines()), provider.sampling)
 
 
 def _tier(name: str, entry: TierEntry, draft: Fact) -> Tier:
