@@ -10,10 +10,13 @@ from contextlib import suppress
 from typing import Any, Final
 
 import hiredis
-from redis.exceptions import ResponseError
+from redis.exceptions import RedisError, ResponseError
 
-from app.stepqueue.connection_errors import FAULTS
+FAULTS: Final = (RedisError, OSError, TimeoutError, RuntimeError)
+"""The exceptions that mean that the server or the network between has failed.
 
+RuntimeError is what uvloop says of a transport that was closed under its writer ("the handler is closed"); redis-py
+lets it pass, and unless it is caught here it ends the process that merely wanted to say something."""
 Words = tuple[str | int | bytes, ...]
 """A command as it is sent."""
 PACK: Final[Callable[[Words], bytes]] = hiredis.pack_command  # type: ignore[assignment]  # the stub means one word

@@ -5,9 +5,8 @@ from collections.abc import Callable, Iterator
 import pytest
 from redis import Redis
 
-from app.stepqueue.codec import pack_ticket
-from app.stepqueue.keys import FIELD, Keys
 from app.stepqueue.protocol import AGAIN, Ticket
+from app.stepqueue.streams import FIELD, Keys, pack_ticket
 from tests.faults.accounts import accounts, settle
 from tests.faults.load import flood
 from tests.faults.points import at, case

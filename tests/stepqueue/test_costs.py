@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 from redis.asyncio import Redis
 
+from app.stepqueue.live import FREELY, PACE
 from app.stepqueue.protocol import Live, Stop, Ticket
-from app.stepqueue.publisher import FREELY, PACE
 from app.stepqueue.redis import RedisQueue
 from tests.harness import servers
 from tests.harness.waiting import until

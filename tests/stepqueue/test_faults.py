@@ -18,13 +18,10 @@ from redis.asyncio.connection import AbstractConnection
 from app.core.run.events import Event, Kind
 from app.errors import QueueUnavailable
 from app.network.retries import REDIS_PAUSE
-from app.stepqueue.circuit_breaker import WATCH_SECONDS
-from app.stepqueue.codec import pack_live, sealed
-from app.stepqueue.keys import GROUP, Keys
+from app.stepqueue.live import BREATH, PROBE_SECONDS, pack_live, sealed
 from app.stepqueue.protocol import Committed, Delta, Live, Stop, Ticket
-from app.stepqueue.publisher import BREATH
-from app.stepqueue.redis import RedisQueue
-from app.stepqueue.subscriber import PROBE_SECONDS
+from app.stepqueue.redis import WATCH_SECONDS, RedisQueue
+from app.stepqueue.streams import GROUP, Keys
 from tests.harness import servers
 from tests.harness.waiting import Stopwatch, let_others_run, stays, until
 

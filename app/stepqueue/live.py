@@ -1,0 +1,340 @@
+"""Live messages over Redis: as bytes, published by one task for all streams of a process, and received by subscribers.
+
+A message is an array with a tag in front instead of an object: deltas are the bulk of the traffic, and their field
+names would outweigh their text. What comes in is not trusted: Redis may hold what another version, or somebody else,
+has written.
+
+A publish costs some 150 microseconds of processor time whatever it carries, a delta in it only a few. So many steps
+that stream at once share one: their messages during one publish are the next. Nobody waits for it either: to wait for
+one's turn, under a time limit, cost as much again for each delta. Messages of a quiet process are published at once;
+many steady streams share a publish every few milliseconds.
+"""
+
+import asyncio
+import hashlib
+import hmac
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final, Protocol, assert_never
+
+import orjson
+from redis.exceptions import ConnectionError as RedisConnectionError
+
+from app.core.message.chat import ToolDelta
+from app.core.run.events import Event, Kind
+from app.errors import QueueUnavailable
+from app.network import retries
+from app.stepqueue.connections import FAULTS, Lines, Words
+from app.stepqueue.protocol import Adopted, Committed, Delta, Listen, Live, Stop
+
+log = logging.getLogger(__name__)
+
+BATCH: Final = 256
+"""Messages in one payload: enough to make the rest of a publish cheap, too few to hold up a hearer's event loop."""
+
+SEAL: Final = 16
+"""Bytes of the code in front of a sealed payload."""
+
+KINDS: Final = frozenset(kind.value for kind in Kind)
+BREATH: Final = 20_000
+"""Messages that may wait for the next publish: as many as two thousand streams say in ten seconds."""
+PACE: Final = 0.005
+"""Seconds between two publishes of a process that streams steadily."""
+FREELY: Final = 20
+"""Publishes of a process that has been silent for a while which may come sooner."""
+PROBE_SECONDS: Final = 1.0
+"""After this much silence we ask whether the server is there; after as much again we connect anew."""
+
+
+class Undecodable(ValueError):
+    """Bytes that are no batch of messages. Stays inside the queue, which drops and counts them."""
+
+
+class Forged(Undecodable):
+    """A payload that nobody who has the key wrote to this channel."""
+
+
+class Voice:
+    """Publishes in the order of the calls. One task takes a `breath` and `publish`es it, again and again."""
+
+    def __init__(self, commands: Lines, key: bytes) -> None:
+        """`key` seals what is said."""
+        self._commands = commands
+        self._key = key
+        self._next: dict[str, list[Live]] = {}
+        self._waiting = 0
+        self._said = asyncio.Event()
+        self._free = 0.0
+        """When the next publish could leave, had all before it been spaced evenly."""
+        self.silent = asyncio.Event()
+        """Set while there is nothing to be published, nor on its way."""
+        self.silent.set()
+        self.unencodable = 0
+
+    def say(self, channel: str, messages: Sequence[Live]) -> None:
+        """Have it published soon; `QueueUnavailable` if too much waits already."""
+        self._waiting += len(messages)
+        if self._waiting > BREATH:
+            self._waiting -= len(messages)
+            raise QueueUnavailable("More is told than the step queue carries away.")
+        self._next.setdefault(channel, []).extend(messages)
+        self._said.set()
+        self.silent.clear()
+
+    async def breath(self) -> Mapping[str, Sequence[Live]]:
+        """Wait until something was said and may be published, and take all of it, by channel."""
+        if not self._next:
+            self.silent.set()
+        await self._said.wait()
+        self._free = max(self._free, time.monotonic() - FREELY * PACE) + PACE
+        if (early := self._free - time.monotonic()) > 0:
+            await asyncio.sleep(early)
+        self._said.clear()
+        taken, self._next, self._waiting = self._next, {}, 0
+        return taken
+
+    async def publish(self, said: Mapping[str, Sequence[Live]]) -> None:
+        """One round trip. Raises redis-py's errors; then all of it may be lost."""
+        words: list[Words] = []
+        for channel, messages in said.items():
+            payloads, refused = pack_live(messages)
+            self.unencodable += refused
+            words += [("PUBLISH", channel, sealed(payload, channel, self._key)) for payload in payloads]
+        await self._commands.must(*words)
+
+
+class Losses(Protocol):
+    """The counters of the messages that a subscriber had to drop."""
+
+    undecodable: int
+    forged: int
+    sink_failures: int
+
+
+class Subscriber:
+    """One subscriber of one address: a connection that is replaced when it fails, and the loop that reads it.
+
+    `open`, then `listen` in a task, then `close`. Neither bad payloads nor a sink that raises end the listening.
+    """
+
+    def __init__(self, pool: Any, channel: str, sink: Callable[[Live], None], losses: Losses, key: bytes) -> None:
+        """`pool` is redis-py's, untyped as its methods are; messages that are not sealed with `key` are dropped."""
+        self._pool = pool
+        self._channel = channel
+        self._sink = sink
+        self._losses = losses
+        self._key = key
+        self._connection: Any = None
+        self._subscribed = False
+        self._stopping = False
+
+    @property
+    def hears(self) -> bool:
+        """Return whether it is subscribed, as of the last reply or error."""
+        return self._subscribed
+
+    async def open(self) -> None:
+        """Subscribe; returns when the server has confirmed it. Raises redis-py's errors."""
+        self._connection = await self._pool.get_connection()
+        try:
+            await self._connection.send_command("SUBSCRIBE", self._channel, check_health=False)
+            await self._connection.read_response()
+            self._subscribed = True
+        except BaseException:
+            await self.close()
+            raise
+
+    async def listen(self) -> None:
+        """Call the sink for every message until stopped. A cancellation alone may get lost in the client."""
+        await retries.redis_subscription(faults=FAULTS, stopped=lambda: self._stopping)(self._listen_once)
+
+    async def _listen_once(self) -> None:
+        """Subscribe and read until stopped; raises what interrupts it, after the connection is closed."""
+        try:
+            if self._connection is None:
+                await self.open()
+            await self._read()
+        except FAULTS as fault:
+            log.debug("the subscription was interrupted by %s", type(fault).__name__)
+            await self.close()
+            raise
+
+    def stop(self) -> None:
+        """Let `listen` return, within two time-outs."""
+        self._stopping = True
+
+    async def close(self) -> None:
+        """Let go of the connection. It is never given to anybody else: it may still be subscribed."""
+        connection, self._connection, self._subscribed = self._connection, None, False
+        if connection is not None:
+            await connection.disconnect(nowait=True)
+            await self._pool.release(connection)
+
+    async def _read(self) -> None:
+        """Read until the connection fails. A half-open one is silent for ever, hence the probe."""
+        probing = False
+        while not self._stopping:
+            reply = await self._connection.read_response(timeout=PROBE_SECONDS)
+            if reply is not None:
+                probing = False
+                if reply[0] == b"message":
+                    self._deliver(reply[2])
+            elif probing:
+                raise RedisConnectionError("the server is silent")
+            else:
+                await self._connection.send_command("PING", check_health=False)
+                probing = True
+
+    def _deliver(self, payload: bytes) -> None:
+        try:
+            for message in unpack_live(unsealed(payload, self._channel, self._key)):
+                self._hand_over(message)
+        except Forged:
+            self._losses.forged += 1
+        except Undecodable:
+            self._losses.undecodable += 1
+
+    def _hand_over(self, message: Live) -> None:
+        try:
+            self._sink(message)
+        except Exception as fault:
+            self._losses.sink_failures += 1
+            # Only the kind of fault: its text may hold what a worker said.
+            log.warning("a sink of the step queue raised %s", type(fault).__name__)
+
+
+def sealed(payload: bytes, channel: str, key: bytes) -> bytes:
+    """The payload with a code that only who has the key (at most 64 bytes) can make; as it is without a key."""
+    return _code(payload, channel, key) + payload if key else payload
+
+
+def unsealed(data: bytes, channel: str, key: bytes) -> bytes:
+    """The payload; raises `Forged`. A replayed payload is accepted again, so subscribers must tolerate repetition."""
+    if not key:
+        return data
+    payload = data[SEAL:]
+    if not hmac.compare_digest(data[:SEAL], _code(payload, channel, key)):
+        raise Forged("not sealed with our key")
+    return payload
+
+
+def _code(payload: bytes, channel: str, key: bytes) -> bytes:
+    return hashlib.blake2b(channel.encode() + b"\0" + payload, digest_size=SEAL, key=key).digest()
+
+
+def pack_live(messages: Sequence[Live]) -> tuple[list[bytes], int]:
+    """Payloads of at most `BATCH` messages in their order, and how many could not be encoded and were left out.
+
+    Text with lone surrogates cannot be UTF-8. Whoever misses such a message finds its content in the journal.
+    """
+    payloads: list[bytes] = []
+    refused = 0
+    for start in range(0, len(messages), BATCH):
+        part = [_row(message) for message in messages[start : start + BATCH]]
+        try:
+            payloads.append(orjson.dumps(part, default=_plain))
+        except orjson.JSONEncodeError:
+            good = [row for row in part if _is_encodable(row)]
+            refused += len(part) - len(good)
+            payloads.append(orjson.dumps(good, default=_plain))
+    return payloads, refused
+
+
+def unpack_live(data: bytes) -> Iterator[Live]:
+    """The messages of one payload, in order. Raises `Undecodable` at the first bad one; those before it are good."""
+    rows = _parsed(data)
+    if not isinstance(rows, list):
+        raise Undecodable("not a batch of messages")
+    return map(_message, rows)
+
+
+def _row(message: Live) -> list[Any]:
+    match message:
+        case Delta():
+            row = ["d", message.run, message.step, message.call, message.offset, message.text]
+            if not message.calls:
+                return [*row, message.logprobs] if message.logprobs else row
+            calls = [[call.index, call.id, call.name, call.arguments] for call in message.calls]
+            return [*row, message.logprobs, message.since, calls]
+        case Committed():
+            events = [[event.seq, event.kind, event.at, event.body] for event in message.events]
+            return ["c", message.run, events, message.contents, message.engine, message.epoch]
+        case Stop():
+            return ["s", message.run, message.step]
+        case Listen():
+            return ["l", message.run, message.address]
+        case Adopted():
+            return ["a", message.run, message.address]
+        case _:
+            assert_never(message)
+
+
+def _message(row: Any) -> Live:
+    match row:
+        case ["d", str(run), int(step), str(call), int(offset), str(text)]:
+            return Delta(run, step, call, offset, text)
+        case ["d", str(run), int(step), str(call), int(offset), str(text), list(logprobs)]:
+            return Delta(run, step, call, offset, text, tuple(logprobs))
+        case ["d", str(run), int(step), str(call), int(offset), str(text), list(logprobs), int(since), list(calls)]:
+            return Delta(run, step, call, offset, text, tuple(logprobs), since, tuple(map(_tool_delta, calls)))
+        case ["c", str(run), list(events), list(contents), str(engine), int(epoch)]:
+            facts = tuple(_event(run, event) for event in events)
+            return Committed(run, facts, tuple(map(_text, contents)), engine, epoch)
+        case ["s", str(run), (int() | None) as step]:
+            return Stop(run, step)
+        case ["l", str(run), str(address)]:
+            return Listen(run, address)
+        case ["a", str(run), str(address)]:
+            return Adopted(run, address)
+        case _:
+            raise Undecodable("not a live message")
+
+
+def _tool_delta(row: Any) -> ToolDelta:
+    match row:
+        case [int(index), str(id_), str(name), str(arguments)]:
+            return ToolDelta(index, id_, name, arguments)
+        case _:
+            raise Undecodable("not a tool call")
+
+
+def _text(row: Any) -> tuple[str, str]:
+    match row:
+        case [str(ref), str(text)]:
+            return ref, text
+        case _:
+            raise Undecodable("not a text with its ref")
+
+
+def _event(run: str, row: Any) -> Event:
+    match row:
+        case [int(seq), str(kind), (int() | float()) as at, dict(body)] if kind in KINDS:
+            return Event(run, seq, Kind(kind), float(at), body)
+        case _:
+            raise Undecodable("not an event")
+
+
+def _parsed(data: bytes) -> Any:
+    try:
+        return orjson.loads(data)
+    except orjson.JSONDecodeError as fault:
+        raise Undecodable("not JSON") from fault
+
+
+def _plain(value: object) -> object:
+    """Encode a value of a type that orjson does not support: an event's body may be any mapping, with sets and tuples
+    inside."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, frozenset | set):
+        return sorted(value)
+    raise TypeError(f"{type(value).__name__} does not go over the wire")
+
+
+def _is_encodable(row: list[Any]) -> bool:
+    try:
+        orjson.dumps(row, default=_plain)
+    except orjson.JSONEncodeError:
+        return False
+    return True
