@@ -140,6 +140,17 @@ def test_a_lost_attempt_strands_whoever_heard_it_and_nobody_else() -> None:
     assert fresh.heard_out() == (ANSWER[4:], None)
 
 
+def test_who_comes_back_after_a_lost_attempt_is_not_taken_for_one_who_was_sent_nothing() -> None:
+    audience = Audience(RUN)
+    before = Subscriber(audience, Position(1, 4))
+    audience.receive(LIVE, words("Four times"))
+    audience.lose()
+    after = Subscriber(audience, Position(1, 4))
+    audience.end(ended(call=TWO))
+    assert before.heard_out() == (ANSWER[4:], None)
+    assert after.heard_out() == ("", "answer_changed"), "nobody here knows what it was sent"
+
+
 def test_a_lost_attempt_strands_nobody_if_the_next_one_says_the_same() -> None:
     audience = Audience(RUN)
     ear = Subscriber(audience)

@@ -99,7 +99,7 @@ def check(state: RunState, at: Position) -> None:
         raise unknown()
     call = calls[at.attempt - 1]
     other = call.id != step.call if step.call else call.step != step.n
-    if call.outcome not in (None, "ok") or other:
+    if call.failed or other:
         raise changed(state.run)
     if step.state == "done" and at.chars > step.chars + DONE:
         raise unknown()

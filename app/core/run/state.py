@@ -67,6 +67,11 @@ class Call:
     turn: int = 0
     """The turn in which it was intended."""
 
+    @property
+    def failed(self) -> bool:
+        """True if it has ended without an answer: what was streamed of it is no part of any answer."""
+        return self.outcome not in (None, "ok")
+
 
 @record(frozen=True, slots=True)
 class Exchange:

@@ -132,12 +132,23 @@ class Audience:
             self._tell(listener, Said(fresh, tokens, Position(self._attempt, self.chars).number, calls))
         return True
 
+    def lacks(self, delta: Delta) -> bool:
+        """True if something before this part of the present attempt was missed."""
+        return delta.call == self.call and (delta.offset > self.chars or delta.since > len(self._calls))
+
+    def lose(self) -> None:
+        """Note that the present attempt was lost: whoever comes from now on is sent nothing of it."""
+        self._clear("", self._attempt)
+
     def _begin(self, delta: Delta, attempt: int) -> None:
         """Begin with the text of another attempt."""
+        self._clear(delta.call, attempt)
+
+    def _clear(self, call: str, attempt: int) -> None:
         for listener in self._listeners:
             if listener.attempt == self._attempt and listener.received is None and listener.chars <= self.chars:
                 listener.received = self.text[: listener.chars]
-        self._attempt, self.call = attempt, delta.call
+        self._attempt, self.call = attempt, call
         self._pieces, self._tokens, self._calls, self.chars = [], [], [], 0
 
     def _tell(self, listener: Listener, said: Said | None = None) -> None:
@@ -190,7 +201,9 @@ class Audience:
             return changed(self._run)
         if not listener.chars:
             return None
-        received = self.text[: listener.chars] if listener.attempt == self._attempt else listener.received
+        received = listener.received
+        if received is None and listener.attempt == self._attempt and listener.chars <= self.chars:
+            received = self.text[: listener.chars]
         if listener.attempt == at.attempt:
             if listener.chars > len(answer) + position.DONE:
                 return position.unknown()

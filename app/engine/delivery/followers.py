@@ -48,6 +48,10 @@ class Follower:
         """The address of the engine that drives the run, as far as is known."""
         self.epoch = 0
         """The epoch of the run's row, as that engine knows it; 0 if it has not sent anything yet."""
+        self.engine_answers = False
+        """True if an engine has sent something since it was last asked to."""
+        self.behind = False
+        """True if text was missed that an engine can send again."""
         self._early: dict[int, Event] = {}
         self._pending: list[Delta] = []
         self._contents: dict[str, bytes] = {}
@@ -55,17 +59,20 @@ class Follower:
 
     def receive(self, message: Committed | Delta) -> bool:
         """Take what an engine has sent; False if the journal has to be read before it can be used."""
+        self.engine_answers = True
         if isinstance(message, Committed):
             if message.engine:
                 self.engine, self.epoch = message.engine, message.epoch
             self._accept(message.contents)
-            self._fold(message.events)
+            self.fold(message.events)
             return not self._early and not self._pending
-        if message.call not in self.state.calls:
+        call = self.state.calls.get(message.call)
+        if call is None:
             if len(self._pending) < PENDING:
                 self._pending.append(message)
             return False
-        self._pass_on(message)
+        if not call.failed:  # else its engine does not know yet that it has lost the step
+            self._pass_on(message)
         return True
 
     def _accept(self, contents: Sequence[tuple[str, str]]) -> None:
@@ -74,7 +81,8 @@ class Follower:
             if address(self.salt, body) == ref:
                 self._contents[ref] = body
 
-    def _fold(self, events: Sequence[Event]) -> None:
+    def fold(self, events: Sequence[Event]) -> None:
+        """Fold events of the run's journal; those that are known already are ignored."""
         for event in events:
             if event.seq > self.state.seq:
                 self._early[event.seq] = event
@@ -83,6 +91,9 @@ class Follower:
             self.audience.note(event_now)
         if self.state.replied:
             self._early.clear()
+        streamed = self.state.calls.get(self.audience.call)
+        if streamed is not None and streamed.failed:
+            self.audience.lose()
         if self._pending:
             known, self._pending = self._pending, []
             for delta in known:
@@ -93,6 +104,7 @@ class Follower:
         if self.audience.receive(self.state, delta) and first:
             since = self._context.tick() - self._since
             self._context.telemetry.observe("baton_first_delta_seconds", since, self.state.admitted.tier)
+        self.behind = self.audience.lacks(delta)
 
     def finish(self) -> bool:
         """End the audience's turn with what has been received; False if the reply has to be read first."""
@@ -107,7 +119,7 @@ class Follower:
         answer was erased, `StoreUnavailable`."""
         if not self.state.replied:
             journal = await self._context.store.journal(self.state.run, after=self.state.seq)
-            self._fold(journal.events)
+            self.fold(journal.events)
         if self.state.replied and not self.finish():
             self.audience.end(await turn_result.read(self._context.store, self.state))
 
@@ -179,10 +191,14 @@ class Followers:
             self.catch_up(message.run)
 
     async def ask(self, follower: Follower) -> None:
-        """Ask the run's engine to send to this process what it sends to the gateway that the run's admission names."""
-        run = follower.state.run
+        """Ask the run's engine to send to this process what it sends to the gateway that the run's admission names.
+
+        An engine from which nothing has come since it was last asked may not be the run's engine any more.
+        """
+        run, known = follower.state.run, follower.engine if follower.engine_answers else ""
+        follower.engine_answers = False
         with suppress(QueueUnavailable, StoreUnavailable, NotFound):
-            engine = follower.engine or (await self._context.store.run(run)).driver
+            engine = known or (await self._context.store.run(run)).driver
             if engine:
                 await self._context.queue.publish(engine, [Listen(run, self._home)])
 
@@ -244,7 +260,7 @@ class Followers:
         self._read(moved, healthy=healthy)
         if healthy:
             for follower in list(self._followers.values()):
-                if follower.state.turn.gateway != self._home:
+                if follower.behind or follower.state.turn.gateway != self._home:
                     await self.ask(follower)
 
     def _read(self, moved: Mapping[str, int], *, healthy: bool) -> None:

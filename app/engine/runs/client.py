@@ -225,7 +225,9 @@ class RunClient:
         present = self._followers.of(run)
         if present is not None and (state.replied or present.state.turn.number != state.turn.number):
             present = None  # the reply is known, or the follower is of another turn
-        state = present.state if present is not None else state
+        if present is not None:  # it may not have received yet that the attempt was lost whose words it has
+            present.fold(journal.events)
+            state = present.state
         position.check(state, at)
         line: Mailbox[Told] = Mailbox(LINE)
         notes = bool(state.turn.wire.get("steps"))

@@ -23,10 +23,11 @@ from app.engine.commit.colocation import BegunStep, LocalRuns
 from app.engine.commit.tickets import due_ticket
 from app.engine.context import EngineContext
 from app.engine.steps.claim import Work
+from app.engine.steps.delta_relay import Relay
 from app.engine.steps.execution import Execution
 from app.engine.steps.pending_outcomes import Outcomes
 from app.errors import BatonError, LeaseLost, QueueUnavailable, RunEnded, StoreUnavailable
-from app.stepqueue.protocol import AGAIN, DISPATCHERS, WHOLE_RUN, Adopted, Delta, Listen, Live, Stop, Ticket
+from app.stepqueue.protocol import AGAIN, DISPATCHERS, WHOLE_RUN, Adopted, Listen, Live, Stop, Ticket
 from app.store.protocol import Held, Outbox
 
 TakeRun = Callable[[Ticket, Callable[[Ticket], Awaitable[None]]], None]
@@ -192,14 +193,16 @@ class Dispatcher:
         for work in works:
             if message.address not in work.listening:
                 work.listening = (*work.listening, message.address)
-            so_far = work.relay.so_far() if work.relay is not None else None
-            if so_far is not None and self._group is not None:
-                self._group.create_task(self._send(message.address, so_far))
+            if work.relay is not None and self._group is not None:
+                self._group.create_task(self._send_so_far(message.address, work.relay))
         return any(work.relay is not None for work in works)
 
-    async def _send(self, address: str, delta: Delta) -> None:
-        with suppress(QueueUnavailable):
-            await self._context.queue.publish(address, [delta])
+    async def _send_so_far(self, address: str, relay: Relay) -> None:
+        """Send what has been sent of an answer by now, and not by the time when somebody began to listen: more of it
+        may have been sent in between, and does not go on from what is known there."""
+        if (so_far := relay.so_far()) is not None:
+            with suppress(QueueUnavailable):
+                await self._context.queue.publish(address, [so_far])
 
     async def _renew_until(self, drained: asyncio.Event) -> None:
         suspects: set[Held] = set()

@@ -484,8 +484,8 @@ class Execution:
         run = self._local(state.run)
         if run is not None:
             return run.followers()
-        gateway = state.turn.gateway
-        return (gateway, *self._work.listening) if gateway else self._work.listening
+        gateway, listening = state.turn.gateway, self._work.listening
+        return (gateway, *listening) if gateway and gateway not in listening else listening
 
     def _engine_and_gateway(self) -> Sequence[str]:
         """The receivers of what was committed to a run that is driven elsewhere: its engine, and its gateway, so that

@@ -1,0 +1,237 @@
+"""Followers of a run while an attempt at its answer is being lost: whatever arrives in whatever order, callers get the
+answer, and nobody is sent words of an attempt of which it is known here that it was lost.
+
+The engines' messages come over the queue of one process; the journal is a list.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from itertools import permutations
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+
+from app.core.message.chat import Usage
+from app.core.run.events import CallFinished, CallIntended, Event, Fact, Kind, StepDone, fact_from_json
+from app.core.run.position import Position
+from app.core.run.state import fold
+from app.engine.calls.response import Reply
+from app.engine.context import EngineContext
+from app.engine.delivery.audience import Audience
+from app.engine.delivery.followers import Follower
+from app.engine.delivery.mailbox import Mailbox
+from app.engine.delivery.messages import Ended, Said, Told
+from app.engine.runs.client import RunClient
+from app.engine.steps.claim import Work
+from app.engine.steps.delta_relay import Relay
+from app.engine.steps.dispatcher import Dispatcher
+from app.errors import Conflict
+from app.stepqueue.memory import MemoryQueue
+from app.stepqueue.protocol import Committed, Delta, Listen, Live, Ticket
+from app.store.protocol import Journal, RunRow
+from app.store.rows.content import address
+from app.telemetry import Telemetry
+from tests.harness.stand_ins import TEXTS, journal_of, row_of
+
+RUN, SALT, HOME = "run", b"salt", "gateway"
+ANSWER = "Vier mal fünf."
+OUTPUT = address(SALT, ANSWER.encode())
+BEFORE = journal_of(RUN, TEXTS)[:11]
+"""Up to the intent of `call_1`, the first attempt at the answer."""
+
+
+def intended(call: str) -> Fact:
+    (first,) = [event.fact for event in BEFORE if isinstance(event.fact, CallIntended) and event.fact.call == "call_1"]
+    return fact_from_json(Kind.CALL_INTENDED, first.to_json() | {"call": call, "attempt": 2})
+
+
+def finished(call: str, outcome: str) -> CallFinished:
+    return CallFinished(call=call, n=1, outcome=outcome, usage=Usage(1, 0, 1, 0), usd=1, seconds=0.1)
+
+
+def journaled(*drafts: Fact, after: int) -> tuple[Event, ...]:
+    return tuple(Event.of(RUN, seq, 1e9, one) for seq, one in enumerate(drafts, after + 1))
+
+
+LOSS = journaled(finished("call_1", "unknown"), intended("call_2"), after=len(BEFORE))
+"""Another engine has taken the step."""
+SUCCESS = fact_from_json(Kind.SUCCEEDED, {"step": 1, "usd": 100, "answer": OUTPUT, "finish": "stop"})
+DONE = StepDone(n=1, output=OUTPUT, chars=len(ANSWER), finish="stop", call="call_2")
+END = journaled(finished("call_2", "ok"), DONE, SUCCESS, after=LOSS[-1].seq)
+
+LOST_WORDS = (Delta(RUN, 1, "call_1", 0, "Fünf "), Delta(RUN, 1, "call_1", 5, "mal"))
+WORDS = Delta(RUN, 1, "call_2", 0, "Vier mal ")
+OF_THE_LOSS = Committed(RUN, LOSS, engine="heir", epoch=2)
+OF_THE_END = Committed(RUN, END, contents=((OUTPUT, ANSWER),), engine="heir", epoch=2)
+
+
+class ListStore:
+    """A journal of which a part is committed, and the run's row."""
+
+    def __init__(self) -> None:
+        self.committed: tuple[Event, ...] = BEFORE
+        self.driver = "heir"
+        self.lookups = 0
+
+    async def journal(self, _run: str, upto: int | None = None, after: int = 0) -> Journal:
+        return Journal(SALT, tuple(event for event in self.committed if event.seq > after))
+
+    async def last_seqs(self, _runs: Sequence[str]) -> Mapping[str, int]:
+        return {RUN: self.committed[-1].seq}
+
+    async def run(self, run: str) -> RunRow:
+        self.lookups += 1
+        return row_of(run, "acme", driver=self.driver)
+
+
+class Caller:
+    """A caller, and what it was sent."""
+
+    def __init__(self, line: Mailbox[Told]) -> None:
+        self.line = line
+
+    @property
+    def words(self) -> str:
+        return "".join(one.text for one in self.line._items if isinstance(one, Said))
+
+    @property
+    def error(self) -> str | None:
+        last = self.line._items[-1]
+        assert isinstance(last, Ended)
+        return last.error.public_code if last.error is not None else None
+
+
+class Gateway:
+    """The followers of one process, which receive what is published to it."""
+
+    def __init__(self, client: RunClient, store: ListStore, queue: MemoryQueue) -> None:
+        self.client, self.followers, self.store, self.queue = client, client._followers, store, queue
+
+    def follow(self) -> Follower:
+        return self.followers.follow(fold(self.store.committed), SALT, Audience(RUN))
+
+    async def join(self, at: Position = Position()) -> Caller:
+        return Caller((await self.client.attach(RUN, at)).line)
+
+    async def receive(self, message: Live) -> None:
+        await self.queue.publish(HOME, [message])
+        while self.followers._catching_up:  # noqa: ASYNC110 - the journal is at hand
+            await asyncio.sleep(0)
+
+
+@asynccontextmanager
+async def gateway() -> AsyncIterator[Gateway]:
+    store, queue = ListStore(), MemoryQueue(["mini"])
+    parts = {"store": store, "queue": queue, "telemetry": Telemetry(), "tick": lambda: 0.0}
+    client = RunClient(cast(EngineContext, SimpleNamespace(**parts)), home=HOME, bound=9, untaken=9)
+    here = Gateway(client, store, queue)
+    async with queue.subscribe(HOME, here.followers.receive), asyncio.TaskGroup() as group:
+        here.followers.open(group)
+        yield here
+
+
+async def played(messages: Sequence[Live], joins: int, lost: str) -> list[tuple[Caller, bool, str]]:
+    """Two callers, of whom one joins before the message of that number: each with whether its process could know of the
+    loss when it came, and what it had been sent before the end."""
+    async with gateway() as here:
+        here.store.committed = (*BEFORE, *LOSS) if lost == "at first" else BEFORE
+        callers = [(await here.join(), lost == "at first")]
+        for place, message in enumerate((*messages, OF_THE_END)):
+            if place == joins:
+                if lost == "before another joins":
+                    here.store.committed = (*BEFORE, *LOSS)
+                callers.append((await here.join(), len(here.store.committed) > len(BEFORE)))
+            if message is OF_THE_END:
+                here.store.committed = (*BEFORE, *LOSS, *END)
+                stories = [(caller, knew, caller.words) for caller, knew in callers]
+            elif message not in LOST_WORDS:
+                here.store.committed = (*BEFORE, *LOSS)
+            await here.receive(message)
+    return stories
+
+
+@pytest.mark.parametrize("lost", ["at first", "before another joins", "by what is received"])
+async def test_in_every_order_of_messages_callers_get_the_answer_or_are_told_why_not(lost: str) -> None:
+    """`lost` says when the loss is journaled at the latest; messages about it may come at any time from then on."""
+    for messages in permutations([*LOST_WORDS, WORDS, OF_THE_LOSS]):
+        for joins in range(len(messages) + 1):
+            for caller, knew, streamed in await played(messages, joins, lost):
+                stranded = streamed.startswith("F")
+                assert not (stranded and knew), (messages, joins)
+                expected = (streamed, "answer_changed") if stranded else (ANSWER, None)
+                assert (caller.words, caller.error) == expected, (messages, joins)
+
+
+async def test_a_caller_whose_words_were_lost_goes_on_if_the_answer_begins_with_them() -> None:
+    async with gateway() as here:
+        caller = await here.join()
+        await here.receive(Delta(RUN, 1, "call_1", 0, "Vier "))
+        assert caller.words == "Vier "
+        here.store.committed = (*BEFORE, *LOSS)
+        await here.receive(OF_THE_LOSS)
+        new = await here.join()
+        assert new.words == ""
+        with pytest.raises(Conflict):
+            await here.join(Position(1, 2))
+        await here.receive(OF_THE_END)
+    assert [(one.words, one.error) for one in (caller, new)] == [(ANSWER, None)] * 2
+
+
+async def test_words_that_were_missed_are_asked_for_again() -> None:
+    """Also by the gateway that the run's admission names, to which everything is sent without its asking."""
+    async with gateway() as here:
+        asked: list[Live] = []
+        follower = here.follow()
+        follower.state.turn.gateway = HOME  # type: ignore[misc]
+        async with here.queue.subscribe("heir", asked.append):
+            await here.receive(LOST_WORDS[0])
+            await here.followers._look(healthy=True)
+            assert asked == []
+            await here.receive(Delta(RUN, 1, "call_1", 9, "acht"))
+            await here.followers._look(healthy=True)
+            assert asked == [Listen(RUN, HOME)]
+            await here.receive(Delta(RUN, 1, "call_1", 0, "Fünf mal acht"))
+            await here.followers._look(healthy=True)
+        assert len(asked) == 1
+        here.followers.forget(follower)
+
+
+async def test_an_engine_that_does_not_answer_is_asked_for_its_successor() -> None:
+    """An engine was killed whose messages were received here; the run's row names the one that goes on."""
+    async with gateway() as here:
+        dead: list[Live] = []
+        heir: list[Live] = []
+        follower = here.follow()
+        async with here.queue.subscribe("dead", dead.append), here.queue.subscribe("heir", heir.append):
+            await here.receive(Committed(RUN, (), engine="dead", epoch=1))
+            for _ in range(2):
+                await here.followers._look(healthy=True)
+            assert (dead, heir) == ([Listen(RUN, HOME)], [Listen(RUN, HOME)])
+            await here.receive(OF_THE_LOSS)
+            await here.followers._look(healthy=True)
+            assert (len(heir), here.store.lookups) == (2, 1), (
+                "an engine that answers is asked without a look at the row"
+            )
+        here.followers.forget(follower)
+
+
+async def test_what_is_sent_again_has_all_that_was_sent_meanwhile() -> None:
+    """A worker says more between somebody's wish to listen and the answer to it."""
+    async with gateway() as here:
+        caller = await here.join()
+        reply = cast(Reply, SimpleNamespace(text="", decoded=lambda _after: (), refuses=False))
+        relay = Relay(RUN, 1, "call_1", reply, lambda _place: "")
+        relay._chars, reply.text = 5, "Fünf "  # type: ignore[misc]
+        context = SimpleNamespace(store=here.store, queue=here.queue, telemetry=Telemetry(), tick=lambda: 0.0)
+        dispatcher = Dispatcher(cast(EngineContext, context), name="heir", slots=1, grace=0.0)
+        work = Work(Ticket(RUN, 1, "mini", "heir", 1), relay=relay)
+        dispatcher._works[RUN, 1] = work
+        async with asyncio.TaskGroup() as group:
+            dispatcher._group = group
+            assert dispatcher.listen(Listen(RUN, HOME))
+            reply.text = "Fünf mal"  # type: ignore[misc]
+            relay._chars = 8
+            await here.receive(LOST_WORDS[1])
+        assert caller.words == "Fünf mal"
