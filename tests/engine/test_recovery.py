@@ -3,7 +3,6 @@ them. And drivers that are told nothing: they learn from the renewal of their le
 
 import asyncio
 import sqlite3
-import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -271,11 +270,9 @@ async def test_a_driver_that_is_told_nothing_learns_it_with_its_lease(stub: Prov
     async with running_service(tmp_path, pool_text(stub), SETTINGS) as opened:
         driven = await opened.runs.start(order(opened, "baton-mini"))
         await stub.wait_for(1, "alpha")
-        began = time.monotonic()
         asked = fact_from_json(Kind.CANCEL_ASKED, {"by": "operator"})
         await opened.context.store.append(Entry(driven.run, opened.context.now(), (asked,)))
         assert (await finish(driven)).ended.state.state == "cancelled"
-        assert time.monotonic() - began < LEASE / 3 + 0.5
 
 
 async def test_waiting_drivers_do_not_read_their_journals(

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from app.core.pool.breaker import MINIMUM, SHARE
+from app.core.pool.breaker import KNOWN, MINIMUM, SHARE
 from app.core.run.events import Kind
 from app.process.wiring import Runtime
 from tests.harness.in_process import Outcome, events, finish, kinds, narrowed, order, pool_text, running_service
-from tests.harness.waiting import Stopwatch, until
+from tests.harness.waiting import until
 from tests.stubs import Fail, ProviderStub, Reply
 
 ANSWER = "Hello there."
@@ -36,12 +36,6 @@ async def lonely(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[Runtime]:
 async def run(opened: Runtime, **changes: Any) -> Outcome:
     """One run, to its end."""
     return await finish(await opened.runs.start(order(opened, "baton-mini", **changes)))
-
-
-async def timed(opened: Runtime, **changes: Any) -> tuple[Outcome, float]:
-    """The same, with its seconds."""
-    began = time.monotonic()
-    return await run(opened, **changes), time.monotonic() - began
 
 
 # -- storms
@@ -107,10 +101,9 @@ async def test_the_journal_says_that_there_was_no_budget_for_another_attempt(
 
 async def test_a_step_waits_as_long_as_retry_after_says(stub: ProviderStub, opened: Runtime) -> None:
     stub.script("alpha", Fail(status=429, retry_after=0.7))
-    outcome, seconds = await timed(opened)
+    outcome = await run(opened)
     assert [received.model for received in stub.requests] == ["alpha", "alpha"]
     assert stub.requests[1].at - stub.requests[0].at >= 0.7
-    assert seconds < 2
     assert outcome.ended.answer == ANSWER
 
 
@@ -118,35 +111,34 @@ async def test_a_date_is_as_good_as_seconds(stub: ProviderStub, opened: Runtime)
     stub.script("alpha", Fail(status=503, retry_after=2, as_date=True))
     await run(opened)
     assert [received.model for received in stub.requests] == ["alpha", "alpha"]
-    assert 0.9 <= stub.requests[1].at - stub.requests[0].at < 2.5
+    assert stub.requests[1].at - stub.requests[0].at >= 0.9
 
 
 async def test_a_worker_that_wants_to_be_left_alone_for_long_is_replaced_at_once(
     stub: ProviderStub, opened: Runtime
 ) -> None:
     stub.always("alpha", Fail(status=429, retry_after=25))
-    outcome, seconds = await timed(opened)
-    assert seconds < 1
+    outcome = await run(opened)
     assert outcome.ended.answer == ANSWER
     assert [received.model for received in stub.requests] == ["alpha", "beta"]
+    assert stub.requests[1].at - stub.requests[0].at < 25
     await run(opened)
     assert len(stub.of("alpha")) == 1, "and the next run leaves it alone"
 
 
-@pytest.mark.parametrize("retry_after", [20, 7])
+@pytest.mark.parametrize("retry_after", [60, 28])
 async def test_nobody_waits_beyond_the_runs_deadline(stub: ProviderStub, lonely: Runtime, retry_after: float) -> None:
     stub.always("alpha", Fail(status=429, retry_after=retry_after))
-    outcome, seconds = await timed(lonely, limits=narrowed(lonely, "baton-mini", seconds=6.0))
-    assert seconds < 2
-    assert outcome.ended.state.state == "failed"
+    outcome = await run(lonely, limits=narrowed(lonely, "baton-mini", seconds=25.0))
+    assert outcome.ended.state.state == "failed", "it ends at once; waiting until its deadline, it would expire"
     assert len(stub.requests) == 1
 
 
 async def test_the_only_worker_is_waited_for(stub: ProviderStub, lonely: Runtime) -> None:
     stub.script("alpha", Fail(status=429, retry_after=1.2))
-    outcome, seconds = await timed(lonely)
+    outcome = await run(lonely)
     assert outcome.ended.answer == ANSWER
-    assert seconds >= 1.2
+    assert stub.requests[1].at - stub.requests[0].at >= 1.2
 
 
 async def test_a_wait_ends_with_its_run_and_hides_no_outcome(stub: ProviderStub, lonely: Runtime) -> None:
@@ -160,10 +152,8 @@ async def test_a_wait_ends_with_its_run_and_hides_no_outcome(stub: ProviderStub,
     await until(failed)
     journal = await events(lonely, driven.run)
     assert (journal[-1].body["blamed"], journal[-1].body["retry_after"]) == ("rate_limited", 20)
-    watch = Stopwatch()
     lonely.runs.cancel(driven.run, "client")
-    outcome = await finish(driven)
-    assert watch.seconds < 1
+    outcome = await finish(driven, within=15.0)  # less than what Retry-After says
     assert outcome.ended.state.state == "cancelled"
     assert len(stub.requests) == 1
     await until(lambda: lonely.context.telemetry.registry.get_sample_value("baton_steps_running") == 0)
@@ -172,23 +162,31 @@ async def test_a_wait_ends_with_its_run_and_hides_no_outcome(stub: ProviderStub,
 # -- time
 
 
-async def test_a_step_that_nobody_could_do_in_time_is_not_begun(stub: ProviderStub, lonely: Runtime) -> None:
-    stub.always("alpha", Reply(header_delay=1.0))
-    await asyncio.gather(*(run(lonely) for _ in range(5)))
+async def calls_seem_slow(opened: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the service learn that its first worker takes more than a hundred seconds for an answer."""
+    monkeypatch.setattr(opened.context.health, "_tick", lambda: time.monotonic() + 100.0)
+    for _ in range(KNOWN):
+        await run(opened)
+
+
+async def test_a_step_that_nobody_could_do_in_time_is_not_begun(
+    stub: ProviderStub, lonely: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await calls_seem_slow(lonely, monkeypatch)
     stub.requests.clear()
-    outcome, seconds = await timed(lonely, limits=narrowed(lonely, "baton-mini", seconds=0.9))
-    assert seconds < 0.9
+    outcome = await run(lonely, limits=narrowed(lonely, "baton-mini", seconds=20.0))
     assert stub.requests == []
     assert outcome.ended.state.state == "expired"
     failed = next(event for event in await events(lonely, outcome.ended.state.run) if event.kind is Kind.STEP_FAILED)
     assert failed.body["error"] == "no_time"
     assert failed.body["passed_over"] == [{"worker": "alpha", "reason": "no_time"}]
-    assert 0 < failed.body["left"] < 0.9
+    assert 0 < failed.body["left"] < 20
 
 
-async def test_a_worker_that_is_too_slow_for_what_is_left_is_passed_over(stub: ProviderStub, opened: Runtime) -> None:
-    stub.always("alpha", Reply(header_delay=1.2))
-    await asyncio.gather(*(run(opened) for _ in range(5)))
-    outcome = await run(opened, limits=narrowed(opened, "baton-mini", seconds=1.1))
+async def test_a_worker_that_is_too_slow_for_what_is_left_is_passed_over(
+    stub: ProviderStub, opened: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await calls_seem_slow(opened, monkeypatch)
+    outcome = await run(opened, limits=narrowed(opened, "baton-mini", seconds=20.0))
     assert outcome.ended.answer == ANSWER
     assert stub.requests[-1].model == "beta"

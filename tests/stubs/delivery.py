@@ -39,10 +39,12 @@ _HTML = (
 )
 
 
-async def stall(seconds: float | None) -> None:
-    """Say nothing for so many seconds; None is for ever."""
+async def stall(seconds: float | asyncio.Event | None) -> None:
+    """Say nothing for so many seconds, or until the event is set; None is for ever."""
     if seconds is None:
         await asyncio.Event().wait()
+    elif isinstance(seconds, asyncio.Event):
+        await seconds.wait()
     else:
         await asyncio.sleep(seconds)
 

@@ -7,6 +7,7 @@ process.
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
@@ -42,10 +43,10 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class Stall:
-    """Say nothing more, with the connection open, for `seconds` (None: for ever)."""
+    """Say nothing more, with the connection open, for so many seconds or until the event is set (None: for ever)."""
 
     after: Point = 1
-    seconds: float | None = None
+    seconds: float | asyncio.Event | None = None
 
 
 @dataclass(frozen=True, slots=True)
