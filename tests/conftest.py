@@ -143,6 +143,12 @@ def make_schema(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Non
     return schema
 
 
+@pytest.fixture
+def embedded_database(tmp_path: Path, make_schema: Callable[[str], None]) -> None:
+    """Make the database that a command finds in the data folder `tmp_path`: no command makes one by itself."""
+    make_schema(f"sqlite:///{tmp_path / 'baton.db'}")
+
+
 @pytest.fixture(scope="session", autouse=True)
 def shared_schema_and_statements(make_schema: Callable[[str], None]) -> Iterator[None]:
     """Make the schema and the statements once, as a process does: a thousand stores are opened in this one."""

@@ -14,7 +14,7 @@ from rich.text import Text
 from app.audit.check import Auditor
 from app.audit.export import Export, write
 from app.audit.report import RULES, Report
-from app.cli import event_loop, terminal
+from app.cli import event_loop, storage, terminal
 from app.cli.asked import Asked
 from app.errors import StoreUnavailable
 from app.process.config import read
@@ -31,6 +31,8 @@ def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> i
     terminal.log_to_stderr("warning")
     if asked.verb == "rules":
         return _rules()
+    if asked.verb == "export" or asked.file is None:
+        storage.announce(read(environ))
     try:
         if asked.verb == "export":
             return event_loop.run(_export(asked, environ, now()))
@@ -50,13 +52,15 @@ async def _check(asked: Asked, environ: Mapping[str, str], now: float) -> Report
     if asked.file is not None:
         export = Export(Path(asked.file))
         return await Auditor(export.at, adapter).audit(export, run=asked.run, since=since)
-    async with open_archive(read(environ).database_url) as archive:
+    settings = read(environ)
+    async with storage.used(settings), open_archive(settings.database_url) as archive:
         return await Auditor(now, adapter).audit(archive, run=asked.run, since=since)
 
 
 async def _export(asked: Asked, environ: Mapping[str, str], now: float) -> int:
     since = now - asked.since if asked.since else None
-    async with open_archive(read(environ).database_url) as archive:
+    settings = read(environ)
+    async with storage.used(settings), open_archive(settings.database_url) as archive:
         runs = await write(archive, Path(asked.file), now=now, run=asked.run, since=since)
     terminal.err().print(f"{runs:,} runs are in {asked.file}; it holds callers' texts.", markup=False)
     return CLEAN

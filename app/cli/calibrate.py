@@ -80,6 +80,7 @@ def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> i
     """Calibrate and print the table. Returns 1 if some tasks could not be tried."""
     loaded = configure(environ)
     terminal.log_to_stderr("error")
+    storage.announce(loaded.settings)
     known = event_loop.run(_known(loaded))
     wanted = list(_wanted(loaded.catalog, asked))
     done = {trial.key for trial in known}

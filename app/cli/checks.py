@@ -20,7 +20,7 @@ from app.errors import (
 from app.process.config import Loaded, describe
 from app.process.wiring import Runtime
 from app.providers.protocol import Request
-from app.store.sqlkit.migrate import is_current
+from app.store.sqlkit import revisions
 
 DEADLINES = Deadlines(connect=5.0, first=20.0, gap=10.0, total=25.0)
 CHECK_SECONDS = 30.0
@@ -74,23 +74,33 @@ async def of_schema(loaded: Loaded) -> list[Verdict]:
     remedy = "check BATON_DATABASE_URL, and that the server runs and accepts this user"
 
     async def check() -> Verdict:
-        if await asyncio.to_thread(is_current, settings.database_url):
+        cause = await asyncio.to_thread(revisions.cause, settings.database_url)
+        if cause is None:
             return Verdict("schema", "ok", "this version's")
-        return Verdict("schema", "fail", f"{where} does not have this version's tables", "run `baton migrate`")
+        words = "run `baton migrate`" if "baton migrate" in cause else remedy
+        return Verdict("schema", "fail", f"{where}: {cause}", words)
 
     return [await _within("schema", check, remedy)]
 
 
-async def of_house(loaded: Loaded, opened: Runtime) -> list[Verdict]:
-    """Check database, queue, conductors and providers at the same time, and report them in this order."""
+async def of_house(loaded: Loaded, opened: Runtime, *, every: bool, exists: bool) -> list[Verdict]:
+    """Check database, queue, conductors and providers at the same time, and report them in this order.
+
+    `every` asks all workers instead of the cheapest of each provider. Unless `exists`, the configured database is an
+    SQLite file that nobody has made yet, and is not checked.
+    """
     catalog = loaded.catalog
     conductors = _conductors(catalog)
     pending = [
-        _database(loaded, opened),
+        _database(loaded, opened) if exists else _no_database(loaded),
         _queue(loaded, opened),
         *[_generation(f"conductor of {tiers}", catalog.workers[name], opened) for name, tiers in conductors.items()],
-        *[_provider(spec, catalog, conductors, opened) for spec in catalog.providers.values()],
     ]
+    if every:
+        others = [worker for worker in catalog.workers.values() if worker.name not in conductors]
+        pending += [_generation(f"worker {worker.name}", worker, opened) for worker in others]
+    else:
+        pending += [_provider(spec, catalog, conductors, opened) for spec in catalog.providers.values()]
     verdicts: list[Verdict] = list(await asyncio.gather(*pending))
     if not conductors:
         verdicts.insert(2, Verdict("conductor", "skip", "no tier is conducted by a model"))
@@ -107,6 +117,11 @@ async def _database(loaded: Loaded, opened: Runtime) -> Verdict:
         check,
         "check BATON_DATABASE_URL and `baton migrate`, and that the disk is neither full nor read-only",
     )
+
+
+async def _no_database(loaded: Loaded) -> Verdict:
+    where = _shown(loaded, "BATON_DATABASE_URL")
+    return Verdict("database", "skip", f"{where} does not exist yet; `baton serve` or `baton migrate` makes it")
 
 
 async def _queue(loaded: Loaded, opened: Runtime) -> Verdict:

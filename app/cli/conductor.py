@@ -45,6 +45,7 @@ def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> i
     if asked.verb == "describe":
         return _describe(asked)
     loaded = configure(environ)
+    storage.announce(loaded.settings)
     if asked.verb == "ls":
         return _list(loaded.settings, asked.limit)
     if asked.verb == "deploy":
@@ -109,7 +110,7 @@ async def _compare(settings: Settings, server: Management, asked: Asked, now: fl
     known = await _standing(settings, asked.conductor)
     if reason := refusal(known, "shadowed", asked.version):
         raise ConfigInvalid([reason])
-    async with open_archive(settings.database_url) as archive:
+    async with storage.used(settings), open_archive(settings.database_url) as archive:
         async for case in shadow.cases(archive, asked.conductor, now - asked.since, now, compared):
             if compared.plans >= asked.limit:
                 break

@@ -71,6 +71,7 @@ def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> i
     sandbox.ready(rule.grader for rule in rules)
     if not rules and not asked.signs:
         raise ConfigInvalid(["say what to look for: --tasks FILE, --grader JSON or --signs"])
+    storage.announce(settings)
     found = event_loop.run(_rate(settings, asked, rules, now()))
     if asked.json:
         print(orjson.dumps([_shown(one) for one in found.ratings], option=orjson.OPT_INDENT_2).decode())

@@ -21,6 +21,7 @@ def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> i
     """Carry out one of the verbs on the configured database."""
     settings = read(environ)
     terminal.log_to_stderr("warning")
+    storage.announce(settings)
     if asked.verb == "add":
         _check_tiers(configure(environ), asked.tiers or [])
         event_loop.run(_add(settings, asked, now()))

@@ -80,6 +80,7 @@ def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> i
     for policy in asked.policy:
         if policy not in (GREEDY, CURRENT, UNIFORM) and not policy.startswith(ALWAYS):
             raise ConfigInvalid([f"--policy: write {GREEDY}, {CURRENT}, {UNIFORM} or '{ALWAYS}ARM'"])
+    storage.announce(loaded.settings)
     found = event_loop.run(_read(loaded, asked, now()))
     judged: list[Judged] = []
     for group, rows in sorted(found.rows.items()):

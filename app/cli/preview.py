@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from rich.text import Text
 from rich.tree import Tree
 
-from app.cli import estimate, event_loop, private_engine, run_record, run_tree, run_words, terminal
+from app.cli import estimate, event_loop, private_engine, run_record, run_tree, run_words, storage, terminal
 from app.cli.asked import Asked
 from app.core.message.chat import Message, Task
 from app.core.message.chat import Text as Said
@@ -41,6 +41,7 @@ def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> i
         overrides=overrides,
         preview=True,
     )
+    storage.announce(loaded.settings)
     with terminal.err().status("planning"):
         ended, drawn = event_loop.run(_preview(loaded, order))
     terminal.out().print(drawn)
@@ -58,7 +59,7 @@ def _tier(catalog: Catalog, asked: Asked) -> tuple[Tier, str]:
 
 
 async def _preview(loaded: Loaded, order: Order) -> tuple[Ended, Tree]:
-    async with private_engine.at_work(loaded, 1) as opened:
+    async with storage.used(loaded.settings), private_engine.at_work(loaded, 1) as opened:
         ended = await private_engine.carried_out(opened, order)
         return ended, await _drawn(opened, ended, order.limits)
 

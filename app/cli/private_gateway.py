@@ -14,6 +14,7 @@ from app.core.rating.calibration import Trial
 from app.gateway.app import create_app
 from app.gateway.http.auth import mint
 from app.process.config import Loaded, Settings
+from app.store.sqlkit import revisions
 
 TENANT = "evaluation"
 
@@ -39,7 +40,7 @@ async def embedded(loaded: Loaded, folder: Path, concurrency: int) -> AsyncItera
 
     The cards of its workers have the calibration of the configured database.
     """
-    trials = await _calibrated(loaded.settings) if _is_made(loaded.settings.database_url) else ()
+    trials = await _calibrated(loaded.settings) if revisions.exists(loaded.settings.database_url) else ()
     async with at_work(in_folder(loaded, folder), concurrency, dispatches=True) as opened:
         for trial in trials:
             await opened.gateway.store.note_trial(trial)
@@ -57,9 +58,3 @@ async def _calibrated(settings: Settings) -> tuple[Trial, ...]:
     """Return the results of `baton calibrate`."""
     async with storage.opened(settings) as store:
         return await store.trials()
-
-
-def _is_made(url: str) -> bool:
-    """Return False for an SQLite file that does not exist, because opening it would create it."""
-    path = url.removeprefix("sqlite:///")
-    return path == url or Path(path).exists()

@@ -24,7 +24,10 @@ def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> i
 
         def announce(started: Started) -> None:
             status.stop()
-            print(startup_message.words(asked.verb, started, terminal.program()), flush=True)
+            if asked.json:
+                print(startup_message.as_json(asked.verb, started), flush=True)
+            else:
+                print(startup_message.words(asked.verb, started, terminal.program()), flush=True)
 
         event_loop.run(serve(loaded, dict(environ), ROLES[asked.verb], announce))
     return 0

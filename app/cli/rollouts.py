@@ -19,7 +19,9 @@ def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> i
     """Write the file and print why runs were left out. Returns 1 if the file has no rollout."""
     terminal.log_to_stderr("warning")
     since = now() - asked.since if asked.since else None
-    found, skipped = event_loop.run(collect(read(environ), wanted(asked), since))
+    settings, chosen = read(environ), wanted(asked)
+    storage.announce(settings)
+    found, skipped = event_loop.run(collect(settings, chosen, since))
     path = Path(asked.file)
     path.touch(mode=0o600)
     path.chmod(0o600)

@@ -50,6 +50,7 @@ def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> i
     """Carry out one of the verbs. Returns the exit status."""
     settings = read(environ)
     terminal.log_to_stderr("warning")
+    storage.announce(settings)
     if asked.verb == "ls":
         storage.check_state(asked.state)
         event_loop.run(_list(settings, asked, now()))

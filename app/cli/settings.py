@@ -1,18 +1,22 @@
 """`baton config` prints every setting with its value, and the origin of the pool."""
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from rich.table import Table
 from rich.text import Text
 
 from app.cli import terminal
 from app.cli.asked import Asked
-from app.process.config import configure, describe
+from app.process.config import Loaded, configure, describe
 
 
 def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> int:
     """Print the settings with masked secrets. Raises `ConfigInvalid` for a faulty configuration."""
     loaded = configure(environ)
+    if asked.json:
+        terminal.print_json(_record(loaded))
+        return 0
     table = Table("setting", "value", "default", "from", "meaning", box=None, header_style="bold", pad_edge=False)
     for row in describe(loaded.settings):
         style = "bold" if row.origin != "default" else ""
@@ -27,3 +31,12 @@ def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> i
     for note in loaded.notes:
         console.print(f"  note: {note}", markup=False, soft_wrap=True)
     return 0
+
+
+def _record(loaded: Loaded) -> dict[str, Any]:
+    rows = [
+        {"name": row.name, "value": row.value, "default": row.default, "from": row.origin, "meaning": row.meaning}
+        for row in describe(loaded.settings)
+    ]
+    tiers = {tier.name: list(tier.pool) for tier in loaded.catalog.tiers.values()}
+    return {"settings": rows, "pool": {"from": loaded.origin, "tiers": tiers}, "notes": list(loaded.notes)}

@@ -38,6 +38,18 @@ def words(verb: str, started: Started, program: str) -> str:
     return "\n\n".join(["\n".join(head), *_key(started.key), *_requests(started.url, started.key), _after(program)])
 
 
+def as_json(verb: str, started: Started) -> str:
+    """Return the announcement as one line of JSON. `key` is a key that was made now, or null."""
+    record = {
+        "process": verb,
+        "url": started.url,
+        "pool": started.origin,
+        "rehearsal": started.rehearsal,
+        "key": started.key,
+    }
+    return json.dumps(record)
+
+
 def _key(key: str | None) -> list[str]:
     if key is None:
         return []

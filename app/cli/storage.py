@@ -1,32 +1,68 @@
 """The configured database, for commands that read or write it without the rest of the service."""
 
+import asyncio
 import logging
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 
 from app.core.run.kinds import RUN_STATES
 from app.errors import ConfigInvalid, NotFound, StoreUnavailable
 from app.process.config import Settings, describe
 from app.store.protocol import RunQuery, RunRow, Store
 from app.store.sql import open_store
+from app.store.sqlkit import revisions
 
 PAGE = 200
 DEPTH = 10_000
 """The newest runs in which a prefix of an id is searched."""
 
 
+def shown(settings: Settings) -> str:
+    """Return the URL of the configured database without its password."""
+    return next(row.value for row in describe(settings) if row.name == "BATON_DATABASE_URL")
+
+
+def announce(settings: Settings) -> None:
+    """Name the configured database on standard error."""
+    print(f"database: {shown(settings)}", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def causes(settings: Settings) -> Iterator[None]:
+    """Give every `StoreUnavailable` a message that names the database."""
+    try:
+        yield
+    except StoreUnavailable as error:
+        words = error.message.removeprefix("The database cannot be used: ")
+        raise StoreUnavailable(f"The database {shown(settings)} cannot be used: {words}") from None
+
+
+@asynccontextmanager
+async def used(settings: Settings) -> AsyncIterator[None]:
+    """Require that the configured database exists, and explain why it could not be used.
+
+    The message of `StoreUnavailable` names the database and the cause; log lines of the store are suppressed.
+    """
+    logging.getLogger("app.store").setLevel(logging.ERROR)
+    if not revisions.exists(settings.database_url):
+        raise StoreUnavailable(
+            f"There is no database {shown(settings)} yet; `baton serve` or `baton migrate` makes it. "
+            "BATON_DATA_DIR and BATON_DATABASE_URL name another one."
+        )
+    try:
+        yield
+    except StoreUnavailable:
+        cause = await asyncio.to_thread(revisions.cause, settings.database_url)
+        words = cause or "it did not answer; `baton doctor` looks further"
+        raise StoreUnavailable(f"The database {shown(settings)} cannot be used: {words}.") from None
+
+
 @asynccontextmanager
 async def opened(settings: Settings) -> AsyncIterator[Store]:
-    """Open the store. The message of `StoreUnavailable` names the database; log lines of the store are suppressed."""
-    logging.getLogger("app.store").setLevel(logging.ERROR)
-    try:
-        async with open_store(settings.database_url, connections=2) as store:
-            yield store
-    except StoreUnavailable:
-        where = next(row.value for row in describe(settings) if row.name == "BATON_DATABASE_URL")
-        raise StoreUnavailable(
-            f"The database {where} cannot be used; `baton migrate` makes its tables, `baton doctor` says what is wrong."
-        ) from None
+    """Open the store of the configured database, as `used` does."""
+    async with used(settings), open_store(settings.database_url, connections=2) as store:
+        yield store
 
 
 async def find(store: Store, wanted: str) -> RunRow:

@@ -23,6 +23,7 @@ from app.lab.rollouts import Example, Rollout, accepted, from_lines, weighted
 from app.lab.training_options import Recipe
 from app.lab.world import VERSION, Weights, profiles
 from app.process.config import Loaded, configure, read
+from app.store.sqlkit import revisions
 
 WORLD_TASKS = 4_000
 JOURNAL = "journal"
@@ -128,6 +129,8 @@ def _pool(asked: Asked, environ: Mapping[str, str], out: Path) -> tuple[Loaded, 
 
 async def _as_shown(loaded: Loaded) -> Catalog:
     """Return the pool with the results of `baton calibrate` on its cards, as the service shows it to its conductor."""
+    if not revisions.exists(loaded.settings.database_url):
+        return loaded.catalog
     async with storage.opened(loaded.settings) as store:
         return measured(loaded.catalog, await store.trials())
 

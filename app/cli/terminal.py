@@ -6,6 +6,7 @@ import sys
 import unicodedata
 from pathlib import Path
 
+import orjson
 from rich.console import Console
 
 from app.core.pool.catalog import MILLION
@@ -49,6 +50,11 @@ def dollars(micro: float) -> str:
     """Return micro-dollars as dollars, with as many digits as are needed."""
     whole, _, part = f"{micro / MILLION:,.6f}".partition(".")
     return f"${whole}.{part.rstrip('0').ljust(2, '0')}"
+
+
+def print_json(value: object) -> None:
+    """Print a value as indented JSON on standard output."""
+    print(orjson.dumps(value, option=orjson.OPT_INDENT_2).decode(), flush=True)
 
 
 def program() -> str:

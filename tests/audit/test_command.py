@@ -137,7 +137,7 @@ def test_no_database_exits_with_2(desk: Desk) -> None:
     for arguments in (("check",), ("export", str(desk.folder / "journal.jsonl"))):
         status, _, err = desk(*arguments)
         assert status == 2
-        assert "no database file" in err
+        assert "There is no database sqlite:" in err
 
 
 def test_the_rules_are_listed(desk: Desk) -> None:
@@ -165,5 +165,5 @@ def test_the_executor_is_not_loaded(desk: Desk, tmp_path: Path) -> None:
         timeout=60,
         check=False,
     )
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.returncode, done.stderr) == (0, f"database: sqlite:///{tmp_path}/baton.db\n")
     assert "0 violations" in done.stdout

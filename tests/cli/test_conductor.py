@@ -49,6 +49,8 @@ conductor = {{ kind = "model", worker = "planner"{prompt} }}
 limits = {{ steps = {steps} }}
 """
 
+pytestmark = pytest.mark.usefixtures("embedded_database")
+
 
 def described(folder: Path, base: str | None, **changes: Any) -> Manifest:
     """A folder with weights and a manifest: an adapter of `base`, or a whole model."""

@@ -1,6 +1,7 @@
 """`baton doctor` against providers that answer, refuse the key, limit, and refuse to be brief."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -30,6 +31,17 @@ async def test_a_good_key_answers_one_token(tmp_path: Path, stub: ProviderStub) 
     assert "ok    conductor of baton-ultra: openai/" in done.out
     assert "fraction of a cent" in done.err
     assert len(stub.requests) == 2
+
+
+async def test_every_worker_is_asked_where_that_is_wanted(tmp_path: Path, stub: ProviderStub) -> None:
+    environ = {"OPENAI_API_KEY": KEYS["openai"], "OPENAI_BASE_URL": stub.openai_url}
+    done = await asyncio.to_thread(lambda: baton(tmp_path, "doctor", "--all", "--json", **environ))
+    verdicts = json.loads(done.out)
+    named = {one["name"] for one in verdicts if one["name"].startswith(("worker ", "conductor of "))}
+    asked = {body["model"] for body in (json.loads(request.body) for request in stub.requests)}
+    assert done.status == 0
+    assert len(named) == len(asked) == len(stub.requests) > 2
+    assert {one["status"] for one in verdicts} == {"ok", "skip"}
 
 
 async def test_a_bad_key_is_named_by_its_variable_and_never_shown(tmp_path: Path, stub: ProviderStub) -> None:

@@ -83,8 +83,9 @@ def test_it_goes_on_where_it_was_interrupted_and_pays_for_nothing_twice(
     assert {len(one["catalog"]) for one in first} == {64}
 
 
+@pytest.mark.usefixtures("embedded_database")
 async def test_the_service_inside_knows_what_was_calibrated_outside(tmp_path: Path) -> None:
-    loaded = configure(ENVIRON | {"BATON_DATA_DIR": str(tmp_path / "outside")})
+    loaded = configure(ENVIRON | {"BATON_DATA_DIR": str(tmp_path)})
     tried = Trial("rehearsal-sage", "sage", "calibration-1", "1", "numbers", "sums", 0, "q", "run_1", 1.0, 0.5, 10, 1.0)
     async with storage.opened(loaded.settings) as store:
         await store.note_trial(tried)

@@ -83,6 +83,7 @@ def test_a_task_set_is_asked_over_the_configured_pool(tmp_path: Path) -> None:
     assert {one.rule.conversation[0]["content"] for one in named.questions} == {"a"}
 
 
+@pytest.mark.usefixtures("embedded_database")
 def test_prompts_show_what_was_measured(tmp_path: Path) -> None:
     environ = {**KEY, "BATON_DATA_DIR": str(tmp_path)}
     words = ("sage", "v1", "t", "numbers", "sums", 0, "What?", "run_1", 1.0, 1.0, 1, 0.1)

@@ -186,6 +186,11 @@ SPAN = Span()
 
 # -- options that several commands share
 
+HOST = option("--host", "baton_host", metavar="ADDRESS", help="The address to listen on (BATON_HOST).")
+PORT = option(
+    "--port", "baton_port", type=click.IntRange(0, 65_535), metavar="PORT", help="The port to listen on (BATON_PORT)."
+)
+POOL = option("--pool", "baton_pool", metavar="FILE", help="The pool file (BATON_POOL).")
 AS_JSON = flag("--json", help="Print JSON.")
 SINCE = option("--since", type=SPAN, metavar="SPAN", help="Only runs of the last 30m, 12h, 7d, ...")
 TRUST_CODE = flag(

@@ -6,12 +6,14 @@ from app.cli.commands.declarations import (
     AS_JSON,
     COUNT,
     DOLLARS,
+    POOL,
     SINCE,
     TRUST_CODE,
     Group,
     agreed,
     argument,
     flag,
+    in_order,
     only,
     option,
     repeatable,
@@ -71,7 +73,7 @@ def _calibrate(root: Group) -> None:
     @flag("--again", help="Also give tasks that were given before (default: only the rest).")
     @flag("--yes", help="Do not ask before money is spent.")
     @flag("--show", help="Only show what is known; ask nobody.")
-    @AS_JSON
+    @in_order(POOL, AS_JSON)
     def calibrate() -> None:
         """Measure every worker by the same built-in tasks.
 
@@ -129,7 +131,7 @@ def _eval(root: Group) -> None:
     @flag("--no-explore", help="A selector makes its best choice with certainty.")
     @option("--seed", type=int, default=0, help="The seed of the resampling.")
     @option("--resamples", type=COUNT, default=10_000, help="Resamples of the tasks.")
-    @AS_JSON
+    @in_order(POOL, AS_JSON)
     @TRUST_CODE
     def evaluate() -> None:
         """Compare arms of a tier by accuracy, cost and latency.

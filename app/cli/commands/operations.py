@@ -2,40 +2,83 @@
 
 import click
 
-from app.cli.commands.declarations import Group, argument
+from app.cli.commands.declarations import (
+    AS_JSON,
+    HOST,
+    POOL,
+    PORT,
+    Group,
+    argument,
+    flag,
+    in_order,
+    option,
+)
 
 
 def define(root: Group) -> None:
     """Define the commands."""
+    _processes(root)
+    _database(root)
+    _checks(root)
 
-    @root.add("serve", "process", "baton serve", "BATON_PORT=9000 BATON_POOL=pool.toml baton serve")
+
+def _processes(root: Group) -> None:
+    announced = flag("--json", help="Announce the started process as one line of JSON.")
+
+    @root.add("serve", "process", "baton serve", "baton serve --port 9000 --pool pool.toml")
+    @in_order(HOST, PORT, POOL, announced)
     def serve() -> None:
         """Run the whole service in this process."""
 
-    @root.add("gateway", "process", "baton gateway")
+    @root.add("gateway", "process", "baton gateway --host 0.0.0.0 --pool pool.toml")
+    @in_order(HOST, PORT, POOL, announced)
     def gateway() -> None:
         """Answer HTTP requests; dispatchers execute the runs. Needs Postgres and Redis."""
 
-    @root.add("dispatcher", "process", "baton dispatcher")
+    @root.add("dispatcher", "process", "baton dispatcher --pool pool.toml")
+    @in_order(POOL, announced)
     def dispatcher() -> None:
         """Plan and execute runs. Start as many of these as you need. Needs Postgres and Redis."""
 
-    @root.add("migrate", "schema", "baton migrate")
+
+def _database(root: Group) -> None:
+    @root.add(
+        "migrate", "schema", "baton migrate", "baton migrate --status", "baton migrate --sql", "baton migrate --to 0012"
+    )
+    @flag("--status", help="Only show the current revision, this version's, and those between; exit with 1 if any.")
+    @flag("--sql", help="Print the SQL that would run, and run nothing.")
+    @option("--to", default="head", metavar="REVISION", help="The revision to bring the schema to.")
+    @flag("--down", help="Allow --to to be an earlier revision, which drops what later ones have added.")
+    @AS_JSON
     def migrate() -> None:
         """Bring the database to this version's schema."""
 
-    @root.add("config", "settings", "baton config")
+
+def _checks(root: Group) -> None:
+    @root.add("config", "settings", "baton config", "baton config --pool pool.toml --json")
+    @in_order(POOL, AS_JSON)
     def config() -> None:
         """List all settings with value and meaning."""
 
-    @root.add("doctor", "doctor", "baton doctor")
+    @root.add("doctor", "doctor", "baton doctor", "baton doctor --all --pool pool.toml")
+    @flag("--all", "every", help="Ask every worker of the pool (default: the cheapest of each provider).")
+    @in_order(POOL, AS_JSON)
     def doctor() -> None:
         """Check settings, database, Redis, conductors and keys.
 
         Asks each real model that it checks for one token, which costs a fraction of a cent.
         """
 
-    @root.add("probe", "probe", "baton probe")
+    @root.add("probe", "probe", "baton probe", "baton probe --port 9000")
+    @option("--host", default="127.0.0.1", metavar="ADDRESS", help="The address of the gateway.")
+    @option(
+        "--port",
+        "baton_port",
+        type=click.IntRange(1, 65_535),
+        metavar="PORT",
+        help="The port of the gateway (BATON_PORT).",
+    )
+    @AS_JSON
     def probe() -> None:
         """Check that the gateway on this machine is ready.
 

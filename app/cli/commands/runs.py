@@ -1,6 +1,18 @@
 """`baton runs` and `baton plan`."""
 
-from app.cli.commands.declarations import AS_JSON, COUNT, SINCE, Group, argument, flag, group, only, option, repeatable
+from app.cli.commands.declarations import (
+    AS_JSON,
+    COUNT,
+    POOL,
+    SINCE,
+    Group,
+    argument,
+    flag,
+    group,
+    only,
+    option,
+    repeatable,
+)
 
 
 def define(root: Group) -> None:
@@ -51,5 +63,6 @@ def define(root: Group) -> None:
     @repeatable("--allow", metavar="WORKER", help="A worker that may be used.")
     @repeatable("--deny", metavar="WORKER", help="A worker that may not be used.")
     @option("--pin", metavar="WORKER", help="The one worker to use.")
+    @POOL
     def plan() -> None:
         """Show how a question would be routed. Only the plan is made (and journaled); nothing is executed."""

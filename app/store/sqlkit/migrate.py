@@ -5,8 +5,10 @@ use it, because `baton migrate` has migrated their Postgres.
 """
 
 import io
+import socket
+import sqlite3
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from pkgutil import resolve_name
@@ -23,20 +25,35 @@ if TYPE_CHECKING:
     from alembic.config import Config
 
 MIGRATIONS = Path(__file__).resolve().parents[3] / "migrations"
+REASONS: Mapping[type[BaseException], str] = {
+    asyncpg.InvalidPasswordError: "the password of the user {user} is wrong",
+    asyncpg.InvalidAuthorizationSpecificationError: "the server does not accept the user {user} from here",
+    asyncpg.InvalidCatalogNameError: "the server has no database {database}; create it first",
+    asyncpg.InsufficientPrivilegeError: "the user {user} lacks a privilege on the database {database}",
+    asyncpg.TooManyConnectionsError: "the server has no connection left",
+    asyncpg.CannotConnectNowError: "the server is starting, stopping or recovering",
+    asyncpg.LockNotAvailableError: "another transaction holds a lock that a migration needs; try again",
+    socket.gaierror: "the host name {host} is unknown",
+    ConnectionRefusedError: "nothing listens on {host}:{port}",
+    TimeoutError: "{host}:{port} does not answer in time",
+    PermissionError: "this user may not open {database}",
+}
+"""The reasons of faults. The first class that fits counts, so subclasses come before their bases."""
 ONE_AT_A_TIME = threading.Lock()
 """Alembic keeps its context in globals. Processes exclude each other by a lock in the database."""
 
 
-def migrate(url: str, to: str = "head") -> None:
-    """Upgrade (or, to an earlier revision, downgrade) a database. Must not be called on a thread with a running loop.
+def migrate(url: str, to: str = "head", *, up: bool = False) -> None:
+    """Upgrade a database to the newest revision, or downgrade it to another one; with `up`, upgrade it to that one.
 
+    Must not be called on a thread with a running loop.
     Safe to call from several processes at once: the first one does the work while the others wait. Raises
     `StoreUnavailable` if the database cannot be reached or refuses.
     """
     config, command = alembic_config(url), resolve_name("alembic.command")
-    with ONE_AT_A_TIME, _faults_as_unavailable():
+    with ONE_AT_A_TIME, _faults_as_unavailable(config.attributes["url"]):
         _make_folder(config.attributes["url"])
-        if to == "head":
+        if up or to == "head":
             command.upgrade(config, to)
         else:
             command.downgrade(config, to)
@@ -46,7 +63,7 @@ def is_current(url: str) -> bool:
     """True if a database has exactly this version's schema. The conditions of `migrate` hold."""
     config, command = alembic_config(url), resolve_name("alembic.command")
     config.stdout = io.StringIO()
-    with ONE_AT_A_TIME, _faults_as_unavailable():
+    with ONE_AT_A_TIME, _faults_as_unavailable(config.attributes["url"]):
         try:
             command.current(config, check_heads=True)
         except resolve_name("alembic.util.exc:DatabaseNotAtHead"):
@@ -61,17 +78,27 @@ def _make_folder(url: URL) -> None:
 
 
 @contextmanager
-def _faults_as_unavailable() -> Iterator[None]:
-    """Raise `StoreUnavailable` for a fault of the driver or of Alembic.
-
-    It names the type of the fault only, because the text may hold an address or a statement.
-    """
+def _faults_as_unavailable(url: URL) -> Iterator[None]:
+    """Raise `StoreUnavailable` with the reason for a fault of the driver or of Alembic."""
     refused: type[Exception] = resolve_name("alembic.util.exc:CommandError")
     try:
         yield
     except (OSError, SQLAlchemyError, asyncpg.PostgresError, asyncpg.InterfaceError, refused) as error:
-        cause = getattr(error, "orig", None) or error
-        raise StoreUnavailable(f"The database cannot be reached or refuses ({type(cause).__name__}).") from error
+        raise StoreUnavailable(f"The database cannot be used: {reason(error, url)}.") from error
+
+
+def reason(error: BaseException, url: URL) -> str:
+    """The reason of a fault in words, without a password and without the text of a statement."""
+    cause = getattr(error, "orig", None) or error
+    for one in (cause, cause.__cause__, error):
+        for kind, words in REASONS.items():
+            if isinstance(one, kind):
+                return words.format(database=url.database, user=url.username, host=url.host, port=url.port or 5432)
+    if "Can't locate revision" in str(error):
+        return "the database is newer than this program; use the version of Baton that has migrated it"
+    if isinstance(cause, sqlite3.Error):
+        return f"SQLite says: {cause}"
+    return f"it refuses ({type(cause).__name__})"
 
 
 def alembic_config(url: str) -> "Config":

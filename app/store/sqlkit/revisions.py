@@ -1,0 +1,152 @@
+"""The revision of a database's schema, compared with this program's, and the reason why a database cannot be used.
+
+Nothing here writes, and no SQLite file is created. Alembic is imported when it is first used.
+"""
+
+import asyncio
+import io
+import sqlite3
+from collections.abc import Sequence
+from pathlib import Path
+from pkgutil import resolve_name
+from typing import Any
+
+import asyncpg
+from sqlalchemy import Connection, create_engine
+from sqlalchemy.engine import URL
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.pool import NullPool
+
+from app.core.records import record
+from app.errors import ConfigInvalid, StoreUnavailable
+from app.store.sqlkit.migrate import ONE_AT_A_TIME, alembic_config, reason
+from app.store.sqlkit.postgres import postgres_engine
+
+CONNECT_SECONDS = 5.0
+
+
+@record(frozen=True, slots=True)
+class Revision:
+    """One version of the schema: its number, and the first line of its description."""
+
+    id: str
+    title: str
+
+
+@record(frozen=True, slots=True)
+class Status:
+    """The revision that a database has (None without tables), the one that this program needs, and those between."""
+
+    current: str | None
+    head: str
+    pending: tuple[Revision, ...]
+    newer: bool = False
+    """True if this program does not know the database's revision."""
+
+    @property
+    def is_current(self) -> bool:
+        """True if the database has exactly this program's schema."""
+        return self.current == self.head
+
+
+def exists(url: str) -> bool:
+    """False for an SQLite file that does not exist; True for every other URL."""
+    parsed = _parsed(url)
+    return parsed.get_backend_name() != "sqlite" or Path(parsed.database or "").is_file()
+
+
+def status(url: str) -> Status:
+    """The state of a database's schema. Must not be called on a thread with a running loop.
+
+    Raises `StoreUnavailable` with the reason if the database cannot be reached or refuses.
+    """
+    try:
+        current = _current(url)
+    except (OSError, SQLAlchemyError, asyncpg.PostgresError, asyncpg.InterfaceError, sqlite3.Error) as error:
+        raise StoreUnavailable(f"The database cannot be used: {reason(error, _parsed(url))}.") from error
+    known = _known(url)
+    names = [one.id for one in known]
+    if current is None:
+        return Status(None, names[-1], tuple(known))
+    if current not in names:
+        return Status(current, names[-1], (), newer=True)
+    return Status(current, names[-1], tuple(known[names.index(current) + 1 :]))
+
+
+def cause(url: str) -> str | None:
+    """The reason why a database cannot be used, in words, or None if it can be reached and has a schema that is known.
+
+    Must not be called on a thread with a running loop.
+    """
+    if not exists(url):
+        return "the file does not exist; `baton serve` or `baton migrate` makes it"
+    try:
+        found = status(url)
+    except StoreUnavailable as error:
+        return error.message.partition(": ")[2].rstrip(".")
+    if found.newer:
+        return f"the database is newer than this program: it has revision {found.current}, this program {found.head}"
+    if found.current is None:
+        return "it has no tables; run `baton migrate`"
+    return None if found.is_current else f"it has the tables of revision {found.current}; run `baton migrate`"
+
+
+def statements(url: str, start: str | None, to: str, *, down: bool = False) -> str:
+    """The SQL that takes a database from one revision to another, without running it."""
+    config, command = alembic_config(url), resolve_name("alembic.command")
+    config.output_buffer = found = io.StringIO()
+    with ONE_AT_A_TIME:
+        if down:
+            command.downgrade(config, f"{start}:{to}", sql=True)
+        else:
+            command.upgrade(config, to if start is None else f"{start}:{to}", sql=True)
+    return found.getvalue().strip()
+
+
+def is_earlier(url: str, current: str | None, wanted: str) -> bool:
+    """True if a revision comes before the current one. Raises `ConfigInvalid` for a revision that does not exist."""
+    names = [one.id for one in _known(url)]
+    if wanted == "head":
+        return False
+    if wanted not in names and wanted != "base":
+        raise ConfigInvalid([f"--to: there is no revision {wanted}; there are {names[0]} to {names[-1]}, and base"])
+    order = ["base", *names]
+    return current in order and order.index(wanted) < order.index(current)
+
+
+def _known(url: str) -> Sequence[Revision]:
+    """Every revision that this program knows, the oldest first."""
+    scripts: Any = resolve_name("alembic.script:ScriptDirectory").from_config(alembic_config(url))
+    found = [Revision(one.revision, one.doc.partition("\n")[0]) for one in scripts.walk_revisions()]
+    return found[::-1]
+
+
+def _current(url: str) -> str | None:
+    parsed = _parsed(url)
+    if parsed.get_backend_name() != "sqlite":
+        return asyncio.run(_current_on_postgres(parsed))
+    if not exists(url):
+        return None
+    engine = create_engine(parsed, poolclass=NullPool, hide_parameters=True)
+    with engine.connect() as connection:
+        return _revision(connection)
+
+
+async def _current_on_postgres(url: URL) -> str | None:
+    engine = postgres_engine(url, poolclass=NullPool, connect_args={"timeout": CONNECT_SECONDS})
+    try:
+        async with asyncio.timeout(2 * CONNECT_SECONDS), engine.connect() as connection:
+            return await connection.run_sync(_revision)
+    finally:
+        await engine.dispose()
+
+
+def _revision(connection: Connection) -> str | None:
+    context: Any = resolve_name("alembic.migration:MigrationContext").configure(connection)
+    found: str | None = context.get_current_revision()
+    return found
+
+
+def _parsed(url: str) -> URL:
+    parsed: URL = alembic_config(url).attributes["url"]
+    return parsed
