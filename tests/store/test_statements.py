@@ -245,14 +245,14 @@ async def test_a_renewal_does_not_wait_for_the_disk(store: SqlStore, monkeypatch
         write(self, conn, *wanted)
         found.append(str(conn.exec_driver_sql("SHOW synchronous_commit").scalar_one()))
 
-    fetch = RawConnection.fetch
+    prepared = RawConnection.prepared
 
     async def noted_too(self: RawConnection, *given: Any) -> Any:
         found.append(await self.raw.fetchval("SHOW synchronous_commit"))
-        return await fetch(self, *given)
+        return await prepared(self, *given)
 
     monkeypatch.setattr(WriteStatements, "__call__", noted)
-    monkeypatch.setattr(RawConnection, "fetch", noted_too)
+    monkeypatch.setattr(RawConnection, "prepared", noted_too)
     await store.renew_leases("driver", {"run": 1}, 9.0)
     await store.renew_claims([Held("run", 0, 1)], 9.0)
     await store.append(Entry("run", 6.0, (Raw(Kind.CALL_FINISHED, {}),), move=Move(0, "finish", claim=1)))

@@ -16,7 +16,7 @@ Two ways of pooling by PgBouncer are supported, apart from a direct connection:
 
 import asyncio
 import select
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -30,7 +30,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_en
 from sqlalchemy.pool import ConnectionPoolEntry, QueuePool
 
 from app.store.sqlkit.runner import LOCK_SECONDS, POOLING, Fault, reason_of, sqlstate
-from app.store.sqlkit.statements import BY_KEY, Row, SingleStatement
+from app.store.sqlkit.statements import BY_KEY, SingleStatement
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -98,26 +98,21 @@ class RawConnection:
         """
         return not (self.raw.is_closed() or self._unread.poll(0))
 
-    async def fetch(self, text: str, values: Sequence[object], limit: float) -> Sequence[Any]:
-        """Carry out a statement, which commits itself, and return its rows.
-
-        Raises `TimeoutError` when the loop's clock passes `limit`.
-        """
-        time = asyncio.get_running_loop().time
-        try:
-            statement = self._prepared.get(text) or await self._prepare(text, limit - time())
-            return await statement.fetch(*values, timeout=limit - time())  # type: ignore[no-any-return]
-        except (asyncpg.InvalidCachedStatementError, asyncpg.OutdatedSchemaCacheError):  # a table was altered
-            self._prepared.clear()
-            raise
-
-    async def _prepare(self, text: str, seconds: float) -> Any:
+    async def prepared(self, text: str, seconds: float) -> Any:
+        """The driver's prepared statement. Raises `TimeoutError` if it takes longer to prepare it."""
+        known = self._prepared.get(text)
+        if known is not None:
+            return known
         if not self.keeps_statements:
             return await self.raw.prepare(text, name=UNNAMED, timeout=seconds)
         while len(self._prepared) >= STATEMENTS:
             del self._prepared[next(iter(self._prepared))]
         self._prepared[text] = statement = await self.raw.prepare(text, timeout=seconds)
         return statement
+
+    def forget_statements(self) -> None:
+        """Prepare all statements anew."""
+        self._prepared.clear()
 
 
 @dataclass(slots=True)
@@ -190,6 +185,8 @@ class Connections:
 
         It is closed unless the error is the server's answer: a later user would take a late answer for its own.
         """
+        if isinstance(error, asyncpg.InvalidCachedStatementError | asyncpg.OutdatedSchemaCacheError):
+            checkout.connection.forget_statements()  # a table was altered
         with suppress(Exception):  # see `give`
             await (self._check_in(checkout) if isinstance(error, asyncpg.PostgresError) else self._discard(checkout))
 
@@ -301,18 +298,20 @@ class Postgres:
     def losses(self) -> int:
         return self._connections.losses
 
-    async def read(self, work: Callable[[Connection], T], *, brief: bool = False) -> T:
-        if isinstance(work, SingleStatement):
-            return await self._send(work)
+    def read(self, work: Callable[[Connection], T], *, brief: bool = False) -> Coroutine[Any, Any, T]:
+        return self._send(work) if isinstance(work, SingleStatement) else self._read(work)
+
+    def write(self, work: Callable[[Connection], T], *, meant: object = None) -> Coroutine[Any, Any, T]:
+        return self._send(work, meant) if isinstance(work, SingleStatement) else self._transact(work)
+
+    async def _read(self, work: Callable[[Connection], T]) -> T:
         try:
             async with asyncio.timeout(self._seconds), self._connections.connect(self._reading) as conn:
                 return await conn.run_sync(partial(_whole, work))
         except self._faults as error:
             raise self._fault(error) from error
 
-    async def write(self, work: Callable[[Connection], T], *, meant: object = None) -> T:
-        if isinstance(work, SingleStatement):
-            return await self._send(work, meant)
+    async def _transact(self, work: Callable[[Connection], T]) -> T:
         transaction = _Transaction(work)
         try:
             async with asyncio.timeout(self._seconds), self._connections.connect(self._writing) as conn:
@@ -330,25 +329,22 @@ class Postgres:
 
     async def _send(self, statement: SingleStatement[T], meant: object = None) -> T:
         """Carry out a statement that is its own transaction. `meant` is its result, if the answer is missing."""
-        limit = asyncio.get_running_loop().time() + self._seconds
+        time = asyncio.get_running_loop().time
+        limit = time() + self._seconds
         try:
             checkout = await self._connections.take(limit)
         except self._faults as error:
             raise self._fault(error) from error
         try:
-            rows = await self._answer(statement, checkout, limit)
-        except self._faults as error:
-            raise self._fault(error, None if self._undid(error) else meant) from error
-        return statement.made(rows)
-
-    async def _answer(self, statement: SingleStatement[T], checkout: Checkout, limit: float) -> Sequence[Row]:
-        try:
-            rows = await statement.statement.sent(checkout.connection, statement.values, limit)
+            prepared = await checkout.connection.prepared(statement.statement.text, limit - time())
+            rows = await prepared.fetch(*statement.values, timeout=limit - time())
         except BaseException as error:
             await self._connections.drop(checkout, error)
+            if isinstance(error, self._faults):
+                raise self._fault(error, None if self._undid(error) else meant) from error
             raise
         await self._connections.give(checkout)
-        return rows
+        return statement.made(rows)
 
     def _undid(self, error: Exception) -> bool:
         """True if a single statement is known not to have been carried out.

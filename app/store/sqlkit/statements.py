@@ -12,9 +12,9 @@ does not depend on the number of rows. All parts see the tables as they were bef
 change the same row. SQLite is in this process: there each write is a statement of its own.
 """
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Literal, Protocol, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 import orjson
 from sqlalchemy import (
@@ -93,14 +93,6 @@ then reads all of the table when it is large. Other statements are planned as th
 """
 
 
-class StatementSender(Protocol):
-    """A connection to Postgres for single statements (see `postgres.py`)."""
-
-    def fetch(self, text: str, values: Sequence[object], limit: float) -> Awaitable[Sequence[Row]]:
-        """Carry out a statement and return its rows. `TimeoutError` when the loop's clock passes `limit`."""
-        ...
-
-
 class Prepared:
     """One statement as text. Its parameters are in the order of `names`."""
 
@@ -108,29 +100,25 @@ class Prepared:
         compiled: Any = statement.compile(dialect=dialect)  # type: ignore[attr-defined]
         if list(compiled.positiontup) != list(names):
             raise AssertionError(f"{compiled.positiontup} is not {names}")
-        self._text = str(compiled)
+        self.text = str(compiled)
 
     def each(self, conn: Connection, rows: Sequence[Row]) -> None:
         """Execute once for each row of parameters."""
         if rows:
             cursor = conn.connection.cursor()
             if len(rows) == 1:
-                cursor.execute(self._text, rows[0])
+                cursor.execute(self.text, rows[0])
             else:
-                cursor.executemany(self._text, rows)
+                cursor.executemany(self.text, rows)
             cursor.close()
 
     def fetch(self, conn: Connection, *values: object) -> Sequence[Row]:
         """Execute with these parameters and return the rows."""
         cursor = conn.connection.cursor()
-        cursor.execute(self._text, values)
+        cursor.execute(self.text, values)
         rows = cursor.fetchall()
         cursor.close()
         return rows
-
-    def sent(self, line: StatementSender, values: Sequence[object], limit: float) -> Awaitable[Sequence[Row]]:
-        """Send it as a single statement and return its rows. `TimeoutError` when the loop's clock passes `limit`."""
-        return line.fetch(self._text, values, limit)
 
 
 @record(frozen=True, slots=True)

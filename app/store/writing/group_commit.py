@@ -26,6 +26,7 @@ from app.store.writing.batch import (
     EncodedEntry,
     Outcome,
     RowCache,
+    Speculative,
     apply_to_cached_rows,
     commit,
     conditional_write,
@@ -198,7 +199,13 @@ class GroupCommit:
                 await self._arrived.wait()
                 self._arrived.clear()
                 while batch := self._gather():
-                    await self._write(batch)
+                    outcomes: list[Outcome]
+                    try:
+                        outcomes = await self._commit([waiting.encoded for waiting in batch])
+                        self._availability.report_reached()
+                    except Exception as error:
+                        outcomes = self._failed(error, batch)
+                    self._answer(batch, outcomes)
         finally:
             self.finished.set()
 
@@ -217,15 +224,14 @@ class GroupCommit:
             size += waiting.encoded.size
         return batch
 
-    async def _write(self, batch: list[_Waiting]) -> None:
-        outcomes: list[Outcome]
-        try:
-            outcomes = await self._commit([waiting.encoded for waiting in batch])
-            self._availability.report_reached()
-        except Exception as error:
-            if isinstance(error, Fault) and error.reason in AWAY:
-                self._availability.report_away()
-            outcomes = [_unavailable(error) for _ in batch]
+    def _failed(self, error: Exception, batch: list[_Waiting]) -> list[Outcome]:
+        """The outcomes of a batch that could not be written."""
+        if isinstance(error, Fault) and error.reason in AWAY:
+            self._availability.report_away()
+        return [_unavailable(error) for _ in batch]
+
+    def _answer(self, batch: list[_Waiting], outcomes: list[Outcome]) -> None:
+        """Give each caller of `put` its outcome."""
         for waiting, outcome in zip(batch, outcomes, strict=True):
             if isinstance(outcome, Appended):
                 self._committed(waiting.encoded, outcome)
@@ -264,8 +270,12 @@ class GroupCommit:
 
     async def _transact(self, batch: list[EncodedEntry], *, locks: bool) -> list[Outcome]:
         """Commit a batch in one transaction: on cached rows, unless `locks` or one of them is missing or outdated."""
+        applied = None
         try:
-            applied = None if locks else await self._write_on_cached_rows(batch)
+            speculative = None if locks else self._apply_to_cached_rows(batch)
+            if speculative is not None:
+                work = conditional_write(self._statements, speculative)
+                applied = await self._runner.write(work, meant=speculative.done)
             if applied is None:
                 applied = await self._runner.write(partial(commit, statements=self._statements, batch=batch))
         except Fault as fault:
@@ -276,17 +286,14 @@ class GroupCommit:
             self._row_cache.update(applied.left)
         return applied.outcomes
 
-    async def _write_on_cached_rows(self, batch: list[EncodedEntry]) -> Applied | None:
-        """None, and nothing is written, if the rows have to be read first."""
+    def _apply_to_cached_rows(self, batch: list[EncodedEntry]) -> Speculative | None:
+        """None if the rows have to be read first."""
         if self._row_cache is None:
             return None
         if self._losses != self._runner.losses:
             self._losses = self._runner.losses
             self._row_cache.clear()
-        speculative = apply_to_cached_rows(batch, self._row_cache)
-        if speculative is None:
-            return None
-        return await self._runner.write(conditional_write(self._statements, speculative), meant=speculative.done)
+        return apply_to_cached_rows(batch, self._row_cache)
 
     async def _one_by_one(self, batch: list[EncodedEntry]) -> list[Outcome]:
         """Write a batch with a value that the database refuses, so that only the entry at fault fails."""
