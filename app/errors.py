@@ -204,6 +204,8 @@ class WorkerError(BatonError):
         """`failure` is the cause, where the provider named one."""
         super().__init__(message, param=param, code=code, retry_after=retry_after)
         self.failure = failure or Failure(self.reason)
+        self.elsewhere = False
+        """True if one endpoint of the worker's provider failed while another one is healthy."""
 
 
 class WorkerTimeout(WorkerError):

@@ -152,6 +152,8 @@ def _server(loaded: Loaded, conductor: str) -> Iterator[Management]:
     spec = loaded.catalog.providers[worker.provider]
     if spec.format != "openai":
         raise ConfigInvalid([f"{conductor}: its provider speaks {spec.format}, and only vLLM can be managed"])
+    if spec.endpoints:
+        raise ConfigInvalid([f"{conductor}: its provider has several endpoints, and only one server can be managed"])
     secret = loaded.secrets.get(worker.provider)
     credentials = loaded.proxy_credentials.get(worker.provider)
     server = Management(

@@ -80,6 +80,7 @@ def attempt(record: Record) -> str:
         tokens(record["usage"]),
         cost(record["cost_usd"]),
         seconds(record["seconds"]) + (f", first words after {seconds(first)}" if first else ""),
+        *([f"endpoint {record['endpoint']}"] if record.get("endpoint") else []),
         *([f"ended by {record['finish']}"] if record.get("finish") not in (None, "stop") else []),
         *(["refused to answer"] if record.get("refused") else []),
         *([f"called although it was ejected ({record['despite']})"] if record.get("despite") else []),

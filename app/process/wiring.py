@@ -45,7 +45,8 @@ from app.errors import ConfigInvalid, WorkerMisconfigured
 from app.gateway.http.context import GatewayContext, Rates
 from app.gateway.http.ingress import Bounds
 from app.process.clock import Clock
-from app.process.config import Loaded, Settings, pepper
+from app.process.config import Loaded, Settings, endpoint_secret, pepper
+from app.providers.endpoints import Endpoints
 from app.providers.formats import adapter
 from app.providers.protocol import ClosableProvider, Provider
 from app.stepqueue.memory import MemoryQueue
@@ -83,10 +84,7 @@ class Pool:
         """Take another configuration into force. Calls that run on the old adapters go on; those close with the
         pool."""
         self._retired += self._adapters.values()
-        self._adapters = {
-            name: _adapter(spec, loaded.secrets.get(name), loaded.proxy_credentials.get(name))
-            for name, spec in loaded.catalog.providers.items()
-        }
+        self._adapters = {name: _adapter(name, spec, loaded) for name, spec in loaded.catalog.providers.items()}
         self._conductors = {}
         self._follow(loaded)
 
@@ -105,11 +103,12 @@ class Pool:
         return self.loaded.catalog
 
     def provider(self, name: str) -> Provider:
-        """The adapter of a provider; `WorkerMisconfigured` if the pool file no longer has it."""
+        """The adapter of a provider, for one call where it has several endpoints; `WorkerMisconfigured` if the pool
+        file no longer has it."""
         adapter = self._adapters.get(name)
         if adapter is None:
             raise WorkerMisconfigured()
-        return adapter
+        return adapter.choose() if isinstance(adapter, Endpoints) else adapter
 
     def conductor(self, tier: Tier) -> Policy:
         """The policy that plans for a tier, or for an arm of one: there are many, so what costs nothing is not kept."""
@@ -152,9 +151,12 @@ class Pool:
             await opened.close()
 
 
-def _adapter(spec: ProviderSpec, key: SecretStr | None, proxy_credentials: SecretStr | None) -> ClosableProvider:
+def _adapter(name: str, spec: ProviderSpec, loaded: Loaded) -> ClosableProvider:
     """The adapter of a provider; the workers of a world answer in front of the rehearsal workers."""
-    made: ClosableProvider = adapter(spec, _text(key), _text(proxy_credentials))
+    own = {one.name: loaded.secrets.get(endpoint_secret(name, one.name)) for one in spec.endpoints}
+    keys = {endpoint: key.get_secret_value() for endpoint, key in own.items() if key is not None}
+    key, credentials = loaded.secrets.get(name), loaded.proxy_credentials.get(name)
+    made: ClosableProvider = adapter(spec, _text(key), _text(credentials), keys)
     if spec.format == "rehearsal" and "world" in spec.options:
         made = resolve_name(WORLD)(spec, made)
     return made

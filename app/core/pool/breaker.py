@@ -156,9 +156,10 @@ def heard(
     asked: float | None = None,
     extra: bool = False,
     age: float = 0.0,
+    tolerated: int = IN_A_ROW,
 ) -> Breaker:
     """A call that began at `began` has ended, `age` seconds ago. `asked` is the provider's Retry-After in seconds;
-    `extra` says that the call was not its step's first."""
+    `extra` says that the call was not its step's first; `tolerated` failures in a row eject."""
     if extra:
         breaker = _back(breaker)
     if breaker.reason and began >= breaker.until:
@@ -177,7 +178,8 @@ def heard(
         failures=breaker.failures + 1,
         slices=_counted(breaker.slices, now, bad=1),
     )
-    return _ejected(failed, verdict, now, chance) if verdict == "misconfigured" or _outlier(failed, now) else failed
+    out = verdict == "misconfigured" or failed.failures >= tolerated or _outlier(failed, now)
+    return _ejected(failed, verdict, now, chance) if out else failed
 
 
 def sounded(breaker: Breaker, *, alive: bool, now: float) -> Breaker:

@@ -113,6 +113,17 @@ class Route:
     client_key: str = ""
 
 
+@record(frozen=True, slots=True)
+class EndpointSpec:
+    """One of several endpoints of a provider. `weight` is its share of the calls, relative to the others'."""
+
+    name: str
+    base_url: str
+    weight: float = 1.0
+    key_variable: str | None = None
+    """None: the provider's."""
+
+
 DIRECT = Route()
 """No proxy, the machine's certificate authorities and no client certificate."""
 
@@ -130,6 +141,8 @@ class ProviderSpec:
     """True if it constrains decoding to a JSON schema (`response_format: json_schema`)."""
     options: Mapping[str, str] = field(default_factory=dict)
     route: Route = DIRECT
+    endpoints: tuple[EndpointSpec, ...] = ()
+    """Empty where there is one, at `base_url`."""
 
     @property
     def gives_logprobs(self) -> bool:

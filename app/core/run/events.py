@@ -419,6 +419,8 @@ class CallIntended(Fact):
     """The call before it, if that had an answer without the form that was asked for."""
     ignored: tuple[str, ...] = optional(())
     """Sampling parameters that the provider does not support."""
+    endpoint: str = optional("")
+    """The name of the provider's endpoint that is called, where it has several."""
 
 
 @fact(Kind.CALL_FINISHED)

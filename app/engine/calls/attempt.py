@@ -38,7 +38,7 @@ from app.errors import (
     WorkerTruncated,
     WorkerUnavailable,
 )
-from app.providers.protocol import Request
+from app.providers.protocol import Request, endpoint_of
 from app.store.protocol import Ledger
 from app.store.rows.content import address
 from app.telemetry import SPAN_CALL
@@ -169,6 +169,7 @@ class Attempt:
             despite=self._purpose.despite,
             repairs=self._purpose.repairs,
             ignored=tuple(name for name in unsupported if getattr(self._request.sampling, name)),
+            endpoint=endpoint_of(self._provider),
         )
 
     @contextmanager
@@ -252,8 +253,20 @@ class Attempt:
             given, own = self._given, self.worker.deadlines
             if given is None or not own.fair(given, self._seconds, silence):
                 self.verdict = "silent"
-        asked = self.error.retry_after if self.error is not None else None
-        self._context.health.settle(self.call, self.worker, self.verdict, self._began, asked, extra=self._extra)
+        if self._elsewhere:  # the worker has another endpoint, which is healthy
+            self.verdict = "silent"
+        self._context.health.settle(
+            self.call, self.worker, self.verdict, self._began, self._retry_after, extra=self._extra
+        )
+
+    @property
+    def _elsewhere(self) -> bool:
+        return isinstance(self.error, WorkerError) and self.error.elsewhere
+
+    @property
+    def _retry_after(self) -> float | None:
+        """Seconds for which the worker asked to be left alone; None where only one of its endpoints did."""
+        return None if self.error is None or self._elsewhere else self.error.retry_after
 
     @cached_property
     def output(self) -> str:
@@ -324,7 +337,7 @@ class Attempt:
             refused=self.reply.end is not None and self.reply.end.refused,
             error=error.public_code if error is not None else None,
             blamed=self.verdict if error is not None and self.verdict != "good" else "silent",
-            retry_after=error.retry_after if error is not None else None,
+            retry_after=self._retry_after,
             reason=failure.reason if failure is not None else "",
             http_status=failure.status if failure is not None else None,
             provider_code=failure.code if failure is not None else "",

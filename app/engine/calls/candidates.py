@@ -9,7 +9,7 @@ run's time: then the next one is called, or the step fails at once.
 from app.core.pool.breaker import BRIEFEST, NO_TIME, Place
 from app.core.pool.catalog import Worker
 from app.engine.worker_health import Choice, Health
-from app.errors import BatonError, WorkerTimeout
+from app.errors import BatonError, WorkerError, WorkerTimeout
 
 BACKOFF, LONGEST_BACKOFF = 0.25, 8.0
 """Seconds: the first retry waits a random time below the one, each later one below twice as much, up to the other."""
@@ -71,6 +71,8 @@ class Candidates:
     def _patience(self, worker: Worker, error: BatonError | None, chance: float, left: float) -> float | None:
         """Seconds to wait for the worker that has just failed; None if it is not called again."""
         alone = len(self._workers) == 1
+        if isinstance(error, WorkerError) and error.elsewhere:  # another endpoint of it takes the call at once
+            return 0.0
         if error is None or not error.retryable or self._tries[worker.name] > 1:
             return None
         if isinstance(error, WorkerTimeout) and not alone:  # it has had its share of the run's time

@@ -92,6 +92,8 @@ class Attempt(Reply):
     attempt: int | None
     worker: str
     provider: str | None
+    endpoint: str | None = None
+    """The name of the provider's endpoint, where it has several."""
     model: str | None
     version: str | None
     at: float

@@ -165,6 +165,7 @@ def _attempt(at: float, intent: CallIntended, events: Sequence[Event]) -> dict[s
         "attempt": intent.attempt,
         "worker": intent.worker,
         "provider": intent.provider,
+        "endpoint": intent.endpoint or None,
         "model": intent.model,
         "version": intent.version or None,
         "at": at,

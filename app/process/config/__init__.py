@@ -21,10 +21,10 @@ from app.core.pool.catalog import Catalog
 from app.errors import ConfigInvalid
 from app.process.config.discovery import conductor_entries, discover
 from app.process.config.known import shipped
-from app.process.config.poolfile import Faults, Pool, build, merged, parse
+from app.process.config.poolfile import Faults, Pool, build, endpoint_secret, merged, parse
 from app.process.config.settings import Row, Settings, describe, pepper, read
 
-__all__ = ["Loaded", "Row", "Settings", "configure", "describe", "load", "pepper", "read", "reload"]
+__all__ = ["Loaded", "Row", "Settings", "configure", "describe", "endpoint_secret", "load", "pepper", "read", "reload"]
 
 MAX_POOL_BYTES = 4 * 1024 * 1024
 

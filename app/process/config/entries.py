@@ -19,6 +19,7 @@ from app.core.pool.catalog import (
     Card,
     ConductorSpec,
     Deadlines,
+    EndpointSpec,
     Evaluation,
     Limit,
     Limits,
@@ -167,6 +168,20 @@ ROUTE_FIELDS = frozenset({"proxy", "proxy_credentials", "ca", "client_certificat
 """The settings of how a provider is reached."""
 
 
+class EndpointEntry(Entry):
+    """One of a provider's `endpoints`. Without `name` it is called by its place, from 1; without `key` it has the
+    provider's."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")] = ""
+    base_url: Annotated[str, AfterValidator(_base_url), Field(min_length=1)]
+    weight: Annotated[Number, Field(gt=0, le=1_000, allow_inf_nan=False)] = 1.0
+    key: Annotated[str, AfterValidator(_variable)] | None = None
+
+    def core(self, place: int) -> EndpointSpec:
+        """The core record; `place` counts from 0."""
+        return EndpointSpec(self.name or str(place + 1), self.base_url, self.weight, self.key)
+
+
 class ProviderEntry(Entry):
     """`[providers.NAME]`. `key` and `proxy_credentials` are names of environment variables; see `Route` for the rest of
     what says how a provider is reached."""
@@ -178,6 +193,7 @@ class ProviderEntry(Entry):
     structured: bool = True
     options: dict[str, Annotated[str, BeforeValidator(_option)]] = {}
     sampling: Parameters = {}
+    endpoints: list[EndpointEntry] = []
     deadlines: DeadlinesEntry = DeadlinesEntry()
     proxy: Annotated[str, AfterValidator(_proxy)] = ""
     proxy_credentials: Annotated[str, AfterValidator(_variable)] | None = None
@@ -196,6 +212,7 @@ class ProviderEntry(Entry):
             structured=self.structured,
             options=dict(self.options),
             route=Route(self.proxy, self.proxy_credentials, self.ca, self.client_certificate, self.client_key),
+            endpoints=tuple(one.core(place) for place, one in enumerate(self.endpoints)),
         )
 
 

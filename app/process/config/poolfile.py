@@ -8,7 +8,7 @@ found in the environment and the rehearsal pool are documents of the same form a
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from typing import Any, TypeVar, get_args, get_origin
 
@@ -214,12 +214,13 @@ def _words(item: Any, model: type[Entry]) -> str:
 
 
 def _fields(model: type[Entry], path: Sequence[str | int]) -> list[str]:
-    """Return the fields of the model at `path` inside `model`; the keys of a table of models are skipped."""
+    """Return the fields of the model at `path` inside `model`; the keys of tables and the places of lists are
+    skipped."""
     here = model
     parts = iter(path)
     for part in parts:
         inner = here.model_fields[str(part)].annotation
-        if get_origin(inner) is dict:
+        if get_origin(inner) in (dict, list):
             next(parts, "")
         here = next(
             (one for one in (inner, *get_args(inner)) if isinstance(one, type) and issubclass(one, Entry)), here
@@ -249,6 +250,12 @@ def _provider(name: str, entry: ProviderEntry, usual: str, faults: Faults, envir
             faults.add(["providers", name, field_name], "is of no use to simulated workers; remove it")
         return entry.core(name, "")
     variable = base_url_variable(name)
+    if entry.endpoints:
+        spec = entry.core(name, "")
+        _endpoint_faults(name, entry, spec, faults)
+        if environ.get(variable, "").strip():
+            faults.add(["providers", name, "endpoints"], f"cannot be overridden by {variable}; unset it")
+        return spec
     override = environ.get(variable, "").strip()
     base_url = override or entry.base_url or usual
     if problem := url_problem(override) if override else None:
@@ -261,6 +268,21 @@ def _provider(name: str, entry: ProviderEntry, usual: str, faults: Faults, envir
     if entry.proxy_credentials is not None and not entry.proxy and not faults.has("providers", name, "proxy"):
         faults.add(["providers", name, "proxy_credentials"], "belong to no proxy; set proxy too, or remove them")
     return spec
+
+
+def _endpoint_faults(name: str, entry: ProviderEntry, spec: ProviderSpec, faults: Faults) -> None:
+    """Note what is wrong with a provider's several endpoints and with how they are reached."""
+    path = ["providers", name]
+    if entry.base_url:
+        faults.add([*path, "base_url"], "is of no use beside endpoints; move it into one of them")
+    names = [one.name for one in spec.endpoints]
+    for place, one in enumerate(names):
+        if one in names[:place]:
+            faults.add([*path, "endpoints", place, "name"], f"{one} is the name of another endpoint; names differ")
+    for endpoint in spec.endpoints:
+        for field_name, what in _route_faults(replace(spec, base_url=endpoint.base_url)):
+            if not faults.has(*path, field_name):
+                faults.add([*path, field_name], what)
 
 
 def _route_faults(spec: ProviderSpec) -> Iterator[tuple[str, str]]:
@@ -280,20 +302,39 @@ def base_url_variable(provider: str) -> str:
 def _secrets(draft: Fact, faults: Faults, environ: Mapping[str, str]) -> dict[str, SecretStr]:
     found: dict[str, SecretStr] = {}
     for name, entry in draft.providers.items():
-        if entry is None or entry.key is None:
+        if entry is None:
             continue
-        value = _secret(entry.key, ["providers", name, "key"], faults, environ)
-        if value:
-            found[name] = SecretStr(value)
-        elif value is not None:
-            faults.add(
-                ["providers", name, "key"],
-                f"the environment variable {entry.key} is not set; export it, or remove this provider",
-            )
+        for place, endpoint in enumerate(entry.endpoints):
+            if endpoint.key is not None:
+                one = endpoint_secret(name, endpoint.core(place).name)
+                _note_key(endpoint.key, one, ["providers", name, "endpoints", place, "key"], found, faults, environ)
+        if entry.key is not None:
+            _note_key(entry.key, name, ["providers", name, "key"], found, faults, environ)
     return found
 
 
-def _secret(variable: str, path: Sequence[str], faults: Faults, environ: Mapping[str, str]) -> str | None:
+def endpoint_secret(provider: str, endpoint: str) -> str:
+    """Return the name under which an endpoint's own key is among the secrets; no provider is called that."""
+    return f"{provider} {endpoint}"
+
+
+def _note_key(
+    variable: str,
+    owner: str,
+    path: Sequence[str | int],
+    found: dict[str, SecretStr],
+    faults: Faults,
+    environ: Mapping[str, str],
+) -> None:
+    """Add the key in a variable, or in the file that it names, to `found`, or note why there is none."""
+    value = _secret(variable, path, faults, environ)
+    if value:
+        found[owner] = SecretStr(value)
+    elif value is not None:
+        faults.add(path, f"the environment variable {variable} is not set; export it, or remove this provider")
+
+
+def _secret(variable: str, path: Sequence[str | int], faults: Faults, environ: Mapping[str, str]) -> str | None:
     """Return the secret of a variable or of its file, empty if there is none; None if a fault of it was noted."""
     try:
         return secret(environ, variable).strip()

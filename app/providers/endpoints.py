@@ -1,0 +1,161 @@
+"""Several weighted endpoints of one provider: the least loaded one that is healthy takes the next call.
+
+An endpoint's load is its calls in flight over its weight; of two with the same load the one that has had fewer calls
+for its weight is chosen. Each endpoint has a circuit breaker of its own (`core/pool/breaker.py`), which ejects it with
+its first failure, because another one can take its calls; after the ejection one call probes it. If all are ejected,
+the least bad one is called. All of this is known to one process only, and nothing is retried here: a call that failed
+at one endpoint while another is healthy is marked (`WorkerError.elsewhere`), so that the engine calls the worker again
+at once and does not blame it.
+
+A request's bytes do not depend on the endpoint: they are rendered as for the first one.
+"""
+
+import random
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from contextlib import aclosing
+from typing import cast
+from weakref import WeakSet
+
+from app.core.message.chat import Piece
+from app.core.pool import breaker
+from app.core.pool.breaker import Breaker, Verdict
+from app.core.pool.catalog import Deadlines, EndpointSpec
+from app.errors import (
+    WorkerError,
+    WorkerMalformed,
+    WorkerMisconfigured,
+    WorkerRateLimited,
+    WorkerTimeout,
+    WorkerTruncated,
+    WorkerUnavailable,
+)
+from app.providers.protocol import ClosableProvider, Request
+
+VERDICTS: Mapping[type, Verdict] = {
+    WorkerTimeout: "failing",
+    WorkerUnavailable: "failing",
+    WorkerMalformed: "failing",
+    WorkerTruncated: "failing",
+    WorkerRateLimited: "rate_limited",
+    WorkerMisconfigured: "misconfigured",
+}
+"""The verdict of each error on the endpoint; others, such as a refused request, say nothing of it."""
+TOLERATED = 1
+"""Failures in a row that eject an endpoint."""
+
+
+class Endpoints:
+    """The endpoints of one provider."""
+
+    def __init__(
+        self,
+        made: Sequence[tuple[EndpointSpec, ClosableProvider]],
+        *,
+        tick: Callable[[], float] = time.monotonic,
+        chance: Callable[[], float] = random.random,
+    ) -> None:
+        """`made` are the endpoints with their adapters, at least one; `tick` gives monotonic seconds."""
+        self._members = [Member(spec, adapter) for spec, adapter in made]
+        self.tick = tick
+        self._chance = chance
+
+    @property
+    def unsupported(self) -> frozenset[str]:
+        """See `protocol.Provider`."""
+        return self._members[0].adapter.unsupported
+
+    def render(self, request: Request) -> bytes:
+        """See `protocol.Provider`."""
+        return self._members[0].adapter.render(request)
+
+    def stream(self, request: Request, body: bytes, deadlines: Deadlines) -> AsyncIterator[list[Piece]]:
+        """Send to the endpoint that is chosen now; see `protocol.Provider`."""
+        return self.choose().stream(request, body, deadlines)
+
+    async def close(self) -> None:
+        """Close all connections."""
+        for member in self._members:
+            await member.adapter.close()
+
+    def choose(self) -> "Chosen":
+        """Return the provider with the endpoint for the next call, which counts as in flight from now on."""
+        now = self.tick()
+        healthy = [member for member in self._members if not member.breaker.objection(now)]
+        if healthy:
+            best = min(healthy, key=Member.load)
+        else:
+            best = min(self._members, key=lambda member: breaker.badness(member.breaker))
+        best.breaker = breaker.begun(best.breaker, "first", now)
+        best.served += 1
+        return Chosen(self, best)
+
+    def settle(self, member: "Member", error: WorkerError | None, began: float) -> None:
+        """Note the outcome of a call that began at `began`, and mark the error if another endpoint is healthy."""
+        now = self.tick()
+        verdict: Verdict = "good" if error is None else VERDICTS.get(type(error), "silent")
+        member.breaker = breaker.heard(
+            member.breaker,
+            verdict,
+            began=began,
+            now=now,
+            chance=self._chance(),
+            asked=error.retry_after if error is not None else None,
+            tolerated=TOLERATED,
+        )
+        if error is not None and verdict != "silent":
+            others = (one for one in self._members if one is not member)
+            error.elsewhere = any(not one.breaker.objection(now) for one in others)
+
+
+class Member:
+    """One endpoint of a provider."""
+
+    def __init__(self, spec: EndpointSpec, adapter: ClosableProvider) -> None:
+        self.spec = spec
+        self.adapter = adapter
+        self.breaker = Breaker()
+        self.served = 0
+        """Calls that it was chosen for."""
+        self.chosen: WeakSet[Chosen] = WeakSet()
+        """The calls in flight; one that is dropped before it was made disappears by itself."""
+
+    def load(self) -> tuple[float, float]:
+        """Return the calls in flight, and then those that it has had, for each unit of its weight."""
+        return len(self.chosen) / self.spec.weight, self.served / self.spec.weight
+
+
+class Chosen:
+    """A provider whose calls go to one of its endpoints."""
+
+    def __init__(self, endpoints: Endpoints, member: Member) -> None:
+        self._endpoints = endpoints
+        self._member = member
+        self.endpoint = member.spec.name
+        """The endpoint's name, for the journal."""
+        self.unsupported = endpoints.unsupported
+        member.chosen.add(self)
+
+    def render(self, request: Request) -> bytes:
+        """See `protocol.Provider`."""
+        return self._endpoints.render(request)
+
+    async def stream(self, request: Request, body: bytes, deadlines: Deadlines) -> AsyncIterator[list[Piece]]:
+        """See `protocol.Provider`."""
+        member, endpoints = self._member, self._endpoints
+        member.chosen.add(self)
+        began = endpoints.tick()
+        try:
+            stream = cast(AsyncGenerator[list[Piece], None], member.adapter.stream(request, body, deadlines))
+            async with aclosing(stream):
+                async for pieces in stream:
+                    yield pieces
+            endpoints.settle(member, None, began)
+        except WorkerError as error:
+            endpoints.settle(member, error, began)
+            raise
+        except BaseException:
+            member.breaker = breaker.forgone(member.breaker)
+            raise
+        finally:
+            member.chosen.discard(self)

@@ -1,0 +1,219 @@
+"""Several endpoints of one provider: the least loaded first, those that fail skipped, and the journal says which."""
+
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.cli.run_words import attempt
+from app.core.pool.catalog import EndpointSpec, ProviderSpec
+from app.errors import ConfigInvalid, WorkerError, WorkerMisconfigured, WorkerUnavailable
+from app.process.config import configure, endpoint_secret
+from app.providers.endpoints import Endpoints
+from app.providers.formats import adapter
+from app.providers.openai import OpenAIProvider
+from tests.conformance.wire_formats import PATIENT, request, said
+from tests.harness.in_process import calling, running_service
+from tests.stubs import KEYS, Fail, ProviderStub, Reply
+
+POOL = """
+[providers.near]
+format = "openai"
+key = "NEAR_KEY"
+endpoints = [
+  {{ name = "east", base_url = "{east}", weight = 2 }},
+  {{ name = "west", base_url = "{west}", key = "WEST_KEY" }},
+]
+
+[workers.alpha]
+provider = "near"
+model = "model-a"
+price = {{ input = 1.00, output = 2.00 }}
+
+[tiers.baton-mini]
+pool = ["alpha"]
+conductor = {{ kind = "fixed", shape = "single", workers = ["alpha"] }}
+"""
+
+
+class Clock:
+    """Seconds that pass when a test says so."""
+
+    def __init__(self) -> None:
+        self.now = 1_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def two(*stubs: ProviderStub, weights: tuple[float, ...] = (1, 1), tick: Clock | None = None) -> Endpoints:
+    """A provider with an endpoint at each stub, called a, b, and so on."""
+    made = []
+    for name, stub, weight in zip("abc", stubs, weights, strict=False):
+        spec = EndpointSpec(name, stub.openai_url, weight)
+        one = ProviderSpec("stub", "openai", spec.base_url)
+        made.append((spec, OpenAIProvider(one, KEYS["openai"])))
+    return Endpoints(made, tick=tick or Clock(), chance=lambda: 0.5)
+
+
+async def asked(endpoints: Endpoints) -> tuple[str, WorkerError | None]:
+    """The endpoint of one call, and its error if it failed."""
+    chosen, question = endpoints.choose(), request()
+    try:
+        pieces = [piece async for batch in chosen.stream(question, chosen.render(question), PATIENT) for piece in batch]
+    except WorkerError as error:
+        return chosen.endpoint, error
+    assert said(pieces) == "Hello there."
+    return chosen.endpoint, None
+
+
+def test_calls_in_flight_are_spread_by_weight() -> None:
+    endpoints = two(ProviderStub(), ProviderStub(), weights=(3, 1))
+    held = [endpoints.choose() for _ in range(8)]
+    assert Counter(one.endpoint for one in held) == {"a": 6, "b": 2}
+    del held[:]  # calls that were never made are in flight no longer
+    assert Counter(endpoints.choose().endpoint for _ in range(8)) == {"a": 6, "b": 2}
+
+
+async def test_the_least_loaded_endpoint_takes_the_next_call() -> None:
+    async with ProviderStub() as near, ProviderStub() as far:
+        near.always("model-a", Reply(endless=True, gap=0.01))
+        endpoints = two(near, far)
+        question = request()
+        busy: Any = endpoints.choose()
+        stream = busy.stream(question, busy.render(question), PATIENT)
+        await anext(stream)
+        try:
+            assert [(await asked(endpoints))[0] for _ in range(3)] == ["b", "b", "b"]
+        finally:
+            await stream.aclose()
+        await near.requests[0].gone()
+        assert endpoints.choose().endpoint == "a"
+        await endpoints.close()
+
+
+@pytest.mark.parametrize(
+    ("act", "kind"), [(Fail(status=503), WorkerUnavailable), (Fail(status=401), WorkerMisconfigured)]
+)
+async def test_an_endpoint_that_fails_is_skipped_until_a_probe_succeeds(act: Fail, kind: type[WorkerError]) -> None:
+    clock = Clock()
+    async with ProviderStub() as near, ProviderStub() as far:
+        near.script("model-a", act)
+        endpoints = two(near, far, tick=clock)
+        name, error = await asked(endpoints)
+        assert (name, type(error)) == ("a", kind)
+        assert error is not None
+        assert error.elsewhere
+        assert [(await asked(endpoints))[0] for _ in range(4)] == ["b"] * 4
+        clock.now += 600
+        probe = endpoints.choose()
+        assert probe.endpoint == "a"
+        assert endpoints.choose().endpoint == "b"  # one probe at a time
+        question = request()
+        async for _ in probe.stream(question, probe.render(question), PATIENT):
+            pass
+        assert {(await asked(endpoints))[0] for _ in range(6)} == {"a", "b"}
+        await endpoints.close()
+
+
+async def test_if_all_endpoints_fail_one_is_called_nevertheless_and_the_worker_is_to_blame() -> None:
+    async with ProviderStub() as near, ProviderStub() as far:
+        for stub in (near, far):
+            stub.script("model-a", Fail(status=503), Fail(status=503))
+        endpoints = two(near, far)
+        errors = [(await asked(endpoints))[1] for _ in range(3)]
+        assert [error.elsewhere for error in errors if error] == [True, False, False]
+        await endpoints.close()
+
+
+async def test_a_refused_request_says_nothing_of_its_endpoint() -> None:
+    async with ProviderStub() as near, ProviderStub() as far:
+        near.always("model-a", Fail(status=400))
+        endpoints = two(near, far)
+        errors = [(await asked(endpoints))[1] for _ in range(4)]
+        assert [error is not None and error.elsewhere for error in errors] == [False] * 4
+        assert len(near.requests) == 2
+        await endpoints.close()
+
+
+async def test_a_run_goes_on_at_the_other_endpoint_and_the_journal_names_both(tmp_path: Path) -> None:
+    """The worker is the tier's only one: it is called again at once, at its other endpoint, and keeps its good name."""
+    async with ProviderStub() as east, ProviderStub() as west:
+        east.always("model-a", Fail(status=429, retry_after=600))
+        pool = POOL.format(east=east.openai_url, west=west.openai_url)
+        environ = {"NEAR_KEY": KEYS["openai"], "WEST_KEY": KEYS["openai"]}
+        async with running_service(tmp_path, pool, environ) as opened, calling(opened) as client:
+            body = {"model": "baton-mini", "messages": [{"role": "user", "content": "Hi"}]}
+            answer = (await client.post("/v1/chat/completions", json=body)).json()
+            assert answer["choices"][0]["message"]["content"] == "Hello there."
+            run = (await client.get("/v1/runs")).json()["data"][0]["id"]
+            attempts = (await client.get(f"/v1/runs/{run}")).json()["steps"][0]["attempts"]
+            assert opened.pool.health.ejected(list(opened.pool.catalog().workers.values())) == {}
+        assert [(one["endpoint"], one["outcome"]) for one in attempts] == [("east", "error"), ("west", "ok")]
+        assert "endpoint west" in attempt(attempts[1])
+        shown = str(attempts)
+        assert KEYS["openai"] not in shown
+        assert east.url not in shown
+
+
+# --- the pool file
+
+
+ENVIRON = {"NEAR_KEY": "sk-near", "WEST_KEY": "sk-west"}
+GOOD = POOL.format(east="http://127.0.0.1:9/east", west="http://127.0.0.1:9/west")
+
+
+def written(folder: Path, text: str) -> dict[str, str]:
+    (folder / "pool.toml").write_text(text)
+    return ENVIRON | {"BATON_POOL": str(folder / "pool.toml")}
+
+
+def test_endpoints_of_a_pool_file(tmp_path: Path) -> None:
+    loaded = configure(written(tmp_path, GOOD))
+    spec = loaded.catalog.providers["near"]
+    assert spec.endpoints == (
+        EndpointSpec("east", "http://127.0.0.1:9/east", 2.0),
+        EndpointSpec("west", "http://127.0.0.1:9/west", 1.0, "WEST_KEY"),
+    )
+    assert loaded.secrets["near"].get_secret_value() == "sk-near"
+    assert loaded.secrets[endpoint_secret("near", "west")].get_secret_value() == "sk-west"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "fault"),
+    [
+        ('name = "west"', 'name = "east"', "endpoints.1.name: east is the name of another endpoint"),
+        ("weight = 2", "weight = 0", "endpoints.0.weight: must be greater than 0"),
+        ("weight = 2", "wieght = 2", "endpoints.0.wieght: is no field here; did you mean weight?"),
+        ('key = "WEST_KEY"', 'key = "sk-live-1"', "endpoints.1.key: is not the name of an environment variable"),
+        ('key = "WEST_KEY"', 'key = "EAST_KEY"', "endpoints.1.key: the environment variable EAST_KEY is not set"),
+        ("http://127.0.0.1:9/east", "ftp://east", "endpoints.0.base_url: is not an HTTP URL"),
+        ("endpoints = [", 'base_url = "http://127.0.0.1:9"\nendpoints = [', "base_url: is of no use beside endpoints"),
+        ("endpoints = [", 'ca = "/etc/ca.pem"\nendpoints = [', "ca: "),
+    ],
+)
+def test_endpoints_that_cannot_be_are_refused(tmp_path: Path, old: str, new: str, fault: str) -> None:
+    with pytest.raises(ConfigInvalid) as caught:
+        configure(written(tmp_path, GOOD.replace(old, new)))
+    assert any(f"providers.near.{fault}" in line for line in caught.value.faults), caught.value.faults
+
+
+def test_no_variable_moves_a_provider_with_several_endpoints(tmp_path: Path) -> None:
+    with pytest.raises(ConfigInvalid) as caught:
+        configure(written(tmp_path, GOOD) | {"NEAR_BASE_URL": "http://127.0.0.1:9"})
+    assert "providers.near.endpoints: cannot be overridden by NEAR_BASE_URL" in caught.value.faults[0]
+
+
+async def test_the_bytes_do_not_depend_on_the_endpoint() -> None:
+    """The auditor renders them again without knowing where they went."""
+    spec = configure_spec()
+    one = replace(spec, base_url=spec.endpoints[0].base_url, endpoints=())
+    assert adapter(spec).render(request()) == adapter(one).render(request())
+
+
+def configure_spec() -> ProviderSpec:
+    """A provider at OpenAI, which has spellings of its own, and at a compatible server."""
+    places = (EndpointSpec("own", "https://api.openai.com/v1"), EndpointSpec("other", "http://127.0.0.1:9/v1"))
+    return ProviderSpec("near", "openai", endpoints=places)
