@@ -1,7 +1,9 @@
 """Running one process of the service: which roles it has, how it starts, and in which order it stops.
 
     start   parts opened -> engine and followers -> first key -> listening -> announced
-    stop    SIGTERM or SIGINT: no new connections, requests finish within the drain time
+    stop    SIGTERM: not ready, replies say `Connection: close`, new requests are still served for BATON_DRAIN_SECONDS
+            (a second signal, or SIGINT, ends that at once)
+            -> no new connections, requests finish within `DRAIN_SECONDS`
             -> dispatcher drains (outcomes written, tickets handed back) -> runs are handed back -> parts closed
 
 SIGHUP reads the pool file again; a faulty one changes nothing and is reported.
@@ -66,6 +68,7 @@ async def serve(loaded: Loaded, environ: Mapping[str, str], roles: Roles, announ
     gc_policy.settle()
     async with open_runtime(loaded) as opened, asyncio.TaskGroup() as group:
         _on_signals(opened, environ, stopping)
+        group.create_task(_leave(opened, roles, stopping))
         await opened.clock.look()
         group.create_task(opened.clock.keep(stopping))
         await opened.versions.look()
@@ -115,15 +118,17 @@ async def _listen(opened: Runtime, roles: Roles, stopping: asyncio.Event, announ
         lifespan="off",
         server_header=False,
         proxy_headers=False,  # nothing depends on where a request seems to come from
+        timeout_keep_alive=settings.keep_alive_seconds,
         timeout_graceful_shutdown=int(DRAIN_SECONDS),
     )
     server = Server(config)
     async with asyncio.TaskGroup() as group:
         key = group.create_task(_first_key(opened, roles))
+        closer = group.create_task(_close_connections(server, opened.gateway.leaving))
         stopper = group.create_task(_stop(server, stopping))
         announcer = group.create_task(_announce(server, roles, key, opened.pool.loaded, announce))
         await server.serve()
-        for task in (key, stopper, announcer):
+        for task in (key, closer, stopper, announcer):
             task.cancel()
 
 
@@ -176,6 +181,23 @@ class Server(uvicorn.Server):
                 self.servers.append(await loop.create_server(protocol, sock=again))
 
 
+async def _leave(opened: Runtime, roles: Roles, stopping: asyncio.Event) -> None:
+    """Once the process is told to stop, let a gateway serve for the drain time; then set `stopping`."""
+    await opened.gateway.leaving.wait()
+    drain = opened.pool.loaded.settings.drain_seconds if roles.gateway else 0.0
+    with suppress(TimeoutError):
+        async with asyncio.timeout(drain):
+            await stopping.wait()
+    stopping.set()
+
+
+async def _close_connections(server: Server, leaving: asyncio.Event) -> None:
+    """From then on every reply says that its connection is closed behind it, so that clients and proxies make new ones,
+    elsewhere."""
+    await leaving.wait()
+    server.server_state.default_headers.append((b"connection", b"close"))
+
+
 async def _stop(server: Server, stopping: asyncio.Event) -> None:
     await stopping.wait()
     server.should_exit = True
@@ -183,8 +205,19 @@ async def _stop(server: Server, stopping: asyncio.Event) -> None:
 
 def _on_signals(opened: Runtime, environ: Mapping[str, str], stopping: asyncio.Event) -> None:
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stopping.set)
+    leaving = opened.gateway.leaving
+
+    def terminate() -> None:
+        if leaving.is_set():
+            stopping.set()
+        leaving.set()
+
+    def interrupt() -> None:
+        leaving.set()
+        stopping.set()
+
+    loop.add_signal_handler(signal.SIGTERM, terminate)
+    loop.add_signal_handler(signal.SIGINT, interrupt)
     loop.add_signal_handler(signal.SIGHUP, _reload, opened, environ)
 
 

@@ -38,6 +38,7 @@ def environment(folder: Path, **more: str) -> dict[str, str]:
         "PYTHONPATH": str(ROOT),
         "BATON_HOST": "127.0.0.1",
         "BATON_DATA_DIR": str(folder / "data"),
+        "BATON_DRAIN_SECONDS": "0",  # no balancer has to notice anything
         **more,
     }
 
@@ -114,6 +115,11 @@ class Process:
         """Send SIGTERM without waiting."""
         if self._child is not None and self._child.poll() is None:
             self._child.send_signal(signal.SIGTERM)
+
+    def interrupt(self) -> None:
+        """Send SIGINT, as Ctrl-C does, without waiting."""
+        if self._child is not None and self._child.poll() is None:
+            self._child.send_signal(signal.SIGINT)
 
     def stop(self) -> int:
         """Send SIGTERM, wait for its end and return its exit status."""

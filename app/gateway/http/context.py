@@ -1,5 +1,6 @@
 """The dependencies of the gateway: one record, made in `process/wiring.py` and passed to every route."""
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import field
 
@@ -52,5 +53,7 @@ class GatewayContext:
     """Seconds for which an Idempotency-Key is remembered, counted from its run's time limit."""
     conducts: Callable[[], bool | None] = lambda: None
     """True if the models that conduct are healthy; None if there are none."""
+    leaving: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when the process was told to stop: it is not ready any more, and still serves for a while."""
     grace: float = 30.0
     """Seconds beyond its time limit after which the gateway no longer waits for a run that has not ended."""

@@ -2,7 +2,8 @@
 
 `/healthz` checks nothing but that the process is alive, so that an outage of the database does not get every gateway
 restarted. `/readyz` tells whether the process can do its work. Without the queue, or while a conductor is unhealthy, it
-says `degraded` and 200: a balancer that took the gateway away would end what still works.
+says `degraded` and 200: a balancer that took the gateway away would end what still works. A process that was told to
+stop is not ready at once, and still serves for `BATON_DRAIN_SECONDS`, so that balancers send their requests elsewhere.
 """
 
 import asyncio
@@ -52,7 +53,10 @@ def routes(context: GatewayContext) -> APIRouter:
         found = dict(zip(checks, results, strict=True))
         if (fit := context.conducts()) is not None:
             found["conductor"] = "ok" if fit else "degraded"
-        ready = found["store"] == "ok"  # all else has something to go on with: the outbox (D1), the fallback
+        if context.leaving.is_set():
+            found["process"] = "stopping"
+        # All else has something to go on with: the outbox (D1), the fallback.
+        ready = found["store"] == "ok" and not context.leaving.is_set()
         status = "ready" if set(found.values()) == {"ok"} else "degraded"
         body = {"status": status if ready else "not_ready", "checks": found}
         headers = {} if ready else {"retry-after": "1"}

@@ -75,6 +75,15 @@ class Settings(BaseModel):
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         default="info", description="Least severe log line to write."
     )
+    drain_seconds: float = Field(
+        default=5.0,
+        ge=0,
+        le=3_600,
+        description="How long a gateway that was told to stop still serves new requests, so that balancers notice.",
+    )
+    keep_alive_seconds: int = Field(
+        default=75, ge=1, le=3_600, description="How long an idle connection of a client is kept open."
+    )
     lease_seconds: float = Field(
         default=4.0,
         ge=0.5,

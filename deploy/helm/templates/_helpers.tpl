@@ -48,7 +48,7 @@ annotations:
 enableServiceLinks: false  # a Service called baton would set BATON_PORT
 automountServiceAccountToken: false
 serviceAccountName: {{ $root.Values.serviceAccountName | default "default" | quote }}
-terminationGracePeriodSeconds: {{ add $root.Values.drainSeconds $root.Values.preStopSeconds 10 }}
+terminationGracePeriodSeconds: {{ add $root.Values.drainSeconds $root.Values.preStopSeconds 35 }}  # running requests and steps get 25 s
 securityContext:
   runAsNonRoot: true
   runAsUser: 10001
@@ -130,6 +130,7 @@ resources:
 - {name: BATON_POOL, value: /etc/baton/pool.toml}
 {{- end }}
 - {name: BATON_LOG_LEVEL, value: {{ .Values.logLevel | quote }}}
+- {name: BATON_DRAIN_SECONDS, value: {{ .Values.drainSeconds | quote }}}
 {{- with .Values.otlpEndpoint }}
 - {name: OTEL_EXPORTER_OTLP_ENDPOINT, value: {{ . | quote }}}
 {{- end }}

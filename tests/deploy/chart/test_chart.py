@@ -199,7 +199,7 @@ def test_a_changed_pool_file_starts_the_pods_anew(tmp_path: Path) -> None:
 def test_a_pod_leaves_the_service_before_it_is_stopped(everything: Objects) -> None:
     gateway = pod(everything["Deployment", "plan-gateway"])
     assert "time.sleep(5)" in gateway["containers"][0]["lifecycle"]["preStop"]["exec"]["command"][-1]
-    assert gateway["terminationGracePeriodSeconds"] > 25 + 5
+    assert gateway["terminationGracePeriodSeconds"] > 5 + 5 + 25
 
 
 def test_the_rules_are_those_of_the_repository(everything: Objects) -> None:

@@ -1,0 +1,76 @@
+"""A gateway that is told to stop: it is not ready at once, and serves on until balancers have noticed."""
+
+import http.client
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.harness.processes import Process, environment, running
+from tests.harness.waiting import PATIENCE_SECONDS, wait_until
+
+NEVER = "3600"
+"""A drain time that no test waits for."""
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Iterator[Process]:
+    """The whole service in one process, which drains until it is told a second time."""
+    environ = environment(tmp_path, BATON_REHEARSAL_DELAY="0", BATON_DRAIN_SECONDS=NEVER)
+    with running("serve", tmp_path, environ) as process:
+        yield process
+        process.tell_to_stop()
+        process.tell_to_stop()
+
+
+def readiness(service: Process) -> tuple[int, dict[str, Any]]:
+    reply = httpx.get(f"{service.url}/readyz", timeout=PATIENCE_SECONDS, trust_env=False)
+    return reply.status_code, reply.json()["checks"]
+
+
+def asked(connection: http.client.HTTPConnection, key: str) -> http.client.HTTPResponse:
+    """Ask a question over a connection that may be open already, and read the answer to its end."""
+    body = {"model": "baton-mini", "messages": [{"role": "user", "content": "What is 2 + 2?"}]}
+    headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
+    connection.request("POST", "/v1/chat/completions", json.dumps(body), headers)
+    reply = connection.getresponse()
+    assert "choices" in json.loads(reply.read())
+    return reply
+
+
+def test_it_is_not_ready_and_serves_until_it_is_told_again(service: Process) -> None:
+    found = re.search(r"export BATON_API_KEY=(bt_\S+)", service.said)
+    assert found is not None
+    known, fresh = (http.client.HTTPConnection("127.0.0.1", service.port, timeout=PATIENCE_SECONDS) for _ in range(2))
+    assert asked(known, found[1]).getheader("connection") is None
+    assert readiness(service)[0] == 200
+    service.tell_to_stop()
+    wait_until(lambda: readiness(service)[0] == 503, what="it is not ready")
+    assert readiness(service)[1]["process"] == "stopping"
+    for connection in (known, fresh):  # one that was open before, and a new one
+        reply = asked(connection, found[1])
+        assert (reply.status, reply.getheader("connection")) == (200, "close")
+        connection.close()
+    assert service.alive
+    assert service.stop() == 0
+
+
+def test_an_interrupted_process_does_not_drain(tmp_path: Path) -> None:
+    environ = environment(tmp_path, BATON_DRAIN_SECONDS=NEVER)
+    with running("serve", tmp_path, environ) as process:
+        process.interrupt()
+        assert process.ended() == 0
+
+
+def test_an_idle_connection_is_kept_as_long_as_the_setting_says(tmp_path: Path) -> None:
+    environ = environment(tmp_path, BATON_KEEP_ALIVE_SECONDS="1")
+    with running("serve", tmp_path, environ) as process:
+        connection = http.client.HTTPConnection("127.0.0.1", process.port, timeout=PATIENCE_SECONDS)
+        connection.request("GET", "/healthz")
+        assert connection.getresponse().read()
+        assert connection.sock.recv(1) == b""  # closed by the gateway; with the default of 75 s this would time out
+        connection.close()
