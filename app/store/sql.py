@@ -24,6 +24,8 @@ from app.errors import StoreUnavailable
 from app.store.protocol import (
     Appended,
     Backlog,
+    ContentPage,
+    ContentQuery,
     Due,
     Entry,
     Held,
@@ -36,7 +38,18 @@ from app.store.protocol import (
     RunRow,
     StepInput,
 )
-from app.store.rows import conductor_changes, content, feedback, idempotency, keys, notices, rated_runs, runs, trials
+from app.store.rows import (
+    conductor_changes,
+    content,
+    feedback,
+    idempotency,
+    keys,
+    notices,
+    rated_runs,
+    retention,
+    runs,
+    trials,
+)
 from app.store.sqlkit.migrate import migrate
 from app.store.sqlkit.postgres import Postgres
 from app.store.sqlkit.runner import AWAY, Fault, Runner, parse_url
@@ -169,7 +182,25 @@ class SqlStore:
     async def erase(self, run: str) -> bool:
         known = await self._write(partial(content.erase, run=run))
         self._journals.forget(run)
+        await self._runner.empty_log()
         return known
+
+    async def runs_with_content(
+        self, query: ContentQuery, after: tuple[float, str] | None = None, limit: int = 200
+    ) -> ContentPage:
+        return await self._read(partial(retention.page, query=query, after=after, limit=limit))
+
+    async def erase_contents(self, runs: Sequence[str]) -> int:
+        erased = 0
+        for group in await self._read(partial(retention.groups, runs=runs)):
+            erased += await self._write(partial(retention.erase, runs=group))
+            for run in group:
+                self._journals.forget(run)
+            await asyncio.sleep(0)
+        return erased
+
+    async def overwrite_erased(self) -> bool:
+        return await self._runner.empty_log()
 
     async def run(self, run: str) -> RunRow:
         return await self._read(runs.run(self._statements, run), brief=True)

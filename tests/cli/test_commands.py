@@ -541,3 +541,13 @@ def test_config_invalid_is_not_hidden_in_a_group(
     monkeypatch.setattr("app.cli.settings.run", broken)
     assert main(["config"], {}) == 2
     assert capsys.readouterr().err == "a: wrong\nb: wrong\n"
+
+
+def test_erasing_wants_to_be_told_what(service: Service) -> None:
+    service.ask("baton-mini", EASY, user="eve")
+    assert "say what to erase" in baton(service.folder, "runs", "erase").err
+    assert "leave the other options out" in baton(service.folder, "runs", "erase", "--run", "last", "--user", "eve").err
+    assert "of 1 runs would be erased" in baton(service.folder, "runs", "erase", "--user", "eve", "--dry-run").out
+    assert "of 0 runs would be erased" in baton(service.folder, "runs", "erase", "--before", "1d", "--dry-run").out
+    assert "of 1 runs is erased" in baton(service.folder, "runs", "erase", "--run", "last").out
+    assert "of 0 runs is erased" in baton(service.folder, "runs", "erase", "--user", "eve").out

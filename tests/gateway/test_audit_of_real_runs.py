@@ -3,9 +3,10 @@
 from typing import Any
 
 import httpx
+import pytest
 
 from tests.harness.in_process import plan
-from tests.stubs import Fail, ProviderStub, Reply
+from tests.stubs import Fail, Hang, ProviderStub, Reply
 
 
 async def ask(client: httpx.AsyncClient, **more: Any) -> httpx.Response:
@@ -93,3 +94,39 @@ async def test_a_caller_learns_why_the_planned_worker_was_passed_over(
     [step] = (await client.get(second)).json()["steps"]
     assert (step["planned_worker"], step["worker"], step["passed_over"]) == ("alpha", "beta", [])
     assert step["attempts"][0]["passed_over"] == [{"worker": "alpha", "reason": "misconfigured"}]
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/responses"])
+async def test_the_content_of_any_run_can_be_erased(client: httpx.AsyncClient, path: str) -> None:
+    question = {"input": "hello"} if path == "/v1/responses" else {"messages": [{"role": "user", "content": "hello"}]}
+    more = {"max_tokens": 10} if path == "/v1/messages" else {}
+    reply = await client.post(path, json={"model": "baton-mini", **question, **more})
+    run = reply.headers["x-baton-run"]
+    for _ in range(2):
+        erased = await client.delete(f"/v1/runs/{run}")
+        assert (erased.status_code, erased.json()) == (200, {"id": run, "object": "run", "erased": True})
+    shown = (await client.get(f"/v1/runs/{run}")).json()
+    assert (shown["erased"], shown["state"]) == (True, "succeeded")
+    step = (await client.get(f"/v1/runs/{run}/steps/0")).json()
+    assert (step["erased"], step["output"], step["messages"]) == (True, None, None)
+
+
+async def test_a_run_that_is_erased_is_ended_first(stub: ProviderStub, client: httpx.AsyncClient) -> None:
+    stub.always("*", Hang())
+    begun = (await client.post("/v1/responses", json={"model": "baton-mini", "input": "hi", "background": True})).json()
+    run = begun["id"].removeprefix("resp_")
+    assert (await client.delete(f"/v1/runs/{run}")).json()["erased"] is True
+    shown = (await client.get(f"/v1/runs/{run}")).json()
+    assert (shown["erased"], shown["state"]) == (True, "cancelled")
+
+
+async def test_an_idempotent_cancellation_keeps_no_content(client: httpx.AsyncClient) -> None:
+    """Its reply is the whole response, which must not outlive an erasure."""
+    made = (await client.post("/v1/responses", json={"model": "baton-mini", "input": "hi"})).json()
+    path, once = f"/v1/responses/{made['id']}/cancel", {"Idempotency-Key": "cancel-it"}
+    first = await client.post(path, json={}, headers=once)
+    again = await client.post(path, json={}, headers=once)
+    assert (again.status_code, again.json()) == (first.status_code, first.json()) == (200, made)
+    assert again.headers["idempotent-replayed"] == "true"
+    await client.delete(f"/v1/runs/{made['baton']['run']}")
+    assert (await client.post(path, json={}, headers=once)).status_code == 404

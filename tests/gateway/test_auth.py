@@ -33,6 +33,7 @@ NEEDS = {
     ("GET", "/v1/runs/{run}/stream"): {"runs:read", "audit:read"},  # the latter for runs of other keys, as this one is
     ("POST", "/v1/runs/{run}/cancel"): {"runs:write"},
     ("POST", "/v1/runs/{run}/feedback"): {"runs:write"},
+    ("DELETE", "/v1/runs/{run}"): {"runs:write"},
 }
 BODIES = {
     "/v1/completions": {"model": "baton-mini", "prompt": "What is 2 + 2?"},

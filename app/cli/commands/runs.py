@@ -5,6 +5,7 @@ from app.cli.commands.declarations import (
     COUNT,
     POOL,
     SINCE,
+    SPAN,
     Group,
     argument,
     flag,
@@ -50,6 +51,8 @@ def define(root: Group) -> None:
     def cancel() -> None:
         """Ask a run to end, whichever process has it, and wait for its end."""
 
+    _define_erase(runs)
+
     @root.add(
         "plan",
         "preview",
@@ -66,3 +69,20 @@ def define(root: Group) -> None:
     @POOL
     def plan() -> None:
         """Show how a question would be routed. Only the plan is made (and journaled); nothing is executed."""
+
+
+def _define_erase(runs: Group) -> None:
+    @runs.add(
+        "erase",
+        "erase",
+        "baton runs erase --user ann@example.com --dry-run",
+        "baton runs erase --tenant acme --before 90d",
+        "baton runs erase --run run_0199",
+    )
+    @option("--run", metavar="RUN", help="Only this run: its id, a prefix of one, or last.")
+    @option("--user", metavar="USER", help="Only runs whose request named this end user.")
+    @option("--tenant", metavar="TENANT", help="Only runs of this tenant.")
+    @option("--before", type=SPAN, metavar="SPAN", help="Only runs older than 90d, 12h, ...")
+    @flag("--dry-run", help="Count the runs, and erase nothing.")
+    def erase() -> None:
+        """Erase the texts of runs. Their journals stay: ids, states, times and money."""

@@ -119,9 +119,16 @@ class Idempotency:
         return Begun(driven, permit, max(left, 0.0), after)
 
     async def reply(
-        self, request: Request, caller: Caller, body: Mapping[str, object], act: Callable[[], Awaitable[Response]]
+        self,
+        request: Request,
+        caller: Caller,
+        body: Mapping[str, object],
+        act: Callable[[], Awaitable[Response]],
+        *,
+        has_content: bool = False,
     ) -> Response:
-        """The reply of `act`, or the stored reply of the same request.
+        """The reply of `act`, or the stored reply of the same request. A reply that `has_content` of a run's is not
+        stored, because it would outlive the content's erasure: the same request then has `act` done again.
 
         Equal requests may run `act` at the same time, so it must do no harm when it is done twice. Where it would, its
         entry carries `claim(...)` with the reply.
@@ -134,12 +141,15 @@ class Idempotency:
         found = await self._context.store.find_request_claim(once.id, now)
         if found is None:
             done = await act()
-            mine = replace(once, until=now + self._context.remembered, status=done.status_code, reply=bytes(done.body))
+            kept_reply = b"" if has_content else bytes(done.body)
+            mine = replace(once, until=now + self._context.remembered, status=done.status_code, reply=kept_reply)
             found = await self._context.store.claim_request(mine, now)
             if found == mine:
                 return done
         kept = _same(once, found)
         request.scope["baton.headers"].append(REPLAYED)
+        if not kept.reply:
+            return await act()
         return Response(kept.reply, kept.status, media_type="application/json")
 
     async def _begin(self, request: Request, caller: Caller, order: Order, once: Once | None) -> Begun:

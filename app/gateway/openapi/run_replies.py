@@ -233,6 +233,14 @@ class EventList(Reply):
     next: str | None
 
 
+class ErasedRun(Reply):
+    """A run whose content was erased."""
+
+    id: str
+    object: Literal["run"]
+    erased: Literal[True]
+
+
 class StepInFull(AuditedStep):
     """A step with the messages that its worker got and wrote. A field is null where its content was erased."""
 

@@ -157,7 +157,7 @@ def _ends(router: APIRouter, context: GatewayContext, keys: Keys, idempotency: I
             await cancel.stop(context, row)
             return _json(await _present(context, response, caller))
 
-        return await idempotency.reply(request, caller, body, stopped)
+        return await idempotency.reply(request, caller, body, stopped, has_content=True)
 
     @router.delete(
         "/{response}",

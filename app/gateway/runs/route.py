@@ -1,5 +1,5 @@
 """Runs over HTTP: the audit trail (`GET /v1/runs`, `/{id}`, `/{id}/events`, `/{id}/steps/{n}`), `GET /{id}/stream`,
-`POST /{id}/cancel` and `POST /{id}/feedback`.
+`POST /{id}/cancel`, `POST /{id}/feedback` and `DELETE /{id}`.
 
 Metadata needs `runs:read`; content (messages and outputs) needs `audit:read` as well, but for the answer where the key
 that asked for it comes back. A caller sees the runs of its own tenant, a key of all tenants every run; any other run
@@ -174,6 +174,22 @@ def _acts(router: APIRouter, context: GatewayContext, keys: Keys, idempotency: I
     ) -> Response:
         """Cancel it and wait a little for its end: `state` says what became of it. A run that has ended stays so."""
         return await idempotency.reply(request, caller, body, lambda: _cancelled(context, row))
+
+    @router.delete(
+        "/{run}",
+        operation_id="erase_run",
+        summary="Erase a run's content.",
+        response_model=run_replies.ErasedRun,
+        responses=operations.replies(*operations.READING),
+    )
+    async def erase_run(row: visible) -> Response:
+        """Texts, comments and the salt of their hashes are erased; the journal keeps what is no content.
+
+        It is cancelled first if it goes on. A run of any format can be erased; one that was erased stays so.
+        """
+        await cancel.stop(context, row)
+        await context.store.erase(row.id)
+        return _json({"id": row.id, "object": "run", "erased": True})
 
     @router.post(
         "/{run}/feedback",

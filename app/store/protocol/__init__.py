@@ -26,6 +26,7 @@ from app.store.protocol.keys import KeyRow, Keys
 from app.store.protocol.learning import Learning
 from app.store.protocol.leases import Backlog, Due, Held, Lapsed, LeasesAndOutbox
 from app.store.protocol.notices import Notices
+from app.store.protocol.retention import ContentPage, ContentQuery, Retention
 from app.store.protocol.step_input import BRIEF, StepInput, StepInputs
 
 __all__ = [
@@ -37,6 +38,8 @@ __all__ = [
     "Availability",
     "Backlog",
     "ConductorVersions",
+    "ContentPage",
+    "ContentQuery",
     "Contents",
     "Due",
     "Entry",
@@ -57,6 +60,7 @@ __all__ = [
     "Projection",
     "Reader",
     "RequestClaims",
+    "Retention",
     "RunJournal",
     "RunQuery",
     "RunRow",
@@ -70,6 +74,7 @@ class Store(
     RunJournal,
     LeasesAndOutbox,
     Contents,
+    Retention,
     StepInputs,
     RequestClaims,
     Notices,

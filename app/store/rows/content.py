@@ -34,7 +34,7 @@ def erase(conn: Connection, run: str) -> bool:
     erased = update(RUNS).where(RUNS.c.id == run).values(salt=None, revision=RUNS.c.revision + 1)
     known = conn.execute(erased).rowcount
     conn.execute(delete(CONTENTS).where(CONTENTS.c.run == run))
-    feedback.erase_comments(conn, run)
+    feedback.erase_comments(conn, [run])
     return bool(known)
 
 

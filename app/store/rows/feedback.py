@@ -55,9 +55,9 @@ def after(conn: Connection, last: tuple[float, str], limit: int) -> tuple[Feedba
     return tuple(_feedback(row) for row in conn.execute(query))
 
 
-def erase_comments(conn: Connection, run: str) -> None:
-    """Erase the comments on a run."""
-    conn.execute(update(FEEDBACK).where(FEEDBACK.c.run == run).values(comment=""))
+def erase_comments(conn: Connection, runs: Sequence[str]) -> None:
+    """Erase the comments on these runs."""
+    conn.execute(update(FEEDBACK).where(FEEDBACK.c.run.in_(runs), FEEDBACK.c.comment != "").values(comment=""))
 
 
 def _feedback(row: Row[Any]) -> Feedback:

@@ -61,7 +61,7 @@ def run(statements: Statements, name: str) -> SingleStatement[RunRow]:
 def page(conn: Connection, query: RunQuery) -> tuple[RunRow, ...]:
     """One page of a list of runs, the newest first."""
     newest_first = select(RUNS).where(*_filters(query)).order_by(RUNS.c.created_at.desc(), RUNS.c.id.desc())
-    return tuple(_run_row(row) for row in conn.execute(newest_first.limit(query.limit)))
+    return tuple(run_row(row) for row in conn.execute(newest_first.limit(query.limit)))
 
 
 def journal(statements: Statements, name: str, after: int) -> SingleStatement[Journal]:
@@ -79,7 +79,7 @@ def step_input(statements: Statements, name: str, after: int) -> Read:
 def _only(rows: Sequence[Row]) -> RunRow:
     if not rows:
         raise NotFound
-    return _run_row(_Columns._make(rows[0]))
+    return run_row(_Columns._make(rows[0]))
 
 
 def _journal(name: str, rows: Sequence[Row]) -> Journal:
@@ -164,7 +164,7 @@ def take_over(
     theirs = RUNS.c.id.in_(names)
     changed = {"epoch": RUNS.c.epoch + 1, "revision": RUNS.c.revision + 1}
     conn.execute(update(RUNS).where(theirs).values(driver=driver, lease_until=until, **changed))
-    return tuple([_run_row(row) for row in conn.execute(select(RUNS).where(theirs).order_by(RUNS.c.id))])
+    return tuple([run_row(row) for row in conn.execute(select(RUNS).where(theirs).order_by(RUNS.c.id))])
 
 
 def renew_claims(conn: Connection, statements: Statements, held: Sequence[Held], until: float) -> frozenset[Held]:
@@ -250,7 +250,7 @@ def _filters(query: RunQuery) -> list[ColumnElement[bool]]:
     return found
 
 
-def _run_row(row: Any) -> RunRow:
+def run_row(row: Any) -> RunRow:
     return RunRow(
         id=row.id,
         tenant=row.tenant,

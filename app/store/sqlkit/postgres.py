@@ -324,6 +324,9 @@ class Postgres:
         result: T = transaction.result
         return result
 
+    async def empty_log(self) -> bool:
+        return False
+
     async def close(self) -> None:
         await self._connections.close()
 

@@ -78,6 +78,13 @@ class Runner(Protocol):
         if the answer to COMMIT is missing."""
         ...
 
+    async def empty_log(self) -> bool:
+        """Copy the whole write-ahead log into the database file, and cut the log to nothing.
+
+        False if a reader was in the way, and on Postgres, whose server keeps its log itself.
+        """
+        ...
+
     async def close(self) -> None:
         """Release connections and threads."""
         ...

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.engine import URL
@@ -78,6 +78,10 @@ class Sqlite:
                 self._connection = None
             raise Fault(reason_of(error, self.dialect)) from error
 
+    async def empty_log(self) -> bool:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._writer, _checkpoint, self._writing, "TRUNCATE")
+
     async def close(self) -> None:
         loop = asyncio.get_running_loop()
         if self._connection is not None:
@@ -132,6 +136,7 @@ def _set_pragmas(connection: Any, _record: object, *, patience: float) -> None:
         "journal_mode=WAL",
         "synchronous=NORMAL",
         "wal_autocheckpoint=65536",
+        "secure_delete=ON",  # what is erased is overwritten with zeros
     )
     for pragma in pragmas:
         connection.execute(f"PRAGMA {pragma}")
@@ -143,10 +148,15 @@ def _is_busy(error: BaseException | None) -> bool:
     return isinstance(cause, sqlite3.OperationalError) and cause.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY
 
 
-def _checkpoint(engine: Engine) -> None:
-    """Copy the log into the database file, as far as readers allow. If that fails, the next one will do it."""
+def _checkpoint(engine: Engine, mode: Literal["PASSIVE", "TRUNCATE"] = "PASSIVE") -> bool:
+    """Copy the log into the database file, as far as readers allow. If that fails, the next one will do it.
+
+    Returns True if all of it was copied; with `TRUNCATE` the log is empty then.
+    """
     with suppress(SQLAlchemyError, sqlite3.Error), engine.connect() as conn:
-        conn.connection.cursor().execute("PRAGMA wal_checkpoint(PASSIVE)")
+        busy, in_log, copied = conn.connection.cursor().execute(f"PRAGMA wal_checkpoint({mode})").fetchone()
+        return not busy and in_log == copied
+    return False
 
 
 def _begin_immediate(conn: Connection) -> None:

@@ -1,0 +1,66 @@
+"""`baton runs erase` erases the content of runs: of one, of an end user, of a tenant, or of all before some time."""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+
+from app.cli import event_loop, storage, terminal
+from app.cli.asked import Asked
+from app.engine.retention import Erased, erase_matching, runs_with_content
+from app.errors import ConfigInvalid
+from app.gateway.runs import cancel
+from app.process.config import Settings, read
+from app.store.protocol import ContentQuery, RunRow, Store
+
+END_SECONDS = 4.0
+"""Seconds that open runs have to end, in addition to a lease."""
+
+
+def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> int:
+    """Carry out the command on the configured database."""
+    settings = read(environ)
+    terminal.log_to_stderr("warning")
+    if not any((asked.run, asked.user, asked.tenant, asked.before)):
+        raise ConfigInvalid(["runs erase: say what to erase, with --run, --user, --tenant or --before"])
+    if asked.run and any((asked.user, asked.tenant, asked.before)):
+        raise ConfigInvalid(["runs erase: --run names one run; leave the other options out"])
+    event_loop.run(_erase(settings, asked, now))
+    return 0
+
+
+async def _erase(settings: Settings, asked: Asked, now: Callable[[], float]) -> None:
+    before = now() - asked.before if asked.before else None
+    query = ContentQuery(tenant=asked.tenant, user=asked.user, before=before)
+    async with storage.opened(settings) as store:
+        if asked.dry_run:
+            found = 1 if asked.run else sum([len(rows) async for rows in runs_with_content(store, query)])
+            terminal.out().print(f"The content of {found:,} runs would be erased.")
+            return
+        patience = END_SECONDS + settings.lease_seconds
+        if asked.run:
+            erased = await _erase_one(store, asked.run, patience, now)
+        else:
+            erased = await erase_matching(store, query, lambda rows: _end(store, rows, patience, now()))
+    terminal.out().print(_report(settings, erased), soft_wrap=True)
+
+
+async def _erase_one(store: Store, wanted: str, patience: float, now: Callable[[], float]) -> Erased:
+    row = await storage.find(store, wanted)
+    if row.ended_at is None:
+        await _end(store, [row], patience, now())
+    return Erased(await store.erase_contents([row.id]), await store.overwrite_erased())
+
+
+async def _end(store: Store, rows: Sequence[RunRow], patience: float, now: float) -> None:
+    """Ask runs to end in the operator's name, and wait for that together."""
+    for row in rows:
+        await cancel.ask(store, None, row, "operator", now)
+    await asyncio.gather(*[cancel.settled(store, row, patience) for row in rows])
+
+
+def _report(settings: Settings, erased: Erased) -> str:
+    told = f"The content of {erased.runs:,} runs is erased; their journals remain."
+    if erased.overwritten:
+        return f"{told} Nothing of it is left in the database's files."
+    if settings.database_url.startswith("sqlite"):
+        return f"{told} A reader was in the way: the write-ahead log has parts of it until the next checkpoint."
+    return f"{told} Its bytes remain in Postgres's files until VACUUM FULL, in its write-ahead log and in back-ups."
