@@ -1,4 +1,5 @@
-"""An engine leaves out a worker that calls have shown to fail, and the journal says so."""
+"""Which process knows that a worker fails: engines leave it out of their plans, and the journal says so; gateways
+choose by policy alone."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -11,7 +12,7 @@ from app.core.run.events import Kind
 from app.process.config import configure
 from app.process.wiring import Runtime, open_runtime
 from app.store.sqlkit.migrate import migrate
-from tests.harness.in_process import events, finish, order, pool_text
+from tests.harness.in_process import calling, events, finish, order, pool_text, running_service
 from tests.harness.waiting import until
 from tests.stubs import Fail, ProviderStub
 
@@ -54,6 +55,11 @@ async def pair(
             ending.set()
 
 
+def level(opened: Runtime, worker: str) -> float | None:
+    """The breaker's state as `/metrics` has it: 2 for ejected, 1 when that is over."""
+    return opened.context.telemetry.registry.get_sample_value("baton_breaker_state", {"worker": worker})
+
+
 async def test_an_engine_plans_without_a_worker_that_it_has_given_up(
     stub: ProviderStub, pair: tuple[Runtime, Runtime]
 ) -> None:
@@ -61,9 +67,42 @@ async def test_an_engine_plans_without_a_worker_that_it_has_given_up(
     stub.always("alpha", Fail(status=503))
     outcomes = [await finish(await gateway.runs.start(order(gateway, "baton-mini"))) for _ in range(IN_A_ROW)]
     assert {outcome.ended.answer for outcome in outcomes} == {"Hello there."}
-    breaker = engine.context.telemetry.registry.get_sample_value("baton_breaker_state", {"worker": "alpha"})
-    assert breaker == 2
+    assert level(engine, "alpha") == 2
     last = await finish(await gateway.runs.start(order(gateway, "baton-mini")))
     journal = await events(gateway, last.ended.state.run)
+    assert journal[0].body["pool"] == ["alpha", "beta", "gamma"], "a gateway judges nobody's health"
+    assert journal[0].body["excluded"] == {}
     opened = next(event.body for event in journal if event.kind is Kind.PLAN_OPENED)
     assert opened["ejected"] == {"alpha": "failing"}
+
+
+async def test_a_gateway_is_ready_whatever_becomes_of_workers_and_shows_none_of_its_own_as_ejected(
+    stub: ProviderStub, pair: tuple[Runtime, Runtime]
+) -> None:
+    gateway, engine = pair
+    stub.always("*", Fail(status=401))
+    await finish(await gateway.runs.start(order(gateway, "baton-mini")))
+    async with calling(gateway) as client:
+        ready, metrics = await client.get("/readyz"), await client.get("/metrics")
+    assert (ready.status_code, ready.json()["checks"]["conductor"]) == (200, "ok")
+    for worker in ("alpha", "beta", "gamma"):
+        assert f'baton_breaker_state{{worker="{worker}"}} 0.0' in metrics.text
+        assert level(engine, worker)
+
+
+async def test_an_engine_learns_of_failures_from_calls_that_another_one_makes_for_its_runs(
+    stub: ProviderStub, tmp_path: Path, redis_url: str
+) -> None:
+    stub.always("alpha", Fail(status=401))
+    settings = {"BATON_REDIS_URL": redis_url}
+    async with (
+        running_service(tmp_path, pool_text(stub), settings, dispatches=False) as driving,
+        running_service(tmp_path, pool_text(stub), settings) as executing,
+    ):
+        await until(lambda: executing.drivers.has_room and driving.context.queue.healthy)
+        outcome = await finish(await driving.runs.start(order(driving, "baton-mini")))
+        assert outcome.ended.answer == "Hello there."
+        for engine in (driving, executing):
+            assert level(engine, "alpha")
+            assert not level(engine, "beta")
+    assert len(stub.of("alpha")) == 1
