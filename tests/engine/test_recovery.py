@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from app.core.run.events import Kind, fact_from_json
+from app.core.run.events import Kind, RunCancelAsked, fact_from_json
 from app.engine.runs.recovery import is_newer
 from app.engine.runs.registry import Drivers
 from app.errors import StoreUnavailable
@@ -248,6 +248,26 @@ async def test_a_run_that_was_lost_and_comes_back_is_driven_once(stub: ProviderS
         assert (await at_its_end(opened, driven.run)).state == "succeeded"
         other = await opened.runs.start(order(opened, "baton-mini"))
         assert (await finish(other)).ended.error is None
+
+
+async def test_a_run_is_taken_over_at_once_although_others_keep_writing_to_it(
+    stub: ProviderStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each time when it is about to be taken over, one more wish has been written; the lease of the engine that takes
+    it over would last for a minute."""
+    run, wishes, append = await abandoned(stub, tmp_path), 0, SqlStore.append
+
+    async def preceded(store: SqlStore, entry: Entry) -> Appended:
+        nonlocal wishes
+        if entry.lease is not None and wishes < 10:
+            wishes += 1
+            await append(store, Entry(run, entry.at, (RunCancelAsked("operator"),)))
+        return await append(store, entry)
+
+    monkeypatch.setattr(SqlStore, "append", preceded)
+    async with running_service(tmp_path, pool_text(stub), {"BATON_LEASE_SECONDS": "60"}) as opened:
+        row = await at_its_end(opened, run, 20.0)
+        assert (row.state, row.epoch, wishes) == ("cancelled", 3, 10)
 
 
 @pytest.mark.parametrize(

@@ -41,13 +41,11 @@ from app.errors import (
     WorkerUnavailable,
 )
 from app.stepqueue.protocol import AGAIN, DISPATCHERS, Adopted, Committed, Delta, Live, Stop, Ticket
-from app.store.protocol import Entry, Lease, Outbox
+from app.store.protocol import MOVED, Entry, Lease, Outbox
 from app.telemetry import SPAN_RUN
 
 WATCH_SECONDS = 0.25
 """Time between two looks for journals that have moved, while the step queue is unavailable."""
-RACES = 3
-"""Tries to take over a run to which others write at the same time."""
 SWEEP_SECONDS = 0.5
 """Mean time between two looks for runs that nobody drives."""
 
@@ -218,17 +216,25 @@ class Drivers:
         await self._begin(driver, Entry(state.run, now, epoch=epoch, lease=lease, seq=state.seq, outbox=rows))
 
     async def _take_over(self, state: RunState, salt: bytes, epoch: int) -> None:
-        """Go on with a run whose engine is gone: its row is ours already, and the claims of that engine have lapsed."""
-        for _ in range(RACES):
+        """Go on with a run whose engine is gone: its row is ours already, and the claims of that engine have lapsed.
+
+        While others write to the run it is tried again for as long as the row is sure to be ours; then the next sweep
+        of any engine finds the run.
+        """
+        lapses = self._context.tick() + self._context.lease
+        while True:
             driver = await take_over(self._context, self._driver, state, salt, epoch)
             try:
                 await self._lease(driver, epoch)
                 break
-            except Conflict:  # another process has written meanwhile, for example a wish to cancel the run
-                journal = await self._context.store.journal(state.run, after=state.seq)
-                state = fold(journal.events, state)
-        else:
-            return
+            except Conflict as conflict:
+                if conflict.public_code != MOVED or self._context.tick() >= lapses:
+                    raise
+            # Another process has written meanwhile, for example a wish to cancel the run.
+            journal = await self._context.store.journal(state.run, after=state.seq)
+            state = fold(journal.events, state)
+            if state.ended:
+                return
         steps = overtaken_steps(state)
         self._adopted.append(state.run)
         with suppress(QueueUnavailable):
