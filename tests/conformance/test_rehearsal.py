@@ -27,7 +27,6 @@ from app.providers.rehearsal.families import solve
 from app.providers.rehearsal.minds import minds
 from app.providers.rehearsal.problem import plain
 from app.providers.rehearsal.provider import RehearsalProvider
-from tests.harness.waiting import Stopwatch
 
 EASY = [
     ("What is 17 * 23?", "391"),
@@ -344,10 +343,10 @@ async def test_delays_deadlines_and_cancellation() -> None:
     with pytest.raises(WorkerTimeout):
         await pieces(provider, asked, replace(SOON, gap=0.001))
     slow = RehearsalProvider(ProviderSpec("r", "rehearsal", options={"first_ms": "60000"}))
-    watch = Stopwatch()
+    begin = time.monotonic()
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(pieces(slow, asked, Deadlines(99, 99, 99, 99)), 0.05)
-    assert watch.seconds < 1
+    assert time.monotonic() - begin < 30, "it does not go on waiting for the first byte"
 
 
 async def test_other_schemas_are_filled_in() -> None:

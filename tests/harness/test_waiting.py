@@ -1,16 +1,10 @@
 """Waiting ends with the condition, and with an error that names it when the deadline has passed."""
 
-import os
-import sys
 import time
-from pathlib import Path
 
-import psutil
 import pytest
 
-from tests.harness.waiting import NotInTime, Stopwatch, stays, until, wait_until
-
-SLEEP_DELAY = 0.2
+from tests.harness.waiting import NotInTime, fastest, fastest_in_thread, stays, until, wait_until
 
 
 def becoming_true(looks: int) -> list[bool]:
@@ -47,29 +41,14 @@ async def test_a_deadline_that_has_passed_names_the_condition() -> None:
         wait_until(lambda: 1 == 2, within=0.0)
 
 
-def test_a_stopwatch_counts_sleeping() -> None:
-    watch = Stopwatch()
-    time.sleep(SLEEP_DELAY)
-    assert watch.seconds >= 0.5 * SLEEP_DELAY
+async def test_the_fastest_of_several_tries_counts() -> None:
+    tries = [1.0, 0.1, 4.0, 5.0]
+    assert await fastest(tries.pop, enough=0.2) == 0.1
+    assert tries == [1.0], "it ends with the first one that is fast enough"
 
 
-@pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="the kernel does not count it")
-def test_a_stopwatch_leaves_out_the_wait_for_a_processor() -> None:
-    """Two processes share one processor: each waits for as long as the other works."""
-    one_processor = {next(iter(os.sched_getaffinity(0)))}
-    rival = psutil.Popen([sys.executable, "-c", "while True: pass"])
-    everywhere = os.sched_getaffinity(0)
-    try:
-        rival.cpu_affinity(list(one_processor))
-        os.sched_setaffinity(0, one_processor)
-        began, watch, used = time.monotonic(), Stopwatch(), time.process_time()
-        while time.process_time() - used < SLEEP_DELAY:
-            pass
-        assert watch.seconds < 0.8 * (time.monotonic() - began)
-    finally:
-        os.sched_setaffinity(0, everywhere)
-        rival.kill()
-        rival.wait()
+def test_the_least_of_all_tries_is_returned_when_none_is_fast_enough() -> None:
+    assert fastest_in_thread(iter([3.0, 2.0]).__next__, enough=1.0, tries=2) == 2.0
 
 
 async def test_what_stays_true_is_watched_for_the_whole_time() -> None:

@@ -23,7 +23,7 @@ from app.store.sqlkit import postgres, sqlite
 from app.store.sqlkit.runner import Fault, parse_url
 from app.store.writing import group_commit
 from tests.harness.raw_facts import Raw
-from tests.harness.waiting import PATIENCE_SECONDS, Stopwatch, let_others_run, stays
+from tests.harness.waiting import PATIENCE_SECONDS, let_others_run, stays
 
 pytestmark = [pytest.mark.integration, pytest.mark.faults]
 
@@ -175,16 +175,17 @@ def note(run: str) -> Entry:
 
 
 async def test_a_database_that_is_down_is_said_so_quickly_and_used_again_when_it_is_back(
-    proxy: Proxy, postgres_url: str
+    proxy: Proxy, postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with behind(proxy, postgres_url) as store:
+    """Nobody waits for it to come back."""
+    monkeypatch.setattr(group_commit, "DECIDE_SECONDS", 3600.0)
+    async with behind(proxy, postgres_url, patience=3600.0) as store:
         await store.append(admitted("run"))
         proxy.shut()
-        started = Stopwatch()
-        calls = [store.append(note("run")) for _ in range(20)]
-        answers = await asyncio.gather(*calls, store.ready(), store.run("run"), return_exceptions=True)
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            calls = [store.append(note("run")) for _ in range(20)]
+            answers = await asyncio.gather(*calls, store.ready(), store.run("run"), return_exceptions=True)
         assert all(isinstance(answer, StoreUnavailable) for answer in answers)
-        assert started.seconds < 2.0
         proxy.mood = "open"
         await store.ready()
         assert (await store.append(note("run"))).events[0].seq == 2
@@ -238,13 +239,12 @@ async def test_a_frozen_database_is_given_up_in_bounded_time(
     async with behind(proxy, postgres_url, patience=0.3) as store:
         await store.append(admitted("run"))
         proxy.freeze()
-        started = Stopwatch()
         first = asyncio.create_task(store.append(note("run")))
         await stays(lambda: not first.done(), seconds=0.05)
         later = [asyncio.create_task(store.append(note("run"))) for _ in range(5)]
-        answers = await asyncio.gather(first, *later, return_exceptions=True)
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            answers = await asyncio.gather(first, *later, return_exceptions=True)
         assert all(isinstance(answer, StoreUnavailable) for answer in answers)
-        assert started.seconds < 4.0
         proxy.thaw()
         assert await store.wait_until_healthy(PATIENCE_SECONDS)
         before = (await store.run("run")).seq
@@ -329,17 +329,19 @@ async def test_a_database_that_stays_away_after_a_commit_leaves_it_undecided(
         assert (refused.value.public_code, "not known" in refused.value.message) == (UNDECIDED, True)
 
 
-async def test_who_finds_the_connection_closed_knows_that_nothing_was_written(proxy: Proxy, postgres_url: str) -> None:
+async def test_who_finds_the_connection_closed_knows_that_nothing_was_written(
+    proxy: Proxy, postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """There is nothing to look up then, and nobody waits for the database to come back."""
+    monkeypatch.setattr(group_commit, "DECIDE_SECONDS", 3600.0)
     async with behind(proxy, postgres_url) as store:
         await store.append(admitted("run"))
         proxy.shut()
         await let_others_run()
-        started = Stopwatch()
         with pytest.raises(StoreUnavailable) as refused:
-            await store.append(admitted("other"))
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                await store.append(admitted("other"))
         assert refused.value.public_code != UNDECIDED
-        assert started.seconds < 1.0
 
 
 async def test_a_deadlock_is_tried_again(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
