@@ -19,11 +19,11 @@ pytestmark = [pytest.mark.integration, pytest.mark.faults]
 
 PIECES = ("Vier ", "mal ", "fünf ", "ist ", "zwanzig.")
 ASKED: dict[str, Any] = {"model": "baton-mini", "input": "What is 4 times 5?", "background": True}
-LEASE = 60.0
-SOON = 15.0
+LEASE = 120.0
+SOON = 40.0
 """Seconds within which a run has ended: on a busy machine, and all the same long before a lease."""
-TAKEN_UP = 1.0
-"""Seconds within which a dispatcher has begun with a run."""
+TAKEN_UP = 20.0
+"""Seconds within which a dispatcher has begun with a run; it would wait for a lease if it were not notified."""
 TOOL = {"type": "function", "name": "add", "parameters": {"type": "object"}}
 
 

