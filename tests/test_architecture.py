@@ -312,7 +312,7 @@ def test_the_import_contracts_hold(tree_copy: Path) -> None:
         ("engine/calls/attempt.py", "import app.process.wiring", "imports point down"),
         ("stray.py", "", "imports point down"),
         ("core/message/chat.py", "import app.core.run.state", "imports point down inside core"),
-        ("engine/calls/attempt.py", "import app.engine.steps.claim", "imports point down inside the engine"),
+        ("engine/calls/attempt.py", "import app.engine.steps.execution", "imports point down inside the engine"),
         ("gateway/wire/query.py", "import app.gateway.chat.request", "imports point down inside the gateway"),
         ("store/sqlkit/tables.py", "import app.store.rows.runs", "imports point down inside the store"),
         ("gateway/stray.py", "import app.process.config", "settings are read only at the door"),

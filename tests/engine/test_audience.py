@@ -7,8 +7,8 @@ import pytest
 from app.core.run.bill import bill
 from app.core.run.position import ATTEMPT, DONE, Position
 from app.core.run.state import RunState
-from app.engine.delivery import audience as module
-from app.engine.delivery.audience import Audience
+from app.engine.delivery import followers as module
+from app.engine.delivery.followers import Audience
 from app.engine.delivery.mailbox import Mailbox
 from app.engine.delivery.messages import Ended, Noted, Said, Told
 from app.errors import BatonError, QueueUnavailable, RunFailed

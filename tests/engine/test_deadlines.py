@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from app.engine.calls.response import SPARE_CHARS, TOKEN_CHARS
+from app.engine.calls.attempt import SPARE_CHARS, TOKEN_CHARS
 from app.process.wiring import Runtime
 from tests.harness.in_process import finish, narrowed, order, plan, pool_text, running_service
 from tests.harness.waiting import until

@@ -17,16 +17,14 @@ from app.core.message.chat import Usage
 from app.core.run.events import CallFinished, CallIntended, Event, Fact, Kind, StepDone, fact_from_json
 from app.core.run.position import Position
 from app.core.run.state import fold
-from app.engine.calls.response import Reply
+from app.engine.calls.attempt import Reply
 from app.engine.context import EngineContext
-from app.engine.delivery.audience import Audience
-from app.engine.delivery.followers import Follower
+from app.engine.delivery.followers import Audience, Follower
 from app.engine.delivery.mailbox import Mailbox
 from app.engine.delivery.messages import Ended, Said, Told
 from app.engine.runs.client import RunClient
-from app.engine.steps.claim import Work
-from app.engine.steps.delta_relay import Relay
 from app.engine.steps.dispatcher import Dispatcher
+from app.engine.steps.execution import Relay, Work
 from app.errors import Conflict
 from app.stepqueue.memory import MemoryQueue
 from app.stepqueue.protocol import Committed, Delta, Listen, Live, Ticket

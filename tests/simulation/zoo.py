@@ -22,9 +22,9 @@ from app.engine.calls.attempt import Attempt
 from app.engine.calls.candidates import Candidates
 from app.engine.commit import run_writer
 from app.engine.commit.run_writer import RunWriter
-from app.engine.delivery.audience import Audience
+from app.engine.delivery.followers import Audience
 from app.engine.delivery.webhooks import DeliveryResult, Webhooks
-from app.engine.runs import brief, driver, planning
+from app.engine.runs import driver, planning
 from app.engine.runs.recovery import Recovery
 from app.engine.steps import execution
 from app.engine.steps.dispatcher import Dispatcher
@@ -368,8 +368,7 @@ def widen_the_view_inside(patch: Patch) -> None:
 
 
 def nest_without_end(patch: Patch) -> None:
-    for asks in (brief, planning):
-        patch.setattr(asks, "may_nest", lambda *_: True)
+    patch.setattr(planning, "may_nest", lambda *_: True)
 
 
 def end_without_a_notice(patch: Patch) -> None:

@@ -18,8 +18,7 @@ from app.engine.commit.tickets import offer_run
 from app.engine.commit.waiting_runs import Waiting
 from app.engine.context import EngineContext
 from app.engine.delivery import turn_result
-from app.engine.delivery.audience import Audience, public
-from app.engine.delivery.followers import Follower, Followers
+from app.engine.delivery.followers import Audience, Follower, Followers, public
 from app.engine.delivery.mailbox import Mailbox
 from app.engine.delivery.messages import Driven, Told
 from app.engine.runs import admission, tool_results

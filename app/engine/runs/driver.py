@@ -30,10 +30,9 @@ from app.core.run.commands import Finish, Propose
 from app.core.run.events import CallFinished, Event, dated
 from app.core.run.progress import confirmed
 from app.core.run.state import DRIVER_LOST, Proposal, RunState, StepState, tentative
+from app.engine.calls.attempt import given_up
 from app.engine.commit.colocation import StepStarter
-from app.engine.commit.lost_calls import given_up
-from app.engine.commit.run_writer import RunWriter
-from app.engine.commit.transition import ending
+from app.engine.commit.run_writer import RunWriter, ending
 from app.engine.context import EngineContext
 from app.engine.delivery import turn_result
 from app.engine.delivery.followers import LISTEN_SECONDS

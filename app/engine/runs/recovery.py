@@ -25,10 +25,10 @@ from app.core.run.commands import Finish
 from app.core.run.events import Fact, Kind, RunExpired
 from app.core.run.progress import give_up
 from app.core.run.state import CALLER, FALLBACK, RunState, StepState, fold, tentative
+from app.engine.calls.attempt import given_up
 from app.engine.calls.step_request import NOTHING, bodies_of, task_of
-from app.engine.commit.lost_calls import given_up
+from app.engine.commit.run_writer import ending, projection
 from app.engine.commit.tickets import due_ticket
-from app.engine.commit.transition import ending, projection
 from app.engine.context import EngineContext
 from app.engine.delivery.turn_result import outcome
 from app.engine.runs.driver import Driver
