@@ -15,6 +15,7 @@ from app.core.run.events import Kind
 from app.core.run.progress import decide
 from app.core.run.state import RunState
 from app.engine.commit import run_writer
+from app.engine.commit.run_writer import RunWriter
 from app.engine.runs import driver as driver_module
 from app.engine.runs.driver import Driver
 from app.engine.steps.dispatcher import Dispatcher
@@ -283,13 +284,13 @@ async def test_a_joined_entry_is_as_old_as_what_follows_in_it(
     stub: ProviderStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What a dispatcher brings may have waited; the caller has as long for its results as the limits say."""
-    join, waited = Driver.join, 0.3
+    join, waited = RunWriter.join, 0.3
 
-    async def late(driver: Driver, entry: Entry) -> Appended:
+    async def late(writer: RunWriter, entry: Entry) -> Appended:
         await asyncio.sleep(waited)
-        return await join(driver, entry)
+        return await join(writer, entry)
 
-    monkeypatch.setattr(Driver, "join", late)
+    monkeypatch.setattr(RunWriter, "join", late)
     stub.script("alpha", calling(look("a")))
     async with watched(tmp_path, stub) as (opened, _):
         state = (await Talk(opened).say()).ended.state

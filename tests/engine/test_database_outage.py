@@ -272,7 +272,7 @@ async def test_outcomes_are_written_in_the_order_in_which_they_came() -> None:
             group.create_task(buffer.keep())
             writing = []
             for number in range(200):
-                writing.append(group.create_task(buffer.write(outcome(), shelf.append(number))))
+                writing.append(group.create_task(buffer.write_later(outcome(), shelf.append(number))))
                 if number % 50 == 0:
                     await asyncio.sleep(LONG_DELAY)  # some have been waiting for long, and were woken in vain
                     shelf.there.set()
@@ -292,7 +292,7 @@ async def test_a_full_buffer_stops_new_steps_and_loses_nothing(bounds: dict[str,
     with kept(shelf, **bounds) as (buffer, depths):
         async with asyncio.TaskGroup() as group:
             group.create_task(buffer.keep())
-            writing = [group.create_task(buffer.write(outcome(10_000), shelf.append(n))) for n in range(5)]
+            writing = [group.create_task(buffer.write_later(outcome(10_000), shelf.append(n))) for n in range(5)]
             await until(lambda: buffer.full)
             await let_others_run()
             assert (buffer.full, len(buffer)) == (True, 3), "the others keep their slots"
@@ -313,7 +313,7 @@ async def test_an_outcome_is_given_up_after_its_time_or_with_its_process(
     with kept(shelf) as (buffer, _):
         async with asyncio.TaskGroup() as group:
             group.create_task(buffer.keep())
-            writing = group.create_task(refused(buffer.write(outcome(), shelf.append(1))))
+            writing = group.create_task(refused(buffer.write_later(outcome(), shelf.append(1))))
             await until(lambda: len(buffer) == 1)
             if closes:
                 buffer.close()

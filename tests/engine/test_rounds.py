@@ -15,8 +15,8 @@ from app.core.run import drafts
 from app.core.run.events import TERMINAL, Event, Kind
 from app.core.run.progress import Propose
 from app.core.run.state import DRIVER_LOST, fold
+from app.engine.commit.run_writer import RunWriter
 from app.engine.runs import driver as driver_module
-from app.engine.runs.driver import Driver
 from app.engine.runs.planning import Planned, faults
 from app.gateway.chat.reply import extension
 from app.process.wiring import Runtime
@@ -348,14 +348,14 @@ async def test_an_answer_that_is_folded_while_the_end_is_prepared_is_the_answer(
 ) -> None:
     """The dispatcher beside it joins the driver, which reads the answer before; another step's call is still open."""
     plans(stub, plan_text((0, "One", ["user"])), plan_text((1, "Aside", ["user"]), (2, "Two", ["user"])))
-    contents, join = opened.context.store.contents, Driver.join
+    contents, join = opened.context.store.contents, RunWriter.join
     reading, answered, over = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
-    async def held(driver: Driver, entry: Entry) -> Appended:
+    async def held(writer: RunWriter, entry: Entry) -> Appended:
         done = [draft.to_json()["n"] for draft in entry.events if draft.kind is Kind.STEP_DONE]
         if done in ([1], [2]):
             await {1: over, 2: reading}[done[0]].wait()
-        appended = await join(driver, entry)
+        appended = await join(writer, entry)
         if done == [2]:
             answered.set()
         return appended
@@ -368,7 +368,7 @@ async def test_an_answer_that_is_folded_while_the_end_is_prepared_is_the_answer(
         return found
 
     monkeypatch.setattr(opened.context.store, "contents", slow)
-    monkeypatch.setattr(Driver, "join", held)
+    monkeypatch.setattr(RunWriter, "join", held)
     monkeypatch.setattr(driver_module, "QUIESCE_SECONDS", 0.0)
     limits = narrowed(opened, "baton-deep", rounds=2, seconds=2.0)
     driven = await opened.runs.start(order(opened, "baton-deep", limits=limits))

@@ -30,7 +30,7 @@ from app.engine.steps import execution
 from app.engine.steps.dispatcher import Dispatcher
 from app.engine.steps.execution import Execution
 from app.engine.steps.pending_outcomes import Outcomes
-from app.errors import LeaseLost, RunOverBudget
+from app.errors import LeaseLost, RunOverBudget, StoreUnavailable
 from app.store.protocol import Appended, Entry, Ledger, Move
 from app.store.rows import content, runs
 from app.store.sql import SqlStore
@@ -258,10 +258,10 @@ def forget_lost_calls(patch: Patch) -> None:
 
 
 def lose_an_outcome_in_an_outage(patch: Patch) -> None:
-    async def once(_self: Outcomes, _entry: Entry, append: Callable[[], Any]) -> None:
-        await append()
+    async def lost(_self: Outcomes, _entry: Entry, _append: Callable[[], Any]) -> None:
+        raise StoreUnavailable
 
-    patch.setattr(Outcomes, "write", once)
+    patch.setattr(Outcomes, "write_later", lost)
 
 
 def bury_a_dead_letter_in_silence(patch: Patch) -> None:

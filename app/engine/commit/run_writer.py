@@ -152,6 +152,8 @@ class RunWriter:
         """Contents, by ref, of the latest end of a step that was committed here: the reply is among them."""
         self.on_folded: OnFolded = _ignore
         """Is called with events in the order of their numbers, as soon as they are folded."""
+        self.on_joined: Callable[[], None] = _nothing
+        """Is called once the end of a step was committed here, for the driver to look at the state."""
 
     def worth_waiting(self) -> float:
         """Seconds for which it is still worth waiting for the database."""
@@ -182,7 +184,7 @@ class RunWriter:
             entry = changed(entry, outbox=())
         follows.outbox = [*entry.outbox, *follows.outbox]
         async with self._lock:
-            await self._with_intents(changed(entry, outbox=()), follows)
+            await self._commit(changed(entry, outbox=()), follows)
         await self._enqueue(follows.outbox)
         return follows
 
@@ -206,7 +208,7 @@ class RunWriter:
         if first or follows.events:
             entry = Entry(upon.run, self._context.now(), events=first, epoch=self.epoch, contents=contents)
             try:
-                appended = await self._with_intents(entry, follows)
+                appended = await self._commit(entry, follows)
             except Conflict:
                 return None
             alone = self.state.seq == upon.seq + len(appended.events)
@@ -222,19 +224,23 @@ class RunWriter:
         """
         if not self._context.store.healthy:  # the step waits for the database longer than the lock may be held
             raise StoreUnavailable
+        outbox: Sequence[Outbox] = ()
         async with self._lock:
             after = possible(self.state, entry.events)
             if after is None or self.over:
-                return await self._alone(entry)
-            follows = self._with_end(entry, await self._consequences(after, plans=False))
-            try:
-                # It may have waited for the lock, and what follows counts from now: a wait for results, for one.
-                appended = await self._with_intents(changed(entry, at=self._context.now(), epoch=self.epoch), follows)
-            except (LeaseLost, RunEnded):
-                return await self._context.store.append(entry)
-            except Conflict:
-                return await self._alone(entry)
-        await self._enqueue(follows.outbox)
+                appended = await self._alone(entry)
+            else:
+                follows = self._with_end(entry, await self._consequences(after, plans=False))
+                try:
+                    # It may have waited for the lock, and what follows counts from now: a wait for results, for one.
+                    appended = await self._commit(changed(entry, at=self._context.now(), epoch=self.epoch), follows)
+                    outbox = follows.outbox
+                except (LeaseLost, RunEnded):
+                    appended = await self._context.store.append(entry)
+                except Conflict:
+                    appended = await self._alone(entry)
+        await self._enqueue(outbox)
+        self.on_joined()
         return appended
 
     async def _alone(self, entry: Entry) -> Appended:
@@ -303,8 +309,9 @@ class RunWriter:
         return self.epoch + (1 if self.state.state == "awaiting_tool" else 0)
 
     def close(self) -> None:
-        """Stop calling `on_folded`, so that the driver can be freed without the garbage collector."""
+        """Call the driver back no more, so that it can be freed without the garbage collector."""
         self.on_folded = _ignore
+        self.on_joined = _nothing
 
     def look_again(self) -> None:
         """Make the driver decide once more, although nothing was written."""
@@ -317,8 +324,9 @@ class RunWriter:
     def _finished(self, draft: Fact) -> Call | None:
         return self.state.calls.get(draft.call) if isinstance(draft, CallFinished) else None
 
-    async def _enqueue(self, outbox: Iterable[Outbox]) -> None:
-        await enqueue(self._context, self.state, outbox)
+    async def _enqueue(self, outbox: Sequence[Outbox]) -> None:
+        if outbox:
+            await enqueue(self._context, self.state, outbox)
 
     # -- deciding
 
@@ -358,22 +366,26 @@ class RunWriter:
 
     # -- writing
 
-    async def _with_intents(self, entry: Entry, follows: Consequences) -> Appended:
-        """Commit an entry with what follows from it and with the intents of those steps that are begun here at once.
+    def _commit(self, entry: Entry, follows: Consequences) -> Coroutine[Any, Any, Appended]:
+        """Commit an entry with what follows from it, and with the intents of those steps that are begun here at once.
 
-        The tickets that are left in `follows.outbox` are to be queued. Where a step cannot be paid for, the dispatcher
-        that takes its ticket fails it.
+        The tickets that are left in `follows.outbox` are to be queued.
         """
         if self._steps is not None and follows.outbox:
-            fresh = self._known | dict((*entry.contents, *follows.contents))
-            begun = await self._steps.begin(follows.state, self.salt, fresh, follows.outbox)
-            if begun:
-                hold = changed(entry, hold=held(begun))
-                appended = await commit_with_intents(begun, self._write(hold, follows.begin(begun)))
-                if appended is not None:
-                    taken = {one.row.step for one in begun}
-                    follows.outbox = [row for row in follows.outbox if row.step not in taken]
-                    return appended
+            return self._with_intents(self._steps, entry, follows)
+        return self._write(entry, follows)
+
+    async def _with_intents(self, steps: StepStarter, entry: Entry, follows: Consequences) -> Appended:
+        """Where a step cannot be paid for, nothing is begun here, and the dispatcher that takes its ticket fails it."""
+        fresh = self._known | dict((*entry.contents, *follows.contents))
+        begun = await steps.begin(follows.state, self.salt, fresh, follows.outbox)
+        if begun:
+            hold = changed(entry, hold=held(begun))
+            appended = await commit_with_intents(begun, self._write(hold, follows.begin(begun)))
+            if appended is not None:
+                taken = {one.row.step for one in begun}
+                follows.outbox = [row for row in follows.outbox if row.step not in taken]
+                return appended
         return await self._write(entry, follows)
 
     async def _write(self, entry: Entry, follows: Consequences, within: float = inf) -> Appended:
@@ -451,6 +463,10 @@ class RunWriter:
 
 
 async def _ignore(_events: Sequence[Event]) -> None:
+    return
+
+
+def _nothing() -> None:
     return
 
 

@@ -41,7 +41,7 @@ from app.engine.runs.planning import Planned, Planner, faults
 from app.engine.runs.request import Moved
 from app.errors import Conflict, QueueUnavailable
 from app.stepqueue.protocol import DISPATCHERS, Committed, Listen, Live, Stop
-from app.store.protocol import Appended, Entry
+from app.store.protocol import Entry
 from app.store.protocol.step_input import BRIEF
 
 QUIESCE_SECONDS = 1.5
@@ -86,6 +86,9 @@ class Driver:
             contents=contents,
         )
         self.writer.on_folded = self._folded
+        self.writer.on_joined = self._wake
+        self.join = self.writer.join
+        """Commits the entry that ends a step of this process together with what follows from it."""
         self._steps = steps
         self.planning: Propose | None = None
         """A proposal that was opened with the run's lease, and waits for `drive` to begin."""
@@ -155,12 +158,6 @@ class Driver:
             self._listening = {address: until for address, until in self._listening.items() if until > now}
         gateway = self.state.turn.gateway
         return (gateway, *self._listening) if gateway else tuple(self._listening)
-
-    async def join(self, entry: Entry) -> Appended:
-        """Commit the entry that ends a step together with what follows from it."""
-        appended = await self.writer.join(entry)
-        self._wake()
-        return appended
 
     async def receive(self, events: tuple[Event, ...]) -> None:
         """Fold what was committed for a step; nothing follows from it."""

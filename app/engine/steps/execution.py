@@ -284,7 +284,7 @@ class Execution:
         except StoreUnavailable:
             if not (self._settled and self._work.claim):
                 raise
-            await self._kept.write(self._entry(self._outcomes()), self._settle_and_release)
+            await self._kept.write_later(self._entry(self._outcomes()), self._settle_and_release)
 
     async def _calls(self, state: RunState) -> None:
         openers = self._lost(state, state.steps[self._ticket.step])
@@ -308,7 +308,7 @@ class Execution:
         while following is not None:
             attempt = following
             if await self._stream(course.state, course.step, attempt):
-                return await self._end(course.step, attempt)
+                return await self._write(self._last(course.step, attempt))
             self._settled = (attempt,)
             self._flawed = attempt if attempt.reply.flaw is not None else None
             left, chance = self._left(course.state), self._context.chance()
@@ -497,12 +497,12 @@ class Execution:
             self._ids.append(mint(self._ticket.run, self._context.salt()[:TOKEN_BYTES]))
         return self._ids[place]
 
-    async def _end(self, step: StepState, attempt: Attempt) -> None:
-        """End the step after a call that succeeded: it is done, or it waits for the results of its tool calls."""
+    def _last(self, step: StepState, attempt: Attempt) -> Entry:
+        """The entry that ends the step after a call that succeeded: it is done, or waits for results of tool calls."""
         self._settled = (attempt,)
         follows = self._awaiting(step, attempt) if attempt.reply.calls else (self._done(step, attempt), ())
         entry = self._entry((attempt.finished(), follows[0]), move=Move(step.n, "finish", claim=self._work.claim))
-        await self._write(changed(entry, contents=(*entry.contents, *follows[1])))
+        return changed(entry, contents=(*entry.contents, *follows[1]))
 
     def _done(self, step: StepState, attempt: Attempt) -> StepDone:
         return StepDone(
@@ -525,8 +525,10 @@ class Execution:
 
     async def _write(self, entry: Entry) -> None:
         """Write the last entry of this claim; it is kept while the database is away."""
+        with suppress(StoreUnavailable):
+            return await self._append(entry)
         try:
-            await self._kept.write(entry, partial(self._append, entry))
+            await self._kept.write_later(entry, partial(self._append, entry))
         except StoreUnavailable:
             self._settled = ()  # given up for good
             raise

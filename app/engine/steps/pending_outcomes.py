@@ -56,12 +56,12 @@ class Outcomes:
         """True if no step may be begun, because there would be no room for its outcome."""
         return len(self._kept) >= self._most or sum(self._kept.values()) >= self._most_bytes
 
-    async def write(self, entry: Entry, append: Callable[[], Awaitable[None]]) -> None:
-        """Call `append` until the database has taken the entry; `StoreUnavailable` when that took too long."""
-        try:
-            return await append()
-        except StoreUnavailable:
-            number = self._keep(ENTRY_BYTES + sum(len(body) for _, body in entry.contents))
+    async def write_later(self, entry: Entry, append: Callable[[], Awaitable[None]]) -> None:
+        """Keep an entry that the database did not take, and call `append` in its turn until that has taken it.
+
+        Raises `StoreUnavailable` when that took too long.
+        """
+        number = self._keep(ENTRY_BYTES + sum(len(body) for _, body in entry.contents))
         until = self._tick() + OUTCOME_PATIENCE
         try:
             while not self._closed and (left := until - self._tick()) > 0:
