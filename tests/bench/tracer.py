@@ -85,9 +85,10 @@ class Counts:
             self._append(frame)
 
     def _append(self, frame: FrameType) -> None:
-        """Keep the deepest stack of coroutines that entered the store since the worker's answer."""
+        """Keep the deepest stack of coroutines that entered the store, from outside, since the worker's answer."""
         stack = self._suspended(self._after_answer(self._stack(frame)))
-        if self._answered and len(stack) > len(self._appending):
+        outside = bool(stack) and not stack[-1].f_code.co_filename.startswith(self._store)
+        if self._answered and outside and len(stack) > len(self._appending):
             self._appending = stack
             self._appended = [self._name(one) for one in stack]
 
