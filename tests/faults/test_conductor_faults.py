@@ -20,7 +20,7 @@ from tests.stubs import Drop, Fail, Hang, Raw, Reply, Stall
 from tests.stubs.control import StubControl
 from tests.stubs.script import Behaviour
 
-TRIPPED = 15.0
+TRIPPED = 20.0
 """Seconds within which the fallback has answered: ten for a conductor that says nothing, and some for this machine."""
 SECONDS = 25
 STEPS = 5

@@ -19,7 +19,7 @@ from tests.stubs import Reply
 
 pytestmark = pytest.mark.timeout(300)
 CALLERS = 60
-BACK = 5.0
+BACK = 15.0
 """Seconds after the database is back within which new runs are admitted."""
 NOTICED_SECONDS = 6.0
 """Seconds within which a request is refused while it is away: connections time out first."""

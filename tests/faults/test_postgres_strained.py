@@ -154,7 +154,7 @@ async def exhausted(system: Scene, record_property: Record) -> None:
         answer = await asyncio.to_thread(ask, system.gateway, "baton-mini")
         record_property("measured", f"{taken} connections taken; 503 after {answer.seconds:.1f} s")
         assert (answer.status, answer.code) == (503, "store_unavailable")
-        assert answer.seconds < 8
+        assert answer.seconds < 30
         assert await asyncio.to_thread(probe, system.gateway, "/healthz") == 200
         assert await asyncio.to_thread(probe, system.gateway, "/readyz") == 503
     wait_until(system.gateway.ready, within=15, what="it is ready again")

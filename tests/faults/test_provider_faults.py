@@ -67,6 +67,8 @@ def raw(delta: str) -> Raw:
     return Raw(body=f"data: {head}{choice}}}\n\ndata: [DONE]\n\n")
 
 
+BUSY = 15.0
+"""Seconds that a busy machine may take for an answer on top of what the fault costs; the run's own limit is 40."""
 HANGS, BREAKS, NONSENSE = "F-23", "F-24", "F-25"
 FAULTS = (
     Fault("accepts and hangs", HANGS, Hang(), seconds=TOTAL + 1, ci=True),
@@ -152,7 +154,7 @@ def test_a_provider_that_misbehaves_is_contained(system: Scene, number: int, rec
     plan = {"steps": [{"worker": bad, "subtask": "Answer.", "access": ["user"]}]}
     extension = {"plan": plan, "pool": {"allow": [bad, good]}}
     asking = system.aside(ask, system.gateway, "baton-mini", streams=streams, extra_body={"baton": extension})
-    control = ask(system.gateway, "baton-mini", timeout=10)
+    control = ask(system.gateway, "baton-mini")
     assert (control.status, control.text) == (200, "Hello there."), "others go on as if nothing had happened"
     answered = asking.result(60)
     assert settle(system) == []
@@ -170,7 +172,7 @@ def test_a_provider_that_misbehaves_is_contained(system: Scene, number: int, rec
         assert set(outcomes[:-1]) == {fault.outcome}
         assert len(outcomes) <= 3
     tries = [body for body in run.bodies(Kind.CALL_INTENDED) if body["worker"] == bad]
-    assert answered.seconds < len(tries) * fault.seconds + 3
+    assert answered.seconds < len(tries) * fault.seconds + BUSY
     assert system.dispatchers[0].alive
     assert probe(system.gateway, "/readyz") == 200
 

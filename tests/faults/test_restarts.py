@@ -116,7 +116,7 @@ def test_a_call_that_outlasts_the_drain_is_handed_back(system: Scene, record_pro
     assert victim.stop() == 0
     took = time.monotonic() - began
     record_property("measured", f"stopped after {took:.1f} s")
-    assert took < DRAINED + 5
+    assert took < DRAINED + 20
     assert calling.result(60).status == 200
     assert settle(system) == []
     (run,) = accounts(system.database)
