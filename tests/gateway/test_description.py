@@ -17,16 +17,7 @@ CHAIN = plan(("alpha", "Think", ["user"]), ("beta", "Answer", ["user", 0]))
 ASK: dict[str, Any] = {"model": "baton-mini", "messages": [{"role": "user", "content": "What is 2 + 2?"}]}
 
 
-async def described(client: httpx.AsyncClient) -> dict[str, Any]:
-    reply = await client.get("/openapi.json", headers={"authorization": ""})
-    assert reply.status_code == 200
-    document: dict[str, Any] = reply.json()
-    return document
-
-
-async def test_every_public_route_is_described(gateway: GatewayStandIn) -> None:
-    async with gateway.client() as client:
-        document = await described(client)
+def test_every_public_route_is_described(gateway: GatewayStandIn, document: dict[str, Any]) -> None:
     assert document["openapi"] == "3.1.0"
     found = {(method.upper(), path) for path, methods in document["paths"].items() for method in methods}
     routes = [route for route in api_routes(list(gateway.app.routes)) if route.include_in_schema]
@@ -36,9 +27,7 @@ async def test_every_public_route_is_described(gateway: GatewayStandIn) -> None:
     assert not [path for path in document["paths"] if "admin" in path]
 
 
-async def test_every_operation_is_named_explained_and_typed(gateway: GatewayStandIn) -> None:
-    async with gateway.client() as client:
-        document = await described(client)
+def test_every_operation_is_named_explained_and_typed(document: dict[str, Any]) -> None:
     named = [*operations(document)]
     assert len({one["operationId"] for _, one in named}) == len(named)
     for path, one in named:
@@ -64,9 +53,8 @@ def data_of_events(content: dict[str, Any]) -> dict[str, Any]:
     return schema
 
 
-async def test_scopes_are_described(gateway: GatewayStandIn) -> None:
-    async with gateway.client() as client:
-        paths = (await described(client))["paths"]
+def test_scopes_are_described(document: dict[str, Any]) -> None:
+    paths = document["paths"]
     assert paths["/v1/chat/completions"]["post"]["security"] == [{"bearer": ["runs:write"]}, {"header": ["runs:write"]}]
     assert paths["/v1/runs/{run}/steps/{n}"]["get"]["security"][0] == {"bearer": ["runs:read", "audit:read"]}
     assert paths["/v1/models"]["get"]["security"][0] == {"bearer": []}
@@ -79,9 +67,8 @@ def operations(document: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]
             yield path, operation
 
 
-async def test_requests_are_described_by_the_tables_of_parameters(gateway: GatewayStandIn) -> None:
-    async with gateway.client() as client:
-        schemas = (await described(client))["components"]["schemas"]
+def test_requests_are_described_by_the_tables_of_parameters(document: dict[str, Any]) -> None:
+    schemas = document["components"]["schemas"]
     assert set(schemas["ChatRequest"]["properties"]) == set(PARAMETERS)
     assert set(schemas["CompletionRequest"]["properties"]) == set(COMPLETIONS)
     assert set(schemas["ResponsesRequest"]["properties"]) == set(RESPONSES)
@@ -89,8 +76,9 @@ async def test_requests_are_described_by_the_tables_of_parameters(gateway: Gatew
         Draft202012Validator.check_schema(schema)
 
 
-async def test_real_replies_are_as_described(stub: ProviderStub, client: httpx.AsyncClient) -> None:
-    document = await described(client)
+async def test_real_replies_are_as_described(
+    stub: ProviderStub, client: httpx.AsyncClient, document: dict[str, Any]
+) -> None:
     asked = {"logprobs": True, "top_logprobs": 1, "baton": {"plan": CHAIN}}
     reply = await client.post("/v1/chat/completions", json=ASK | asked)
     check(document, reply, "/v1/chat/completions", "post")
@@ -119,8 +107,9 @@ async def test_real_replies_are_as_described(stub: ProviderStub, client: httpx.A
     check(document, await client.post(f"/v1/runs/{run}/cancel"), "/v1/runs/{run}/cancel", "post")
 
 
-async def test_real_responses_are_as_described(stub: ProviderStub, client: httpx.AsyncClient) -> None:
-    document = await described(client)
+async def test_real_responses_are_as_described(
+    stub: ProviderStub, client: httpx.AsyncClient, document: dict[str, Any]
+) -> None:
     path, asked = "/v1/responses", {"model": "baton-mini", "baton": {"plan": CHAIN}}
     reply = await client.post(path, json=asked | {"input": "What is 2 + 2?"})
     check(document, reply, path, "post")
@@ -134,8 +123,9 @@ async def test_real_responses_are_as_described(stub: ProviderStub, client: httpx
     check(document, await client.get(f"{path}/{response}"), f"{path}/{{response}}")
 
 
-async def test_real_messages_are_as_described(stub: ProviderStub, client: httpx.AsyncClient) -> None:
-    document = await described(client)
+async def test_real_messages_are_as_described(
+    stub: ProviderStub, client: httpx.AsyncClient, document: dict[str, Any]
+) -> None:
     check(document, await client.post("/v1/messages", json=ASK | {"max_tokens": 64}), "/v1/messages", "post")
     check(document, await client.post("/v1/messages", json=ASK), "/v1/messages", "post")
     path = "/v1/messages/count_tokens"
@@ -162,9 +152,8 @@ TOOLS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("path", INPUTS)
 @pytest.mark.parametrize("end", ["answer", "failure"])
 async def test_the_events_of_real_streams_are_as_described(
-    stub: ProviderStub, client: httpx.AsyncClient, path: str, end: str
+    stub: ProviderStub, client: httpx.AsyncClient, document: dict[str, Any], path: str, end: str
 ) -> None:
-    document = await described(client)
     if end == "failure":
         for worker in ("alpha", "beta", "gamma"):
             stub.always(worker, Fail(status=400))
@@ -175,9 +164,8 @@ async def test_the_events_of_real_streams_are_as_described(
 
 @pytest.mark.parametrize("path", TOOLS)
 async def test_the_events_of_streamed_tool_calls_are_as_described(
-    stub: ProviderStub, client: httpx.AsyncClient, path: str
+    stub: ProviderStub, client: httpx.AsyncClient, document: dict[str, Any], path: str
 ) -> None:
-    document = await described(client)
     stub.script("alpha", Reply(chunks=(), tool_calls=(ToolCall("look", '{"place": "here"}'),)))
     asked = INPUTS[path] | {"stream": True, "tools": [TOOLS[path]], "baton": {"pool": {"pin": "alpha"}}}
     reply = await client.post(path, json=asked)

@@ -1,6 +1,7 @@
 """A limit is declared in one place, `catalog.Limits`, and is known wherever limits are written or read."""
 
 from dataclasses import fields
+from typing import Any
 
 import httpx
 import pytest
@@ -44,12 +45,14 @@ def test_a_request_may_narrow_it_if_the_table_says_so_and_never_widens_it(limit:
 
 
 @EVERY
-async def test_it_is_served_with_each_tier_and_described(limit: Limit, client: httpx.AsyncClient) -> None:
+async def test_it_is_served_with_each_tier_and_described(
+    limit: Limit, client: httpx.AsyncClient, document: dict[str, Any]
+) -> None:
     models = (await client.get("/v1/models")).json()["data"]
     served = [limits for model in models for limits in model["baton"]["efforts"].values()]
     assert served
     assert all(limit.name in limits for limits in served)
-    schemas = (await client.get("/openapi.json")).json()["components"]["schemas"]
+    schemas = document["components"]["schemas"]
     assert schemas["TierLimits"]["properties"][limit.name]["description"] == limit.about
     assert limit.name in schemas["TierLimits"]["required"]
     budgets = [schema["properties"] for name, schema in schemas.items() if name.endswith(".Budget")]

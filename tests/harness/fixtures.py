@@ -3,8 +3,10 @@
 A file that needs another worker, pool or caller has a fixture of the same name in the place of the one here.
 """
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -22,6 +24,20 @@ def gateway() -> GatewayStandIn:
     stand_in.store.rows = [row_of("run_mine", "acme"), row_of("run_theirs", "other")]
     shelve_content(stand_in.store)
     return stand_in
+
+
+@pytest.fixture(scope="session")
+def document() -> dict[str, Any]:
+    """The OpenAPI document as it is served, made once: it is the same for every gateway."""
+
+    async def read() -> dict[str, Any]:
+        async with GatewayStandIn().client() as client:
+            reply = await client.get("/openapi.json", headers={"authorization": ""})
+            assert reply.status_code == 200
+            found: dict[str, Any] = reply.json()
+            return found
+
+    return asyncio.run(read())
 
 
 @pytest.fixture
