@@ -25,7 +25,7 @@ from app.core.message.chat import ToolDelta
 from app.core.run.events import Event, Kind
 from app.errors import QueueUnavailable
 from app.network import retries
-from app.stepqueue.connections import FAULTS, Lines, Words
+from app.stepqueue.connections import FAULTS, Words
 from app.stepqueue.protocol import Adopted, Committed, Delta, Listen, Live, Stop
 
 log = logging.getLogger(__name__)
@@ -56,11 +56,11 @@ class Forged(Undecodable):
 
 
 class Voice:
-    """Publishes in the order of the calls. One task takes a `breath` and `publish`es it, again and again."""
+    """Messages that wait to be published, in the order of the calls. One task takes a `breath` and sends the `words`
+    of it, again and again."""
 
-    def __init__(self, commands: Lines, key: bytes) -> None:
+    def __init__(self, key: bytes) -> None:
         """`key` seals what is said."""
-        self._commands = commands
         self._key = key
         self._next: dict[str, list[Live]] = {}
         self._waiting = 0
@@ -94,14 +94,14 @@ class Voice:
         taken, self._next, self._waiting = self._next, {}, 0
         return taken
 
-    async def publish(self, said: Mapping[str, Sequence[Live]]) -> None:
-        """One round trip. Raises redis-py's errors; then all of it may be lost."""
+    def words(self, said: Mapping[str, Sequence[Live]]) -> list[Words]:
+        """The commands that publish it."""
         words: list[Words] = []
         for channel, messages in said.items():
             payloads, refused = pack_live(messages)
             self.unencodable += refused
             words += [("PUBLISH", channel, sealed(payload, channel, self._key)) for payload in payloads]
-        await self._commands.must(*words)
+        return words
 
 
 class Losses(Protocol):
@@ -126,13 +126,9 @@ class Subscriber:
         self._losses = losses
         self._key = key
         self._connection: Any = None
-        self._subscribed = False
         self._stopping = False
-
-    @property
-    def hears(self) -> bool:
-        """Return whether it is subscribed, as of the last reply or error."""
-        return self._subscribed
+        self.hears = False
+        """True if it is subscribed, as of the last reply or error."""
 
     async def open(self) -> None:
         """Subscribe; returns when the server has confirmed it. Raises redis-py's errors."""
@@ -140,7 +136,7 @@ class Subscriber:
         try:
             await self._connection.send_command("SUBSCRIBE", self._channel, check_health=False)
             await self._connection.read_response()
-            self._subscribed = True
+            self.hears = True
         except BaseException:
             await self.close()
             raise
@@ -166,7 +162,7 @@ class Subscriber:
 
     async def close(self) -> None:
         """Let go of the connection. It is never given to anybody else: it may still be subscribed."""
-        connection, self._connection, self._subscribed = self._connection, None, False
+        connection, self._connection, self.hears = self._connection, None, False
         if connection is not None:
             await connection.disconnect(nowait=True)
             await self._pool.release(connection)
@@ -279,8 +275,7 @@ def _message(row: Any) -> Live:
         case ["d", str(run), int(step), str(call), int(offset), str(text), list(logprobs), int(since), list(calls)]:
             return Delta(run, step, call, offset, text, tuple(logprobs), since, tuple(map(_tool_delta, calls)))
         case ["c", str(run), list(events), list(contents), str(engine), int(epoch)]:
-            facts = tuple(_event(run, event) for event in events)
-            return Committed(run, facts, tuple(map(_text, contents)), engine, epoch)
+            return Committed(run, _events(run, events), tuple(map(_text, contents)), engine, epoch)
         case ["s", str(run), (int() | None) as step]:
             return Stop(run, step)
         case ["l", str(run), str(address)]:
@@ -307,12 +302,15 @@ def _text(row: Any) -> tuple[str, str]:
             raise Undecodable("not a text with its ref")
 
 
-def _event(run: str, row: Any) -> Event:
-    match row:
-        case [int(seq), str(kind), (int() | float()) as at, dict(body)] if kind in KINDS:
-            return Event(run, seq, Kind(kind), float(at), body)
-        case _:
-            raise Undecodable("not an event")
+def _events(run: str, rows: Sequence[Any]) -> tuple[Event, ...]:
+    events = []
+    for row in rows:
+        match row:
+            case [int(seq), str(kind), (int() | float()) as at, dict(body)] if kind in KINDS:
+                events.append(Event(run, seq, Kind(kind), float(at), body))
+            case _:
+                raise Undecodable("not an event")
+    return tuple(events)
 
 
 def _parsed(data: bytes) -> Any:

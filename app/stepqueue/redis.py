@@ -4,7 +4,19 @@ Needs Redis 6.2 (XAUTOCLAIM) and the policy `noeviction`. Redis may be emptied, 
 time: then the first calls raise `QueueUnavailable` within `GIVE_UP_SECONDS` and later ones at once
 (`CircuitBreaker`), and the same object works again within half a second of Redis doing so.
 Nothing is trimmed by length, because trimming throws away tickets that nobody has seen yet; `done` deletes, and
-`enqueue` refuses above a bound. All names are in `streams.py`.
+`enqueue` refuses above a bound.
+
+These are the names that Baton uses in Redis:
+
+name                          what             lives
+{prefix}:2:steps:{tier}       stream           for ever: an empty one is small, and deleting it would delete its
+{prefix}:2:runs:{tier}                         group; its entries live until `done` deletes them
+  dispatchers                 consumer group   with its stream; made again, from the first entry, when missing
+    {host}-{pid}-{chance}     consumer, one    until the process closes, or until it has been silent for
+                              per process      `CONSUMER_SECONDS` with nothing pending, since a killed process
+                                               cannot remove itself
+{prefix}:2:live:{address}      channel          not stored at all
+{prefix}:2:pulse              string           some seconds: what probes write, to see whether the server takes writes
 """
 
 import asyncio
@@ -23,18 +35,22 @@ from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import OutOfMemoryError, ReadOnlyError, ResponseError
 
+from app.core.records import record
 from app.errors import QueueUnavailable
 from app.network import retries
 from app.stepqueue.connections import FAULTS, Lines
 from app.stepqueue.live import Subscriber, Voice
 from app.stepqueue.protocol import Live, Ticket
-from app.stepqueue.streams import Keys, Lanes, Streams
+from app.stepqueue.streams import Lanes, Streams
 
 log = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
+PROTOCOL: Final = 2
+"""The number of what processes say to each other over Redis. Those of another number share only the database, so that
+a rolling update needs no understanding between them; 0.1.0 had none."""
 LEASE_SECONDS: Final = 4.0
 SOCKET_SECONDS: Final = 1.0
 GIVE_UP_SECONDS: Final = 1.4
@@ -85,7 +101,7 @@ class RedisQueue:
         )
         consumer = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
         self._streams = Streams(self._commands, self._reads, lanes, consumer, lease, bound)
-        self._voice = Voice(self._commands, key)
+        self._voice = Voice(key)
         self._probing = _client(url)
         self._fuse = CircuitBreaker(self._probing, self._keys.pulse, self._warn)
         self._ears: set[Subscriber] = set()
@@ -169,7 +185,7 @@ class RedisQueue:
         if self._closed or self._fuse.blown:
             raise QueueUnavailable
         if at_once and messages:
-            await self._bounded(self._voice.publish, {self._keys.live(address): messages})
+            await self._bounded(self._commands.must, *self._voice.words({self._keys.live(address): messages}))
         elif messages:
             self._voice.say(self._keys.live(address), messages)
 
@@ -177,7 +193,7 @@ class RedisQueue:
         while not self._closed:
             said = await self._voice.breath()
             with suppress(QueueUnavailable):
-                await self._bounded(self._voice.publish, said)
+                await self._bounded(self._commands.must, *self._voice.words(said))
 
     @asynccontextmanager
     async def subscribe(self, address: str, sink: Callable[[Live], None]) -> AsyncIterator[None]:
@@ -271,6 +287,30 @@ class RedisQueue:
         if policy in {None, "noeviction"}:
             return None
         return f"Redis may evict tickets (maxmemory-policy {policy}); set `maxmemory-policy noeviction`."
+
+
+@record(frozen=True, slots=True)
+class Keys:
+    """The names under one prefix, so that several installations can share a server."""
+
+    prefix: str
+
+    def steps(self, tier: str) -> str:
+        """The stream of a tier's steps."""
+        return f"{self.prefix}:{PROTOCOL}:steps:{tier}"
+
+    def runs(self, tier: str) -> str:
+        """The stream of a tier's runs that nobody drives."""
+        return f"{self.prefix}:{PROTOCOL}:runs:{tier}"
+
+    @property
+    def pulse(self) -> str:
+        """Return the key that probes write."""
+        return f"{self.prefix}:{PROTOCOL}:pulse"
+
+    def live(self, address: str) -> str:
+        """The channel of an address."""
+        return f"{self.prefix}:{PROTOCOL}:live:{address}"
 
 
 class CircuitBreaker:

@@ -4,18 +4,6 @@ Everything here raises redis-py's own errors and waits as long as its sockets do
 
 Tickets come back by time and not by emptiness: every look goes for abandoned ones first when a tenth of a lease has
 passed since the last time, whether or not new tickets keep coming. Only a process that has room looks, so none hoards.
-
-These are the names that Baton uses in Redis:
-
-name                          what             lives
-{prefix}:2:steps:{tier}       stream           for ever: an empty one is small, and deleting it would delete its
-{prefix}:2:runs:{tier}                         group; its entries live until `done` deletes them
-  dispatchers                 consumer group   with its stream; made again, from the first entry, when missing
-    {host}-{pid}-{chance}     consumer, one    until the process closes, or until it has been silent for
-                              per process      `CONSUMER_SECONDS` with nothing pending, since a killed process
-                                               cannot remove itself
-{prefix}:2:live:{address}      channel          not stored at all
-{prefix}:2:pulse              string           some seconds: what probes write, to see whether the server takes writes
 """
 
 import time
@@ -27,7 +15,6 @@ from typing import Any, Final, TypeVar
 import orjson
 from redis.exceptions import OutOfMemoryError, ResponseError
 
-from app.core.records import record
 from app.errors import QueueUnavailable
 from app.stepqueue.connections import Lines, Words
 from app.stepqueue.protocol import AGAIN, WHOLE_RUN, Ticket
@@ -36,9 +23,6 @@ T = TypeVar("T")
 
 START: Final = b"0-0"
 """The cursor at which a sweep over the pending entries begins, and which Redis returns at its end."""
-PROTOCOL: Final = 2
-"""The number of what processes say to each other over Redis. Those of another number share only the database, so that
-a rolling update needs no understanding between them; 0.1.0 had none."""
 GROUP: Final = "dispatchers"
 FIELD: Final = b"t"
 """The one field of a stream's entry."""
@@ -47,30 +31,6 @@ CONSUMER_SECONDS: Final = 3600
 
 class Undecodable(ValueError):
     """Bytes that are no ticket. Stays inside the queue, which drops and counts them."""
-
-
-@record(frozen=True, slots=True)
-class Keys:
-    """The names under one prefix, so that several installations can share a server."""
-
-    prefix: str
-
-    def steps(self, tier: str) -> str:
-        """The stream of a tier's steps."""
-        return f"{self.prefix}:{PROTOCOL}:steps:{tier}"
-
-    def runs(self, tier: str) -> str:
-        """The stream of a tier's runs that nobody drives."""
-        return f"{self.prefix}:{PROTOCOL}:runs:{tier}"
-
-    @property
-    def pulse(self) -> str:
-        """Return the key that probes write."""
-        return f"{self.prefix}:{PROTOCOL}:pulse"
-
-    def live(self, address: str) -> str:
-        """The channel of an address."""
-        return f"{self.prefix}:{PROTOCOL}:live:{address}"
 
 
 @dataclass(frozen=True, slots=True)

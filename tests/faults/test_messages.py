@@ -6,7 +6,8 @@ import pytest
 from redis import Redis
 
 from app.stepqueue.protocol import AGAIN, Ticket
-from app.stepqueue.streams import FIELD, Keys, pack_ticket
+from app.stepqueue.redis import Keys
+from app.stepqueue.streams import FIELD, pack_ticket
 from tests.faults.accounts import accounts, settle
 from tests.faults.load import flood
 from tests.faults.points import at, case

@@ -20,8 +20,8 @@ from app.errors import QueueUnavailable
 from app.network.retries import REDIS_PAUSE
 from app.stepqueue.live import BREATH, PROBE_SECONDS, pack_live, sealed
 from app.stepqueue.protocol import Committed, Delta, Live, Stop, Ticket
-from app.stepqueue.redis import GIVE_UP_SECONDS, RedisQueue
-from app.stepqueue.streams import GROUP, Keys
+from app.stepqueue.redis import GIVE_UP_SECONDS, Keys, RedisQueue
+from app.stepqueue.streams import GROUP
 from tests.harness import servers
 from tests.harness.waiting import PATIENCE_SECONDS, let_others_run, stays, until
 

@@ -27,13 +27,13 @@ from app.core.records import record
 from app.core.run.events import Event, Kind
 from app.errors import NotFound
 from app.store.protocol import BRIEF, Backlog, Due, Held, Journal, Lapsed, Ledger, RunQuery, RunRow, StepInput
-from app.store.sqlkit.statements import ALONG, SEEN, KnownRun, Row, SingleStatement, Statements
+from app.store.sqlkit.statements import ALONG, SEEN, Row, SingleStatement, Statements
 from app.store.sqlkit.tables import CONTENTS, PULSE, RUNS, TAGS, TICKETS
 
 CLOCK = "SELECT extract(epoch FROM clock_timestamp())"
 MACHINE_CLOCK = "SELECT (julianday('now') - 2440587.5) * 86400.0"
 _KINDS: Mapping[str, Kind] = {kind.value: kind for kind in Kind}
-_ID, _ENDED_AT, _REVISION = SEEN.index("id"), SEEN.index("ended_at"), SEEN.index("revision")
+_ENDED_AT = SEEN.index("ended_at")
 _Columns = namedtuple("_Columns", list(RUNS.columns.keys()))  # type: ignore[misc]
 
 
@@ -43,11 +43,6 @@ class CachedRows:
 
     run: Row
     tickets: tuple[Row, ...] | None
-
-    @property
-    def known(self) -> KnownRun:
-        """The run's id and revision, to be compared with the row."""
-        return self.run[_ID], self.run[_REVISION]
 
 
 Read = Callable[[Connection], tuple[StepInput, CachedRows | None]]

@@ -45,6 +45,7 @@ BEGINNINGS = frozenset({Kind.ADMITTED, Kind.RESUMED})
 """Kinds of the events that begin a turn."""
 MOST_RUNS = 8192
 """Most runs whose rows are cached."""
+_ID, _REVISION = SEEN.index("id"), SEEN.index("revision")
 _STEP, _HOLDER = TICKET.index("step"), TICKET.index("holder")
 
 
@@ -294,17 +295,16 @@ class RowBatch:
             ticket.gone = True
 
     def _record(self, run: _Run, encoded: EncodedEntry) -> tuple[Event, ...]:
-        at, seq, events = encoded.entry.at, run.seq, []
-        for draft, body in zip(encoded.entry.events, encoded.bodies, strict=True):
-            seq += 1
-            events.append(Event.of(run.id, seq, at, draft))
-            self._events.append((run.id, seq, draft.kind.value, at, body))
+        entry, at = encoded.entry, encoded.entry.at
+        events = tuple([Event.of(run.id, seq, at, draft) for seq, draft in enumerate(entry.events, run.seq + 1)])
+        for event, draft, body in zip(events, entry.events, encoded.bodies, strict=True):
+            self._events.append((run.id, event.seq, draft.kind.value, at, body))
             if draft.kind in TERMINAL:
                 run.state, run.ended_at = TERMINAL[draft.kind], at
                 self._drop_untaken(run.id)
-            self._watch(run, draft, encoded.entry)
-        run.seq = seq
-        return tuple(events)
+            self._watch(run, draft, entry)
+        run.seq += len(events)
+        return events
 
     def _watch(self, run: _Run, draft: Fact, entry: Entry) -> None:
         """Write the notice of a turn together with the event that ends it, if the turn began with `Entry.notify`."""
@@ -527,7 +527,7 @@ def conditional_write(
 ) -> Callable[[Connection], Applied | None] | SingleStatement[Applied | None]:
     """Work that writes the batch, or writes nothing and returns None if a run's row has another revision than was
     cached. On Postgres it is one statement."""
-    known = [cached.known for cached in speculative.cached]
+    known = [(cached.run[_ID], cached.run[_REVISION]) for cached in speculative.cached]
     applied, wanted = speculative.done, speculative.rows.writes(statements)
     if statements.arrays:
         return statements.current_or_nothing(known, speculative.moving, applied, *wanted)
