@@ -25,8 +25,8 @@ from app.core.message.chat import ToolDelta
 from app.core.run.events import Event, Kind
 from app.errors import QueueUnavailable
 from app.network import retries
-from app.stepqueue.connections import FAULTS, Words
 from app.stepqueue.protocol import Adopted, Committed, Delta, Listen, Live, Stop
+from app.stepqueue.streams import FAULTS, Words
 
 log = logging.getLogger(__name__)
 

@@ -38,10 +38,9 @@ from redis.exceptions import OutOfMemoryError, ReadOnlyError, ResponseError
 from app.core.records import record
 from app.errors import QueueUnavailable
 from app.network import retries
-from app.stepqueue.connections import FAULTS, Lines
 from app.stepqueue.live import Subscriber, Voice
 from app.stepqueue.protocol import Live, Ticket
-from app.stepqueue.streams import Lanes, Streams
+from app.stepqueue.streams import FAULTS, Lanes, Lines, Streams
 
 log = logging.getLogger(__name__)
 

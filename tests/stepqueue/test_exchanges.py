@@ -8,7 +8,7 @@ from redis.asyncio import ConnectionPool
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ResponseError
 
-from app.stepqueue.connections import CONNECTIONS, Lines
+from app.stepqueue.streams import CONNECTIONS, Lines
 from tests.harness import servers
 
 pytestmark = pytest.mark.integration
