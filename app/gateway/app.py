@@ -29,18 +29,17 @@ from app.gateway.anthropic import route as messages
 from app.gateway.chat import completions
 from app.gateway.chat import route as chat
 from app.gateway.http import fault, health
-from app.gateway.http.admission import Admission
+from app.gateway.http.admission import Admission, Idempotency
 from app.gateway.http.auth import Keys
 from app.gateway.http.context import GatewayContext
 from app.gateway.http.cross_origin import CrossOrigin
-from app.gateway.http.direct import Direct
-from app.gateway.http.idempotency import Idempotency
+from app.gateway.http.ingress import Direct
 from app.gateway.openapi import docs_page, operations
 from app.gateway.responses import route as responses
 from app.gateway.runs import models
 from app.gateway.runs import route as runs
 from app.gateway.wire import unsupported_routes
-from app.gateway.wire.validation_errors import of_parameters
+from app.gateway.wire.parameters import of_parameters
 
 SCHEMAS: Final[operations.Schemas] = {
     **chat.SCHEMAS,

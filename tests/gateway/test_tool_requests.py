@@ -13,7 +13,7 @@ from app.core.run.tool_results import returned
 from app.engine.delivery.mailbox import Mailbox
 from app.engine.delivery.messages import Ended, Said, Told
 from app.engine.runs.request import Order
-from app.gateway.wire.lazy_conversation import LazyConversation
+from app.gateway.chat.request import LazyConversation
 from tests.harness.stand_ins import GatewayStandIn, ask, ended
 
 SCHEMA = {"type": "object", "properties": {"q": {"type": "string"}}, "required": ["q"], "additionalProperties": False}

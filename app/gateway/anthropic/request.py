@@ -16,8 +16,8 @@ from app.core.message.response_format import is_closed
 from app.errors import InvalidRequest
 from app.gateway.anthropic.tools import CacheMark, Name, ToolChoice, WireTool, allow, toolbox_of
 from app.gateway.wire.baton_options import BatonOptions, WireModel
+from app.gateway.wire.parameters import check_kinds, invalid_request
 from app.gateway.wire.response_formats import check
-from app.gateway.wire.validation_errors import check_kinds, invalid_request
 
 IGNORED: Final = (
     *("service_tier", "speed", "top_k", "cache_control", "inference_geo", "diagnostics", "workspace_id"),

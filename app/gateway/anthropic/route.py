@@ -22,11 +22,10 @@ from app.gateway.anthropic.request import (
     task_of,
     whole_task,
 )
+from app.gateway.http.admission import Idempotency
 from app.gateway.http.auth import Caller, Keys
 from app.gateway.http.context import GatewayContext
-from app.gateway.http.direct import Direct
-from app.gateway.http.idempotency import Idempotency
-from app.gateway.http.ingress import json_body
+from app.gateway.http.ingress import Direct, json_body
 from app.gateway.http.sse import EventStream, collect
 from app.gateway.openapi import message_replies, operations
 from app.gateway.wire.baton_options import order_of, resolve_tier

@@ -16,17 +16,15 @@ from app.errors import InvalidRequest
 from app.gateway.chat.reply import Chunks, extension, usage_of
 from app.gateway.chat.request import ChatRequest, read_request, to_order
 from app.gateway.chat.route import TERMINAL
+from app.gateway.http.admission import Idempotency
 from app.gateway.http.auth import Caller, Keys
 from app.gateway.http.context import GatewayContext
-from app.gateway.http.direct import Direct
-from app.gateway.http.idempotency import Idempotency
-from app.gateway.http.ingress import json_body
+from app.gateway.http.ingress import Direct, json_body
 from app.gateway.http.sse import EventStream, collect
 from app.gateway.openapi import chat_replies, operations, replies
 from app.gateway.wire.baton_options import resolve_tier
-from app.gateway.wire.parameters import COMPLETIONS, is_ignored
+from app.gateway.wire.parameters import COMPLETIONS, NAME, is_ignored, unknown_parameter
 from app.gateway.wire.request_schemas import tabled
-from app.gateway.wire.validation_errors import NAME, unknown_parameter
 
 SCHEMAS: Final[operations.Schemas] = {
     "CompletionRequest": lambda: tabled(CompletionRequest, "CompletionRequest", COMPLETIONS, ("model", "prompt")),

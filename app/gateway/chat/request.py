@@ -4,8 +4,8 @@
 field. Values never occur in an error; names do, if they look like a name.
 """
 
-from collections.abc import Container, Mapping
-from typing import Annotated, Any, Final, Literal
+from collections.abc import Callable, Container, Mapping, Sequence
+from typing import Annotated, Any, Final, Literal, overload
 
 from pydantic import Discriminator, Field, StringConstraints, ValidationError
 
@@ -16,10 +16,8 @@ from app.errors import InvalidRequest
 from app.gateway.chat.tools import CallId, CallsOfTurn, Choice, Tools, calls_of, check_conversation, toolbox_of
 from app.gateway.wire import custom_tools
 from app.gateway.wire.baton_options import BatonOptions, WireModel, order_of
-from app.gateway.wire.lazy_conversation import LazyConversation
-from app.gateway.wire.parameters import PARAMETERS, is_ignored
+from app.gateway.wire.parameters import NAME, PARAMETERS, check_kinds, invalid_request, is_ignored, unknown_parameter
 from app.gateway.wire.response_formats import ResponseFormat, form_of
-from app.gateway.wire.validation_errors import NAME, check_kinds, invalid_request, unknown_parameter
 from app.store.protocol import KeyRow
 
 IMAGE = r"^(https?://[!-~]+|data:image/(png|jpe?g|gif|webp);base64,[A-Za-z0-9+/=_-]+)$"
@@ -277,3 +275,42 @@ def _part(part: TextPart | ImagePart | RefusalPart) -> Part:
 
 def _bad_content(param: str, said: str) -> InvalidRequest:
     return InvalidRequest(f"Invalid value for '{param}': {said}.", param=param, code="invalid_value")
+
+
+class LazyConversation(Sequence[Message]):
+    """The messages that `make` makes of `written`, which has been validated. Iteration converts all of them once.
+
+    A request that brings tool results repeats the whole conversation before them, of which the waiting run needs only
+    the results. So messages are converted when they are first read.
+    """
+
+    __slots__ = ("_made", "_make", "_written")
+
+    def __init__(self, written: Sequence[Any], make: Callable[[Any], Message]) -> None:
+        self._written = written
+        self._make = make
+        self._made: tuple[Message, ...] | None = None
+
+    def __len__(self) -> int:
+        return len(self._written)
+
+    @overload
+    def __getitem__(self, place: int) -> Message: ...
+    @overload
+    def __getitem__(self, place: slice) -> tuple[Message, ...]: ...
+    def __getitem__(self, place: int | slice) -> Message | tuple[Message, ...]:
+        if self._made is None and isinstance(place, int):
+            return self._make(self._written[place])
+        return self._whole()[place]
+
+    def __iter__(self) -> Any:
+        return iter(self._whole())
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and self._whole() == tuple(other)
+
+    def _whole(self) -> tuple[Message, ...]:
+        """All messages; what they were made of is dropped."""
+        if self._made is None:
+            self._written = self._made = tuple(map(self._make, self._written))
+        return self._made

@@ -12,11 +12,10 @@ from starlette.responses import Response
 from app.engine.runs.request import Order
 from app.gateway.chat.reply import Chunks, completion
 from app.gateway.chat.request import ChatRequest, read_request, to_order
+from app.gateway.http.admission import Begun, Idempotency
 from app.gateway.http.auth import Caller, Keys
 from app.gateway.http.context import GatewayContext
-from app.gateway.http.direct import Direct
-from app.gateway.http.idempotency import Begun, Idempotency
-from app.gateway.http.ingress import json_body
+from app.gateway.http.ingress import Direct, json_body
 from app.gateway.http.sse import EventStream, collect
 from app.gateway.openapi import chat_replies, operations, replies
 from app.gateway.wire.baton_options import resolve_tier

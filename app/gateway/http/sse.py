@@ -17,9 +17,8 @@ from starlette.types import Receive, Scope, Send
 from app.engine.delivery.messages import Driven, Ended, Noted, Said, Told
 from app.engine.delivery.turn_result import without
 from app.errors import BatonError, RunExpired
-from app.gateway.http.admission import Permit
+from app.gateway.http.admission import Begun, Permit
 from app.gateway.http.context import GatewayContext
-from app.gateway.http.idempotency import Begun
 
 UNWATCHED = 0.1
 """Seconds that a collected reply waits before it watches its connection: most of the cheap runs have ended by then."""

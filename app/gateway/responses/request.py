@@ -16,9 +16,8 @@ from app.gateway.responses.calls import paired
 from app.gateway.responses.input import Item, conversation, loaded
 from app.gateway.responses.tools import MOST_LISTED, AnyTool, Choice, is_cached, left_out, toolbox_of
 from app.gateway.wire.baton_options import BatonOptions, WireModel
-from app.gateway.wire.parameters import RESPONSES, is_ignored
+from app.gateway.wire.parameters import NAME, RESPONSES, check_kinds, invalid_request, is_ignored, unknown_parameter
 from app.gateway.wire.response_formats import NamedSchema, schema_form
-from app.gateway.wire.validation_errors import NAME, check_kinds, invalid_request, unknown_parameter
 
 
 class TextFormat(WireModel):

@@ -20,11 +20,10 @@ from app.core.run.state import RunState
 from app.engine.delivery import turn_result as endings
 from app.engine.runs.request import Order
 from app.errors import CallerError, Conflict, InvalidRequest, NotFound
+from app.gateway.http.admission import Begun, Idempotency, last_event
 from app.gateway.http.auth import Caller, Keys
 from app.gateway.http.context import GatewayContext
-from app.gateway.http.direct import Direct
-from app.gateway.http.idempotency import Begun, Idempotency, last_event
-from app.gateway.http.ingress import json_body
+from app.gateway.http.ingress import Direct, json_body
 from app.gateway.http.sse import EventStream, collect
 from app.gateway.openapi import operations, response_replies
 from app.gateway.responses import items

@@ -16,7 +16,7 @@ from app.errors import Conflict, InvalidRequest
 from app.gateway.http.auth import Caller
 from app.gateway.http.context import GatewayContext
 from app.gateway.wire.baton_options import Label, WireModel
-from app.gateway.wire.validation_errors import invalid_request
+from app.gateway.wire.parameters import invalid_request
 from app.store.protocol import Once, RunRow
 
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.:/@+-]{0,63}$")]

@@ -20,9 +20,9 @@ from app.core.run.events import Event
 from app.core.run.state import fold
 from app.errors import Forbidden, NotFound
 from app.gateway.chat import route
+from app.gateway.http.admission import Idempotency, claim, last_event
 from app.gateway.http.auth import Caller, Keys
 from app.gateway.http.context import GatewayContext
-from app.gateway.http.idempotency import Idempotency, claim, last_event
 from app.gateway.http.ingress import json_body
 from app.gateway.http.sse import EventStream
 from app.gateway.openapi import operations, run_replies

@@ -1,7 +1,7 @@
 """Query parameters: one model for each route that takes some, and the readers of their texts.
 
 FastAPI reads a request's query string into these models and describes them. A parameter that is unknown or cannot be
-read is a 400 that names it (`validation_errors.of_parameters`). Texts are read strictly: a whole number has digits
+read is a 400 that names it (`parameters.of_parameters`). Texts are read strictly: a whole number has digits
 only, and a truth value is `true`, `false`, `1` or `0`.
 """
 
