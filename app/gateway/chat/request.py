@@ -202,7 +202,7 @@ def to_order(request: ChatRequest, ignored: tuple[str, ...], tier: Tier, key: Ke
     """The order of a run for a request."""
     task = _task(request)
     usage = request.stream_options is not None and request.stream_options.include_usage
-    custom = custom_tools.names(task.toolbox)
+    custom = custom_tools.names(task.toolbox) if task.toolbox.tools else []
     return order_of(
         task,
         tier,
@@ -233,7 +233,7 @@ def _task(request: ChatRequest) -> Task:
     check_conversation(request.messages)
     toolbox = toolbox_of(request.tools, request.tool_choice, request.parallel_tool_calls)
     logprobs = (request.top_logprobs or 0) if request.logprobs else None
-    form = form_of(request.response_format)
+    form = form_of(request.response_format) if request.response_format is not None else None
     messages = LazyConversation(request.messages, _message)
     return Task(messages, sampling, request.user, request.metadata, toolbox, logprobs, form)
 

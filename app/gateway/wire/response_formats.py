@@ -51,7 +51,7 @@ class JsonSchemaFormat(WireModel):
 ResponseFormat = Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Discriminator("type")]
 
 
-def form_of(asked: TextFormat | JsonObjectFormat | JsonSchemaFormat | None) -> Form | None:
+def form_of(asked: TextFormat | JsonObjectFormat | JsonSchemaFormat) -> Form | None:
     """None for free text; raises `InvalidRequest` for a schema that cannot be used."""
     if isinstance(asked, JsonSchemaFormat):
         return schema_form(asked.json_schema, "response_format.json_schema.schema")
