@@ -1,6 +1,6 @@
 """Deliveries of notices to the operator's webhook, by every process that drives runs.
 
-A notice is in the database from the moment its turn has ended (`writing/commit.py`) until it was delivered. The process
+A notice is in the database from the moment its turn has ended (`writing/batch.py`) until it was delivered. The process
 that claims it tries it once. If that process dies, its claim expires and another process tries again under the same
 `webhook-id`. So a notice may be delivered twice, and is lost only after the receiver was unreachable for three days.
 

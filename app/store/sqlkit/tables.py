@@ -85,7 +85,7 @@ EVENTS = Table(
     sqlite_with_rowid=False,
 )
 _TERMINAL = text(f"kind IN ({', '.join(repr(kind.value) for kind in TERMINAL)})")
-# The second fence behind the check in commit.py: two ends of one run cannot both be stored (I-13).
+# The second fence behind the check in `writing/batch.py`: two ends of one run cannot both be stored (I-13).
 Index("events_one_end", EVENTS.c.run, unique=True, postgresql_where=_TERMINAL, sqlite_where=_TERMINAL)
 
 CONTENTS = Table(
