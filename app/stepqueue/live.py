@@ -26,22 +26,22 @@ from app.core.run.events import Event, Kind
 from app.errors import QueueUnavailable
 from app.network import retries
 from app.stepqueue.protocol import Adopted, Committed, Delta, Listen, Live, Stop
-from app.stepqueue.streams import FAULTS, Words
+from app.stepqueue.streams import FAULTS, Command
 
 log = logging.getLogger(__name__)
 
 BATCH: Final = 256
-"""Messages in one payload: enough to make the rest of a publish cheap, too few to hold up a hearer's event loop."""
+"""Messages in one payload: enough to make the rest of a publish cheap, too few to hold up a subscriber's event loop."""
 
 SEAL: Final = 16
 """Bytes of the code in front of a sealed payload."""
 
 KINDS: Final = frozenset(kind.value for kind in Kind)
-BREATH: Final = 20_000
-"""Messages that may wait for the next publish: as many as two thousand streams say in ten seconds."""
+MOST_WAITING: Final = 20_000
+"""Messages that may wait for the next publish: as many as two thousand streams send in ten seconds."""
 PACE: Final = 0.005
 """Seconds between two publishes of a process that streams steadily."""
-FREELY: Final = 20
+BURST: Final = 20
 """Publishes of a process that has been silent for a while which may come sooner."""
 PROBE_SECONDS: Final = 1.0
 """After this much silence we ask whether the server is there; after as much again we connect anew."""
@@ -55,53 +55,53 @@ class Forged(Undecodable):
     """A payload that nobody who has the key wrote to this channel."""
 
 
-class Voice:
-    """Messages that wait to be published, in the order of the calls. One task takes a `breath` and sends the `words`
-    of it, again and again."""
+class Publisher:
+    """Messages that wait to be published, in the order of the calls. One task takes the `next_batch` and sends the
+    `commands` of it, again and again."""
 
     def __init__(self, key: bytes) -> None:
-        """`key` seals what is said."""
+        """`key` seals the messages."""
         self._key = key
         self._next: dict[str, list[Live]] = {}
         self._waiting = 0
-        self._said = asyncio.Event()
+        self._added = asyncio.Event()
         self._free = 0.0
         """When the next publish could leave, had all before it been spaced evenly."""
-        self.silent = asyncio.Event()
+        self.idle = asyncio.Event()
         """Set while there is nothing to be published, nor on its way."""
-        self.silent.set()
+        self.idle.set()
         self.unencodable = 0
 
-    def say(self, channel: str, messages: Sequence[Live]) -> None:
-        """Have it published soon; `QueueUnavailable` if too much waits already."""
+    def add(self, channel: str, messages: Sequence[Live]) -> None:
+        """Have messages published soon. Raises `QueueUnavailable` if too many wait already."""
         self._waiting += len(messages)
-        if self._waiting > BREATH:
+        if self._waiting > MOST_WAITING:
             self._waiting -= len(messages)
-            raise QueueUnavailable("More is told than the step queue carries away.")
+            raise QueueUnavailable("More is published than the step queue can send.")
         self._next.setdefault(channel, []).extend(messages)
-        self._said.set()
-        self.silent.clear()
+        self._added.set()
+        self.idle.clear()
 
-    async def breath(self) -> Mapping[str, Sequence[Live]]:
-        """Wait until something was said and may be published, and take all of it, by channel."""
+    async def next_batch(self) -> Mapping[str, Sequence[Live]]:
+        """Wait until there are messages that may be published, and take all of them, by channel."""
         if not self._next:
-            self.silent.set()
-        await self._said.wait()
-        self._free = max(self._free, time.monotonic() - FREELY * PACE) + PACE
+            self.idle.set()
+        await self._added.wait()
+        self._free = max(self._free, time.monotonic() - BURST * PACE) + PACE
         if (early := self._free - time.monotonic()) > 0:
             await asyncio.sleep(early)
-        self._said.clear()
+        self._added.clear()
         taken, self._next, self._waiting = self._next, {}, 0
         return taken
 
-    def words(self, said: Mapping[str, Sequence[Live]]) -> list[Words]:
+    def commands(self, batch: Mapping[str, Sequence[Live]]) -> list[Command]:
         """The commands that publish it."""
-        words: list[Words] = []
-        for channel, messages in said.items():
+        commands: list[Command] = []
+        for channel, messages in batch.items():
             payloads, refused = pack_live(messages)
             self.unencodable += refused
-            words += [("PUBLISH", channel, sealed(payload, channel, self._key)) for payload in payloads]
-        return words
+            commands += [("PUBLISH", channel, sealed(payload, channel, self._key)) for payload in payloads]
+        return commands
 
 
 class Losses(Protocol):
@@ -127,7 +127,7 @@ class Subscriber:
         self._key = key
         self._connection: Any = None
         self._stopping = False
-        self.hears = False
+        self.subscribed = False
         """True if it is subscribed, as of the last reply or error."""
 
     async def open(self) -> None:
@@ -136,7 +136,7 @@ class Subscriber:
         try:
             await self._connection.send_command("SUBSCRIBE", self._channel, check_health=False)
             await self._connection.read_response()
-            self.hears = True
+            self.subscribed = True
         except BaseException:
             await self.close()
             raise
@@ -162,7 +162,7 @@ class Subscriber:
 
     async def close(self) -> None:
         """Let go of the connection. It is never given to anybody else: it may still be subscribed."""
-        connection, self._connection, self.hears = self._connection, None, False
+        connection, self._connection, self.subscribed = self._connection, None, False
         if connection is not None:
             await connection.disconnect(nowait=True)
             await self._pool.release(connection)

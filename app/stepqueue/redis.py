@@ -38,9 +38,9 @@ from redis.exceptions import OutOfMemoryError, ReadOnlyError, ResponseError
 from app.core.records import record
 from app.errors import QueueUnavailable
 from app.network import retries
-from app.stepqueue.live import Subscriber, Voice
+from app.stepqueue.live import Publisher, Subscriber
 from app.stepqueue.protocol import Live, Ticket
-from app.stepqueue.streams import FAULTS, Lanes, Lines, Streams
+from app.stepqueue.streams import FAULTS, Connections, Lanes, Streams
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 PROTOCOL: Final = 2
-"""The number of what processes say to each other over Redis. Those of another number share only the database, so that
+"""The version of what processes send each other over Redis. Those of another number share only the database, so that
 a rolling update needs no understanding between them; 0.1.0 had none."""
 LEASE_SECONDS: Final = 4.0
 SOCKET_SECONDS: Final = 1.0
@@ -91,24 +91,24 @@ class RedisQueue:
         """
         self._key = key
         self._keys = Keys(prefix)
-        # Blocking reads hold their connections; ringing must never wait for one of them.
-        self._commands = Lines(ConnectionPool.from_url(url, **_options(retries=0, answers=None)))
-        self._reads = Lines(ConnectionPool.from_url(url, **_options(retries=0, answers=None)))
-        self._hearing = ConnectionPool.from_url(url, **_options(retries=0))
+        # Blocking reads hold their connections; other commands must never wait for one of them.
+        self._commands = Connections(ConnectionPool.from_url(url, **_options(retries=0, answers=None)))
+        self._reads = Connections(ConnectionPool.from_url(url, **_options(retries=0, answers=None)))
+        self._subscriptions = ConnectionPool.from_url(url, **_options(retries=0))
         lanes = Lanes(
             steps={tier: self._keys.steps(tier) for tier in tiers}, runs={tier: self._keys.runs(tier) for tier in tiers}
         )
         consumer = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
         self._streams = Streams(self._commands, self._reads, lanes, consumer, lease, bound)
-        self._voice = Voice(key)
+        self._publisher = Publisher(key)
         self._probing = _client(url)
-        self._fuse = CircuitBreaker(self._probing, self._keys.pulse, self._warn)
-        self._ears: set[Subscriber] = set()
+        self._breaker = CircuitBreaker(self._probing, self._keys.pulse, self._warn)
+        self._subscribers: set[Subscriber] = set()
         self._tasks = asyncio.TaskGroup()
         self._readers: set[asyncio.Task[None]] = set()
         self._calls = 0
-        self._quiet = asyncio.Event()
-        self._quiet.set()
+        self._idle = asyncio.Event()
+        self._idle.set()
         self._closed = False
         self.undecodable = 0
         """Payloads of live messages that were dropped because they could not be read."""
@@ -120,7 +120,7 @@ class RedisQueue:
     @property
     def unencodable(self) -> int:
         """Live messages that were dropped because they could not be written."""
-        return self._voice.unencodable
+        return self._publisher.unencodable
 
     @property
     def undecodable_tickets(self) -> int:
@@ -130,8 +130,10 @@ class RedisQueue:
     @property
     def healthy(self) -> bool:
         """See the seam."""
-        fuse = self._fuse
-        return not (self._closed or fuse.blown or fuse.full) and all(ear.hears for ear in self._ears)
+        breaker = self._breaker
+        return not (self._closed or breaker.open or breaker.full) and all(
+            subscriber.subscribed for subscriber in self._subscribers
+        )
 
     async def __aenter__(self) -> Self:
         await self._tasks.__aenter__()
@@ -142,7 +144,10 @@ class RedisQueue:
         if fault is not None:
             await self.__aexit__()
             raise QueueUnavailable(fault, code=MAY_EVICT)
-        self._readers |= {self._tasks.create_task(self._fuse.watch()), self._tasks.create_task(self._speak())}
+        self._readers |= {
+            self._tasks.create_task(self._breaker.watch()),
+            self._tasks.create_task(self._publish_batches()),
+        }
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -181,73 +186,74 @@ class RedisQueue:
     async def publish(self, address: str, messages: Sequence[Live], *, at_once: bool = False) -> None:
         """Leaves with the next publish, which calls that meet share; not waited for, so a failure of it loses them.
         `at_once` it is a publish of its own."""
-        if self._closed or self._fuse.blown:
+        if self._closed or self._breaker.open:
             raise QueueUnavailable
         if at_once and messages:
-            await self._bounded(self._commands.must, *self._voice.words({self._keys.live(address): messages}))
+            await self._bounded(self._commands.call, *self._publisher.commands({self._keys.live(address): messages}))
         elif messages:
-            self._voice.say(self._keys.live(address), messages)
+            self._publisher.add(self._keys.live(address), messages)
 
-    async def _speak(self) -> None:
+    async def _publish_batches(self) -> None:
         while not self._closed:
-            said = await self._voice.breath()
+            batch = await self._publisher.next_batch()
             with suppress(QueueUnavailable):
-                await self._bounded(self._commands.must, *self._voice.words(said))
+                await self._bounded(self._commands.call, *self._publisher.commands(batch))
 
     @asynccontextmanager
     async def subscribe(self, address: str, sink: Callable[[Live], None]) -> AsyncIterator[None]:
-        """See the seam. Interruptions mend themselves, but lose messages; so does a Redis that is away on entering.
+        """See the seam. A connection that breaks is replaced, but messages are lost meanwhile; so they are while Redis
+        is away on entering.
 
-        Each hearer has a connection of its own.
+        Each subscriber has a connection of its own.
         """
-        ear = Subscriber(self._hearing, self._keys.live(address), sink, self, self._key)
+        subscriber = Subscriber(self._subscriptions, self._keys.live(address), sink, self, self._key)
         try:
-            await self._bounded(ear.open)
+            await self._bounded(subscriber.open)
         except QueueUnavailable:
             if self._closed:
                 raise
-        reader = self._tasks.create_task(ear.listen())
+        reader = self._tasks.create_task(subscriber.listen())
         self._readers.add(reader)
-        self._ears.add(ear)
+        self._subscribers.add(subscriber)
         try:
             yield
         finally:
-            self._ears.discard(ear)
-            ear.stop()
+            self._subscribers.discard(subscriber)
+            subscriber.stop()
             self._readers.discard(reader)
             reader.cancel()
             await asyncio.wait([reader])
-            await ear.close()
+            await subscriber.close()
 
     async def ready(self) -> None:
         """See the seam. Also refuses a server that may evict tickets, as far as it lets us ask."""
         if not self._closed:
-            await self._fuse.probe()
+            await self._breaker.probe()
         fault = await self._eviction_fault()
         if fault is not None:
             raise QueueUnavailable(fault, code=MAY_EVICT)
-        if self._fuse.full:
+        if self._breaker.full:
             raise QueueUnavailable("Redis is out of memory and takes no tickets.", code="queue_full")
 
     async def close(self) -> None:
-        """Stop hearing, refuse new calls, let those in flight end, and disconnect. May be called twice."""
+        """End the subscriptions, refuse new calls, let those in flight end, and disconnect. May be called twice."""
         if self._closed:
             return
         with suppress(QueueUnavailable):
             await self._forget_consumers(leaving=True)
         with suppress(TimeoutError):
             async with asyncio.timeout(GIVE_UP_SECONDS):
-                await self._voice.silent.wait()
+                await self._publisher.idle.wait()
         self._closed = True
-        self._fuse.close()
-        for ear in self._ears:
-            ear.stop()
+        self._breaker.close()
+        for subscriber in self._subscribers:
+            subscriber.stop()
         for reader in self._readers:
             reader.cancel()
         with suppress(TimeoutError):
             async with asyncio.timeout(GIVE_UP_SECONDS):
-                await self._quiet.wait()
-        for shut in (self._commands.forget, self._reads.forget, self._probing.aclose, self._hearing.disconnect):
+                await self._idle.wait()
+        for shut in (self._commands.forget, self._reads.forget, self._probing.aclose, self._subscriptions.disconnect):
             with suppress(*FAULTS):
                 await shut()
 
@@ -256,9 +262,9 @@ class RedisQueue:
         if self._closed:
             raise QueueUnavailable("The step queue is closed.")
         self._calls += 1
-        self._quiet.clear()
+        self._idle.clear()
         try:
-            return await self._fuse.guard(GIVE_UP_SECONDS, call, *args, **named)
+            return await self._breaker.guard(GIVE_UP_SECONDS, call, *args, **named)
         except QueueUnavailable as refusal:
             if isinstance(refusal.__cause__, ReadOnlyError):
                 # A failover made this server a replica; the name in the URL leads elsewhere by now.
@@ -269,7 +275,7 @@ class RedisQueue:
         finally:
             self._calls -= 1
             if not self._calls:
-                self._quiet.set()
+                self._idle.set()
 
     async def _warn(self) -> None:
         """The server that has come back may be another one."""
@@ -316,26 +322,26 @@ class CircuitBreaker:
     """The circuit breaker of Redis: probes detect an unavailable server, so that calls fail at once and not each by its
     time limit.
 
-        whole   calls go through
-        full    the server is out of memory: it takes no new tickets, everything else goes through
-        blown   the server does not answer: nothing is tried, and calls that wait for an answer are ended at once
+        closed   calls go through
+        full     the server is out of memory: it takes no new tickets, everything else goes through
+        open     the server does not answer: nothing is tried, and calls that wait for an answer are ended at once
 
     A probe goes out every second, and every quarter of a second after a first failure, be it of a probe or of a call;
     its outcome is the state. So the breaker closes by itself, and also a process that makes no calls knows the state.
     """
 
-    def __init__(self, client: Any, pulse: str, mended: Callable[[], Awaitable[None]]) -> None:
+    def __init__(self, client: Any, pulse: str, recovered: Callable[[], Awaitable[None]]) -> None:
         """`client` is redis-py's, with a connection that no other call can take; `pulse` the key that a probe writes.
 
-        `mended` is awaited when the server answers again after it did not.
+        `recovered` is awaited when the server answers again after it did not.
         """
         self._client = client
         self._pulse = pulse
-        self._mended = mended
+        self._recovered = recovered
         self._trouble = asyncio.Event()
         self._calls: set[asyncio.Timeout] = set()
         self._closed = False
-        self.blown = False
+        self.open = False
         self.full = False
 
     def close(self) -> None:
@@ -344,8 +350,11 @@ class CircuitBreaker:
         self._trouble.set()
 
     async def guard(self, seconds: float, call: Callable[P, Awaitable[T]], *args: P.args, **named: P.kwargs) -> T:
-        """Make one call: refuses at once if blown, ends it after `seconds`, and raises `QueueUnavailable` only."""
-        if self.blown:
+        """Make one call, which is refused at once if the breaker is open and ended after `seconds`.
+
+        Raises `QueueUnavailable` only.
+        """
+        if self.open:
             raise QueueUnavailable
         try:
             async with asyncio.timeout(seconds) as limit:
@@ -364,7 +373,7 @@ class CircuitBreaker:
             with suppress(TimeoutError):
                 async with asyncio.timeout(WATCH_SECONDS):
                     await self._trouble.wait()
-            if self.blown:
+            if self.open:
                 await asyncio.sleep(retries.REDIS_PAUSE)
             await retries.redis_probe(stopped=lambda: self._closed)(self._probe_once)
 
@@ -372,7 +381,7 @@ class CircuitBreaker:
         """Return whether calls go through again."""
         self._trouble.clear()
         await self.probe()
-        return not self.blown
+        return not self.open
 
     async def probe(self) -> None:
         """Ask the server whether it takes writes, and know the state from then on."""
@@ -387,23 +396,23 @@ class CircuitBreaker:
                 return
         else:
             self.full = False
-        if self.blown:
-            self.blown = False
+        if self.open:
+            self.open = False
             log.warning("Redis answers again")
-            await self._mended()
+            await self._recovered()
 
     def _note(self, fault: BaseException) -> None:
         if _is_deadly(fault):
-            self._blow(fault)
+            self._open(fault)
         elif isinstance(fault, OutOfMemoryError):
             if not self.full:
                 log.error("Redis is out of memory: new tickets wait in the database for dispatchers that look there")
             self.full = True
 
-    def _blow(self, fault: BaseException) -> None:
-        if not self.blown:
+    def _open(self, fault: BaseException) -> None:
+        if not self.open:
             log.warning("Redis does not answer (%s): going on without it", type(fault).__name__)
-        self.blown = True
+        self.open = True
         self._trouble.set()
         now = asyncio.get_running_loop().time()
         for call in self._calls:

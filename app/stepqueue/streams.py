@@ -36,15 +36,15 @@ FAULTS: Final = (RedisError, OSError, TimeoutError, RuntimeError)
 """The exceptions that mean that the server or the network between has failed.
 
 RuntimeError is what uvloop says of a transport that was closed under its writer ("the handler is closed"); redis-py
-lets it pass, and unless it is caught here it ends the process that merely wanted to say something."""
-Words = tuple[str | int | bytes, ...]
+lets it pass, and unless it is caught here it ends the process that merely wanted to send something."""
+Command = tuple[str | int | bytes, ...]
 """A command as it is sent."""
-PACK: Final[Callable[[Words], bytes]] = hiredis.pack_command  # type: ignore[assignment]  # the stub means one word
+PACK: Final[Callable[[Command], bytes]] = hiredis.pack_command  # type: ignore[assignment]  # the stub means one word
 CONNECTIONS: Final = 32
 """At most so many exchanges at a time; one beyond them waits its turn within its caller's time."""
 
 
-class Lines:
+class Connections:
     """A bounded number of connections, each used by one exchange at a time.
 
     Sets no time limit of its own but for connecting: the caller's ends an exchange, and its connection with it.
@@ -57,7 +57,7 @@ class Lines:
         self._room = asyncio.Semaphore(CONNECTIONS)
         self._free: list[Any] = []
 
-    async def ask(self, *commands: Words) -> list[Any]:
+    async def send(self, *commands: Command) -> list[Any]:
         """Return the replies in order, in one round trip; that to a refused command is its `ResponseError`.
 
         Raises redis-py's errors where the connection fails. A connection that was used before and fails is replaced by
@@ -72,9 +72,9 @@ class Lines:
                 await self.forget()
             return await self._exchange(self._pool.make_connection(), packed, len(commands))
 
-    async def must(self, *commands: Words) -> list[Any]:
-        """Return the replies as `ask` does, but raise the first `ResponseError`, also one inside a transaction."""
-        replies = await self.ask(*commands)
+    async def call(self, *commands: Command) -> list[Any]:
+        """Return the replies as `send` does, but raise the first `ResponseError`, also one inside a transaction."""
+        replies = await self.send(*commands)
         for reply in replies:
             for part in (reply, *reply) if isinstance(reply, list) else (reply,):
                 if isinstance(part, Exception):
@@ -126,7 +126,9 @@ class Lanes:
 class Streams:
     """The tickets' half of a `RedisQueue`."""
 
-    def __init__(self, commands: Lines, reads: Lines, lanes: Lanes, consumer: str, lease: float, bound: int):
+    def __init__(
+        self, commands: Connections, reads: Connections, lanes: Lanes, consumer: str, lease: float, bound: int
+    ):
         """Only `reads` ever blocks."""
         self._commands = commands
         self._reads = reads
@@ -147,7 +149,7 @@ class Streams:
         """One round trip; another one for lanes that were full last time. Raises `QueueUnavailable` if one still is."""
         wanted = sorted({self._lane(ticket) for ticket in tickets})
         await self._check_room([lane for lane in wanted if self._lengths.get(lane, 0) >= self._bound])
-        replies = await self._commands.must(*self._queued(tickets), *(("XLEN", lane) for lane in wanted))
+        replies = await self._commands.call(*self._queued(tickets), *(("XLEN", lane) for lane in wanted))
         self._lengths.update(zip(wanted, replies[len(tickets) :], strict=True))
 
     async def look(self, slots: int, block: float) -> list[Ticket]:
@@ -156,10 +158,10 @@ class Streams:
 
     async def claim(self, tickets: Sequence[Ticket]) -> None:
         """Set the idle time of deliveries to zero; those that are gone stay gone."""
-        commands: list[Words] = [
+        commands: list[Command] = [
             ("XCLAIM", lane, GROUP, self._consumer, 0, *ids, "JUSTID") for lane, ids in _by_stream(tickets).items()
         ]
-        for reply in await self._commands.ask(*commands):
+        for reply in await self._commands.send(*commands):
             if isinstance(reply, Exception) and not _is_group_missing(reply):
                 raise reply
 
@@ -169,24 +171,24 @@ class Streams:
         A server out of memory takes no transactions; there, making room comes first.
         """
         try:
-            await self._commands.must(*_together(_struck_out(_by_stream(tickets))))
+            await self._commands.call(*_together(_struck_out(_by_stream(tickets))))
         except OutOfMemoryError:
-            await self._commands.must(*_struck_out(_by_stream(tickets)))
+            await self._commands.call(*_struck_out(_by_stream(tickets)))
 
     async def forget_consumers(self, *, leaving: bool) -> None:
         """Remove consumers that are gone for good, and, when leaving, our own; never one with a ticket pending."""
         for lane in self._lanes:
             with suppress(ResponseError):  # no stream or no group yet
-                (consumers,) = await self._commands.must(("XINFO", "CONSUMERS", lane, GROUP))
+                (consumers,) = await self._commands.call(("XINFO", "CONSUMERS", lane, GROUP))
                 for consumer in map(_fields, consumers):
                     name = consumer[b"name"].decode()
                     gone = consumer[b"idle"] > CONSUMER_SECONDS * 1000 or (leaving and name == self._consumer)
                     if gone and not consumer[b"pending"]:
-                        await self._commands.must(("XGROUP", "DELCONSUMER", lane, GROUP, name))
+                        await self._commands.call(("XGROUP", "DELCONSUMER", lane, GROUP, name))
 
     async def policy(self) -> str | None:
         """Return the server's eviction policy; None where it does not allow the question."""
-        pong, config = await self._commands.ask(("PING",), ("CONFIG", "GET", "maxmemory-policy"))
+        pong, config = await self._commands.send(("PING",), ("CONFIG", "GET", "maxmemory-policy"))
         if isinstance(pong, Exception):
             raise pong
         return config[1].decode() if isinstance(config, list) and config else None
@@ -196,9 +198,9 @@ class Streams:
 
     async def _check_room(self, lanes: Sequence[str]) -> None:
         for lane in lanes:
-            (self._lengths[lane],) = await self._commands.must(("XLEN", lane))
+            (self._lengths[lane],) = await self._commands.call(("XLEN", lane))
             if self._lengths[lane] >= self._bound:
-                raise QueueUnavailable("The step queue is full; nothing is lost, the sweeper will ring again.")
+                raise QueueUnavailable("The step queue is full; nothing is lost, the sweeper will queue them again.")
 
     async def _with_groups(self, command: Callable[[], Awaitable[T]]) -> T:
         """Run `command`; where groups are missing (first use, FLUSHALL), make them and run it once more."""
@@ -209,8 +211,8 @@ class Streams:
                 raise
         for lane in self._lanes:
             with suppress(ResponseError):  # BUSYGROUP: another process was faster
-                # From 0, not from $: tickets may have been rung before anybody made the group.
-                await self._commands.must(("XGROUP", "CREATE", lane, GROUP, "0", "MKSTREAM"))
+                # From 0, not from $: tickets may have been queued before anybody made the group.
+                await self._commands.call(("XGROUP", "CREATE", lane, GROUP, "0", "MKSTREAM"))
         return await command()
 
     async def _look(self, slots: int, block: float) -> list[Ticket]:
@@ -243,7 +245,7 @@ class Streams:
         # Never BLOCK 0, which means for ever.
         blocking = () if block is None else ("BLOCK", max(1, round(block * 1000)))
         words = ("GROUP", GROUP, self._consumer, "COUNT", slots, *blocking, "STREAMS", *lanes, *(">" for _ in lanes))
-        (streams,) = await self._reads.must(("XREADGROUP", *words))
+        (streams,) = await self._reads.call(("XREADGROUP", *words))
         found: list[Ticket] = []
         for name, entries in streams or ():
             found += await self._tickets(name.decode(), entries)
@@ -260,7 +262,7 @@ class Streams:
             while len(found) < slots:
                 start = self._cursors.get(lane, START)
                 words = (lane, GROUP, self._consumer, self._lease_ms, start, "COUNT", slots - len(found))
-                (page,) = await self._commands.must(("XAUTOCLAIM", *words))
+                (page,) = await self._commands.call(("XAUTOCLAIM", *words))
                 self._cursors[lane] = page[0]
                 found += [replace(ticket, version=AGAIN) for ticket in await self._tickets(lane, page[1])]
                 if page[0] == START:
@@ -281,27 +283,27 @@ class Streams:
                 bad.append(entry.decode())
         if bad:
             self.undecodable += len(bad)
-            await self._commands.must(*_together(_struck_out({lane: bad})))
+            await self._commands.call(*_together(_struck_out({lane: bad})))
         return found
 
     async def _put_back(self, surplus: Sequence[Ticket]) -> None:
         """Queue the tickets again that a read over several lanes returned above its count, for processes with room."""
         if not surplus:
             return
-        await self._commands.must(*_together([*self._queued(surplus), *_struck_out(_by_stream(surplus))]))
+        await self._commands.call(*_together([*self._queued(surplus), *_struck_out(_by_stream(surplus))]))
 
-    def _queued(self, tickets: Sequence[Ticket]) -> list[Words]:
+    def _queued(self, tickets: Sequence[Ticket]) -> list[Command]:
         return [("XADD", self._lane(ticket), "*", FIELD, pack_ticket(ticket)) for ticket in tickets]
 
 
-def _struck_out(deliveries: Mapping[str, Sequence[str]]) -> list[Words]:
-    commands: list[Words] = []
+def _struck_out(deliveries: Mapping[str, Sequence[str]]) -> list[Command]:
+    commands: list[Command] = []
     for lane, ids in deliveries.items():
         commands += [("XACK", lane, GROUP, *ids), ("XDEL", lane, *ids)]
     return commands
 
 
-def _together(commands: Sequence[Words]) -> list[Words]:
+def _together(commands: Sequence[Command]) -> list[Command]:
     """All of them or none, and nobody else's between."""
     return [("MULTI",), *commands, ("EXEC",)]
 

@@ -86,9 +86,9 @@ class DoomedQueue:
         labels = {label for message in messages for label in _told(message)}
         self._fate.pass_by("tell.before", *labels)
         await self._queue.publish(address, self._stuttered(messages), at_once=at_once)
-        voice = getattr(self._queue, "_voice", None)  # the queue within a process delivers at once
-        if voice is not None:
-            await voice.silent.wait()  # until then it is only said, not told
+        publisher = getattr(self._queue, "_publisher", None)  # the queue within a process delivers at once
+        if publisher is not None:
+            await publisher.idle.wait()  # until then it waits to be published
         self._fate.pass_by("tell.after", *labels)
 
     def subscribe(self, address: str, sink: Callable[[Live], None]) -> AbstractAsyncContextManager[None]:

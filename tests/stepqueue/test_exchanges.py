@@ -8,7 +8,7 @@ from redis.asyncio import ConnectionPool
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ResponseError
 
-from app.stepqueue.streams import CONNECTIONS, Lines
+from app.stepqueue.streams import CONNECTIONS, Connections
 from tests.harness import servers
 
 pytestmark = pytest.mark.integration
@@ -22,50 +22,50 @@ def server() -> Iterator[servers.Server]:
 
 
 @pytest.fixture
-async def lines(server: servers.Server) -> AsyncIterator[Lines]:
-    made = Lines(ConnectionPool.from_url(server.url, protocol=2))
+async def connections(server: servers.Server) -> AsyncIterator[Connections]:
+    made = Connections(ConnectionPool.from_url(server.url, protocol=2))
     yield made
     await made.forget()
 
 
-async def test_a_refusal_stands_among_the_replies_in_order(lines: Lines) -> None:
-    await lines.ask(("SET", "word", "a"))
-    first, refusal, last = await lines.ask(("ECHO", "1"), ("XLEN", "word"), ("ECHO", b"2"))
+async def test_a_refusal_stands_among_the_replies_in_order(connections: Connections) -> None:
+    await connections.send(("SET", "word", "a"))
+    first, refusal, last = await connections.send(("ECHO", "1"), ("XLEN", "word"), ("ECHO", b"2"))
     assert (first, last) == (b"1", b"2")
     assert isinstance(refusal, ResponseError)
-    assert await lines.ask(("ECHO", 3)) == [b"3"]
+    assert await connections.send(("ECHO", 3)) == [b"3"]
 
 
-async def test_what_must_be_raises_the_refusal_also_from_inside_a_transaction(lines: Lines) -> None:
-    await lines.ask(("SET", "word", "a"))
+async def test_what_must_be_raises_the_refusal_also_from_inside_a_transaction(connections: Connections) -> None:
+    await connections.send(("SET", "word", "a"))
     with pytest.raises(ResponseError, match="WRONGTYPE"):
-        await lines.must(("XLEN", "word"))
+        await connections.call(("XLEN", "word"))
     with pytest.raises(ResponseError, match="WRONGTYPE"):
-        await lines.must(("MULTI",), ("XDEL", "word", "1-1"), ("EXEC",))
+        await connections.call(("MULTI",), ("XDEL", "word", "1-1"), ("EXEC",))
 
 
-async def test_connections_that_broke_while_nobody_used_them_go_unnoticed(lines: Lines) -> None:
-    await asyncio.gather(*(lines.ask(("ECHO", "at the same time")) for _ in range(3)))
-    await lines.ask(("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "no"))
-    assert await lines.ask(("ECHO", "again")) == [b"again"]
+async def test_connections_that_broke_while_nobody_used_them_go_unnoticed(connections: Connections) -> None:
+    await asyncio.gather(*(connections.send(("ECHO", "at the same time")) for _ in range(3)))
+    await connections.send(("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "no"))
+    assert await connections.send(("ECHO", "again")) == [b"again"]
 
 
-async def test_a_server_that_is_gone_is_an_error(lines: Lines) -> None:
+async def test_a_server_that_is_gone_is_an_error(connections: Connections) -> None:
     with servers.redis() as other:
-        gone = Lines(ConnectionPool.from_url(other.url, protocol=2))
-        await gone.ask(("PING",))
+        gone = Connections(ConnectionPool.from_url(other.url, protocol=2))
+        await gone.send(("PING",))
     with pytest.raises((RedisConnectionError, OSError)):
-        await gone.ask(("PING",))
+        await gone.send(("PING",))
 
 
-async def test_the_answer_to_what_was_given_up_is_not_taken_for_the_next_one(lines: Lines) -> None:
+async def test_the_answer_to_what_was_given_up_is_not_taken_for_the_next_one(connections: Connections) -> None:
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.1):
-            await lines.ask(("BLPOP", "nothing", "0.3"))
-    assert [await lines.ask(("ECHO", each)) for each in range(3)] == [[b"0"], [b"1"], [b"2"]]
+            await connections.send(("BLPOP", "nothing", "0.3"))
+    assert [await connections.send(("ECHO", each)) for each in range(3)] == [[b"0"], [b"1"], [b"2"]]
 
 
-async def test_connections_are_bounded_and_used_again(lines: Lines) -> None:
-    await asyncio.gather(*(lines.ask(("ECHO", each)) for each in range(4 * CONNECTIONS)))
-    (clients,) = await lines.ask(("CLIENT", "LIST", "TYPE", "normal"))
+async def test_connections_are_bounded_and_used_again(connections: Connections) -> None:
+    await asyncio.gather(*(connections.send(("ECHO", each)) for each in range(4 * CONNECTIONS)))
+    (clients,) = await connections.send(("CLIENT", "LIST", "TYPE", "normal"))
     assert len(clients.splitlines()) <= CONNECTIONS

@@ -18,7 +18,7 @@ from redis.asyncio.connection import AbstractConnection
 from app.core.run.events import Event, Kind
 from app.errors import QueueUnavailable
 from app.network.retries import REDIS_PAUSE
-from app.stepqueue.live import BREATH, PROBE_SECONDS, pack_live, sealed
+from app.stepqueue.live import MOST_WAITING, PROBE_SECONDS, pack_live, sealed
 from app.stepqueue.protocol import Committed, Delta, Live, Stop, Ticket
 from app.stepqueue.redis import GIVE_UP_SECONDS, Keys, RedisQueue
 from app.stepqueue.streams import GROUP
@@ -252,7 +252,7 @@ async def test_more_than_can_be_carried_away_is_refused(server: servers.Server, 
         with _frozen(await _pid(server)):
             await queue.publish("a", [Stop("lost")])
             await let_others_run()  # that one is on its way, and the others wait
-            await queue.publish("a", [Stop("lost")] * BREATH)
+            await queue.publish("a", [Stop("lost")] * MOST_WAITING)
             with pytest.raises(QueueUnavailable):
                 await queue.publish("a", [Stop("lost")])
         await until(lambda: queue.healthy)
