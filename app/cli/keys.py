@@ -1,18 +1,20 @@
-"""`baton keys add|ls|revoke` manages the API keys of callers."""
+"""`baton keys add|ls|show|rotate|revoke` manages the API keys of callers."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from typing import Any
 
 from rich.table import Table
 from rich.text import Text
 
 from app.cli import event_loop, storage, terminal
 from app.cli.asked import Asked
+from app.core.pool.catalog import MILLION
 from app.errors import ConfigInvalid, NotFound
-from app.gateway.http.auth import mint
+from app.gateway.http.auth import mint, new_secret
 from app.process.config import Loaded, Settings, configure, pepper, read
-from app.store.protocol import KeyRow, Keys
+from app.store.protocol import KeyRow, Store
 
 USUAL = ("runs:write", "runs:read")
 
@@ -23,20 +25,50 @@ def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> i
     terminal.log_to_stderr("warning")
     storage.announce(settings)
     if asked.verb == "add":
-        _check_tiers(configure(environ), asked.tiers or [])
+        _check_tiers(configure(environ), asked.tiers)
         event_loop.run(_add(settings, asked, now()))
     elif asked.verb == "ls":
-        event_loop.run(_list(settings, now()))
+        event_loop.run(_list(settings, asked, now()))
+    elif asked.verb == "show":
+        event_loop.run(_show(settings, asked, now()))
+    elif asked.verb == "rotate":
+        event_loop.run(_rotate(settings, asked, now()))
     else:
-        event_loop.run(_revoke(settings, asked.id, now()))
+        event_loop.run(_revoke(settings, asked, now()))
     return 0
 
 
-def _check_tiers(loaded: Loaded, tiers: list[str]) -> None:
+def named(rows: Sequence[KeyRow], wanted: str, now: float) -> KeyRow:
+    """Return the key of this id, this whole key, or this name. Raises `NotFound` for none, and for several.
+
+    A name is looked for among the keys in force first, because a name may be given again once its key has ended.
+    """
+    public_id = wanted.split("_")[1] if wanted.startswith("bt_") else wanted
+    for row in rows:
+        if row.id == public_id:
+            return row
+    same = [row for row in rows if row.name == wanted]
+    found = [row for row in same if _is_in_force(row, now)] or same
+    if not found:
+        raise NotFound("There is no key of that id or name; `baton keys ls` lists them.")
+    if len(found) > 1:
+        ids = ", ".join(row.id for row in found)
+        raise NotFound(f"{len(found)} keys are called {wanted}; give the id of one: {ids}.")
+    return found[0]
+
+
+def _is_in_force(row: KeyRow, now: float) -> bool:
+    return row.revoked_at is None and (row.expires_at is None or row.expires_at > now)
+
+
+def _check_tiers(loaded: Loaded, tiers: Sequence[str]) -> None:
     unknown = sorted(set(tiers) - set(loaded.catalog.tiers))
     if unknown:
         known = ", ".join(loaded.catalog.tiers)
         raise ConfigInvalid([f"--tier {name}: there is no such tier; there are {known}" for name in unknown])
+
+
+# -- add and rotate
 
 
 async def _add(settings: Settings, asked: Asked, now: float) -> None:
@@ -50,8 +82,8 @@ async def _add(settings: Settings, asked: Asked, now: float) -> None:
     )
     row = replace(
         row,
-        tiers=frozenset(asked.tiers or ()),
-        labels=frozenset(asked.labels or ()),
+        tiers=frozenset(asked.tiers),
+        labels=frozenset(asked.labels),
         max_usd=asked.usd,
         rpm=asked.rpm,
         tpm=asked.tpm,
@@ -59,20 +91,91 @@ async def _add(settings: Settings, asked: Asked, now: float) -> None:
         all_tenants=asked.all_tenants,
     )
     async with storage.opened(settings) as store:
+        _check_name(await store.keys(), row, now)
         await store.add_key(row)
-    terminal.err().print("The key, shown only this once:")
+    _print_secret(asked, row, key, now, "The key, shown only this once:")
+
+
+def _check_name(rows: Sequence[KeyRow], new: KeyRow, now: float) -> None:
+    """Raise `ConfigInvalid` if a key in force of the same tenant has the name already."""
+    for row in rows:
+        if (row.tenant, row.name) == (new.tenant, new.name) and _is_in_force(row, now):
+            raise ConfigInvalid(
+                [
+                    f"{new.name}: the key {row.id} of the tenant {row.tenant} has this name; choose another one, "
+                    f"or give that key a new secret with `baton keys rotate {row.id}`"
+                ]
+            )
+
+
+async def _rotate(settings: Settings, asked: Asked, now: float) -> None:
+    overlap = 0.0 if asked.no_overlap else asked.overlap
+    async with storage.opened(settings) as store:
+        row = named(await store.keys(), asked.key, now)
+        key, digest = new_secret(row, pepper(settings).get_secret_value().encode())
+        if not _is_in_force(row, now) or not await store.rotate_key(row.id, digest, now + overlap):
+            raise NotFound(f"The key {row.id} is not in force any more; make a new one with `baton keys add`.")
+        row = await store.key(row.id) or row
+    works = f"the old one works until {_day(now + overlap)} UTC" if overlap else "the old one does not work any more"
+    _print_secret(asked, row, key, now, f"The new secret of {row.name}, shown only this once; {works}:")
+
+
+def _print_secret(asked: Asked, row: KeyRow, key: str, now: float, words: str) -> None:
+    if asked.json:
+        terminal.print_json(_record(row, now) | {"key": key})
+        return
+    terminal.err().print(words, markup=False, soft_wrap=True)
     print(key, flush=True)
 
 
-async def _list(settings: Settings, now: float) -> None:
+# -- ls and show
+
+
+async def _list(settings: Settings, asked: Asked, now: float) -> None:
     async with storage.opened(settings) as store:
         rows = await store.keys()
+    if asked.json:
+        terminal.print_json([_record(row, now) for row in rows])
+        return
     table = Table(box=None, header_style="bold", pad_edge=False)
     for column in ("id", "name", "tenant", "scopes", "tiers", "labels", "limits", "made", "state"):
         table.add_column(column, overflow="fold")
     for row in rows:
         table.add_row(*(Text(terminal.clean(cell)) for cell in _cells(row, now)))
     terminal.out().print(table if rows else "There are no keys; `baton keys add NAME` makes one.")
+
+
+async def _show(settings: Settings, asked: Asked, now: float) -> None:
+    async with storage.opened(settings) as store:
+        row = named(await store.keys(), asked.key, now)
+    if asked.json:
+        terminal.print_json(_record(row, now))
+        return
+    names = ("id", "name", "tenant", "scopes", "tiers", "labels", "limits", "made", "state")
+    for name, cell in zip(names, _cells(row, now), strict=True):
+        print(f"{name:<8}  {terminal.clean(cell)}")
+
+
+def _record(row: KeyRow, now: float) -> dict[str, Any]:
+    """Return a key without its secret. Times are seconds since 1970, amounts are dollars."""
+    return {
+        "id": row.id,
+        "name": row.name,
+        "tenant": row.tenant,
+        "all_tenants": row.all_tenants,
+        "scopes": sorted(row.scopes),
+        "tiers": sorted(row.tiers),
+        "labels": sorted(row.labels),
+        "usd": row.max_usd / MILLION if row.max_usd is not None else None,
+        "rpm": row.rpm,
+        "tpm": row.tpm,
+        "concurrency": row.concurrency,
+        "created_at": row.created_at,
+        "expires_at": row.expires_at,
+        "revoked_at": row.revoked_at,
+        "previous_until": row.previous_until,
+        "in_force": _is_in_force(row, now),
+    }
 
 
 def _cells(row: KeyRow, now: float) -> tuple[str, ...]:
@@ -98,23 +201,30 @@ def _cells(row: KeyRow, now: float) -> tuple[str, ...]:
 def _state(row: KeyRow, now: float) -> str:
     if row.revoked_at is not None:
         return f"revoked {_day(row.revoked_at)}"
+    old = f", old secret until {_day(row.previous_until)}" if (row.previous_until or 0.0) > now else ""
     if row.expires_at is None:
-        return "in force"
-    return f"{'expired' if row.expires_at <= now else 'until'} {_day(row.expires_at)}"
+        return f"in force{old}"
+    return f"{'expired' if row.expires_at <= now else 'until'} {_day(row.expires_at)}{old}"
 
 
-def _day(at: float) -> str:
-    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M")
+def _day(at: float | None) -> str:
+    return datetime.fromtimestamp(at or 0.0, UTC).strftime("%Y-%m-%d %H:%M")
 
 
-async def _revoke(settings: Settings, public_id: str, now: float) -> None:
-    if public_id.startswith("bt_"):
-        public_id = public_id.split("_")[1]
+# -- revoke
+
+
+async def _revoke(settings: Settings, asked: Asked, now: float) -> None:
     async with storage.opened(settings) as store:
-        await _end(store, public_id, now)
-    terminal.out().print(f"Key {public_id} is revoked; gateways follow within five seconds.", markup=False)
+        row = await _ended(store, asked.id, now)
+    if asked.json:
+        terminal.print_json(_record(row, now))
+        return
+    words = f"Key {row.id} ({row.name}) is revoked; gateways follow within five seconds."
+    terminal.out().print(words, markup=False, soft_wrap=True)
 
 
-async def _end(store: Keys, public_id: str, now: float) -> None:
-    if not await store.revoke_key(public_id, now):
-        raise NotFound("There is no key of that id; `baton keys ls` lists them.")
+async def _ended(store: Store, wanted: str, now: float) -> KeyRow:
+    row = named(await store.keys(), wanted, now)
+    await store.revoke_key(row.id, now)
+    return await store.key(row.id) or row

@@ -7,6 +7,7 @@ from rich.tree import Tree
 
 from app.cli import estimate, event_loop, private_engine, run_record, run_tree, run_words, storage, terminal
 from app.cli.asked import Asked
+from app.cli.runs import PREVIEW_KEY
 from app.core.message.chat import Message, Task
 from app.core.message.chat import Text as Said
 from app.core.plan.arms import tier_for
@@ -18,9 +19,6 @@ from app.engine.runs.request import Order
 from app.errors import ConfigInvalid
 from app.process.config import Loaded, configure
 from app.process.wiring import Runtime
-
-KEY = "baton-plan"
-"""The name of the key in the journal."""
 
 
 def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> int:
@@ -36,7 +34,7 @@ def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> i
         effort=effort,
         limits=tier.efforts[effort],
         tenant="default",
-        key=KEY,
+        key=PREVIEW_KEY,
         labels=frozenset(asked.label),
         overrides=overrides,
         preview=True,

@@ -67,7 +67,7 @@ def _facts(run: run_words.Record, question: str | None, full: bool) -> list[tupl
     until = f", took {run_words.seconds(run['ended_at'] - run['created_at'])}" if run["ended_at"] else ", still going"
     facts = [
         ("asked", _shown(question, full)),
-        ("when", f"{run_words.moment(run['created_at'])}{until}; key {run['key']}, tenant {run['tenant']}"),
+        ("when", f"{run_words.moment(run['created_at'])}{until}; key {run_words.key(run)}, tenant {run['tenant']}"),
         ("used", f"{run_words.tokens(run['total_usage'])}, {run_words.cost(run['cost_usd'])}"),
         ("limits", run_words.limits(run)),
         ("labels", ", ".join(run["labels"]) or "none"),

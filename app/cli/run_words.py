@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from app.cli.terminal import dollars, excerpt
+from app.cli.terminal import clean, dollars, excerpt
 from app.core.pool.catalog import LIMITS, MILLION, Limit
 
 Record = Mapping[str, Any]
@@ -39,6 +39,12 @@ ERASED = "erased"
 def moment(at: float) -> str:
     """Return a point in time in words."""
     return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def key(run: Record) -> str:
+    """Return the id of a run's API key, after its name where that is known."""
+    name = run.get("key_name")
+    return clean(f"{name} ({run['key']})" if name else str(run["key"]))
 
 
 def seconds(span: float) -> str:

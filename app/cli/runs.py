@@ -1,7 +1,9 @@
 """`baton runs ls|show|watch|cancel` reads the journal of the configured database, or stops a run."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 import orjson
 from rich.console import RenderableType
@@ -10,6 +12,7 @@ from rich.text import Text
 
 from app.cli import event_loop, run_record, run_tree, run_words, storage, terminal
 from app.cli.asked import Asked
+from app.cli.keys import named
 from app.core.message.chat import usage_to_json
 from app.core.run.events import (
     TERMINAL,
@@ -36,12 +39,14 @@ from app.core.run.events import (
 )
 from app.gateway.runs import audit, cancel
 from app.process.config import Settings, read
-from app.store.protocol import RunQuery, RunRow
+from app.store.protocol import KeyRow, RunQuery, RunRow
 
+PREVIEW_KEY = "baton-plan"
+"""The key of runs that `baton plan` has journaled, which are planned and not executed."""
 POLL_SECONDS = 0.25
 CANCEL_SECONDS = 4.0
 """Seconds that a cancelled run needs at most, in addition to the lease of its owner."""
-COLUMNS = ("run", "when", "tier", "state", "shape", "took", "tokens", "cost")
+COLUMNS = ("run", "when", "tier", "key", "state", "shape", "took", "tokens", "cost")
 NARROW = ("run", "when", "tier", "state", "took", "cost")
 WIDE, PREFIX = 130, 20
 
@@ -57,9 +62,9 @@ def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> i
     elif asked.verb == "show":
         event_loop.run(_show(settings, asked))
     elif asked.verb == "cancel":
-        return event_loop.run(_cancel(settings, asked.run, now()))
+        return event_loop.run(_cancel(settings, asked, now()))
     else:
-        return event_loop.run(_watch(settings, asked.run))
+        return event_loop.run(_watch(settings, asked))
     return 0
 
 
@@ -71,36 +76,49 @@ async def _list(settings: Settings, asked: Asked, now: float) -> None:
         tenant=asked.tenant,
         state=asked.state,
         tier=asked.tier,
-        key=asked.key,
         since=now - asked.since if asked.since else None,
         degraded=True if asked.degraded else None,
         tags=tuple((name, value) for name in ("worker", "label") if (value := getattr(asked, name))),
         limit=min(asked.limit, 1_000),
     )
     async with storage.opened(settings) as store:
-        rows = await store.runs(query)
+        keys = await store.keys()
+        rows = await store.runs(replace(query, key=_key_id(keys, asked.key, now)))
+    names = {key.id: key.name for key in keys}
     if asked.json:
-        print(orjson.dumps([audit.summary(row) for row in rows], option=orjson.OPT_INDENT_2).decode())
+        terminal.print_json([_summary(row, names) for row in rows])
     elif not rows:
         terminal.out().print("There are no such runs.")
     else:
         console = terminal.out()
-        console.print(_table(rows, console.width))
+        console.print(_table(rows, names, console.width))
 
 
-def _table(rows: tuple[RunRow, ...], width: int) -> Table:
+def _key_id(rows: Sequence[KeyRow], wanted: str | None, now: float) -> str | None:
+    """Return the id of the key of this name. A text that is no key's name is taken for an id."""
+    if wanted is None or wanted not in {row.name for row in rows}:
+        return wanted
+    return named(rows, wanted, now).id
+
+
+def _summary(row: RunRow, names: Mapping[str, str]) -> dict[str, Any]:
+    """Return a run as lists show it, with the name of its key (null if the key is not in the database)."""
+    return audit.summary(row) | {"key_name": names.get(row.key), "preview": row.key == PREVIEW_KEY}
+
+
+def _table(rows: tuple[RunRow, ...], names: Mapping[str, str], width: int) -> Table:
     """Return the table of runs. A narrow one has prefixes of ids, which `show` accepts as well."""
     wide = width >= WIDE
     table = Table(box=None, header_style="bold", pad_edge=False)
     for column in COLUMNS if wide else NARROW:
         table.add_column(column, justify="right" if column in ("took", "tokens", "cost") else "left", no_wrap=True)
     for row in rows:
-        note = " (degraded)" if wide else " *"
-        state = row.state + (note if row.degraded else "")
+        state = row.state + _note(row, wide=wide)
         cells: dict[str, RenderableType] = {
             "run": row.id if wide else row.id[:PREFIX],
             "when": run_words.moment(row.created_at)[0 if wide else 5 : None if wide else 16],
             "tier": terminal.clean(row.tier),
+            "key": terminal.clean(names.get(row.key, row.key)),
             "state": Text(state, style="yellow" if row.degraded else run_tree.COLOURS.get(row.state, "yellow")),
             "shape": f"{row.topology or '-'} {row.steps or ''}",
             "took": run_words.seconds(row.ended_at - row.created_at) if row.ended_at else "…",
@@ -111,14 +129,25 @@ def _table(rows: tuple[RunRow, ...], width: int) -> Table:
     return table
 
 
+def _note(row: RunRow, *, wide: bool) -> str:
+    """Return what is particular about a run: it was only planned, or a fallback decided it."""
+    if row.key == PREVIEW_KEY:
+        return " (preview)"
+    if not row.degraded:
+        return ""
+    return " (degraded)" if wide else " *"
+
+
 # -- show
 
 
 async def _show(settings: Settings, asked: Asked) -> None:
     async with storage.opened(settings) as store:
         shown, question = await run_record.read(store, await storage.find(store, asked.run))
+        key = await store.key(shown["key"])
+    shown["key_name"] = key.name if key is not None else None
     if asked.json:
-        print(orjson.dumps(shown, option=orjson.OPT_INDENT_2).decode())
+        terminal.print_json(shown)
     else:
         terminal.out().print(run_tree.draw(shown, question, full=asked.full))
 
@@ -126,18 +155,23 @@ async def _show(settings: Settings, asked: Asked) -> None:
 # -- watch
 
 
-async def _watch(settings: Settings, wanted: str) -> int:
+async def _watch(settings: Settings, asked: Asked) -> int:
     """Print events as they are committed. Returns 0 if the run succeeds, else 1."""
     console = terminal.out()
     async with storage.opened(settings) as store:
-        row = await storage.find(store, wanted)
-        console.print(f"{row.id}  {row.tier}", markup=False, style="bold")
+        row = await storage.find(store, asked.run)
+        if not asked.json:
+            console.print(f"{row.id}  {row.tier}", markup=False, style="bold")
         seq, began = 0, row.created_at
         with terminal.err().status("following") as status:
             while True:
                 for event in (await store.journal(row.id, after=seq)).events:
                     seq = event.seq
-                    console.print(Text(f"{event.at - began:8.2f} s  "), Text(_event_in_words(event)), soft_wrap=True)
+                    if asked.json:
+                        print(orjson.dumps(_event(event)).decode(), flush=True)
+                    else:
+                        line = Text(f"{event.at - began:8.2f} s  "), Text(_event_in_words(event))
+                        console.print(*line, soft_wrap=True)
                     if event.kind in TERMINAL:
                         status.stop()
                         return 0 if event.kind is Kind.SUCCEEDED else 1
@@ -147,19 +181,27 @@ async def _watch(settings: Settings, wanted: str) -> int:
 # -- cancel
 
 
-async def _cancel(settings: Settings, wanted: str, now: float) -> int:
+async def _cancel(settings: Settings, asked: Asked, now: float) -> int:
     """Ask a run to end. Returns 0 if it has ended within two leases and some seconds, else 1: it will end later."""
     console = terminal.out()
     async with storage.opened(settings) as store:
-        row = await storage.find(store, wanted)
+        row = await storage.find(store, asked.run)
         await cancel.ask(store, None, row, "operator", now)
         with terminal.err().status("waiting for its driver"):
             row = await cancel.settled(store, row, 2 * settings.lease_seconds + CANCEL_SECONDS)
+    if asked.json:
+        terminal.print_json(audit.summary(row))
+        return int(row.ended_at is None)
     if row.ended_at is None:
         console.print(f"{row.id} was asked to end; `baton runs watch {row.id}` follows it.", markup=False)
         return 1
     console.print(f"{row.id} has ended: {row.state}.", markup=False)
     return 0
+
+
+def _event(event: Event) -> dict[str, Any]:
+    """Return one event as `GET /v1/runs/{id}/events` shows it."""
+    return {"object": "run.event", "seq": event.seq, "kind": event.kind.value, "at": event.at, "body": event.body}
 
 
 def _event_in_words(event: Event) -> str:

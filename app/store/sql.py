@@ -333,6 +333,9 @@ class SqlStore:
     async def revoke_key(self, public_id: str, at: float) -> bool:
         return await self._write(partial(keys.revoke, public_id=public_id, at=at))
 
+    async def rotate_key(self, public_id: str, digest: bytes, until: float) -> bool:
+        return await self._write(partial(keys.rotate, public_id=public_id, digest=digest, until=until))
+
     async def clock(self) -> float:
         return await self._read(runs.clock)
 

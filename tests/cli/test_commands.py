@@ -378,6 +378,9 @@ def test_ls_filters(service: Service) -> None:
     assert rows
     assert {row["tier"] for row in rows} == {"baton-mini"}
     assert "succeeded" in baton(service.folder, "runs", "ls", "--worker", "rehearsal-sage").out
+    assert {row["key_name"] for row in rows} == {"first"}
+    assert json.loads(baton(service.folder, "runs", "ls", "--key", "first", "--json").out)
+    assert "; key first (bootstrap1), tenant" in baton(service.folder, "runs", "show").out
     assert "no such runs" in baton(service.folder, "runs", "ls", "--label", "nobody").out
     assert baton(service.folder, "runs", "ls", "--state", "nonsense").status == 2
 
@@ -389,6 +392,8 @@ def test_watch_tells_the_journal_to_its_end(service: Service) -> None:
     kinds = re.findall(r" s\s+([a-z]+\.[a-z_]+)", done.out)
     assert kinds[0] == "run.admitted"
     assert kinds[-1] == "run.succeeded"
+    lines = baton(service.folder, "runs", "watch", "--json").out.splitlines()
+    assert [json.loads(line)["kind"] for line in lines] == kinds
 
 
 def test_cancel_stops_a_run_of_another_process(tmp_path: Path) -> None:
@@ -432,12 +437,53 @@ def test_a_key_lives_from_add_to_revoke(service: Service) -> None:
 
 def test_an_administrator_reaches_other_tenants_only_by_a_key_made_for_that(service: Service) -> None:
     def runs_seen(*options: str) -> int:
-        key = baton(service.folder, "keys", "add", "root", "--tenant", "ops", "--scope", "admin", *options).out.strip()
+        name = f"root{''.join(options)}"
+        key = baton(service.folder, "keys", "add", name, "--tenant", "ops", "--scope", "admin", *options).out.strip()
         listed = httpx.get(f"{service.url}/v1/runs", headers={"Authorization": f"Bearer {key}"})
         return len(listed.json()["data"])
 
+    service.ask("baton-mini", EASY)
     assert runs_seen() == 0
     assert runs_seen("--all-tenants") > 0
+
+
+def test_a_rotated_key_keeps_its_name_and_limits_and_both_secrets_work_for_a_while(service: Service) -> None:
+    def statuses(*keys: str) -> list[int]:
+        return [
+            httpx.get(f"{service.url}/v1/models", headers={"Authorization": f"Bearer {key}"}).status_code
+            for key in keys
+        ]
+
+    first = baton(service.folder, "keys", "add", "turning", "--rpm", "70").out.strip()
+    done = baton(service.folder, "keys", "rotate", "turning", "--overlap", "2h", "--json")
+    second = json.loads(done.out)["key"]
+    assert first.split("_")[1] == second.split("_")[1]
+    assert statuses(first, second) == [200, 200]
+    shown = json.loads(baton(service.folder, "keys", "show", "turning", "--json").out)
+    assert (shown["name"], shown["rpm"], shown["in_force"]) == ("turning", 70, True)
+    assert first.split("_", 2)[2] not in done.out
+    assert "old secret until" in baton(service.folder, "keys", "show", first.split("_")[1]).out
+    third = baton(service.folder, "keys", "rotate", "turning", "--no-overlap").out.strip()
+    assert statuses(third) == [200]
+    wait_until(lambda: statuses(first, second) == [401, 401])
+    assert baton(service.folder, "keys", "revoke", "turning").status == 0
+    assert "not in force" in baton(service.folder, "keys", "rotate", "turning").err
+
+
+def test_names_of_keys_are_unique_among_those_in_force(tmp_path: Path) -> None:
+    assert baton(tmp_path, "migrate").status == 0
+    made = json.loads(baton(tmp_path, "keys", "add", "ci", "--json").out)
+    again = baton(tmp_path, "keys", "add", "ci")
+    assert (again.status, again.out) == (2, "")
+    assert f"the key {made['id']} of the tenant default has this name" in again.err
+    assert baton(tmp_path, "keys", "add", "ci", "--tenant", "other").status == 0
+    both = baton(tmp_path, "keys", "show", "ci")
+    assert (both.status, "2 keys are called ci" in both.err) == (1, True)
+    assert baton(tmp_path, "keys", "revoke", made["id"]).status == 0
+    assert baton(tmp_path, "keys", "add", "ci").status == 0
+    listed = json.loads(baton(tmp_path, "keys", "ls", "--json").out)
+    assert [(one["name"], one["in_force"]) for one in listed].count(("ci", True)) == 2
+    assert not {"digest", "previous_digest", "key"} & set(listed[0])
 
 
 def test_wrong_keys_are_refused_in_words(tmp_path: Path) -> None:
@@ -458,6 +504,9 @@ def test_plan_executes_nothing(service: Service) -> None:
     shown = json.loads(baton(service.folder, "runs", "show", "--json").out)
     assert shown["preview"]
     assert [step["attempts"] for step in shown["steps"]] == [[], [], []]
+    newest = json.loads(baton(service.folder, "runs", "ls", "--limit", "1", "--json").out)
+    assert [(one["preview"], one["key_name"]) for one in newest] == [(True, None)]
+    assert "succeeded (preview)" in baton(service.folder, "runs", "ls", "--limit", "1").out
 
 
 @pytest.mark.parametrize(

@@ -419,6 +419,10 @@ async def test_keys_are_stored_found_and_revoked(store: Store) -> None:
     assert await store.revoke_key("old", 8.0)
     assert await store.key("old") == replace(old, revoked_at=7.0)
     assert not await store.revoke_key("none", 7.0)
+    assert await store.rotate_key("new", b"e", 8.0)
+    assert await store.key("new") == replace(full, digest=b"e", previous_digest=b"d", previous_until=8.0)
+    assert not await store.rotate_key("old", b"e", 8.0)
+    assert not await store.rotate_key("none", b"e", 8.0)
 
 
 async def test_ready_writes(store: Store) -> None:

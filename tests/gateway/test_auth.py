@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from app.errors import ConfigInvalid, StoreUnavailable
-from app.gateway.http.auth import adopt, digest, mint
+from app.gateway.http.auth import adopt, digest, mint, new_secret
 from app.gateway.openapi.docs_page import ASSETS
 from tests.harness.stand_ins import CALLER, PEPPER, SECRET, GatewayStandIn, api_routes, ask
 
@@ -194,6 +194,25 @@ async def test_a_remembered_key_expires_all_the_same(gateway: GatewayStandIn) ->
     assert (await knock(gateway, "GET", "/v1/models", {"x-api-key": key})).status_code == 200
     gateway.seconds += 1
     assert (await knock(gateway, "GET", "/v1/models", {"x-api-key": key})).status_code == 401
+
+
+async def test_the_secret_from_before_a_rotation_works_until_its_time(gateway: GatewayStandIn) -> None:
+    old = gateway.add_key("turning")
+    row = gateway.store.key_rows["turning"]
+    new, hashed = new_secret(row, PEPPER)
+    until = gateway.seconds + 1
+    gateway.store.key_rows["turning"] = replace(
+        row, digest=hashed, previous_digest=row.digest, previous_until=until, expires_at=until + 1
+    )
+
+    async def statuses() -> list[int]:
+        return [(await knock(gateway, "GET", "/v1/models", {"x-api-key": key})).status_code for key in (old, new)]
+
+    assert await statuses() == [200, 200]
+    gateway.seconds += 1
+    assert await statuses() == [401, 200]
+    gateway.seconds += 1
+    assert await statuses() == [401, 401]
 
 
 def test_a_minted_key_is_stored_without_its_secret() -> None:

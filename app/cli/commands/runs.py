@@ -27,7 +27,9 @@ def define(root: Group) -> None:
         "baton runs ls --tier baton-ultra --degraded --limit 50",
     )
     @option("--limit", type=COUNT, default=20, help="The most runs to list.")
-    @only("state", "tier", "worker", "label", "key", "tenant")
+    @only("state", "tier", "worker", "label")
+    @option("--key", help="Only runs of the key of this name or id.")
+    @only("tenant")
     @flag("--degraded", help="Only runs that a fallback decided.")
     @SINCE
     @AS_JSON
@@ -43,11 +45,13 @@ def define(root: Group) -> None:
 
     @runs.add("watch", "runs", "baton runs watch")
     @argument("run", "A run's id, a prefix of one, or last.", required=False, default="last")
+    @flag("--json", help="Print each event as a line of JSON.")
     def watch() -> None:
         """Follow a run's journal until the run has ended."""
 
     @runs.add("cancel", "runs", "baton runs cancel run_0199")
     @argument("run", "A run's id, or a prefix of one.")
+    @AS_JSON
     def cancel() -> None:
         """Ask a run to end, whichever process has it, and wait for its end."""
 

@@ -13,6 +13,7 @@ import hmac
 import re
 import secrets
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Annotated, Any, Final, Literal
 
 from fastapi import Security
@@ -125,6 +126,18 @@ def presented(connection: HTTPConnection) -> str | None:
     return found.pop() if len(found) == 1 else None
 
 
+def new_secret(row: KeyRow, pepper: bytes) -> tuple[str, bytes]:
+    """A new secret for a key: the string that is shown once, and the digest that is stored."""
+    secret = secrets.token_urlsafe(32)
+    return f"bt_{row.id}_{secret}", digest(secret, pepper)
+
+
+def _until_rotated(row: KeyRow) -> KeyRow:
+    """The row for a caller with the secret from before a rotation: the key expires for them when that secret does."""
+    until = row.previous_until or 0.0
+    return replace(row, expires_at=until if row.expires_at is None else min(until, row.expires_at))
+
+
 class Keys:
     """Finds the caller of a request; one for each gateway."""
 
@@ -201,7 +214,11 @@ class Keys:
     def _check(self, row: KeyRow | None, secret: str) -> KeyRow | None:
         asked = digest(secret, self._context.pepper)
         same = hmac.compare_digest(asked, row.digest if row else ABSENT_DIGEST)
-        return row if row is not None and same else None
+        previous = row.previous_digest if row is not None else None
+        rotated = hmac.compare_digest(asked, previous or ABSENT_DIGEST)
+        if row is None or not (same or rotated):
+            return None
+        return row if same else _until_rotated(row)
 
     def _remember(self, mark: bytes, row: KeyRow | None) -> None:
         self._known.pop(mark, None)

@@ -31,6 +31,10 @@ class KeyRow:
     revoked_at: float | None = None
     all_tenants: bool = False
     """True if its scopes apply to the runs of every tenant, and not only to those of its own."""
+    previous_digest: bytes | None = None
+    """The digest of the secret that was in force before a rotation."""
+    previous_until: float | None = None
+    """The time until which that secret still works, in seconds since 1970."""
 
 
 class Keys(Protocol):
@@ -50,4 +54,11 @@ class Keys(Protocol):
 
     async def revoke_key(self, public_id: str, at: float) -> bool:
         """Mark a key as revoked. False if there is no such key."""
+        ...
+
+    async def rotate_key(self, public_id: str, digest: bytes, until: float) -> bool:
+        """Give a key a new secret. The one before it works until `until`, and no earlier one works any longer.
+
+        False if there is no such key, or if it is revoked.
+        """
         ...

@@ -37,6 +37,13 @@ def revoke(conn: Connection, public_id: str, at: float) -> bool:
     return conn.execute(update(KEYS).where(KEYS.c.id == public_id).values(revoked_at=since)).rowcount == 1
 
 
+def rotate(conn: Connection, public_id: str, digest: bytes, until: float) -> bool:
+    """Replace the digest of a key that is not revoked, and keep the earlier one. False if there is no such key."""
+    chosen = (KEYS.c.id == public_id) & KEYS.c.revoked_at.is_(None)
+    values = {"digest": digest, "previous_digest": KEYS.c.digest, "previous_until": until}
+    return conn.execute(update(KEYS).where(chosen).values(values)).rowcount == 1
+
+
 def _key(row: Row[Any]) -> KeyRow:
     values = dict(row._mapping)
     return KeyRow(**values | {name: frozenset(orjson.loads(values[name])) for name in _SETS})

@@ -240,6 +240,8 @@ KEYS = Table(
     Column("revoked_at", Double),
     Column("tpm", BigInteger),
     Column("all_tenants", Boolean, nullable=False, server_default=false()),
+    Column("previous_digest", LargeBinary),
+    Column("previous_until", Double),
 )
 
 # One row that the readiness probe writes to: proof that a write transaction goes through, schema included.
