@@ -10,6 +10,7 @@
     ├ WorkerError      blame the worker      WorkerTimeout 504 · WorkerUnavailable · WorkerRateLimited · WorkerRefused
     │                                        WorkerMalformed · WorkerTruncated · WorkerMisconfigured 502
     ├ RunEnded         a terminal state      RunCancelled 499 · RunExpired 504 · RunOverBudget 429 · RunFailed 502
+    │                                        RunRefused 400 · RunRateLimited, RunOutOfQuota 429
     └ OursError        blame us, never 401   StoreUnavailable 503, as is RunUndecided · QueueUnavailable 503
                                              LeaseLost (stays inside)
 
@@ -268,6 +269,22 @@ class RunEnded(BatonError):
     status = 502
     code = "run_ended"
 
+    def __init__(
+        self,
+        message: str | None = None,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after: float | None = None,
+        run: str = "",
+    ) -> None:
+        """`run` is the id of the run, which the message names."""
+        super().__init__(message, param=param, code=code, retry_after=retry_after)
+        if run:
+            named = self.message.replace("{id}", run)
+            self.message = named if run in named else f"{named} The run is {run}."
+            self.args = (self.message,)
+
 
 class RunCancelled(RunEnded):
     """The run was cancelled before it had an answer; send the request again if you still want one."""
@@ -297,6 +314,40 @@ class RunFailed(RunEnded):
     """No eligible worker could complete the run; `GET /v1/runs/{id}` lists every attempt."""
 
     code = "run_failed"
+
+
+class RunRefused(RunEnded):
+    """Every worker that was asked refused the request; `GET /v1/runs/{id}` says what each of them objected to. Change
+    the request before you send it again."""
+
+    status = 400
+    type = "invalid_request_error"
+    code = "worker_refused"
+
+
+class RunTooLong(RunRefused):
+    """The prompt is too long: it exceeds the maximum context length of every worker that was asked. Shorten or compact
+    the conversation; `GET /v1/runs/{id}` lists every attempt."""
+
+    code = "context_length_exceeded"
+
+
+class RunOutOfQuota(RunEnded):
+    """The accounts of this service at the providers of all workers have no quota left; an operator must add some.
+    `GET /v1/runs/{id}` lists every attempt."""
+
+    status = 429
+    type = "insufficient_quota"
+    code = "insufficient_quota"
+
+
+class RunRateLimited(RunEnded):
+    """The providers of all workers limit the rate of requests now; `GET /v1/runs/{id}` lists every attempt."""
+
+    status = 429
+    type = "rate_limit_error"
+    code = "rate_limit_exceeded"
+    retryable = True
 
 
 class OursError(BatonError):

@@ -84,7 +84,8 @@ def _access(run: Account, call: Call, step: Step) -> Iterator[Violation]:
 
 
 def _attempts(run: Account, step: Step) -> Iterator[Violation]:
-    """Attempts are numbered from 1, within the limit in each turn, and each follows the failure of the previous one."""
+    """Attempts are numbered from 1, within the limit in each turn, and each follows the failure or the empty answer of
+    the previous one."""
     most = run.limits["attempts"]
     tried: Counter[int] = Counter()
     before: Call | None = None
@@ -96,14 +97,22 @@ def _attempts(run: Account, step: Step) -> Iterator[Violation]:
             yield run.says("attempt-number", seq, f"attempt {call.intent.body['attempt']} is the {number}th")
         if tried[turn] > most:
             yield run.says("attempts-over-limit", seq, f"attempt {tried[turn]} of step {step.n}, at most {most}")
-        if before is not None and not _may_follow(step, before, seq):
+        if before is not None and not _may_follow(step, before, call):
             yield run.says("retry-without-failure", seq, f"{call.id} while {before.id} has not failed")
         before = call
 
 
-def _may_follow(step: Step, before: Call, seq: int) -> bool:
-    """Return True if a call has failed by then, or has called tools whose results have arrived."""
+def _awaits(step: Step, call: Call) -> bool:
+    return any(one.awaiting.body["call"] == call.id for one in step.exchanges)
+
+
+def _may_follow(step: Step, before: Call, call: Call) -> bool:
+    """Return True if the call before has failed, has called tools whose results have arrived, or has answered nothing,
+    so that another worker is asked."""
+    seq = call.intent.seq
     if before.outcome is None or before.outcome.seq > seq:
         return False
+    if before.went == "ok" and not before.outcome.body["output"] and not _awaits(step, before):
+        return bool(before.intent.body["worker"] != call.intent.body["worker"])
     came = [one.results for one in step.exchanges if one.awaiting.body["call"] == before.id]
     return before.went != "ok" or any(results is not None and results.seq < seq for results in came)

@@ -134,6 +134,10 @@ class Health:
         """True if one of the offers may be healthy again soon."""
         return breaker.worth_waiting(self._offers(offers), now=self._tick(), left=left)
 
+    def hopeless(self, worker: Worker) -> float:
+        """Seconds within which the worker would not answer."""
+        return self._of(_key(worker)).hopeless
+
     def affords(self, worker: Worker, place: Place) -> bool:
         """True if the worker's retry budget has room."""
         return self._of(_key(worker)).affords(place, self._tick())

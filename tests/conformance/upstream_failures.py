@@ -3,8 +3,12 @@
 deploy/docs/failures.md prints this table for operators and callers; `test_upstream_failures.py` compares the two.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
+
+import httpx
+import orjson
 
 from tests.stubs import (
     Drop,
@@ -48,7 +52,58 @@ class Kind:
     def row(self) -> str:
         """Its line in the documented table."""
         http = str(self.http) if self.http is not None else "none"
-        return f"| {self.name} | {self.about} | {http} | `{self.reason}` | `{self.code}` |"
+        reply = f"{self.status} `{self.public_code}`" + (f", `{self.retry}`" if self.retry else "")
+        return f"| {self.name} | {self.about} | {http} | `{self.reason}` | `{self.code}` | {reply} |"
+
+    def seen_by(self, inbound: str, *, streams: bool) -> tuple[int, str, str]:
+        """What a caller receives if every worker fails like this: status, code or type of the error, and the header
+        that says when to retry. Once a stream has begun there is no other status and no header."""
+        code = {
+            "chat": self.public_code,
+            "responses": self.public_code,
+            "messages": TYPES.get(self.status, "api_error"),
+        }
+        if not streams:
+            return self.status, code[inbound], self.retry
+        code["responses"] = RESPONSE_CODES.get(self.public_code, "server_error")
+        return 200, code[inbound], ""
+
+
+TYPES: Final = {400: "invalid_request_error", 429: "rate_limit_error"}
+"""Anthropic's types of errors, by status."""
+RESPONSE_CODES: Final = {
+    "worker_refused": "invalid_prompt",
+    **{code: code for code in ("context_length_exceeded", "rate_limit_exceeded", "insufficient_quota")},
+}
+"""The codes of a response that failed."""
+INBOUND: Final = ("chat", "responses", "messages")
+"""The formats of callers."""
+
+
+async def received(client: httpx.AsyncClient, inbound: str, *, streams: bool, pin: str = "") -> tuple[Any, str]:
+    """Ask one question; return what `Kind.seen_by` tells of the reply, and its run."""
+    paths = {"chat": "/v1/chat/completions", "responses": "/v1/responses", "messages": "/v1/messages"}
+    asked: dict[str, Any] = {"model": "baton-mini", "stream": streams, "max_tokens": 64}
+    asked |= {"baton": {"pool": {"pin": pin}}} if pin else {}
+    asked["input" if inbound == "responses" else "messages"] = [{"role": "user", "content": "What is 2 + 2?"}]
+    if inbound == "responses":
+        del asked["max_tokens"]
+    reply = await client.post(paths[inbound], json=asked)
+    document = _last_event(reply.text) if streams else reply.json()
+    error = document.get("response", document)["error"]
+    shown = error["type"] if inbound == "messages" else error["code"]
+    names = [name for name in ("retry-after", "x-should-retry") if name in reply.headers]
+    retry = ", ".join(f"{name}: {reply.headers[name]}" for name in names)
+    run = reply.headers["x-baton-run"]
+    assert run in error["message"], error["message"]
+    return (reply.status_code, shown, retry), run
+
+
+def _last_event(text: str) -> dict[str, Any]:
+    """The data of a stream's last event."""
+    lines = [line.removeprefix("data: ") for line in text.splitlines() if line.startswith("data: {")]
+    document: dict[str, Any] = orjson.loads(lines[-1])
+    return document
 
 
 def _kind(name: str, about: str, act: Any, reason: str, code: str, **more: Any) -> Kind:
@@ -58,12 +113,19 @@ def _kind(name: str, about: str, act: Any, reason: str, code: str, **more: Any) 
 
 MISCONFIGURED, REFUSED, UNAVAILABLE = "worker_misconfigured", "worker_refused", "worker_unavailable"
 LIMITED = "worker_rate_limited"
-NEVER = "x-should-retry: false"
+QUOTA: Mapping[str, Any] = {"status": 429, "public": "insufficient_quota", "retry": "x-should-retry: false"}
 KINDS: tuple[Kind, ...] = (
     _kind("wrong-key", "401", Fail(status=401), "authentication", MISCONFIGURED),
     _kind("no-permission", "403", Fail(status=403), "authentication", MISCONFIGURED),
-    _kind("no-credit", "402, or words such as `insufficient_quota`", Fail(status=402), "quota", MISCONFIGURED),
-    _kind("low-balance", "400 that names the balance", Fail(status=400, message=NO_CREDIT), "quota", MISCONFIGURED),
+    _kind("no-credit", "402, or words such as `insufficient_quota`", Fail(status=402), "quota", MISCONFIGURED, **QUOTA),
+    _kind(
+        "low-balance",
+        "400 that names the balance",
+        Fail(status=400, message=NO_CREDIT),
+        "quota",
+        MISCONFIGURED,
+        **QUOTA,
+    ),
     _kind("unknown-model", "404", Fail(status=404), "unknown_model", MISCONFIGURED),
     _kind("wrong-address", "405, or a redirect", Fail(status=405), "endpoint", MISCONFIGURED),
     _kind("refused", "400", Fail(status=400, message="No."), "refused", REFUSED, status=400),

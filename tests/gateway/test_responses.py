@@ -158,7 +158,7 @@ async def test_a_chain_goes_on_from_what_failed_with_what_was_asked(
     stub.always("gamma", Fail(status=400))
     failed = await made(client, background=True, baton={"pool": {"pin": "gamma"}})
     body = await status(client, failed["id"], "failed")
-    assert (body["error"]["code"], body["output"], body["completed_at"]) == ("server_error", [], None)
+    assert (body["error"]["code"], body["output"], body["completed_at"]) == ("invalid_prompt", [], None)
     await made(client, input="Again.", previous_response_id=failed["id"])
     assert [one["content"] for one in stub.of("alpha")[-1].json["messages"]] == [ASKED["input"], "Again."]
 
@@ -366,6 +366,6 @@ async def test_a_failure_of_the_run_is_an_error_of_the_request(stub: ProviderStu
     stub.always("alpha", Fail(status=400))
     reply = await client.post("/v1/responses", json=ASKED | {"baton": {"pool": {"pin": "alpha"}}})
     error = reply.json()["error"]
-    assert (reply.status_code, error["type"], error["code"]) == (502, "server_error", "worker_refused")
+    assert (reply.status_code, error["type"], error["code"]) == (400, "invalid_request_error", "worker_refused")
     kept = await client.get(f"/v1/responses/resp_{reply.headers['x-baton-run']}")
     assert (kept.json()["status"], kept.json()["error"]["message"]) == ("failed", error["message"])

@@ -103,7 +103,8 @@ def settled(state: RunState, command: Skip | Conclude) -> tuple[Fact, ...]:
     if isinstance(command, Skip):
         return skipped([state.steps[command.step]], command.reason)
     if command.answer is None:
-        return (StepFailed(command.step, command.error or "run_failed"),)
+        error = command.error or "run_failed"
+        return (StepFailed(command.step, error, retry_after=_retry_after(state, error)),)
     said = command.answer.step
     done = StepDone(
         n=command.step,
@@ -164,4 +165,11 @@ def ended(state: RunState, command: Finish) -> RunEnd:
         finish=answered.finish if answered is not None else None,
         fell_back=answered is not None and command.fell_back,
         error=command.error,
+        retry_after=_retry_after(state, command.error),
     )
+
+
+def _retry_after(state: RunState, error: str) -> float | None:
+    """The smallest wait of the live steps that failed with that error; None if there is none."""
+    waits = [step.retry_after for step in state.live if step.state == "failed" and step.error == error]
+    return min((wait for wait in waits if wait is not None), default=None)

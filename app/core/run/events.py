@@ -281,6 +281,8 @@ class RunEnd(Fact):
     error: str = optional("")
     unread: bool = optional(False)
     """True if the run was ended by a process that could not read its journal."""
+    retry_after: float | None = optional(None)
+    """Seconds after which the first of the workers that all limit the rate of requests can be called again."""
 
 
 @fact(Kind.SUCCEEDED)
@@ -528,6 +530,8 @@ class StepFailed(Fact):
     """Seconds that were left of the run, if no worker could be called."""
     passed_over: PassedOver = optional(())
     despite: str = optional("")
+    retry_after: float | None = optional(None)
+    """Seconds after which the first of its workers can be called again, if all of them limit the rate of requests."""
 
 
 @fact(Kind.STEP_SKIPPED)

@@ -128,6 +128,8 @@ class StepState:
     finish: str = ""
     call: str = ""
     error: str = ""
+    retry_after: float | None = None
+    """Seconds after which a step that failed because of rate limits could be tried again."""
     logprobs: str = ""
     refusal: bool = False
     """True if its output is the model's refusal."""
@@ -639,7 +641,7 @@ def _step_done(state: RunState, fact: StepDone) -> Changes:
 
 
 def _step_failed(state: RunState, fact: StepFailed) -> Changes:
-    return _set_step(state, fact.n, state="failed", error=fact.error)
+    return _set_step(state, fact.n, state="failed", error=fact.error, retry_after=fact.retry_after)
 
 
 def _step_skipped(state: RunState, fact: StepSkipped) -> Changes:

@@ -172,6 +172,11 @@ class Reply:
         return bool(self._texts) or len(self._gathering) > 0
 
     @property
+    def is_empty(self) -> bool:
+        """True if it ended with neither text nor tool calls, and not because the model or its provider refused."""
+        return self.finish in ("stop", "length") and not (self.began or self._refused)
+
+    @property
     def text(self) -> str:
         """The text that has come so far."""
         return "".join(self._texts)
@@ -269,9 +274,6 @@ class Attempt:
         self._seconds = 0.0
         self.verdict: Verdict = "silent"
         """The verdict of the call on its worker."""
-        self.told = False
-        """True once text of the worker may have been sent to the caller; what comes with its end is sent when that is
-        committed."""
         self.outcome = "cancelled"
         """`unknown` is for others to say: it is what `lost` writes."""
         self.error: BatonError | None = None
@@ -342,7 +344,6 @@ class Attempt:
                     self.reply.take(pieces)
                     if self.reply.began and not began:
                         self._first = self._last_piece_at - self._began
-                    self.told = self.told or (self.live and self.reply.began and self.reply.end is None)
                     yield pieces
             if self.reply.end is None:
                 raise WorkerTruncated()

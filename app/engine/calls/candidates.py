@@ -3,13 +3,25 @@ in order.
 
 Workers that are ejected, or have no retry budget left, are passed over (`health.py`); the journal says why. After a
 failure the same worker is waited for, with full-jitter backoff or as long as Retry-After says, but never beyond the
-run's time: then the next one is called, or the step fails at once.
+run's time: then the next one is called, or the step fails at once. If only workers are left whose providers limit the
+rate of requests, the one that can be called first is waited for.
 """
+
+from collections.abc import Sequence
 
 from app.core.pool.breaker import BRIEFEST, NO_TIME, Place
 from app.core.pool.catalog import Worker
 from app.engine.worker_health import Choice, Health
-from app.errors import BatonError, WorkerError, WorkerTimeout
+from app.errors import (
+    BatonError,
+    RunOutOfQuota,
+    RunTooLong,
+    WorkerError,
+    WorkerMisconfigured,
+    WorkerRateLimited,
+    WorkerRefused,
+    WorkerTimeout,
+)
 
 BACKOFF, LONGEST_BACKOFF = 0.25, 8.0
 """Seconds: the first retry waits a random time below the one, each later one below twice as much, up to the other."""
@@ -30,7 +42,13 @@ class Candidates:
         self._tries: dict[str, int] = {}
         self._wait = 0.0
         self._news = NEWS
-        self._last_error = ""
+        self._errors: list[BatonError | None] = []
+        """The error of each attempt that failed."""
+        self._limited: dict[str, tuple[Worker, float]] = {}
+        """Workers that are not called because of a rate limit, each with the seconds that the run will have left when
+        it can be called again."""
+        self._told: dict[str, float] = {}
+        """The same seconds of all workers that said so last."""
 
     @property
     def spare(self) -> bool:
@@ -40,6 +58,8 @@ class Candidates:
     def pause(self, left: float) -> float:
         """Seconds to wait before asking again; 0: `choose` now. `left` are the run's seconds."""
         wait, self._wait = self._wait, 0.0
+        if not self._workers and self._left > 0:
+            return self._until_callable(left)
         again = bool(self._tries) and self._left > 0 and self._news > 0  # a first call never lacks the budget
         if not wait and again and self._health.worth_waiting(self._offers(), left):
             wait = min(LOOK, self._news)
@@ -50,27 +70,55 @@ class Candidates:
         """Choose the worker to call now; none when all means are exhausted."""
         return self._health.choose(self._offers() if self._left > 0 else [], left)
 
+    def _until_callable(self, left: float) -> float:
+        """Seconds until the first rate limit is over, if that leaves time for an answer; its worker is called then."""
+        fitting = [one for one in self._limited.values() if one[1] > self._health.hopeless(one[0])]
+        if not fitting:
+            return 0.0
+        worker, then = max(fitting, key=lambda one: one[1])
+        del self._limited[worker.name]
+        self._workers = [worker]
+        return max(left - then, 0.0)
+
     def error(self, choice: Choice) -> str:
         """The code of the error with which the step fails when that choice is none."""
-        return NO_TIME if choice.hopeless else self._last_error or "run_failed"
+        return NO_TIME if choice.hopeless else _summary(self._errors)
+
+    def retry_after(self, error: str, left: float) -> float | None:
+        """Seconds until the first worker can be called again, if the step fails with that error because of rate limits;
+        None if no provider said so. `left` are the run's seconds."""
+        if error != WorkerRateLimited.code:
+            return None
+        return min((round(max(left - then, 0.0), 3) for then in self._told.values()), default=None)
 
     def failed(self, worker: Worker, error: BatonError | None, *, told: bool, chance: float, left: float) -> None:
         """Note a failed attempt; `told` says that the answer has begun to reach the caller, so that no other may
         follow."""
         self._left -= 1
         self._tries[worker.name] = self._tries.get(worker.name, 0) + 1
-        self._last_error = (error.public_code if error else None) or "worker_failed"
+        self._errors.append(error)
+        self._told.pop(worker.name, None)
+        if isinstance(error, WorkerRateLimited) and error.retry_after is not None:
+            self._told[worker.name] = left - error.retry_after
         wait = self._patience(worker, error, chance, left)
         if told:
             self._workers = []
         elif wait is None:
             self._workers = [other for other in self._workers if other is not worker]
+            if worker.name in self._told:
+                self._limited[worker.name] = worker, self._told[worker.name] - chance * BACKOFF
         elif self._health.affords(worker, "retry"):
             self._wait = wait
 
+    def answered_nothing(self, worker: Worker) -> None:
+        """Note an attempt whose answer is empty: another worker is asked in its stead."""
+        self._left -= 1
+        self._tries[worker.name] = self._tries.get(worker.name, 0) + 1
+        self._workers = [other for other in self._workers if other is not worker]
+
     def _patience(self, worker: Worker, error: BatonError | None, chance: float, left: float) -> float | None:
         """Seconds to wait for the worker that has just failed; None if it is not called again."""
-        alone = len(self._workers) == 1
+        alone = len(self._workers) == 1 and not self._limited
         if isinstance(error, WorkerError) and error.elsewhere:  # another endpoint of it takes the call at once
             return 0.0
         if error is None or not error.retryable or self._tries[worker.name] > 1:
@@ -89,3 +137,26 @@ class Candidates:
         if not self._tries:
             return "first"
         return "retry" if worker.name in self._tries else "replacement"
+
+
+def _summary(errors: Sequence[BatonError | None]) -> str:
+    """The code of the error with which a step fails after these ones.
+
+    A provider that failed counts before one that limits the rate of requests, because trying again may help; that one
+    before a refusal, which others may not share; and a refusal before a worker that only an operator can put right.
+    """
+    if not errors:
+        return "run_failed"
+    refused = [error for error in errors if isinstance(error, WorkerRefused)]
+    limited = [error for error in errors if isinstance(error, WorkerRateLimited)]
+    misconfigured = [error for error in errors if isinstance(error, WorkerMisconfigured)]
+    failed = [error for error in errors if error not in (*refused, *limited, *misconfigured)]
+    if failed or limited:
+        last = (failed or limited)[-1]
+        return (last.public_code if last is not None else None) or "worker_failed"
+    if any(error.failure.reason == "context_length" for error in refused):
+        return RunTooLong.code
+    if refused:
+        return WorkerRefused.code
+    spent = all(error.failure.reason == "quota" for error in misconfigured)
+    return RunOutOfQuota.code if spent else WorkerMisconfigured.code

@@ -6,6 +6,7 @@ belongs to the audit and not to the reply, which is the same bytes whenever it i
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from math import ceil
 
 import orjson
 
@@ -19,6 +20,15 @@ from app.engine.delivery.messages import Ended
 from app.errors import BatonError, NotFound
 from app.store.protocol import Store
 from app.telemetry import Telemetry
+
+RATE_LIMITED = errors.WorkerRateLimited.code
+"""The error of a run of which every worker's provider limits the rate of requests."""
+REFUSALS: Mapping[str | None, type[errors.RunEnded]] = {
+    errors.WorkerRefused.code: errors.RunRefused,
+    errors.RunTooLong.code: errors.RunTooLong,
+    errors.RunOutOfQuota.code: errors.RunOutOfQuota,
+}
+"""The errors of a run that every worker has refused to work for, by the code of its end."""
 
 
 def until_end(events: Sequence[Event], turn: int | None = None) -> RunState:
@@ -118,11 +128,19 @@ def without(state: RunState, error: BatonError) -> Ended:
 
 def ending_error(state: RunState) -> BatonError | None:
     """The error of a run that did not succeed; None if it did."""
-    endings: dict[str, type[BatonError]] = {
+    endings: dict[str, type[errors.RunEnded]] = {
         "cancelled": errors.RunCancelled,
         "expired": errors.RunExpired,
         "over_budget": errors.RunOverBudget,
         "failed": errors.RunFailed,
     }
-    ending = endings.get(state.state)
-    return ending(code=state.end.error or None) if ending and state.end is not None else None
+    end, ending = state.end, endings.get(state.state)
+    if end is None or ending is None:
+        return None
+    if end.error == RATE_LIMITED and state.state == "failed":
+        wait = f"Try again in {max(1, ceil(end.retry_after))} seconds." if end.retry_after is not None else ""
+        error = errors.RunRateLimited(retry_after=end.retry_after, run=state.run)
+        error.message = f"{error.message} {wait}".strip()
+        return error
+    refusal = REFUSALS.get(end.error) if state.state == "failed" else None
+    return (refusal or ending)(code=end.error or None, run=state.run)

@@ -123,7 +123,7 @@ class RunClient:
         catalog, choice = self._context.catalog(), admission.choose(self._context, order)
         conductor, kind = admission.conducted(self._context, order, choice)
         await self._context.pin(catalog)
-        entry, salt = admission.entry(self._context, catalog, order, choice, kind, self._home)
+        entry, salt = admission.entry(self._context, catalog, order, choice, kind, self._home if order.followed else "")
         (admitted,) = entry.events
         state = admit(entry.run, admitted, entry.at, 1)
         line, follower = self._follow(order, state, salt)
@@ -178,7 +178,7 @@ class RunClient:
     async def _resume(self, order: Order, found: Found) -> Driven:
         """Begin the run's next turn, with the results of its caller, in one entry."""
         run, known = found.state.run, found.known
-        begun = tool_results.begin(self._context, order, found, self._home)
+        begun = tool_results.begin(self._context, order, found, self._home if order.followed else "")
         state = found.state
         for fact in begun.entry.events:
             state = advanced(state, fact, begun.entry.at)
@@ -251,7 +251,7 @@ class RunClient:
         if follower is None:
             return
         follower.audience.leave(driven.line)
-        if driven.replayed:
+        if driven.replayed or not follower.state.turn.gateway:
             follower.audience.remove(driven.line)
         if not len(follower.audience) and follower.state.turn.on_disconnect == "cancel":
             self.cancellations.ask(driven.run, "client")

@@ -40,6 +40,8 @@ class Order:
     overrides: Overrides = Overrides()
     plan: object | None = None
     streams: bool = False
+    followed: bool = True
+    """True if a caller waits for the reply; a response in the background is retrieved later."""
     stream_steps: bool = False
     preview: bool = False
     """Only plan: the run ends with its plan, and nothing of it is executed."""

@@ -11,7 +11,7 @@
 
 A worker that fails is retried once with full-jitter backoff and then replaced by the next eligible one, each time as
 a new attempt with its own intent. Once an answer has begun to stream to a caller it cannot be taken back, so that
-step is not tried again.
+step is not tried again; one that nobody has received yet is. A worker whose answer is empty is replaced once, too.
 """
 
 import asyncio
@@ -81,11 +81,14 @@ class Relay:
         self._calls: list[ToolDelta] = []
         self._sent = 0
         self._held = False
+        self.heard = False
+        """True once text of the attempt may have been sent to a caller, so that no other attempt may follow."""
 
     def so_far(self) -> Delta | None:
         """All that was sent of the answer, for a follower that begins to listen; None if that is nothing."""
         if not self._chars and not self._sent:
             return None
+        self.heard = True
         text, calls = self._reply.text[: self._chars], tuple(self._calls[: self._sent])
         return Delta(*self._place, 0, text, self._reply.decoded(0)[: self._tokens], 0, calls)
 
@@ -171,6 +174,10 @@ class Execution:
         """The attempt before, if its answer did not have the form that was asked for."""
         self._settled: tuple[Attempt, ...] = ()
         """At most one attempt whose outcome travels in the next entry."""
+        self._empty: Attempt | None = None
+        """The attempt whose answer was empty, after which another worker is asked."""
+        self._heard = False
+        """True if text of the latest attempt may have been sent to a caller, so that it cannot be taken back."""
         self._number = 0
         """The number of the latest attempt."""
         self._gateway: tuple[str, ...] = ()
@@ -307,12 +314,16 @@ class Execution:
         following: Attempt | None = attempt
         while following is not None:
             attempt = following
-            if await self._stream(course.state, course.step, attempt):
+            answered = await self._stream(course.state, course.step, attempt)
+            if answered and not self._asks_another(course.candidates, attempt):
                 return await self._write(self._last(course.step, attempt))
             self._settled = (attempt,)
+            if answered:
+                following = await self._next(course)
+                continue
             self._flawed = attempt if attempt.reply.flaw is not None else None
             left, chance = self._left(course.state), self._context.chance()
-            course.candidates.failed(attempt.worker, attempt.error, told=attempt.told, chance=chance, left=left)
+            course.candidates.failed(attempt.worker, attempt.error, told=self._heard, chance=chance, left=left)
             following = await self._next(course)
 
     async def _next(self, course: Course, openers: tuple[Fact, ...] = ()) -> Attempt | None:
@@ -324,9 +335,11 @@ class Execution:
         elif (left := self._left(state)) <= 0:
             await self._fail(StepFailed(self._ticket.step, "run_expired"), openers)
         elif (choice := candidates.choose(left)).worker is None:
+            error = candidates.error(choice)
             failed = StepFailed(
                 n=self._ticket.step,
-                error=candidates.error(choice),
+                error=error,
+                retry_after=candidates.retry_after(error, left),
                 left=round(left, 3),
                 passed_over=choice.passed_over,
                 despite=choice.despite,
@@ -415,12 +428,21 @@ class Execution:
             await self._append(self._entry((*openers, *self._outcomes(), attempt.intended()), hold=attempt.hold))
         self._settled = ()
 
+    def _asks_another(self, candidates: Candidates, attempt: Attempt) -> bool:
+        """Return whether another worker is asked because the answer of this one is empty: once for each step."""
+        if self._empty is not None or not attempt.reply.is_empty or not candidates.spare:
+            return False
+        self._empty = attempt
+        candidates.answered_nothing(attempt.worker)
+        return True
+
     async def _fail(self, failed: StepFailed, openers: tuple[Fact, ...]) -> None:
         if not self._work.claim:
             await self._append(self._entry(openers))
             openers = ()
         move = Move(self._ticket.step, "finish", claim=self._work.claim)
-        await self._write(self._entry((*openers, *self._outcomes(), failed), move=move))
+        settled: Fact = self._done(failed.n, self._empty) if self._empty is not None else failed
+        await self._write(self._entry((*openers, *self._outcomes(), settled), move=move))
 
     def _outcomes(self) -> tuple[Fact, ...]:
         return tuple(attempt.finished() for attempt in self._settled)
@@ -460,7 +482,9 @@ class Execution:
                 if not attempt.live or attempt.reply.end is not None:  # what comes with the end is sent with it
                     continue
                 if (delta := relay.delta(pieces)) is not None:
-                    await self._send(self._followers(state), delta)
+                    followers = self._followers(state)
+                    relay.heard = relay.heard or bool(followers)
+                    await self._send(followers, delta)
         except asyncio.CancelledError:
             self._settled = (attempt,)
             await self._withdraw()
@@ -468,6 +492,7 @@ class Execution:
         except BatonError:
             return False
         finally:
+            self._heard = relay.heard
             self._work.interruptible = False
             self._work.relay = None
         return True
@@ -500,13 +525,13 @@ class Execution:
     def _last(self, step: StepState, attempt: Attempt) -> Entry:
         """The entry that ends the step after a call that succeeded: it is done, or waits for results of tool calls."""
         self._settled = (attempt,)
-        follows = self._awaiting(step, attempt) if attempt.reply.calls else (self._done(step, attempt), ())
+        follows = self._awaiting(step, attempt) if attempt.reply.calls else (self._done(step.n, attempt), ())
         entry = self._entry((attempt.finished(), follows[0]), move=Move(step.n, "finish", claim=self._work.claim))
         return changed(entry, contents=(*entry.contents, *follows[1]))
 
-    def _done(self, step: StepState, attempt: Attempt) -> StepDone:
+    def _done(self, n: int, attempt: Attempt) -> StepDone:
         return StepDone(
-            n=step.n,
+            n=n,
             call=attempt.call,
             output=attempt.output,
             chars=len(attempt.reply.text),

@@ -83,7 +83,7 @@ async def _watching(
         finally:
             watcher.cancel()
     if ended is None:
-        raise RunExpired()
+        raise RunExpired(run=driven.run)
     return ended
 
 

@@ -112,7 +112,9 @@ OutputItem = Annotated[
 class ResponseError(Reply):
     """The reason why a response failed."""
 
-    code: Literal["rate_limit_exceeded", "server_error"]
+    code: Literal[
+        "context_length_exceeded", "insufficient_quota", "invalid_prompt", "rate_limit_exceeded", "server_error"
+    ]
     message: str
 
 

@@ -28,7 +28,7 @@ from app.core.run.bill import Bill
 from app.core.run.notices import response_id
 from app.core.run.state import RunState
 from app.engine.delivery.messages import Ended, Noted, Said
-from app.errors import BatonError
+from app.errors import BatonError, RunOutOfQuota, RunRefused, RunTooLong
 from app.gateway.chat.reply import extension
 from app.gateway.http import fault
 from app.gateway.responses import tool_search
@@ -172,7 +172,18 @@ def _error(ended: Ended | None) -> dict[str, Any] | None:
     if ended is None or ended.error is None or ended.state.state == "cancelled":
         return None
     told = fault.describe(ended.error)["error"]
-    return {"code": "rate_limit_exceeded" if ended.error.status == 429 else "server_error", "message": told["message"]}
+    return {"code": _code(ended.error), "message": told["message"]}
+
+
+def _code(error: BatonError) -> str:
+    """The code of a response's error; clients compact a conversation on `context_length_exceeded`."""
+    if isinstance(error, RunTooLong):
+        return RunTooLong.code
+    if isinstance(error, RunRefused):
+        return "invalid_prompt"
+    if isinstance(error, RunOutOfQuota):
+        return RunOutOfQuota.code
+    return "rate_limit_exceeded" if error.status == 429 else "server_error"
 
 
 def _incomplete(ended: Ended | None, status: str) -> dict[str, Any] | None:

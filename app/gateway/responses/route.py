@@ -204,7 +204,7 @@ def _order(
         ignored=ignored,
         wire=wire,
     )
-    return replace(order, on_disconnect="finish") if asked.background else order
+    return replace(order, on_disconnect="finish", followed=asked.stream) if asked.background else order
 
 
 def _found(before: StoredResponse) -> list[Tool]:

@@ -1,0 +1,85 @@
+"""Which worker a step calls next when all providers limit the rate of requests, and with which error it fails."""
+
+from random import Random
+
+import pytest
+
+from app.core.pool.catalog import Worker
+from app.engine.calls.candidates import BACKOFF, Candidates
+from app.engine.worker_health import Health
+from app.errors import (
+    Failure,
+    WorkerError,
+    WorkerMisconfigured,
+    WorkerRateLimited,
+    WorkerRefused,
+    WorkerTimeout,
+    WorkerUnavailable,
+)
+from app.telemetry import Telemetry
+
+ADA, BOB = Worker("ada", "near", "ada-1"), Worker("bob", "far", "bob-1")
+
+
+@pytest.fixture
+def health() -> Health:
+    return Health(Telemetry(), tick=lambda: 1_000.0, chance=Random(1).random)
+
+
+def failed(candidates: Candidates, worker: Worker, error: WorkerError, left: float) -> None:
+    """An attempt of that worker has failed."""
+    candidates.failed(worker, error, told=False, chance=1.0, left=left)
+
+
+def limited(seconds: float | None) -> WorkerRateLimited:
+    return WorkerRateLimited(retry_after=seconds)
+
+
+def test_the_first_rate_limit_that_ends_is_waited_for(health: Health) -> None:
+    candidates = Candidates(health, [ADA, BOB], 4)
+    failed(candidates, ADA, limited(20.0), 100.0)
+    failed(candidates, BOB, limited(12.0), 99.0)
+    assert candidates.pause(99.0) == pytest.approx(12.0 + BACKOFF)
+    assert candidates.choose(86.0).worker == BOB
+    failed(candidates, BOB, limited(60.0), 86.0)
+    assert candidates.pause(86.0) == pytest.approx(6.0 + BACKOFF)
+    assert candidates.choose(79.0).worker == ADA
+
+
+def test_a_rate_limit_that_outlasts_the_run_is_told_to_the_caller(health: Health) -> None:
+    candidates = Candidates(health, [ADA, BOB], 4)
+    failed(candidates, ADA, limited(20.0), 10.0)
+    failed(candidates, BOB, limited(12.0), 9.0)
+    assert candidates.pause(8.0) == 0.0
+    choice = candidates.choose(8.0)
+    assert choice.worker is None
+    error = candidates.error(choice)
+    assert (error, candidates.retry_after(error, 8.0)) == ("worker_rate_limited", 11.0)
+
+
+TOO_LONG = WorkerRefused(failure=Failure("context_length"))
+NO_QUOTA = WorkerMisconfigured(failure=Failure("quota"))
+
+
+@pytest.mark.parametrize(
+    ("errors", "code"),
+    [
+        ((WorkerRefused(), WorkerRefused()), "worker_refused"),
+        ((TOO_LONG, WorkerRefused()), "context_length_exceeded"),
+        ((TOO_LONG, WorkerTimeout()), "worker_timeout"),
+        ((WorkerTimeout(), TOO_LONG), "worker_timeout"),
+        ((limited(None), WorkerRefused()), "worker_rate_limited"),
+        ((limited(None), WorkerUnavailable()), "worker_unavailable"),
+        ((WorkerMisconfigured(), WorkerRefused()), "worker_refused"),
+        ((NO_QUOTA, limited(None)), "worker_rate_limited"),
+        ((NO_QUOTA, NO_QUOTA), "insufficient_quota"),
+        ((NO_QUOTA, WorkerMisconfigured()), "worker_misconfigured"),
+    ],
+)
+def test_the_error_that_a_caller_can_act_upon_counts(
+    health: Health, errors: tuple[WorkerError, WorkerError], code: str
+) -> None:
+    candidates = Candidates(health, [ADA, BOB], 2)
+    for worker, error in zip((ADA, BOB), errors, strict=True):
+        failed(candidates, worker, error, 100.0)
+    assert candidates.error(candidates.choose(100.0)) == code

@@ -1,0 +1,111 @@
+"""What callers receive when every worker fails in the same way, in all formats, streamed or not.
+
+Here are the kinds that callers act upon; `tests/faults/test_upstream_failures.py` walks the whole table.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from tests.conformance.upstream_failures import INBOUND, KINDS, received
+from tests.harness.callers import body
+from tests.harness.in_process import calling, pool_text, running_service
+from tests.harness.waiting import until
+from tests.stubs import Fail, ProviderStub, Reply, Truncate
+
+SHOWN = ("refused", "too-long", "rate-limit", "no-credit", "wrong-key")
+TOO_LONG = "This model's maximum context length is 4096 tokens."
+
+
+async def test_a_caller_receives_what_it_can_act_upon(stub: ProviderStub, tmp_path: Path) -> None:
+    async with running_service(tmp_path, pool_text(stub)) as opened, calling(opened) as client:
+        for kind in KINDS:
+            if kind.name not in SHOWN:
+                continue
+            for model in ("alpha", "beta", "gamma"):
+                stub.always(model, kind.act)
+            for inbound in INBOUND:
+                for streams in (False, True):
+                    seen, _ = await received(client, inbound, streams=streams)
+                    assert seen == kind.seen_by(inbound, streams=streams), (kind.name, inbound, streams)
+
+
+async def test_the_smallest_wait_of_all_workers_counts(stub: ProviderStub, tmp_path: Path) -> None:
+    for model, wait in (("alpha", 50), ("beta", 40), ("gamma", 45)):
+        stub.always(model, Fail(status=429, retry_after=wait))
+    async with running_service(tmp_path, pool_text(stub)) as opened, calling(opened) as client:
+        reply = await client.post("/v1/chat/completions", json=body())
+    assert (reply.status_code, reply.json()["error"]["code"]) == (429, "rate_limit_exceeded")
+    assert reply.headers["retry-after"] == "40"
+    assert len(stub.requests) == 3
+
+
+async def test_the_wait_is_taken_where_the_deadline_allows_it(stub: ProviderStub, tmp_path: Path) -> None:
+    stub.script("alpha", *[Fail(status=429, retry_after=0.1)] * 3)
+    async with running_service(tmp_path, pool_text(stub)) as opened, calling(opened) as client:
+        reply = await client.post("/v1/chat/completions", json=body(baton={"pool": {"pin": "alpha"}}))
+    assert reply.status_code == 200, reply.text
+    assert reply.json()["choices"][0]["message"]["content"] == "Hello there."
+
+
+async def test_one_worker_that_may_answer_later_decides(stub: ProviderStub, tmp_path: Path) -> None:
+    stub.always("alpha", Fail(status=400, message=TOO_LONG))
+    stub.always("beta", Fail(status=500))
+    stub.always("gamma", Fail(status=401))
+    async with running_service(tmp_path, pool_text(stub)) as opened, calling(opened) as client:
+        mixed = await client.post("/v1/chat/completions", json=body())
+        stub.always("beta", Fail(status=400, message="No."))
+        refused = await client.post("/v1/chat/completions", json=body())
+    assert (mixed.status_code, mixed.json()["error"]["code"]) == (502, "worker_unavailable")
+    assert (refused.status_code, refused.json()["error"]["code"]) == (400, "context_length_exceeded")
+
+
+async def test_an_empty_answer_is_tried_once_more_with_another_worker(stub: ProviderStub, tmp_path: Path) -> None:
+    stub.always("alpha", Reply(chunks=()))
+    async with running_service(tmp_path, pool_text(stub)) as opened, calling(opened) as client:
+        for streams in (False, True):
+            reply = await client.post("/v1/chat/completions", json=body(stream=streams))
+            assert "there" in reply.text
+        stub.always("beta", Reply(chunks=()))
+        empty = await client.post("/v1/chat/completions", json=body())
+        assert (empty.status_code, empty.json()["choices"][0]["message"]["content"]) == (200, "")
+        assert [one.model for one in stub.requests[-2:]] == ["alpha", "beta"]
+        for model in ("beta", "gamma"):
+            stub.always(model, Fail(status=401))
+        kept = await client.post("/v1/chat/completions", json=body())
+    assert (kept.status_code, kept.json()["choices"][0]["message"]["content"]) == (200, "")
+
+
+CUT = Reply(fault=Truncate(after=1, clean=False), gap=0.01)
+
+
+async def test_a_cut_answer_is_continued_where_nobody_has_received_any_of_it(
+    stub: ProviderStub, tmp_path: Path
+) -> None:
+    stub.script("alpha", CUT, CUT, CUT)
+    async with running_service(tmp_path, pool_text(stub)) as opened, calling(opened) as client:
+        buffered = await client.post("/v1/chat/completions", json=body())
+        asked = {"model": "baton-mini", "input": "What is 2 + 2?", "background": True}
+        began = (await client.post("/v1/responses", json=asked)).json()
+        ended = await _ended(client, began["id"])
+        streamed = await client.get(f"/v1/responses/{began['id']}", params={"stream": "true"})
+        stub.script("alpha", CUT)
+        cut = await client.post("/v1/chat/completions", json=body(stream=True))
+    assert buffered.json()["choices"][0]["message"]["content"] == "Hello there."
+    assert ended["status"] == "completed"
+    assert ended["output"][0]["content"][0]["text"] == "Hello there."
+    assert "response.completed" in streamed.text
+    assert '"code":"worker_truncated"' in cut.text
+
+
+async def _ended(client: httpx.AsyncClient, response: str) -> dict[str, Any]:
+    """A response in the background, once it is over."""
+    found: dict[str, Any] = {}
+
+    async def over() -> bool:
+        found.update((await client.get(f"/v1/responses/{response}")).json())
+        return found["status"] not in ("queued", "in_progress")
+
+    await until(over)
+    return found
