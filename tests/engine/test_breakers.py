@@ -11,6 +11,7 @@ import pytest
 from app.core.message.chat import Usage
 from app.core.plan.workflow import Access
 from app.core.run.events import CallFinished, CallIntended, Kind
+from app.engine.calls.candidates import NEWS
 from app.process.wiring import Runtime
 from app.stepqueue.protocol import Committed
 from app.store.protocol import Entry, Ledger, Move
@@ -84,7 +85,7 @@ async def test_a_request_that_everybody_refuses_fails_at_once(stub: ProviderStub
     """However often it comes: nobody waits for good news of workers that have said all they will."""
     stub.always("*", Fail(status=400))
     for _ in range(6):
-        outcome = await asyncio.wait_for(run(opened), 5.0)
+        outcome = await asyncio.wait_for(run(opened), NEWS / 2)
         assert outcome.ended.state.state == "failed"
     assert [level(opened, worker) for worker in ("alpha", "beta", "gamma")] == [0, 0, 0]
 

@@ -27,6 +27,7 @@ from app.stepqueue.protocol import Live, Stop
 from app.store.protocol import Appended, Entry
 from tests.harness.conversations import Talk, calling, look
 from tests.harness.in_process import events, finish, kinds, narrowed, order, plan, plan_text, pool_text, running_service
+from tests.harness.waiting import PATIENCE_SECONDS
 from tests.stubs import Hang, ProviderStub, Reply
 
 ONE_TWO_ONE = plan(
@@ -272,7 +273,7 @@ async def test_an_outcome_that_joins_after_the_end_leaves_it_where_it_was(
         await stub.wait_for(1)
         opened.runs.cancel(driven.run, "caller")
         await finish(driven)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             while kinds(journal := await events(opened, driven.run))[-1] is not Kind.CALL_FINISHED:  # noqa: ASYNC110 - no event tells
                 await asyncio.sleep(0.01)
         row = await opened.context.store.run(driven.run)

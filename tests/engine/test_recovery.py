@@ -16,7 +16,7 @@ from app.process.wiring import Runtime
 from app.store.protocol import Appended, Entry, Ledger, RunRow
 from app.store.sql import SqlStore
 from tests.harness.in_process import events, finish, kinds, narrowed, order, pool_text, running_service
-from tests.harness.waiting import until
+from tests.harness.waiting import PATIENCE_SECONDS, until
 from tests.stubs import Hang, ProviderStub, Reply
 
 LEASE = 0.6
@@ -35,7 +35,7 @@ async def abandoned(stub: ProviderStub, folder: Path, tier: str = "baton-mini", 
     return driven.run
 
 
-async def at_its_end(opened: Runtime, run: str, within: float = 6.0) -> RunRow:
+async def at_its_end(opened: Runtime, run: str, within: float = PATIENCE_SECONDS) -> RunRow:
     """The run's row once it has ended."""
     async with asyncio.timeout(within):
         while (row := await opened.context.store.run(run)).ended_at is None:  # noqa: ASYNC110 - the row is all there is
@@ -50,14 +50,14 @@ def gauge(opened: Runtime) -> float:
 
 
 async def until_reported(opened: Runtime) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while not gauge(opened):  # noqa: ASYNC110 - what is awaited has no event
             await asyncio.sleep(0.02)
 
 
 async def until_relieved(opened: Runtime, run: str) -> None:
     """Until the driver that admitted a run is not its driver any more."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while (now := opened.drivers.known(run)) is not None and now.writer.epoch == 1:  # noqa: ASYNC110 - there is no event
             await asyncio.sleep(0.02)
 
@@ -83,7 +83,7 @@ async def test_nothing_is_begun_or_judged_before_the_database_has_said_the_time(
         assert await opened.context.store.due(run, 0) == before
         away = False
         await opened.clock.look()
-        assert (await at_its_end(opened, run, 20.0)).state == "succeeded"
+        assert (await at_its_end(opened, run)).state == "succeeded"
 
 
 async def test_an_orphan_is_driven_to_its_end(stub: ProviderStub, tmp_path: Path) -> None:
@@ -266,7 +266,7 @@ async def test_a_run_is_taken_over_at_once_although_others_keep_writing_to_it(
 
     monkeypatch.setattr(SqlStore, "append", preceded)
     async with running_service(tmp_path, pool_text(stub), {"BATON_LEASE_SECONDS": "60"}) as opened:
-        row = await at_its_end(opened, run, 20.0)
+        row = await at_its_end(opened, run)
         assert (row.state, row.epoch, wishes) == ("cancelled", 3, 10)
 
 

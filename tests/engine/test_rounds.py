@@ -227,8 +227,8 @@ async def test_a_further_round_has_its_share_of_the_time_that_is_left(stub: Prov
     """The first round took longer than all plans of one round may; the second is planned all the same."""
     plans(stub, plan_text((0, "One", ["user"])), EMPTY)
     for worker in SAYS:
-        stub.always(worker, Reply(chunks=(SAYS[worker],), header_delay=1.4))
-    outcome = await run(opened, limits=narrowed(opened, "baton-deep", seconds=3.0))
+        stub.always(worker, Reply(chunks=(SAYS[worker],), header_delay=2.5))
+    outcome = await run(opened, limits=narrowed(opened, "baton-deep", seconds=5.0))
     assert [one.state for one in outcome.ended.state.proposals] == ["accepted", "accepted"]
 
 
@@ -258,7 +258,7 @@ def _sent(stub: ProviderStub) -> list[dict[str, Any]]:
 async def test_words_of_a_lost_last_round_are_not_continued(stub: ProviderStub, opened: Runtime) -> None:
     """A caller who heard half of the last round's answer does not hear the former round's as if it went on."""
     first, second = plan_text((0, "One", ["user"])), plan_text((0, "Two", ["user"]))
-    limits = narrowed(opened, "baton-deep", rounds=2, attempts=1, seconds=2.0)
+    limits = narrowed(opened, "baton-deep", rounds=2, attempts=1, seconds=4.0)
     plans(stub, first, second)
     for worker in SAYS:
         stub.script(worker, Reply(chunks=("The first answer.",)))
@@ -333,7 +333,7 @@ async def test_an_answer_that_is_committed_while_the_run_is_being_ended_is_its_a
     monkeypatch.setattr(MemoryQueue, "publish", stopping)
     monkeypatch.setattr(driver_module, "QUIESCE_SECONDS", 0.0 if late else 5.0)
     monkeypatch.setattr(opened.dispatcher, "_local", lambda _run: None)
-    limits = narrowed(opened, "baton-deep", rounds=2, seconds=2.0)
+    limits = narrowed(opened, "baton-deep", rounds=2, seconds=4.0)
     state = (await run(opened, limits=limits)).ended.state
     assert (state.state, end_of(state).step, bool(end_of(state).stopped), state.degraded) == (
         "succeeded",
@@ -370,7 +370,7 @@ async def test_an_answer_that_is_folded_while_the_end_is_prepared_is_the_answer(
     monkeypatch.setattr(opened.context.store, "contents", slow)
     monkeypatch.setattr(RunWriter, "join", held)
     monkeypatch.setattr(driver_module, "QUIESCE_SECONDS", 0.0)
-    limits = narrowed(opened, "baton-deep", rounds=2, seconds=2.0)
+    limits = narrowed(opened, "baton-deep", rounds=2, seconds=4.0)
     driven = await opened.runs.start(order(opened, "baton-deep", limits=limits))
     state = (await finish(driven)).ended.state
     over.set()
@@ -435,7 +435,7 @@ async def test_a_run_that_nobody_can_drive_on_ends_with_the_answer_that_there_is
     plans(stub, FIRST)
     stub.script("planner", Hang())
     async with running_service(tmp_path, pool_text(stub), SETTINGS) as opened:
-        limits = narrowed(opened, "baton-deep", seconds=3.0)
+        limits = narrowed(opened, "baton-deep", seconds=5.0)
         driven = await opened.runs.start(order(opened, "baton-deep", on_disconnect="finish", limits=limits))
         await stub.wait_for(2, "planner")
     renamed = pool_text(stub).replace("[tiers.baton-deep]", "[tiers.other]")

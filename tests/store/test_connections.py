@@ -23,6 +23,7 @@ from app.store.sqlkit.runner import Fault, parse_url
 from app.store.sqlkit.statements import Prepared, SingleStatement
 from app.store.writing import group_commit
 from tests.conformance.entries import admitted, note
+from tests.harness.waiting import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.integration
 
@@ -147,7 +148,7 @@ async def test_a_statement_that_a_closed_connection_did_not_send_is_not_in_doubt
 async def test_what_is_kept_makes_room_for_who_needs_one(migrated_postgres_url: str) -> None:
     async with opened(migrated_postgres_url, 2) as runner:
         before = await pids(runner, 2)
-        async with asyncio.timeout(1.0):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             assert set(await asyncio.gather(runner.read(plain), runner.read(plain))) == before
 
 
@@ -162,7 +163,7 @@ async def test_who_waits_comes_before_who_asks_next(migrated_postgres_url: str) 
         let_in = group.create_task(runner.read(plain))
         group.create_task(ask_on())
         group.create_task(ask_on())
-        async with asyncio.timeout(1.0):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             await let_in
 
 
