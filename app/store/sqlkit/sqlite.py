@@ -18,8 +18,13 @@ T = TypeVar("T")
 
 READERS = 4
 """Threads that read an SQLite file."""
-CHECKPOINT_EVERY = 500
+CHECKPOINT_EVERY = 200
 """Writes after which the write-ahead log is copied into the database file, on a thread."""
+LOG_BYTES = 16 * 2**20
+"""Size of the write-ahead log from which a commit copies it into the database file itself: what happens where single
+writes are large, or where readers kept the thread from doing it."""
+PAGE_BYTES = 4096
+"""Size of a page of the files that this program makes; SQLite's default."""
 
 
 class Sqlite:
@@ -60,7 +65,9 @@ class Sqlite:
         try:
             return self._run_in_loop(work, "BEGIN IMMEDIATE")
         except Fault as fault:
-            if not _is_busy(fault.__cause__):
+            if _has_code(fault.__cause__, sqlite3.SQLITE_FULL):  # the log's pages may fit into the database's file
+                await self.empty_log()
+            elif not _is_busy(fault.__cause__):
                 raise
         return await loop.run_in_executor(self._writer, _work, self._writing, work)
 
@@ -130,12 +137,14 @@ def _work(engine: Engine, work: Callable[[Connection], T]) -> T:
 
 def _set_pragmas(connection: Any, _record: object, *, patience: float) -> None:
     connection.isolation_level = None  # the driver begins no transaction by itself
-    # This module makes the checkpoints: a commit waits for an fsync only if the log has grown to 256 MiB.
+    # This module makes the checkpoints: a commit waits for an fsync only if the log has grown to `LOG_BYTES`. Without
+    # a limit the log keeps the size that it once had.
     pragmas = (
         f"busy_timeout={int(patience * 1000)}",
         "journal_mode=WAL",
         "synchronous=NORMAL",
-        "wal_autocheckpoint=65536",
+        f"wal_autocheckpoint={LOG_BYTES // PAGE_BYTES}",
+        f"journal_size_limit={LOG_BYTES}",
         "secure_delete=ON",  # what is erased is overwritten with zeros
     )
     for pragma in pragmas:
@@ -144,8 +153,12 @@ def _set_pragmas(connection: Any, _record: object, *, patience: float) -> None:
 
 def _is_busy(error: BaseException | None) -> bool:
     """True if the only fault is that another connection has the lock."""
+    return _has_code(error, sqlite3.SQLITE_BUSY)
+
+
+def _has_code(error: BaseException | None, code: int) -> bool:
     cause = getattr(error, "orig", None) or error
-    return isinstance(cause, sqlite3.OperationalError) and cause.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY
+    return isinstance(cause, sqlite3.OperationalError) and cause.sqlite_errorcode & 0xFF == code
 
 
 def _checkpoint(engine: Engine, mode: Literal["PASSIVE", "TRUNCATE"] = "PASSIVE") -> bool:

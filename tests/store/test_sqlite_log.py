@@ -1,0 +1,29 @@
+"""SQLite's write-ahead log stays small, whatever is written."""
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from app.store.rows.content import address
+from app.store.sql import open_store
+from app.store.sqlkit.sqlite import LOG_BYTES
+from tests.conformance.entries import SALT, admitted
+
+BODY_BYTES = 2**20
+
+
+async def test_the_log_is_copied_into_the_database_at_16_mib(
+    tmp_path: Path, make_schema: Callable[[str], None]
+) -> None:
+    url = f"sqlite:///{tmp_path}/baton.db"
+    make_schema(url)
+    log = tmp_path / "baton.db-wal"
+    largest = 0
+    async with open_store(url) as store:
+        for number in range(24):
+            body = os.urandom(BODY_BYTES)
+            entry = replace(admitted(f"run-{number}"), contents=((address(SALT, body), body),))
+            await store.append(entry)
+            largest = max(largest, log.stat().st_size)
+    assert LOG_BYTES - 2 * BODY_BYTES < largest < LOG_BYTES + 2 * BODY_BYTES
