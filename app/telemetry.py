@@ -50,6 +50,7 @@ COUNTERS: Mapping[str, tuple[str, tuple[str, ...]]] = {
         "Attempts beyond a step's first that the retry budget did not allow.",
         ("worker",),
     ),
+    "baton_contents_erased_total": ("Runs whose content an engine erased because its time was over.", ()),
     "baton_webhooks_total": (
         "Attempts to deliver a webhook: delivered, to be retried, or failed for good.",
         ("outcome",),

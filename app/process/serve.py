@@ -21,6 +21,7 @@ from functools import partial
 
 import uvicorn
 
+from app.engine.retention import ContentRetention
 from app.errors import OursError
 from app.gateway.app import create_app, create_probes
 from app.gateway.http.auth import SCOPES, adopt, mint
@@ -82,6 +83,9 @@ async def serve(loaded: Loaded, environ: Mapping[str, str], roles: Roles, announ
         group.create_task(_follow_calibration(opened, stopping))
         group.create_task(gc_policy.keep(lambda: bool(len(opened.runs) or len(opened.dispatcher)), stopping))
         working = group.create_task(opened.dispatcher.run(steps_end)) if roles.dispatcher else None
+        if roles.dispatcher:
+            retention = ContentRetention(opened.context, seconds=loaded.settings.retention_content_seconds)
+            group.create_task(retention.run(stopping))
         try:
             if roles.gateway or loaded.settings.metrics_port is not None:
                 await _listen(opened, roles, stopping, announce)

@@ -23,6 +23,7 @@ from app.process.config.secret_files import SUFFIX, secret
 
 PREFIX = "BATON_"
 HIDDEN = "********"
+DAY_SECONDS = 86_400.0
 SCHEMES = {
     "database_url": ("sqlite|postgres|postgresql", "sqlite:///baton.db or postgresql://user@host/name"),
     "redis_url": ("redis|rediss|unix", "redis://host:6379/0"),
@@ -110,6 +111,12 @@ class Settings(BaseModel):
     idempotency_hours: float = Field(
         default=24, ge=24, le=8_784, description="How long an Idempotency-Key is remembered after its run's time limit."
     )
+    retention_content: float | None = Field(
+        default=None,
+        gt=0,
+        le=36_525,
+        description="Days after which engines erase the texts of runs that have ended; unset: never.",
+    )
     rehearsal_delay: float = Field(
         default=1.0, ge=0, le=100, description="Factor on the rehearsal workers' delays; 0 for none."
     )
@@ -166,6 +173,11 @@ class Settings(BaseModel):
             if not whole and value.strip() != "*":
                 raise ValueError("must be origins such as https://app.example.com, or * alone; correct it")
         return value
+
+    @property
+    def retention_content_seconds(self) -> float | None:
+        """`retention_content` in seconds."""
+        return self.retention_content * DAY_SECONDS if self.retention_content is not None else None
 
     @property
     def origins(self) -> frozenset[str]:

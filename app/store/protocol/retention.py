@@ -32,9 +32,9 @@ class Retention(Protocol):
     async def runs_with_content(
         self, query: ContentQuery, after: tuple[float, str] | None = None, limit: int = 200
     ) -> ContentPage:
-        """Look through the next `limit` runs whose content was not erased, the oldest first.
+        """Look through the next `limit` runs, the oldest first, for those whose content was not erased.
 
-        A page may be empty although others follow: a run's user is known from its content only, which is read then.
+        A page may be empty although others follow. A run's user is known from its content only, which is read then.
         """
         ...
 

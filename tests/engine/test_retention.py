@@ -1,0 +1,82 @@
+"""Engines erase the content of runs that have ended once its time is over."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from app.engine.retention import ContentRetention
+from app.process.wiring import Runtime
+from tests.harness.callers import calling, key_of
+from tests.harness.in_process import pool_text, running_service
+from tests.harness.waiting import until
+from tests.stubs import Hang, ProviderStub
+
+MOMENT_SECONDS = 0.001
+MONTH_SECONDS = 30 * 86_400.0
+
+
+@asynccontextmanager
+async def with_key(opened: Runtime) -> AsyncIterator[httpx.AsyncClient]:
+    async with calling(opened, await key_of(opened)) as client:
+        yield client
+
+
+async def ask(client: httpx.AsyncClient, **more: object) -> str:
+    """Begin a run, and return its id."""
+    reply = await client.post("/v1/responses", json={"model": "baton-mini", "input": "hello", **more})
+    return str(reply.json()["id"]).removeprefix("resp_")
+
+
+async def has_ended(opened: Runtime, run: str) -> bool:
+    return (await opened.context.store.run(run)).ended_at is not None
+
+
+async def erased(opened: Runtime, run: str) -> bool:
+    return (await opened.context.store.run(run)).erased
+
+
+async def test_content_is_erased_when_its_run_has_ended_and_its_time_is_over(
+    stub: ProviderStub, tmp_path: Path
+) -> None:
+    async with running_service(tmp_path, pool_text(stub)) as opened, with_key(opened) as client:
+        first, second = await ask(client), await ask(client)
+        stub.always("*", Hang())
+        going_on = await ask(client, background=True)
+        retention = ContentRetention(opened.context, seconds=MOMENT_SECONDS)
+        await retention.look(asyncio.Event())
+        assert [await erased(opened, run) for run in (first, second, going_on)] == [True, True, False]
+        assert opened.context.telemetry.registry.get_sample_value("baton_contents_erased_total") == 2
+        await client.post(f"/v1/runs/{going_on}/cancel")
+        await until(lambda: has_ended(opened, going_on))
+        await retention.look(asyncio.Event())
+        assert await erased(opened, going_on)
+
+
+@pytest.mark.parametrize(("seconds", "another_engine"), [(None, False), (MONTH_SECONDS, False), (MOMENT_SECONDS, True)])
+async def test_content_stays_while_its_time_is_not_over_and_where_another_engine_works(
+    stub: ProviderStub, tmp_path: Path, seconds: float | None, another_engine: bool
+) -> None:
+    async with running_service(tmp_path, pool_text(stub)) as opened:
+        async with with_key(opened) as client:
+            run = await ask(client)
+        if another_engine:
+            await ContentRetention(opened.context, seconds=MOMENT_SECONDS).look(asyncio.Event())
+            async with with_key(opened) as client:
+                run = await ask(client)
+        await ContentRetention(opened.context, seconds=seconds).look(asyncio.Event())
+        assert not await erased(opened, run)
+
+
+async def test_an_engine_looks_when_it_starts_and_stops_at_once(stub: ProviderStub, tmp_path: Path) -> None:
+    async with running_service(tmp_path, pool_text(stub)) as opened:
+        async with with_key(opened) as client:
+            run = await ask(client)
+        stopping = asyncio.Event()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(ContentRetention(opened.context, seconds=MOMENT_SECONDS).run(stopping))
+            await until(lambda: erased(opened, run))
+            stopping.set()
