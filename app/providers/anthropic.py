@@ -6,6 +6,9 @@ skipped, as the reference asks. Thinking is no part of the answer; of a turn wit
 signatures, and sent back before them, which the API demands while a model thinks. `input_tokens` leaves out what the
 cache read or wrote, so all three are added up.
 
+Bedrock (`auth = "aws"`) and Vertex (`auth = "google"`) have the same format under other paths: the model is in the
+path and the version in the body (InvokeModel of Bedrock's reference; `rawPredict` of Vertex's).
+
 Temperatures above 1 are sent as 1, the highest there is. Current models refuse `temperature` together with `top_p`:
 with both given, `top_p` is left out. There are no log-probabilities. Options: `anthropic_version` (default 2023-06-01;
 a worker may name its own), `ignore`.
@@ -14,6 +17,7 @@ a worker may name its own), `ignore`.
 import re
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
+from urllib.parse import quote
 
 import orjson
 
@@ -21,7 +25,9 @@ from app.core.message.chat import End, Finish, Part, Piece, Sampling, Text, Usag
 from app.core.pool.catalog import Deadlines, ProviderSpec
 from app.errors import WorkerTruncated
 from app.providers import functions, options
+from app.providers.authentication import key_headers
 from app.providers.document import count, inner, label, parse, rows, usage, words
+from app.providers.eventstream import MessageReader
 from app.providers.faults import fault, in_stream, malformed
 from app.providers.functions import Calls
 from app.providers.http import Endpoint, exchange
@@ -30,6 +36,8 @@ from app.providers.turns import Called, Kept, Result, Said, inline, turns
 
 BASE_URL = "https://api.anthropic.com"
 VERSION = "2023-06-01"
+VERSIONS: Mapping[str, str] = {"aws": "bedrock-2023-05-31", "google": "vertex-2023-10-16"}
+"""The version that the body of a request names at each cloud."""
 OPTIONS: dict[str, tuple[str, ...]] = {"anthropic_version": ()}
 FINISH: dict[str, Finish] = {
     "end_turn": "stop",
@@ -66,16 +74,21 @@ class AnthropicProvider:
     def __init__(self, spec: ProviderSpec, key: str | None, proxy_credentials: str | None = None) -> None:
         """Open nothing yet; raises ConfigInvalid. An empty `base_url` means Anthropic's own; `/v1` may end it."""
         options.check(spec, OPTIONS)
-        headers = {"anthropic-version": spec.options.get("anthropic_version", VERSION)}
+        self._version = spec.options.get("anthropic_version", VERSIONS.get(spec.auth, VERSION))
+        headers = {} if spec.auth in VERSIONS else {"anthropic-version": self._version}
         base_url = (spec.base_url or BASE_URL).rstrip("/").removesuffix("/v1")
-        self._endpoint = Endpoint(spec, base_url, headers, {"x-api-key": key} if key else {}, proxy_credentials)
+        secrets = key_headers(spec, key, "x-api-key")
+        self._endpoint = Endpoint(spec, base_url, headers, secrets, proxy_credentials)
         self._spec = spec
         self.unsupported = options.unsupported(spec)
 
     def render(self, request: Request) -> bytes:
         """Return the exact request body; see `protocol.Provider`."""
         talk = turns(request.messages)
-        body: dict[str, Any] = {"model": request.worker.model, "max_tokens": request.sampling.max_tokens}
+        body: dict[str, Any] = {"model": request.worker.model}
+        if self._spec.auth in VERSIONS:
+            body = {"anthropic_version": request.worker.api_version or self._version}
+        body["max_tokens"] = request.sampling.max_tokens
         if talk.instructions:
             body["system"] = [{"type": "text", "text": text} for text in talk.instructions]
         body["messages"] = []
@@ -89,7 +102,7 @@ class AnthropicProvider:
         body |= functions.for_anthropic(request.toolbox, request.messages, strict)
         if request.form is not None and request.form.schema is not None and self._spec.structured:
             body["output_config"] = {"format": {"type": "json_schema", "schema": _loosened(request.form.schema)}}
-        if self._spec.streams and request.live:
+        if self._spec.streams and request.live and self._spec.auth != "aws":
             body["stream"] = True
         return orjson.dumps(body, default=dict)
 
@@ -98,13 +111,34 @@ class AnthropicProvider:
         who = f"{request.worker.name} at {self._spec.name}"
         streams = self._spec.streams and request.live
         version = request.worker.api_version
-        headers = {"anthropic-version": version} if version else {}
+        headers = {"anthropic-version": version} if version and self._spec.auth not in VERSIONS else {}
+        path = _path(self._spec.auth, request.worker.model, streams)
+        events = MessageReader(who) if streams and self._spec.auth == "aws" else None
         reading = Reply(who)
-        return exchange(self._endpoint, "/v1/messages", body, deadlines, reading, who, streams=streams, headers=headers)
+        return exchange(
+            self._endpoint,
+            path,
+            body,
+            deadlines,
+            reading,
+            who,
+            streams=streams,
+            headers=headers,
+            events=events,
+        )
 
     async def close(self) -> None:
         """Close all connections."""
         await self._endpoint.close()
+
+
+def _path(auth: str, model: str, streams: bool) -> str:
+    if auth == "aws":
+        # aiohttp sends a quoted colon unquoted, and what is signed must be what is sent.
+        return f"/model/{quote(model, safe=':@')}/{'invoke-with-response-stream' if streams else 'invoke'}"
+    if auth == "google":
+        return f"/models/{quote(model, safe='@')}:{'streamRawPredict' if streams else 'rawPredict'}"
+    return "/v1/messages"
 
 
 def _blocks(said: Said) -> list[dict[str, Any]]:

@@ -19,6 +19,7 @@ from app.core.pool.catalog import Deadlines, ProviderSpec
 from app.core.rating.features import sketched
 from app.errors import WorkerTruncated
 from app.providers import options
+from app.providers.authentication import key_headers
 from app.providers.document import inner, label, parse, rows, usage
 from app.providers.faults import malformed
 from app.providers.http import Endpoint, exchange
@@ -34,7 +35,7 @@ class EmbeddingsProvider:
     def __init__(self, spec: ProviderSpec, key: str | None, proxy_credentials: str | None = None) -> None:
         """Opens nothing yet; raises ConfigInvalid."""
         options.check(spec, OPTIONS)
-        secrets = {"authorization": f"Bearer {key}"} if key else {}
+        secrets = key_headers(spec, key, "authorization", "Bearer ")
         self._endpoint = Endpoint(spec, spec.base_url, {}, secrets, proxy_credentials)
         self._spec = spec
         self._dimensions = int(spec.options["dimensions"])

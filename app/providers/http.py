@@ -26,6 +26,7 @@ from app.errors import (
     WorkerUnavailable,
 )
 from app.network.http_client import async_client
+from app.providers.authentication import Authentication, authentication
 from app.providers.document import peek
 from app.providers.excerpt import excerpt, label
 from app.providers.faults import WORDS, by_status, fault, malformed
@@ -89,6 +90,14 @@ class Reading(Protocol):
         ...
 
 
+class Events(Protocol):
+    """A reader of a stream's framing."""
+
+    def feed(self, read: bytes) -> list[bytes]:
+        """Return the events that these bytes complete; raises WorkerMalformed."""
+        ...
+
+
 class Endpoint:
     """An origin, the key that belongs to it, and the connections to it."""
 
@@ -111,6 +120,9 @@ class Endpoint:
         self._headers = httpx.Headers({**fixed, **headers, **secrets})
         self.secrets = (*secrets.values(), *([proxy_credentials] if proxy_credentials else []))
         """Texts that may appear in no error."""
+        self._fixed_secrets = self.secrets
+        self._auth = authentication(spec)
+        self._query = f"api-version={spec.api_version}" if spec.api_version else ""
         self._urls: dict[str, httpx.URL] = {}
         # The connections have no bound of their own: calls are bounded by the slots of dispatchers and drivers, and one
         # that waited here for a connection would be taken for one whose worker does not answer.
@@ -122,7 +134,9 @@ class Endpoint:
     def url(self, path: str) -> httpx.URL:
         """Return the address of a path below the endpoint's own URL; the path is quoted already."""
         if path not in self._urls:
-            self._urls[path] = httpx.URL(str(self.base).rstrip("/") + path)
+            mark = "&" if "?" in path else "?"
+            query = mark + self._query if self._query else ""
+            self._urls[path] = httpx.URL(str(self.base).rstrip("/") + path + query)
         return self._urls[path]
 
     async def post(
@@ -138,11 +152,25 @@ class Endpoint:
         limits = {"connect": connect, "pool": connect, "read": None, "write": None}
         # Building the request here costs half of what `AsyncClient.build_request` does, which merges it with defaults.
         sent = self._headers
-        if headers:
+        if headers or self._auth is not None:
             sent = sent.copy()
             sent.update(headers)
+        if self._auth is not None:
+            sent.update(await self._authenticated(self._auth, url, body, who))
         request = httpx.Request("POST", url, headers=sent, content=body, extensions={"timeout": limits})
         return await self._client.send(request, stream=True)
+
+    async def _authenticated(self, auth: Authentication, url: httpx.URL, body: bytes, who: str) -> Mapping[str, str]:
+        """Return the headers of a cloud's library; raises WorkerMisconfigured if it finds no credentials or fails."""
+        try:
+            headers = await auth.headers(str(url), body)
+        except Exception as error:
+            note = f"no credentials: {type(error).__name__}"
+            raise fault(WorkerMisconfigured, who, note, failure=Failure("authentication")) from None
+        secret = headers.get("authorization", "")
+        if secret.startswith("Bearer ") and secret not in self.secrets:
+            self.secrets = (*self._fixed_secrets, secret, secret.removeprefix("Bearer "))
+        return headers
 
     async def close(self) -> None:
         """Close all connections; calls in flight fail."""
@@ -159,10 +187,11 @@ async def exchange(
     *,
     streams: bool,
     headers: Mapping[str, str] = NO_HEADERS,
+    events: Events | None = None,
 ) -> AsyncIterator[list[Piece]]:
     """Send the request once and yield all pieces that each network read completed, as `protocol.py` promises.
 
-    `headers` replace those of the endpoint.
+    `headers` replace those of the endpoint; `events` reads a stream that is none of server-sent events.
     """
     call = Call(endpoint, path, body, deadlines, who, streams=streams, headers=headers)
     try:
@@ -173,7 +202,7 @@ async def exchange(
                 _end(reading, pieces)
                 yield pieces
                 return
-            events = EventReader(who)
+            events = events or EventReader(who)
             while not reading.done:
                 read = await call.read(answered=reading.complete)
                 pieces, broken = _pieces(reading, events, read)
@@ -189,7 +218,7 @@ async def exchange(
         raise
 
 
-def _pieces(reading: Reading, events: EventReader, read: bytes) -> tuple[list[Piece], WorkerError | None]:
+def _pieces(reading: Reading, events: Events, read: bytes) -> tuple[list[Piece], WorkerError | None]:
     """Return the pieces of one read, and its fault if it has one: pieces before a fault are paid for and are
     returned."""
     pieces: list[Piece] = []

@@ -24,6 +24,7 @@ from app.core.message.response_format import is_closed
 from app.core.pool.catalog import Deadlines, ProviderSpec
 from app.errors import WorkerTruncated, WorkerUnavailable
 from app.providers import functions, options
+from app.providers.authentication import key_headers
 from app.providers.document import inner, label, parse, rows, usage, words
 from app.providers.faults import fault, in_stream, malformed
 from app.providers.functions import Calls
@@ -49,7 +50,7 @@ class ResponsesProvider:
     def __init__(self, spec: ProviderSpec, key: str | None, proxy_credentials: str | None = None) -> None:
         """Open nothing yet; raises ConfigInvalid. An empty `base_url` means OpenAI's own."""
         options.check(spec, OPTIONS)
-        secrets = {"authorization": f"Bearer {key}"} if key else {}
+        secrets = key_headers(spec, key, "authorization", "Bearer ")
         self._endpoint = Endpoint(spec, spec.base_url or BASE_URL, {}, secrets, proxy_credentials)
         self._spec = spec
         self.unsupported = options.unsupported(spec)

@@ -12,6 +12,7 @@ from app.core.message.chat import Usage
 from app.core.records import record
 
 WireFormat = Literal["openai", "responses", "anthropic", "gemini", "rehearsal", "embeddings"]
+Auth = Literal["key", "api-key", "azure", "aws", "google"]
 MILLION = 1_000_000
 FAIR = 0.25
 """The share of its own deadline that a worker must have been granted before being late speaks against it."""
@@ -143,6 +144,12 @@ class ProviderSpec:
     route: Route = DIRECT
     endpoints: tuple[EndpointSpec, ...] = ()
     """Empty where there is one, at `base_url`."""
+    auth: Auth = "key"
+    """How its requests are authenticated; see `providers/authentication.py`."""
+    region: str = ""
+    """The region that AWS's signatures name."""
+    api_version: str = ""
+    """The `api-version` in the query of each request, as Azure wants it; empty: none."""
 
     @property
     def gives_logprobs(self) -> bool:

@@ -7,15 +7,26 @@ fields, or as None; its name still counts.
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import get_args
 
 from app.core.plan.templates import MOST
+from app.core.pool.catalog import Auth, WireFormat
 from app.process.config.entries import ALL, EvaluationEntry, LimitsEntry, ProviderEntry, TierEntry, WorkerEntry
 from app.process.config.settings import meant
+from app.providers.authentication import EXTRAS, missing_extra
 from app.providers.options import WITHOUT
 
 LONGEST = 16_384
 """The most numbers that an embedding may have."""
 
+AUTHENTICATED: Mapping[Auth, tuple[WireFormat, ...]] = {
+    "key": get_args(WireFormat),
+    "api-key": ("openai", "responses", "anthropic", "embeddings"),
+    "azure": ("openai", "responses", "anthropic", "embeddings"),
+    "aws": ("anthropic", "openai", "responses"),
+    "google": ("gemini", "anthropic", "openai"),
+}
+"""The wire formats that each kind of authentication goes with."""
 Fault = tuple[tuple[str, ...], str]
 
 DEFAULT_ALIASES = {
@@ -47,6 +58,10 @@ class Fact:
 def check(draft: Fact) -> Iterator[Fault]:
     """Yield every fault between entries."""
     yield from _dimensions(draft)
+    for name, provider in draft.providers.items():
+        if provider is not None:
+            for field_name, what in _authentication(provider):
+                yield ("providers", name, field_name), what
     yield from _workers(draft)
     for name, tier in draft.tiers.items():
         if tier is not None:
@@ -72,6 +87,26 @@ def aliases_in_force(draft: Fact) -> dict[str, str]:
     if draft.aliases is not None:
         return dict(draft.aliases)
     return {name: tier for name, tier in DEFAULT_ALIASES.items() if tier in draft.tiers and name not in draft.tiers}
+
+
+def _authentication(provider: ProviderEntry) -> Iterator[tuple[str, str]]:
+    """Yield the faults of how a provider's requests are authenticated, by field."""
+    auth = provider.auth
+    if provider.format not in AUTHENTICATED[auth]:
+        yield "auth", f"does not go with the format {provider.format}; use {', '.join(AUTHENTICATED[auth])}"
+    elif missing := missing_extra(auth):
+        yield "auth", f'= "{auth}" {missing}'
+    keys = [provider.key, *(one.key for one in provider.endpoints)]
+    if auth in EXTRAS and any(keys):
+        yield "key", f'is of no use with auth = "{auth}", which finds its own credentials; remove it'
+    if auth == "api-key" and provider.key is None and not (provider.endpoints and all(keys[1:])):
+        yield "key", 'is missing; auth = "api-key" sends it'
+    if auth == "aws" and provider.region is None:
+        yield "region", 'is missing; auth = "aws" signs for a region, such as us-east-1'
+    if auth != "aws" and provider.region is not None:
+        yield "region", 'has no effect without auth = "aws"; remove it'
+    if provider.api_version and provider.format not in AUTHENTICATED["api-key"]:
+        yield "api_version", f"has no effect with the format {provider.format}; remove it"
 
 
 def _dimensions(draft: Fact) -> Iterator[Fault]:

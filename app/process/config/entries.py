@@ -16,6 +16,7 @@ from app.core.message.chat import SAMPLING
 from app.core.pool.catalog import (
     LIMITS,
     MILLION,
+    Auth,
     Card,
     ConductorSpec,
     Deadlines,
@@ -194,6 +195,9 @@ class ProviderEntry(Entry):
     options: dict[str, Annotated[str, BeforeValidator(_option)]] = {}
     sampling: Parameters = {}
     endpoints: list[EndpointEntry] = []
+    auth: Auth = "key"
+    region: Annotated[str, Field(pattern=r"^[a-z0-9-]{1,40}$")] | None = None
+    api_version: Annotated[str, AfterValidator(_version)] = ""
     deadlines: DeadlinesEntry = DeadlinesEntry()
     proxy: Annotated[str, AfterValidator(_proxy)] = ""
     proxy_credentials: Annotated[str, AfterValidator(_variable)] | None = None
@@ -212,6 +216,9 @@ class ProviderEntry(Entry):
             structured=self.structured,
             options=dict(self.options),
             route=Route(self.proxy, self.proxy_credentials, self.ca, self.client_certificate, self.client_key),
+            auth=self.auth,
+            region=self.region or "",
+            api_version=self.api_version,
             endpoints=tuple(one.core(place) for place, one in enumerate(self.endpoints)),
         )
 

@@ -1,0 +1,179 @@
+"""Models at clouds: Azure OpenAI, Bedrock and Vertex on one loopback port, which verify how a request is authenticated.
+
+Sources: AWS's "Signature Version 4 for API requests" and Smithy's specification of its binary event streams,
+both implemented here anew; the references of Azure OpenAI, of Bedrock's InvokeModel and of Vertex's `rawPredict`. The
+answers themselves are those of the wire formats.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import json
+import struct
+import zlib
+from collections.abc import Callable, Mapping
+from typing import Any, Self
+from urllib.parse import parse_qsl, quote
+
+from aiohttp import web
+
+from .anthropic_wire import AnthropicWire
+from .gemini_wire import GeminiWire
+from .openai_wire import OpenAIWire
+from .record import Received
+from .responses_wire import ResponsesWire
+from .script import Reply
+from .wire import Wire, encode
+
+BEDROCK, VERTEX = "bedrock-2023-05-31", "vertex-2023-10-16"
+Check = Callable[[Received, str], str]
+"""Returns what is wrong with a request, given its path and query as they were sent; empty if nothing is."""
+
+
+def with_header(name: str, value: str, query: str = "") -> Check:
+    """Demand this header, no other credentials, and this query."""
+
+    def check(received: Received, target: str) -> str:
+        others = {"authorization", "api-key", "x-api-key", "x-goog-api-key"} - {name}
+        if received.header(name) != value or any(received.header(other) for other in others):
+            return f"{name} is not as it should be"
+        return "" if query in target.partition("?")[2] else "the query is not as it should be"
+
+    return check
+
+
+def signed(access: str, secret: str, region: str, token: str = "", service: str = "bedrock") -> Check:
+    """Demand AWS's signature version 4."""
+
+    def check(received: Received, target: str) -> str:
+        given = received.header("authorization") or ""
+        algorithm, _, rest = given.partition(" ")
+        fields = dict(part.strip().split("=", 1) for part in rest.split(",") if "=" in part)
+        at = received.header("x-amz-date") or ""
+        scope = f"{at[:8]}/{region}/{service}/aws4_request"
+        if algorithm != "AWS4-HMAC-SHA256" or fields.get("Credential") != f"{access}/{scope}":
+            return "the credential does not fit"
+        if (received.header("x-amz-security-token") or "") != token:
+            return "the session's token does not fit"
+        names = fields["SignedHeaders"].split(";")
+        if not {"host", "x-amz-date"} <= set(names) or (token and "x-amz-security-token" not in names):
+            return "a header that must be signed is not"
+        path, _, query = target.partition("?")
+        pairs = sorted((quote(name, safe="~"), quote(value, safe="~")) for name, value in parse_qsl(query, True))
+        canonical = [
+            received.method,
+            quote(path, safe="/~"),
+            "&".join(f"{name}={value}" for name, value in pairs),
+            *(f"{name}:{' '.join((received.header(name) or '').split())}" for name in names),
+            "",
+            fields["SignedHeaders"],
+            hashlib.sha256(received.body).hexdigest(),
+        ]
+        digest = hashlib.sha256("\n".join(canonical).encode()).hexdigest()
+        key = f"AWS4{secret}".encode()
+        for part in (at[:8], region, service, "aws4_request"):
+            key = hmac.digest(key, part.encode(), "sha256")
+        wanted = hmac.digest(key, f"{algorithm}\n{at}\n{scope}\n{digest}".encode(), "sha256").hex()
+        return "" if hmac.compare_digest(wanted, fields.get("Signature", "")) else "the signature does not fit"
+
+    return check
+
+
+def message(headers: Mapping[str, str], payload: bytes) -> bytes:
+    """One message of an event stream."""
+    lines = b"".join(
+        bytes([len(name)]) + name.encode() + b"\x07" + struct.pack(">H", len(value)) + value.encode()
+        for name, value in headers.items()
+    )
+    prelude = struct.pack(">II", 16 + len(lines) + len(payload), len(lines))
+    prelude += struct.pack(">I", zlib.crc32(prelude))
+    whole = prelude + lines + payload
+    return whole + struct.pack(">I", zlib.crc32(whole))
+
+
+def chunk(data: str) -> bytes:
+    """One event of a model inside an event stream."""
+    payload = json.dumps({"bytes": base64.b64encode(data.encode()).decode(), "p": "abcd"}).encode()
+    return message({":event-type": "chunk", ":content-type": "application/json", ":message-type": "event"}, payload)
+
+
+def exception(name: str) -> bytes:
+    """An exception inside an event stream."""
+    return message(
+        {":exception-type": name, ":content-type": "application/json", ":message-type": "exception"},
+        b'{"message": "provider-body-canary"}',
+    )
+
+
+class CloudStub:
+    """`async with CloudStub(check) as cloud:` answers at every path that it knows, if `check` finds nothing wrong."""
+
+    def __init__(self, check: Check) -> None:
+        self._check = check
+        self._runner: web.AppRunner | None = None
+        self.url = ""
+        self.requests: list[Received] = []
+        self.replies: list[Reply] = []
+        """The next answers; then plain ones."""
+        self.tail: bytes | None = None
+        """What ends an event stream in place of its last event."""
+
+    async def __aenter__(self) -> Self:
+        app = web.Application()
+        app.router.add_post("/{path:.*}", self._answer)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
+        self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
+        return self
+
+    async def __aexit__(self, *failure: object) -> None:
+        if self._runner is not None:
+            await self._runner.cleanup()
+
+    async def _answer(self, request: web.Request) -> web.StreamResponse:
+        headers = tuple((name.decode(), value.decode("latin-1")) for name, value in request.raw_headers)
+        received = Received("cloud", request.method, request.path, dict(request.query), headers)
+        received.body = await request.read()
+        self.requests.append(received)
+        if fault := self._check(received, request.raw_path):
+            return web.json_response({"error": {"message": fault, "code": "401"}}, status=401)
+        found = _model(request.path, received.json)
+        if found is None:
+            return web.json_response({"error": {"message": "no such path or body"}}, status=404)
+        wire, received.model, framing = found
+        reply = self.replies.pop(0) if self.replies else Reply()
+        if framing == "whole":
+            return web.json_response(wire.document(received, reply))
+        frames = list(wire.frames(received, reply))
+        if framing == "sse":
+            body = b"".join(encode(frame, "\n") for frame in frames)
+            return web.Response(body=body, content_type="text/event-stream")
+        parts = [chunk(frame.data) for frame in frames]
+        if self.tail is not None:
+            parts[-1] = self.tail
+        return web.Response(body=b"".join(parts), content_type="application/vnd.amazon.eventstream")
+
+
+def _model(path: str, body: dict[str, Any]) -> tuple[Wire, str, str] | None:
+    """The wire format, the model, and how the answer is framed; None for a path or a body that no cloud takes."""
+    if path.endswith(("/chat/completions", "/responses")):
+        wire = OpenAIWire(None) if path.endswith("/chat/completions") else ResponsesWire(None)
+        return wire, body["model"], "sse" if body.get("stream") else "whole"
+    if path.startswith("/model/"):
+        model, _, verb = path.removeprefix("/model/").partition("/")
+        if body.get("anthropic_version") != BEDROCK or body.keys() & {"model", "stream"}:
+            return None
+        return AnthropicWire(None), model, {"invoke": "whole"}.get(verb, "events")
+    head, _, verb = path.partition(":")
+    place, _, model = head.rpartition("/models/")
+    if place.endswith("/publishers/google"):
+        return GeminiWire(None), model, "sse" if verb == "streamGenerateContent" else "whole"
+    if place.endswith("/publishers/anthropic") and body.get("anthropic_version") == VERTEX and "model" not in body:
+        streams = verb == "streamRawPredict"
+        return (
+            (AnthropicWire(None), model, "sse" if streams else "whole") if streams == bool(body.get("stream")) else None
+        )
+    return None
