@@ -30,7 +30,7 @@ def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> i
     """Carry out one of the verbs. Returns the exit status."""
     terminal.log_to_stderr("warning")
     if asked.verb == "rules":
-        return _rules()
+        return _rules(as_json=asked.json)
     if asked.verb == "export" or asked.file is None:
         storage.announce(read(environ))
     try:
@@ -102,7 +102,10 @@ def _print(report: Report) -> None:
     console.print(f"{total:,} violations", style="green" if report.clean else "bold red")
 
 
-def _rules() -> int:
+def _rules(*, as_json: bool) -> int:
+    if as_json:
+        terminal.print_json([{"rule": name, "promise": one, "meaning": words} for name, (one, words) in RULES.items()])
+        return CLEAN
     table = Table("rule", "promise", "what holds", box=None, header_style="bold", pad_edge=False)
     for name, (promises, meaning) in RULES.items():
         table.add_row(name, promises, meaning)

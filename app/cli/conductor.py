@@ -13,6 +13,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 
 from rich.table import Table
@@ -47,7 +48,7 @@ def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> i
     loaded = configure(environ)
     storage.announce(loaded.settings)
     if asked.verb == "ls":
-        return _list(loaded.settings, asked.limit)
+        return _list(loaded.settings, asked.limit, as_json=asked.json)
     if asked.verb == "deploy":
         return _deploy(loaded, asked)
     if asked.verb == "shadow":
@@ -131,7 +132,7 @@ def _change(loaded: Loaded, asked: Asked) -> int:
     if kind == "unloaded":
         with _server(loaded, asked.conductor) as server:
             server.unload(version)
-    return _list(loaded.settings, 1)
+    return _list(loaded.settings, 1, as_json=False)
 
 
 def _check_served(loaded: Loaded, conductor: str, version: str) -> None:
@@ -182,8 +183,12 @@ async def _standing(settings: Settings, conductor: str) -> Standing:
         return standings(await store.changes()).get(conductor, Standing())
 
 
-def _list(settings: Settings, limit: int) -> int:
+def _list(settings: Settings, limit: int, *, as_json: bool) -> int:
     changes = event_loop.run(_changes(settings))
+    if as_json:
+        now_in_force = {name: asdict(now) for name, now in standings(changes).items()}
+        terminal.print_json({"in_force": now_in_force, "changes": [asdict(one) for one in changes[-limit:]]})
+        return 0
     console = terminal.out()
     for name, now in standings(changes).items():
         canary = f"; canary {now.canary} for {now.share:.0%} of the runs" if now.canary else ""

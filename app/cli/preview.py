@@ -1,6 +1,7 @@
 """`baton plan` shows how a question would be routed. The plan is made and journaled, but not executed."""
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from rich.text import Text
 from rich.tree import Tree
@@ -41,8 +42,8 @@ def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> i
     )
     storage.announce(loaded.settings)
     with terminal.err().status("planning"):
-        ended, drawn = event_loop.run(_preview(loaded, order))
-    terminal.out().print(drawn)
+        ended, drawn, shown = event_loop.run(_preview(loaded, order))
+    terminal.print_json(shown) if asked.json else terminal.out().print(drawn)
     return 0 if ended.error is None else 1
 
 
@@ -56,19 +57,19 @@ def _tier(catalog: Catalog, asked: Asked) -> tuple[Tier, str]:
     return tier, effort
 
 
-async def _preview(loaded: Loaded, order: Order) -> tuple[Ended, Tree]:
+async def _preview(loaded: Loaded, order: Order) -> tuple[Ended, Tree, dict[str, Any]]:
     async with storage.used(loaded.settings), private_engine.at_work(loaded, 1) as opened:
         ended = await private_engine.carried_out(opened, order)
-        return ended, await _drawn(opened, ended, order.limits)
+        return ended, *await _drawn(opened, ended, order.limits)
 
 
-async def _drawn(opened: Runtime, ended: Ended, limits: Limits) -> Tree:
+async def _drawn(opened: Runtime, ended: Ended, limits: Limits) -> tuple[Tree, dict[str, Any]]:
     store = opened.context.store
     shown, question = await run_record.read(store, await store.run(ended.state.run))
     drawn = run_tree.draw(shown, question, full=False)
     if ended.error is None and ended.state.current:
         drawn.add(_estimate(opened.pool.catalog(), ended, question or "", limits))
-    return drawn
+    return drawn, shown
 
 
 def _estimate(catalog: Catalog, ended: Ended, question: str, limits: Limits) -> Text:

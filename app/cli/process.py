@@ -1,10 +1,13 @@
 """`baton serve`, `baton gateway` and `baton dispatcher` run one process of the service until it is stopped."""
 
+import errno
+import socket
+import sys
 from collections.abc import Callable, Mapping
 
 from app.cli import event_loop, startup_message, terminal
 from app.cli.asked import Asked
-from app.process.config import configure
+from app.process.config import Settings, configure
 from app.process.serve import Roles, Started, serve
 
 ROLES: Mapping[str, Roles] = {
@@ -29,5 +32,24 @@ def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> i
             else:
                 print(startup_message.words(asked.verb, started, terminal.program()), flush=True)
 
-        event_loop.run(serve(loaded, dict(environ), ROLES[asked.verb], announce))
+        try:
+            event_loop.run(serve(loaded, dict(environ), ROLES[asked.verb], announce))
+        except SystemExit:  # uvicorn's, when it cannot listen
+            status.stop()
+            print(f"baton: {_why_not_listening(loaded.settings)}", file=sys.stderr)
+            return 1
     return 0
+
+
+def _why_not_listening(settings: Settings) -> str:
+    """Return the reason why the service cannot listen on its address, found by another try."""
+    where = f"{settings.host}:{settings.port}"
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    try:
+        with socket.socket(family) as tried:
+            tried.bind((settings.host, settings.port))
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            return f"{where} is in use by another program; choose another port with --port or BATON_PORT"
+        return f"cannot listen on {where}: {error.strerror or error}; see --host and --port"
+    return f"cannot listen on {where}"

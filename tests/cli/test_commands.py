@@ -269,9 +269,10 @@ def test_each_cause_of_a_postgres_that_cannot_be_used_is_named(tmp_path: Path, p
 
 
 def test_a_port_that_is_taken_is_said(service: Service, tmp_path: Path) -> None:
-    done = apart(tmp_path, "serve", BATON_PORT=service.url.rpartition(":")[2])
-    assert done.status != 0
-    assert "address already in use" in done.err
+    port = service.url.rpartition(":")[2]
+    done = apart(tmp_path, "serve", "--port", port)
+    assert done.status == 1
+    assert f"baton: 127.0.0.1:{port} is in use by another program; choose another port" in done.err
     assert "Traceback" not in done.err
 
 
@@ -494,6 +495,16 @@ def test_wrong_keys_are_refused_in_words(tmp_path: Path) -> None:
 
 
 # -- plan, doctor, config, migrate
+
+
+def test_what_is_printed_can_be_read_by_programs(service: Service) -> None:
+    lines = ("config", "doctor", "keys ls", "runs ls", "audit check", "audit rules", "conductor ls", "migrate --status")
+    for line in lines:
+        done = baton(service.folder, *line.split(), "--json")
+        assert done.status == 0, done.err
+        assert json.loads(done.out) is not None
+    planned = json.loads(baton(service.folder, "plan", HARD, "--json").out)
+    assert (planned["preview"], len(planned["steps"])) == (True, 3)
 
 
 def test_plan_executes_nothing(service: Service) -> None:

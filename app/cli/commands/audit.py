@@ -26,5 +26,6 @@ def define(root: Group) -> None:
         """Write the journal, with callers' texts, to a file of JSON lines."""
 
     @audit.add("rules", "audit", "baton audit rules")
+    @AS_JSON
     def rules() -> None:
         """List the rules by name, with the promise that each stands for."""

@@ -2,7 +2,19 @@
 
 import click
 
-from app.cli.commands.declarations import COUNT, SHARE, SPAN, Group, argument, flag, group, in_order, option, repeatable
+from app.cli.commands.declarations import (
+    AS_JSON,
+    COUNT,
+    SHARE,
+    SPAN,
+    Group,
+    argument,
+    flag,
+    group,
+    in_order,
+    option,
+    repeatable,
+)
 
 CONDUCTOR = argument("conductor", "The conductor's worker in the pool file.")
 VERSION = argument("version", "The version, as `baton conductor ls` shows it.")
@@ -125,5 +137,6 @@ def _versions(conductor: Group) -> None:
 
     @conductor.add("ls", "conductor", "baton conductor ls")
     @option("--limit", type=COUNT, default=20, help="The most changes to list.")
+    @AS_JSON
     def ls() -> None:
         """List the versions in force, and every change with its time and author."""

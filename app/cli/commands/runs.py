@@ -10,6 +10,7 @@ from app.cli.commands.declarations import (
     argument,
     flag,
     group,
+    in_order,
     only,
     option,
     repeatable,
@@ -70,7 +71,7 @@ def define(root: Group) -> None:
     @repeatable("--allow", metavar="WORKER", help="A worker that may be used.")
     @repeatable("--deny", metavar="WORKER", help="A worker that may not be used.")
     @option("--pin", metavar="WORKER", help="The one worker to use.")
-    @POOL
+    @in_order(POOL, AS_JSON)
     def plan() -> None:
         """Show how a question would be routed. Only the plan is made (and journaled); nothing is executed."""
 
