@@ -13,7 +13,7 @@ from app.core.message.chat import ToolDelta
 from app.core.run.events import Event, Kind
 from app.errors import QueueUnavailable
 from app.stepqueue.memory import MemoryQueue
-from app.stepqueue.protocol import AGAIN, Committed, Delta, Live, StepQueue, Stop, Ticket
+from app.stepqueue.protocol import AGAIN, WHOLE_RUN, Committed, Delta, Live, StepQueue, Stop, Ticket
 from app.stepqueue.redis import RedisQueue
 from tests.harness.waiting import PATIENCE_SECONDS, fastest, stays, until
 
@@ -84,6 +84,12 @@ async def test_higher_tiers_come_first_and_each_in_its_order(queue: StepQueue) -
     await queue.enqueue([ticket(1), ticket(2), ticket(3, "ultra"), ticket(4, "ultra")])
     assert [each.step for each in await queue.take(3, 0)] == [3, 4, 1]
     assert [each.step for each in await queue.take(3, 0)] == [2]
+
+
+async def test_steps_come_before_runs_of_any_tier(queue: StepQueue) -> None:
+    """A step belongs to a run that has begun; a run is begun when there is nothing else to do."""
+    await queue.enqueue([replace(ticket(1, "ultra"), step=WHOLE_RUN), ticket(2), ticket(3, "ultra")])
+    assert [each.run for each in await queue.take(9, 0)] == ["run-3", "run-2", "run-1"]
 
 
 async def test_a_taker_gets_no_more_than_it_has_room_for(queue: StepQueue) -> None:

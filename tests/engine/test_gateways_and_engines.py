@@ -14,13 +14,14 @@ import pytest
 
 from app.core.run.events import Kind, fact_from_json
 from app.engine.delivery.messages import Driven
-from app.errors import OverQuota, QueueUnavailable
+from app.errors import OverQuota, QueueUnavailable, RunUndecided, StoreUnavailable
 from app.process.wiring import Runtime
 from app.stepqueue.protocol import AGAIN, WHOLE_RUN, Live, Ticket
 from app.stepqueue.redis import RedisQueue
-from app.store.protocol import Appended, Entry, Ledger, Move
+from app.store.protocol import UNDECIDED, Appended, Entry, Ledger, Move, RunQuery
 from tests.harness.conversations import Talk, calling, look
-from tests.harness.in_process import Outcome, events, finish, kinds, order, plan, pool_text, running_service
+from tests.harness.in_process import Outcome, ask, events, finish, kinds, order, plan, pool_text, running_service
+from tests.harness.in_process import calling as http_calling
 from tests.harness.waiting import until
 from tests.stubs import Hang, ProviderStub, Reply
 
@@ -156,6 +157,70 @@ async def test_a_gateway_refuses_runs_while_too_many_wait_for_an_engine(
     assert (refusal.status, refusal.code) == (429, "rate_limit_exceeded")
     assert refusal.retry_after is not None
     assert refusal.retry_after > 0
+
+
+async def test_gateways_count_together_the_runs_that_wait_for_an_engine(stub: ProviderStub, tmp_path: Path) -> None:
+    """Two gateways and no engine; what is refused leaves nothing, and is taken once there is an engine."""
+    settings = {"BATON_WAITING_RUNS": "2"}
+    async with (
+        running_service(tmp_path, pool_text(stub), settings, drives=False) as one,
+        running_service(tmp_path, pool_text(stub), settings, drives=False) as other,
+        http_calling(other) as client,
+    ):
+        waiting = [await one.runs.start(order(one, "baton-mini")) for _ in range(2)]
+
+        async def counted() -> bool:
+            return sum(kind.runs for kind in await one.context.store.lapsed(one.context.now())) == 2
+
+        await until(counted)
+        reply = await ask(client)
+        assert (reply.status_code, reply.json()["error"]["code"]) == (429, "rate_limit_exceeded")
+        assert int(reply.headers["retry-after"]) >= 1
+        assert len(await other.context.store.runs(RunQuery())) == 2
+        async with running_service(tmp_path, pool_text(stub), settings):
+            assert [(await finish(driven)).ended.error for driven in waiting] == [None, None]
+
+            async def answered() -> bool:
+                return (await ask(client)).status_code == 200
+
+            await until(answered)
+
+
+async def test_an_undecided_admission_is_cancelled_once_the_database_takes_its_gateways_wish(
+    stub: ProviderStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The admission was committed unheard, and an engine has begun the run before its gateway can write again."""
+    stub.always("alpha", Hang())
+    async with (
+        running_service(tmp_path, pool_text(stub)) as engine,
+        running_service(tmp_path, pool_text(stub), drives=False) as gateway,
+    ):
+        append, away, tries = gateway.context.store.append, True, list[Entry]()
+
+        async def unanswered(entry: Entry) -> Appended:
+            if not away:
+                return await append(entry)
+            if entry.new is not None:
+                await append(entry)
+                raise StoreUnavailable(code=UNDECIDED)
+            tries.append(entry)
+            raise StoreUnavailable
+
+        monkeypatch.setattr(gateway.context.store, "append", unanswered)
+        with pytest.raises(RunUndecided):
+            await gateway.runs.start(order(gateway, "baton-mini"))
+        await stub.wait_for(1, "alpha")
+        await until(lambda: len(tries) > 1)
+        run, away, refused = tries[0].run, False, len(tries)
+
+        async def ended() -> bool:
+            return (await engine.context.store.run(run)).ended_at is not None
+
+        await until(ended)
+        journal = await events(engine, run)
+    assert [event.body for event in journal if event.kind is Kind.CANCEL_ASKED] == [{"by": "client"}]
+    assert journal[-1].kind is Kind.CANCELLED
+    assert refused < 20, "it is tried about once a second, and not all the time"
 
 
 @pytest.mark.integration

@@ -31,6 +31,8 @@ class Cancellations:
         self._wishes: dict[str, str] = {}
         """The name in which each run is cancelled: `client`, `caller` or `operator`; by run."""
         self._added = asyncio.Event()
+        self._refused = False
+        """True if the database did not take the latest wish that was tried."""
 
     async def run(self, stopping: asyncio.Event) -> None:
         """Write wishes until `stopping` is set and those that are known have been tried once more."""
@@ -70,10 +72,11 @@ class Cancellations:
 
     async def _wait(self) -> None:
         """Wait until there is something to write that can be written, or the process stops."""
-        if self._wishes:
+        if self._wishes and not self._context.store.healthy:
             await self._context.store.wait_until_healthy(RETRY_SECONDS)
-            if self._context.store.healthy:
-                return
+            return
+        if self._wishes and not self._refused:
+            return
         with suppress(TimeoutError):
             async with asyncio.timeout(RETRY_SECONDS):
                 await self._added.wait()
@@ -84,8 +87,10 @@ class Cancellations:
             try:
                 await self._write(run, by)
             except StoreUnavailable:
+                self._refused = True
                 return
             self._wishes.pop(run, None)
+        self._refused = False
 
     async def _write(self, run: str, by: str) -> None:
         with suppress(NotFound, RunEnded):
