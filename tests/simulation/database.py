@@ -128,6 +128,10 @@ class SimRunner:
             raise Fault("undecided", result if meant is None else meant)
         return result
 
+    async def empty_log(self) -> bool:
+        """The database is in memory, and has no log of its own."""
+        return True
+
     async def close(self) -> None:
         """Nothing to let go of."""
 
