@@ -10,6 +10,7 @@ import pytest
 
 from app.core.run.events import Kind, fact_from_json
 from app.engine.runs import cancellations
+from app.errors import Overloaded
 from app.gateway.runs import cancel
 from app.process.wiring import Runtime
 from app.store.protocol import Appended, Entry, RunRow
@@ -185,6 +186,22 @@ async def test_a_run_that_is_taken_over_in_its_wait_is_not_let_go_of_either(
     (row,) = await store.take_over(opened.drivers._home, now + 1e4, now + 4.0, 1, ours)  # by a clock that is wrong
     await opened.drivers._recovery._go_on(row)
     assert (await cancel.settled(store, await store.run(run), PATIENCE_SECONDS)).state == "cancelled"
+
+
+async def test_no_turn_is_begun_of_a_run_that_an_engine_has_just_taken_over(
+    stub: ProviderStub, opened: Runtime
+) -> None:
+    """The engine is about to cancel it, for example."""
+    stub.script("alpha", tool_calling(look("a")))
+    talk, store, now = Talk(opened), opened.context.store, opened.context.now()
+    first = await talk.say()
+    run = first.ended.state.run
+    (row,) = await store.take_over("other", now + 1e4, now + 60.0, 1, [("baton-mini", opened.context.code)])
+    opened.runs._waiting.take(run)  # its results come to another gateway
+    talk.answer(first, "A")
+    with pytest.raises(Overloaded):
+        await talk.begin()
+    assert ((await store.run(run)).driver, (await store.run(run)).epoch) == ("other", row.epoch)
 
 
 async def test_a_wish_is_written_once(stub: ProviderStub, opened: Runtime) -> None:

@@ -109,7 +109,8 @@ async def _look_up(context: EngineContext, run: str, kept: Known | None) -> Know
     else:
         journal = await context.store.journal(run, upto=row.seq, after=kept.state.seq)
         salt, state = kept.salt, fold(journal.events, kept.state)
-    return Known(Owner(row.tenant, row.key), b"" if row.erased else salt, state, row.epoch)
+    epoch = 0 if row.driver else row.epoch  # an engine that has taken it over is about to end it or to let go of it
+    return Known(Owner(row.tenant, row.key), b"" if row.erased else salt, state, epoch)
 
 
 def _check_same(state: RunState, shares: Mapping[int, tuple[str, bytes]]) -> None:
