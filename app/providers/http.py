@@ -265,7 +265,7 @@ class Call:
         self._clock = asyncio.get_running_loop().time
         started = self._clock()
         self._end = started + deadlines.total
-        first = deadlines.first if streams else max(deadlines.first, WHOLE_SHARE * deadlines.total)
+        first = deadlines.first if streams or deadlines.exact else max(deadlines.first, WHOLE_SHARE * deadlines.total)
         self._first = started + first
         self._begun = False
         self._timer = ReadTimer()

@@ -66,6 +66,27 @@ def test_a_worker_that_hangs_leaves_time_for_another(live: bool, spare: bool, fi
     assert Deadlines(first=50).within(10, live=live, spare=True).first == 10 * SPARED
 
 
+def test_silence_is_borne_for_a_share_of_the_tiers_time_while_there_is_another_worker() -> None:
+    mini, ultra, whole = 180.0, 300.0, 10.0
+    assert Deadlines().patience(mini, 0.0) == pytest.approx(20.0)
+    assert Deadlines().patience(ultra, 0.0) == pytest.approx(33.3, abs=0.1)
+    assert Deadlines().patience(20.0, 0.0) == 10.0
+    assert Deadlines().patience(mini, whole) == pytest.approx(30.0)
+    assert Deadlines(first=90).patience(mini, 0.0) == 90.0
+    for live in (True, False):
+        patience = Deadlines().patience(mini, 0.0 if live else whole)
+        assert Deadlines().within(mini, live=live, spare=True, patience=patience).first == patience
+        assert Deadlines().within(mini, live=live, spare=False, patience=patience).first > patience
+
+
+def test_a_worker_that_was_silent_for_all_of_that_time_is_blamed() -> None:
+    own, patience = Deadlines(), Deadlines().patience(180.0, 0.0)
+    given = own.within(180.0, live=True, spare=True, patience=patience)
+    assert own.fair(given, patience, patience, patience)
+    short = own.within(20.0, live=True, spare=True, patience=patience)
+    assert not own.fair(short, 12.0, 12.0, patience)
+
+
 OWN = Deadlines(connect=5, first=100, gap=40, total=200)
 
 

@@ -6,6 +6,7 @@ handed to the adapter that `wiring.py` builds.
 
 from collections.abc import Mapping
 from dataclasses import field, fields
+from math import inf
 from typing import Any, Literal
 
 from app.core.message.chat import Usage
@@ -14,6 +15,12 @@ from app.core.records import record
 WireFormat = Literal["openai", "responses", "anthropic", "gemini", "rehearsal", "embeddings"]
 Auth = Literal["key", "api-key", "azure", "aws", "google"]
 MILLION = 1_000_000
+FIRST = 120.0
+"""Seconds to the first byte, where the pool file does not say otherwise."""
+PATIENCE_SHARE, PATIENCE_SECONDS = 1 / 9, 10.0
+"""The share of a tier's time, and the least seconds, for which a worker may be silent while there is another one."""
+TOKENS_A_SECOND = 25.0
+"""The speed at which a worker is expected to write a reply that comes in one piece, if its card does not say."""
 FAIR = 0.25
 """The share of its own deadline that a worker must have been granted before being late speaks against it."""
 SPARED = 0.6
@@ -74,26 +81,41 @@ class Deadlines:
     """Seconds for one call: to connect, to the first byte, between two reads, and for all of it."""
 
     connect: float = 5.0
-    first: float = 120.0
+    first: float = FIRST
     gap: float = 60.0
     total: float = 1_800.0
+    exact: bool = False
+    """True if `first` holds as it is for a reply that comes in one piece, too."""
 
-    def within(self, left: float, *, live: bool, spare: bool) -> "Deadlines":
-        """These, cut to the `left` seconds of a run. `spare`: another worker could take over from one that hangs.
+    def patience(self, seconds: float, writing: float) -> float:
+        """Seconds of silence after which another worker is asked, in a tier whose runs may take `seconds`.
+
+        They are a ninth of those, so 20 s of 180 s; then the `writing` of a reply that comes in one piece. A `first`
+        that the pool file sets is taken as it is.
+        """
+        first = self.first if self.first != FIRST else min(max(seconds * PATIENCE_SHARE, PATIENCE_SECONDS), FIRST)
+        return first + writing
+
+    def within(self, left: float, *, live: bool, spare: bool, patience: float = inf) -> "Deadlines":
+        """These, cut to the `left` seconds of a run. `spare`: another worker could take over from one that hangs, and
+        does so after `patience` seconds of silence.
 
         A reply that is not `live` says nothing until it is complete, so its first byte may take as long as all of it.
         """
         first = min(self.first if live else self.total, left * SPARED if spare else left)
-        return Deadlines(min(self.connect, left), first, min(self.gap, left), min(self.total, left))
+        exact = spare and patience < first
+        first = patience if exact else first
+        return Deadlines(min(self.connect, left), first, min(self.gap, left), min(self.total, left), exact)
 
-    def fair(self, given: "Deadlines", seconds: float, silence: float) -> bool:
+    def fair(self, given: "Deadlines", seconds: float, silence: float, patience: float = inf) -> bool:
         """Return whether a call that exceeded the deadlines `given` counts against the worker, whose own deadlines
         these are.
 
         It does not if a run had so little time left that hardly any was granted, or ended while the worker was still
-        talking. `seconds` is what the call took, `silence` how long nothing had come at its end.
+        talking. `seconds` is what the call took, `silence` how long nothing had come at its end, `patience` as in
+        `within`.
         """
-        if given.first < FAIR * self.first:
+        if given.first < min(FAIR * self.first, patience):
             return False
         return not (given.total <= seconds and given.total < self.total and silence < FAIR * self.gap)
 

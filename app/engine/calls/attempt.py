@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
+from math import inf
 
 import orjson
 
@@ -28,7 +29,7 @@ from app.core.message.tools import Gathering
 from app.core.plan.workflow import Access
 from app.core.pool import budget
 from app.core.pool.breaker import Verdict
-from app.core.pool.catalog import Deadlines, Worker
+from app.core.pool.catalog import TOKENS_A_SECOND, Deadlines, Worker
 from app.core.records import record
 from app.core.run.events import CallFinished, CallIntended, PassedOver
 from app.core.run.state import Call
@@ -239,10 +240,11 @@ class Attempt:
         spare: bool,
         purpose: Purpose,
         extra: bool = False,
+        tier_seconds: float = inf,
     ) -> None:
         """`deadline` is the run's, in seconds since 1970; `number` counts a step's attempts from 1; `spare` says that
         something else could be done if this worker hangs; `purpose` is what else belongs into the intent; `extra` is
-        the choice's.
+        the choice's. `tier_seconds` is how long runs of its tier and effort may take.
         """
         self.call = call
         self.step = step
@@ -256,6 +258,7 @@ class Attempt:
         self._spare = spare
         self._extra = extra
         self._purpose = purpose
+        self._tier_seconds = tier_seconds
         self._given: Deadlines | None = None
         """None: nothing was sent."""
         self.catalog = context.catalog()
@@ -383,8 +386,18 @@ class Attempt:
         left = self._deadline - self._context.now()
         if left <= 0:
             raise WorkerTimeout()
-        self._given = self.worker.deadlines.within(left, live=self._request.live, spare=self._spare)
+        own, live = self.worker.deadlines, self._request.live
+        self._given = own.within(left, live=live, spare=self._spare, patience=self._patience)
         return self._given
+
+    @property
+    def _patience(self) -> float:
+        """Seconds of silence after which another worker is asked, if there is one."""
+        if self._tier_seconds == inf:
+            return inf
+        streams = self._request.live and self.catalog.providers[self.worker.provider].streams
+        writing = 0.0 if streams else self._max_output / (self.worker.card.speed or TOKENS_A_SECOND)
+        return self.worker.deadlines.patience(self._tier_seconds, writing)
 
     def _judge(self) -> None:
         """Report the verdict of this call to the worker's breaker."""
@@ -395,7 +408,7 @@ class Attempt:
         if isinstance(self.error, WorkerTimeout):
             silence = self._began + self._seconds - self._last_piece_at
             given, own = self._given, self.worker.deadlines
-            if given is None or not own.fair(given, self._seconds, silence):
+            if given is None or not own.fair(given, self._seconds, silence, self._patience):
                 self.verdict = "silent"
         if self._elsewhere:  # the worker has another endpoint, which is healthy
             self.verdict = "silent"

@@ -354,6 +354,12 @@ class Execution:
                 await self._fail(StepFailed(self._ticket.step, "run_over_budget"), openers)
         return None
 
+    def _tier_seconds(self, state: RunState) -> float:
+        """Seconds that runs of this tier and effort may take, before a caller's budget shortens them."""
+        tier = self._context.catalog().tiers.get(state.admitted.tier)
+        limits = tier.efforts.get(state.admitted.effort) if tier is not None else None
+        return limits.seconds if limits is not None else state.admitted.limits.seconds
+
     def _left(self, state: RunState) -> float:
         return state.deadline - self._context.now()
 
@@ -413,6 +419,7 @@ class Execution:
             deadline=state.deadline,
             spare=course.candidates.spare,
             extra=choice.extra,
+            tier_seconds=self._tier_seconds(state),
             purpose=Purpose(
                 template=view.template,
                 passed_over=choice.passed_over,
