@@ -2,11 +2,16 @@
 
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from app.core.pool.catalog import Deadlines
+from app.core.pool.policy import Overrides
 from app.engine.calls.attempt import SPARE_CHARS, TOKEN_CHARS
 from app.process.wiring import Runtime
+from app.providers.openai import OpenAIProvider
+from app.providers.protocol import Request
 from tests.harness.in_process import finish, narrowed, order, plan, pool_text, running_service
 from tests.harness.waiting import until
 from tests.stubs import Hang, ProviderStub, Reply, Stall, Trickle
@@ -69,3 +74,21 @@ async def test_a_worker_that_says_more_than_it_was_granted_is_cut_off(stub: Prov
     assert outcome.ended.error.public_code == "worker_malformed"
     assert len("".join(outcome.said)) <= 16 * TOKEN_CHARS + SPARE_CHARS
     await until(lambda: stub.requests[0].disconnected_at is not None)
+
+
+@pytest.mark.parametrize(("pinned", "first"), [(False, 20.0), (True, 120.0)], ids=["with others", "alone"])
+async def test_a_worker_is_silent_for_a_ninth_of_the_tiers_time_while_there_are_others(
+    stub: ProviderStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pinned: bool, first: float
+) -> None:
+    given: list[Deadlines] = []
+    stream = OpenAIProvider.stream
+
+    def noted(self: OpenAIProvider, request: Request, body: bytes, deadlines: Deadlines) -> Any:
+        given.append(deadlines)
+        return stream(self, request, body, deadlines)
+
+    monkeypatch.setattr(OpenAIProvider, "stream", noted)
+    async with running_service(tmp_path, pool_text(stub).replace("seconds = 30", "seconds = 180")) as opened:
+        overrides = Overrides(pin="alpha") if pinned else Overrides()
+        await finish(await opened.runs.start(order(opened, "baton-mini", streams=True, overrides=overrides)))
+    assert given[0].first == pytest.approx(first)

@@ -7,7 +7,20 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
+from app.errors import (
+    BatonError,
+    Overloaded,
+    OverQuota,
+    RunExpired,
+    RunFailed,
+    RunOutOfQuota,
+    RunOverBudget,
+    RunRateLimited,
+    WorkerTimeout,
+)
+from app.gateway.http.fault import headers_of
 from tests.conformance.upstream_failures import INBOUND, KINDS, received
 from tests.harness.callers import body
 from tests.harness.in_process import calling, pool_text, running_service
@@ -109,3 +122,13 @@ async def _ended(client: httpx.AsyncClient, response: str) -> dict[str, Any]:
 
     await until(over)
     return found
+
+
+@pytest.mark.parametrize("error", [RunOverBudget, RunExpired, WorkerTimeout, RunOutOfQuota])
+def test_what_is_not_worth_sending_again_says_so(error: type[BatonError]) -> None:
+    assert headers_of(error())["x-should-retry"] == "false"
+
+
+@pytest.mark.parametrize("error", [RunRateLimited, RunFailed, OverQuota, Overloaded])
+def test_what_may_pass_leaves_it_to_the_client(error: type[BatonError]) -> None:
+    assert "x-should-retry" not in headers_of(error())
