@@ -26,7 +26,7 @@ from app.core.pool.policy import Overrides
 from app.core.rating.calibration import SOURCE, Rate, Trial, of_worker, rates
 from app.core.rating.feedback import derived
 from app.engine.delivery.messages import Ended
-from app.engine.runs.request import Order
+from app.engine.runs.admission import Order
 from app.errors import BatonError, ConfigInvalid
 from app.lab.calibration_tasks import VERSION, BuiltIn, built_in
 from app.process.config import Loaded, configure

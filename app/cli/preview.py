@@ -16,7 +16,7 @@ from app.core.pool.budget import input_bound
 from app.core.pool.catalog import Catalog, Limits, Tier
 from app.core.pool.policy import Overrides
 from app.engine.delivery.messages import Ended
-from app.engine.runs.request import Order
+from app.engine.runs.admission import Order
 from app.errors import ConfigInvalid
 from app.process.config import Loaded, configure
 from app.process.wiring import Runtime

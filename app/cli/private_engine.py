@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 
 from app.engine.delivery.messages import Driven, Ended
-from app.engine.runs.request import Order
+from app.engine.runs.admission import Order
 from app.errors import Overloaded, RunExpired
 from app.process.config import Loaded
 from app.process.wiring import Runtime, open_runtime

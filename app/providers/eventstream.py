@@ -14,7 +14,7 @@ from typing import Any
 import orjson
 
 from app.providers.faults import malformed
-from app.providers.sse import EVENT_BYTES, STREAM_BYTES
+from app.providers.http import EVENT_BYTES, STREAM_BYTES
 
 EXCEPTIONS: Mapping[str, str] = {
     "throttlingException": "rate_limit_error",

@@ -6,10 +6,11 @@ Nothing is retried, no redirect is followed, no cookie is stored, and no proxy i
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+import math
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any, Protocol, Self, cast
+from typing import Any, Protocol, Self, TypeVar, cast
 
 import httpx
 
@@ -30,8 +31,6 @@ from app.providers.authentication import Authentication, authentication
 from app.providers.document import peek
 from app.providers.excerpt import excerpt, label
 from app.providers.faults import WORDS, by_status, fault, malformed
-from app.providers.read_timer import ReadTimer
-from app.providers.sse import EVENT_BYTES, EventReader
 
 ERROR_BYTES = 64 << 10
 """Most of an error's body that is read."""
@@ -58,6 +57,134 @@ counts."""
 
 REQUEST_IDS = ("x-request-id", "request-id", "x-ms-request-id", "apim-request-id", "x-amzn-requestid", "cf-ray")
 """The headers in which providers, or what stands before them, give a request's id; the first of them counts."""
+
+
+EVENT_BYTES = 8 << 20
+"""Most bytes of one event, and of a reply that is not streamed."""
+STREAM_BYTES = 64 << 20
+"""Most bytes of a stream."""
+_MARK = b"\xef\xbb\xbf"
+
+
+class EventReader:
+    """An incremental parser of server-sent events: it takes the bytes of each read, cut anywhere, and returns the data
+    of the events that they complete.
+
+    Source: WHATWG HTML, "Server-sent events". Only the `data` lines are parsed, because the three wire formats need no
+    other: the event's name, where there is one, is repeated inside the data. A lone carriage return, which none of them
+    sends, does not end a line here. An event that the stream breaks off before its blank line is dropped, as the
+    standard demands.
+    """
+
+    __slots__ = ("_data", "_rest", "_size", "_total", "_who")
+
+    def __init__(self, who: str) -> None:
+        """`who` is named in errors."""
+        self._who = who
+        self._rest: list[bytes] = []
+        self._data: list[bytes] = []
+        self._size = 0
+        """Bytes of the event that is not complete yet."""
+        self._total = 0
+
+    def feed(self, read: bytes) -> list[bytes]:
+        """Return the data of each completed event, in order; raises WorkerMalformed beyond the bounds above."""
+        if not self._total:
+            read = read.removeprefix(_MARK)
+        self._total += len(read)
+        if self._total > STREAM_BYTES:
+            raise malformed(self._who, f"a stream of more than {STREAM_BYTES >> 20} MiB")
+        if b"\n" not in read:
+            self._hold(read)
+            return []
+        lines = (b"".join((*self._rest, read)) if self._rest else read).split(b"\n")
+        self._rest = []
+        rest = lines.pop()
+        events = self._take(lines)
+        self._size = sum(map(len, self._data))
+        self._hold(rest)
+        return events
+
+    def _hold(self, rest: bytes) -> None:
+        self._size += len(rest)
+        if self._size > EVENT_BYTES:
+            raise malformed(self._who, f"an event of more than {EVENT_BYTES >> 20} MiB")
+        if rest:
+            self._rest.append(rest)
+
+    def _take(self, lines: list[bytes]) -> list[bytes]:
+        events: list[bytes] = []
+        data = self._data
+        for line in lines:
+            if line.endswith(b"\r"):
+                line = line[:-1]
+            if line.startswith(b"data:"):
+                data.append(line[6:] if line.startswith(b"data: ") else line[5:])
+            elif not line and data:
+                events.append(data[0] if len(data) == 1 else b"\n".join(data))
+                data.clear()
+        if events and max(map(len, events)) > EVENT_BYTES:
+            raise malformed(self._who, f"an event of more than {EVENT_BYTES >> 20} MiB")
+        return events
+
+
+T = TypeVar("T")
+
+
+class ReadTimer:
+    """Ends a read that is not over at its deadline.
+
+    `asyncio.timeout_at` sets a timer and cancels it for each read, which costs as much as all the rest of a delta. This
+    timer is set anew only when it expires too early, which is mostly once in a call. For one reader at a time.
+    """
+
+    def __init__(self) -> None:
+        """Sets no timer yet; needs a running loop."""
+        self._loop = asyncio.get_running_loop()
+        self._handle: asyncio.TimerHandle | None = None
+        self._until = math.inf
+        self._reader: asyncio.Task[object] | None = None
+        self._expired = False
+
+    async def read(self, read: Awaitable[T], until: float) -> T:
+        """The result of `read`; TimeoutError if there is none at the loop's time `until`."""
+        if self._handle is None or until < self._handle.when():
+            self._set(until)
+        reader = self._reader = asyncio.current_task()
+        assert reader is not None
+        cancelled_before = reader.cancelling()
+        self._until = until
+        try:
+            return await read
+        except asyncio.CancelledError:
+            # As `asyncio.timeout` does: a cancellation from elsewhere goes first.
+            if self._expired and reader.uncancel() <= cancelled_before:
+                raise TimeoutError from None
+            raise
+        finally:
+            self._until = math.inf
+            self._reader = None
+            self._expired = False
+
+    def close(self) -> None:
+        """Cancel the timer."""
+        if self._handle is not None:
+            self._handle.cancel()
+            self._handle = None
+
+    def _set(self, at: float) -> None:
+        self.close()
+        self._handle = self._loop.call_at(at, self._expire)
+
+    def _expire(self) -> None:
+        self._handle = None
+        if self._reader is None:
+            return
+        if self._loop.time() >= self._until:
+            self._expired = True
+            self._reader.cancel()
+        else:
+            self._set(self._until)
 
 
 class Reading(Protocol):

@@ -97,7 +97,7 @@ async def test_a_slow_drip_ends_at_the_total_deadline(line: Line) -> None:
 
 
 async def test_an_endless_stream_ends_at_its_size(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("app.providers.sse.STREAM_BYTES", 1 << 18)
+    monkeypatch.setattr("app.providers.http.STREAM_BYTES", 1 << 18)
     error, _ = await failure(line, Reply(chunks=("x" * 4096,), endless=True))
     assert type(error) is WorkerMalformed
     await line.stub.requests[0].gone()

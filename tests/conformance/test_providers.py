@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from app.core.message.chat import Form, Image, Message, Piece, Sampling, Text, Usage, Words
 from app.core.pool.catalog import ProviderSpec
 from app.errors import ConfigInvalid, WorkerError
-from app.providers.http import Reading
-from app.providers.sse import EventReader
+from app.providers.http import EventReader, Reading
 from tests.conformance.wire_formats import FORMATS, PATIENT, Format, Line, chosen, connected, ending, request, said
 from tests.stubs import ProviderStub, Raw, Reply, Trickle
 from tests.stubs import Usage as Billed

@@ -11,7 +11,7 @@ import pytest
 from app.core.message.chat import Usage
 from app.engine.delivery.mailbox import Mailbox
 from app.engine.delivery.messages import Told
-from app.engine.runs.request import Order
+from app.engine.runs.admission import Order
 from app.errors import StoreUnavailable
 from app.gateway.http.context import Rates
 from tests.harness.stand_ins import GatewayStandIn, ask, ended

@@ -11,7 +11,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from app.core.pool.catalog import MILLION
 from app.engine.delivery.mailbox import Mailbox
 from app.engine.delivery.messages import Noted, Said, Told
-from app.engine.runs.request import Order
+from app.engine.runs.admission import Order
 from app.errors import Overloaded, PlanRejected, RunFailed, StoreUnavailable
 from app.gateway.http.context import Rates
 from tests.harness.stand_ins import GatewayStandIn, ask, ended, say_four

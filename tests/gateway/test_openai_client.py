@@ -9,7 +9,7 @@ from openai import AsyncOpenAI, OpenAI
 
 from app.engine.delivery.mailbox import Mailbox
 from app.engine.delivery.messages import Said, Told
-from app.engine.runs.request import Order
+from app.engine.runs.admission import Order
 from app.errors import RunFailed
 from tests.harness.stand_ins import GatewayStandIn, ended
 

@@ -10,7 +10,7 @@ import pytest
 
 from app.engine.delivery.mailbox import Mailbox
 from app.engine.delivery.messages import Told
-from app.engine.runs.request import Order
+from app.engine.runs.admission import Order
 from app.errors import StoreUnavailable
 from app.gateway.http.auth import LOOKUPS
 from app.gateway.http.context import Rates

@@ -14,7 +14,7 @@ from openai.types.chat.chat_completion_content_part_image_param import ImageURL
 from pydantic import BaseModel
 
 from app.core.message.chat import Form, Tool, Toolbox
-from app.engine.runs.request import Order
+from app.engine.runs.admission import Order
 from app.gateway.chat import tools as tools
 from app.gateway.chat.request import ChatRequest, ImagePart, ImageUrl, RefusalPart, TextPart
 from app.gateway.wire.parameters import PARAMETERS, document

@@ -7,7 +7,7 @@ from typing import Any
 from app.core.message.chat import Message, Task, Text, Tool, Toolbox, ToolDelta
 from app.core.message.tools import Gathering
 from app.engine.delivery.messages import Driven
-from app.engine.runs.request import Order
+from app.engine.runs.admission import Order
 from app.process.wiring import Runtime
 from tests.harness.in_process import Outcome, finish, order
 from tests.stubs import Reply, ToolCall

@@ -18,7 +18,7 @@ from app.core.message.chat import Message, Task, Text, ToolDelta
 from app.core.pool.catalog import Limits
 from app.core.run.events import Event, Kind
 from app.engine.delivery.messages import Driven, Ended, Noted, Said
-from app.engine.runs.request import Order
+from app.engine.runs.admission import Order
 from app.gateway.app import create_app
 from app.gateway.http.auth import mint
 from app.process.config import configure

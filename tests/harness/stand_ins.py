@@ -22,8 +22,8 @@ from app.core.run.position import Position
 from app.core.run.state import RunState, fold
 from app.engine.delivery.mailbox import Mailbox
 from app.engine.delivery.messages import Driven, Ended, Said, Told
+from app.engine.runs.admission import Order
 from app.engine.runs.client import RunClient
-from app.engine.runs.request import Order
 from app.errors import BatonError, NotFound, RunCancelled
 from app.gateway.app import create_app
 from app.gateway.http.auth import adopt

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from app.core.message.chat import NO_TOOLS, Message, Task, Text, Tool, Toolbox
 from app.core.pool.catalog import Catalog, Limits
 from app.engine.delivery.messages import Driven, Ended, Said, Told
-from app.engine.runs.request import Order
+from app.engine.runs.admission import Order
 from app.errors import BatonError, Conflict
 from app.gateway.runs.cancel import ask
 from app.store.protocol import TAKEN, Once, RunRow

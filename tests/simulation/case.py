@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from app.engine.runs.request import Order
+from app.engine.runs.admission import Order
 from tests.simulation.callers import Hearing, Visit
 from tests.simulation.witness import ENDINGS, Fact
 from tests.simulation.workers import Received

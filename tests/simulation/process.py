@@ -21,9 +21,9 @@ from app.core.pool.catalog import Card, Catalog, ConductorSpec, Limits, Price, P
 from app.core.pool.snapshot import sealed
 from app.engine.context import EngineContext
 from app.engine.delivery.webhooks import Target, Webhooks
+from app.engine.runs.admission import Order
 from app.engine.runs.client import RunClient
 from app.engine.runs.registry import Drivers
-from app.engine.runs.request import Order
 from app.engine.steps.dispatcher import Dispatcher
 from app.engine.worker_health import Health
 from app.errors import BatonError, NotFound

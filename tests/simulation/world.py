@@ -12,7 +12,7 @@ import math
 import random
 from collections.abc import Callable
 
-from app.engine.runs.request import Order
+from app.engine.runs.admission import Order
 from app.errors import BatonError
 from app.stepqueue.protocol import Ticket
 from tests.simulation.bell import Bell, Server

@@ -22,9 +22,9 @@ from app.engine.delivery.followers import Audience, Follower, Followers, public
 from app.engine.delivery.mailbox import Mailbox
 from app.engine.delivery.messages import Driven, Told
 from app.engine.runs import admission, tool_results
+from app.engine.runs.admission import Order, Owner
 from app.engine.runs.cancellations import Cancellations
 from app.engine.runs.registry import Drivers
-from app.engine.runs.request import Order, Owner
 from app.engine.runs.tool_results import Beginning, Found, Known
 from app.errors import (
     Conflict,

@@ -37,8 +37,8 @@ from app.engine.context import EngineContext
 from app.engine.delivery import turn_result
 from app.engine.delivery.followers import LISTEN_SECONDS
 from app.engine.delivery.mailbox import Mailbox
+from app.engine.runs.admission import Moved
 from app.engine.runs.planning import Planned, Planner, faults
-from app.engine.runs.request import Moved
 from app.errors import Conflict, QueueUnavailable
 from app.stepqueue.protocol import DISPATCHERS, Committed, Listen, Live, Stop
 from app.store.protocol import Entry

@@ -35,8 +35,7 @@ from app.core.run.progress import may_nest
 from app.core.run.state import CALLER, FALLBACK, Proposal, RunState, StepState
 from app.engine.calls.attempt import Attempt, Purpose
 from app.engine.calls.step_request import look, texts_of
-from app.engine.commit.retry import patiently
-from app.engine.commit.run_writer import Append, Contents
+from app.engine.commit.run_writer import Append, Contents, patiently
 from app.engine.context import EngineContext
 from app.engine.steps import pending_outcomes
 from app.errors import BatonError, PlanRejected, WorkerUnavailable

@@ -24,10 +24,10 @@ from app.engine.calls.step_request import NOTHING
 from app.engine.commit.colocation import StepStarter
 from app.engine.commit.waiting_runs import Waiting
 from app.engine.context import EngineContext
+from app.engine.runs.admission import Moved
 from app.engine.runs.driver import Driver
 from app.engine.runs.planning import Planned
 from app.engine.runs.recovery import Held, Recovery, hand_back, overtaken_steps, resumed_steps, take_over
-from app.engine.runs.request import Moved
 from app.engine.runs.tool_results import Beginning, Found
 from app.errors import (
     BatonError,

@@ -20,8 +20,7 @@ from app.core.run.state import RunState, Turn, fold
 from app.core.run.tool_results import Returned, Standing
 from app.engine.commit.waiting_runs import Waiting
 from app.engine.context import EngineContext
-from app.engine.runs.admission import untaken
-from app.engine.runs.request import Order, Owner
+from app.engine.runs.admission import Order, Owner, untaken
 from app.errors import InvalidRequest, NotFound
 from app.store.protocol import Entry, Lease
 from app.store.rows.content import address

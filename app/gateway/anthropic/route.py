@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from app.core.pool import budget
-from app.engine.runs.request import Order
+from app.engine.runs.admission import Order
 from app.gateway.anthropic import reply as reply
 from app.gateway.anthropic.request import (
     MessagesRequest,

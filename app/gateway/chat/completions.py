@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from app.core.run.state import RunState
 from app.engine.delivery.messages import Ended, Said
-from app.engine.runs.request import Order
+from app.engine.runs.admission import Order
 from app.errors import InvalidRequest
 from app.gateway.chat.reply import Chunks, extension, usage_of
 from app.gateway.chat.request import ChatRequest, read_request, to_order

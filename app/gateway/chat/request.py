@@ -11,7 +11,7 @@ from pydantic import Discriminator, Field, StringConstraints, ValidationError
 
 from app.core.message.chat import Image, Message, Part, Sampling, Task, Text
 from app.core.pool.catalog import Tier
-from app.engine.runs.request import Order
+from app.engine.runs.admission import Order
 from app.errors import InvalidRequest
 from app.gateway.chat.tools import CallId, CallsOfTurn, Choice, Tools, calls_of, check_conversation, toolbox_of
 from app.gateway.wire import custom_tools

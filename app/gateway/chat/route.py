@@ -9,7 +9,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from app.engine.runs.request import Order
+from app.engine.runs.admission import Order
 from app.gateway.chat.reply import Chunks, completion
 from app.gateway.chat.request import ChatRequest, read_request, to_order
 from app.gateway.http.admission import Begun, Idempotency

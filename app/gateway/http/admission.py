@@ -37,7 +37,7 @@ from app.core.records import record
 from app.core.run import position
 from app.core.run.position import Position
 from app.engine.delivery.messages import Driven
-from app.engine.runs.request import Order
+from app.engine.runs.admission import Order
 from app.errors import Conflict, InvalidRequest, Overloaded, OverQuota, PlanRejected, RunUndecided
 from app.gateway.http import fault
 from app.gateway.http.auth import Caller

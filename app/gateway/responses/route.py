@@ -18,7 +18,7 @@ from app.core.run import position
 from app.core.run.position import Position
 from app.core.run.state import RunState
 from app.engine.delivery import turn_result as endings
-from app.engine.runs.request import Order
+from app.engine.runs.admission import Order
 from app.errors import CallerError, Conflict, InvalidRequest, NotFound
 from app.gateway.http.admission import Begun, Idempotency, last_event
 from app.gateway.http.auth import Caller, Keys

@@ -14,7 +14,7 @@ from app.core.message.chat import Task
 from app.core.plan.arms import tier_for
 from app.core.pool.catalog import LIMITS, MILLION, Catalog, Limit, Limits, Tier
 from app.core.pool.policy import Overrides
-from app.engine.runs.request import Order
+from app.engine.runs.admission import Order
 from app.errors import NotFound
 from app.store.protocol import KeyRow
 
