@@ -44,6 +44,6 @@ async def test_errors(driven: Driven) -> None:
         "unknown": error("BadRequestError", 400, "unknown_parameter", "foo"),
         "key": error("AuthenticationError", 401, "invalid_api_key", None),
         "route": error("NotFoundError", 404, "unknown_url", None),
-        "failed": error("InternalServerError", 502, "worker_refused", None, "server_error"),
+        "failed": error("BadRequestError", 400, "worker_refused", None, "invalid_request_error"),
     }
     assert (stream["class"], stream["code"]) == ("APIError", "worker_truncated")

@@ -157,7 +157,7 @@ async def test_either_header_carries_the_key(address: Address) -> None:
         ({"tools": [ADD, ADD]}, anthropic.BadRequestError, "invalid_request_error"),
         ({"tool_choice": {"type": "any"}}, anthropic.BadRequestError, "invalid_request_error"),
         ({"extra_headers": {"x-api-key": "sk-wrong"}}, anthropic.AuthenticationError, "authentication_error"),
-        ({"model": "baton-broken"}, anthropic.InternalServerError, "api_error"),
+        ({"model": "baton-broken"}, anthropic.BadRequestError, "invalid_request_error"),
     ],
 )
 async def test_errors_are_anthropics(

@@ -173,7 +173,7 @@ async def test_what_cannot_be_had_is_named(
 
 
 async def test_a_failed_response_says_so(client: AsyncOpenAI) -> None:
-    with pytest.raises(openai.InternalServerError):
+    with pytest.raises(openai.BadRequestError):
         await client.responses.create(**ASKED | {"model": "baton-broken"})
     events = [event async for event in await client.responses.create(**ASKED | {"model": "baton-broken"}, stream=True)]
     last = events[-1]
@@ -205,5 +205,5 @@ async def test_the_node_client(address: Address, stub: ProviderStub, node: Node)
         },
         "parsed": {"x": 7},
         "unknown": error("BadRequestError", 400, "unknown_parameter", "foo"),
-        "failed": error("InternalServerError", 502, "worker_refused", None, "server_error"),
+        "failed": error("BadRequestError", 400, "worker_refused", None, "invalid_request_error"),
     }
