@@ -113,7 +113,7 @@ async def test_models_are_openais(client: httpx.AsyncClient) -> None:
 
 
 async def test_errors_are_openais(stub: ProviderStub, client: httpx.AsyncClient) -> None:
-    stub.always("alpha", Fail(status=400))
+    stub.always("alpha", Fail(status=401))
     pinned = {"pool": {"pin": "alpha"}}
     failed = await ask(client, baton=pinned)
     replies = [

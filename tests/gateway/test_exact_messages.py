@@ -84,7 +84,7 @@ def kinds(events: list[dict[str, Any]]) -> list[str]:
 @pytest.mark.parametrize("name", REPLIES)
 async def test_messages_and_events_are_anthropics(stub: ProviderStub, client: httpx.AsyncClient, name: str) -> None:
     reply, blocks, stop = REPLIES[name]
-    stub.always("alpha", reply)
+    stub.always("*", reply)
     whole = (await client.post("/v1/messages", json=ASKED)).json()
     exactly(Message, whole, OURS)
     events = exact_events((await client.post("/v1/messages", json=ASKED | {"stream": True})).text)
@@ -101,7 +101,7 @@ async def test_messages_and_events_are_anthropics(stub: ProviderStub, client: ht
 
 async def test_errors_are_anthropics(stub: ProviderStub, client: httpx.AsyncClient) -> None:
     broken = {"baton": {"pool": {"pin": "gamma"}}}
-    stub.always("gamma", Fail(status=400))
+    stub.always("gamma", Fail(status=401))
     old = {"anthropic-version": "2023-06-01"}
     replies = [
         await client.post("/v1/messages", json=ASKED | broken),

@@ -97,7 +97,7 @@ async def test_replies_and_events_are_openais(
     stub: ProviderStub, client: httpx.AsyncClient, name: str, logprobs: bool
 ) -> None:
     reply, order = REPLIES[name]
-    stub.always("alpha", reply)
+    stub.always("*", reply)
     asked = ASKED | {"tools": [ADD], "instructions": "Be brief.", "metadata": {"a": "b"}}
     asked |= {"top_logprobs": 2} if logprobs else {}
     whole = (await client.post("/v1/responses", json=asked)).json()
@@ -231,7 +231,7 @@ async def test_lists_and_deletions_are_openais(stub: ProviderStub, client: httpx
 
 
 async def test_errors_are_openais(stub: ProviderStub, client: httpx.AsyncClient) -> None:
-    stub.always("alpha", Fail(status=400))
+    stub.always("alpha", Fail(status=401))
     replies = [
         await client.post("/v1/responses", json=ASKED | {"baton": {"pool": {"pin": "alpha"}}}),
         await client.post("/v1/responses", json=ASKED | {"model": "nothing"}),

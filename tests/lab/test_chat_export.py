@@ -109,7 +109,7 @@ class School:
 
 
 @pytest.fixture
-def school(tmp_path: Path) -> Iterator[School]:
+def school(tmp_path: Path, embedded_database: None) -> Iterator[School]:
     with vllm_stub() as stub:
         yield School(tmp_path, stub)
 
