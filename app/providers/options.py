@@ -19,12 +19,11 @@ SHARED: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("positional", "logprobs", "open_schemas"), ("true", "false")),
 }
 WITHOUT: Mapping[WireFormat, frozenset[str]] = {
-    "openai": frozenset(),
     "responses": frozenset(("stop", "seed", "presence_penalty", "frequency_penalty", "logit_bias")),
     "anthropic": frozenset(("seed", "presence_penalty", "frequency_penalty", "logit_bias")),
     "gemini": frozenset(("logit_bias",)),
 }
-"""The fields of `Sampling` that a wire format does not have."""
+"""The fields of `Sampling` that a wire format does not have; one that is not listed has all of them."""
 SAMPLING = frozenset(item.name for item in fields(Sampling))
 
 
@@ -45,7 +44,7 @@ def check(spec: ProviderSpec, known: Mapping[str, tuple[str, ...]]) -> None:
 
 def unsupported(spec: ProviderSpec) -> frozenset[str]:
     """Return the sampling parameters that this endpoint does not honour."""
-    return WITHOUT[spec.format] | _listed(spec)
+    return WITHOUT.get(spec.format, frozenset()) | _listed(spec)
 
 
 def _listed(spec: ProviderSpec) -> frozenset[str]:

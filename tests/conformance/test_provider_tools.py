@@ -12,7 +12,7 @@ from app.core.pool.catalog import ProviderSpec, Worker
 from app.errors import WorkerMalformed
 from app.providers.http import Reading
 from app.providers.openai import Completion
-from tests.conformance.wire_formats import FORMATS, Format, Line, connected, ending, request, said
+from tests.conformance.wire_formats import FORMATS, Line, connected, ending, request, said
 from tests.stubs import ProviderStub, Reply, Trickle
 from tests.stubs import ToolCall as Calls
 from tests.stubs import Usage as Billed
@@ -311,7 +311,7 @@ async def test_calls_of_another_model_pass_geminis_signature_check(stub: Provide
 
 async def test_reasoning_goes_back_to_the_server_that_wants_it(stub: ProviderStub) -> None:
     """DeepSeek refuses the next turn without it, vLLM's templates use it."""
-    form = Format("openai", FORMATS["openai"].adapter, Completion)
+    form = FORMATS["openai"]
     for options, expected in (({}, "Hm."), ({"reasoning": "drop"}, None)):
         async with connected(form, stub, base_url=stub.vllm_url, options=options) as line:
             keepsake = await _first_turn(line, reasoning=("Hm", "."))

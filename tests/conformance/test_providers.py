@@ -347,10 +347,7 @@ async def _recorded(form: Format) -> bytes:
         adapter: Any = line.adapter
         stub.script("model-a", Reply(chunks=TEXTS, comments=True, reasoning=("hm",)))
         endpoint = adapter._endpoint
-        path = {"openai": "/chat/completions", "responses": "/responses", "anthropic": "/v1/messages"}.get(
-            form.name, "/models/model-a:streamGenerateContent?alt=sse"
-        )
-        response = await endpoint.post(endpoint.url(path), adapter.render(request()), 5, "w")
+        response = await endpoint.post(endpoint.url(form.path), adapter.render(request()), 5, "w")
         raw: bytes = await response.aread()
     return raw
 

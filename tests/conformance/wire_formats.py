@@ -1,4 +1,4 @@
-"""The four wire formats as one table, and what their conformance tests share."""
+"""The wire formats as one table, and what their conformance tests share."""
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -29,6 +29,8 @@ class Format:
     name: Any
     adapter: Callable[[ProviderSpec, str | None], Adapter]
     reading: Callable[[str], Reading]
+    path: str
+    """Where it streams, below its base URL."""
 
     def spec(self, stub: ProviderStub, **changes: Any) -> ProviderSpec:
         """The stub as an endpoint of this format."""
@@ -43,10 +45,10 @@ class Format:
 FORMATS = {
     each.name: each
     for each in (
-        Format("openai", OpenAIProvider, Completion),
-        Format("responses", ResponsesProvider, Response),
-        Format("anthropic", AnthropicProvider, Reply),
-        Format("gemini", GeminiProvider, Candidate),
+        Format("openai", OpenAIProvider, Completion, "/chat/completions"),
+        Format("responses", ResponsesProvider, Response, "/responses"),
+        Format("anthropic", AnthropicProvider, Reply, "/v1/messages"),
+        Format("gemini", GeminiProvider, Candidate, "/models/model-a:streamGenerateContent?alt=sse"),
     )
 }
 

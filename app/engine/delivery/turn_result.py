@@ -23,12 +23,12 @@ from app.telemetry import Telemetry
 
 RATE_LIMITED = errors.WorkerRateLimited.code
 """The error of a run of which every worker's provider limits the rate of requests."""
-REFUSALS: Mapping[str | None, type[errors.RunEnded]] = {
+ERRORS_OF_FAILED_RUNS: Mapping[str | None, type[errors.RunEnded]] = {
     errors.WorkerRefused.code: errors.RunRefused,
     errors.RunTooLong.code: errors.RunTooLong,
     errors.RunOutOfQuota.code: errors.RunOutOfQuota,
 }
-"""The errors of a run that every worker has refused to work for, by the code of its end."""
+"""The errors of failed runs by the code of their end; a run that ended with any other code has a `RunFailed`."""
 
 
 def until_end(events: Sequence[Event], turn: int | None = None) -> RunState:
@@ -142,5 +142,5 @@ def ending_error(state: RunState) -> BatonError | None:
         error = errors.RunRateLimited(retry_after=end.retry_after, run=state.run)
         error.message = f"{error.message} {wait}".strip()
         return error
-    refusal = REFUSALS.get(end.error) if state.state == "failed" else None
-    return (refusal or ending)(code=end.error or None, run=state.run)
+    named = ERRORS_OF_FAILED_RUNS.get(end.error) if state.state == "failed" else None
+    return (named or ending)(code=end.error or None, run=state.run)
