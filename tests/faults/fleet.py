@@ -23,6 +23,8 @@ from tests.integration.installation import settings
 from tests.stubs.control import StubControl, stub_process
 
 VERBS: Final = ("gateway", "dispatcher")
+NEW_SETTINGS: Final = ("BATON_DRAIN_SECONDS",)
+"""Settings that release 0.1.0 does not know, and so refuses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +37,8 @@ class Release:
         """That environment, in which this release is imported. Its byte code is kept, for its next process."""
         if self.root is None:
             return dict(environ)
-        return {**environ, "PYTHONPATH": str(self.root), "PYTHONDONTWRITEBYTECODE": ""}
+        known = {name: value for name, value in environ.items() if name not in NEW_SETTINGS}
+        return {**known, "PYTHONPATH": str(self.root), "PYTHONDONTWRITEBYTECODE": ""}
 
     def process(self, verb: str, folder: Path, environ: Mapping[str, str], **more: Any) -> Process:
         """A role of this release, which is not started yet."""

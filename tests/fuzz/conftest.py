@@ -36,7 +36,7 @@ def fuzzed() -> Iterator[Fuzzed]:
         client = stand_in.client(key)
 
         def send(path: str, body: bytes) -> httpx.Response:
-            stand_in.drivers.orders.clear()
+            stand_in.runs.orders.clear()
             headers = {"content-type": "application/json"}
             asked: Coroutine[Any, Any, httpx.Response] = client.post(path, content=body, headers=headers)
             return runner.run(asked)

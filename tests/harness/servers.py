@@ -214,6 +214,65 @@ def pgbouncer(database_url: str, mode: str, *, connections: int) -> Iterator[Ser
             yield server
 
 
+NGINX = """
+worker_processes 1;
+daemon off;
+pid {directory}/nginx.pid;
+error_log {directory}/error.log warn;
+events {{ worker_connections 1024; }}
+http {{
+  access_log off;
+  client_body_temp_path {directory}/body;
+  proxy_temp_path {directory}/proxy;
+  fastcgi_temp_path {directory}/fastcgi;
+  uwsgi_temp_path {directory}/uwsgi;
+  scgi_temp_path {directory}/scgi;
+  upstream gateways {{
+{gateways}
+    keepalive 32;
+  }}
+  server {{
+    listen 127.0.0.1:{port};
+    client_max_body_size 64m;
+    location / {{
+      proxy_pass http://gateways;
+      proxy_http_version 1.1;
+      proxy_set_header Connection "";
+      proxy_buffering off;
+      proxy_read_timeout 3600s;
+    }}
+  }}
+}}
+"""
+"""The configuration that the runbook shows, over ports of this machine."""
+
+
+@contextlib.contextmanager
+def nginx(ports: Sequence[int]) -> Iterator[Server]:
+    """An nginx before the gateways at these ports, which it knows nothing about but what their connections tell."""
+    binary, user = nginx_binary(), _unprivileged_user()
+    if binary is None:
+        raise ServerFailed("no nginx: install Debian's package nginx-light")
+    with _directory("baton-nginx-", user) as directory:
+        port = free_port()
+        gateways = "\n".join(f"    server 127.0.0.1:{one} max_fails=1 fail_timeout=1s;" for one in ports)
+        file = directory / "nginx.conf"
+        file.write_text(NGINX.format(directory=directory, gateways=gateways, port=port))
+        if user is not None:
+            shutil.chown(file, user)
+        server = Server(
+            argv=[str(binary), "-p", str(directory), "-e", str(directory / "error.log"), "-c", str(file)],
+            directory=directory,
+            port=port,
+            url=f"http://127.0.0.1:{port}",
+            user=user,
+            stop_signal=signal.SIGTERM,
+            is_ready=lambda pid: _accepts(port),
+        )
+        with _running(server):
+            yield server
+
+
 def free_port() -> int:
     """Return a loopback TCP port that was free a moment ago."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -288,6 +347,12 @@ def _redis_binary() -> Path:
 def pgbouncer_binary() -> Path | None:
     """Debian's PgBouncer, or None if it is not installed: there is no wheel of it."""
     found = shutil.which("pgbouncer", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
+    return Path(found) if found else None
+
+
+def nginx_binary() -> Path | None:
+    """Debian's nginx, or None if it is not installed."""
+    found = shutil.which("nginx", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
     return Path(found) if found else None
 
 
