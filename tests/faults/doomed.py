@@ -43,7 +43,7 @@ def bend(fate: Fate, *, clock: Path | None, copies: int) -> None:
     wiring.Pool = doomed_pool(fate)  # type: ignore[misc]
     http.Call = doomed_call(fate)  # type: ignore[misc]
     if clock is not None:
-        serve.scene = partial(serve.scene, now=shifted(clock))
+        serve.open_runtime = partial(serve.open_runtime, now=shifted(clock))
 
 
 def shifted(path: Path) -> Callable[[], float]:

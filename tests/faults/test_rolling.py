@@ -1,4 +1,4 @@
-"""F-32: every process is replaced, one after the other, behind a real reverse proxy and under load.
+"""F-31: every process is replaced, one after the other, behind a real reverse proxy and under load.
 
 No caller sees an error of any kind: no refused or broken connection, no 429 or 503, no cut stream. `BATON_TEST_ROLLS`
 says how often each process is replaced, and `BATON_TEST_ROLL_SECONDS` how long the load goes on at least after each:
@@ -26,7 +26,7 @@ SECONDS = float(os.environ.get("BATON_TEST_ROLL_SECONDS", "0"))
 DRAIN_SECONDS = "1"
 
 
-@at("F-32", "every process replaced behind nginx under load", "no error of any kind for any caller", ci=True)
+@at("F-31", "every process replaced behind nginx under load", "no error of any kind for any caller", ci=True)
 def test_a_rolling_update_drops_nothing(tmp_path: Path, record_property: Callable[[str, object], None]) -> None:
     with fleet(tmp_path) as scene:
         PRESENT.migrate(tmp_path, scene.environ)
