@@ -1,10 +1,10 @@
 """The service under a fate: `python -m tests.faults.doomed [--at ORDER] [--orders FILE] -- gateway|dispatcher|serve`.
 
-This runs the real `app`, all of it; only the seams that `wiring.scene` opens are wrapped (`seams.py`), so the product
-needs no hooks. `--at` is an order for this process alone, `--orders` a file that is watched for them (`fate.py`).
-`--clock FILE` holds seconds that are added to this process's wall clock, read anew whenever it asks for the time.
-`--copies N` sends everything that goes through the queue N times, batches in reverse. `--files N` is the most files
-that it may have open, sockets included.
+This runs the real `app`, all of it; only the seams that `wiring.open_runtime` opens are wrapped (`seams.py`), so the
+product needs no hooks. `--at` is an order for this process alone, `--orders` a file that is watched for them
+(`fate.py`). `--clock FILE` holds seconds that are added to this process's wall clock, read anew whenever it asks for
+the time. `--copies N` sends everything that goes through the queue N times, batches in reverse. `--files N` is the
+most files that it may have open, sockets included.
 """
 
 import argparse

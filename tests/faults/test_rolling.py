@@ -18,7 +18,10 @@ from tests.faults.mixed_load import mixed_load
 from tests.faults.points import at
 from tests.harness import servers
 
-pytestmark = pytest.mark.timeout(1800)
+pytestmark = [
+    pytest.mark.timeout(1800),
+    pytest.mark.skipif(servers.nginx_binary() is None, reason="nginx is not installed (Debian's package nginx-light)"),
+]
 COUNT = 2
 """Processes of each role."""
 ROLLS = int(os.environ.get("BATON_TEST_ROLLS", "1"))
