@@ -22,8 +22,7 @@ ENOUGH = 500
 """So many seeds must show everything that `gaps` asks for."""
 DEEDS = (
     *("turn begun elsewhere", "turn begun where it ended", "wait abandoned", "step nested"),
-    *("run handed over", "run handed back"),
-    *("notice told", "notice told again", "content erased"),
+    *("run handed back", "notice told", "notice told again", "content erased"),
 )
 OF_READS = ("store.read.down", "store.read.lost", "store.read.slow", "crash at store.read", "freeze at store.read")
 

@@ -110,7 +110,7 @@ USUAL: Mapping[str, float] = {
     "queue.forged_tickets": 0.08,
     "process.killed": 0.03,
     "process.frozen": 0.03,
-    "process.drained": 0.02,
+    "process.drained": 0.04,
     **{f"crash at {point}": 0.1 if point.startswith("webhook") else 0.004 for point in POINTS},
     **{f"freeze at {point}": 0.1 if point.startswith("webhook") else 0.004 for point in POINTS},
 }

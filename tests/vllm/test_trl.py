@@ -126,6 +126,7 @@ def test_the_adapter_is_deployed_as_it_is_and_plans_for_the_service(
     pool = world_file.pool_file(POOL, conductor=vllm_server.base_url, model=vllm_server.model)
     environ = served(tmp_path, pool)
     name = manifest.read(trained / "adapter")[0].name
+    assert main(["migrate"], environ) == 0, capsys.readouterr().err
     assert main(["conductor", "deploy", "planner", str(trained / "adapter")], environ) == 0, capsys.readouterr().err
     told = capsys.readouterr().out
     found = json.loads(re.search(r"\{.*\}", told)[0])  # type: ignore[index]
