@@ -198,7 +198,7 @@ class Worker:
     drops: frozenset[str] = frozenset()
     """Sampling parameters that are left out of its requests, in addition to those that its wire format lacks."""
     refuses: frozenset[str] = frozenset()
-    """Those of them for which a task with such a parameter is not given to it."""
+    """Sampling parameters that keep a task from this worker: a task that has one is given to other workers only."""
     api_version: str = ""
     """The version of the API that its requests name, for formats that have one; empty: its provider's."""
 

@@ -48,7 +48,7 @@ class Candidates:
         """Workers that are not called because of a rate limit, each with the seconds that the run will have left when
         it can be called again."""
         self._told: dict[str, float] = {}
-        """The same seconds of all workers that said so last."""
+        """The same seconds for each worker whose latest answer was a rate limit."""
 
     @property
     def spare(self) -> bool:

@@ -133,7 +133,7 @@ Seconds = Annotated[Number, Field(gt=0, le=86_400, allow_inf_nan=False)]
 
 
 Parameters = dict[Annotated[str, AfterValidator(_parameter)], Literal["take", "drop", "refuse"]]
-"""What becomes of a sampling parameter: it is sent, or left out, or the worker is not given such tasks."""
+"""How each sampling parameter is treated: it is sent, left out, or keeps a task that has it from the worker."""
 CHOICES = SelectorSpec()
 """A selector's defaults."""
 CHOOSING = frozenset(field.name for field in fields(SelectorSpec))

@@ -132,7 +132,7 @@ class Settings(BaseModel):
     given: frozenset[str] = Field(default=frozenset(), exclude=True, repr=False)
     """The fields that the environment set."""
     in_files: frozenset[str] = Field(default=frozenset(), exclude=True, repr=False)
-    """Those of them whose values stand in files."""
+    """The fields whose values were read from files, by `NAME_FILE`."""
 
     @field_validator("log_level", mode="before")
     @classmethod

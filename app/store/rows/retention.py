@@ -40,7 +40,7 @@ def page(conn: Connection, query: ContentQuery, after: tuple[float, str] | None,
 
 
 def _of_user(conn: Connection, user: str, runs: Sequence[str]) -> set[str]:
-    """Those of these runs whose task names the user.
+    """Return the runs among `runs` whose task names the user.
 
     The database looks for the bytes in which `task_to_json` names a user, so that only likely bodies are read.
     """
