@@ -1,23 +1,17 @@
-"""Every metric, span and log-field name of the service, in one place, and the object that carries them.
+"""Every metric and log-field name of the service, in one place, and the object that carries them.
 
 Labels come from closed sets (tier, worker, outcome, kind), never from callers. Logs are JSON lines whose fields are
-listed here: ids, sizes and states, never a body, a prompt or a key. Spans have OpenTelemetry's GenAI names where those
-exist (`invoke_workflow`, `plan`, `chat`) and begin with `baton.` otherwise. They are exported only when
-`OTEL_EXPORTER_OTLP_ENDPOINT` is set, and cost almost nothing otherwise.
+listed here: ids, sizes and states, never a body, a prompt or a key. Spans are in `tracing.py`.
 """
 
 import logging
 import sys
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import orjson
-from opentelemetry import trace
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-NO_SPAN: AbstractContextManager[object] = nullcontext()
-"""Shared by all callers, because every waiting run and call holds a span."""
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800)
 
 COUNTERS: Mapping[str, tuple[str, tuple[str, ...]]] = {
@@ -81,7 +75,6 @@ HISTOGRAMS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "baton_first_delta_seconds": ("Time from admission to the first delta of the answer.", ("tier",)),
     "baton_call_seconds": ("Duration of one provider call.", ("worker",)),
 }
-SPAN_RUN, SPAN_PLAN, SPAN_CALL = "invoke_workflow", "plan", "chat"
 LOG_FIELDS = frozenset(
     {
         "run",
@@ -105,9 +98,9 @@ LOG_FIELDS = frozenset(
 
 
 class Telemetry:
-    """The metrics, spans and logs of one process, made once in `wiring.py` and passed on."""
+    """The metrics and logs of one process, made once in `wiring.py` and passed on."""
 
-    def __init__(self, tracer: trace.Tracer | None = None) -> None:
+    def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self._counters = {n: Counter(n, doc, labels, registry=self.registry) for n, (doc, labels) in COUNTERS.items()}
         self._gauges = {n: Gauge(n, doc, labels, registry=self.registry) for n, (doc, labels) in GAUGES.items()}
@@ -115,7 +108,6 @@ class Telemetry:
             n: Histogram(n, doc, labels, buckets=SECONDS, registry=self.registry)
             for n, (doc, labels) in HISTOGRAMS.items()
         }
-        self._tracer = tracer
         self._children: dict[tuple[str, ...], Any] = {}
         self._log = logging.getLogger("baton")
 
@@ -152,12 +144,6 @@ class Telemetry:
         if unknown := set(fields) - LOG_FIELDS:
             raise KeyError(f"log fields not in the table: {sorted(unknown)}")
         self._log.log(level, message, exc_info=bug, extra={"fields": fields})
-
-    def span(self, name: str, attributes: Mapping[str, str | int | float | bool]) -> AbstractContextManager[object]:
-        """Return a span around a block, or a null context when no exporter is configured."""
-        if self._tracer is None:
-            return NO_SPAN
-        return self._tracer.start_as_current_span(name, attributes=dict(attributes))
 
     def exposition(self) -> bytes:
         """Return all metrics in Prometheus' text format."""

@@ -1,6 +1,7 @@
 """The dependencies that every part of the engine works with: one record, made in `wiring.py` and passed to each."""
 
 from collections.abc import Awaitable, Callable
+from dataclasses import field
 from functools import partial
 
 from app.conductor.protocol import Policy
@@ -12,6 +13,7 @@ from app.providers.protocol import Provider
 from app.stepqueue.protocol import StepQueue
 from app.store.protocol import Store
 from app.telemetry import Telemetry
+from app.tracing import Tracing
 
 
 async def _unversioned(_conductor: str, _run: str) -> str:
@@ -46,6 +48,7 @@ class EngineContext:
     others is judged by it."""
     version: Callable[[str, str], Awaitable[str]] = _unversioned
     """The model that conducts a run in a conductor's name; empty for the one that the pool file names."""
+    tracing: Tracing = field(default_factory=Tracing)
     notifies: bool = False
     """True if the operator's webhook is notified of the ends of background responses."""
 

@@ -53,6 +53,7 @@ from app.stepqueue.memory import MemoryQueue
 from app.stepqueue.protocol import StepQueue
 from app.store.sql import open_store
 from app.telemetry import Telemetry
+from app.tracing import Tracing
 
 if TYPE_CHECKING:
     from app.stepqueue.redis import RedisQueue
@@ -188,7 +189,7 @@ async def open_runtime(loaded: Loaded, *, now: Callable[[], float] = time.time) 
     """Open what the configuration asks for; close it when the block is left. `now` is this machine's clock."""
     settings = loaded.settings
     home = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
-    telemetry = Telemetry(_tracer(home))
+    telemetry = Telemetry()
     telemetry.gauge("baton_rehearsal", loaded.catalog.rehearsal)
     key, fresh = pepper(settings), Fresh()
     chance = random.Random(fresh.bytes(16)).random
@@ -215,26 +216,12 @@ async def open_runtime(loaded: Loaded, *, now: Callable[[], float] = time.time) 
             code=version("baton"),
             timed=lambda: clock.set,
             version=versions.version,
+            tracing=Tracing(_tracer(home)),
             notifies=settings.webhook_url is not None,
         )
         drivers, dispatcher = _engine(context, settings, home)
         runs = _run_client(context, settings, home, drivers)
-        gateway = GatewayContext(
-            store=store,
-            queue=queue,
-            runs=runs,
-            catalog=pool.catalog,
-            telemetry=telemetry,
-            pepper=key.get_secret_value().encode(),
-            now=clock.now,
-            tick=time.monotonic,
-            name=fresh.name,
-            bounds=Bounds(body=settings.max_body_bytes),
-            rates=Rates(running=settings.concurrent_runs),
-            origins=settings.origins,
-            remembered=settings.idempotency_hours * 3600,
-            conducts=pool.conducts,
-        )
+        gateway = _gateway(context, settings, key, pool, runs)
         conductor_probe = ConductorProbe(context, out=drivers.give_up_plans)
         try:
             webhooks = Webhooks(context, _target(settings))
@@ -244,6 +231,27 @@ async def open_runtime(loaded: Loaded, *, now: Callable[[], float] = time.time) 
             )
         finally:
             await pool.close()
+
+
+def _gateway(
+    context: EngineContext, settings: Settings, pepper: SecretStr, pool: Pool, runs: RunClient
+) -> GatewayContext:
+    return GatewayContext(
+        store=context.store,
+        queue=context.queue,
+        runs=runs,
+        catalog=context.catalog,
+        telemetry=context.telemetry,
+        pepper=pepper.get_secret_value().encode(),
+        now=context.now,
+        tick=context.tick,
+        name=context.name,
+        bounds=Bounds(body=settings.max_body_bytes),
+        rates=Rates(running=settings.concurrent_runs),
+        origins=settings.origins,
+        remembered=settings.idempotency_hours * 3600,
+        conducts=pool.conducts,
+    )
 
 
 def _run_client(context: EngineContext, settings: Settings, home: str, engine: Drivers) -> RunClient:

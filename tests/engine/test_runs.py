@@ -42,7 +42,7 @@ async def test_mini_answers_with_one_call_and_nothing_added(stub: ProviderStub, 
 async def test_a_run_its_plan_and_its_calls_have_spans(stub: ProviderStub, opened: Runtime, monkeypatch: Any) -> None:
     spans, provider = InMemorySpanExporter(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(spans))
-    monkeypatch.setattr(opened.context.telemetry, "_tracer", provider.get_tracer("test"))
+    monkeypatch.setattr(opened.context.tracing, "_tracer", provider.get_tracer("test"))
     stub.always("planner", Reply(chunks=(plan_text((0, "Solve it", ["user"])),)))
     driven = await opened.runs.start(order(opened, "baton-ultra"))
     await finish(driven)

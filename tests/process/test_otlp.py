@@ -11,7 +11,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.sdk.trace import Tracer
 
 from app.process import wiring
-from app.telemetry import Telemetry
+from app.tracing import Tracing
 
 
 class Collector(BaseHTTPRequestHandler):
@@ -59,5 +59,5 @@ def test_spans_go_to_the_endpoint(endpoint: list[tuple[str, bytes]]) -> None:
 def test_without_an_endpoint_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OTEL_EXPORTER_OTLP_ENDPOINT", raising=False)
     assert wiring._tracer("house-1") is None
-    telemetry = Telemetry(None)
-    assert telemetry.span("chat", {}) is telemetry.span("plan", {})  # a waiting run holds nothing for it
+    tracing = Tracing(None)
+    assert tracing.span("chat", {}) is tracing.span("plan", {})  # a waiting run holds nothing for it

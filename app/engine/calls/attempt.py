@@ -49,7 +49,7 @@ from app.providers.faults import malformed
 from app.providers.protocol import Request, endpoint_of
 from app.store.protocol import Ledger
 from app.store.rows.content import address
-from app.telemetry import SPAN_CALL
+from app.tracing import SPAN_CALL
 
 VERDICTS: Mapping[type, Verdict] = {
     WorkerTimeout: "failing",
@@ -340,7 +340,7 @@ class Attempt:
         attributes = {"gen_ai.operation.name": SPAN_CALL, "gen_ai.request.model": self.worker.model}
         try:
             deadlines = self._deadlines()
-            with self._context.telemetry.span(SPAN_CALL, attributes):
+            with self._context.tracing.span(SPAN_CALL, attributes):
                 async for pieces in self._provider.stream(self._request, self._body, deadlines):
                     self._last_piece_at = self._context.tick()
                     began = self.reply.began

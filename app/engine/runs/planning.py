@@ -43,7 +43,7 @@ from app.network.retries import Left
 from app.providers.protocol import Request
 from app.store.protocol import Store
 from app.store.rows.content import address
-from app.telemetry import SPAN_PLAN
+from app.tracing import SPAN_PLAN
 
 NOT_CLEARED = "not_cleared"
 EMBEDS = "features-1"
@@ -205,7 +205,7 @@ class Planner:
         self.call = ""
         error: BatonError | None = None
         try:
-            with self._context.telemetry.span(SPAN_PLAN, {"baton.plan.mode": command.mode}):
+            with self._context.tracing.span(SPAN_PLAN, {"baton.plan.mode": command.mode}):
                 known = self._brief(state, command, conductor)
                 told = await shown(self._context.store, state, command, known, self._left)
                 async for step in conductor.propose(told, partial(self._ask, append, told)):

@@ -42,7 +42,7 @@ from app.errors import (
 )
 from app.stepqueue.protocol import AGAIN, DISPATCHERS, Adopted, Committed, Delta, Live, Stop, Ticket
 from app.store.protocol import MOVED, Entry, Lease, Outbox
-from app.telemetry import SPAN_RUN
+from app.tracing import SPAN_RUN
 
 WATCH_SECONDS = 0.25
 """Time between two looks for journals that have moved, while the step queue is unavailable."""
@@ -307,7 +307,7 @@ class Drivers:
         telemetry = self._context.telemetry
         try:
             await asyncio.sleep(0)  # a step that was just begun sends its call first
-            with telemetry.span(SPAN_RUN, {"baton.run.id": run, "baton.tier": driver.state.admitted.tier}):
+            with self._context.tracing.span(SPAN_RUN, {"baton.run.id": run, "baton.tier": driver.state.admitted.tier}):
                 await driver.drive()
             if driver.state.state == "awaiting_tool":
                 held = Held(driver.salt, driver.state, driver.writer.row_epoch)
