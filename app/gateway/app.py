@@ -9,7 +9,7 @@ import asyncio
 import copy
 import logging
 import re
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from importlib.metadata import version
 from typing import Any, Final
 
@@ -48,6 +48,8 @@ SCHEMAS: Final[operations.Schemas] = {
     **responses.SCHEMAS,
     **runs.SCHEMAS,
 }
+SHARED_FAMILIES: Final = frozenset({"models", "files", "skills", "complete"})
+"""First segments behind /v1 of routes that Anthropic's clients ask for too; they name themselves by a header."""
 REQUEST_ID = re.compile(rb"[A-Za-z0-9][A-Za-z0-9_.:-]{0,127}")
 
 __all__ = ["GatewayContext", "create_app", "create_probes"]
@@ -147,14 +149,24 @@ def _head(route: APIRoute) -> APIRoute:
 def _unrouted(scope: Scope, error: HTTPException, routes: Sequence[APIRoute]) -> Response:
     """The reply to a request that the router refuses."""
     if error.status_code == 404:
-        return fault.refuse(404, unsupported_routes.advice(scope["path"]), "unknown_url")
+        return _refused(scope, 404, unsupported_routes.advice(scope["path"]), "unknown_url")
     if error.status_code == 405:
         fitting = [route for route in routes if route.path_regex.match(scope["path"])]
         allow = {"allow": ", ".join(sorted({"OPTIONS"}.union(*(route.methods or () for route in fitting))))}
         if scope["method"] == "OPTIONS":
             return Response(status_code=204, headers=allow)
-        return fault.refuse(405, "This route does not take that method.", "method_not_allowed", allow)
-    return fault.refuse(error.status_code, "The request cannot be served.", "invalid_request", error.headers)
+        return _refused(scope, 405, "This route does not take that method.", "method_not_allowed", allow)
+    return _refused(scope, error.status_code, "The request cannot be served.", "invalid_request", error.headers)
+
+
+def _refused(
+    scope: MutableMapping[str, Any], status: int, message: str, code: str, headers: Mapping[str, str] | None = None
+) -> Response:
+    """The reply to a fault without a class of its own, in the shape of the request's format."""
+    if _is_anthropics(scope):
+        request_id: bytes = scope["baton.headers"][0][1]
+        return anthropic_reply.refuse(status, message, request_id.decode(), headers)
+    return fault.refuse(status, message, code, headers)
 
 
 class Frontdoor:
@@ -202,7 +214,7 @@ class Frontdoor:
             if reply is None:
                 request_id: bytes = scope["baton.headers"][0][1]
                 self._report(scope, request_id, error)
-                reply = fault.crashed(request_id.decode())
+                reply = _refused(scope, 500, fault.crashed(request_id.decode()), "internal_error")
             if not has_begun:
                 await reply(scope, receive, send)
 
@@ -226,9 +238,11 @@ class Frontdoor:
 def _is_anthropics(scope: MutableMapping[str, Any]) -> bool:
     """True if a request has Anthropic's format, so that its errors have it too."""
     path: str = scope["path"]
-    if path.startswith("/v1/models"):
+    first, _, family = path[1:].partition("/")
+    family = family.partition("/")[0]
+    if first == "v1" and family in SHARED_FAMILIES:
         return any(name == b"anthropic-version" for name, _ in scope["headers"])
-    return path.startswith(messages.PREFIX)
+    return path == messages.PREFIX or path.startswith(f"{messages.PREFIX}/")
 
 
 def _given_id(scope: Scope) -> bytes | None:

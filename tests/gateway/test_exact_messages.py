@@ -9,6 +9,7 @@ from anthropic.pagination import SyncPage
 from anthropic.types import ErrorResponse, Message, MessageTokensCount, ModelInfo, RawMessageStreamEvent
 
 from tests.harness.exact_replies import exactly
+from tests.harness.stand_ins import GatewayStandIn
 from tests.stubs import Fail, ProviderStub, Reply, Truncate
 from tests.stubs.script import ToolCall, Usage
 
@@ -121,6 +122,52 @@ async def test_errors_are_anthropics(stub: ProviderStub, client: httpx.AsyncClie
     stub.always("gamma", Reply(chunks=("Fo", "ur"), gap=0.01, fault=Truncate(after=1)))
     events = exact_events((await client.post("/v1/messages", json=ASKED | broken | {"stream": True})).text)
     assert (events[-1]["type"], events[-1]["error"]["type"]) == ("error", "api_error")
+
+
+OLD = {"anthropic-version": "2023-06-01"}
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "headers", "status", "kind", "says"),
+    [
+        ("POST", "/v1/messages/batches", {}, 404, "not_found_error", "one by one to /v1/messages"),
+        ("GET", "/v1/messages/batches/msgbatch_1/results", {}, 404, "not_found_error", "one by one to /v1/messages"),
+        ("POST", "/v1/messages/nothing", {}, 404, "not_found_error", "no such route"),
+        ("GET", "/v1/messages", {}, 405, "invalid_request_error", "method"),
+        ("GET", "/v1/messages/count_tokens", {}, 405, "invalid_request_error", "method"),
+        ("DELETE", "/v1/models", OLD, 405, "invalid_request_error", "method"),
+        ("POST", "/v1/files", OLD, 404, "not_found_error", "keeps no files"),
+        ("POST", "/v1/complete", OLD, 404, "not_found_error", "/v1/messages"),
+    ],
+)
+async def test_routes_that_there_are_not_are_refused_in_anthropics_shape(
+    gateway: GatewayStandIn, method: str, path: str, headers: dict[str, str], status: int, kind: str, says: str
+) -> None:
+    async with gateway.client() as client:
+        reply = await client.request(method, path, headers=headers)
+    body = reply.json()
+    exactly(ErrorResponse, body)
+    assert (reply.status_code, body["error"]["type"]) == (status, kind)
+    assert says in body["error"]["message"]
+    assert body["request_id"] == reply.headers["request-id"]
+    assert ("POST" in reply.headers.get("allow", "")) == (status == 405 and path.startswith("/v1/messages"))
+
+
+async def test_what_only_looks_like_anthropics_keeps_openais_shape(gateway: GatewayStandIn) -> None:
+    async with gateway.client() as client:
+        for path, headers in (("/v1/messagesque", {}), ("/v1/files", {}), ("/v1/audio/speech", OLD)):
+            reply = await client.get(path, headers=headers)
+            assert (reply.status_code, reply.json()["error"]["code"]) == (404, "unknown_url")
+
+
+async def test_a_bug_is_reported_in_anthropics_shape(gateway: GatewayStandIn, key: str) -> None:
+    gateway.runs.refusal = RuntimeError("canary")  # type: ignore[assignment]
+    async with gateway.client(key) as client:
+        reply = await client.post("/v1/messages", json=ASKED, headers={"x-request-id": "mine-1"})
+    exactly(ErrorResponse, reply.json())
+    assert (reply.status_code, reply.json()["error"]["type"]) == (500, "api_error")
+    assert "mine-1" in reply.json()["error"]["message"]
+    assert "canary" not in reply.text
 
 
 async def test_counts_and_models_are_anthropics(client: httpx.AsyncClient) -> None:

@@ -69,13 +69,23 @@ def failure(error: BatonError, request_id: str) -> Response:
     return Response(body, error.status, fault.headers_of(error), media_type="application/json")
 
 
+def refuse(status: int, message: str, request_id: str, headers: Mapping[str, str] | None = None) -> Response:
+    """The reply to a fault that has no class: no such route, no such method, a bug."""
+    body = orjson.dumps(_error(status, message, request_id))
+    return Response(body, status, dict(headers or {}), media_type="application/json")
+
+
 def described(error: BatonError, request_id: str) -> dict[str, Any]:
     """An error in Anthropic's shape."""
-    kind = TYPES.get(error.status) or ("invalid_request_error" if error.status < 500 else "api_error")
-    told: dict[str, Any] = {"type": kind, "message": fault.describe(error)["error"]["message"]}
+    whole = _error(error.status, fault.describe(error)["error"]["message"], request_id)
     if error.public_code == UNTHREADED:
-        told["details"] = {"error_code": UNTHREADED, "unsupported": [error.param]}
-    return {"type": "error", "error": told, "request_id": request_id}
+        whole["error"]["details"] = {"error_code": UNTHREADED, "unsupported": [error.param]}
+    return whole
+
+
+def _error(status: int, message: str, request_id: str) -> dict[str, Any]:
+    kind = TYPES.get(status) or ("invalid_request_error" if status < 500 else "api_error")
+    return {"type": "error", "error": {"type": kind, "message": message}, "request_id": request_id}
 
 
 def _head(state: RunState) -> dict[str, Any]:

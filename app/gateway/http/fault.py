@@ -42,8 +42,9 @@ def headers_of(error: BatonError) -> dict[str, str]:
 
 
 def refuse(status: int, message: str, code: str, headers: Mapping[str, str] | None = None) -> Response:
-    """The reply to a fault that the framework found: no such route, no such method."""
-    return _reply(status, plain(message, code), headers or {})
+    """The reply to a fault that has no class: no such route, no such method, a bug."""
+    kind = "server_error" if status >= 500 else "invalid_request_error"
+    return _reply(status, _object(message, kind, None, code), headers or {})
 
 
 def plain(message: str, code: str) -> dict[str, Any]:
@@ -51,10 +52,9 @@ def plain(message: str, code: str) -> dict[str, Any]:
     return _object(message, "invalid_request_error", None, code)
 
 
-def crashed(request_id: str) -> Response:
-    """The reply to a request that failed because of a bug."""
-    message = f"Something went wrong inside the service; report request {request_id} if it stays."
-    return _reply(500, _object(message, "server_error", None, "internal_error"), {})
+def crashed(request_id: str) -> str:
+    """The message for a request that failed because of a bug."""
+    return f"Something went wrong inside the service; report request {request_id} if it stays."
 
 
 def _reply(status: int, body: Mapping[str, Any], headers: Mapping[str, str]) -> Response:

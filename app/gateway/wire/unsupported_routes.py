@@ -1,4 +1,4 @@
-"""The messages of 404s: which of OpenAI's APIs Baton does not offer, and why."""
+"""The messages of 404s: which of OpenAI's and Anthropic's APIs Baton does not offer, and why."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -35,11 +35,18 @@ NOT_OFFERED: Final[Mapping[str, str]] = {
 }
 """By the first segment behind /v1: OpenAI's families of routes that are no part of Baton."""
 
+BATCHES: Final = "send the requests one by one to /v1/messages"
+COMPLETE: Final = "Anthropic has deprecated it in favour of /v1/messages, which Baton has"
+
 
 def advice(path: str) -> str:
     """The message of a 404; nothing of `path` occurs in it."""
     first, _, rest = path.strip("/").partition("/")
-    family = rest.partition("/")[0]
+    family, _, rest = rest.partition("/")
+    if first == "v1" and family == "messages" and rest.partition("/")[0] == "batches":
+        return f"Baton does not offer this API: {BATCHES}."
+    if first == "v1" and family == "complete":
+        return f"Baton does not offer this API: {COMPLETE}."
     if first == "v1" and family in NOT_OFFERED:
         return f"Baton does not offer this API: {NOT_OFFERED[family]}."
     if first in ("chat", "completions", "models", "responses", "messages", "runs", *NOT_OFFERED):
