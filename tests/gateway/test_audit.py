@@ -31,6 +31,22 @@ async def test_pages_give_every_run_once(gateway: GatewayStandIn, key: str) -> N
     assert seen == [f"run_{n:02}" for n in reversed(range(25))]
 
 
+async def test_a_page_names_its_ends_and_the_last_one_is_a_place_to_go_on_from(
+    gateway: GatewayStandIn, key: str
+) -> None:
+    gateway.store.rows = [row_of(f"run_{n}", "acme", 1e9 + n) for n in range(5)] + [row_of("run_x", "other", 1e9)]
+    first = await get(gateway, key, "/v1/runs?limit=2")
+    assert (first["first_id"], first["last_id"], first["has_more"]) == ("run_4", "run_3", True)
+    for last in ("run_3", "chatcmpl-run_3"):
+        second = await get(gateway, key, f"/v1/runs?limit=3&after={last}")
+        assert [run["id"] for run in second["data"]] == ["run_2", "run_1", "run_0"]
+        assert (second["first_id"], second["last_id"], second["has_more"]) == ("run_2", "run_0", False)
+    none = await get(gateway, key, "/v1/runs?after=run_0")
+    assert (none["data"], none["first_id"], none["last_id"]) == ([], None, None)
+    for unseen in ("run_x", "run_nowhere"):
+        assert (await get(gateway, key, f"/v1/runs?after={unseen}", 400))["error"]["param"] == "after"
+
+
 async def test_filters_reach_the_store(gateway: GatewayStandIn, key: str) -> None:
     since = "2026-09-01T00:00:00Z"
     await get(
@@ -116,6 +132,7 @@ async def test_events_come_in_pages(gateway: GatewayStandIn, key: str) -> None:
     while path:
         page = await get(gateway, key, path)
         seen += [event["seq"] for event in page["data"]]
+        assert (page["first_id"], page["last_id"]) == (str(page["data"][0]["seq"]), str(seen[-1]))
         path = f"/v1/runs/run_mine/events?limit=5&after={page['next']}" if page["has_more"] else ""
     assert seen == list(range(1, 15))
     every = await get(gateway, key, "/v1/runs/run_mine/events")

@@ -19,6 +19,28 @@ async def test_tiers_and_aliases_are_models(gateway: GatewayStandIn, key: str) -
     assert (alias["id"], alias["baton"]["tier"], alias["baton"]["alias"]) == ("mini", "baton-mini", True)
 
 
+async def test_models_come_in_pages_in_both_shapes(gateway: GatewayStandIn, key: str) -> None:
+    async with gateway.client(key) as client:
+
+        async def page(asked: str, **headers: str) -> tuple[list[str], object, object, object]:
+            body = (await client.get(f"/v1/models{asked}", headers=headers)).json()
+            return [one["id"] for one in body["data"]], body["first_id"], body["last_id"], body["has_more"]
+
+        for headers in ({}, {"anthropic-version": "2023-06-01"}):
+            assert await page("", **headers) == (["baton-mini", "mini"], "baton-mini", "mini", False)
+            assert await page("?limit=1&client_version=9", **headers) == (
+                ["baton-mini"],
+                "baton-mini",
+                "baton-mini",
+                True,
+            )
+            assert await page("?limit=1&after_id=baton-mini", **headers) == (["mini"], "mini", "mini", False)
+            assert await page("?before_id=mini", **headers) == (["baton-mini"], "baton-mini", "baton-mini", False)
+            assert await page("?after_id=mini", **headers) == ([], None, None, False)
+        wrong = await client.get("/v1/models?after_id=nothing")
+    assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "after_id")
+
+
 async def test_a_key_sees_its_own_tiers(gateway: GatewayStandIn) -> None:
     key = gateway.add_key("other1", tiers=frozenset({"baton-ultra"}))
     async with gateway.client(key) as client:

@@ -103,7 +103,7 @@ class AnthropicModelList(Reply):
     data: list[AnthropicModel]
     first_id: str | None
     last_id: str | None
-    has_more: Literal[False]
+    has_more: bool
 
 
 class MessageStart(Reply):

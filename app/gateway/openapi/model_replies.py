@@ -59,7 +59,10 @@ class Model(Reply):
 
 
 class ModelList(Reply):
-    """The models that the key may use."""
+    """The models that the key may use; all of them, unless the request says how many."""
 
     object: Literal["list"]
     data: list[Model]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool

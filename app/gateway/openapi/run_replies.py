@@ -35,10 +35,12 @@ class Run(Reply):
 
 
 class RunList(Reply):
-    """A page. `next` is the value of `after` for the page that follows."""
+    """A page. `next` is the value of `after` for the page that follows; `last_id` serves as well."""
 
     object: Literal["list"]
     data: list[Run]
+    first_id: str | None
+    last_id: str | None
     has_more: bool
     next: str | None
 
@@ -225,10 +227,12 @@ class RunEvent(Reply):
 
 
 class EventList(Reply):
-    """A page. `next` is the value of `after` for the page that follows."""
+    """A page. `next` is the value of `after` for the page that follows; `last_id` serves as well."""
 
     object: Literal["list"]
     data: list[RunEvent]
+    first_id: str | None
+    last_id: str | None
     has_more: bool
     next: str | None
 

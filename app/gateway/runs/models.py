@@ -9,15 +9,17 @@ from datetime import UTC, datetime
 from typing import Annotated, Any, Final
 
 import orjson
-from fastapi import APIRouter, Path
+from fastapi import APIRouter, Path, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
 from app.core.plan.arms import listed, tier_for
 from app.core.pool.catalog import MILLION, Catalog, Limits, Tier, Worker
+from app.errors import InvalidRequest
 from app.gateway.http.auth import Caller, Keys
 from app.gateway.http.context import GatewayContext
 from app.gateway.openapi import message_replies, model_replies, operations, replies
+from app.gateway.wire import query
 from app.gateway.wire.baton_options import resolve_tier
 from app.store.protocol import KeyRow
 
@@ -45,14 +47,17 @@ def routes(context: GatewayContext, keys: Keys) -> APIRouter:
         responses=operations.replies(401, 500, 503, bodies=ANY_ERROR),
         openapi_extra={"parameters": [ANTHROPIC_VERSION]},
     )
-    async def list_models(request: Request, caller: anybody) -> Response:
+    async def list_models(
+        request: Request, caller: anybody, filters: Annotated[query.ModelFilters, Query()]
+    ) -> Response:
         """The tiers that the key may use, and their aliases, with limits, pool and prices."""
         catalog, described = context.catalog(), _description(request)
-        data = [described(catalog, name, created) for name in _usable(catalog, caller.key)]
-        whole: dict[str, Any] = {"object": "list", "data": data}
-        if described is describe_to_anthropic:
-            ends = [one["id"] for one in data[:1] + data[-1:]] or [None]
-            whole = {"data": data, "first_id": ends[0], "last_id": ends[-1], "has_more": False}
+        names, has_more = _page(list(_usable(catalog, caller.key)), filters)
+        ends = {"first_id": names[0], "last_id": names[-1]} if names else {"first_id": None, "last_id": None}
+        whole: dict[str, Any] = {"data": [described(catalog, name, created) for name in names]}
+        whole |= {**ends, "has_more": has_more}
+        if described is describe:
+            whole = {"object": "list", **whole}
         return Response(orjson.dumps(whole), media_type="application/json")
 
     @router.get(
@@ -81,6 +86,19 @@ def _usable(catalog: Catalog, key: KeyRow) -> Iterator[str]:
     yield from (tier.name for tier in usable)
     yield from (name for name in catalog.aliases if catalog.tier(name) in usable)
     yield from (name for tier in usable for name in listed(catalog, tier))
+
+
+def _page(names: list[str], filters: query.ModelFilters) -> tuple[list[str], bool]:
+    """The names of a page, and whether more follow in the direction of reading; raises `InvalidRequest`."""
+    for param, name in (("after_id", filters.after_id), ("before_id", filters.before_id)):
+        if name is not None and name not in names:
+            raise InvalidRequest(f"There is no model of the id in '{param}'.", param=param, code="invalid_value")
+    if filters.after_id is not None:
+        names = names[names.index(filters.after_id) + 1 :]
+    if filters.before_id is not None and filters.before_id in names:
+        names = names[: names.index(filters.before_id)]
+        return names[-filters.limit :], len(names) > filters.limit
+    return names[: filters.limit], len(names) > filters.limit
 
 
 def describe(catalog: Catalog, name: str, created: int) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from starlette.responses import Response
 
 from app.core.run.events import Event
 from app.core.run.state import fold
-from app.errors import Forbidden, NotFound
+from app.errors import Forbidden, InvalidRequest, NotFound
 from app.gateway.chat import route
 from app.gateway.http.admission import Idempotency, claim, last_event
 from app.gateway.http.auth import Caller, Keys
@@ -65,11 +65,11 @@ def _lists(router: APIRouter, context: GatewayContext, keys: Keys) -> None:
     )
     async def list_runs(filters: Annotated[query.RunFilters, Query()], caller: reader) -> Response:
         """The runs of the key's tenant; of a key made with `--all-tenants`, those of every tenant."""
-        rows = await context.store.runs(_run_query(filters, caller.tenant))
+        rows = await context.store.runs(_run_query(filters, caller.tenant, await _behind(context, filters, caller)))
         shown = rows[: filters.limit]
         has_more = len(rows) > filters.limit
         following = query.as_cursor(shown[-1].created_at, shown[-1].id) if has_more else None
-        return _json(_page([audit.summary(row) for row in shown], has_more, following))
+        return _json(_page([audit.summary(row) for row in shown], "id", has_more, following))
 
 
 def _reads(router: APIRouter, context: GatewayContext, keys: Keys) -> None:
@@ -102,7 +102,7 @@ def _reads(router: APIRouter, context: GatewayContext, keys: Keys) -> None:
         journal = await context.store.journal(row.id, after=filters.after)
         data = [_event(event) for event in journal.events[: filters.limit]]
         has_more = len(journal.events) > filters.limit
-        return _json(_page(data, has_more, str(data[-1]["seq"]) if has_more else None))
+        return _json(_page(data, "seq", has_more, str(data[-1]["seq"]) if has_more else None))
 
     @router.get(
         "/{run}/steps/{n}",
@@ -227,7 +227,21 @@ def _visible(context: GatewayContext, needed: Any) -> Callable[..., Awaitable[Ru
     return visible
 
 
-def _run_query(filters: query.RunFilters, tenant: str | None) -> RunQuery:
+async def _behind(context: GatewayContext, filters: query.RunFilters, caller: Caller) -> tuple[float, str] | None:
+    """The place in the list behind which the page begins; `InvalidRequest` for a run that the caller may not see."""
+    place: tuple[float, str] | str | None = filters.after
+    if not isinstance(place, str):
+        return place
+    try:
+        row = await context.store.run(place)
+    except NotFound:
+        row = None
+    if row is None or caller.tenant not in (None, row.tenant):
+        raise InvalidRequest("There is no run of the id in 'after'.", param="after", code="invalid_value")
+    return row.created_at, row.id
+
+
+def _run_query(filters: query.RunFilters, tenant: str | None, before: tuple[float, str] | None) -> RunQuery:
     """The store's query for one row more than a page has, which shows whether another page follows."""
     tags = (("worker", filters.worker), ("label", filters.label))
     return RunQuery(
@@ -240,7 +254,7 @@ def _run_query(filters: query.RunFilters, tenant: str | None) -> RunQuery:
         min_usd=filters.min_cost_usd,
         degraded=filters.degraded,
         tags=tuple((name, value) for name, value in tags if value is not None),
-        before=filters.after,
+        before=before,
         limit=filters.limit + 1,
     )
 
@@ -249,8 +263,11 @@ def _json(value: Mapping[str, Any]) -> Response:
     return Response(orjson.dumps(value), media_type="application/json")
 
 
-def _page(data: list[dict[str, Any]], has_more: bool, following: str | None) -> dict[str, Any]:
-    return {"object": "list", "data": data, "has_more": has_more, "next": following}
+def _page(data: list[dict[str, Any]], key: str, has_more: bool, following: str | None) -> dict[str, Any]:
+    """A list object; `key` is the field that names an entry."""
+    first, last = (str(data[0][key]), str(data[-1][key])) if data else (None, None)
+    ends = {"first_id": first, "last_id": last}
+    return {"object": "list", "data": data, **ends, "has_more": has_more, "next": following}
 
 
 def _event(event: Event) -> dict[str, Any]:

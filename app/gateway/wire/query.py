@@ -24,6 +24,8 @@ REPLY_ID = re.compile(r"(?:chatcmpl-|cmpl-|msg_|resp_)?(run_[0-9a-z]+)(?:[-_]\d+
 RUN_ID = re.compile(r"[A-Za-z0-9_-]{1,80}")
 PAGE: Final = 100
 """The most runs or items of a page."""
+MODEL_PAGE: Final = 1_000
+"""The most models of a page."""
 EVENT_PAGE: Final = 1_000
 """The most events of a page."""
 LARGEST: Final = 10**15 - 1
@@ -104,6 +106,11 @@ def run_of(name: str) -> str:
     return reply[1] if reply else name
 
 
+def behind(value: str) -> tuple[float, str] | str:
+    """The place behind a run in a list of runs: a cursor's, or the id of the run itself."""
+    return run_of(value) if REPLY_ID.fullmatch(value) else cursor(value)
+
+
 Whole = Annotated[int, BeforeValidator(whole)]
 EventNumber = Annotated[Whole, Field(ge=0, le=LARGEST)]
 Truth = Annotated[bool, BeforeValidator(truth)]
@@ -155,17 +162,30 @@ class RunFilters(Parameters):
     """`true`: runs that a fallback planned; `false`: the others."""
     limit: Annotated[Whole, Field(ge=1, le=PAGE)] = 20
     """The most runs of a page."""
-    after: Annotated[Any, BeforeValidator(cursor), WithJsonSchema({"type": "string"})] = None
-    """`next` of the page before."""
+    after: Annotated[Any, BeforeValidator(behind), WithJsonSchema({"type": "string"})] = None
+    """`next` of the page before, or its `last_id`."""
 
 
 class EventFilters(Parameters):
     """Which events of a run's journal are read."""
 
     after: EventNumber = 0
-    """The number of the last event that is not wanted any more: `next` of the page before."""
+    """The number of the last event that is not wanted any more: `next` or `last_id` of the page before."""
     limit: Annotated[Whole, Field(ge=1, le=EVENT_PAGE)] = 500
     """The most events of a page."""
+
+
+class ModelFilters(Parameters):
+    """Which models are listed. Other parameters are accepted: clients send their version, for example."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    limit: Annotated[Whole, Field(ge=1, le=MODEL_PAGE)] = MODEL_PAGE
+    """The most models of a page."""
+    after_id: Text | None = None
+    """Models behind this one: `last_id` of the page before."""
+    before_id: Text | None = None
+    """Models before this one: `first_id` of the page behind."""
 
 
 class StreamOptions(Parameters):
