@@ -125,7 +125,10 @@ async def test_a_run_that_is_erased_is_ended_first(stub: ProviderStub, client: h
 
 async def test_an_idempotent_cancellation_keeps_no_content(client: httpx.AsyncClient) -> None:
     """Its reply is the whole response, which must not outlive an erasure."""
-    made = (await client.post("/v1/responses", json={"model": "baton-mini", "input": "hi"})).json()
+    asked = {"model": "baton-mini", "input": "hi", "background": True}
+    response = (await client.post("/v1/responses", json=asked)).json()["id"]
+    await client.get(f"/v1/responses/{response}", params={"stream": "true"})  # which ends when the run does
+    made = (await client.get(f"/v1/responses/{response}")).json()
     path, once = f"/v1/responses/{made['id']}/cancel", {"Idempotency-Key": "cancel-it"}
     first = await client.post(path, json={}, headers=once)
     again = await client.post(path, json={}, headers=once)

@@ -122,6 +122,27 @@ async def test_replies_and_events_are_openais(
         assert heard(rest) == heard(missed)
 
 
+async def test_the_phase_of_a_message_says_whether_calls_follow(stub: ProviderStub, client: httpx.AsyncClient) -> None:
+    """Known from the start where no tool is on offer, and else with the end of the message."""
+    for reply, tools, phases in (
+        (REPLIES["plain"][0], [], ["final_answer", "final_answer"]),
+        (REPLIES["plain"][0], [ADD], [None, "final_answer"]),
+        (REPLIES["saying and calling"][0], [ADD], [None, "commentary"]),
+    ):
+        stub.always("alpha", reply)
+        whole = (await client.post("/v1/responses", json=ASKED | {"tools": tools})).json()
+        events = exact_events((await client.post("/v1/responses", json=ASKED | {"tools": tools, "stream": True})).text)
+        told = [event["item"]["phase"] for event in events if event.get("item", {}).get("type") == "message"]
+        assert (told, whole["output"][0]["phase"]) == (phases, phases[-1])
+        again = [item | {"phase": "final_answer"} for item in whole["output"] if item["type"] == "message"]
+        assert (await client.post("/v1/responses", json=ASKED | {"input": again})).status_code == 200
+    odd = [{"role": "assistant", "content": "Hm.", "phase": "thinking"}]
+    reply = await client.post("/v1/responses", json=ASKED | {"input": odd})
+    error = reply.json()["error"]
+    assert (reply.status_code, error["param"], error["code"]) == (400, "input[0].phase", "invalid_value")
+    assert "'commentary' or 'final_answer'" in error["message"]
+
+
 def heard(events: list[dict[str, Any]]) -> str:
     return "".join(event.get("delta", "") for event in events)
 

@@ -256,7 +256,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "/v1/runs/{run}/cancel": {},
     "/v1/runs/{run}/feedback": {"score": 0.5},
 }
-"""A request to each POST route. `{run}` stands for a run that has ended."""
+"""A request to each POST route. `{run}` stands for a run in the background that has ended."""
 
 
 def posts() -> list[str]:
@@ -273,7 +273,9 @@ def test_every_post_route_has_an_example() -> None:
 async def test_no_post_route_ignores_the_key(stub: ProviderStub, opened: Runtime, path: str) -> None:
     example = EXAMPLES[path]
     async with calling(opened, await key_of(opened)) as client:
-        run = (await client.post("/v1/responses", json=EXAMPLES["/v1/responses"])).headers["x-baton-run"]
+        background = EXAMPLES["/v1/responses"] | {"background": True}
+        run = (await client.post("/v1/responses", json=background)).json()["id"].removeprefix("resp_")
+        await client.get(f"/v1/runs/{run}/stream")  # which ends when the run does
         path = path.replace("{run}", run).replace("{response}", f"resp_{run}")
         calls, headers = len(stub.requests), {"idempotency-key": "one"}
         first, again = [await client.post(path, json=example, headers=headers) for _ in range(2)]

@@ -9,7 +9,12 @@ from typing import Any
 import httpx
 import openai.types.responses as sdk
 import pytest
-from openai.types.responses import response_create_params, response_input_item_param, response_input_param
+from openai.types.responses import (
+    ResponseIncludable,
+    response_create_params,
+    response_input_item_param,
+    response_input_param,
+)
 from openai.types.shared_params import Reasoning
 from pydantic import BaseModel
 
@@ -68,8 +73,12 @@ HONOURED: Mapping[str, tuple[dict[str, Any], Reply, Seen, object]] = {
     "text": (
         {"text": {"format": FORM, "verbosity": "low"}},
         JSON,
-        lambda _, body, sent: (body["text"]["format"]["schema"], sent["response_format"]["json_schema"]["schema"]),
-        (SCHEMA, SCHEMA),
+        lambda _, body, sent: (
+            body["text"]["format"]["schema"],
+            body["text"]["verbosity"],
+            sent["response_format"]["json_schema"]["schema"],
+        ),
+        (SCHEMA, "low", SCHEMA),
     ),
     "max_output_tokens": (
         {"max_output_tokens": 7},
@@ -288,7 +297,9 @@ async def test_what_is_ignored_is_checked_noted_and_changes_nothing(
     sent = stub.of("alpha")[-1].json
     for name, (value, wrong) in IGNORED.items():
         body = (await asked_of(client, **{name: value})).json()
-        assert {n: v for n, v in body.items() if n not in own} == {n: v for n, v in plain.items() if n not in own}, name
+        echoed = {name: value} if name in ours.ECHOED else {}
+        expected = {n: v for n, v in plain.items() if n not in own} | echoed
+        assert {n: v for n, v in body.items() if n not in own} == expected, name
         assert body["output"][0]["content"] == plain["output"][0]["content"]
         assert stub.of("alpha")[-1].json == sent, name
         run = (await client.get(f"/v1/runs/{body['baton']['run']}")).json()
@@ -296,6 +307,41 @@ async def test_what_is_ignored_is_checked_noted_and_changes_nothing(
         refused = await asked_of(client, **{name: wrong})
         assert refused.status_code == 400, name
         assert refused.json()["error"]["param"].split(".")[0] == name
+
+
+async def test_what_the_reply_repeats_comes_back_in_the_foreground_as_a_stream_and_later(
+    client: httpx.AsyncClient,
+) -> None:
+    sent: dict[str, Any] = {name: IGNORED[name][0] for name in ours.ECHOED}
+    whole = (await asked_of(client, **sent)).json()
+    streamed = await asked_of(client, stream=True, **sent)
+    events = [json.loads(line[6:]) for line in streamed.text.splitlines() if line.startswith("data: ")]
+    later = (await client.get(f"/v1/responses/{whole['id']}")).json()
+    for body in (whole, later, *(event["response"] for event in events if "response" in event)):
+        assert {name: body[name] for name in sent} == sent
+    assert (await client.delete(f"/v1/responses/{whole['id']}")).status_code == 200
+    for path in ("", "/events"):
+        kept = (await client.get(f"/v1/runs/{whole['baton']['run']}{path}")).text
+        assert '"hash"' not in kept, "an identifier of an end user is content, which is erased"
+
+
+async def test_a_value_that_includes_nothing_known_is_refused_with_those_that_there_are(
+    client: httpx.AsyncClient,
+) -> None:
+    reply = await asked_of(client, include=["reasoning.encrypted_content", "usage"])
+    error = reply.json()["error"]
+    assert (reply.status_code, error["param"], error["code"]) == (400, "include[1]", "invalid_value")
+    for known in typing.get_args(ResponseIncludable):
+        assert f"'{known}'" in error["message"]
+        assert (await asked_of(client, include=[known])).status_code == 200
+
+
+async def test_nothing_is_asked_by_zero_likeliest_tokens(stub: ProviderStub, client: httpx.AsyncClient) -> None:
+    assert (await asked_of(client, top_logprobs=0)).json()["top_logprobs"] == 0
+    chat = {"model": "baton-mini", "messages": [{"role": "user", "content": "Hi"}], "top_logprobs": 0}
+    assert (await client.post("/v1/chat/completions", json=chat)).status_code == 200
+    assert (await client.post("/v1/chat/completions", json=chat | {"logprobs": False})).status_code == 200
+    assert ["logprobs" in one.json for one in stub.requests] == [False] * 3
 
 
 async def test_what_is_refused_is_named(stub: ProviderStub, client: httpx.AsyncClient) -> None:

@@ -192,7 +192,7 @@ async def test_input_items_come_in_pages(client: httpx.AsyncClient) -> None:
     assert (await page(order="asc", limit=2, after=body["last_id"]))[:2] == (words[2:4], True)
     assert (await page(order="asc", after=body["last_id"]))[:2] == (words[2:], False)
     assert (await page(**{"include[]": "message.input_image.image_url"}))[0] == words[::-1]
-    for query in ({"order": "up"}, {"after": "msg_1"}, {"limit": "0"}, {"foo": "1"}):
+    for query in ({"order": "up"}, {"after": "msg_1"}, {"limit": "0"}, {"foo": "1"}, {"include[]": "x"}):
         assert (await client.get(path, params=query)).status_code == 400
 
 
@@ -274,9 +274,31 @@ async def test_a_background_response_is_cancelled_at_work_and_after(
         stopped = (await client.post(f"/v1/responses/{begun['id']}/cancel")).json()
         assert (stopped["id"], stopped["status"], stopped["output"]) == (begun["id"], "cancelled", [])
     assert [one["type"] for one in await events(client, begun["id"])][-1] == "response.failed"
-    over = await made(client)
+    over = await made(client, background=True)
+    await status(client, over["id"], "completed")
     reply = await client.post(f"/v1/responses/{over['id']}/cancel")
-    assert reply.json() == over
+    assert reply.json() == (await client.get(f"/v1/responses/{over['id']}")).json()
+
+
+async def test_a_response_in_the_foreground_is_not_cancelled_by_its_id(
+    stub: ProviderStub, client: httpx.AsyncClient
+) -> None:
+    """Neither one that is over nor one that is streamed; the error names the way to stop the run."""
+    stub.script("alpha", Reply(), SLOW)
+    over = await made(client)
+    asked = {"model": "baton-mini", "input": "Hi", "stream": True}
+    streamed = asyncio.create_task(client.post("/v1/responses", json=asked))
+    await until(lambda: len(stub.requests) == 2)
+    [run] = (await client.get("/v1/runs", params={"state": "running"})).json()["data"]
+    for response in (over["id"], f"resp_{run['id']}"):
+        reply = await client.post(f"/v1/responses/{response}/cancel")
+        error = reply.json()["error"]
+        assert (reply.status_code, error["type"], error["param"]) == (400, "invalid_request_error", None)
+        assert "Cannot cancel a synchronous response" in error["message"]
+        assert "/v1/runs/{id}/cancel" in error["message"]
+    assert (await client.get(f"/v1/runs/{run['id']}")).json()["state"] == "running"
+    assert (await client.post(f"/v1/runs/{run['id']}/cancel")).json()["state"] == "cancelled"
+    await streamed
 
 
 async def test_a_response_that_nobody_works_on_is_queued_and_can_be_cancelled(
@@ -307,8 +329,11 @@ async def test_a_stream_is_taken_up_only_where_it_was(client: httpx.AsyncClient)
     for query in ({"starting_after": "x"}, {"starting_after": str(2**33 + 5)}, {"stream": "maybe"}, {"foo": "1"}):
         reply = await client.get(f"/v1/responses/{response}", params={"stream": "true"} | query)
         assert (reply.status_code, "error" in reply.json()) == (400, True), query
-    whole = await client.get(f"/v1/responses/{response}", params={"include[]": "reasoning.encrypted_content"})
+    both = {"include[]": ["reasoning.encrypted_content", "message.output_text.logprobs"]}
+    whole = await client.get(f"/v1/responses/{response}", params=both)
     assert whole.json()["id"] == response
+    error = (await client.get(f"/v1/responses/{response}", params={"include[]": "usage"})).json()["error"]
+    assert ("include" in error["param"], "'message.output_text.logprobs'" in error["message"]) == (True, True)
 
 
 @pytest.mark.parametrize(

@@ -136,6 +136,8 @@ class Task:
     """The number of likeliest tokens to return for each token of the answer; None for no log-probabilities at all."""
     form: Form | None = None
     """None where the answer is free text."""
+    echoed: Mapping[str, Any] = field(default_factory=dict)
+    """Parameters of the request that have no effect and that its reply repeats, as JSON values by name."""
 
     @property
     def needs_tools(self) -> bool:
@@ -265,6 +267,7 @@ def task_to_json(task: Task) -> dict[str, Any]:
     }
     value |= {"toolbox": toolbox_to_json(task.toolbox)} if task.toolbox.tools else {}
     value |= {"form": asdict(task.form)} if task.form is not None else {}
+    value |= {"echoed": dict(task.echoed)} if task.echoed else {}
     return value | ({"logprobs": task.logprobs} if task.logprobs is not None else {})
 
 
@@ -278,6 +281,7 @@ def task_from_json(value: Mapping[str, Any]) -> Task:
         toolbox=toolbox_from_json(value["toolbox"]) if "toolbox" in value else NO_TOOLS,
         logprobs=value.get("logprobs"),
         form=Form(**value["form"]) if "form" in value else None,
+        echoed=value.get("echoed", {}),
     )
 
 

@@ -172,7 +172,7 @@ def read_request(body: Mapping[str, Any]) -> tuple[ChatRequest, tuple[str, ...]]
         raise invalid_request(error, given) from None
     if request.stream_options and not request.stream:
         raise InvalidRequest("stream_options needs stream: true.", param="stream_options")
-    if request.top_logprobs is not None and not request.logprobs:
+    if request.top_logprobs and not request.logprobs:
         raise InvalidRequest("top_logprobs needs logprobs: true.", param="top_logprobs")
     if None not in (request.max_tokens, request.max_completion_tokens):
         raise InvalidRequest("Send max_tokens or max_completion_tokens, not both.", param="max_tokens")

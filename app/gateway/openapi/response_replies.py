@@ -55,6 +55,8 @@ class OutputMessage(Reply):
     status: ItemStatus
     role: Literal["assistant"]
     content: list[OutputPart]
+    phase: Literal["commentary", "final_answer"] | None
+    """`commentary` if calls of tools follow; null while they may."""
 
 
 class FunctionCallItem(Reply):
@@ -135,6 +137,8 @@ class ResponseText(Reply):
     """The format of the answer."""
 
     format: dict[str, Any]
+    verbosity: Literal["low", "medium", "high"] | None = None
+    """As it was sent; absent where it was not."""
 
 
 class ResponseObject(Reply):
@@ -150,12 +154,15 @@ class ResponseObject(Reply):
     incomplete_details: IncompleteDetails | None
     instructions: str | None
     max_output_tokens: int | None
-    max_tool_calls: None
+    max_tool_calls: int | None
     model: str
     output: list[OutputItem]
     parallel_tool_calls: bool
     previous_response_id: str | None
+    prompt_cache_key: str | None
+    prompt_cache_retention: Literal["in_memory", "24h"] | None
     reasoning: ReasoningOptions
+    safety_identifier: str | None
     service_tier: Literal["default"]
     temperature: float | None
     text: ResponseText
@@ -163,7 +170,7 @@ class ResponseObject(Reply):
     tools: list[dict[str, Any]]
     top_logprobs: int
     top_p: float | None
-    truncation: Literal["disabled"]
+    truncation: Literal["auto", "disabled"]
     usage: ResponseUsage | None
     user: str | None
     metadata: dict[str, str]

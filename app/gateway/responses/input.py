@@ -75,7 +75,7 @@ class MessageItem(WireModel):
     content: str | Annotated[list[AnyPart], Field(max_length=512, fail_fast=True)]
     id: ItemId = None
     status: Status = None
-    phase: str | None = None
+    phase: Literal["commentary", "final_answer"] | None = None
 
 
 class AnyCall(WireModel):

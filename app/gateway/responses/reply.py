@@ -37,6 +37,8 @@ from app.gateway.responses.tools import call_item, chosen, described, item_id, k
 ID: Final = re.compile(r"resp_(run_[0-9a-z]{1,64})(?:_([1-9][0-9]{0,5}))?")
 OPENING, TEXT = 2, 3
 """Numbers before the message's first event, and before its first character."""
+FINAL, COMMENTARY = "final_answer", "commentary"
+"""Phases of a message: the answer, and the text before calls of tools."""
 INCOMPLETE: Final = {"length": "max_output_tokens", "content_filter": "content_filter"}
 
 
@@ -70,7 +72,7 @@ def document(of: Subject, ended: Ended | None) -> dict[str, Any]:
     """The response object as JSON values."""
     state, wire = of.state, of.state.turn.wire
     status = status_of(of, ended)
-    turn = state.turn.number
+    turn, echoed = state.turn.number, of.asked.echoed
     body: dict[str, Any] = {
         "id": of.id,
         "object": "response",
@@ -82,20 +84,23 @@ def document(of: Subject, ended: Ended | None) -> dict[str, Any]:
         "incomplete_details": _incomplete(ended, status),
         "instructions": of.task.messages[0].text if wire.get("instructions") else None,
         "max_output_tokens": of.asked.sampling.max_tokens,
-        "max_tool_calls": None,
+        "max_tool_calls": echoed.get("max_tool_calls"),
         "model": state.admitted.tier,
         "output": items(of, ended, _message_status(status)) if ended else [],
         "parallel_tool_calls": of.asked.toolbox.parallel,
         "previous_response_id": response_id(state.run, turn - 1) if turn else wire.get("previous"),
+        "prompt_cache_key": echoed.get("prompt_cache_key"),
+        "prompt_cache_retention": (echoed.get("prompt_cache_retention") or "").replace("-", "_") or None,
         "reasoning": {"effort": wire.get("effort"), "summary": wire.get("summary")},
+        "safety_identifier": echoed.get("safety_identifier"),
         "service_tier": "default",
         "temperature": of.asked.sampling.temperature,
-        "text": {"format": _format(of.asked.form)},
+        "text": {"format": _format(of.asked.form)} | _verbosity(echoed),
         "tool_choice": chosen(of.asked.toolbox),
         "tools": described(of.asked.toolbox),
         "top_logprobs": of.asked.logprobs or 0,
         "top_p": of.asked.sampling.top_p,
-        "truncation": "disabled",
+        "truncation": echoed.get("truncation", "disabled"),
         "usage": usage_of(ended.bill) if ended is not None else None,
         "user": of.task.user,
         "metadata": dict(of.task.metadata),
@@ -120,17 +125,23 @@ def items(of: Subject, ended: Ended, status: str) -> list[dict[str, Any]]:
     """The output: the message, if anything was said, then the calls, behind what has found their tools."""
     found: list[dict[str, Any]] = []
     if ended.answer or not (ended.calls or ended.error):
-        found.append(message_item(of, [_part(ended.answer, ended.logprobs, ended.refusal)], status))
+        part = _part(ended.answer, ended.logprobs, ended.refusal)
+        found.append(message_item(of, [part], status, COMMENTARY if ended.calls else FINAL))
     box = of.asked.toolbox
     for at, call in enumerate(ended.calls):
         found += [*searched(box, call, ended.calls[:at]), call_item(box, call, "completed")]
     return found
 
 
-def message_item(of: Subject, content: list[dict[str, Any]], status: str) -> dict[str, Any]:
-    """The assistant's message."""
-    name = of.id.replace("resp_", "msg_", 1)
-    return {"id": name, "type": "message", "status": status, "role": "assistant", "content": content}
+def message_item(of: Subject, content: list[dict[str, Any]], status: str, phase: str | None) -> dict[str, Any]:
+    """The assistant's message. The `phase` is None while calls of tools may still follow the text."""
+    head = {"id": message_id(of), "type": "message", "status": status, "role": "assistant"}
+    return head | {"content": content, "phase": phase}
+
+
+def message_id(of: Subject) -> str:
+    """The id of the message of a response."""
+    return of.id.replace("resp_", "msg_", 1)
 
 
 def usage_of(bill: Bill) -> dict[str, Any]:
@@ -190,6 +201,10 @@ def _incomplete(ended: Ended | None, status: str) -> dict[str, Any] | None:
     return {"reason": INCOMPLETE[ended.finish]} if ended is not None and status == "incomplete" else None
 
 
+def _verbosity(echoed: Mapping[str, Any]) -> dict[str, Any]:
+    return {"verbosity": echoed["verbosity"]} if "verbosity" in echoed else {}
+
+
 def _format(form: Form | None) -> dict[str, Any]:
     if form is None:
         return {"type": "text"}
@@ -244,7 +259,7 @@ class Events:
         for call in ended.calls[len(self._calls) :]:
             frames += self._end_block() + self._begin_call(ToolCall(call.id, call.name, ""))
             frames += self._more_arguments(call.arguments)
-        frames += self._end_block(ended.logprobs, body["status"])
+        frames += self._end_block(ended.logprobs, body["status"], FINAL)
         return frames + self._event(f"response.{body['status']}", self._at + 1, response=body)
 
     def failed(self, error: BatonError, ended: Ended) -> bytes:
@@ -260,7 +275,9 @@ class Events:
 
     def _begin_message(self) -> bytes:
         self._spoken, self._index = True, self._index + 1
-        item = message_item(self._of, [], "in_progress")
+        box = self._of.asked.toolbox
+        may_call = bool(box.tools) and box.choice != "none"
+        item = message_item(self._of, [], "in_progress", None if may_call else FINAL)
         added = self._event("response.output_item.added", OPENING, output_index=self._index, item=item)
         part = _part("", (), self._refused)
         return added + self._event("response.content_part.added", TEXT, **self._place(), part=part)
@@ -278,10 +295,10 @@ class Events:
 
     def _place(self) -> dict[str, Any]:
         """The place of the message's part; the message comes first."""
-        return {"item_id": message_item(self._of, [], "")["id"], "output_index": 0, "content_index": 0}
+        return {"item_id": message_id(self._of), "output_index": 0, "content_index": 0}
 
-    def _end_block(self, logprobs: Any = None, status: str = "completed") -> bytes:
-        """Close what is open: the message, or the latest call."""
+    def _end_block(self, logprobs: Any = None, status: str = "completed", phase: str = COMMENTARY) -> bytes:
+        """Close what is open: the message, or the latest call. The phase is that of a message that calls follow."""
         if self._calls and self._open_call:
             return self._end_call()
         if not self._spoken or self._message_done:
@@ -289,7 +306,7 @@ class Events:
         self._message_done = True
         part, at = _part(self._text, logprobs, self._refused), TEXT + len(self._text)
         said = {"refusal": self._text} if self._refused else {"text": self._text, "logprobs": _streamed(logprobs or ())}
-        item = message_item(self._of, [part], status)
+        item = message_item(self._of, [part], status, phase)
         text = self._event(f"response.{self._kind()}.done", at + 1, **self._place(), **said)
         closed = self._event("response.content_part.done", at + 2, **self._place(), part=part)
         return text + closed + self._event("response.output_item.done", at + 3, output_index=self._index, item=item)

@@ -5,7 +5,7 @@ in an error.
 """
 
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import Discriminator, Field, StringConstraints, ValidationError
 
@@ -16,8 +16,19 @@ from app.gateway.responses.calls import paired
 from app.gateway.responses.input import Item, conversation, loaded
 from app.gateway.responses.tools import MOST_LISTED, AnyTool, Choice, is_cached, left_out, toolbox_of
 from app.gateway.wire.baton_options import BatonOptions, WireModel
-from app.gateway.wire.parameters import NAME, RESPONSES, check_kinds, invalid_request, is_ignored, unknown_parameter
+from app.gateway.wire.parameters import (
+    NAME,
+    RESPONSES,
+    Includable,
+    check_kinds,
+    invalid_request,
+    is_ignored,
+    unknown_parameter,
+)
 from app.gateway.wire.response_formats import NamedSchema, schema_form
+
+ECHOED: Final = ("max_tool_calls", "prompt_cache_key", "prompt_cache_retention", "safety_identifier", "truncation")
+"""Parameters without effect that the response repeats, as OpenAI's does."""
 
 
 class TextFormat(WireModel):
@@ -76,7 +87,7 @@ class ResponsesRequest(WireModel):
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    include: Annotated[list[str], Field(max_length=16, fail_fast=True)] = []
+    include: Annotated[list[Includable], Field(max_length=16, fail_fast=True)] = []
     metadata: Annotated[dict[MetadataKey, MetadataValue], Field(max_length=16)] = {}
     user: Annotated[str, StringConstraints(max_length=512)] | None = None
     previous_response_id: Annotated[str, StringConstraints(pattern=r"^resp_[A-Za-z0-9_]{1,120}$")] | None = None
@@ -122,7 +133,7 @@ def task_of(request: ResponsesRequest, before: tuple[Message, ...], loaded_befor
     first = (Message("developer", (Text(request.instructions),)),) if request.instructions else ()
     sampling = Sampling(request.temperature, request.top_p, max_tokens=request.max_output_tokens)
     on_offer = (*loaded_before, *loaded(request.input if not isinstance(request.input, str) else ()))
-    told = request.top_logprobs is not None or "message.output_text.logprobs" in request.include
+    told = bool(request.top_logprobs) or "message.output_text.logprobs" in request.include
     return Task(
         (*first, *paired((*before, *given(request)))),
         sampling,
@@ -131,6 +142,7 @@ def task_of(request: ResponsesRequest, before: tuple[Message, ...], loaded_befor
         toolbox=toolbox_of(request.tools, request.tool_choice, request.parallel_tool_calls, on_offer),
         logprobs=(request.top_logprobs or 0) if told else None,
         form=_form(request),
+        echoed=_echoed(request),
     )
 
 
@@ -139,6 +151,13 @@ def given(request: ResponsesRequest) -> tuple[Message, ...]:
     if isinstance(request.input, str):
         return (Message("user", (Text(request.input),)),)
     return conversation(request.input)
+
+
+def _echoed(request: ResponsesRequest) -> dict[str, Any]:
+    """The parameters of `ECHOED` that the request has, and `text.verbosity`."""
+    echoed = {name: getattr(request, name) for name in ECHOED}
+    echoed["verbosity"] = request.text.verbosity if request.text is not None else None
+    return {name: value for name, value in echoed.items() if value is not None}
 
 
 def _form(request: ResponsesRequest) -> Form | None:

@@ -39,6 +39,10 @@ from app.gateway.wire.parameters import RESPONSES
 from app.gateway.wire.request_schemas import tabled
 
 GONE = "There is no response of that id, or this key may not see it."
+SYNCHRONOUS = (
+    "Cannot cancel a synchronous response: it was not created with background: true. "
+    "POST /v1/runs/{id}/cancel stops the run of any response."
+)
 
 
 SCHEMAS: Final[operations.Schemas] = {
@@ -148,10 +152,15 @@ def _ends(router: APIRouter, context: GatewayContext, keys: Keys, idempotency: I
         response: ResponseId,
         request: Request,
     ) -> Response:
-        """Cancel its run and wait a little for the end; a response that is over stays as it is."""
+        """Cancel its run and wait a little for the end; one that is over stays as it is.
+
+        Only a response that was created with `background: true` can be cancelled, as with OpenAI.
+        """
 
         async def stopped() -> Response:
             told = await _stored(context, response, caller)
+            if not told.subject.state.turn.wire.get("background"):
+                raise InvalidRequest(SYNCHRONOUS)
             row = await context.store.run(told.subject.state.run)
             await cancel.stop(context, row)
             return _json(await _present(context, response, caller))

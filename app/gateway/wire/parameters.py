@@ -23,6 +23,17 @@ from app.errors import InvalidRequest
 from app.gateway.wire.unsupported_routes import NOT_OFFERED
 
 Decision = Literal["honoured", "ignored", "refused"]
+Includable = Literal[
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "message.input_image.image_url",
+    "computer_call_output.output.image_url",
+    "code_interpreter_call.outputs",
+    "reasoning.encrypted_content",
+    "message.output_text.logprobs",
+]
+"""The values of `include` on `/v1/responses`."""
 NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")
 TYPES: Final = frozenset(
     {"string_type", "int_type", "float_type", "bool_type", "list_type", "dict_type", "model_type", "int_from_float"}
@@ -75,7 +86,7 @@ PARAMETERS: Final[Mapping[str, Parameter]] = {
     "frequency_penalty": _honoured("-2 to 2. Passed to the answering step."),
     "logit_bias": _honoured("-100 to 100. Passed to the answering step; token ids are its worker's, so pin one."),
     "logprobs": _honoured("Of the answer. Only workers may take part whose provider has the option `logprobs`."),
-    "top_logprobs": _honoured("0 to 20, with `logprobs`."),
+    "top_logprobs": _honoured("0 to 20, with `logprobs`; 0 asks for nothing."),
     "reasoning_effort": _honoured("The tier's limits for that effort, or for the nearest lower one that it has."),
     "user": _honoured("Kept with the task."),
     "metadata": _honoured("Kept with the task: at most 16 entries of at most 64 and 512 characters."),
@@ -145,15 +156,15 @@ RESPONSES: Final[Mapping[str, Parameter]] = {
     ),
     "tool_choice": PARAMETERS["tool_choice"],
     "parallel_tool_calls": PARAMETERS["parallel_tool_calls"],
-    "text": _honoured("`format` as `response_format` of a chat completion; `verbosity` changes nothing."),
+    "text": _honoured("`format` as `response_format` of a chat completion; `verbosity` is repeated and has no effect."),
     "reasoning": _honoured(
         "`effort`: the tier's limits for it; the others change nothing, and `mode: pro` is refused."
     ),
     "max_output_tokens": PARAMETERS["max_tokens"],
     "temperature": PARAMETERS["temperature"],
     "top_p": PARAMETERS["top_p"],
-    "top_logprobs": _honoured("0 to 20, of the answer's tokens."),
-    "include": _honoured("`message.output_text.logprobs`; the others change nothing."),
+    "top_logprobs": _honoured("0 to 20, of the answer's tokens; 0 asks for nothing."),
+    "include": _honoured("`message.output_text.logprobs`; OpenAI's others change nothing, and any other is a 400."),
     "metadata": PARAMETERS["metadata"],
     "user": PARAMETERS["user"],
     "store": _honoured("false: the response cannot be retrieved. Its run is journaled all the same."),
@@ -161,18 +172,13 @@ RESPONSES: Final[Mapping[str, Parameter]] = {
     "stream": _honoured("Server-sent events in OpenAI's order; see `GET /v1/responses/{id}?stream=true`."),
     "stream_options": _honoured("`include_obfuscation` changes nothing."),
     "baton": PARAMETERS["baton"],
-    **{
-        name: PARAMETERS[name]
-        for name in (
-            "service_tier",
-            "safety_identifier",
-            "prompt_cache_key",
-            "prompt_cache_retention",
-            "prompt_cache_options",
-        )
-    },
-    "truncation": _ignored("The conversation is passed on whole."),
-    "max_tool_calls": _ignored("There are no built-in tools to count."),
+    "service_tier": PARAMETERS["service_tier"],
+    "safety_identifier": _ignored("The reply repeats it. Send `user` to have an end user kept with the task."),
+    "prompt_cache_key": _ignored("The reply repeats it. Providers cache by prefix."),
+    "prompt_cache_retention": _ignored("The reply repeats it. Providers decide."),
+    "prompt_cache_options": PARAMETERS["prompt_cache_options"],
+    "truncation": _ignored("The reply repeats it. The conversation is passed on whole."),
+    "max_tool_calls": _ignored("The reply repeats it. There are no built-in tools to count."),
     "client_metadata": _ignored("Codex's own. Send `metadata` to have something kept with the task."),
     "access_programs": _refused("There are none."),
     "context_management": _refused("The conversation is passed on as it is.", []),

@@ -19,6 +19,7 @@ from pydantic_core import PydanticCustomError
 
 from app.core.pool.catalog import MILLION
 from app.gateway.openapi.replies import RunState
+from app.gateway.wire.parameters import Includable
 
 REPLY_ID = re.compile(r"(?:chatcmpl-|cmpl-|msg_|resp_)?(run_[0-9a-z]+)(?:[-_]\d+)?")
 RUN_ID = re.compile(r"[A-Za-z0-9_-]{1,80}")
@@ -200,10 +201,10 @@ class ResponseOptions(StreamOptions):
 
     stream: Truth = False
     """`true`: as server-sent events, which go on while the response is in progress."""
-    include: Text | None = None
-    """Accepted, and without effect."""
-    include_list: Annotated[Text | None, Field(alias="include[]")] = None
-    """Accepted, and without effect."""
+    include: list[Includable] = []
+    """Checked, and without effect."""
+    include_list: Annotated[list[Includable], Field(alias="include[]")] = []
+    """Checked, and without effect."""
     include_obfuscation: Text | None = None
     """Accepted, and without effect."""
 
@@ -217,7 +218,7 @@ class ItemFilters(Parameters):
     """The most items of a page."""
     after: Text | None = None
     """The id of the last item of the page before."""
-    include: Text | None = None
-    """Accepted, and without effect."""
-    include_list: Annotated[Text | None, Field(alias="include[]")] = None
-    """Accepted, and without effect."""
+    include: list[Includable] = []
+    """Checked, and without effect."""
+    include_list: Annotated[list[Includable], Field(alias="include[]")] = []
+    """Checked, and without effect."""
