@@ -9,13 +9,14 @@ import pytest
 
 from app.core.run.events import Kind, fact_from_json
 from app.engine.delivery.messages import Driven
-from app.engine.steps.execution import DELIVERIES
+from app.engine.steps.execution import DELIVERIES, Execution
 from app.errors import NotFound
 from app.process.wiring import Runtime
 from app.store.protocol import Entry, Ledger, Move
 from tests.harness.ends import end_of
 from tests.harness.in_process import events, finish, kinds, narrowed, order, plan, pool_text, running_service
-from tests.stubs import ProviderStub
+from tests.harness.waiting import until
+from tests.stubs import ProviderStub, Reply, Stall
 
 PATIENT = {"BATON_LEASE_SECONDS": "0.6"}
 
@@ -27,15 +28,15 @@ async def silent_house(stub: ProviderStub, folder: Path) -> AsyncIterator[Runtim
         yield opened
 
 
-async def die(opened: Runtime, run: str, times: int, *, with_intent: bool = False) -> None:
+async def die(opened: Runtime, run: str, times: int, *, with_intent: bool = False, step: int = 0) -> None:
     """What dispatchers leave that claim a step, begin with it, and are never heard of again."""
     store, now = opened.context.store, opened.context.now()
-    due = await store.due(run, 0)
+    due = await store.due(run, step)
     assert due is not None
     for n in range(times):
-        body = {"call": f"call_{n}", "n": 0, "worker": "alpha", "access": ["user"], "usd_held": 5, "tokens_held": 7}
+        body = {"call": f"call_{n}", "n": step, "worker": "alpha", "access": ["user"], "usd_held": 5, "tokens_held": 7}
         intent = (fact_from_json(Kind.CALL_INTENDED, body),) if with_intent else ()
-        move = Move(0, "take", version=due.version + n, holder=f"dead-{n}", until=now - 1)
+        move = Move(step, "take", version=due.version + n, holder=f"dead-{n}", until=now - 1)
         await store.append(Entry(run, now, intent, move=move, hold=Ledger(5, 7) if with_intent else Ledger()))
 
 
@@ -84,6 +85,38 @@ async def test_other_runs_and_steps_go_on(stub: ProviderStub, tmp_path: Path) ->
         assert await ended(opened, poisoned) == "succeeded"
         assert Kind.STEP_FAILED in kinds(await events(opened, poisoned.run))
         assert (await opened.context.store.run(poisoned.run)).degraded
+
+
+async def test_steps_that_were_lost_together_are_executed_one_by_one_before_one_is_given_up(
+    stub: ProviderStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing shows which of them was the cause: executed together they would all be given up."""
+    perform, let_go = Execution.perform, asyncio.Event()
+    returned: list[int] = []
+    workers = ["alpha", "beta"]
+
+    async def noted(execution: Execution) -> None:
+        await perform(execution)
+        returned.append(execution._ticket.step)
+
+    monkeypatch.setattr(Execution, "perform", noted)
+    for worker in workers:
+        stub.always(worker, Reply(fault=Stall(seconds=let_go)))
+    async with silent_house(stub, tmp_path) as opened:
+        pair = plan(("alpha", "Live.", ["user"]), ("beta", "Die.", ["user"]))
+        driven = await opened.runs.start(order(opened, "baton-mini", plan=pair))
+        for step in (0, 1):
+            await die(opened, driven.run, DELIVERIES - 1, step=step)
+        async with asyncio.TaskGroup() as group:
+            ending = group.create_task(ended(opened, driven))
+            await until(lambda: stub.requests and (returned or len(stub.requests) > 1))
+            assert (len(returned), len(stub.requests)) == (1, 1)
+            postponed = await opened.context.store.due(driven.run, returned[0])
+            assert postponed is not None
+            assert postponed.holder == f"dead-{DELIVERIES - 2}", "nobody has claimed it"
+            let_go.set()
+        assert ending.result() == "succeeded"
+        assert sorted(one.model for one in stub.requests) == workers
 
 
 async def test_the_claim_comes_before_what_could_kill_again(

@@ -123,7 +123,17 @@ class Dispatcher:
         return self._free() - self._taking() if self._group is not None else 0
 
     def _execution(self, work: Work) -> Execution:
-        return Execution(self._context, self._name, work, self._local, self._outcomes)
+        return Execution(
+            self._context,
+            self._name,
+            work,
+            local=self._local,
+            outcomes=self._outcomes,
+            has_last_delivery=self._has_last_delivery,
+        )
+
+    def _has_last_delivery(self) -> bool:
+        return any(work.is_last_delivery for work in self._works.values())
 
     def _start(self, group: asyncio.TaskGroup, work: Work, execution: Execution) -> None:
         self._works[work.ticket.run, work.ticket.step] = work

@@ -138,6 +138,8 @@ class Work:
     """Further gateways that asked for the answer, of a run that is driven elsewhere."""
     relay: Relay | None = None
     """The answer on its way to the followers, while it streams."""
+    is_last_delivery: bool = False
+    """The step is given up if this engine stops while it executes it; see `Execution._is_postponed`."""
 
     def interrupt(self, *, stopped: bool) -> None:
         """End the wait for the worker, now or as soon as there is one; its outcome is written all the same."""
@@ -157,9 +159,20 @@ class Work:
 class Execution:
     """One step under one claim."""
 
-    def __init__(self, context: EngineContext, name: str, work: Work, local: LocalRuns, outcomes: Outcomes) -> None:
-        """`name` is the dispatcher's; `local` finds the runs that are driven in this process."""
+    def __init__(
+        self,
+        context: EngineContext,
+        name: str,
+        work: Work,
+        *,
+        local: LocalRuns,
+        outcomes: Outcomes,
+        has_last_delivery: Callable[[], bool],
+    ) -> None:
+        """`name` is the dispatcher's; `local` finds the runs that are driven in this process. `has_last_delivery` says
+        if the dispatcher works on a step that is given up if this engine stops."""
         self._context = context
+        self._has_last_delivery = has_last_delivery
         self._kept = outcomes
         self._name = name
         self._local = local
@@ -227,7 +240,7 @@ class Execution:
         if (claimed := await self._claim()) is None:
             return
         due, state = claimed
-        lost_calls, deliveries = self._lost(state, state.steps[due.step]), due.lost + (due.holder is not None)
+        lost_calls, deliveries = self._lost(state, state.steps[due.step]), _deliveries(due)
         if self._idle(state):  # the step is not needed any more: only calls of a lost dispatcher are closed
             await self._append(self._entry(lost_calls, move=Move(due.step, "finish", claim=self._work.claim)))
         elif deliveries >= DELIVERIES:
@@ -253,12 +266,30 @@ class Execution:
                 and self._context.store.seconds_since_recovery < self._context.lease
             ):
                 return None  # nobody could prolong a claim while the database was away
+            if self._is_postponed(due):
+                return None
             state = await self._fold(None)
             self._version = due.version
             with suppress(LeaseLost):
                 await self._append(self._entry(()))
                 return due, state
         return None
+
+    def _is_postponed(self, due: Due) -> bool:
+        """Return whether the step is left to a later delivery, because this engine works on another one that is given
+        up if the engine stops.
+
+        An engine that stops takes all of its steps with it, and nothing shows which of them was the cause. Those that
+        were executed together with the cause come back together with it. On their last delivery each of them has an
+        engine to itself, as far as such steps are concerned, so that only the cause is given up.
+        """
+        self._work.is_last_delivery = False
+        if _deliveries(due) != DELIVERIES - 1:
+            return False
+        if self._has_last_delivery():
+            return True
+        self._work.is_last_delivery = True
+        return False
 
     async def _fold(self, upto: int | None) -> RunState:
         """The run's state up to `upto` at least; None for all of it, as the database has it now."""
@@ -613,6 +644,11 @@ class Execution:
         for receiver in addresses:
             with suppress(QueueUnavailable):
                 await self._context.queue.publish(receiver, [message])
+
+
+def _deliveries(due: Due) -> int:
+    """The number of dispatchers that took a ticket and did not finish its step."""
+    return due.lost + (due.holder is not None)
 
 
 def _sum(ledgers: Iterable[Ledger]) -> Ledger:
