@@ -75,6 +75,8 @@ def _facts(run: run_words.Record, question: str | None, full: bool) -> list[tupl
         *[("left out", f"{worker}: {reason}") for worker, reason in run["excluded"].items()],
         *[("why so", words) for words in run_words.why(run)],
     ]
+    if requests := run_words.requests(run):
+        facts.append(("x-request-id", requests))
     if (turns := run_words.turns(run)) is not None:
         facts.append(("turns", turns))
     if run["ignored"]:

@@ -142,6 +142,11 @@ def turns(run: Record) -> str | None:
     return many if len(run["turns"]) > 1 else None
 
 
+def requests(run: Record) -> str:
+    """Return the ids of the HTTP requests that began the run and its turns; empty where none is known."""
+    return ", ".join(one["request_id"] for one in run["turns"] if one["request_id"])
+
+
 def passed_over(record: Record) -> list[str]:
     """Return the workers that were passed over for a call, each with the reason."""
     return [f"{one['worker']} passed over ({one['reason']})" for one in record.get("passed_over", [])]

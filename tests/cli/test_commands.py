@@ -365,6 +365,15 @@ def test_show_finds_the_last_run_and_prefixes(service: Service) -> None:
     assert baton(service.folder, "runs", "show", "run_zzzz").status == 1
 
 
+def test_a_run_is_found_by_the_id_of_its_request(service: Service) -> None:
+    run = service.ask("baton-mini", EASY)["baton"]["run"]
+    (turn,) = json.loads(baton(service.folder, "runs", "show", run, "--json").out)["turns"]
+    assert f"x-request-id: {turn['request_id']}" in baton(service.folder, "runs", "show", run).out
+    listed = baton(service.folder, "runs", "ls", "--json", "--request-id", turn["request_id"])
+    assert [one["id"] for one in json.loads(listed.out)] == [run]
+    assert json.loads(baton(service.folder, "runs", "ls", "--json", "--request-id", "other").out) == []
+
+
 def test_a_caller_plan_and_an_exclusion_are_explained(service: Service) -> None:
     plan = {"steps": [{"worker": "rehearsal-scribe", "subtask": "Answer.", "access": ["user"]}]}
     service.ask("baton-ultra", EASY, baton={"plan": plan, "pool": {"deny": ["rehearsal-lawyer"]}})

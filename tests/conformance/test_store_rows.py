@@ -10,6 +10,7 @@ import pytest
 from app.core.run.events import Kind
 from app.errors import Conflict, LeaseLost
 from app.store.protocol import (
+    REQUEST_TAG,
     Appended,
     Backlog,
     Due,
@@ -354,6 +355,7 @@ async def test_the_backlog_is_the_work_that_nobody_has_taken(store: Store) -> No
 async def test_lists_filter_by_every_column(store: Store) -> None:
     await store.append(admitted("a", 10.0, tenant="t1", tier="ultra", key="k1"))
     await store.append(replace(admitted("b", 20.0, tenant="t1"), tags=(("worker", "w"), ("label", "phi"))))
+    await store.append(note("b", tags=((REQUEST_TAG, "r1"),)))
     await store.append(admitted("c", 30.0, tenant="t2", row=Projection(degraded=True)))
     await store.append(Entry("a", 31.0, (Raw(Kind.FAILED, {}),), epoch=1, row=Projection(error="no_worker")))
     row = Projection(state="running", topology="chain", steps=3)
@@ -367,9 +369,16 @@ async def test_lists_filter_by_every_column(store: Store) -> None:
             RunQuery(min_usd=700),
             RunQuery(state="running", tenant="t1"),
             RunQuery(tags=(("worker", "w"), ("label", "phi"))),
+            RunQuery(request_id="r1", tenant="t1"),
         ],
         "c": [RunQuery(degraded=True)],
-        "": [RunQuery(tags=(("worker", "w"), ("label", "none"))), RunQuery(min_usd=701), RunQuery(tenant="t'1")],
+        "": [
+            RunQuery(request_id="w"),
+            RunQuery(request_id="r1", tenant="t2"),
+            RunQuery(tags=(("worker", "w"), ("label", "none"))),
+            RunQuery(min_usd=701),
+            RunQuery(tenant="t'1"),
+        ],
     }
     for expected, queries in cases.items():
         for query in queries:

@@ -26,10 +26,12 @@ def define(root: Group) -> None:
         "runs",
         "baton runs ls --since 1h --state failed",
         "baton runs ls --tier baton-ultra --degraded --limit 50",
+        "baton runs ls --request-id req_0199",
     )
     @option("--limit", type=COUNT, default=20, help="The most runs to list.")
     @only("state", "tier", "worker", "label")
     @option("--key", help="Only runs of the key of this name or id.")
+    @option("--request-id", metavar="ID", help="Only runs that the request with this x-request-id began or continued.")
     @only("tenant")
     @flag("--degraded", help="Only runs that a fallback decided.")
     @SINCE

@@ -145,6 +145,7 @@ def resumed(turn: Turn, once: str) -> RunResumed:
         wire=turn.wire,
         once=once,
         gateway=turn.gateway,
+        request_id=turn.request_id,
     )
 
 

@@ -219,6 +219,12 @@ class RunAdmitted(Fact):
     """The address of the gateway that the request came to, and that follows the run."""
     plan: str = optional("")
     """Ref of the caller's own plan; empty where a conductor plans."""
+    request_id: str = optional("")
+    """The id of the HTTP request (`x-request-id`); empty where there was none."""
+    tenant: str = optional("")
+    """The tenant of the run, for the logs and metrics of engines."""
+    key_name: str = optional("")
+    """The name that the API key had at that moment, for the logs of engines."""
 
 
 @fact(Kind.CANCEL_ASKED)
@@ -258,6 +264,8 @@ class RunResumed(Fact):
     """The id of the idempotency claim that the request makes, or empty."""
     gateway: str = optional("")
     """The address of the gateway that the request came to, and that follows the turn."""
+    request_id: str = optional("")
+    """The id of the HTTP request (`x-request-id`)."""
 
 
 @record(frozen=True, slots=True)

@@ -110,6 +110,8 @@ class Turn:
     """When the wait for tool results is over; 0 before there is any."""
     gateway: str = ""
     """The address of the gateway that the request came to, and that follows the turn; empty where nobody does."""
+    request_id: str = ""
+    """The id of the HTTP request; empty where it is not known."""
 
 
 @record(frozen=True, slots=True)
@@ -394,6 +396,7 @@ def admit(run: str, fact: Fact, at: float, seq: int) -> RunState:
         on_disconnect=fact.on_disconnect,
         wire=fact.wire,
         gateway=fact.gateway,
+        request_id=fact.request_id,
     )
     return RunState(run=run, admitted=fact, turn=turn, seq=seq)
 
@@ -622,6 +625,7 @@ def _resumed(state: RunState, fact: RunResumed) -> Changes:
         on_disconnect=fact.on_disconnect,
         wire=fact.wire,
         gateway=fact.gateway,
+        request_id=fact.request_id,
     )
     return {"state": _run_arrow(state, "running"), "turn": turn}
 

@@ -20,7 +20,7 @@ from app.core.run.kinds import OnDisconnect
 from app.core.run.state import CALLER, FALLBACK
 from app.engine.context import EngineContext
 from app.errors import InvalidRequest, PlanRejected
-from app.store.protocol import Entry, Ledger, NewRun, Once
+from app.store.protocol import REQUEST_TAG, Entry, Ledger, NewRun, Once
 from app.store.rows.content import address
 
 UNTAKEN_SECONDS = 0.5
@@ -70,6 +70,10 @@ class Order:
     """The wire format and the request's options for the reply: with them, the journal is enough to write it again."""
     once: Once | None = None
     """The request's claim to be carried out once; made together with the admission."""
+    request_id: str = ""
+    """The id of the HTTP request, under which the run is found again; empty where there is none."""
+    key_name: str = ""
+    """The name of the API key, for logs."""
 
     @property
     def owner(self) -> Owner:
@@ -82,6 +86,17 @@ class Moved:
     """The run's journal has reached the event `seq`, which may not have been received here."""
 
     seq: int
+
+
+def tags(order: Order) -> tuple[tuple[str, str], ...]:
+    """The filters of a new run: its labels, and the id of its request."""
+    labels = [("label", label) for label in sorted(order.labels)]
+    return (*labels, *of_request(order))
+
+
+def of_request(order: Order) -> tuple[tuple[str, str], ...]:
+    """The filter by the id of the HTTP request, if there is one."""
+    return ((REQUEST_TAG, order.request_id),) if order.request_id else ()
 
 
 def untaken(context: EngineContext) -> float:
@@ -178,7 +193,7 @@ def entry(
         new=new,
         epoch=1,
         contents=tuple(contents),
-        tags=tuple(("label", label) for label in sorted(order.labels)),
+        tags=tags(order),
         once=order.once,
         notify=context.notifies and notices.wanted(order.wire),
     ), salt
@@ -225,4 +240,7 @@ def _admitted(
         explore=order.explore,
         gateway=gateway,
         plan=plan,
+        request_id=order.request_id,
+        tenant=order.tenant,
+        key_name=order.key_name,
     )

@@ -20,7 +20,7 @@ from app.core.run.state import RunState, Turn, fold
 from app.core.run.tool_results import Returned, Standing
 from app.engine.commit.waiting_runs import Waiting
 from app.engine.context import EngineContext
-from app.engine.runs.admission import Order, Owner, untaken
+from app.engine.runs.admission import Order, Owner, of_request, untaken
 from app.errors import InvalidRequest, NotFound
 from app.store.protocol import Entry, Lease
 from app.store.rows.content import address
@@ -160,6 +160,7 @@ def begin(context: EngineContext, order: Order, found: Found, gateway: str) -> B
         on_disconnect=order.on_disconnect or ("finish" if order.once is not None else "cancel"),
         wire=order.wire,
         gateway=gateway,
+        request_id=order.request_id,
     )
     resumed = drafts.resumed(turn, order.once.id if order.once is not None else "")
     came = tuple(StepToolResults(n, ref, state.steps[n].exchanges[-1].ids) for n, (ref, _) in found.shares.items())
@@ -169,6 +170,7 @@ def begin(context: EngineContext, order: Order, found: Found, gateway: str) -> B
         events=(resumed, *came),
         epoch=found.known.epoch,
         contents=(request, *found.shares.values()),
+        tags=of_request(order),
         once=order.once,
         notify=context.notifies and notices.wanted(order.wire),
         lease=Lease("", now + untaken(context), turn.deadline),

@@ -33,7 +33,7 @@ from starlette.responses import Response
 
 from app.core.message.chat import Task
 from app.core.pool.budget import input_bound
-from app.core.records import record
+from app.core.records import changed, record
 from app.core.run import position
 from app.core.run.position import Position
 from app.engine.delivery.messages import Driven
@@ -305,9 +305,10 @@ class Idempotency:
 
     async def _begin(self, request: Request, caller: Caller, order: Order, once: Once | None) -> Begun:
         headers = request.scope["baton.headers"]
+        order = changed(order, request_id=headers[0][1].decode(), key_name=caller.key.name)
         if once is not None:
             until = self._context.now() + order.limits.seconds + self._context.remembered
-            order = replace(order, once=replace(once, until=until))
+            order = changed(order, once=replace(once, until=until))
         permit = self._admission.enter(caller.key, headers, order.task)
         try:
             driven = await self._context.runs.start(order)

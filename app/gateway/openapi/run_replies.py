@@ -49,6 +49,8 @@ class Turn(Reply):
     """One of the caller's requests to a run: the first, or one that brought tool results."""
 
     number: int
+    request_id: str | None
+    """The `x-request-id` of the request."""
     at: float
     deadline: float
     stream: bool
@@ -187,6 +189,8 @@ class AuditedStep(StepSummary):
 class WholeRun(Run):
     """A run with everything that is known of it but its content."""
 
+    request_id: str | None
+    """The `x-request-id` of the request that began the run."""
     erased: bool
     """True once the content was erased."""
     seq: int

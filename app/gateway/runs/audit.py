@@ -65,6 +65,7 @@ def whole(row: RunRow, journal: Journal, given: Sequence[Feedback] = ()) -> dict
     split = bill(state)
     limits = admitted.limits.to_json()
     return summary(row) | {
+        "request_id": admitted.request_id or None,
         "erased": not journal.salt,
         "seq": state.seq,
         "effort": admitted.effort,

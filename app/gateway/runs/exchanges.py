@@ -47,6 +47,7 @@ def turns(state: RunState, events: Sequence[Event]) -> list[dict[str, Any]]:
 def _begun(number: int, at: float, fact: RunAdmitted | RunResumed) -> dict[str, Any]:
     return {
         "number": number,
+        "request_id": fact.request_id or None,
         "at": at,
         "deadline": fact.deadline,
         "stream": fact.streams,

@@ -153,6 +153,8 @@ class RunFilters(Parameters):
     """Runs in which this worker took part."""
     label: Text | None = None
     """Runs with this label."""
+    request_id: Text | None = None
+    """Runs that a request with this `x-request-id` began, or continued with tool results."""
     since: Moment | None = None
     """Runs that began at this time or later: seconds since 1970, or RFC 3339."""
     until: Moment | None = None

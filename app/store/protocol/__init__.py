@@ -21,7 +21,7 @@ from app.store.protocol.entries import (
     Projection,
 )
 from app.store.protocol.idempotency import TAKEN, Once, RequestClaims
-from app.store.protocol.journal import Journal, RunJournal, RunQuery, RunRow
+from app.store.protocol.journal import REQUEST_TAG, Journal, RunJournal, RunQuery, RunRow
 from app.store.protocol.keys import KeyRow, Keys
 from app.store.protocol.learning import Learning
 from app.store.protocol.leases import Backlog, Due, Held, Lapsed, LeasesAndOutbox
@@ -32,6 +32,7 @@ from app.store.protocol.step_input import BRIEF, StepInput, StepInputs
 __all__ = [
     "BRIEF",
     "MOVED",
+    "REQUEST_TAG",
     "TAKEN",
     "UNDECIDED",
     "Appended",

@@ -66,6 +66,10 @@ class RunRow:
     """True once the run's content, and the salt with it, were erased."""
 
 
+REQUEST_TAG = "request"
+"""The name of the tag that holds the id of an HTTP request which began a run or a turn of it."""
+
+
 @record(frozen=True, slots=True)
 class RunQuery:
     """Filters for a list of runs: all optional, joined by AND; the newest run comes first.
@@ -82,6 +86,8 @@ class RunQuery:
     min_usd: int | None = None
     degraded: bool | None = None
     tags: tuple[tuple[str, str], ...] = ()
+    request_id: str | None = None
+    """The id of an HTTP request that began the run, or a turn of it."""
     before: tuple[float, str] | None = None
     limit: int = 20
 

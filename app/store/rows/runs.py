@@ -26,7 +26,19 @@ from sqlalchemy.dialects import postgresql, sqlite
 from app.core.records import record
 from app.core.run.events import Event, Kind
 from app.errors import NotFound
-from app.store.protocol import BRIEF, Backlog, Due, Held, Journal, Lapsed, Ledger, RunQuery, RunRow, StepInput
+from app.store.protocol import (
+    BRIEF,
+    REQUEST_TAG,
+    Backlog,
+    Due,
+    Held,
+    Journal,
+    Lapsed,
+    Ledger,
+    RunQuery,
+    RunRow,
+    StepInput,
+)
 from app.store.sqlkit.statements import ALONG, SEEN, Row, SingleStatement, Statements
 from app.store.sqlkit.tables import CONTENTS, PULSE, RUNS, TAGS, TICKETS
 
@@ -223,8 +235,10 @@ def _tickets() -> Select[Any]:
 
 def _filters(query: RunQuery) -> list[ColumnElement[bool]]:
     column = RUNS.c
+    # Few runs have one request's id, and they are looked up by their ids: not by the index of all runs of the tenant.
+    tenant = column.tenant if query.request_id is None else column.tenant + ""
     equal = (
-        (column.tenant, query.tenant),
+        (tenant, query.tenant),
         (column.tier, query.tier),
         (column.key, query.key),
         (column.degraded, query.degraded),
@@ -240,6 +254,9 @@ def _filters(query: RunQuery) -> list[ColumnElement[bool]]:
         found.append(column.spent_usd >= query.min_usd)
     if query.before is not None:
         found.append(tuple_(column.created_at, column.id) < tuple_(*query.before))
+    if query.request_id is not None:
+        asked = (TAGS.c.name == REQUEST_TAG, TAGS.c.value == query.request_id)
+        found.append(column.id.in_(select(TAGS.c.run).where(*asked)))
     for name, value in query.tags:
         found.append(exists().where(TAGS.c.name == name, TAGS.c.value == value, TAGS.c.run == column.id))
     return found

@@ -1,0 +1,61 @@
+"""The id of an HTTP request (`x-request-id`): on every reply, in the journal, and in the list of runs."""
+
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.harness.conversations import calling as calls_tools
+from tests.harness.conversations import look
+from tests.stubs import ProviderStub, Reply
+
+ASK = {"role": "user", "content": "What is 2 + 2?"}
+TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
+
+
+async def complete(client: httpx.AsyncClient, id_: str, **more: Any) -> httpx.Response:
+    body = {"model": "baton-mini", "messages": [ASK]} | more
+    return await client.post("/v1/chat/completions", json=body, headers={"x-request-id": id_})
+
+
+async def found(client: httpx.AsyncClient, id_: str) -> list[str]:
+    reply = await client.get("/v1/runs", params={"request_id": id_})
+    return [run["id"] for run in reply.json()["data"]]
+
+
+async def test_a_run_is_found_by_the_id_of_its_request(client: httpx.AsyncClient, stub: ProviderStub) -> None:
+    stub.always("alpha", Reply(chunks=("Four.",)))
+    reply = await complete(client, "edge-7:a.b")
+    run = reply.headers["x-baton-run"]
+    assert (reply.status_code, reply.headers["x-request-id"]) == (200, "edge-7:a.b")
+    await complete(client, "edge-8")
+    assert await found(client, "edge-7:a.b") == [run]
+    assert await found(client, "edge-9") == []
+    shown = (await client.get(f"/v1/runs/{run}")).json()
+    assert shown["request_id"] == "edge-7:a.b"
+
+
+async def test_a_turn_with_tool_results_is_found_too(client: httpx.AsyncClient, stub: ProviderStub) -> None:
+    stub.script("alpha", calls_tools(look("a")))
+    message = (await complete(client, "first", tools=TOOLS)).json()["choices"][0]["message"]
+    stub.always("alpha", Reply(chunks=("Four.",)))
+    result = {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "4"}
+    reply = await complete(client, "second", tools=TOOLS, messages=[ASK, message, result])
+    run = reply.headers["x-baton-run"]
+    assert await found(client, "first") == await found(client, "second") == [run]
+    shown = (await client.get(f"/v1/runs/{run}")).json()
+    assert [turn["request_id"] for turn in shown["turns"]] == ["first", "second"]
+
+
+@pytest.mark.parametrize("given", ["", "two words", 'quoted"name', "x" * 129, "-leading"])
+async def test_an_id_that_is_none_is_replaced(client: httpx.AsyncClient, given: str) -> None:
+    reply = await client.get("/healthz", headers={"x-request-id": given})
+    assert reply.headers["x-request-id"].startswith("req_")
+
+
+async def test_errors_have_the_id_as_well(client: httpx.AsyncClient) -> None:
+    bad = await complete(client, "bad", messages=[])
+    stranger = await client.get("/v1/runs", headers={"authorization": "", "x-request-id": "stranger"})
+    nowhere = await client.get("/nowhere", headers={"x-request-id": "nowhere"})
+    replies = {reply.headers["x-request-id"]: reply.status_code for reply in (bad, stranger, nowhere)}
+    assert replies == {"bad": 400, "stranger": 401, "nowhere": 404}
