@@ -33,6 +33,8 @@ from app.store.protocol import (
     KeyRow,
     Lapsed,
     Once,
+    PrunedRun,
+    PruneQuery,
     Reader,
     RunQuery,
     RunRow,
@@ -198,6 +200,22 @@ class SqlStore:
                 self._journals.forget(run)
             await asyncio.sleep(0)
         return erased
+
+    async def count_prunable(self, query: PruneQuery) -> tuple[int, int]:
+        return await self._read(partial(retention.count_prunable, query=query))
+
+    async def prune(self, runs: Sequence[tuple[PrunedRun, int]]) -> int:
+        pruned = 0
+        for group in retention.pruning_groups(runs):
+            gone = await self._write(partial(retention.prune, statements=self._statements, runs=group))
+            for run in gone:
+                self._journals.forget(run)
+            pruned += len(gone)
+            await asyncio.sleep(0)
+        return pruned
+
+    async def pruned_run(self, run: str) -> PrunedRun:
+        return await self._read(partial(retention.pruned_run, name=run))
 
     async def overwrite_erased(self) -> bool:
         return await self._runner.empty_log()

@@ -1,4 +1,4 @@
-"""Erasing the content of many runs, on SQLite and on Postgres."""
+"""Erasing the content of many runs, and deleting all rows of old ones, on SQLite and on Postgres."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -6,14 +6,19 @@ from pathlib import Path
 
 import orjson
 import pytest
+from sqlalchemy import Connection, func, select
 
 from app.core.message.chat import Message, Task, Text, task_to_json
 from app.core.rating.feedback import Feedback
-from app.store.protocol import ContentQuery, Entry, Store
+from app.core.run.events import Kind, RunSucceeded
+from app.errors import NotFound
+from app.store.protocol import ContentQuery, Entry, Outbox, PrunedRun, PruneQuery, RunQuery, Store
 from app.store.rows import retention
 from app.store.rows.content import address
 from app.store.sql import SqlStore
+from app.store.sqlkit.tables import METADATA, RUNS
 from tests.conformance.entries import SALT, Opener, admitted, note
+from tests.harness.raw_facts import Raw
 
 QUESTION = "what-only-this-user-said"
 
@@ -115,3 +120,83 @@ async def test_no_byte_is_left_in_the_files_of_sqlite(tmp_path: Path, opener: Op
         assert files_with("what-bob-said")
         assert await store.erase("kept")
         assert files_with("what-bob-said") == []
+
+
+def ended(run: str, at: float) -> Entry:
+    """A plan with one step, a ticket that was taken for it, and the end of the run, in one entry."""
+    events = (Raw(Kind.PLAN_STEP, {"worker": "alpha"}), RunSucceeded())
+    return Entry(run, at, events, epoch=1, tags=(("worker", "alpha"), ("label", "phi")))
+
+
+def with_label(entry: Entry) -> Entry:
+    return replace(entry, events=(Raw(Kind.ADMITTED, {"tier": "mini", "labels": ["phi"]}),))
+
+
+async def left_of(store: SqlStore, run: str) -> tuple[PrunedRun, int]:
+    """What is to be left of a run, with the present revision of its row."""
+    row = await store.run(run)
+    left = PrunedRun(run, row.tenant, row.state, row.created_at, row.ended_at or 0.0, 99.0, row.seq, b"r" * 32, "there")
+    revision = select(RUNS.c.revision).where(RUNS.c.id == run)
+    return left, await store._read(lambda conn: int(conn.execute(revision).scalar_one()))
+
+
+async def rows_of(store: SqlStore, run: str) -> dict[str, int]:
+    """The number of rows that belong to a run, by table."""
+
+    def count(conn: Connection) -> dict[str, int]:
+        found = {}
+        for table in METADATA.sorted_tables:
+            column = table.c.id if table.name in ("runs", "pruned_runs") else table.c.get("run")
+            if column is not None:
+                found[table.name] = conn.execute(select(func.count()).where(column == run)).scalar_one()
+        return {name: number for name, number in found.items() if number}
+
+    return await store._read(count)
+
+
+async def test_pruning_leaves_one_row_of_a_run_and_nothing_of_any_other_table(opener: Opener) -> None:
+    async with opener() as store, opener() as other:
+        taken = Outbox(0, "mini", "driver", holder="me", until=9.0)
+        for run in ("one", "kept"):
+            await store.append(replace(with_label(asked(run)), notify=True))
+            await store.append(Entry(run, 2.0, epoch=1, outbox=(taken,)))
+            await store.append(ended(run, at=2.0))
+            await store.rate(Feedback(f"fb-{run}", run, "tenant", "key", 5.0, "explicit", "user", "", 1.0, "good", ""))
+        everything = await rows_of(store, "one")
+        assert everything.keys() == {"runs", "events", "contents", "tickets", "tags", "notices", "feedback"}
+        left = await left_of(store, "one")
+        assert await other.prune([left]) == 1
+        assert await rows_of(store, "one") == {"pruned_runs": 1}
+        assert await rows_of(store, "kept") == everything
+        assert await store.pruned_run("one") == left[0]
+        for gone in (store.run("one"), store.journal("one"), store.pruned_run("kept"), store.append(note("one"))):
+            with pytest.raises(NotFound):
+                await gone
+        assert [row.id for row in await store.runs(RunQuery(tags=(("label", "phi"),)))] == ["kept"]
+        assert await store.prune([left]) == 0
+
+
+async def test_a_run_that_is_open_or_was_changed_since_it_was_read_is_not_pruned(store: SqlStore) -> None:
+    await fill(store, [asked("open"), asked("late"), asked("erased"), ended("late", 2.0), ended("erased", 2.0)])
+    read = [await left_of(store, run) for run in ("open", "late", "erased")]
+    await store.append(note("open"))
+    await store.append(Entry("late", 3.0, (Raw(Kind.CALL_FINISHED, {}),), epoch=1))
+    await store.erase("erased")
+    assert await store.prune(read) == 0
+    assert [len((await store.journal(run)).events) for run in ("open", "late", "erased")] == [2, 4, 3]
+
+
+async def test_only_runs_whose_time_and_deadline_are_over_are_selected(store: SqlStore) -> None:
+    await fill(store, [asked("open"), asked("short"), asked("long", at=3.0), ended("short", 5.0), ended("long", 8.0)])
+    deadline = 500.0
+    assert await store.count_prunable(PruneQuery(ended_before=9.0, deadline_before=deadline + 1)) == (2, 6)
+    assert await store.count_prunable(PruneQuery(ended_before=8.0, deadline_before=deadline + 1)) == (1, 3)
+    assert await store.count_prunable(PruneQuery(ended_before=9.0, deadline_before=deadline)) == (0, 0)
+
+
+async def test_one_transaction_prunes_a_bounded_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retention, "PRUNED_EVENTS", 10)
+    sizes = {"a": 4, "b": 6, "c": 1, "d": 50, "e": 3, "f": 3}
+    runs = [(PrunedRun(name, "tenant", "succeeded", 1.0, 2.0, 3.0, size, b"", ""), 1) for name, size in sizes.items()]
+    groups = [[left.id for left, _ in group] for group in retention.pruning_groups(runs)]
+    assert groups == [["a", "b"], ["c"], ["d"], ["e", "f"]]

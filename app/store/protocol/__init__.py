@@ -26,7 +26,7 @@ from app.store.protocol.keys import KeyRow, Keys
 from app.store.protocol.learning import Learning
 from app.store.protocol.leases import Backlog, Due, Held, Lapsed, LeasesAndOutbox
 from app.store.protocol.notices import Notices
-from app.store.protocol.retention import ContentPage, ContentQuery, Retention
+from app.store.protocol.retention import ContentPage, ContentQuery, PrunedRun, PruneQuery, Retention
 from app.store.protocol.step_input import BRIEF, StepInput, StepInputs
 
 __all__ = [
@@ -59,6 +59,8 @@ __all__ = [
     "Once",
     "Outbox",
     "Projection",
+    "PruneQuery",
+    "PrunedRun",
     "Reader",
     "RequestClaims",
     "Retention",

@@ -1,4 +1,5 @@
-"""Erasing the contents of many runs, for people who ask for it and for the time limits that an operator sets."""
+"""Erasing the contents of many runs, and deleting all rows of old ones (*pruning*), for people who ask for it and for
+the time limits that an operator sets."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -26,6 +27,32 @@ class ContentPage:
     following: tuple[float, str] | None
 
 
+@record(frozen=True, slots=True)
+class PruneQuery:
+    """Selects runs that may be pruned: they have ended, and both times are over, in seconds since 1970."""
+
+    ended_before: float
+    deadline_before: float
+    """No idempotency claim lasts on a run whose last deadline is before this."""
+
+
+@record(frozen=True, slots=True)
+class PrunedRun:
+    """The one row that stays of a run when it is pruned."""
+
+    id: str
+    tenant: str
+    state: str
+    created_at: float
+    ended_at: float
+    pruned_at: float
+    events: int
+    root: bytes
+    """The Merkle root of its events (`core/run/journal_hash.py`), by which a copy of its journal is proved right."""
+    archive: str
+    """Where its journal was archived; empty if it was not."""
+
+
 class Retention(Protocol):
     """All verbs raise `StoreUnavailable`."""
 
@@ -41,6 +68,22 @@ class Retention(Protocol):
     async def erase_contents(self, runs: Sequence[str]) -> int:
         """Erase all content of these runs as `Contents.erase` does, in short transactions. Returns how many runs had
         any."""
+        ...
+
+    async def count_prunable(self, query: PruneQuery) -> tuple[int, int]:
+        """The number of runs that a query selects, and of their events."""
+        ...
+
+    async def prune(self, runs: Sequence[tuple[PrunedRun, int]]) -> int:
+        """Delete all rows of these runs in short transactions, and store what is left of each. Returns how many.
+
+        Each run comes with the revision in which its row was read. A run that is still open or that was changed since,
+        by the outcome of a late call or by an erasure, stays as it is.
+        """
+        ...
+
+    async def pruned_run(self, run: str) -> PrunedRun:
+        """The row that stays of a pruned run. Raises `NotFound`."""
         ...
 
     async def overwrite_erased(self) -> bool:

@@ -1,20 +1,27 @@
-"""Rows of runs whose content is to be erased: finding them, and erasing them in short transactions."""
+"""Rows of runs whose content is to be erased, or which are to be deleted as a whole (*pruned*), in short
+transactions."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 
 import orjson
-from sqlalchemy import ColumnElement, Connection, bindparam, delete, func, select, tuple_, update
+from sqlalchemy import ColumnElement, Connection, bindparam, delete, func, insert, select, tuple_, update
 from sqlalchemy.types import LargeBinary
 
-from app.store.protocol import ContentPage, ContentQuery
+from app.core.run.events import Kind
+from app.errors import NotFound
+from app.store.protocol import ContentPage, ContentQuery, PrunedRun, PruneQuery
 from app.store.rows import feedback
 from app.store.rows.runs import run_row
-from app.store.sqlkit.tables import CONTENTS, RUNS
+from app.store.sqlkit.statements import Statements
+from app.store.sqlkit.tables import CONTENTS, EVENTS, FEEDBACK, NOTICES, PRUNED_RUNS, RUNS, TAGS, TICKETS
 
 ERASED_BYTES = 4 * 2**20
 """Most bytes of content that one transaction erases, unless a single run has more."""
 ERASED_RUNS = 50
 """Most runs whose content one transaction erases: writers of other runs wait for it on SQLite."""
+PRUNED_EVENTS = 500
+"""Most events that one transaction deletes, unless a single run has more."""
 
 
 def page(conn: Connection, query: ContentQuery, after: tuple[float, str] | None, limit: int) -> ContentPage:
@@ -89,6 +96,81 @@ def erase(conn: Connection, runs: Sequence[str]) -> int:
     held = select(RUNS.c.id).where(RUNS.c.id.in_(runs), RUNS.c.salt.is_not(None)).order_by(RUNS.c.id).with_for_update()
     known = conn.execute(held).scalars().all()
     conn.execute(update(RUNS).where(RUNS.c.id.in_(known)).values(salt=None, revision=RUNS.c.revision + 1))
-    conn.execute(delete(CONTENTS).where(CONTENTS.c.run.in_(runs)))
+    _delete_contents(conn, runs)
     feedback.erase_comments(conn, runs)
     return len(known)
+
+
+def _delete_contents(conn: Connection, runs: Sequence[str]) -> None:
+    """Delete the texts of these runs, whose rows the caller has locked."""
+    conn.execute(delete(CONTENTS).where(CONTENTS.c.run.in_(runs)))
+
+
+def prunable(query: PruneQuery) -> tuple[ColumnElement[bool], ...]:
+    """The conditions for a run that may be pruned. The first one has it found along the index of times."""
+    row = RUNS.c
+    over = (row.ended_at < query.ended_before, row.deadline < query.deadline_before)
+    return row.created_at < query.ended_before, *over
+
+
+def count_prunable(conn: Connection, query: PruneQuery) -> tuple[int, int]:
+    """The number of runs that may be pruned, and of their events."""
+    runs, events = conn.execute(select(func.count(), func.sum(RUNS.c.seq)).where(*prunable(query))).one()
+    return runs, int(events or 0)
+
+
+def pruning_groups(runs: Sequence[tuple[PrunedRun, int]]) -> Iterator[list[tuple[PrunedRun, int]]]:
+    """These runs in groups, each of which one short transaction can prune."""
+    group: list[tuple[PrunedRun, int]] = []
+    events = 0
+    for one in runs:
+        if group and events + one[0].events > PRUNED_EVENTS:
+            yield group
+            group, events = [], 0
+        group.append(one)
+        events += one[0].events
+    if group:
+        yield group
+
+
+def prune(conn: Connection, statements: Statements, runs: Sequence[tuple[PrunedRun, int]]) -> list[str]:
+    """Replace all rows of these runs by one row each, except for runs that are open or have another revision.
+
+    Returns the runs that were pruned. Their rows are locked in the order of their ids.
+    """
+    statements.plan_by_key(conn)
+    given = {left.id: (left, revision) for left, revision in runs}
+    ended = select(RUNS.c.id, RUNS.c.revision).where(RUNS.c.id.in_(list(given)), RUNS.c.ended_at.is_not(None))
+    rows = conn.execute(ended.order_by(RUNS.c.id).with_for_update()).all()
+    names = [row.id for row in rows if row.revision == given[row.id][1]]
+    if not names:
+        return []
+    conn.execute(insert(PRUNED_RUNS), [asdict(given[name][0]) for name in names])
+    _delete_tags(conn, names)
+    _delete_contents(conn, names)
+    for table in (EVENTS, TICKETS, NOTICES, FEEDBACK):
+        conn.execute(delete(table).where(table.c.run.in_(names)))
+    conn.execute(delete(RUNS).where(RUNS.c.id.in_(names)))
+    return names
+
+
+def _delete_tags(conn: Connection, runs: Sequence[str]) -> None:
+    """Delete the tags of these runs by their keys, which follow from the events: no index leads from a run to them."""
+    kinds = [Kind.ADMITTED.value, Kind.PLAN_STEP.value]
+    query = select(EVENTS.c.run, EVENTS.c.body).where(EVENTS.c.run.in_(runs), EVENTS.c.kind.in_(kinds))
+    keys: set[tuple[str, str, str]] = set()
+    for run, raw in conn.execute(query):
+        body = orjson.loads(raw)
+        keys |= {("label", label, run) for label in body.get("labels", ())}
+        if "worker" in body:
+            keys.add(("worker", body["worker"], run))
+    if keys:
+        conn.execute(delete(TAGS).where(tuple_(TAGS.c.name, TAGS.c.value, TAGS.c.run).in_(sorted(keys))))
+
+
+def pruned_run(conn: Connection, name: str) -> PrunedRun:
+    """The row that stays of a pruned run. Raises `NotFound`."""
+    row = conn.execute(select(PRUNED_RUNS).where(PRUNED_RUNS.c.id == name)).one_or_none()
+    if row is None:
+        raise NotFound
+    return PrunedRun(**row._mapping)

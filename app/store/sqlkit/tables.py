@@ -244,6 +244,22 @@ KEYS = Table(
     Column("previous_until", Double),
 )
 
+# What is left of runs whose rows were deleted: enough to say so, and to prove a copy of the journal right.
+PRUNED_RUNS = Table(
+    "pruned_runs",
+    METADATA,
+    Column("id", Text, primary_key=True),
+    Column("tenant", Text, nullable=False),
+    Column("state", Text, nullable=False),
+    Column("created_at", Double, nullable=False),
+    Column("ended_at", Double, nullable=False),
+    Column("pruned_at", Double, nullable=False),
+    Column("events", BigInteger, nullable=False),
+    Column("root", LargeBinary, nullable=False),  # the Merkle root of its events (core/run/journal_hash.py)
+    Column("archive", Text, nullable=False),  # where its journal was archived; empty if nowhere
+    sqlite_with_rowid=False,
+)
+
 # One row that the readiness probe writes to: proof that a write transaction goes through, schema included.
 PULSE = Table(
     "pulse",
