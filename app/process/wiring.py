@@ -250,6 +250,7 @@ def _gateway(
         rates=Rates(running=settings.concurrent_runs),
         origins=settings.origins,
         remembered=settings.idempotency_hours * 3600,
+        omits_search=settings.web_search == "omit",
         conducts=pool.conducts,
     )
 

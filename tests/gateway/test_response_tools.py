@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -12,6 +13,8 @@ from app.gateway.responses import tools as ours
 from app.gateway.wire import custom_tools
 from tests.gateway.test_exact_responses import exact_events
 from tests.harness.exact_replies import exactly
+from tests.harness.in_process import calling as service_calling
+from tests.harness.in_process import pool_text, running_service
 from tests.stubs import ProviderStub, Reply
 from tests.stubs.script import ToolCall
 
@@ -124,16 +127,36 @@ async def test_a_history_of_other_tools(stub: ProviderStub, client: httpx.AsyncC
     ]
 
 
-async def test_a_search_that_reaches_nothing_is_noted(stub: ProviderStub, client: httpx.AsyncClient) -> None:
-    """As Codex offers it unasked; any other tool that somebody else would run is refused, with what to do."""
-    search = {"type": "web_search", "external_web_access": False}
+@pytest.mark.parametrize("live", [False, True], ids=["without access", "with full access"])
+async def test_the_web_search_that_codex_offers_is_left_out_and_noted(
+    stub: ProviderStub, client: httpx.AsyncClient, live: bool
+) -> None:
+    """Codex offers it unasked; any other tool that somebody else would run is refused, with what to do."""
+    search = {"type": "web_search", "external_web_access": live}
     response = await asked(client, tools=[SPAWN, search])
     assert [tool["function"]["name"] for tool in stub.of("alpha")[0].json["tools"]] == ["spawn"]
     run = (await client.get(f"/v1/runs/{response['baton']['run']}")).json()
     assert run["ignored"] == ["tools.web_search"]
-    for tool in ({"type": "web_search"}, search | {"external_web_access": True}, {"type": "mcp"}):
+    for tool in ({"type": "web_search"}, {"type": "web_search_preview"}, {"type": "mcp"}):
         error = (await client.post("/v1/responses", json=ASKED | {"tools": [SPAWN, tool]})).json()["error"]
         assert (error["param"], "leave it out, or offer a function" in error["message"]) == ("tools[1].type", True)
+
+
+async def test_an_operator_may_refuse_a_live_search_and_the_error_names_the_remedies(
+    stub: ProviderStub, tmp_path: Path
+) -> None:
+    settings = {"BATON_WEB_SEARCH": "refuse"}
+    live, cached = ({"type": "web_search", "external_web_access": access} for access in (True, False))
+    also = {"type": "additional_tools", "role": "developer", "tools": [SPAWN, live]}
+    hi = {"role": "user", "content": "Hi"}
+    async with running_service(tmp_path, pool_text(stub), settings) as opened, service_calling(opened) as client:
+        assert (await client.post("/v1/responses", json=ASKED | {"tools": [cached]})).status_code == 200
+        for more, param in (({"tools": [live]}, "tools[0].type"), ({"input": [also, hi]}, "input[0].tools[1].type")):
+            reply = await client.post("/v1/responses", json=ASKED | more)
+            error = reply.json()["error"]
+            assert (reply.status_code, error["param"], error["code"]) == (400, param, "unsupported_value")
+            for remedy in ('web_search = "cached"', "BATON_WEB_SEARCH=omit", "offer a function"):
+                assert remedy in error["message"]
 
 
 async def test_names_stay_apart_and_short(client: httpx.AsyncClient) -> None:

@@ -44,6 +44,25 @@ CODEX: Mapping[str, tuple[str, dict[str, Any]]] = {
             "client_metadata": {"x-codex-installation-id": "1"},
         },
     ),
+    # Codex with --dangerously-bypass-approvals-and-sandbox: its web search may reach the web.
+    "codex, full access": (
+        RESPONSES,
+        {
+            "input": [{"type": "message", "role": "user", "content": [text("Hi", "input_text")]}],
+            "tools": [
+                {"type": "function", "name": "exec_command", "strict": False, "parameters": SCHEMA},
+                {"type": "web_search", "external_web_access": True},
+            ],
+            "tool_choice": "auto",
+            "parallel_tool_calls": True,
+            "reasoning": {"summary": "auto"},
+            "store": False,
+            "stream": True,
+            "include": ["reasoning.encrypted_content"],
+            "prompt_cache_key": "3c2a",
+            "client_metadata": {"thread_id": "1"},
+        },
+    ),
     # Codex looks for the tools of its servers itself.
     "codex, its own search": (
         RESPONSES,

@@ -6,9 +6,9 @@ from typing import Any
 from tests.harness.known_clients import CHAT, HI, LEGACY, MESSAGES, RESPONSES, SCHEMA
 
 REFUSED: Mapping[str, tuple[str, dict[str, Any], str, str]] = {
-    "codex, live search": (
+    "agents sdk, web search": (
         RESPONSES,
-        {"input": "Hi", "tools": [{"type": "web_search", "external_web_access": True}]},
+        {"input": "Hi", "tools": [{"type": "web_search", "search_context_size": "medium"}]},
         "tools[0].type",
         "leave it out, or offer a function",
     ),

@@ -55,5 +55,7 @@ class GatewayContext:
     """True if the models that conduct are healthy; None if there are none."""
     leaving: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the process was told to stop: it is not ready any more, and still serves for a while."""
+    omits_search: bool = True
+    """False if a web search that Codex offers with access to the web is refused instead of left out."""
     grace: float = 30.0
     """Seconds beyond its time limit after which the gateway no longer waits for a run that has not ended."""

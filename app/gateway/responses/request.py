@@ -4,7 +4,7 @@
 in an error.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import Discriminator, Field, StringConstraints, ValidationError
@@ -14,7 +14,7 @@ from app.errors import InvalidRequest
 from app.gateway.chat.request import MetadataKey, MetadataValue
 from app.gateway.responses.calls import paired
 from app.gateway.responses.input import Item, conversation, loaded
-from app.gateway.responses.tools import MOST_LISTED, AnyTool, Choice, is_cached, left_out, toolbox_of
+from app.gateway.responses.tools import MOST_LISTED, AnyTool, Choice, check_search, left_out, toolbox_of
 from app.gateway.wire.baton_options import BatonOptions, WireModel
 from app.gateway.wire.parameters import (
     NAME,
@@ -107,15 +107,20 @@ class ResponsesRequest(WireModel):
     client_metadata: Annotated[dict[str, str], Field(max_length=64)] = {}
 
 
-def read_request(body: Mapping[str, Any]) -> tuple[ResponsesRequest, tuple[str, ...]]:
-    """The request, and the names of parameters that are ignored; raises `InvalidRequest` naming the field at fault."""
+def read_request(body: Mapping[str, Any], *, omits_search: bool = True) -> tuple[ResponsesRequest, tuple[str, ...]]:
+    """The request, and the names of parameters that are ignored; raises `InvalidRequest` naming the field at fault.
+
+    `omits_search` is false where a web search with access to the web is refused instead of left out.
+    """
     given = {name: value for name, value in body.items() if value is not None}
     for name in given:
         if name not in RESPONSES:
             raise unknown_parameter(name if NAME.fullmatch(name) else None)
     ignored = tuple(sorted(name for name, value in given.items() if is_ignored(name, value, RESPONSES)))
     given = {name: value for name, value in given.items() if RESPONSES[name].decision != "refused"}
-    check_kinds(given.get("tools"), "function", "custom", "namespace", "tool_search", spared=is_cached)
+    for offered, param in _offers(given):
+        check_search(offered, param, omitted=omits_search)
+    check_kinds(given.get("tools"), "function", "custom", "namespace", "tool_search", "web_search")
     try:
         request = ResponsesRequest.model_validate(given)
     except ValidationError as error:
@@ -123,6 +128,18 @@ def read_request(body: Mapping[str, Any]) -> tuple[ResponsesRequest, tuple[str, 
     if request.background and not request.store:
         raise InvalidRequest("A background response must be stored: leave store out.", param="store")
     return request, (*ignored, *left_out(request.tools))
+
+
+def _offers(given: Mapping[str, Any]) -> Iterator[tuple[list[object], str]]:
+    """The lists of tools in a request that has not been validated, each with its place."""
+    items = given.get("input")
+    listed = [(given.get("tools"), "tools")]
+    for place, item in enumerate(items if isinstance(items, list) else ()):
+        if isinstance(item, dict) and item.get("type") == "additional_tools":
+            listed.append((item.get("tools"), f"input[{place}].tools"))
+    for tools, param in listed:
+        if isinstance(tools, list):
+            yield tools, param
 
 
 def task_of(request: ResponsesRequest, before: tuple[Message, ...], loaded_before: Iterable[Tool] = ()) -> Task:

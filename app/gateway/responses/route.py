@@ -68,7 +68,7 @@ def _begins(router: APIRouter, context: GatewayContext, keys: Keys, idempotency:
         body: Annotated[dict[str, object], json_body(context.bounds)],
     ) -> Response:
         """OpenAI's response: whole, in the background, or, with `stream: true`, as server-sent events."""
-        asked, ignored = read_request(body)
+        asked, ignored = read_request(body, omits_search=context.omits_search)
         before = await _before(context, asked, caller)
         asked = await resolved(context.store, asked, lambda response: _stored(context, response, caller))
         begun = await idempotency.begin(

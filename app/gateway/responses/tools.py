@@ -99,18 +99,22 @@ class Namespace(WireModel):
     ]
 
 
-class CachedSearch(WireModel):
-    """A search that may not reach the web, as Codex offers one by default: left out, and noted."""
+class WebSearch(WireModel):
+    """A web search by the server of the model that says what it may reach, as Codex sends it: left out and noted.
+
+    Codex states `external_web_access: true` with full access to the machine, and else false.
+    """
 
     type: Literal["web_search"]
-    external_web_access: Literal[False]
+    external_web_access: bool
+    indexed_web_access: bool | None = None
     search_context_size: str | None = None
     user_location: dict[str, Any] | None = None
     filters: dict[str, Any] | None = None
     search_content_types: list[str] | None = None
 
 
-AnyTool = Annotated[FunctionTool | CustomTool | Namespace | ToolSearch | CachedSearch, Discriminator("type")]
+AnyTool = Annotated[FunctionTool | CustomTool | Namespace | ToolSearch | WebSearch, Discriminator("type")]
 Loadable = Annotated[FunctionTool | CustomTool | Namespace, Discriminator("type")]
 """Tools that the items of a conversation may add to those of the request."""
 
@@ -133,14 +137,33 @@ class AllowedTools(WireModel):
 Choice = Literal["none", "auto", "required"] | Annotated[Named | AllowedTools, Discriminator("type")]
 
 
-def is_cached(tool: Mapping[str, Any]) -> bool:
-    """True if a tool is a `CachedSearch`."""
-    return tool.get("type") == "web_search" and tool.get("external_web_access") is False
+def check_search(tools: Iterable[object], param: str, *, omitted: bool) -> None:
+    """Raise `InvalidRequest` for a web search of `tools` that is not left out; `param` names their place.
+
+    Left out is one that states what it may reach, if that is not the web itself or if `omitted` is true.
+    """
+    for place, tool in enumerate(tools):
+        if not isinstance(tool, Mapping) or tool.get("type") != "web_search":
+            continue
+        access = tool.get("external_web_access")
+        if isinstance(access, bool) and (omitted or not access):
+            continue
+        remedy = (
+            'in Codex set web_search = "cached" or "disabled", or ask the operator for BATON_WEB_SEARCH=omit'
+            if isinstance(access, bool)
+            else "or state its external_web_access, as Codex does, to have it left out"
+        )
+        raise InvalidRequest(
+            "Nobody here searches the web for a worker: leave it out, or offer a function that searches on your side; "
+            f"{remedy}.",
+            param=f"{param}[{place}].type",
+            code="unsupported_value",
+        )
 
 
 def left_out(tools: Iterable[AnyTool]) -> tuple[str, ...]:
     """The names of the tools that are noted as ignored."""
-    return ("tools.web_search",) if any(isinstance(tool, CachedSearch) for tool in tools) else ()
+    return ("tools.web_search",) if any(isinstance(tool, WebSearch) for tool in tools) else ()
 
 
 def flat(namespace: str | None, name: str) -> str:
@@ -200,7 +223,7 @@ def functions(asked: Iterable[AnyTool], param: str) -> Iterator[Tool]:
                 yield replace(made, name=flat(tool.name, one.name), description=told, spelling=spelling)
         elif isinstance(tool, ToolSearch):
             _checked(tool.parameters, f"{param}[{place}]")
-        elif not isinstance(tool, CachedSearch):
+        elif not isinstance(tool, WebSearch):
             yield _function(tool, f"{param}[{place}]")
 
 

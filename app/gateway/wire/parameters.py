@@ -13,7 +13,7 @@ it. Nothing of a value ever occurs in a message; names do, if they look like a n
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal
 
 from pydantic import ValidationError
@@ -152,7 +152,8 @@ RESPONSES: Final[Mapping[str, Parameter]] = {
         "decoder. A `tool_search` of `execution: client` is a function to workers, and what is deferred is on offer "
         "once an output of it brings it; without `execution: client`, what is deferred is on offer at once, and what "
         "is called of it has been found by a search in the reply. A "
-        "`web_search` without `external_web_access` is left out; other hosted ones are refused."
+        "`web_search` that states its `external_web_access`, as Codex's does, is left out and noted (with "
+        "`BATON_WEB_SEARCH=refuse`, a 400 if it is true); other hosted tools are refused."
     ),
     "tool_choice": PARAMETERS["tool_choice"],
     "parallel_tool_calls": PARAMETERS["parallel_tool_calls"],
@@ -252,14 +253,14 @@ def of_parameters(errors: Sequence[Mapping[str, Any]]) -> InvalidRequest:
     return InvalidRequest(f"Invalid value for '{name}': {first['msg']}.", param=name, code="invalid_value")
 
 
-def check_kinds(tools: object, *kinds: str, spared: Callable[[Mapping[str, Any]], bool] = lambda _: False) -> None:
-    """`InvalidRequest` for the first tool of another type, unless it is `spared`: the caller's side would not run it.
+def check_kinds(tools: object, *kinds: str) -> None:
+    """`InvalidRequest` for the first tool of another type: the caller's side would not run it.
 
     What is no tool, or has no type, passes.
     """
     for place, tool in enumerate(tools if isinstance(tools, list) else ()):
         kind = tool.get("type") if isinstance(tool, dict) else None
-        if isinstance(kind, str) and kind not in kinds and not spared(tool):
+        if isinstance(kind, str) and kind not in kinds:
             param, known = f"tools[{place}].type", " or ".join(map(repr, kinds))
             raise InvalidRequest(
                 f"Invalid value for '{param}': it should be {known}. Nobody here would run a tool of another type: "

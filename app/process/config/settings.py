@@ -120,6 +120,10 @@ class Settings(BaseModel):
     rehearsal_delay: float = Field(
         default=1.0, ge=0, le=100, description="Factor on the rehearsal workers' delays; 0 for none."
     )
+    web_search: Literal["omit", "refuse"] = Field(
+        default="omit",
+        description="What becomes of the web search that Codex offers with full access: left out, or a 400.",
+    )
     cors_origins: str = Field(
         default="", description="Origins whose web pages may call the API, separated by commas; * for all."
     )
