@@ -140,7 +140,8 @@ class TooLarge(CallerError):
 
 
 class UnsupportedMedia(CallerError):
-    """The body is not plain JSON; send it as UTF-8 with `Content-Type: application/json` and no content encoding."""
+    """The body is not JSON; send it as UTF-8 with `Content-Type: application/json`, and without a content encoding or
+    in gzip or deflate."""
 
     status = 415
     code = "unsupported_media_type"

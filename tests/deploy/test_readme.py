@@ -128,7 +128,7 @@ def told(lines: list[str]) -> str:
 
 
 def test_a_broken_connection_loses_nothing(terminal: Terminal) -> None:
-    ask, _, _ = blocks("sh", CALLERS)
+    ask, *_ = blocks("sh", CALLERS)
     lines = terminal.paste("bash", "-ec", text=ask).splitlines()
     end = lines.index("data: [DONE]")
     first, again, rest = lines[:5], lines[5:end], lines[end + 1 :]
@@ -147,13 +147,26 @@ def test_the_client_may_ask_as_often_as_it_likes(terminal: Terminal) -> None:
 
 
 def test_a_run_is_stopped_by_its_id(terminal: Terminal, run: str) -> None:
-    _, stop, _ = blocks("sh", CALLERS)
+    _, stop, *_ = blocks("sh", CALLERS)
     stopped = json.loads(terminal.paste("bash", "-ec", text=f"RUN={run}\n{stop}"))
     assert (stopped["id"], stopped["state"]) == (run, "succeeded")
 
 
+def test_a_compressed_request_gets_the_right_answer(terminal: Terminal) -> None:
+    *_, ask, _, _ = blocks("sh", CALLERS)
+    reply = json.loads(terminal.paste("bash", "-ec", text=ask))
+    assert "4" in reply["choices"][0]["message"]["content"]
+
+
+@pytest.mark.usefixtures("run")
+def test_a_list_names_the_place_of_its_next_page(terminal: Terminal) -> None:
+    *_, page, _ = blocks("sh", CALLERS)
+    listed = json.loads(terminal.paste("bash", "-ec", text=page))
+    assert listed["last_id"] == listed["data"][-1]["id"]
+
+
 def test_a_run_is_rated_by_its_id(terminal: Terminal, run: str) -> None:
-    _, _, rate = blocks("sh", CALLERS)
+    *_, rate = blocks("sh", CALLERS)
     rated = json.loads(terminal.paste("bash", "-ec", text=f"RUN={run}\n{rate}"))
     assert (rated["run"], rated["score"], rated["label"]) == (run, 0.0, "wrong_unit")
     shown = terminal.paste(sys.executable, "-m", "app", "runs", "show", text=run)

@@ -1,10 +1,14 @@
 """Bad requests: each gets its status in OpenAI's shape, small, fast, and without a byte of itself in the reply."""
 
 import asyncio
+import gzip
 import json
 import time
+import tracemalloc
+import zlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import httpx
@@ -346,24 +350,95 @@ async def test_a_body_that_does_not_come_is_given_up_on() -> None:
 @pytest.mark.parametrize(
     "headers",
     [
-        {"content-encoding": "gzip"},
+        {"content-encoding": "br"},
         {"content-encoding": "identity, br"},
-        {"content-type": "text/plain"},
-        {"content-type": "application/x-www-form-urlencoded"},
+        {"content-encoding": "gzip, gzip"},
+        {"content-type": "image/png"},
         {"content-type": "multipart/form-data; boundary=x"},
         {"content-type": "application/json; charset=utf-16"},
     ],
 )
 async def test_other_media_are_a_415(gateway: GatewayStandIn, key: str, headers: dict[str, str]) -> None:
-    check(await send(gateway, key, b"{}", **headers), 415)
+    reply = await send(gateway, key, b"{}", **headers)
+    check(reply, 415)
+    assert reply.headers["accept-encoding"] == "gzip, deflate"
 
 
-@pytest.mark.parametrize("kind", ["application/json", "application/json; charset=UTF-8", "application/x+json"])
+@pytest.mark.parametrize("kind", ["application/x-www-form-urlencoded", "text/plain;charset=UTF-8"])
+async def test_what_is_no_json_object_under_a_type_that_is_no_json_is_a_415(
+    gateway: GatewayStandIn, key: str, kind: str
+) -> None:
+    for body in (b"model=baton-mini", b'["model"]', b""):
+        error = check(await send(gateway, key, body, **{"content-type": kind}), 415)
+        assert "Content-Type: application/json" in error["message"]
+
+
+ZIPPED = {
+    "gzip": partial(gzip.compress, mtime=0),
+    "x-gzip": partial(gzip.compress, mtime=0),
+    "GZIP": partial(gzip.compress, mtime=0),
+    "deflate": zlib.compress,
+}
+
+
+@pytest.mark.parametrize("encoding", ZIPPED)
+async def test_compressed_bodies_are_read(gateway: GatewayStandIn, key: str, encoding: str) -> None:
+    asked = ask("What is 2 + 2? " + "é" * 300_000)
+    body = ZIPPED[encoding](json.dumps(asked).encode())
+    assert (await send(gateway, key, body, **{"content-encoding": encoding})).status_code == 200
+    [order] = gateway.runs.orders
+    assert order.task.messages[0].text == asked["messages"][0]["content"]
+
+
+async def test_a_body_that_is_not_compressed_as_it_says_is_a_400(gateway: GatewayStandIn, key: str) -> None:
+    for body in (gzip.compress(b"{}")[:-3], gzip.compress(b"{}") * 2, b"{}", b""):
+        error = check(await send(gateway, key, body, **{"content-encoding": "gzip"}), 400)
+        assert (error["code"], "gzip" in error["message"]) == ("invalid_encoding", True)
+
+
+async def test_a_bomb_is_refused_before_it_is_unpacked() -> None:
+    """Of 16 MiB no more is unpacked than a body may have."""
+    gateway = GatewayStandIn(bounds=Bounds(body=1 << 18))
+    key = gateway.add_key()
+    bomb = gzip.compress(b" " * (16 << 20), 1)
+    assert len(bomb) < 1 << 18
+    tracemalloc.start()
+    try:
+        error = check(await send(gateway, key, bomb, **{"content-encoding": "gzip"}), 413)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert error["code"] == "request_too_large"
+    assert most < 4 << 20
+
+
+async def test_unpacked_bytes_count_with_those_that_arrive() -> None:
+    gateway = GatewayStandIn(bounds=Bounds(body=1 << 16, together=1 << 16))
+    body = gzip.compress(b'{"user":"' + b"a" * ((1 << 16) - 20) + b'"}')
+    with gateway.context.bounds.arriving.reserve(1 << 17) as more:
+        more((1 << 17) - 2 * len(body))
+        check(await send(gateway, gateway.add_key(), body, **{"content-encoding": "gzip"}), 503)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *("application/json", "application/json; charset=UTF-8", "application/x+json", ""),
+        *("application/x-www-form-urlencoded", "text/plain;charset=UTF-8", "application/octet-stream"),
+    ],
+)
 async def test_json_by_any_of_its_names_is_read(gateway: GatewayStandIn, key: str, kind: str) -> None:
     reply = await send(
         gateway, key, json.dumps(ask()).encode(), **{"content-type": kind, "content-encoding": "identity"}
     )
     assert reply.status_code == 200
+
+
+async def test_a_body_without_a_media_type_is_read(gateway: GatewayStandIn, key: str) -> None:
+    async with gateway.client(key) as client:
+        asked = client.build_request("POST", "/v1/chat/completions", content=b"  \n" + json.dumps(ask()).encode())
+        assert "content-type" not in asked.headers
+        assert (await client.send(asked)).status_code == 200
 
 
 @pytest.mark.parametrize(

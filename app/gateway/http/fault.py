@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 from starlette.responses import Response
 
-from app.errors import BatonError, InvalidRequest, PlanRejected, RunOutOfQuota, RunOverBudget
+from app.errors import BatonError, InvalidRequest, PlanRejected, RunOutOfQuota, RunOverBudget, UnsupportedMedia
 
 LONGEST = 2_000
 """Characters of a message; even if each took six bytes when escaped, few are, and a body stays below 4 KiB."""
@@ -35,6 +35,8 @@ def headers_of(error: BatonError) -> dict[str, str]:
         headers["www-authenticate"] = "Bearer"
     if error.retry_after is not None or error.status == 503:
         headers["retry-after"] = str(max(1, math.ceil(error.retry_after or 1)))
+    if isinstance(error, UnsupportedMedia):
+        headers["accept-encoding"] = "gzip, deflate"
     if error.status == 504 or isinstance(error, RunOverBudget | RunOutOfQuota):
         # Clients send such a request again by themselves, which costs once more and cannot help.
         headers["x-should-retry"] = "false"

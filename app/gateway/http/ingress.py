@@ -2,18 +2,23 @@
 
 What the parser gives is safe to store and to send on: UTF-8 only, no NUL, no lone surrogates, no duplicate keys,
 integers within 64 bits, and bounded depth, node count and lengths. It refuses everything else with a status and a
-message of its own, in which nothing of the input occurs. Bodies are counted while they arrive, and their nodes before
-anything is built of them, so that no body within the limit holds up the event loop for more than some tens of
-milliseconds (measured in tests/gateway/test_bad_input.py). orjson does the parsing: it is strict about NaN, 1e999,
-surrogates, encodings and grammar; duplicate keys, NUL and integers that it would turn into floats are ours to find.
+message of its own, in which nothing of the input occurs. A body in gzip or deflate is unpacked piece by piece, and no
+further than a body may be long. A body whose type is no JSON, because none was set or the client's default was left
+(curl's is that of a form), is read if it looks like a JSON object: keys are never cookies, so no web page gains by it.
+
+Bodies are counted while they arrive, and their nodes before anything is built of them, so that no body within the limit
+holds up the event loop for more than some tens of milliseconds (measured in tests/gateway/test_bad_input.py). orjson
+does the parsing: it is strict about NaN, 1e999, surrogates, encodings and grammar; duplicate keys, NUL and integers
+that it would turn into floats are ours to find.
 """
 
 import asyncio
+import zlib
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import field
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import orjson
 from fastapi import Depends
@@ -29,6 +34,7 @@ from app.core.records import record
 from app.errors import InvalidRequest, Overloaded, TooLarge, TooSlow, UnsupportedMedia
 
 WHOLE = 1 << 63
+WHITE: Final = b" \t\r\n"
 NUMBER = (float, int)
 YIELD_ABOVE = 1 << 18
 """Bytes of a body from which the event loop gets a turn between the passes over it."""
@@ -36,6 +42,12 @@ COLON = b"\\u003"
 """The beginning of an escaped colon."""
 SLICE = 1 << 20
 """Bytes of a body from which escapes are taken in one turn."""
+UNPACKED: Final = 1 << 18
+"""The most bytes that are unpacked in one turn of the event loop."""
+WINDOWS: Final = {"gzip": 16 + zlib.MAX_WBITS, "x-gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
+"""The content encodings that are read, each with zlib's parameter for it."""
+UNSAID: Final = frozenset({"", "application/x-www-form-urlencoded", "text/plain", "application/octet-stream"})
+"""Media types that clients send where nobody has set one."""
 Dependency = Callable[[Request], Awaitable[Any]]
 
 
@@ -86,7 +98,7 @@ async def read_json(request: Request, bounds: Bounds) -> dict[str, object]:
     """The JSON object in a request's body; raises `TooLarge`, `TooSlow`, `UnsupportedMedia`, `InvalidRequest` or
     `Overloaded`."""
     _check_headers(request, bounds)
-    with bounds.arriving.reserve(max(bounds.together, bounds.body)) as more:
+    with bounds.arriving.reserve(max(bounds.together, 2 * bounds.body)) as more:
         return await _read_json(request, bounds, more)
 
 
@@ -95,6 +107,11 @@ async def _read_json(request: Request, bounds: Bounds, more: Callable[[int], Non
     if announced.isdigit():  # refused before it is read, not when most of it is there
         more(int(announced))
     body = await _read(request, bounds, (lambda _: None) if announced.isdigit() else more)
+    encoding = _encoding(request)
+    if encoding:
+        body = await _unpack(body, encoding, bounds, more)
+    if not _says_json(request) and not body.lstrip(WHITE).startswith(b"{"):
+        raise UnsupportedMedia()
     await _give_way(body)
     colons = await _prescan(body, bounds) if len(body) > bounds.nodes or COLON in body else None
     value = _parse(body)
@@ -136,14 +153,28 @@ async def _give_way(body: bytes) -> None:
         await asyncio.sleep(0)
 
 
+def _encoding(request: Request) -> str:
+    """The content encoding, in lower case; empty where there is none."""
+    encoding = request.headers.get("content-encoding", "").strip().lower()
+    return "" if encoding == "identity" else encoding
+
+
+def _media_type(request: Request) -> str:
+    return request.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
+def _says_json(request: Request) -> bool:
+    kind = _media_type(request)
+    return kind == "application/json" or (kind.startswith("application/") and kind.endswith("+json"))
+
+
 def _check_headers(request: Request, bounds: Bounds) -> None:
     headers = request.headers
-    if headers.get("content-encoding", "identity").strip().lower() not in ("identity", ""):
+    if _encoding(request) not in ("", *WINDOWS):
         raise UnsupportedMedia()
-    kind, _, rest = headers.get("content-type", "application/json").partition(";")
-    kind = kind.strip().lower()
-    if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
+    if not _says_json(request) and _media_type(request) not in UNSAID:
         raise UnsupportedMedia()
+    rest = headers.get("content-type", "").partition(";")[2]
     charset = rest.lower().partition("charset=")[2].split(";")[0].strip(' "')
     if charset not in ("", "utf-8", "utf8", "us-ascii"):
         raise UnsupportedMedia()
@@ -169,6 +200,37 @@ async def _read(request: Request, bounds: Bounds, more: Callable[[int], None]) -
     if len(body) > bounds.body:
         raise TooLarge()
     return bytes(body)
+
+
+async def _unpack(body: bytes, encoding: str, bounds: Bounds, more: Callable[[int], None]) -> bytes:
+    """The body without its content encoding, which must be one whole stream; raises `TooLarge` with the first byte that
+    is too many, and `InvalidRequest`."""
+    unpacker = zlib.decompressobj(wbits=WINDOWS[encoding])
+    unpacked = bytearray()
+    while not unpacker.eof:
+        try:
+            piece = unpacker.decompress(body, UNPACKED)
+        except zlib.error:
+            raise _not_packed(encoding) from None
+        body = unpacker.unconsumed_tail
+        if not piece and not body and not unpacker.eof:
+            raise _not_packed(encoding)  # it ends too early
+        more(len(piece))
+        unpacked += piece
+        if len(unpacked) > bounds.body:
+            raise TooLarge()
+        await asyncio.sleep(0)
+    if unpacker.unused_data:
+        raise _not_packed(encoding)
+    return bytes(unpacked)
+
+
+def _not_packed(encoding: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"The body is not one whole stream of {encoding}, which Content-Encoding says; send it as it is, without that "
+        "header.",
+        code="invalid_encoding",
+    )
 
 
 async def _prescan(body: bytes, bounds: Bounds) -> int:
@@ -212,7 +274,7 @@ def _parse(body: bytes) -> object:
     try:
         value: object = orjson.loads(body)
     except orjson.JSONDecodeError:
-        if not body.strip(b" \t\r\n"):
+        if not body.strip(WHITE):
             raise InvalidRequest("The body is empty; send a JSON object.", code="invalid_json") from None
         raise InvalidRequest(
             "The body is not valid JSON in UTF-8 (RFC 8259: no NaN or Infinity, no unpaired surrogates).",

@@ -24,7 +24,7 @@ MEANINGS: Final[Mapping[int, str]] = {
     408: "The body did not arrive in time.",
     409: "The request conflicts with the state of the run, or its Idempotency-Key was used with another request.",
     413: "The body is too large.",
-    415: "The body is not UTF-8 JSON, or has a content encoding.",
+    415: "The body is not UTF-8 JSON, or has a content encoding other than gzip and deflate.",
     429: "A rate, a concurrency or a budget is used up; see Retry-After.",
     499: "The run was cancelled.",
     500: "The service failed because of a bug.",
