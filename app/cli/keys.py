@@ -12,11 +12,18 @@ from app.cli import event_loop, storage, terminal
 from app.cli.asked import Asked
 from app.core.pool.catalog import MILLION
 from app.errors import ConfigInvalid, NotFound
-from app.gateway.http.auth import mint, new_secret
-from app.process.config import Loaded, Settings, configure, pepper, read
+from app.gateway.http.auth import mint, new_secret, pepper_mark
+from app.process.config import Loaded, Settings, configure, peppers, read
 from app.store.protocol import KeyRow, Store
 
 USUAL = ("runs:write", "runs:read")
+PEPPERS: Mapping[str, str] = {
+    "current": "",
+    "unknown": "",
+    "earlier": ", hashed under an earlier pepper",
+    "missing": ", void: hashed under a pepper that this command does not have",
+}
+"""What `baton keys ls` says of the pepper of a key."""
 
 
 def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> int:
@@ -73,7 +80,7 @@ def _check_tiers(loaded: Loaded, tiers: Sequence[str]) -> None:
 
 async def _add(settings: Settings, asked: Asked, now: float) -> None:
     key, row = mint(
-        pepper(settings).get_secret_value().encode(),
+        peppers(settings)[0],
         tenant=asked.tenant,
         name=asked.name,
         scopes=asked.scopes or USUAL,
@@ -93,7 +100,7 @@ async def _add(settings: Settings, asked: Asked, now: float) -> None:
     async with storage.opened(settings) as store:
         _check_name(await store.keys(), row, now)
         await store.add_key(row)
-    _print_secret(asked, row, key, now, "The key, shown only this once:")
+    _print_secret(asked, settings, row, key, now, "The key, shown only this once:")
 
 
 def _check_name(rows: Sequence[KeyRow], new: KeyRow, now: float) -> None:
@@ -112,17 +119,19 @@ async def _rotate(settings: Settings, asked: Asked, now: float) -> None:
     overlap = 0.0 if asked.no_overlap else asked.overlap
     async with storage.opened(settings) as store:
         row = named(await store.keys(), asked.key, now)
-        key, digest = new_secret(row, pepper(settings).get_secret_value().encode())
-        if not _is_in_force(row, now) or not await store.rotate_key(row.id, digest, now + overlap):
+        pepper = peppers(settings)[0]
+        key, digest = new_secret(row, pepper)
+        mark = pepper_mark(pepper)
+        if not _is_in_force(row, now) or not await store.rotate_key(row.id, digest, now + overlap, mark):
             raise NotFound(f"The key {row.id} is not in force any more; make a new one with `baton keys add`.")
         row = await store.key(row.id) or row
     works = f"the old one works until {_day(now + overlap)} UTC" if overlap else "the old one does not work any more"
-    _print_secret(asked, row, key, now, f"The new secret of {row.name}, shown only this once; {works}:")
+    _print_secret(asked, settings, row, key, now, f"The new secret of {row.name}, shown only this once; {works}:")
 
 
-def _print_secret(asked: Asked, row: KeyRow, key: str, now: float, words: str) -> None:
+def _print_secret(asked: Asked, settings: Settings, row: KeyRow, key: str, now: float, words: str) -> None:
     if asked.json:
-        terminal.print_json(_record(row, now) | {"key": key})
+        terminal.print_json(_record(row, settings, now) | {"key": key})
         return
     terminal.err().print(words, markup=False, soft_wrap=True)
     print(key, flush=True)
@@ -135,13 +144,13 @@ async def _list(settings: Settings, asked: Asked, now: float) -> None:
     async with storage.opened(settings) as store:
         rows = await store.keys()
     if asked.json:
-        terminal.print_json([_record(row, now) for row in rows])
+        terminal.print_json([_record(row, settings, now) for row in rows])
         return
     table = Table(box=None, header_style="bold", pad_edge=False)
     for column in ("id", "name", "tenant", "scopes", "tiers", "labels", "limits", "made", "state"):
         table.add_column(column, overflow="fold")
     for row in rows:
-        table.add_row(*(Text(terminal.clean(cell)) for cell in _cells(row, now)))
+        table.add_row(*(Text(terminal.clean(cell)) for cell in _cells(row, settings, now)))
     terminal.out().print(table if rows else "There are no keys; `baton keys add NAME` makes one.")
 
 
@@ -149,14 +158,14 @@ async def _show(settings: Settings, asked: Asked, now: float) -> None:
     async with storage.opened(settings) as store:
         row = named(await store.keys(), asked.key, now)
     if asked.json:
-        terminal.print_json(_record(row, now))
+        terminal.print_json(_record(row, settings, now))
         return
     names = ("id", "name", "tenant", "scopes", "tiers", "labels", "limits", "made", "state")
-    for name, cell in zip(names, _cells(row, now), strict=True):
+    for name, cell in zip(names, _cells(row, settings, now), strict=True):
         print(f"{name:<8}  {terminal.clean(cell)}")
 
 
-def _record(row: KeyRow, now: float) -> dict[str, Any]:
+def _record(row: KeyRow, settings: Settings, now: float) -> dict[str, Any]:
     """Return a key without its secret. Times are seconds since 1970, amounts are dollars."""
     return {
         "id": row.id,
@@ -174,11 +183,12 @@ def _record(row: KeyRow, now: float) -> dict[str, Any]:
         "expires_at": row.expires_at,
         "revoked_at": row.revoked_at,
         "previous_until": row.previous_until,
+        "pepper": _pepper(row, settings),
         "in_force": _is_in_force(row, now),
     }
 
 
-def _cells(row: KeyRow, now: float) -> tuple[str, ...]:
+def _cells(row: KeyRow, settings: Settings, now: float) -> tuple[str, ...]:
     limits = (
         f"{terminal.dollars(row.max_usd)} a run" if row.max_usd is not None else "",
         f"{row.rpm} a minute" if row.rpm is not None else "",
@@ -194,17 +204,28 @@ def _cells(row: KeyRow, now: float) -> tuple[str, ...]:
         ", ".join(sorted(row.labels)) or "-",
         ", ".join(limit for limit in limits if limit) or "-",
         _day(row.created_at),
-        _state(row, now),
+        _state(row, settings, now),
     )
 
 
-def _state(row: KeyRow, now: float) -> str:
+def _state(row: KeyRow, settings: Settings, now: float) -> str:
     if row.revoked_at is not None:
         return f"revoked {_day(row.revoked_at)}"
     old = f", old secret until {_day(row.previous_until)}" if (row.previous_until or 0.0) > now else ""
+    old += PEPPERS[_pepper(row, settings)]
     if row.expires_at is None:
         return f"in force{old}"
     return f"{'expired' if row.expires_at <= now else 'until'} {_day(row.expires_at)}{old}"
+
+
+def _pepper(row: KeyRow, settings: Settings) -> str:
+    """Return under which pepper the key is hashed: `current`, `earlier`, `missing`, or `unknown`."""
+    if row.pepper is None:
+        return "unknown"
+    marks = [pepper_mark(pepper) for pepper in peppers(settings)]
+    if row.pepper not in marks:
+        return "missing"
+    return "current" if row.pepper == marks[0] else "earlier"
 
 
 def _day(at: float | None) -> str:
@@ -218,7 +239,7 @@ async def _revoke(settings: Settings, asked: Asked, now: float) -> None:
     async with storage.opened(settings) as store:
         row = await _ended(store, asked.id, now)
     if asked.json:
-        terminal.print_json(_record(row, now))
+        terminal.print_json(_record(row, settings, now))
         return
     words = f"Key {row.id} ({row.name}) is revoked; gateways follow within five seconds."
     terminal.out().print(words, markup=False, soft_wrap=True)

@@ -6,7 +6,7 @@ the journals of the runs that this process drives.
 """
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Final
 
 from app.core.pool import breaker
@@ -72,6 +72,12 @@ class Health:
         self._specs, self._workers = catalog.providers, catalog.workers
         for worker in catalog.workers.values():
             self._telemetry.watch("baton_breaker_state", self._level(_key(worker)), worker.name)
+
+    def forget(self, providers: Collection[str]) -> None:
+        """Take the workers of these providers for healthy, as after a start: their keys have changed."""
+        for worker in self._workers.values():
+            if worker.provider in providers:
+                self._breakers.pop(_key(worker), None)
 
     def _level(self, key: Key) -> Callable[[], float]:
         return lambda: LEVELS[self._of(key).state(self._tick())]

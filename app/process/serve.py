@@ -6,7 +6,7 @@
             -> no new connections, requests finish within `DRAIN_SECONDS`
             -> dispatcher drains (outcomes written, tickets handed back) -> runs are handed back -> parts closed
 
-SIGHUP reads the pool file again; a faulty one changes nothing and is reported.
+SIGHUP reads the pool file and the files of secrets again; a faulty one changes nothing and is reported.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from functools import partial
 import uvicorn
 
 from app.engine.retention import ContentRetention
-from app.errors import OursError
+from app.errors import ConfigInvalid, OursError
 from app.gateway.app import create_app, create_probes
 from app.gateway.http.auth import SCOPES, adopt, mint
 from app.gateway.http.connection import connection
@@ -228,15 +228,20 @@ def _on_signals(opened: Runtime, environ: Mapping[str, str], stopping: asyncio.E
 def _reload(opened: Runtime, environ: Mapping[str, str]) -> None:
     loaded, faults = reload(opened.pool.loaded, environ)
     log = opened.context.telemetry.log
+    if not faults:
+        try:
+            opened.install(loaded)
+        except ConfigInvalid as error:
+            faults = error.faults
     if faults:
         log(
             logging.ERROR,
-            "The pool file is not valid; the last valid one stays in force. Correct it and send SIGHUP.",
+            "The pool file or a secret's file is not valid; the last valid ones stay in force. Correct it and send "
+            "SIGHUP.",
             faults=list(faults),
         )
         return
-    opened.pool.install(loaded)
-    log(logging.INFO, "The pool file was read again and is in force.", origin=loaded.origin)
+    log(logging.INFO, "The pool file and the files of secrets were read again and are in force.", origin=loaded.origin)
 
 
 async def _first_key(opened: Runtime, roles: Roles) -> str | None:

@@ -45,12 +45,12 @@ from app.errors import ConfigInvalid, WorkerMisconfigured
 from app.gateway.http.context import GatewayContext, Rates
 from app.gateway.http.ingress import Bounds
 from app.process.clock import Clock
-from app.process.config import Loaded, Settings, endpoint_secret, pepper
+from app.process.config import Loaded, Settings, endpoint_secret, pepper_file, peppers
 from app.providers.endpoints import Endpoints
 from app.providers.formats import adapter
 from app.providers.protocol import ClosableProvider, Provider
 from app.stepqueue.memory import MemoryQueue
-from app.stepqueue.protocol import StepQueue
+from app.stepqueue.protocol import SealKeys, StepQueue
 from app.store.sql import open_store
 from app.telemetry import Telemetry
 from app.tracing import Tracing
@@ -67,8 +67,28 @@ WORLD = "app.lab.provider:WorldProvider"
 Redis and tracing are each a twelfth of all imports, and the simulated workers of a world are no part of the service."""
 
 
+class Peppers:
+    """The peppers in force, and the keys of live messages that are derived from them."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._accepted = peppers(settings)
+        self.seals = SealKeys()
+        self.install(settings)
+
+    def install(self, settings: Settings) -> None:
+        """Take the peppers of these settings into force. Raises `ConfigInvalid`, after which nothing has changed."""
+        if settings.pepper is None and not pepper_file(settings).exists():
+            raise ConfigInvalid([f"{pepper_file(settings)}: the pepper is gone; restore it from a backup"])
+        self._accepted = peppers(settings)
+        self.seals.keys = tuple(hashlib.blake2b(pepper, person=b"baton live").digest() for pepper in self._accepted)
+
+    def accepted(self) -> tuple[bytes, ...]:
+        """The pepper under which API keys are hashed, then the earlier ones that are still accepted."""
+        return self._accepted
+
+
 class Pool:
-    """The configuration in force, and the adapters and conductors made for it. Replaced as a whole by `install`."""
+    """The configuration in force, and what is made of it: peppers, adapters, conductors. Replaced by `install`."""
 
     def __init__(self, loaded: Loaded, health: Health, standings: Standings) -> None:
         """`health` follows the pool that is in force; its selectors choose by `standings`."""
@@ -78,16 +98,20 @@ class Pool:
         self._adapters: dict[str, ClosableProvider] = {}
         self._conductors: dict[tuple[str, ConductorSpec], Policy] = {}
         self._trials: tuple[Trial, ...] = ()
+        self.peppers = Peppers(loaded.settings)
         self.loaded = loaded
         self.install(loaded)
 
     def install(self, loaded: Loaded) -> None:
         """Take another configuration into force. Calls that run on the old adapters go on; those close with the
-        pool."""
+        pool. Raises `ConfigInvalid` for a pepper that is gone, after which nothing has changed."""
+        self.peppers.install(loaded.settings)
         self._retired += self._adapters.values()
         self._adapters = {name: _adapter(name, spec, loaded) for name, spec in loaded.catalog.providers.items()}
         self._conductors = {}
+        rekeyed = _rekeyed(self.loaded, loaded)
         self._follow(loaded)
+        self.health.forget(rekeyed)
 
     def calibrated(self, trials: tuple[Trial, ...]) -> None:
         """Put measured results on the workers' cards; adapters and conductors stay."""
@@ -163,6 +187,17 @@ def _adapter(name: str, spec: ProviderSpec, loaded: Loaded) -> ClosableProvider:
     return made
 
 
+def _rekeyed(before: Loaded, after: Loaded) -> frozenset[str]:
+    """The providers whose key, or whose credentials at a proxy, have changed."""
+    found = set()
+    for provider, spec in after.catalog.providers.items():
+        names = (provider, *[endpoint_secret(provider, endpoint.name) for endpoint in spec.endpoints])
+        keys = any(before.secrets.get(name) != after.secrets.get(name) for name in names)
+        if keys or before.proxy_credentials.get(provider) != after.proxy_credentials.get(provider):
+            found.add(provider)
+    return frozenset(found)
+
+
 def _text(secret: SecretStr | None) -> str | None:
     return secret.get_secret_value() if secret is not None else None
 
@@ -183,6 +218,11 @@ class Runtime:
     clock: Clock
     ratings: RatingReader
 
+    def install(self, loaded: Loaded) -> None:
+        """Take another pool and other secrets into force. Raises `ConfigInvalid`, after which nothing has changed."""
+        self.pool.install(loaded)
+        self.webhooks.sign_for(_target(loaded.settings))
+
 
 @asynccontextmanager
 async def open_runtime(loaded: Loaded, *, now: Callable[[], float] = time.time) -> AsyncIterator[Runtime]:
@@ -191,12 +231,12 @@ async def open_runtime(loaded: Loaded, *, now: Callable[[], float] = time.time) 
     home = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
     telemetry = Telemetry()
     telemetry.gauge("baton_rehearsal", loaded.catalog.rehearsal)
-    key, fresh = pepper(settings), Fresh()
+    fresh = Fresh()
     chance = random.Random(fresh.bytes(16)).random
     standings = Standings()
     pool = Pool(loaded, Health(telemetry, tick=time.monotonic, chance=chance), standings)
     opening = open_store(settings.database_url, grace=settings.lease_seconds)
-    async with opening as store, _queue(loaded, key, telemetry) as queue:
+    async with opening as store, _queue(loaded, pool.peppers.seals, telemetry) as queue:
         clock = Clock(now, time.monotonic, store.clock)
         versions = VersionReader(store, telemetry, time.monotonic)
         context = EngineContext(
@@ -221,7 +261,7 @@ async def open_runtime(loaded: Loaded, *, now: Callable[[], float] = time.time) 
         )
         drivers, dispatcher = _engine(context, settings, home)
         runs = _run_client(context, settings, home, drivers)
-        gateway = _gateway(context, settings, key, pool, runs)
+        gateway = _gateway(context, settings, pool, runs)
         conductor_probe = ConductorProbe(context, out=drivers.give_up_plans)
         try:
             webhooks = Webhooks(context, _target(settings))
@@ -233,16 +273,14 @@ async def open_runtime(loaded: Loaded, *, now: Callable[[], float] = time.time) 
             await pool.close()
 
 
-def _gateway(
-    context: EngineContext, settings: Settings, pepper: SecretStr, pool: Pool, runs: RunClient
-) -> GatewayContext:
+def _gateway(context: EngineContext, settings: Settings, pool: Pool, runs: RunClient) -> GatewayContext:
     return GatewayContext(
         store=context.store,
         queue=context.queue,
         runs=runs,
         catalog=context.catalog,
         telemetry=context.telemetry,
-        pepper=pepper.get_secret_value().encode(),
+        peppers=pool.peppers.accepted,
         now=context.now,
         tick=context.tick,
         name=context.name,
@@ -278,16 +316,15 @@ def _engine(context: EngineContext, settings: Settings, home: str) -> tuple[Driv
 
 
 @asynccontextmanager
-async def _queue(loaded: Loaded, pepper: SecretStr, telemetry: Telemetry) -> AsyncIterator[StepQueue]:
+async def _queue(loaded: Loaded, seals: SealKeys, telemetry: Telemetry) -> AsyncIterator[StepQueue]:
     settings = loaded.settings
     tiers = tuple(loaded.catalog.tiers)
     if settings.redis_url is None:
         async with MemoryQueue(tiers, lease=settings.lease_seconds) as memory:
             yield memory
     else:
-        seal = hashlib.blake2b(pepper.get_secret_value().encode(), person=b"baton live").digest()
         made: type[RedisQueue] = resolve_name(REDIS)
-        async with made(settings.redis_url, tiers, lease=settings.lease_seconds, key=seal) as redis:
+        async with made(settings.redis_url, tiers, lease=settings.lease_seconds, seals=seals) as redis:
             telemetry.watch("baton_messages_forged", lambda: redis.forged)
             yield redis
 

@@ -25,7 +25,7 @@ from app.core.message.chat import ToolDelta
 from app.core.run.events import Event, Kind
 from app.errors import QueueUnavailable
 from app.network import retries
-from app.stepqueue.protocol import Adopted, Committed, Delta, Listen, Live, Stop
+from app.stepqueue.protocol import Adopted, Committed, Delta, Listen, Live, SealKeys, Stop
 from app.stepqueue.streams import FAULTS, Command
 
 log = logging.getLogger(__name__)
@@ -59,9 +59,9 @@ class Publisher:
     """Messages that wait to be published, in the order of the calls. One task takes the `next_batch` and sends the
     `commands` of it, again and again."""
 
-    def __init__(self, key: bytes) -> None:
-        """`key` seals the messages."""
-        self._key = key
+    def __init__(self, seals: SealKeys) -> None:
+        """The first of `seals` seals the messages."""
+        self._seals = seals
         self._next: dict[str, list[Live]] = {}
         self._waiting = 0
         self._added = asyncio.Event()
@@ -97,10 +97,11 @@ class Publisher:
     def commands(self, batch: Mapping[str, Sequence[Live]]) -> list[Command]:
         """The commands that publish it."""
         commands: list[Command] = []
+        key = self._seals.keys[0] if self._seals.keys else b""
         for channel, messages in batch.items():
             payloads, refused = pack_live(messages)
             self.unencodable += refused
-            commands += [("PUBLISH", channel, sealed(payload, channel, self._key)) for payload in payloads]
+            commands += [("PUBLISH", channel, sealed(payload, channel, key)) for payload in payloads]
         return commands
 
 
@@ -118,13 +119,13 @@ class Subscriber:
     `open`, then `listen` in a task, then `close`. Neither bad payloads nor a sink that raises end the listening.
     """
 
-    def __init__(self, pool: Any, channel: str, sink: Callable[[Live], None], losses: Losses, key: bytes) -> None:
-        """`pool` is redis-py's, untyped as its methods are; messages that are not sealed with `key` are dropped."""
+    def __init__(self, pool: Any, channel: str, sink: Callable[[Live], None], losses: Losses, seals: SealKeys) -> None:
+        """`pool` is redis-py's, untyped as its methods are; messages that none of `seals` has sealed are dropped."""
         self._pool = pool
         self._channel = channel
         self._sink = sink
         self._losses = losses
-        self._key = key
+        self._seals = seals
         self._connection: Any = None
         self._stopping = False
         self.subscribed = False
@@ -184,7 +185,7 @@ class Subscriber:
 
     def _deliver(self, payload: bytes) -> None:
         try:
-            for message in unpack_live(unsealed(payload, self._channel, self._key)):
+            for message in unpack_live(unsealed(payload, self._channel, self._seals.keys)):
                 self._hand_over(message)
         except Forged:
             self._losses.forged += 1
@@ -205,13 +206,13 @@ def sealed(payload: bytes, channel: str, key: bytes) -> bytes:
     return _code(payload, channel, key) + payload if key else payload
 
 
-def unsealed(data: bytes, channel: str, key: bytes) -> bytes:
+def unsealed(data: bytes, channel: str, keys: Sequence[bytes]) -> bytes:
     """The payload; raises `Forged`. A replayed payload is accepted again, so subscribers must tolerate repetition."""
-    if not key:
+    if not keys:
         return data
     payload = data[SEAL:]
-    if not hmac.compare_digest(data[:SEAL], _code(payload, channel, key)):
-        raise Forged("not sealed with our key")
+    if not any(hmac.compare_digest(data[:SEAL], _code(payload, channel, key)) for key in keys):
+        raise Forged("not sealed with a key of ours")
     return payload
 
 

@@ -10,6 +10,7 @@ receives those to the address `DISPATCHERS`. `subscribe` calls a plain function 
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
 from typing import Protocol
 
 from app.core.message.chat import ToolDelta
@@ -23,6 +24,15 @@ AGAIN = -1
 the row, and claims it before doing anything else."""
 WHOLE_RUN = -1
 """The step of a ticket for a run that nobody drives: whoever takes it drives the run."""
+
+
+@dataclass(slots=True)
+class SealKeys:
+    """The keys of live messages, at most 64 bytes each, which all processes share. The first one seals what is sent,
+    and what is sealed with any of them is accepted. They may be replaced while the queue is open. Without any, messages
+    of every client of the server are accepted."""
+
+    keys: tuple[bytes, ...] = ()
 
 
 @record(frozen=True, slots=True)

@@ -39,7 +39,7 @@ from app.core.records import record
 from app.errors import QueueUnavailable
 from app.network import retries
 from app.stepqueue.live import Publisher, Subscriber
-from app.stepqueue.protocol import Live, Ticket
+from app.stepqueue.protocol import Live, SealKeys, Ticket
 from app.stepqueue.streams import FAULTS, Connections, Lanes, Streams
 
 log = logging.getLogger(__name__)
@@ -82,14 +82,13 @@ class RedisQueue:
         prefix: str = "baton",
         *,
         bound: int = BOUND,
-        key: bytes = b"",
+        seals: SealKeys | None = None,
     ) -> None:
         """`lease` is in seconds; `bound` holds for each tier. `tiers` must not be empty. No I/O happens here.
 
-        `key`, at most 64 bytes and the same in all processes, seals live messages: without one, messages of any client
-        of Redis are accepted.
+        `seals` are the keys of live messages: without them, messages of any client of Redis are accepted.
         """
-        self._key = key
+        self._seals = seals or SealKeys()
         self._keys = Keys(prefix)
         # Blocking reads hold their connections; other commands must never wait for one of them.
         self._commands = Connections(ConnectionPool.from_url(url, **_options(retries=0, answers=None)))
@@ -100,7 +99,7 @@ class RedisQueue:
         )
         consumer = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
         self._streams = Streams(self._commands, self._reads, lanes, consumer, lease, bound)
-        self._publisher = Publisher(key)
+        self._publisher = Publisher(self._seals)
         self._probing = _client(url)
         self._breaker = CircuitBreaker(self._probing, self._keys.pulse, self._warn)
         self._subscribers: set[Subscriber] = set()
@@ -206,7 +205,7 @@ class RedisQueue:
 
         Each subscriber has a connection of its own.
         """
-        subscriber = Subscriber(self._subscriptions, self._keys.live(address), sink, self, self._key)
+        subscriber = Subscriber(self._subscriptions, self._keys.live(address), sink, self, self._seals)
         try:
             await self._bounded(subscriber.open)
         except QueueUnavailable:

@@ -351,8 +351,11 @@ class SqlStore:
     async def revoke_key(self, public_id: str, at: float) -> bool:
         return await self._write(partial(keys.revoke, public_id=public_id, at=at))
 
-    async def rotate_key(self, public_id: str, digest: bytes, until: float) -> bool:
-        return await self._write(partial(keys.rotate, public_id=public_id, digest=digest, until=until))
+    async def rotate_key(self, public_id: str, digest: bytes, until: float, pepper: str | None = None) -> bool:
+        return await self._write(partial(keys.rotate, public_id=public_id, digest=digest, until=until, pepper=pepper))
+
+    async def rehash_key(self, public_id: str, *, was: bytes, digest: bytes, pepper: str) -> bool:
+        return await self._write(partial(keys.rehash, public_id=public_id, was=was, digest=digest, pepper=pepper))
 
     async def clock(self) -> float:
         return await self._read(runs.clock)

@@ -430,6 +430,14 @@ async def test_keys_are_stored_found_and_revoked(store: Store) -> None:
     assert not await store.revoke_key("none", 7.0)
     assert await store.rotate_key("new", b"e", 8.0)
     assert await store.key("new") == replace(full, digest=b"e", previous_digest=b"d", previous_until=8.0)
+    assert await store.rehash_key("new", was=b"e", digest=b"f", pepper="mark")
+    assert not await store.rehash_key("new", was=b"e", digest=b"g", pepper="mark")
+    moved = replace(full, digest=b"f", previous_digest=b"d", previous_until=8.0, pepper="mark")
+    assert await store.key("new") == moved
+    assert await store.rotate_key("new", b"h", 9.0, "other")
+    assert await store.key("new") == replace(
+        moved, digest=b"h", previous_digest=b"f", previous_until=9.0, pepper="other"
+    )
     assert not await store.rotate_key("old", b"e", 8.0)
     assert not await store.rotate_key("none", b"e", 8.0)
 

@@ -174,6 +174,15 @@ def test_a_worker_that_was_gone_comes_back_unknown(health: Health) -> None:
     assert health.ejected(list(WORKERS.values())) == {}
 
 
+def test_a_new_key_of_a_provider_ends_the_ejection_of_its_workers(health: Health) -> None:
+    for name in NAMES:
+        settle(health, name, "misconfigured")
+    health.forget({"far"})
+    near = {name: "misconfigured" for name, worker in WORKERS.items() if worker.provider != "far"}
+    assert 0 < len(near) < len(WORKERS)
+    assert health.ejected(list(WORKERS.values())) == near
+
+
 # -- other processes
 
 

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from app.errors import ConfigInvalid, StoreUnavailable
-from app.gateway.http.auth import adopt, digest, mint, new_secret
+from app.gateway.http.auth import adopt, digest, mint, new_secret, pepper_mark
 from app.gateway.openapi.docs_page import ASSETS
 from tests.harness.stand_ins import CALLER, PEPPER, SECRET, GatewayStandIn, api_routes, ask
 
@@ -213,6 +213,41 @@ async def test_the_secret_from_before_a_rotation_works_until_its_time(gateway: G
     assert await statuses() == [401, 200]
     gateway.seconds += 1
     assert await statuses() == [401, 401]
+
+
+async def test_a_key_is_hashed_anew_under_a_new_pepper(gateway: GatewayStandIn) -> None:
+    key = gateway.add_key("moving")
+    stored = gateway.store.key_rows["moving"]
+
+    async def status() -> int:
+        gateway.ticks += 10  # beyond what is cached
+        return (await knock(gateway, "GET", "/v1/models", {"x-api-key": key})).status_code
+
+    gateway.peppers = (PEPPER, b"new")
+    assert await status() == 200
+    assert gateway.store.key_rows["moving"] == stored
+    gateway.peppers = (b"new", PEPPER)
+    assert await status() == 200
+    moved = gateway.store.key_rows["moving"]
+    assert moved == replace(stored, digest=digest(SECRET, b"new"), pepper=pepper_mark(b"new"))
+    gateway.peppers = (b"new",)
+    assert await status() == 200
+    gateway.peppers = (PEPPER,)
+    assert await status() == 401
+    old = gateway.add_key("unused")
+    gateway.peppers = (b"new",)
+    assert (await knock(gateway, "GET", "/v1/models", {"x-api-key": old})).status_code == 401
+
+
+async def test_a_key_that_cannot_be_hashed_anew_works_all_the_same(gateway: GatewayStandIn) -> None:
+    key = gateway.add_key("moving")
+
+    async def refuse(public_id: str, **_: object) -> bool:
+        raise StoreUnavailable
+
+    gateway.store.rehash_key = refuse  # type: ignore[method-assign]
+    gateway.peppers = (b"new", PEPPER)
+    assert (await knock(gateway, "GET", "/v1/models", {"x-api-key": key})).status_code == 200
 
 
 def test_a_minted_key_is_stored_without_its_secret() -> None:

@@ -201,6 +201,14 @@ class ShelfStore:
         self._check()
         return self.key_rows.get(public_id)
 
+    async def rehash_key(self, public_id: str, *, was: bytes, digest: bytes, pepper: str) -> bool:
+        self._check()
+        row = self.key_rows[public_id]
+        if row.digest != was:
+            return False
+        self.key_rows[public_id] = replace(row, digest=digest, pepper=pepper)
+        return True
+
     async def erase(self, run: str) -> bool:
         self._check()
         return True
@@ -296,6 +304,7 @@ class GatewayStandIn:
         self.seconds = 1_000_000_000.0
         self.ticks = 0.0
         self.names = 0
+        self.peppers: tuple[bytes, ...] = (PEPPER,)
         self.telemetry = Telemetry()
         self.context = GatewayContext(
             store=cast(Store, self.store),
@@ -303,7 +312,7 @@ class GatewayStandIn:
             runs=cast(RunClient, self.runs),
             catalog=lambda: CATALOG,
             telemetry=self.telemetry,
-            pepper=PEPPER,
+            peppers=lambda: self.peppers,
             now=lambda: self.seconds,
             tick=lambda: self.ticks,
             name=self._name,

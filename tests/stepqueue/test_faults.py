@@ -19,7 +19,7 @@ from app.core.run.events import Event, Kind
 from app.errors import QueueUnavailable
 from app.network.retries import REDIS_PAUSE
 from app.stepqueue.live import MOST_WAITING, PROBE_SECONDS, pack_live, sealed
-from app.stepqueue.protocol import Committed, Delta, Live, Stop, Ticket
+from app.stepqueue.protocol import Committed, Delta, Live, SealKeys, Stop, Ticket
 from app.stepqueue.redis import GIVE_UP_SECONDS, Keys, RedisQueue
 from app.stepqueue.streams import GROUP
 from tests.harness import servers
@@ -404,8 +404,8 @@ async def test_a_message_that_no_process_of_ours_sent_is_dropped_and_counted(ser
     (payload,), _ = pack_live([delta])
     ours, theirs, channel = b"our key", b"another key", Keys("baton").live("a")
     async with (
-        RedisQueue(server.url, TIERS, LEASE, key=ours) as queue,
-        RedisQueue(server.url, TIERS, LEASE, key=theirs) as stranger,
+        RedisQueue(server.url, TIERS, LEASE, seals=SealKeys((ours,))) as queue,
+        RedisQueue(server.url, TIERS, LEASE, seals=SealKeys((theirs,))) as stranger,
         Redis.from_url(server.url) as client,
         queue.subscribe("a", heard.append),
     ):
@@ -418,6 +418,27 @@ async def test_a_message_that_no_process_of_ours_sent_is_dropped_and_counted(ser
         await until(lambda: bool(heard))
     assert heard == [Stop("run")]
     assert queue.undecodable == 0
+
+
+async def test_while_a_pepper_is_rotated_messages_under_both_are_accepted(server: servers.Server) -> None:
+    heard: list[Live] = []
+    seals = SealKeys((b"old",))
+    async with (
+        RedisQueue(server.url, TIERS, LEASE, seals=seals) as queue,
+        RedisQueue(server.url, TIERS, LEASE, seals=SealKeys((b"new", b"old"))) as ahead,
+        queue.subscribe("a", heard.append),
+        ahead.subscribe("b", heard.append),
+    ):
+        await queue.publish("b", [Stop("sealed with the old one")])
+        await until(lambda: len(heard) == 1)
+        await ahead.publish("a", [Stop("not known yet")])
+        await until(lambda: queue.forged == 1)
+        seals.keys = (b"new", b"old")
+        await ahead.publish("a", [Stop("known by now")])
+        await queue.publish("b", [Stop("sealed with the new one")])
+        await until(lambda: len(heard) == 3)
+    assert Stop("not known yet") not in heard
+    assert (queue.forged, ahead.forged) == (1, 0)
 
 
 async def test_a_large_backlog_of_lost_tickets_comes_back_whole(server: servers.Server, queue: RedisQueue) -> None:

@@ -83,6 +83,11 @@ class Webhooks:
         self._going: set[asyncio.Task[None]] = set()
         self._counted = float("-inf")
 
+    def sign_for(self, target: Target | None) -> None:
+        """Send further deliveries there, signed with its secrets. Whether there are any is decided at the start."""
+        if self._target is not None and target is not None:
+            self._target = target
+
     async def run(self, stopping: asyncio.Event) -> None:
         """Deliver until `stopping` is set; the rest is left to other processes, or to the next start."""
         if self._target is None:

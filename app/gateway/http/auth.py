@@ -1,7 +1,8 @@
 """API keys: who is calling, and with which scopes. One function reads the key from a request's headers.
 
 A key is `bt_<public id>_<secret>`. It is looked up by its public id and compared, in constant time, by the
-HMAC-SHA-256 of its secret under the service's pepper. Every fault of a key gives the same 401 and costs the same work.
+HMAC-SHA-256 of its secret under the service's pepper, or under an earlier pepper that is still accepted; such a key is
+then hashed anew under the present one. Every fault of a key gives the same 401 and costs the same work.
 A store that cannot be reached is a 503, so that an infrastructure fault never looks like a bad key. The results of
 lookups, good and bad, are cached for at most `GatewayContext.key_ttl` seconds under the hash of the whole key, so that
 a revocation takes effect within that time.
@@ -13,6 +14,7 @@ import hmac
 import re
 import secrets
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import replace
 from typing import Annotated, Any, Final, Literal
 
@@ -77,6 +79,11 @@ def digest(secret: str, pepper: bytes) -> bytes:
     return hmac.digest(pepper, secret.encode(), "sha256")
 
 
+def pepper_mark(pepper: bytes) -> str:
+    """A short name of a pepper, from which it cannot be found: stored beside each digest that was made with it."""
+    return hmac.digest(pepper, b"baton pepper mark", "sha256").hex()[:12]
+
+
 def mint(
     pepper: bytes, *, tenant: str, name: str, scopes: Iterable[str], now: float, expires_at: float | None = None
 ) -> tuple[str, KeyRow]:
@@ -108,6 +115,7 @@ def adopt(
         tenant=tenant,
         name=name,
         digest=digest(found[2], pepper),
+        pepper=pepper_mark(pepper),
         scopes=frozenset(scopes),
         created_at=now,
         expires_at=expires_at,
@@ -136,6 +144,11 @@ def _until_rotated(row: KeyRow) -> KeyRow:
     """The row for a caller with the secret from before a rotation: the key expires for them when that secret does."""
     until = row.previous_until or 0.0
     return replace(row, expires_at=until if row.expires_at is None else min(until, row.expires_at))
+
+
+def _is_any(stored: bytes, asked: Iterable[bytes]) -> bool:
+    """True if the stored digest is one of these; every one is compared, in constant time."""
+    return any([hmac.compare_digest(one, stored) for one in asked])
 
 
 class Keys:
@@ -190,7 +203,7 @@ class Keys:
         self._asked[mark] = asked = asyncio.get_running_loop().create_future()
         answer: Answer = LEFT
         try:
-            answer = row = self._check(await self._find(public), secret)
+            answer = row = await self._check(await self._find(public), secret)
             self._remember(mark, row)
             return row
         except BatonError as error:
@@ -211,14 +224,27 @@ class Keys:
         except (OSError, TimeoutError):
             raise StoreUnavailable(retry_after=1) from None
 
-    def _check(self, row: KeyRow | None, secret: str) -> KeyRow | None:
-        asked = digest(secret, self._context.pepper)
-        same = hmac.compare_digest(asked, row.digest if row else ABSENT_DIGEST)
+    async def _check(self, row: KeyRow | None, secret: str) -> KeyRow | None:
+        """The row, if the secret is the key's: in force, or from before a rotation that still overlaps."""
+        asked = [digest(secret, pepper) for pepper in self._context.peppers()]
+        same = _is_any(row.digest if row else ABSENT_DIGEST, asked)
         previous = row.previous_digest if row is not None else None
-        rotated = hmac.compare_digest(asked, previous or ABSENT_DIGEST)
+        rotated = _is_any(previous or ABSENT_DIGEST, asked)
         if row is None or not (same or rotated):
             return None
-        return row if same else _until_rotated(row)
+        if not same:
+            return _until_rotated(row)
+        if row.pepper != pepper_mark(self._context.pepper):
+            await self._hash_anew(row, asked[0])
+        return row
+
+    async def _hash_anew(self, row: KeyRow, made: bytes) -> None:
+        """Store the digest under the present pepper, so that an earlier one can be given up. While the database takes
+        no writes the key works all the same, and the next lookup tries again."""
+        mark = pepper_mark(self._context.pepper)
+        with suppress(BatonError, OSError, TimeoutError):
+            async with asyncio.timeout(LOOKUP_TIMEOUT):
+                await self._context.store.rehash_key(row.id, was=row.digest, digest=made, pepper=mark)
 
     def _remember(self, mark: bytes, row: KeyRow | None) -> None:
         self._known.pop(mark, None)

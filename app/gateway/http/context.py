@@ -28,8 +28,8 @@ class Rates:
 class GatewayContext:
     """Dependencies of the gateway.
 
-    `now` gives seconds since 1970, `tick` a monotonic time, `name` a fresh id with the given prefix. `pepper` is the
-    secret under which API keys are hashed.
+    `now` gives seconds since 1970, `tick` a monotonic time, `name` a fresh id with the given prefix. `peppers` gives
+    the secret under which API keys are hashed, then the earlier ones that are still accepted.
     """
 
     store: Store
@@ -37,7 +37,7 @@ class GatewayContext:
     runs: RunClient
     catalog: Callable[[], Catalog]
     telemetry: Telemetry
-    pepper: bytes = field(repr=False)
+    peppers: Callable[[], tuple[bytes, ...]] = field(repr=False)
     now: Callable[[], float]
     tick: Callable[[], float]
     name: Callable[[str], str]
@@ -59,3 +59,8 @@ class GatewayContext:
     """False if a web search that Codex offers with access to the web is refused instead of left out."""
     grace: float = 30.0
     """Seconds beyond its time limit after which the gateway no longer waits for a run that has not ended."""
+
+    @property
+    def pepper(self) -> bytes:
+        """The secret under which new API keys are hashed."""
+        return self.peppers()[0]

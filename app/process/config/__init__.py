@@ -1,8 +1,8 @@
 """Configuration: read once at start-up from the environment and one pool file, and converted to core types.
 
     configure(environ) -> Loaded ............ reads everything; called by `baton` at its start
-    reload(previous, environ) ............... reads the pool again; if it has faults, the previous one stays in force
-    describe(settings), pepper(settings) .... for `baton config`, and for the hashes of API keys
+    reload(previous, environ) ............... reads pool and secrets again; if they have faults, those in force stay
+    describe(settings), peppers(settings) ... for `baton config`, and for the hashes of API keys
 
 All faults are reported together as `ConfigInvalid(faults)`, each with its place and its remedy. Secrets are `SecretStr`
 values in `Loaded.secrets`, by provider name, and in no core type.
@@ -22,11 +22,26 @@ from app.errors import ConfigInvalid
 from app.process.config.discovery import conductor_entries, discover
 from app.process.config.known import shipped
 from app.process.config.poolfile import Faults, Pool, build, endpoint_secret, merged, parse
-from app.process.config.settings import Row, Settings, describe, pepper, read
+from app.process.config.settings import Row, Settings, describe, pepper, pepper_file, peppers, read
 
-__all__ = ["Loaded", "Row", "Settings", "configure", "describe", "endpoint_secret", "load", "pepper", "read", "reload"]
+__all__ = [
+    "Loaded",
+    "Row",
+    "Settings",
+    "configure",
+    "describe",
+    "endpoint_secret",
+    "load",
+    "pepper",
+    "pepper_file",
+    "peppers",
+    "read",
+    "reload",
+]
 
 MAX_POOL_BYTES = 4 * 1024 * 1024
+ROTATED = frozenset({"pepper", "webhook_secret", "conductor_key"})
+"""Settings that are read again from their files while the process runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +84,19 @@ def load(settings: Settings, environ: Mapping[str, str]) -> Loaded:
 
 
 def reload(previous: Loaded, environ: Mapping[str, str]) -> tuple[Loaded, tuple[str, ...]]:
-    """Read the pool again under the settings in force. Returns the previous one and the faults if there are any."""
+    """Read the pool again, and the files of secrets. Returns the previous configuration and the faults if there are
+    any. All other settings stay as they were at the start."""
     try:
-        return load(previous.settings, environ), ()
+        return load(_rotated(previous.settings, environ), environ), ()
     except ConfigInvalid as error:
         return previous, error.faults
+
+
+def _rotated(settings: Settings, environ: Mapping[str, str]) -> Settings:
+    """Return the settings in force, with the secrets that their files have by now."""
+    again = read(environ)
+    found = {name: getattr(again, name) for name in ROTATED & again.in_files}
+    return settings.model_copy(update=found)
 
 
 def _rehearsal(settings: Settings, environ: Mapping[str, str]) -> Loaded:

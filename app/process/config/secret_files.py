@@ -1,7 +1,7 @@
 """Secrets of the environment, each of which may stand in a file instead.
 
 `NAME_FILE` is the path of a file that holds the secret `NAME`, as Docker and Kubernetes mount secrets. The files of
-provider keys are read again when the pool file is.
+provider keys, of the pepper and of the webhook's secret are read again when the pool file is.
 """
 
 from collections.abc import Mapping

@@ -64,7 +64,9 @@ class Settings(BaseModel):
         default=None, description="API key to adopt on the first start instead of making one."
     )
     pepper: SecretStr | None = Field(
-        default=None, description="Secret under which API keys are hashed; unset: made once, in the data folder."
+        default=None,
+        description="Secret under which API keys are hashed; unset: made once, in the data folder. On further lines: "
+        "earlier ones that are still accepted.",
     )
     conductor_url: str | None = Field(
         default=None, repr=False, description="Base URL of an OpenAI-compatible server that conducts."
@@ -260,7 +262,7 @@ def pepper(settings: Settings) -> SecretStr:
     """Return the pepper: the one in the settings, or the data folder's, made on first use and readable by its owner."""
     if settings.pepper is not None:
         return settings.pepper
-    path = settings.data_dir / "pepper"
+    path = pepper_file(settings)
     if not path.exists():
         _write_once(path, secrets.token_urlsafe(32))
     found = path.read_text(encoding="ascii").strip()
@@ -269,6 +271,17 @@ def pepper(settings: Settings) -> SecretStr:
             [f"{path}: the pepper is damaged; restore it from a backup, or delete it and issue new keys"]
         )
     return SecretStr(found)
+
+
+def pepper_file(settings: Settings) -> Path:
+    """Return the file of the pepper where the settings have none."""
+    return settings.data_dir / "pepper"
+
+
+def peppers(settings: Settings) -> tuple[bytes, ...]:
+    """Return the pepper in force, then the earlier ones that are still accepted while API keys are hashed anew."""
+    lines = pepper(settings).get_secret_value().splitlines()
+    return tuple(line.encode() for line in lines if line.strip())
 
 
 def url_problem(value: str) -> str | None:

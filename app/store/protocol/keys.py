@@ -35,6 +35,8 @@ class KeyRow:
     """The digest of the secret that was in force before a rotation."""
     previous_until: float | None = None
     """The time until which that secret still works, in seconds since 1970."""
+    pepper: str | None = None
+    """The mark of the pepper under which `digest` was made; None where an earlier release has made it."""
 
 
 class Keys(Protocol):
@@ -56,9 +58,15 @@ class Keys(Protocol):
         """Mark a key as revoked. False if there is no such key."""
         ...
 
-    async def rotate_key(self, public_id: str, digest: bytes, until: float) -> bool:
-        """Give a key a new secret. The one before it works until `until`, and no earlier one works any longer.
+    async def rotate_key(self, public_id: str, digest: bytes, until: float, pepper: str | None = None) -> bool:
+        """Give a key a new secret. The one before it works until `until`, and no earlier one works any longer. `pepper`
+        is the mark of the pepper of the new digest.
 
         False if there is no such key, or if it is revoked.
         """
+        ...
+
+    async def rehash_key(self, public_id: str, *, was: bytes, digest: bytes, pepper: str) -> bool:
+        """Replace the digest of the same secret by one under another pepper. False if the key has another digest than
+        `was` by now."""
         ...

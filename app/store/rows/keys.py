@@ -37,11 +37,17 @@ def revoke(conn: Connection, public_id: str, at: float) -> bool:
     return conn.execute(update(KEYS).where(KEYS.c.id == public_id).values(revoked_at=since)).rowcount == 1
 
 
-def rotate(conn: Connection, public_id: str, digest: bytes, until: float) -> bool:
+def rotate(conn: Connection, public_id: str, digest: bytes, until: float, pepper: str | None) -> bool:
     """Replace the digest of a key that is not revoked, and keep the earlier one. False if there is no such key."""
     chosen = (KEYS.c.id == public_id) & KEYS.c.revoked_at.is_(None)
     values = {"digest": digest, "previous_digest": KEYS.c.digest, "previous_until": until}
-    return conn.execute(update(KEYS).where(chosen).values(values)).rowcount == 1
+    return conn.execute(update(KEYS).where(chosen).values(values | {"pepper": pepper})).rowcount == 1
+
+
+def rehash(conn: Connection, public_id: str, was: bytes, digest: bytes, pepper: str) -> bool:
+    """Replace a digest by one of the same secret under another pepper. False if the key has another digest by now."""
+    chosen = (KEYS.c.id == public_id) & (KEYS.c.digest == was)
+    return conn.execute(update(KEYS).where(chosen).values(digest=digest, pepper=pepper)).rowcount == 1
 
 
 def _key(row: Row[Any]) -> KeyRow:

@@ -242,6 +242,7 @@ KEYS = Table(
     Column("all_tenants", Boolean, nullable=False, server_default=false()),
     Column("previous_digest", LargeBinary),
     Column("previous_until", Double),
+    Column("pepper", Text),  # mark of the pepper under which `digest` was made; NULL where 0.2 or older made it
 )
 
 # What is left of runs whose rows were deleted: enough to say so, and to prove a copy of the journal right.

@@ -1,0 +1,31 @@
+"""The pepper under which an API key is hashed, by its mark, so that peppers can be rotated.
+
+This version expands: the column may be null, and processes of earlier releases neither read nor write it.
+
+Revision ID: 0016
+Revises: 0015
+"""
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0016"
+down_revision = "0015"
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    wait_briefly_for_locks()
+    op.add_column("keys", sa.Column("pepper", sa.Text()))
+
+
+def downgrade() -> None:
+    wait_briefly_for_locks()
+    op.drop_column("keys", "pepper")
+
+
+def wait_briefly_for_locks() -> None:
+    """A migration that waits for a table lock makes every later statement wait behind it. Fail instead."""
+    if op.get_context().dialect.name == "postgresql":
+        op.execute("SET LOCAL lock_timeout = '3s'")
