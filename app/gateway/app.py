@@ -34,7 +34,7 @@ from app.gateway.http.auth import Keys
 from app.gateway.http.context import GatewayContext
 from app.gateway.http.cross_origin import CrossOrigin
 from app.gateway.http.ingress import Direct
-from app.gateway.openapi import docs_page, operations
+from app.gateway.openapi import docs_page, operations, root_page
 from app.gateway.responses import route as responses
 from app.gateway.runs import models
 from app.gateway.runs import route as runs
@@ -92,7 +92,7 @@ class _Application(FastAPI):
             redirect_slashes=False,
         )
         if documented:
-            routers = (*routers, self._description(), docs_page.routes())
+            routers = (*routers, self._description(), docs_page.routes(), root_page.routes())
         routes = [route for router in routers for route in router.routes if isinstance(route, APIRoute)]
         for route in routes:
             if not isinstance(route, Direct):

@@ -13,7 +13,8 @@ from app.gateway.http.auth import adopt, digest, mint, new_secret, pepper_mark
 from app.gateway.openapi.docs_page import ASSETS
 from tests.harness.stand_ins import CALLER, PEPPER, SECRET, GatewayStandIn, api_routes, ask
 
-OPEN = {"/healthz", "/readyz", "/metrics", "/openapi.json", "/docs", *(f"/docs/{name}" for name in ASSETS)}
+OPEN = {"/", "/root_page.css", "/healthz", "/readyz", "/metrics", "/openapi.json", "/docs"}
+OPEN |= {f"/docs/{name}" for name in ASSETS}
 NEEDS = {
     ("POST", "/v1/chat/completions"): {"runs:write"},
     ("POST", "/v1/completions"): {"runs:write"},

@@ -444,7 +444,7 @@ async def test_a_body_without_a_media_type_is_read(gateway: GatewayStandIn, key:
 @pytest.mark.parametrize(
     ("method", "path", "status"),
     [
-        ("GET", "/", 404),
+        ("POST", "/", 405),
         ("GET", "/v1/canary7Q", 404),
         ("GET", "/docs/", 404),
         ("GET", "/v1/models/canary7Q", 404),

@@ -95,7 +95,7 @@ async def test_real_replies_are_as_described(
     for worker in ("alpha", "beta", "gamma"):
         stub.always(worker, Fail(status=400))
     check(document, await client.post("/v1/chat/completions", json=ASK), "/v1/chat/completions", "post")
-    for path in ("/v1/models", "/v1/runs", "/healthz", "/readyz", "/metrics"):
+    for path in ("/", "/v1/models", "/v1/runs", "/healthz", "/readyz", "/metrics"):
         check(document, await client.get(path), path)
     check(document, await client.get("/v1/models/baton-mini"), "/v1/models/{model}")
     for one in (await client.get("/v1/runs")).json()["data"]:

@@ -133,6 +133,17 @@ class RunExtension(Reply):
     """True if no real provider was called."""
 
 
+class Service(Reply):
+    """The name of this service, and the paths of its API and of what describes it."""
+
+    object: Literal["service"]
+    name: str
+    version: str
+    api: str
+    docs: str
+    openapi: str
+
+
 class Health(Reply):
     """The process is alive."""
 
