@@ -77,6 +77,8 @@ def _facts(run: run_words.Record, question: str | None, full: bool) -> list[tupl
     ]
     if requests := run_words.requests(run):
         facts.append(("x-request-id", requests))
+    if replies := run_words.replies(run):
+        facts.append(("replies", replies))
     if (turns := run_words.turns(run)) is not None:
         facts.append(("turns", turns))
     if run["ignored"]:

@@ -147,6 +147,11 @@ def requests(run: Record) -> str:
     return ", ".join(one["request_id"] for one in run["turns"] if one["request_id"])
 
 
+def replies(run: Record) -> str:
+    """Return the ids of the replies of the run's turns; empty for a run that nobody asked for over HTTP."""
+    return ", ".join(one["reply_id"] for one in run["turns"] if one["reply_id"])
+
+
 def passed_over(record: Record) -> list[str]:
     """Return the workers that were passed over for a call, each with the reason."""
     return [f"{one['worker']} passed over ({one['reason']})" for one in record.get("passed_over", [])]

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
 from app.core.run.kinds import RUN_STATES
+from app.core.run.reply_ids import run_of_reply
 from app.errors import ConfigInvalid, NotFound, StoreUnavailable
 from app.process.config import Settings, describe
 from app.store.protocol import RunQuery, RunRow, Store
@@ -66,8 +67,8 @@ async def opened(settings: Settings) -> AsyncIterator[Store]:
 
 
 async def find(store: Store, wanted: str) -> RunRow:
-    """Find a run by its id, a prefix of it, the id of its chat completion, or `last`. Raises `NotFound`."""
-    wanted = wanted.removeprefix("chatcmpl-")
+    """Find a run by its id, a prefix of it, the id of any of its replies, or `last`. Raises `NotFound`."""
+    wanted = run_of_reply(wanted)
     if wanted == "last":
         newest = await store.runs(RunQuery(limit=1))
         if not newest:

@@ -368,7 +368,10 @@ def test_show_finds_the_last_run_and_prefixes(service: Service) -> None:
 def test_a_run_is_found_by_the_id_of_its_request(service: Service) -> None:
     run = service.ask("baton-mini", EASY)["baton"]["run"]
     (turn,) = json.loads(baton(service.folder, "runs", "show", run, "--json").out)["turns"]
-    assert f"x-request-id: {turn['request_id']}" in baton(service.folder, "runs", "show", run).out
+    shown = baton(service.folder, "runs", "show", turn["reply_id"]).out
+    assert run in shown
+    assert f"x-request-id: {turn['request_id']}" in shown
+    assert f"replies: {turn['reply_id']}" in shown
     listed = baton(service.folder, "runs", "ls", "--json", "--request-id", turn["request_id"])
     assert [one["id"] for one in json.loads(listed.out)] == [run]
     assert json.loads(baton(service.folder, "runs", "ls", "--json", "--request-id", "other").out) == []

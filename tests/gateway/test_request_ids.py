@@ -1,4 +1,4 @@
-"""The id of an HTTP request (`x-request-id`): on every reply, in the journal, and in the list of runs."""
+"""The ids by which a run is found: of its HTTP requests (`x-request-id`), and of its replies in every format."""
 
 from typing import Any
 
@@ -45,6 +45,33 @@ async def test_a_turn_with_tool_results_is_found_too(client: httpx.AsyncClient, 
     assert await found(client, "first") == await found(client, "second") == [run]
     shown = (await client.get(f"/v1/runs/{run}")).json()
     assert [turn["request_id"] for turn in shown["turns"]] == ["first", "second"]
+
+
+HI = {"model": "baton-mini", "messages": [ASK]}
+FORMATS: dict[str, tuple[str, dict[str, Any]]] = {
+    "chatcmpl-run_": ("/v1/chat/completions", HI),
+    "cmpl-run_": ("/v1/completions", {"model": "baton-mini", "prompt": "Hi"}),
+    "resp_run_": ("/v1/responses", {"model": "baton-mini", "input": "Hi"}),
+    "msg_run_": ("/v1/messages", HI | {"max_tokens": 9}),
+}
+
+
+async def test_a_run_has_the_id_of_its_reply_and_is_found_by_it(client: httpx.AsyncClient) -> None:
+    for prefix, (path, body) in FORMATS.items():
+        reply = (await client.post(path, json=body)).json()
+        assert reply["id"].startswith(prefix)
+        run = (await client.get(f"/v1/runs/{reply['id']}")).json()
+        assert (run["id"], run["turns"][0]["reply_id"]) == (reply["baton"]["run"], reply["id"])
+
+
+async def test_each_turn_has_the_id_of_its_own_reply(client: httpx.AsyncClient, stub: ProviderStub) -> None:
+    stub.script("alpha", calls_tools(look("a")), Reply(chunks=("Four.",)))
+    first = (await complete(client, "first", tools=TOOLS)).json()
+    message = first["choices"][0]["message"]
+    result = {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "4"}
+    second = (await complete(client, "second", tools=TOOLS, messages=[ASK, message, result])).json()
+    shown = (await client.get(f"/v1/runs/{second['id']}")).json()
+    assert [turn["reply_id"] for turn in shown["turns"]] == [first["id"], second["id"]]
 
 
 @pytest.mark.parametrize("given", ["", "two words", 'quoted"name', "x" * 129, "-leading"])

@@ -40,7 +40,7 @@ def define(root: Group) -> None:
         """List runs, newest first."""
 
     @runs.add("show", "runs", "baton runs show last", "baton runs show run_0199 --full")
-    @argument("run", "A run's id, a prefix of one, or last.", required=False, default="last")
+    @argument("run", "A run's id, a prefix of one, the id of a reply, or last.", required=False, default="last")
     @flag("--full", help="Print whole texts instead of excerpts.")
     @AS_JSON
     def show() -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 from app.core.records import record
 from app.core.run.events import Fact, RunAwaitingTool, RunCancelled, RunEnd, RunSucceeded
+from app.core.run.reply_ids import formatted
 
 PREFIX = "whsec_"
 SECRET_BYTES = range(24, 65)
@@ -44,7 +45,7 @@ class Notice:
 
 def response_id(run: str, turn: int) -> str:
     """Return the id of a turn's response."""
-    return _of_turn(f"resp_{run}", turn)
+    return formatted("responses", run, turn)
 
 
 def _of_turn(name: str, turn: int) -> str:

@@ -1,6 +1,7 @@
 """`POST /v1/completions`, OpenAI's legacy route: the prompt is a user's message, and the rest is as for chat."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Annotated, Any, Final
 
 import orjson
@@ -9,6 +10,7 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
+from app.core.run.reply_ids import formatted
 from app.core.run.state import RunState
 from app.engine.delivery.messages import Ended, Said
 from app.engine.runs.admission import Order
@@ -57,7 +59,8 @@ def routes(context: GatewayContext, keys: Keys, idempotency: Idempotency) -> API
 
         def order() -> Order:
             asked, ignored = read_prompt(body)
-            return to_order(asked, ignored, resolve_tier(context.catalog(), caller.key, asked.model), caller.key)
+            made = to_order(asked, ignored, resolve_tier(context.catalog(), caller.key, asked.model), caller.key)
+            return replace(made, wire={**made.wire, "format": "completions"})
 
         begun = await idempotency.begin(request, caller, body, order)
         if begun.driven.state.streams:
@@ -109,7 +112,7 @@ def text_completion(ended: Ended) -> bytes:
 
 def _head(state: RunState) -> dict[str, Any]:
     return {
-        "id": f"cmpl-{state.run}",
+        "id": formatted("completions", state.run, state.turn.number),
         "object": "text_completion",
         "created": int(state.turn.at),
         "model": state.admitted.tier,

@@ -16,6 +16,7 @@ from app.core.pool.catalog import MILLION
 from app.core.run import position
 from app.core.run.bill import Bill
 from app.core.run.progress import parent_of
+from app.core.run.reply_ids import formatted
 from app.core.run.state import RunState, StepState
 from app.engine.delivery.messages import Ended, Noted, Said
 from app.errors import BatonError
@@ -121,9 +122,9 @@ def step_figures(state: RunState, step: StepState) -> dict[str, Any]:
     } | _within(parent.n if (parent := parent_of(state, step)) is not None else None)
 
 
-def reply_id(state: RunState) -> str:
-    """The id of one reply; of the replies of one run, each has its own."""
-    return f"chatcmpl-{state.run}" + (f"-{state.turn.number}" if state.turn.number else "")
+def completion_id(state: RunState) -> str:
+    """The id of the turn's chat completion, which any turn has: `GET /v1/runs/{id}/stream` streams it as one."""
+    return formatted("chat", state.run, state.turn.number)
 
 
 def custom_of(state: RunState) -> frozenset[str]:
@@ -144,7 +145,7 @@ def completion(ended: Ended) -> bytes:
         choice["logprobs"] = _told(ended.logprobs, ended.refusal)
     return orjson.dumps(
         {
-            "id": reply_id(state),
+            "id": completion_id(state),
             "object": "chat.completion",
             "created": int(state.turn.at),
             "model": state.admitted.tier,
@@ -171,7 +172,7 @@ class Chunks:
 
     def __init__(self, state: RunState, after: int | None = None) -> None:
         start = {
-            "id": reply_id(state),
+            "id": completion_id(state),
             "object": "chat.completion.chunk",
             "created": int(state.turn.at),
             "model": state.admitted.tier,

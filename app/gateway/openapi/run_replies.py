@@ -51,6 +51,8 @@ class Turn(Reply):
     number: int
     request_id: str | None
     """The `x-request-id` of the request."""
+    reply_id: str | None
+    """The id of the reply (`chatcmpl-...`, `resp_...`, `msg_...`), by which the run is found, too."""
     at: float
     deadline: float
     stream: bool

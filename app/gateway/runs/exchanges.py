@@ -21,6 +21,7 @@ from app.core.run.events import (
     StepToolResults,
     dated,
 )
+from app.core.run.reply_ids import reply_id
 from app.core.run.state import RunState, StepState
 from app.gateway.chat.reply import dollars, figures
 from app.gateway.chat.tools import wire_calls
@@ -28,14 +29,14 @@ from app.gateway.chat.tools import wire_calls
 
 def turns(state: RunState, events: Sequence[Event]) -> list[dict[str, Any]]:
     """One record for each of the caller's requests, with what that turn used."""
-    shown = [_begun(0, events[0].at, state.admitted)]
+    shown = [_begun(state.run, 0, events[0].at, state.admitted)]
     for event in events:
         fact = event.fact
         if isinstance(fact, RunAwaitingTool):
             shown[-1] |= _used(event.at, fact.usage, fact.usd)
             shown[-1] |= {"finish": "tool_calls", "results_until": fact.until}
         elif isinstance(fact, RunResumed):
-            shown.append(_begun(fact.turn, event.at, fact))
+            shown.append(_begun(state.run, fact.turn, event.at, fact))
         elif isinstance(fact, RunEnd) and shown[-1]["ended_at"] is None:
             shown[-1] |= {"ended_at": event.at, "finish": fact.finish}
     if shown[-1]["results_until"] is None:
@@ -44,10 +45,11 @@ def turns(state: RunState, events: Sequence[Event]) -> list[dict[str, Any]]:
     return shown
 
 
-def _begun(number: int, at: float, fact: RunAdmitted | RunResumed) -> dict[str, Any]:
+def _begun(run: str, number: int, at: float, fact: RunAdmitted | RunResumed) -> dict[str, Any]:
     return {
         "number": number,
         "request_id": fact.request_id or None,
+        "reply_id": reply_id(fact.wire, run, number),
         "at": at,
         "deadline": fact.deadline,
         "stream": fact.streams,

@@ -17,6 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from app.core.run.events import Event
+from app.core.run.reply_ids import run_of_reply
 from app.core.run.state import fold
 from app.errors import Forbidden, InvalidRequest, NotFound
 from app.gateway.chat import route
@@ -219,7 +220,7 @@ def _visible(context: GatewayContext, needed: Any) -> Callable[..., Awaitable[Ru
     async def visible(run: RunId, caller: Annotated[Caller, needed]) -> RunRow:
         if not query.RUN_ID.fullmatch(run):
             raise NotFound()
-        row = await context.store.run(query.run_of(run))
+        row = await context.store.run(run_of_reply(run))
         if caller.tenant not in (None, row.tenant):
             raise NotFound()
         return row

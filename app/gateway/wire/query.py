@@ -18,10 +18,10 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSche
 from pydantic_core import PydanticCustomError
 
 from app.core.pool.catalog import MILLION
+from app.core.run.reply_ids import REPLY_ID, run_of_reply
 from app.gateway.openapi.replies import RunState
 from app.gateway.wire.parameters import Includable
 
-REPLY_ID = re.compile(r"(?:chatcmpl-|cmpl-|msg_|resp_)?(run_[0-9a-z]+)(?:[-_]\d+)?")
 RUN_ID = re.compile(r"[A-Za-z0-9_-]{1,80}")
 PAGE: Final = 100
 """The most runs or items of a page."""
@@ -101,15 +101,9 @@ def cursor(value: str) -> tuple[float, str]:
     return float(created_at), run
 
 
-def run_of(name: str) -> str:
-    """The run of a reply's id; a run's own id as it is."""
-    reply = REPLY_ID.fullmatch(name)
-    return reply[1] if reply else name
-
-
 def behind(value: str) -> tuple[float, str] | str:
     """The place behind a run in a list of runs: a cursor's, or the id of the run itself."""
-    return run_of(value) if REPLY_ID.fullmatch(value) else cursor(value)
+    return run_of_reply(value) if REPLY_ID.fullmatch(value) else cursor(value)
 
 
 Whole = Annotated[int, BeforeValidator(whole)]
