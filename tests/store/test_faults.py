@@ -251,6 +251,13 @@ async def test_a_frozen_database_is_given_up_in_bounded_time(
         assert (await store.append(note("run"))).events[0].seq == before + 1
 
 
+async def test_an_entry_that_waited_for_this_process_alone_is_not_refused(tmp_path: Path) -> None:
+    """The machine stood still before the entry was looked at; nothing speaks against the database."""
+    async with open_store(f"sqlite:///{tmp_path}/baton.db", patience=0.0) as store:
+        await store.append(admitted("run"))
+        assert (await store.append(note("run"))).events[0].seq == 2
+
+
 async def test_pool_exhaustion_is_unavailable_not_a_hang(
     proxy: Proxy, postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

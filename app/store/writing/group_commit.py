@@ -2,7 +2,7 @@
 
 A `GroupCommit` writes one batch at a time; entries that arrive during its commit are the next batch. The entries of one
 run always take the same one of a store's group commits, so that they stay in order. The queue is bounded, and an entry
-that waited too long is refused before it is written, never after.
+that waited too long for the batches before it is refused before it is written, never after.
 """
 
 import asyncio
@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from math import inf
 from typing import cast
 
 from app.errors import BatonError, Conflict, StoreUnavailable
@@ -158,7 +159,8 @@ class GroupCommit:
         row_cache: RowCache | None = None,
     ) -> None:
         """`committed` is called with each committed entry before the caller of `put` gets its result. `patience` is the
-        longest time in the queue, in seconds. With a `row_cache` the first attempt does not read rows that it holds."""
+        longest time in the queue behind other batches, in seconds. With a `row_cache` the first attempt does not read
+        rows that it holds."""
         self._availability = availability
         self._row_cache = row_cache
         self._losses = runner.losses
@@ -198,7 +200,8 @@ class GroupCommit:
             while self._waiting or not self._closed:
                 await self._arrived.wait()
                 self._arrived.clear()
-                while batch := self._gather():
+                limit = -inf  # no commit was in the way: what has waited so far, has waited for this process alone
+                while batch := self._gather(limit):
                     outcomes: list[Outcome]
                     try:
                         outcomes = await self._commit([waiting.encoded for waiting in batch])
@@ -206,12 +209,14 @@ class GroupCommit:
                     except Exception as error:
                         outcomes = self._failed(error, batch)
                     self._answer(batch, outcomes)
+                    limit = asyncio.get_running_loop().time() - self._patience
         finally:
             self.finished.set()
 
-    def _gather(self) -> list[_Waiting]:
+    def _gather(self, limit: float) -> list[_Waiting]:
+        """The entries of the next batch. Those that arrived before the loop's time `limit` are refused."""
         batch: list[_Waiting] = []
-        size, limit = 0, asyncio.get_running_loop().time() - self._patience
+        size = 0
         while self._waiting and len(batch) < BATCH and size < BATCH_BYTES:
             waiting = self._waiting.popleft()
             self._bytes -= waiting.encoded.size
