@@ -31,6 +31,7 @@ from app.store.sqlkit.migrate import migrate
 from app.store.sqlkit.statements import Statements
 from app.store.sqlkit.tables import METADATA
 from tests.harness import servers
+from tests.harness.waiting import PATIENCE_SECONDS
 
 pytest_plugins = ["tests.harness.fixtures"]
 
@@ -241,7 +242,9 @@ def redis_prefix() -> str:
 async def redis_url(redis_server_url: str, redis_prefix: str) -> AsyncIterator[str]:
     """The URL of an empty Redis. Our own server is flushed before and after, a given one loses `redis_prefix` only."""
     owned = "BATON_TEST_REDIS_URL" not in os.environ
-    async with Redis.from_url(redis_server_url) as client:
+    async with Redis.from_url(
+        redis_server_url, socket_timeout=PATIENCE_SECONDS, socket_connect_timeout=PATIENCE_SECONDS
+    ) as client:
         if owned:
             await client.flushall()
         yield redis_server_url

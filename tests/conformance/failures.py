@@ -12,11 +12,12 @@ from app.core.message.chat import Piece
 from app.core.pool.catalog import ProviderSpec
 from app.errors import WorkerError
 from tests.conformance.wire_formats import PATIENT, QUESTION, Format, Line, request, said
+from tests.harness.waiting import PATIENCE_SECONDS
 
 Answer = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
-async def raised_against(form: Format, answer: Answer, gap: float = 10) -> WorkerError:
+async def raised_against(form: Format, answer: Answer, gap: float = PATIENCE_SECONDS) -> WorkerError:
     """The error that a server of that behaviour causes; the server closes after `answer`."""
     finished = asyncio.Event()
 
@@ -29,7 +30,7 @@ async def raised_against(form: Format, answer: Answer, gap: float = 10) -> Worke
         finally:
             finished.set()
 
-    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server, asyncio.timeout(10):
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server, asyncio.timeout(PATIENCE_SECONDS):
         port = server.sockets[0].getsockname()[1]
         adapter = form.adapter(ProviderSpec("stub", form.name, f"http://127.0.0.1:{port}"), form.key)
         try:

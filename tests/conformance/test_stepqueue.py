@@ -117,7 +117,7 @@ async def test_a_waiting_taker_wakes_at_once(open_queue: Opener) -> None:
     async with open_queue() as dispatcher, open_queue() as gateway:
 
         async def seconds_to_wake() -> float:
-            taking = asyncio.create_task(dispatcher.take(1, 5.0))
+            taking = asyncio.create_task(dispatcher.take(1, PATIENCE_SECONDS))
             await stays(lambda: not taking.done(), seconds=0.05)
             began = time.monotonic()
             await gateway.enqueue([ticket(1)])
@@ -178,7 +178,7 @@ async def test_a_ticket_that_is_kept_stays_where_it_is(queue: StepQueue) -> None
         await queue.done([*mine, *came, *await queue.take(2, LEASE)])  # the machine stood still: once more
     assert mine, "it never ran for two leases"
     await queue.keep([])
-    assert len(await queue.take(2, LEASE + 1.0)) >= 1
+    assert len(await queue.take(2, LEASE + PATIENCE_SECONDS)) >= 1
 
 
 async def test_a_ticket_that_is_done_is_forgotten(queue: StepQueue) -> None:

@@ -13,9 +13,11 @@ from app.providers.http import Reading
 from app.providers.openai import Completion, OpenAIProvider
 from app.providers.protocol import Request
 from app.providers.responses import Response, ResponsesProvider
+from tests.harness.waiting import PATIENCE_SECONDS
 from tests.stubs import KEYS, ProviderStub
 
-PATIENT = Deadlines(connect=5, first=10, gap=10, total=20)
+PATIENT = Deadlines(connect=PATIENCE_SECONDS, first=PATIENCE_SECONDS, gap=PATIENCE_SECONDS, total=PATIENCE_SECONDS)
+"""Longer than a crowded machine stands still."""
 HURRIED = Deadlines(connect=0.2, first=0.2, gap=0.2, total=10)
 QUESTION = "the-question-canary"
 

@@ -38,6 +38,7 @@ POOL = """
 format = "openai"
 base_url = "{url}"
 options = {{ positional = "true", logprobs = "true" }}
+deadlines = {{ connect = 30 }}
 
 {workers}
 
@@ -53,6 +54,8 @@ conductor = {{ kind = "model", worker = "planner" }}
 fallback = "beta"
 limits = {{ steps = 5, attempts = 4, seconds = 30, output_tokens = 1000 }}
 """
+"""A worker that cannot be reached within `connect` is replaced by another one, so it is longer than a crowded machine
+stands still."""
 ROUNDS = """
 [tiers.baton-deep]
 pool = ["alpha", "beta", "gamma"]
@@ -114,7 +117,7 @@ async def running_service(
     }
     async with open_runtime(configure(base | dict(environ or {}))) as opened:
         drivers_end, steps_end = asyncio.Event(), asyncio.Event()
-        await opened.clock.look()
+        await until(lambda: _timed(opened))
         async with asyncio.TaskGroup() as group:
             group.create_task(opened.runs.run(drivers_end))
             group.create_task(opened.webhooks.run(drivers_end))
@@ -135,6 +138,12 @@ async def running_service(
     if audits:
         found = (await look(opened.pool.loaded.settings.database_url)).violations
         assert not found, "\n".join(map(str, found))
+
+
+async def _timed(opened: Runtime) -> bool:
+    """Read the database's clock, as every process does until it has succeeded; nothing is begun before."""
+    await opened.clock.look()
+    return opened.clock.set
 
 
 @asynccontextmanager
