@@ -43,6 +43,10 @@ FailureReason = Literal[
 table. It is finer than the error's code, which callers know and which does not change."""
 
 
+QuotaLimit = Literal["requests", "tokens", "concurrency", "waiting_runs"]
+"""The limits beyond which a request is refused: of its key, and of runs that wait for an engine."""
+
+
 @dataclass(frozen=True, slots=True)
 class Failure:
     """The cause of a failed provider call. No key, and nothing of the content of the request, is in it."""
@@ -154,6 +158,11 @@ class OverQuota(CallerError):
     type = "rate_limit_error"
     code = "rate_limit_exceeded"
     retryable = True
+
+    def __init__(self, message: str | None = None, *, limit: QuotaLimit, retry_after: float) -> None:
+        """`limit` is the one that was reached, for metrics; `retry_after` is in seconds."""
+        super().__init__(message, retry_after=retry_after)
+        self.limit = limit
 
 
 class Overloaded(BatonError):

@@ -5,9 +5,9 @@ listed here: ids, sizes and states, never a body, a prompt or a key. Spans are i
 """
 
 import logging
-import sys
 from collections.abc import Callable, Mapping
-from typing import Any
+from datetime import UTC, datetime
+from typing import Any, Literal
 
 import orjson
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -50,6 +50,10 @@ COUNTERS: Mapping[str, tuple[str, tuple[str, ...]]] = {
         ("outcome",),
     ),
     "baton_requests_total": ("HTTP requests by status.", ("route", "status")),
+    "baton_refusals_total": (
+        "HTTP requests that were refused (4xx and 503), by the code of the error or the limit that was reached.",
+        ("status", "reason"),
+    ),
 }
 GAUGES: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "baton_runs_driven": ("Runs that this process drives now.", ()),
@@ -74,6 +78,11 @@ HISTOGRAMS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "baton_run_seconds": ("Time from admission to the terminal state.", ("tier",)),
     "baton_first_delta_seconds": ("Time from admission to the first delta of the answer.", ("tier",)),
     "baton_call_seconds": ("Duration of one provider call.", ("worker",)),
+    "baton_request_seconds": (
+        "Time from an HTTP request to the end of its reply; method is read or write, status a class such as 2xx.",
+        ("route", "method", "status"),
+    ),
+    "baton_stream_first_text_seconds": ("Time from an HTTP request to the first text of its stream.", ("route",)),
 }
 LOG_FIELDS = frozenset(
     {
@@ -94,13 +103,23 @@ LOG_FIELDS = frozenset(
     }
     | {"request", "address", "faults", "versions"}
     | {"code", "provider_request"}
+    | {"key", "tenant", "method", "attempt", "tokens", "ms", "cost_usd"}
 )
+RequestLines = Literal["all", "api", "off"]
+"""The HTTP requests that get a line in the log: all; all but probes and `/metrics`; none."""
+OTHER = "other"
+"""The value of a label beyond its bound."""
+PROBES = frozenset({"/healthz", "/readyz", "/metrics"})
+"""The routes of requests that no caller makes."""
 
 
 class Telemetry:
     """The metrics and logs of one process, made once in `wiring.py` and passed on."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, request_lines: RequestLines = "all", step_lines: bool = True) -> None:
+        """`request_lines` and `step_lines` say which requests and steps get a line in the log."""
+        self._request_lines = request_lines
+        self._step_lines = step_lines
         self.registry = CollectorRegistry()
         self._counters = {n: Counter(n, doc, labels, registry=self.registry) for n, (doc, labels) in COUNTERS.items()}
         self._gauges = {n: Gauge(n, doc, labels, registry=self.registry) for n, (doc, labels) in GAUGES.items()}
@@ -109,6 +128,7 @@ class Telemetry:
             for n, (doc, labels) in HISTOGRAMS.items()
         }
         self._children: dict[tuple[str, ...], Any] = {}
+        self._values: dict[str, set[str]] = {}
         self._log = logging.getLogger("baton")
 
     def count(self, name: str, *labels: str, by: float = 1) -> None:
@@ -139,11 +159,36 @@ class Telemetry:
             child = self._children[(name, *labels)] = family[name].labels(*labels)
         return child
 
+    def bounded(self, kind: str, value: str, most: int) -> str:
+        """The value of a label that has no table: the first `most` values of this kind stand for themselves, and all
+        others, and none, are `other`."""
+        known = self._values.setdefault(kind, set())
+        if value in known:
+            return value
+        if not value or len(known) >= most:
+            return OTHER
+        known.add(value)
+        return value
+
     def log(self, level: int, message: str, bug: Exception | None = None, /, **fields: object) -> None:
         """Write one line. Raises `KeyError` for a field that is not in `LOG_FIELDS`; `bug` is logged with its place."""
         if unknown := set(fields) - LOG_FIELDS:
             raise KeyError(f"log fields not in the table: {sorted(unknown)}")
-        self._log.log(level, message, exc_info=bug, extra={"fields": fields})
+        if self._log.isEnabledFor(level):
+            place = (type(bug), bug, bug.__traceback__) if bug is not None else None
+            # `Logger.log` would look for its caller in the stack, which takes as long as everything else.
+            made = self._log.makeRecord(self._log.name, level, "", 0, message, (), place, extra={"fields": fields})
+            self._log.handle(made)
+
+    def log_request(self, route: str, fields: Mapping[str, object]) -> None:
+        """Write the line of an HTTP request, unless it is switched off."""
+        if self._request_lines == "all" or (self._request_lines == "api" and route not in PROBES):
+            self.log(logging.INFO, "A request has ended.", route=route, **fields)
+
+    def log_step(self, fields: Mapping[str, object]) -> None:
+        """Write the line of a step, unless it is switched off."""
+        if self._step_lines:
+            self.log(logging.INFO, "A step has ended.", **fields)
 
     def exposition(self) -> bytes:
         """Return all metrics in Prometheus' text format."""
@@ -151,15 +196,16 @@ class Telemetry:
 
 
 class JsonLines(logging.Formatter):
-    """Formats each record as one JSON object with time, level, message and fields.
+    """Formats each record as one JSON object with time, level, message and fields. The time is UTC, in milliseconds.
 
     An exception is given by its type and place, without its values or local variables.
     """
 
     def format(self, record: logging.LogRecord) -> str:
         """Render one record."""
+        at = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
         line: dict[str, object] = {
-            "at": self.formatTime(record, "%Y-%m-%dT%H:%M:%S"),
+            "at": f"{at[:-6]}Z",
             "level": record.levelname.lower(),
             "message": record.getMessage(),
         } | getattr(record, "fields", {})
@@ -170,14 +216,3 @@ class JsonLines(logging.Formatter):
             where = f"{trail.tb_frame.f_code.co_filename}:{trail.tb_lineno}" if trail else ""
             line["error"] = f"{record.exc_info[0].__name__} at {where}"
         return orjson.dumps(line, default=str).decode()
-
-
-def log_to_stderr(level: str) -> None:
-    """Send the log lines of the process to standard error. Called once, at start-up."""
-    stream = logging.StreamHandler(sys.stderr)
-    stream.setFormatter(JsonLines())
-    root = logging.getLogger()
-    root.handlers[:] = [stream]
-    root.setLevel(level.upper())
-    # httpx logs every request at INFO with its whole URL.
-    logging.getLogger("httpx").setLevel(logging.WARNING)

@@ -34,6 +34,7 @@ from app.gateway.http.auth import Keys
 from app.gateway.http.context import GatewayContext
 from app.gateway.http.cross_origin import CrossOrigin
 from app.gateway.http.ingress import Direct
+from app.gateway.http.request_log import CLIENT_CLOSED, RequestLog, route_of
 from app.gateway.openapi import docs_page, operations, root_page
 from app.gateway.responses import route as responses
 from app.gateway.runs import models
@@ -163,6 +164,7 @@ def _refused(
     scope: MutableMapping[str, Any], status: int, message: str, code: str, headers: Mapping[str, str] | None = None
 ) -> Response:
     """The reply to a fault without a class of its own, in the shape of the request's format."""
+    scope["baton.log"].code = code
     if _is_anthropics(scope):
         request_id: bytes = scope["baton.headers"][0][1]
         return anthropic_reply.refuse(status, message, request_id.decode(), headers)
@@ -188,26 +190,29 @@ class Frontdoor:
             headers.append((b"request-id", request_id))
         scope["baton.headers"] = headers
         scope["baton.status"] = 0
-        began = self._context.tick()
+        scope["baton.log"] = log = RequestLog(request_id.decode(), self._context.tick())
 
         async def out(message: Message) -> None:
             if message["type"] == "http.response.start":
                 scope["baton.status"] = message["status"]
-                took = (b"openai-processing-ms", b"%d" % ((self._context.tick() - began) * 1000))
+                took = (b"openai-processing-ms", b"%d" % ((self._context.tick() - log.began) * 1000))
                 message["headers"] = [*message["headers"], *headers, took]
+            else:
+                log.is_complete = not message.get("more_body", False)
             await send(message)
 
         try:
             await self._inner(scope, receive, out)
         finally:
-            self._context.telemetry.count("baton_requests_total", _route(scope), str(scope["baton.status"]))
+            log.write(self._context.telemetry, scope, self._context.tick())
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Route the request; whatever is raised becomes a reply, unless one has begun."""
         try:
             await self._app(scope, receive, send)
         except ClientDisconnect:
-            scope["baton.status"] = 499
+            scope["baton.status"] = CLIENT_CLOSED
+            scope["baton.log"].is_disconnected = True
         except Exception as error:
             has_begun = scope["baton.status"] != 0
             reply = None if has_begun else self._refusal(scope, error)
@@ -226,12 +231,13 @@ class Frontdoor:
             error = of_parameters(error.errors())
         if not isinstance(error, BatonError):
             return None
+        scope["baton.log"].fail(error)
         if _is_anthropics(scope):
             return anthropic_reply.failure(error, scope["baton.headers"][0][1].decode())
         return fault.render(error)
 
     def _report(self, scope: MutableMapping[str, Any], request_id: bytes, error: Exception) -> None:
-        fields = {"route": _route(scope), "request": request_id.decode(), "error": _place(error)}
+        fields = {"route": route_of(scope), "request": request_id.decode(), "error": _place(error)}
         self._context.telemetry.log(logging.ERROR, "a request failed because of a bug", **fields)
 
 
@@ -250,11 +256,6 @@ def _given_id(scope: Scope) -> bytes | None:
         if name == b"x-request-id":
             return value if REQUEST_ID.fullmatch(value) else None
     return None
-
-
-def _route(scope: MutableMapping[str, Any]) -> str:
-    """The route's template, never the path itself: metric labels come from closed sets."""
-    return getattr(scope.get("route"), "path", "unmatched")
 
 
 def _place(error: BaseException) -> str:

@@ -116,7 +116,7 @@ async def _listen(opened: Runtime, roles: Roles, stopping: asyncio.Event, announ
         create_app(opened.gateway) if roles.gateway else create_probes(opened.gateway),
         host=settings.host,
         port=settings.port if roles.gateway else settings.metrics_port or 0,
-        http=connection(opened.gateway.name),
+        http=connection(opened.gateway),
         log_config=None,
         access_log=False,
         lifespan="off",

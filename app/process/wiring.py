@@ -229,7 +229,7 @@ async def open_runtime(loaded: Loaded, *, now: Callable[[], float] = time.time) 
     """Open what the configuration asks for; close it when the block is left. `now` is this machine's clock."""
     settings = loaded.settings
     home = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
-    telemetry = Telemetry()
+    telemetry = Telemetry(request_lines=settings.log_requests, step_lines=settings.log_steps)
     telemetry.gauge("baton_rehearsal", loaded.catalog.rehearsal)
     fresh = Fresh()
     chance = random.Random(fresh.bytes(16)).random

@@ -59,7 +59,7 @@ async def addressed(folder: Path, pool: str) -> AsyncIterator[Address]:
         scopes = ["runs:write", "runs:read"]
         key, row = mint(opened.gateway.pepper, tenant="acme", name="client", scopes=scopes, now=0.0)
         await opened.gateway.store.add_key(row)
-        async with serving(create_app(opened.gateway)) as url:
+        async with serving(create_app(opened.gateway), opened.gateway) as url:
             yield Address(url, key)
 
 

@@ -233,3 +233,18 @@ async def test_what_is_sent_again_has_all_that_was_sent_meanwhile() -> None:
             relay._chars = 8
             await here.receive(LOST_WORDS[1])
         assert caller.words == "Fünf mal"
+
+
+@pytest.mark.parametrize(("is_new", "expected"), [(True, 1.0), (False, 0.0)])
+async def test_the_first_words_of_an_admitted_run_are_timed_once(is_new: bool, expected: float) -> None:
+    """Also if their attempt is lost; and nobody knows here when a run was admitted that was begun elsewhere."""
+    async with gateway() as here:
+        follower = here.followers.follow(fold(BEFORE), SALT, Audience(RUN), is_new=is_new)
+        here.store.committed = (*BEFORE, *LOSS)
+        for message in (*LOST_WORDS, OF_THE_LOSS, WORDS):
+            await here.receive(message)
+        assert follower.audience.text == "Vier mal "
+        here.followers.forget(follower)
+        registry = here.client._context.telemetry.registry
+    counted = registry.get_sample_value("baton_first_delta_seconds_count", {"tier": "baton-mini"}) or 0.0
+    assert counted == expected

@@ -80,7 +80,7 @@ async def test_an_idle_stream_holds_little(tmp_path: Path, traced: None) -> None
         asked = orjson.dumps(body(stream=True, baton={"plan": plan(("alpha", "one", ["user"]))}))
         head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: baton\r\nauthorization: Bearer {key}\r\n"
         request = f"{head}content-length: {len(asked)}\r\n\r\n".encode() + asked
-        async with serving(create_app(opened.gateway)) as url:
+        async with serving(create_app(opened.gateway), opened.gateway) as url:
             with ExitStack() as stack:
                 slopes = [await _slope(stack, url, request) for _ in range(3)]
                 assert min(slopes) < BOUND, slopes  # a table of all streams may have grown in one of them

@@ -54,7 +54,7 @@ class Line:
 
 @pytest.fixture
 async def port(gateway: GatewayStandIn) -> AsyncIterator[int]:
-    async with serving(gateway.app, head_seconds=HEAD_SECONDS) as url:
+    async with serving(gateway.app, gateway.context, head_seconds=HEAD_SECONDS) as url:
         yield int(url.rpartition(":")[2])
 
 

@@ -28,7 +28,7 @@ async def key_of(opened: Runtime, tenant: str = "acme", scopes: tuple[str, ...] 
 async def calling(opened: Runtime, key: str) -> AsyncIterator[httpx.AsyncClient]:
     """Open a client of the service's gateway on a real socket, so that streams arrive as they are written."""
     async with (
-        serving(create_app(opened.gateway)) as url,
+        serving(create_app(opened.gateway), opened.gateway) as url,
         httpx.AsyncClient(base_url=url, headers={"authorization": f"Bearer {key}"}, timeout=PATIENCE_SECONDS) as client,
     ):
         yield client

@@ -340,14 +340,14 @@ class GatewayStandIn:
     @asynccontextmanager
     async def served(self) -> AsyncIterator[str]:
         """Serve the application on a real socket; yield its base URL."""
-        async with serving(self.app) as url:
+        async with serving(self.app, self.context) as url:
             yield url
 
 
 @asynccontextmanager
-async def serving(app: FastAPI, head_seconds: float = 30.0) -> AsyncIterator[str]:
+async def serving(app: FastAPI, context: GatewayContext, head_seconds: float = 30.0) -> AsyncIterator[str]:
     """Run uvicorn on loopback in this loop, with the connections of the real service; yield its base URL."""
-    http = connection(lambda prefix: f"{prefix}_raw", head_seconds)
+    http = connection(context, head_seconds)
     config = uvicorn.Config(app, http=http, log_config=None, access_log=False, lifespan="off")
     server = uvicorn.Server(config)
     listening = socket.create_server(("127.0.0.1", 0))

@@ -255,8 +255,11 @@ def changed(run: str) -> RunEnded:
 class Follower:
     """One run, as the callers of this process follow it until its turn is over."""
 
-    def __init__(self, context: EngineContext, *, state: RunState, salt: bytes, audience: Audience) -> None:
-        """`salt` is the run's: contents that are sent are believed if they have the addresses that it gives them."""
+    def __init__(
+        self, context: EngineContext, *, state: RunState, salt: bytes, audience: Audience, is_new: bool = False
+    ) -> None:
+        """`salt` is the run's: contents that are sent are believed if they have the addresses that it gives them.
+        `is_new` says that the turn is being begun by this process."""
         self._context = context
         self.state = state
         self.salt = salt
@@ -272,7 +275,8 @@ class Follower:
         self._early: dict[int, Event] = {}
         self._pending: list[Delta] = []
         self._contents: dict[str, bytes] = {}
-        self._since = context.tick()
+        self._since: float | None = context.tick() if is_new else None
+        """The tick of the admission, until the first delta has come; None where this process did not admit the run."""
 
     def receive(self, message: Committed | Delta) -> bool:
         """Take what an engine has sent; False if the journal has to be read before it can be used."""
@@ -317,10 +321,9 @@ class Follower:
                 self.receive(delta)
 
     def _pass_on(self, delta: Delta) -> None:
-        first = not self.audience.chars
-        if self.audience.receive(self.state, delta) and first:
-            since = self._context.tick() - self._since
-            self._context.telemetry.observe("baton_first_delta_seconds", since, self.state.admitted.tier)
+        if self.audience.receive(self.state, delta) and self._since is not None:
+            seconds, self._since = self._context.tick() - self._since, None
+            self._context.telemetry.observe("baton_first_delta_seconds", seconds, self.state.admitted.tier)
         self.behind = self.audience.lacks(delta)
 
     def finish(self) -> bool:
@@ -383,11 +386,12 @@ class Followers:
         """The follower of a run."""
         return self._followers.get(run)
 
-    def follow(self, state: RunState, salt: bytes, audience: Audience) -> Follower:
-        """Follow a run from this state on; raises `Overloaded` while the process is stopping."""
+    def follow(self, state: RunState, salt: bytes, audience: Audience, *, is_new: bool = False) -> Follower:
+        """Follow a run from this state on; `is_new` says that its turn is being begun. Raises `Overloaded` while the
+        process is stopping."""
         if self._group is None:
             raise Overloaded(retry_after=1.0)
-        follower = Follower(self._context, state=state, salt=salt, audience=audience)
+        follower = Follower(self._context, state=state, salt=salt, audience=audience, is_new=is_new)
         self._followers[state.run] = follower
         return follower
 

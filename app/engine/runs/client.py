@@ -150,7 +150,9 @@ class RunClient:
         self._untaken = counted, waiting
         if waiting >= self._untaken_bound:
             raise OverQuota(
-                "More runs wait for an engine than can be begun soon. Send the request again.", retry_after=1.0
+                "More runs wait for an engine than can be begun soon. Send the request again.",
+                limit="waiting_runs",
+                retry_after=1.0,
             )
 
     # -- the next turn
@@ -267,7 +269,7 @@ class RunClient:
         line: Mailbox[Told] = Mailbox(LINE)
         audience = Audience(state.run)
         audience.admit(line, notes=order.stream_steps)
-        follower = self._followers.follow(state, salt, audience)
+        follower = self._followers.follow(state, salt, audience, is_new=True)
         self._owners[state.run] = order.owner
         return line, follower
 

@@ -38,6 +38,7 @@ from app.engine.calls.step_request import NOTHING, View, look
 from app.engine.commit.colocation import LocalRuns
 from app.engine.context import EngineContext
 from app.engine.steps.pending_outcomes import Outcomes
+from app.engine.steps.step_log import StepLog
 from app.engine.worker_health import Choice
 from app.errors import BatonError, LeaseLost, NotFound, QueueUnavailable, RunEnded, RunOverBudget, StoreUnavailable
 from app.stepqueue.protocol import AGAIN, Committed, Delta, Live, Ticket
@@ -196,6 +197,7 @@ class Execution:
         self._gateway: tuple[str, ...] = ()
         """The address of the gateway that follows the run, of one that is driven elsewhere."""
         self._begun: tuple[Course, Attempt] | None = None
+        self._log = StepLog(context)
 
     async def begin(self, state: RunState, salt: bytes, fresh: Mapping[str, bytes]) -> Attempt | None:
         """Compose the first call of a step that is yet to be queued; None if it cannot be made right now.
@@ -217,6 +219,8 @@ class Execution:
             self._context.health.forgo(choice.worker, extra=choice.extra)
             raise
         self._begun = course, attempt
+        self._log.begin(state, self._ticket.step)
+        self._log.call(choice.worker.name)
         return attempt
 
     async def perform(self) -> None:
@@ -244,6 +248,7 @@ class Execution:
         if self._idle(state):  # the step is not needed any more: only calls of a lost dispatcher are closed
             await self._append(self._entry(lost_calls, move=Move(due.step, "finish", claim=self._work.claim)))
         elif deliveries >= DELIVERIES:
+            self._log.begin(state, due.step)
             self._context.telemetry.count("baton_dead_letters_total", due.tier)
             self._context.telemetry.log(
                 logging.ERROR,
@@ -325,6 +330,7 @@ class Execution:
             await self._kept.write_later(self._entry(self._outcomes()), self._settle_and_release)
 
     async def _calls(self, state: RunState) -> None:
+        self._log.begin(state, self._ticket.step)
         openers = self._lost(state, state.steps[self._ticket.step])
         try:
             course = await self._course(state, self._along)
@@ -550,7 +556,9 @@ class Execution:
             return
         verb = Move(n, "finish", claim=claim) if stopped else Move(n, "release", claim=claim, until=self._context.now())
         await self._write(self._entry((*openers, *self._outcomes()), move=verb))
-        if not stopped:
+        if stopped:
+            self._log.write("cancelled")
+        else:
             with suppress(QueueUnavailable):
                 await self._context.queue.enqueue([changed(self._ticket, version=AGAIN)])
 
@@ -609,7 +617,9 @@ class Execution:
             raise
         except RunEnded:
             await self._keep_outcomes(entry)
+            self._log.write("cancelled")
             raise
+        self._log.committed(entry.events)
         self._work.claim = appended.claim or self._work.claim
         if not appended.events or joins:
             return

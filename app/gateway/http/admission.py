@@ -42,6 +42,7 @@ from app.errors import Conflict, InvalidRequest, Overloaded, OverQuota, PlanReje
 from app.gateway.http import fault
 from app.gateway.http.auth import Caller
 from app.gateway.http.context import GatewayContext
+from app.gateway.http.request_log import RequestLog
 from app.store.protocol import TAKEN, KeyRow, Once
 
 COUNTERS = 10_000
@@ -174,12 +175,13 @@ class Admission:
         if self.running >= rates.running:
             raise Overloaded(retry_after=BUSY_RETRY)
         if runs and most is not None and counter.running >= most:
-            raise OverQuota("Too many requests of this key are running; wait for one to end.", retry_after=BUSY_RETRY)
+            message = "Too many requests of this key are running; wait for one to end."
+            raise OverQuota(message, limit="concurrency", retry_after=BUSY_RETRY)
         if wait := counter.requests.wait(1):
-            raise OverQuota(retry_after=max(1, math.ceil(wait)))
+            raise OverQuota(limit="requests", retry_after=max(1, math.ceil(wait)))
         if runs and (wait := counter.tokens.wait(max(tokens, 1))):
             message = "Too many tokens for this key; wait as long as Retry-After says."
-            raise OverQuota(message, retry_after=max(1, math.ceil(wait)))
+            raise OverQuota(message, limit="tokens", retry_after=max(1, math.ceil(wait)))
         counter.requests.level -= 1
         counter.tokens.level -= tokens
 
@@ -199,6 +201,7 @@ class Begun:
     permit: Permit
     seconds: float
     """The time that the run has left."""
+    log: RequestLog
     after: int | None = None
     """The event after which a stream goes on; None: from its start."""
 
@@ -266,8 +269,10 @@ class Idempotency:
             permit.release()
             raise
         headers.append((b"x-baton-run", run.encode()))
+        log: RequestLog = request.scope["baton.log"]
+        log.follow(driven)
         left = driven.state.deadline - self._context.now()
-        return Begun(driven, permit, max(left, 0.0), after)
+        return Begun(driven, permit, max(left, 0.0), log, after)
 
     async def reply(
         self,
@@ -318,12 +323,15 @@ class Idempotency:
         except RunUndecided as error:
             permit.release()
             headers.append((b"x-baton-run", error.run.encode()))
+            request.scope["baton.log"].run = error.run
             raise
         except BaseException:
             permit.release()
             raise
         headers.append((b"x-baton-run", driven.run.encode()))
-        return Begun(driven, permit, order.limits.seconds)
+        log: RequestLog = request.scope["baton.log"]
+        log.follow(driven)
+        return Begun(driven, permit, order.limits.seconds, log)
 
 
 def claim(request: Request, caller: Caller, body: Mapping[str, object]) -> Once | None:

@@ -173,6 +173,7 @@ class Keys:
     ) -> Caller:
         """The caller of a request, if its key has every one of `scopes`; raises `Unauthorized` or `Forbidden`."""
         found = Caller(await self._row(presented(request)))
+        request.scope["baton.log"].key = found.key
         if not all(found.may(scope) for scope in scopes.scopes):
             raise Forbidden()
         return found

@@ -13,7 +13,11 @@ import orjson
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from app.gateway.http import fault
+from app.gateway.http.context import GatewayContext
+from app.gateway.http.request_log import write_unreadable
 
+Refused = Callable[[int, str], str]
+"""Called with the status and the code of each refusal; returns the id of the request."""
 HEAD_BYTES: Final = 64 << 10
 HEAD_SECONDS: Final = 30.0
 
@@ -22,11 +26,11 @@ class Connection(HttpToolsProtocol):
     """uvicorn's, with bounds on the head of a request. What is ours has slots: attributes beyond thirty would cost each
     connection a dictionary of its own."""
 
-    __slots__ = ("_head", "_in_head", "_late", "_name", "_seconds")
+    __slots__ = ("_head", "_in_head", "_late", "_refused", "_seconds")
 
-    def __init__(self, *args: Any, name: Callable[[str], str], seconds: float, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, refused: Refused, seconds: float, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._name = name
+        self._refused = refused
         self._seconds = seconds
         self._in_head = False
         self._head = 0
@@ -85,7 +89,7 @@ class Connection(HttpToolsProtocol):
         self._in_head = False
         if not self.transport.is_closing():
             if self.cycle is None or self.cycle.response_complete or not self.cycle.response_started:
-                self.transport.write(_reply(status, message, code, self._name("req")))
+                self.transport.write(_reply(status, message, code, self._refused(status, code)))
             self.transport.close()
 
 
@@ -123,9 +127,15 @@ class _JoinedWrites:
             self._transport.write(head)
 
 
-def connection(name: Callable[[str], str], seconds: float = HEAD_SECONDS) -> type[HttpToolsProtocol]:
-    """The value of `http` for `uvicorn.Config`. `name` makes ids; a head must arrive within `seconds`."""
-    return cast(type[HttpToolsProtocol], partial(Connection, name=name, seconds=seconds))
+def connection(context: GatewayContext, seconds: float = HEAD_SECONDS) -> type[HttpToolsProtocol]:
+    """The value of `http` for `uvicorn.Config`. A head must arrive within `seconds`."""
+
+    def refused(status: int, code: str) -> str:
+        request_id = context.name("req")
+        write_unreadable(context.telemetry, request_id, status, code)
+        return request_id
+
+    return cast(type[HttpToolsProtocol], partial(Connection, refused=refused, seconds=seconds))
 
 
 def _reply(status: int, message: str, code: str, request_id: str) -> bytes:

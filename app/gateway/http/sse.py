@@ -7,9 +7,9 @@ policy. The request that began a run then waits for its end without sending: its
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
-from typing import Protocol
+from typing import Any, Protocol
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -19,6 +19,7 @@ from app.engine.delivery.turn_result import without
 from app.errors import BatonError, RunExpired
 from app.gateway.http.admission import Begun, Permit
 from app.gateway.http.context import GatewayContext
+from app.gateway.http.request_log import RequestLog, route_of
 
 UNWATCHED = 0.1
 """Seconds that a collected reply waits before it watches its connection: most of the cheap runs have ended by then."""
@@ -37,7 +38,8 @@ async def collect(context: GatewayContext, begun: Begun, receive: Receive) -> En
     Raises the error that it ended with, or `RunExpired` if it has no end `GatewayContext.grace` after its time limit.
     """
     try:
-        ended = await _end(context, begun.driven, receive, begun.seconds)
+        ended = await _end(context, begun, receive)
+        begun.log.end(begun.driven, ended)
         begun.permit.used(ended.bill.turn.total)
     finally:
         begun.permit.release()
@@ -46,12 +48,14 @@ async def collect(context: GatewayContext, begun: Begun, receive: Receive) -> En
     return ended
 
 
-async def _end(context: GatewayContext, driven: Driven, receive: Receive, seconds: float) -> Ended:
+async def _end(context: GatewayContext, begun: Begun, receive: Receive) -> Ended:
     ended: Ended | None = None
+    driven, seconds = begun.driven, begun.seconds + context.grace
     try:
         ended = _end_in(await driven.line.take(UNWATCHED))
         if ended is None:
-            ended = await _watching(context, driven, receive, lambda: _until_end(driven, seconds + context.grace))
+            watcher = _watch(context, driven, receive, begun.log)
+            ended = await _watching(driven, watcher, lambda: _until_end(driven, seconds))
         return ended
     finally:
         if ended is None:
@@ -73,11 +77,11 @@ def _end_in(batch: Sequence[Told]) -> Ended | None:
 
 
 async def _watching(
-    context: GatewayContext, driven: Driven, receive: Receive, work: Callable[[], Awaitable[Ended | None]]
+    driven: Driven, watch: Coroutine[Any, Any, None], work: Callable[[], Awaitable[Ended | None]]
 ) -> Ended:
-    """Do `work` and watch the connection; when the client disconnects, the mailbox gets an end before long."""
+    """Do `work` and `watch` the connection; when the client disconnects, the mailbox gets an end before long."""
     async with asyncio.TaskGroup() as group:
-        watcher = group.create_task(_watch(context, driven, receive))
+        watcher = group.create_task(watch)
         try:
             ended = await work()
         finally:
@@ -87,9 +91,10 @@ async def _watching(
     return ended
 
 
-async def _watch(context: GatewayContext, driven: Driven, receive: Receive) -> None:
+async def _watch(context: GatewayContext, driven: Driven, receive: Receive, log: RequestLog) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
+    log.is_disconnected = True
     context.runs.leave(driven)
 
 
@@ -138,15 +143,21 @@ class EventStream(Response):
         self._seconds = seconds
         self._ended: Ended | None = None
         self._complete = False
+        self._log: RequestLog
+        self._route = ""
+        self._has_text = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Write the stream."""
         last = b""
+        self._log, self._route = scope["baton.log"], route_of(scope)
         try:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             await _write(send, self._wire.role(), more=True)
-            await _watching(self._context, self._driven, receive, lambda: self._relay(send))
+            watch = _watch(self._context, self._driven, receive, self._log)
+            await _watching(self._driven, watch, lambda: self._relay(send))
         except RunExpired as error:
+            self._log.fail(error)
             last = self._wire.failed(error, without(self._driven.state, error))
         finally:
             if self._ended is None:
@@ -174,15 +185,23 @@ class EventStream(Response):
         frames: list[bytes] = []
         for told in batch:
             if isinstance(told, Said):
+                self._note_first_text()
                 frames.append(wire.said(told))
             elif isinstance(told, Noted):
                 frames.append(wire.noted(told))
             else:
                 self._ended = told
+                self._log.end(self._driven, told)
                 self._permit.used(told.bill.turn.total)
                 self._permit.release()  # before the caller can know that there is room for another request
                 frames.append(self._last(told))
         return b"".join(frames)
+
+    def _note_first_text(self) -> None:
+        if not self._has_text:
+            self._has_text = True
+            seconds = self._context.tick() - self._log.began
+            self._context.telemetry.observe("baton_stream_first_text_seconds", seconds, self._route)
 
     def _last(self, ended: Ended) -> bytes:
         return self._wire.ended(ended) if ended.error is None else self._wire.failed(ended.error, ended)

@@ -20,6 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, V
 from app.core.run.notices import read_secrets
 from app.errors import ConfigInvalid
 from app.process.config.secret_files import SUFFIX, secret
+from app.telemetry import RequestLines
 
 PREFIX = "BATON_"
 HIDDEN = "********"
@@ -78,6 +79,11 @@ class Settings(BaseModel):
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         default="info", description="Least severe log line to write."
     )
+    log_requests: RequestLines = Field(
+        default="all",
+        description="HTTP requests that get a line in the log: all, api (no probes and no /metrics), or off.",
+    )
+    log_steps: bool = Field(default=True, description="Whether each step gets a line in the log.")
     drain_seconds: float = Field(
         default=5.0,
         ge=0,
@@ -140,7 +146,7 @@ class Settings(BaseModel):
     in_files: frozenset[str] = Field(default=frozenset(), exclude=True, repr=False)
     """The fields whose values were read from files, by `NAME_FILE`."""
 
-    @field_validator("log_level", mode="before")
+    @field_validator("log_level", "log_requests", mode="before")
     @classmethod
     def _lower(cls, value: object) -> object:
         return value.lower() if isinstance(value, str) else value
