@@ -110,7 +110,7 @@ def _step_request(run: Account, call: Call, catalog: Catalog, worker: Worker) ->
     live = bool(turn.began.body["streams"]) and answers and _is_last(run, step)
     if form is not None:
         provider = catalog.providers[worker.provider]
-        constrained = constrains(form, provider.structured)
+        constrained = call.intent.body["template"] == "json-1" or constrains(form, provider.structured)
         said = shown(form, said, constrained=constrained, flaw=_flaw(run, call, form))
         live = live and keeps(form, structured=provider.structured, keeps_open=provider.keeps_open)
     logprobs = latest.logprobs if answers else None
@@ -294,6 +294,7 @@ Recipe = Callable[[Account, Call, Catalog, Worker], Request]
 TEMPLATES: Mapping[str, Recipe] = {
     "step-1": _step_request,
     "nested-1": _step_request,
+    "json-1": _step_request,
     "plan-1": _plan_request,
     "further-1": _plan_request,
     "compact-1": _plan_request,

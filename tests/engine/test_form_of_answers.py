@@ -133,7 +133,37 @@ async def test_a_bad_schema_of_the_callers_ejects_no_worker(stub: ProviderStub, 
     assert opened.context.health.ejected(list(opened.pool.catalog().workers.values())) == {}
 
 
+@pytest.mark.parametrize("words", [False, True], ids=["as the caller asked for it", "after an answer off form"])
+async def test_a_json_mode_needs_no_further_message_where_the_caller_asks_for_json(
+    stub: ProviderStub, opened: Runtime, words: bool
+) -> None:
+    """The auditor composes the request again, so that it knows the template; a repair says what was wrong."""
+    stub.script("alpha", *([BAD] if words else []), GOOD)
+    task = Task((Message("user", (Text("Where? Answer in json."),)),), form=Form())
+    outcome = await finish(await opened.runs.start(order(opened, "baton-mini", task=task)))
+    assert (outcome.ended.answer, len(stub.requests)) == ('{"x": 7}', 1 + words)
+    assert all(one.json["response_format"] == {"type": "json_object"} for one in stub.requests)
+    first, *repairs = [[message["content"] for message in one.json["messages"]] for one in stub.requests]
+    assert first == ["Where? Answer in json."]
+    assert [len(messages) for messages in repairs] == [4] * words
+    calls = [event.body for event in await events(opened, outcome.ended.state.run) if event.kind is Kind.CALL_INTENDED]
+    assert [call["template"] for call in calls] == ["json-1", "step-1"][: 1 + words]
+
+
+async def test_a_worker_without_a_json_mode_is_told_in_words(stub: ProviderStub, tmp_path: Path) -> None:
+    pool = pool_text(stub).replace("options = {", "structured = false\noptions = {")
+    stub.always("alpha", GOOD)
+    task = Task((Message("user", (Text("Where? Answer in JSON."),)),), form=Form())
+    async with running_service(tmp_path, pool) as opened:
+        assert (
+            await finish(await opened.runs.start(order(opened, "baton-mini", task=task)))
+        ).ended.answer == '{"x": 7}'
+    assert "response_format" not in stub.requests[0].json
+    assert "JSON object" in stub.requests[0].json["messages"][-1]["content"]
+
+
 async def test_any_object_will_do_in_json_mode(stub: ProviderStub, opened: Runtime) -> None:
+    """OpenAI refuses the mode unless a message mentions JSON, so that one is added where none does."""
     stub.always("alpha", Reply(chunks=('{"anything": []}',)))
     outcome = await finish(await opened.runs.start(asked(opened, Form())))
     assert outcome.ended.answer == '{"anything": []}'

@@ -5,7 +5,7 @@ and a schema that cannot be used is refused before a run begins.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NoReturn
 
 from jsonschema_rs import Draft202012Validator, FancyRegexOptions, ValidationError
@@ -22,6 +22,8 @@ OPEN: Final = frozenset(
     {"allOf", "oneOf", "not", "if", "then", "else", "dependentRequired", "dependentSchemas", "patternProperties"}
 )
 """Keywords that OpenAI's strict mode does not accept."""
+INSTRUCTING: Final = frozenset({"system", "developer", "user"})
+"""Roles whose messages can ask for JSON."""
 
 
 def _no_constant(_name: str) -> NoReturn:
@@ -91,6 +93,16 @@ def constrains(form: Form, structured: bool) -> bool:
     return structured and form.strict and form.schema is not None
 
 
+def suffices(form: Form, messages: Iterable[Message], *, json_mode: bool) -> bool:
+    """Return whether a worker's JSON mode needs no words about the form: it is any object, and a message asks for it.
+
+    OpenAI refuses the mode where no message mentions JSON; other models may then write white space without end.
+    """
+    if not json_mode or form.schema is not None:
+        return False
+    return any(message.role in INSTRUCTING and "json" in message.text.lower() for message in messages)
+
+
 def keeps(form: Form, *, structured: bool, keeps_open: bool) -> bool:
     """Return whether every output of a worker matches the form, so that its answer can be streamed.
 
@@ -110,7 +122,8 @@ def _combines(schema: object) -> bool:
 def shown(form: Form, messages: tuple[Message, ...], *, constrained: bool, flaw: Flaw | None) -> tuple[Message, ...]:
     """The messages of an answering step, with what they need so that its answer has the form.
 
-    A worker whose decoding is `constrained` to the form and that has not failed it gets them as they are.
+    A worker whose decoding is `constrained` to the form, or whose JSON mode suffices, and that has not failed it gets
+    them as they are.
     """
     if constrained and flaw is None:
         return messages

@@ -179,6 +179,11 @@ class ProviderSpec:
         return self.format in ("openai", "rehearsal") and self.options.get("logprobs") == "true"
 
     @property
+    def json_mode(self) -> bool:
+        """Return whether its models can be held to any JSON object (`response_format: json_object`)."""
+        return self.structured and self.format in ("openai", "responses", "gemini")
+
+    @property
     def keeps_open(self) -> bool:
         """Return whether the operator declares that its decoders also follow schemas with open objects and optional
         fields."""

@@ -12,8 +12,8 @@ from typing import Any
 import orjson
 
 from app.core.message.chat import NO_TOOLS, Message, Sampling, Task, Toolbox, message_from_json, task_from_json
-from app.core.message.response_format import Flaw, constrains, keeps, shown
-from app.core.plan.visibility import NESTED, TEMPLATE, Seen, ToolUse, compose, granted
+from app.core.message.response_format import Flaw, constrains, keeps, shown, suffices
+from app.core.plan.visibility import JSON_MODE, NESTED, TEMPLATE, Seen, ToolUse, compose, granted
 from app.core.pool.catalog import Limits, ProviderSpec, Worker
 from app.core.records import changed, record
 from app.core.run.progress import parent_of, speaks
@@ -42,10 +42,15 @@ class View:
     speaks: bool
     """True if its output is the round's answer."""
 
-    @property
-    def template(self) -> str:
-        """The name of what its messages are made with."""
-        return NESTED if self.step.inherits else TEMPLATE
+    def template(self, worker: Worker, *, provider: ProviderSpec, flaw: Flaw | None = None) -> str:
+        """The name of what the messages of `request` are made with."""
+        if self.step.inherits:
+            return NESTED
+        form = self.asked.form if self.speaks else None
+        if form is None or flaw is not None:
+            return TEMPLATE
+        bare = suffices(form, self.messages(worker.name), json_mode=provider.json_mode)
+        return JSON_MODE if bare else TEMPLATE
 
     def messages(self, worker: str) -> tuple[Message, ...]:
         """Exactly what this worker sees: what is granted, nothing else."""
@@ -79,7 +84,8 @@ class View:
         live = streams and answers and self.last
         if form is not None:
             structured, opened = provider.structured, provider.keeps_open
-            messages = shown(form, messages, constrained=constrains(form, structured), flaw=flaw)
+            bare = self.template(worker, provider=provider, flaw=flaw) == JSON_MODE
+            messages = shown(form, messages, constrained=bare or constrains(form, structured), flaw=flaw)
             live = live and keeps(form, structured=structured, keeps_open=opened)
         return Request(
             worker,

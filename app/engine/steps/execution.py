@@ -437,13 +437,10 @@ class Execution:
         self._number += 1
         state, view, worker = course.state, course.view, choice.called
         flawed = self._flawed if self._flawed is not None and self._flawed.worker.name == worker.name else None
-        request = view.request(
-            worker,
-            state.admitted.limits,
-            streams=state.streams,
-            provider=self._context.catalog().providers[worker.provider],
-            flaw=flawed.reply.flaw if flawed is not None else None,
-        )
+        provider, flaw = self._context.catalog().providers[worker.provider], None
+        if flawed is not None:
+            flaw = flawed.reply.flaw
+        request = view.request(worker, state.admitted.limits, streams=state.streams, provider=provider, flaw=flaw)
         return Attempt(
             self._context,
             call=self._context.name("call"),
@@ -458,7 +455,7 @@ class Execution:
             extra=choice.extra,
             tier_seconds=self._tier_seconds(state),
             purpose=Purpose(
-                template=view.template,
+                template=view.template(worker, provider=provider, flaw=flaw),
                 passed_over=choice.passed_over,
                 despite=choice.despite,
                 repairs=flawed.call if flawed is not None else "",

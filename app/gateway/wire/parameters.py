@@ -102,7 +102,8 @@ PARAMETERS: Final[Mapping[str, Parameter]] = {
     "function_call": _refused("Deprecated by OpenAI in favour of `tool_choice`.", "none"),
     "response_format": _honoured(
         "JSON, or JSON by a schema of at most 64 KiB: the whole answer validates, or the run fails with "
-        "`answer_off_form`. An answer cut off by `max_tokens` is passed on, as OpenAI does. Streamed as it comes only "
+        "`answer_off_form`. For `json_object` no message is added where the conversation mentions JSON and the worker "
+        "has a JSON mode. An answer cut off by `max_tokens` is passed on, as OpenAI does. Streamed as it comes only "
         "under a `strict` schema and by a worker that can be held to it; or, by one whose provider has the option "
         "`open_schemas`, under any that does not combine schemas (`oneOf`, `allOf`, `not`, `if` and their like)."
     ),
