@@ -210,13 +210,14 @@ def _loosened(schema: object) -> Any:
 class Reply:
     """One reply as it arrives: named events, or a whole `message`."""
 
-    __slots__ = ("_calls", "_counts", "_finish", "_model", "_thoughts", "_who", "done")
+    __slots__ = ("_calls", "_counts", "_finish", "_model", "_stop_sequence", "_thoughts", "_who", "done")
 
     def __init__(self, who: str) -> None:
         self._who = who
         self._calls = Calls(who)
         self._thoughts: dict[object, dict[str, Any]] = {}
         self._finish: Finish | None = None
+        self._stop_sequence = ""
         self._model: str | None = None
         self._counts: dict[str, Any] = {}
         self.done = False
@@ -265,7 +266,13 @@ class Reply:
         if self._finish is None or not self.done:
             raise fault(WorkerTruncated, self._who, "no message_stop")
         finish = self._calls.finish(self._finish)
-        return End(finish, self._usage(), self._model, refused=finish == "content_filter")
+        return End(
+            finish,
+            self._usage(),
+            self._model,
+            refused=finish == "content_filter",
+            stop_sequence=self._stop_sequence,
+        )
 
     def keepsake(self) -> dict[str, Any]:
         """See `http.Reading`: blocks of thinking, as they must be given back."""
@@ -308,6 +315,7 @@ class Reply:
     def _stop(self, delta: Mapping[str, Any], document: Mapping[str, Any]) -> None:
         if reason := words(delta.get("stop_reason"), self._who):
             self._finish = self._finish or FINISH.get(reason, "length")
+        self._stop_sequence = words(delta.get("stop_sequence"), self._who) or self._stop_sequence
         counts = document.get("usage")
         if isinstance(counts, dict):
             self._counts |= {name: value for name, value in counts.items() if value is not None}

@@ -233,13 +233,14 @@ class Completion:
     to the readers of `document.py`, which refuse it or say what it means.
     """
 
-    __slots__ = ("_calls", "_finish", "_model", "_reasoning", "_refused", "_usage", "_who", "done")
+    __slots__ = ("_calls", "_finish", "_model", "_reasoning", "_refused", "_stop_sequence", "_usage", "_who", "done")
 
     def __init__(self, who: str) -> None:
         self._who = who
         self._calls = Calls(who)
         self._reasoning = Reasoning()
         self._finish: Finish | None = None
+        self._stop_sequence = ""
         self._usage: Usage | None = None
         self._model: str | None = None
         self._refused = False
@@ -268,7 +269,8 @@ class Completion:
         if self._finish is None:
             raise fault(WorkerTruncated, self._who, "no finish reason")
         finish = self._calls.finish(self._finish)
-        return End(finish, self._usage, self._model, self._refused or finish == "content_filter")
+        refused = self._refused or finish == "content_filter"
+        return End(finish, self._usage, self._model, refused, self._stop_sequence)
 
     def keepsake(self) -> dict[str, Any]:
         """See `http.Reading`."""
@@ -315,6 +317,8 @@ class Completion:
             pieces.extend(_chosen(inner(choice["logprobs"], who), who))
         if (reason := choice.get("finish_reason")) is not None:
             self._end_with(words(reason, who))
+            stopped = choice.get("stop_reason")  # vLLM's own: the stop sequence, or the id of a token
+            self._stop_sequence = stopped if isinstance(stopped, str) else self._stop_sequence
 
     def _refuse(self, refusal: str, pieces: list[Piece]) -> None:
         if refusal:

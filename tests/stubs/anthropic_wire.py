@@ -187,7 +187,9 @@ def _shell(received: Received, reply: Reply) -> dict[str, Any]:
 
 def _stop(reply: Reply) -> dict[str, Any]:
     reason = "refusal" if reply.refusal is not None else _STOP.get(reply.finish, reply.finish)
-    stop: dict[str, Any] = {"stop_reason": reason, "stop_sequence": None}
+    if reply.stop_sequence is not None:
+        reason = "stop_sequence"
+    stop: dict[str, Any] = {"stop_reason": reason, "stop_sequence": reply.stop_sequence}
     if reason == "refusal":
         stop["stop_details"] = {"type": "refusal", "category": None, "explanation": reply.refusal}
     return stop

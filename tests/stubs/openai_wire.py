@@ -118,6 +118,7 @@ class OpenAIWire:
             message["tool_calls"] = [self._call(received, reply, i, True) for i in range(len(reply.tool_calls))]
         log = self._logprobs(body, reply, list(reply.chunks))
         choice = {"message": message, "logprobs": log, "finish_reason": _FINISH.get(reply.finish, reply.finish)}
+        choice |= {} if reply.stop_sequence is None else {"stop_reason": reply.stop_sequence}
         choices = [{"index": i, **choice} for i in range(body.get("n") or 1)]
         usage = self._usage(reply)
         return {
@@ -139,11 +140,17 @@ class OpenAIWire:
         for index in range(body.get("n") or 1):
             yield self._chunk("open", shared, index, {"role": "assistant", "content": "", "refusal": None})
             yield from self._content(received, reply, shared, index)
-            yield self._chunk("close", shared, index, {}, finish=_FINISH.get(reply.finish, reply.finish))
+            yield self._close(reply, shared, index)
         usage = self._usage(reply)
         if options.get("include_usage") and usage is not None:
             yield Frame("close", json.dumps({**shared, "choices": [], "usage": usage}))
         yield Frame("end", "[DONE]")
+
+    def _close(self, reply: Reply, shared: dict[str, Any], index: int) -> Frame:
+        choice = {"index": index, "delta": {}, "logprobs": None}
+        choice["finish_reason"] = _FINISH.get(reply.finish, reply.finish)
+        choice |= {} if reply.stop_sequence is None else {"stop_reason": reply.stop_sequence}
+        return Frame("close", json.dumps({**shared, "choices": [choice]}))
 
     def _content(self, received: Received, reply: Reply, shared: dict[str, Any], index: int) -> Iterator[Frame]:
         for piece in reply.reasoning if not self.strict else ():
@@ -169,9 +176,8 @@ class OpenAIWire:
         index: int,
         delta: dict[str, Any],
         logprobs: Any = None,
-        finish: str | None = None,
     ) -> Frame:
-        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
+        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": None}
         return Frame(kind, json.dumps({**shared, "choices": [choice]}))
 
     def _head(self, received: Received, reply: Reply, kind: str) -> dict[str, Any]:

@@ -130,6 +130,8 @@ class Reply:
     refusal: str | None = None
     tool_calls: Sequence[ToolCall] = ()
     finish: str = "stop"
+    stop_sequence: str | None = None
+    """The one at which the answer ends, where the format says that: Anthropic's, and OpenAI's as vLLM extends it."""
     logprob: float = -0.125
     model: str | None = None
     fault: Fault | None = None

@@ -249,6 +249,8 @@ class End:
     usage: Usage | None
     model: str | None = None
     refused: bool = False
+    stop_sequence: str = ""
+    """The one at which the answer ended; empty if it ended otherwise, or if the provider does not say."""
 
 
 Piece = Words | ToolDelta | Keepsake | Chosen | End

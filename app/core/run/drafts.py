@@ -115,6 +115,7 @@ def settled(state: RunState, command: Skip | Conclude) -> tuple[Fact, ...]:
         from_step=said.n,
         logprobs=said.logprobs,
         refusal=said.refusal,
+        stop_sequence=said.stop_sequence,
     )
     return (done,)
 

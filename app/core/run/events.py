@@ -524,6 +524,9 @@ class StepDone(Fact):
     """Ref of the tokens with their log-probabilities, or empty."""
     refusal: bool = optional(False)
     """True if the output is what the model said instead of an answer."""
+    stop_sequence: int | None = optional(None)
+    """The place, among those of the request, of the stop sequence at which the worker stopped; None if it stopped
+    otherwise, or if its provider does not say."""
 
 
 @fact(Kind.STEP_FAILED)

@@ -135,6 +135,8 @@ class StepState:
     logprobs: str = ""
     refusal: bool = False
     """True if its output is the model's refusal."""
+    stop_sequence: int | None = None
+    """The place, among those of the request, of the stop sequence that ended its output, where that is known."""
     tools: bool = False
     """True if it may call the caller's tools; the answering step always may."""
     exchanges: tuple[Exchange, ...] = ()
@@ -609,8 +611,7 @@ def _step_results(state: RunState, fact: StepToolResults) -> Changes:
 
 
 def _awaiting(state: RunState, fact: RunAwaitingTool) -> Changes:
-    moved = _run_arrow(state, "awaiting_tool")
-    return {"state": moved, "turn": changed(state.turn, until=fact.until)}
+    return {"state": _run_arrow(state, "awaiting_tool"), "turn": changed(state.turn, until=fact.until)}
 
 
 def _resumed(state: RunState, fact: RunResumed) -> Changes:
@@ -631,17 +632,9 @@ def _resumed(state: RunState, fact: RunResumed) -> Changes:
 
 
 def _step_done(state: RunState, fact: StepDone) -> Changes:
-    return _set_step(
-        state,
-        fact.n,
-        state="done",
-        output=fact.output,
-        chars=fact.chars,
-        finish=fact.finish,
-        call=fact.call,
-        logprobs=fact.logprobs,
-        refusal=fact.refusal,
-    )
+    said = {"output": fact.output, "chars": fact.chars, "logprobs": fact.logprobs, "refusal": fact.refusal}
+    ended = {"call": fact.call, "finish": fact.finish, "stop_sequence": fact.stop_sequence}
+    return _set_step(state, fact.n, state="done", **said, **ended)
 
 
 def _step_failed(state: RunState, fact: StepFailed) -> Changes:

@@ -96,6 +96,7 @@ class Reply:
         """`max_output` is in tokens; `decodes` says whether tokens with log-probabilities are kept."""
         self._toolbox = request.toolbox
         self._form = request.form
+        self._stops = request.sampling.stop
         self.flaw: Flaw | None = None
         """The fault of the answer's form, once it was judged."""
         self._who = f"{request.worker.name} at {request.worker.provider}"
@@ -196,6 +197,12 @@ class Reply:
     def finish(self) -> str:
         """The finish reason, or empty."""
         return self.end.finish if self.end else ""
+
+    @property
+    def stop_sequence(self) -> int | None:
+        """The place, among those of the request, of the stop sequence at which it ended, if the provider names one."""
+        named = self.end.stop_sequence if self.end is not None else ""
+        return self._stops.index(named) if named in self._stops else None
 
     @property
     def calls(self) -> tuple[ToolCall, ...]:

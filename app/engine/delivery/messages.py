@@ -50,6 +50,8 @@ class Ended:
     """The tool calls, under the ids with which the caller sends the results back."""
     refusal: bool = False
     """True if `answer` is a refusal, given instead of an answer, where the format of the provider says so."""
+    stop_sequence: int | None = None
+    """The place, among those of the request, of the stop sequence that ended the answer, where the provider says so."""
 
 
 Told = Said | Noted | Ended

@@ -82,7 +82,16 @@ def told(state: RunState, contents: Mapping[str, bytes]) -> Ended:
         return Ended(state, "", finish, bill(state), ending_error(state))
     answer = contents[step.output].decode() if step.output else ""
     logprobs = tuple(orjson.loads(contents[step.logprobs])) if step.logprobs else None
-    return Ended(state, answer, finish, bill(state), None, logprobs, refusal=step.refusal)
+    return Ended(
+        state,
+        answer,
+        finish,
+        bill(state),
+        None,
+        logprobs,
+        refusal=step.refusal,
+        stop_sequence=step.stop_sequence,
+    )
 
 
 def _calling(state: RunState, contents: Mapping[str, bytes]) -> Ended:

@@ -581,6 +581,7 @@ class Execution:
             finish=attempt.reply.finish,
             logprobs=attempt.logprobs,
             refusal=attempt.reply.refuses,
+            stop_sequence=attempt.reply.stop_sequence,
         )
 
     def _awaiting(self, step: StepState, attempt: Attempt) -> tuple[Fact, tuple[tuple[str, bytes], ...]]:

@@ -4,7 +4,7 @@
 `usage` of a chat completion says. What Baton adds stands in `baton`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import orjson
@@ -38,8 +38,8 @@ TYPES: Final[Mapping[int, str]] = {
 """By status; any other is an `api_error`, or the request's own fault."""
 
 
-def message(ended: Ended) -> bytes:
-    """A whole message."""
+def message(ended: Ended, stops: Sequence[str]) -> bytes:
+    """A whole message; `stops` are the stop sequences of the request."""
     content: list[dict[str, Any]] = []
     if ended.answer:
         content.append({"type": "text", "text": ended.answer})
@@ -47,7 +47,7 @@ def message(ended: Ended) -> bytes:
     return orjson.dumps(
         _head(ended.state)
         | {"content": content, "usage": usage_of(ended.bill), "baton": extension(ended)}
-        | _stopped(ended)
+        | _stopped(ended, stops)
     )
 
 
@@ -102,8 +102,12 @@ def _tool_use(call: str, name: str) -> dict[str, Any]:
     return {"type": "tool_use", "id": call, "name": name, "input": {}, "caller": {"type": "direct"}}
 
 
-def _stopped(ended: Ended) -> dict[str, Any]:
-    return {"stop_reason": STOPS.get(ended.finish, "end_turn"), "stop_sequence": None, "stop_details": None}
+def _stopped(ended: Ended, stops: Sequence[str]) -> dict[str, Any]:
+    """Why the message stopped. Only some workers say at which stop sequence they stopped; else it is `end_turn`."""
+    reason, sequence, place = STOPS.get(ended.finish, "end_turn"), None, ended.stop_sequence
+    if ended.finish == "stop" and place is not None and place < len(stops):
+        reason, sequence = "stop_sequence", stops[place]
+    return {"stop_reason": reason, "stop_sequence": sequence, "stop_details": None}
 
 
 class Events:
@@ -115,8 +119,10 @@ class Events:
 
     ping = b'event: ping\ndata: {"type": "ping"}\n\n'
 
-    def __init__(self, state: RunState, request_id: str, after: int | None = None) -> None:
+    def __init__(self, state: RunState, request_id: str, after: int | None = None, stops: Sequence[str] = ()) -> None:
+        """`stops` are the stop sequences of the request."""
         self._state = state
+        self._stops = stops
         self._request_id = request_id
         self._after = -1 if after is None else after
         self._block = -1
@@ -152,7 +158,7 @@ class Events:
 
     def ended(self, ended: Ended) -> bytes:
         """The last block's end, why the message stopped, and the terminal marker."""
-        delta = {name: value for name, value in _stopped(ended).items()} | {"container": None}
+        delta = _stopped(ended, self._stops) | {"container": None}
         usage = {name: value for name, value in usage_of(ended.bill).items() if name != "service_tier"}
         last = _event("message_delta", delta=delta, usage=usage, baton=extension(ended))
         behind = position.end_of(ended.state).number

@@ -213,6 +213,11 @@ def read_request(body: Mapping[str, Any]) -> tuple[MessagesRequest, tuple[str, .
     return request, tuple(sorted(name for name in IGNORED if name in given))
 
 
+def stop_sequences(body: Mapping[str, Any]) -> list[str]:
+    """The stop sequences of a request that was read before, by whoever sent it first."""
+    return body.get("stop_sequences") or []
+
+
 def read_count(body: Mapping[str, Any]) -> TokenCountRequest:
     """The request of `count_tokens`."""
     return _checked(TokenCountRequest, _given(body))

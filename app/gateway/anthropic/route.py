@@ -19,6 +19,7 @@ from app.gateway.anthropic.request import (
     effort_of,
     read_count,
     read_request,
+    stop_sequences,
     task_of,
     whole_task,
 )
@@ -95,11 +96,13 @@ def _begins(router: APIRouter, context: GatewayContext, keys: Keys, idempotency:
             )
 
         begun = await idempotency.begin(request, caller, body, order)
+        stops = stop_sequences(body)
         if begun.driven.state.streams:
             request_id = request.scope["baton.headers"][0][1].decode()
-            events = reply.Events(begun.driven.state, request_id, begun.after)
+            events = reply.Events(begun.driven.state, request_id, begun.after, stops)
             return EventStream(context, begun.driven, events, begun.permit, begun.seconds)
-        return Response(reply.message(await collect(context, begun, request.receive)), media_type="application/json")
+        ended = await collect(context, begun, request.receive)
+        return Response(reply.message(ended, stops), media_type="application/json")
 
     router.add_api_route(
         "",

@@ -9,7 +9,7 @@ from pydantic import Discriminator
 
 from app.gateway.openapi.replies import Reply, RunExtension
 
-StopReason = Literal["end_turn", "max_tokens", "refusal", "tool_use"]
+StopReason = Literal["end_turn", "max_tokens", "refusal", "stop_sequence", "tool_use"]
 
 
 class AnthropicErrorObject(Reply):
@@ -79,7 +79,8 @@ class AnthropicMessage(Reply):
     container: None
     content: list[MessageBlock]
     stop_reason: StopReason | None
-    stop_sequence: None
+    stop_sequence: str | None
+    """The one at which the worker stopped, where its provider says that."""
     stop_details: None
     usage: MessageUsage
     baton: RunExtension | None = None
@@ -154,7 +155,8 @@ class MessageEnd(Reply):
     """The reason why the message stopped."""
 
     stop_reason: StopReason | None
-    stop_sequence: None
+    stop_sequence: str | None
+    """The one at which the worker stopped, where its provider says that."""
     stop_details: None
     container: None
 

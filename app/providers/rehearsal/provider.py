@@ -86,14 +86,14 @@ class RehearsalProvider:
             yield [End("tool_calls", Usage(_size(messages), output=written), call["model"])]
             return
         tokens, odds = self._answer(call, messages)
-        tokens, finish = _cut(tokens, call["sampling"]["max_tokens"], tuple(call["sampling"]["stop"]))
+        tokens, finish, stopped = _cut(tokens, call["sampling"]["max_tokens"], tuple(call["sampling"]["stop"]))
         await clock.pause(first, deadlines.first)
         for start in range(0, len(tokens), CHUNK):
             if start:
                 await clock.pause(between, deadlines.gap)
             yield _pieces(tokens[start : start + CHUNK], start, odds, call["logprobs"])
         usage = Usage(input=_size(messages), output=len(tokens))
-        yield [End(finish, usage, call["model"])]
+        yield [End(finish, usage, call["model"], stop_sequence=stopped)]
 
     async def close(self) -> None:
         """There is nothing to close."""
@@ -145,15 +145,16 @@ class _Clock:
             raise WorkerTimeout
 
 
-def _cut(tokens: list[str], max_tokens: int | None, stops: tuple[str, ...]) -> tuple[list[str], Finish]:
-    """Ends before the first stop sequence, or at the token limit, whichever comes first."""
-    text = "".join(tokens)
-    ends = [place for stop in stops if stop and (place := text.find(stop)) >= 0]
+def _cut(tokens: list[str], max_tokens: int | None, stops: tuple[str, ...]) -> tuple[list[str], Finish, str]:
+    """The tokens before the first stop sequence or up to the token limit, whichever comes first, and that sequence."""
+    text, stopped = "".join(tokens), ""
+    ends = [(place, stop) for stop in stops if stop and (place := text.find(stop)) >= 0]
     if ends:
-        tokens = TOKEN.findall(text[: min(ends)])
+        place, stopped = min(ends)
+        tokens = TOKEN.findall(text[:place])
     if max_tokens is not None and len(tokens) > max_tokens:
-        return tokens[:max_tokens], "length"
-    return tokens, "stop"
+        return tokens[:max_tokens], "length", ""
+    return tokens, "stop", stopped
 
 
 def _pieces(
