@@ -15,6 +15,7 @@ from app.gateway.anthropic import request as ours
 from app.gateway.anthropic import tools as tools
 from app.process.wiring import Runtime
 from tests.harness.in_process import pool_text, running_service
+from tests.harness.stand_ins import GatewayStandIn
 from tests.stubs import ProviderStub, Reply
 from tests.stubs.script import ToolCall
 
@@ -202,6 +203,58 @@ async def test_what_is_ignored_is_checked_noted_and_changes_nothing(
         assert run["ignored"] == [name]
         refused = await asked_of(client, **{name: wrong})
         assert (refused.status_code, name in refused.json()["error"]["message"]) == (400, True), name
+
+
+def used(*ids: str) -> dict[str, Any]:
+    return {"role": "assistant", "content": [{"type": "tool_use", "id": id_, "name": "add", "input": {}} for id_ in ids]}
+
+
+def result(*ids: str, then: str = "") -> dict[str, Any]:
+    content: list[dict[str, Any]] = [{"type": "tool_result", "tool_use_id": id_, "content": "4"} for id_ in ids]
+    return {"role": "user", "content": content + ([{"type": "text", "text": then}] if then else [])}
+
+
+ASK = {"role": "user", "content": "What is 2 + 2?"}
+
+
+@pytest.mark.parametrize(
+    ("turns", "param", "code"),
+    [
+        ([ASK, result("a")], "messages.1.content.0.tool_use_id", "unknown_tool_call"),
+        ([ASK, used("a"), result("a", "b")], "messages.2.content.1.tool_use_id", "unknown_tool_call"),
+        ([ASK, used("a"), result("a"), result("a")], "messages.3.content.0.tool_use_id", "unknown_tool_call"),
+        ([ASK, used("a"), ASK, result("a")], "messages.1.content.0", "tool_results_missing"),
+        ([ASK, used("a", "b"), result("b")], "messages.1.content.0", "tool_results_missing"),
+        ([ASK, used("a")], "messages.1.content.0", "tool_results_missing"),
+        ([ASK, used("a", "a"), result("a")], "messages.1.content.1.id", "invalid_value"),
+    ],
+)
+async def test_a_result_without_its_call_and_a_call_without_its_result_are_refused(
+    gateway: GatewayStandIn, key: str, turns: list[dict[str, Any]], param: str, code: str
+) -> None:
+    async with gateway.client(key) as client:
+        reply = await asked_of(client, messages=turns, tools=[ADD])
+        counted = {"model": "baton-mini", "messages": turns, "tools": [ADD]}
+        assert (await client.post("/v1/messages/count_tokens", json=counted)).status_code == 200
+    assert reply.status_code == 400
+    message = reply.json()["error"]["message"]
+    assert param in message
+    assert gateway.runs.orders == []
+
+
+@pytest.mark.parametrize(
+    "turns",
+    [
+        [ASK, used("a", "b"), result("b", "a", then="And now?")],
+        [ASK, used("a"), used("b"), result("a"), result("b"), ASK],
+        [ASK, used("a"), result("a"), used("a"), result("a")],
+    ],
+)
+async def test_results_right_behind_their_calls_are_read(
+    gateway: GatewayStandIn, key: str, turns: list[dict[str, Any]]
+) -> None:
+    async with gateway.client(key) as client:
+        assert (await asked_of(client, messages=turns, tools=[ADD])).status_code == 200
 
 
 async def test_what_is_refused_is_named(client: httpx.AsyncClient) -> None:

@@ -13,6 +13,7 @@ from pydantic import BaseModel, Discriminator, Field, StringConstraints, Validat
 
 from app.core.message.chat import Form, Image, Message, Part, Sampling, Task, Text, ToolCall
 from app.core.message.response_format import is_closed
+from app.core.message.tools import run_of
 from app.errors import InvalidRequest
 from app.gateway.anthropic.tools import CacheMark, Name, ToolChoice, WireTool, allow, toolbox_of
 from app.gateway.wire.baton_options import BatonOptions, WireModel
@@ -253,7 +254,9 @@ def task_of(asked: TokenCountRequest) -> Task:
 
 
 def whole_task(request: MessagesRequest) -> Task:
-    """`task_of` with the sampling parameters and the end user."""
+    """`task_of` with the sampling parameters and the end user. Raises `InvalidRequest` for a call without its result,
+    and for a result without its call."""
+    _check_results(request.messages)
     stop = tuple(request.stop_sequences)
     sampling = Sampling(request.temperature, request.top_p, max_tokens=request.max_tokens, stop=stop)
     return replace(task_of(request), sampling=sampling, user=request.metadata.user_id if request.metadata else None)
@@ -264,6 +267,53 @@ def effort_of(request: MessagesRequest) -> str | None:
     if request.output_config is not None and request.output_config.effort is not None:
         return request.output_config.effort
     return THOUGHTFUL if request.thinking is not None and request.thinking.type == "enabled" else None
+
+
+def _check_results(turns: list[Turn]) -> None:
+    """The results of an assistant's calls come in the user's turns right behind it, as Anthropic wants it: no worker
+    takes another conversation. Neighbouring turns of one role count as one."""
+    waiting: dict[str, str] = {}
+    before: str = "user"
+    for place, turn in enumerate(turns):
+        blocks = turn.content if isinstance(turn.content, list) else []
+        results = 0
+        for at, block in enumerate(blocks):
+            where = f"messages.{place}.content.{at}"
+            if isinstance(block, ToolResultBlock):
+                if block.tool_use_id not in waiting:
+                    raise _unasked(where)
+                del waiting[block.tool_use_id]
+                results += 1
+        if waiting and not results and (turn.role, before) != ("assistant", "assistant"):
+            raise _unanswered(waiting)
+        for at, block in enumerate(blocks):
+            if isinstance(block, ToolUseBlock):
+                where = f"messages.{place}.content.{at}"
+                allow(block.id not in waiting, f"{where}.id", "another call that has no result yet has the same id")
+                waiting[block.id] = where
+        before = turn.role
+    if waiting:
+        raise _unanswered(waiting)
+
+
+def _unasked(where: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"Invalid value for '{where}.tool_use_id': a tool_result needs its tool_use in the assistant's turn before it. "
+        "Send that turn too, or leave the result out.",
+        param=f"{where}.tool_use_id",
+        code="unknown_tool_call",
+    )
+
+
+def _unanswered(waiting: Mapping[str, str]) -> InvalidRequest:
+    """Names the ids that were given out here, and the places of the others."""
+    named = [id_ if run_of(id_) else where for id_, where in waiting.items()]
+    return InvalidRequest(
+        "Every tool_use needs its tool_result in the user's turn right behind it. Missing are those of: "
+        f"{', '.join(named)}",
+        param=next(iter(waiting.values())),
+        code="tool_results_missing",
+    )
 
 
 def _messages(turn: Turn, place: int) -> Iterator[Message]:
