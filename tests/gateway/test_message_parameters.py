@@ -11,6 +11,7 @@ import pytest
 from anthropic.types import message_count_tokens_params, message_create_params
 from pydantic import BaseModel
 
+from app.gateway.anthropic import blocks as blocks
 from app.gateway.anthropic import request as ours
 from app.gateway.anthropic import tools as tools
 from app.process.wiring import Runtime
@@ -128,14 +129,14 @@ def test_every_field_is_driven_by_a_test() -> None:
 @pytest.mark.parametrize(
     ("read", "theirs", "beyond"),
     [
-        (ours.TextBlock, sdk.TextBlockParam, set()),
-        (ours.ImageBlock, sdk.ImageBlockParam, set()),
-        (ours.ToolUseBlock, sdk.ToolUseBlockParam, set()),
-        (ours.ToolResultBlock, sdk.ToolResultBlockParam, set()),
-        (ours.ThinkingBlock, sdk.ThinkingBlockParam, set()),
-        (ours.RedactedThinkingBlock, sdk.RedactedThinkingBlockParam, set()),
+        (blocks.TextBlock, sdk.TextBlockParam, set()),
+        (blocks.ImageBlock, sdk.ImageBlockParam, set()),
+        (blocks.ToolUseBlock, sdk.ToolUseBlockParam, set()),
+        (blocks.ToolResultBlock, sdk.ToolResultBlockParam, set()),
+        (blocks.ThinkingBlock, sdk.ThinkingBlockParam, set()),
+        (blocks.RedactedThinkingBlock, sdk.RedactedThinkingBlockParam, set()),
         (tools.WireTool, sdk.ToolParam, set()),
-        (ours.ToolReferenceBlock, sdk.ToolReferenceBlockParam, set()),
+        (blocks.ToolReferenceBlock, sdk.ToolReferenceBlockParam, set()),
         (ours.OutputConfig, sdk.OutputConfigParam, set()),
         (ours.Metadata, sdk.MetadataParam, set()),
         (tools.CacheMark, sdk.CacheControlEphemeralParam, {"scope"}),
@@ -206,7 +207,10 @@ async def test_what_is_ignored_is_checked_noted_and_changes_nothing(
 
 
 def used(*ids: str) -> dict[str, Any]:
-    return {"role": "assistant", "content": [{"type": "tool_use", "id": id_, "name": "add", "input": {}} for id_ in ids]}
+    return {
+        "role": "assistant",
+        "content": [{"type": "tool_use", "id": id_, "name": "add", "input": {}} for id_ in ids],
+    }
 
 
 def result(*ids: str, then: str = "") -> dict[str, Any]:

@@ -9,13 +9,23 @@ from dataclasses import replace
 from typing import Annotated, Any, Final, Literal, TypeVar
 
 import orjson
-from pydantic import BaseModel, Discriminator, Field, StringConstraints, ValidationError
+from pydantic import BaseModel, Field, StringConstraints, ValidationError
 
-from app.core.message.chat import Form, Image, Message, Part, Sampling, Task, Text, ToolCall
+from app.core.message.chat import Form, Message, Part, Sampling, Task, Text, ToolCall
 from app.core.message.response_format import is_closed
 from app.core.message.tools import run_of
 from app.errors import InvalidRequest
-from app.gateway.anthropic.tools import CacheMark, Name, ToolChoice, WireTool, allow, toolbox_of
+from app.gateway.anthropic.blocks import (
+    Block,
+    ImageBlock,
+    TextBlock,
+    ToolReferenceBlock,
+    ToolResultBlock,
+    ToolUseBlock,
+    part_of,
+    result_of,
+)
+from app.gateway.anthropic.tools import CacheMark, ToolChoice, WireTool, allow, toolbox_of
 from app.gateway.wire.baton_options import BatonOptions, WireModel
 from app.gateway.wire.parameters import check_kinds, invalid_request
 from app.gateway.wire.response_formats import check
@@ -36,92 +46,6 @@ THOUGHTFUL: Final = "high"
 """The effort that thinking stands for, where the request does not say one itself."""
 
 Read = TypeVar("Read", bound=BaseModel)
-CallId = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{1,256}$")]
-
-
-class TextBlock(WireModel):
-    """A text."""
-
-    type: Literal["text"]
-    text: str
-    cache_control: CacheMark | None = None
-    citations: list[Any] | None = None
-
-
-class Base64Source(WireModel):
-    """An image inline."""
-
-    type: Literal["base64"]
-    media_type: Literal["image/png", "image/jpeg", "image/gif", "image/webp"]
-    data: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9+/=_-]+$")]
-
-
-class UrlSource(WireModel):
-    """An image by reference."""
-
-    type: Literal["url"]
-    url: Annotated[str, StringConstraints(pattern=r"^https?://[!-~]+$")]
-
-
-class ImageBlock(WireModel):
-    """An image."""
-
-    type: Literal["image"]
-    source: Annotated[Base64Source | UrlSource, Discriminator("type")]
-    cache_control: CacheMark | None = None
-    transformations: None = None
-
-
-class ToolUseBlock(WireModel):
-    """A call of a tool, in an assistant's turn."""
-
-    type: Literal["tool_use"]
-    id: CallId
-    name: Name
-    input: dict[str, Any]
-    cache_control: CacheMark | None = None
-    caller: dict[str, Any] | None = None
-    toolset_name: None = None
-
-
-class ToolReferenceBlock(WireModel):
-    """A deferred tool that a search of the caller's has found: from here on it is on offer."""
-
-    type: Literal["tool_reference"]
-    tool_name: Name
-    cache_control: CacheMark | None = None
-
-
-class ToolResultBlock(WireModel):
-    """The result of a call."""
-
-    type: Literal["tool_result"]
-    tool_use_id: CallId
-    content: str | list[Annotated[TextBlock | ImageBlock | ToolReferenceBlock, Discriminator("type")]] | None = None
-    is_error: bool | None = None
-    cache_control: CacheMark | None = None
-    toolset_name: None = None
-
-
-class ThinkingBlock(WireModel):
-    """An earlier turn's thinking, which only the model that thought it could use; it is left out."""
-
-    type: Literal["thinking"]
-    thinking: str
-    signature: str
-
-
-class RedactedThinkingBlock(WireModel):
-    """Encrypted thinking of an earlier turn; it is left out."""
-
-    type: Literal["redacted_thinking"]
-    data: str
-
-
-Block = Annotated[
-    TextBlock | ImageBlock | ToolUseBlock | ToolResultBlock | ThinkingBlock | RedactedThinkingBlock,
-    Discriminator("type"),
-]
 
 
 class Turn(WireModel):
@@ -327,13 +251,13 @@ def _messages(turn: Turn, place: int) -> Iterator[Message]:
         where = f"messages.{place}.content.{at}"
         if isinstance(block, ToolResultBlock):
             allow(turn.role == "user" and not parts, where, "results of tools come first in a user's turn")
-            yield Message("tool", _result(block), call_id=block.tool_use_id, failed=bool(block.is_error))
+            yield Message("tool", result_of(block), call_id=block.tool_use_id, failed=bool(block.is_error))
         elif isinstance(block, ToolUseBlock):
             allow(turn.role == "assistant", where, "only an assistant's turn calls tools")
             calls.append(ToolCall(block.id, block.name, orjson.dumps(block.input).decode()))
         elif isinstance(block, TextBlock | ImageBlock):
             allow(isinstance(block, TextBlock) or turn.role == "user", where, "only a user's turn holds images")
-            parts.append(_part(block))
+            parts.append(part_of(block))
     if calls:
         yield Message("assistant", tuple(parts), calls=tuple(calls))
     else:
@@ -342,21 +266,6 @@ def _messages(turn: Turn, place: int) -> Iterator[Message]:
 
 def _spoken(role: Literal["user", "assistant", "system"], parts: tuple[Part, ...]) -> tuple[Message, ...]:
     return (Message(role, parts),) if parts else ()
-
-
-def _result(block: ToolResultBlock) -> tuple[Part, ...]:
-    if isinstance(block.content, str):
-        return (Text(block.content),)
-    return tuple(_part(part) for part in block.content or ())
-
-
-def _part(block: TextBlock | ImageBlock | ToolReferenceBlock) -> Part:
-    if isinstance(block, TextBlock):
-        return Text(block.text)
-    if isinstance(block, ToolReferenceBlock):
-        return Text(f"The tool {block.tool_name} can be called now.")
-    source = block.source
-    return Image(source.url if isinstance(source, UrlSource) else f"data:{source.media_type};base64,{source.data}")
 
 
 def _referred(turns: list[Turn]) -> Iterator[tuple[str, str]]:
