@@ -37,6 +37,10 @@ class Records(Protocol):
         """Return the changes of conductors' versions; None if the source does not have them."""
         ...
 
+    async def unnamed_texts(self) -> int:
+        """Return the number of texts of conversations that are stored although no run has them any more."""
+        ...
+
     def records(self, *, run: str | None = None, since: float | None = None) -> AsyncIterator[Record]:
         """Yield every run, or the one with this id, or those admitted from `since` (seconds since 1970) on."""
         ...
@@ -60,6 +64,8 @@ class Auditor:
         pools, reigns = Pools(self.adapter, await source.catalogs()), Reigns.by(await source.changes())
         async for record in source.records(run=run, since=since):
             self.check(record, pools, reigns, report)
+        if run is None and since is None and (left := await source.unnamed_texts()):
+            report.add(Violation("all runs", 0, "text-left", f"{left:,} texts are stored and belong to no run"))
         return report
 
     def check(self, record: Record, pools: Pools, reigns: Reigns, report: Report) -> None:

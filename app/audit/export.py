@@ -156,6 +156,10 @@ class Export:
                 raise self._fault(number, "is no line of an export") from None
         return found
 
+    async def unnamed_texts(self) -> int:
+        """Implements `check.Records`: an export has every content as a whole."""
+        return 0
+
     async def records(self, *, run: str | None = None, since: float | None = None) -> AsyncIterator[Record]:
         """Implements `check.Records`."""
         for record in self._records():

@@ -132,6 +132,7 @@ RULES: Mapping[str, tuple[str, str]] = {
     "content-altered": ("I-1 I-14", "a content's ref is the hash of the run's salt and its bytes"),
     "content-missing": ("N-8", "every content that the journal names is stored, unless all were erased"),
     "content-foreign": ("I-1", "no content is stored that the journal does not name"),
+    "text-left": ("I-1", "every text of a conversation belongs to a run whose content was not erased"),
     "chars-wrong": ("I-14", "a step's output is as long as its event says"),
     "catalog-missing": ("I-4", "there is a snapshot of every pool that a run or a call names"),
     "catalog-altered": ("I-4", "a pool's snapshot has the digest that it is stored under"),

@@ -49,6 +49,8 @@ class EngineContext:
     version: Callable[[str, str], Awaitable[str]] = _unversioned
     """The model that conducts a run in a conductor's name; empty for the one that the pool file names."""
     tracing: Tracing = field(default_factory=Tracing)
+    sharing_key: Callable[[], bytes] = lambda: b""
+    """The key of the hashes that say whose texts may be stored together."""
     notifies: bool = False
     """True if the operator's webhook is notified of the ends of background responses."""
 

@@ -68,7 +68,7 @@ Redis and tracing are each a twelfth of all imports, and the simulated workers o
 
 
 class Peppers:
-    """The peppers in force, and the keys of live messages that are derived from them."""
+    """The peppers in force, and the keys that are derived from them: of live messages, and of shared texts."""
 
     def __init__(self, settings: Settings) -> None:
         self._accepted = peppers(settings)
@@ -81,6 +81,10 @@ class Peppers:
             raise ConfigInvalid([f"{pepper_file(settings)}: the pepper is gone; restore it from a backup"])
         self._accepted = peppers(settings)
         self.seals.keys = tuple(hashlib.blake2b(pepper, person=b"baton live").digest() for pepper in self._accepted)
+
+    def sharing_key(self) -> bytes:
+        """The key of the hashes by which texts are shared. With another pepper they are stored once more."""
+        return hashlib.blake2b(self._accepted[0], person=b"baton texts").digest()
 
     def accepted(self) -> tuple[bytes, ...]:
         """The pepper under which API keys are hashed, then the earlier ones that are still accepted."""
@@ -258,6 +262,7 @@ async def open_runtime(loaded: Loaded, *, now: Callable[[], float] = time.time) 
             version=versions.version,
             tracing=Tracing(_tracer(home)),
             notifies=settings.webhook_url is not None,
+            sharing_key=pool.peppers.sharing_key,
         )
         drivers, dispatcher = _engine(context, settings, home)
         runs = _run_client(context, settings, home, drivers)

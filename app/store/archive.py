@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import asyncpg
-from sqlalchemy import ColumnElement, Connection, Engine, RowMapping, create_engine, event, func, select, tuple_
+from sqlalchemy import ColumnElement, Connection, Engine, RowMapping, create_engine, event, select, tuple_
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine
@@ -20,9 +20,10 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from app.core.pool.conductor_versions import Change
 from app.core.records import record
 from app.errors import StoreUnavailable
+from app.store.rows import content, texts
 from app.store.sqlkit.postgres import postgres_engine
 from app.store.sqlkit.runner import parse_url
-from app.store.sqlkit.tables import CATALOGS, CONDUCTOR_CHANGES, CONTENTS, EVENTS, RUNS, TICKETS
+from app.store.sqlkit.tables import CATALOGS, CONDUCTOR_CHANGES, EVENTS, RUNS, TICKETS
 
 T = TypeVar("T")
 
@@ -71,6 +72,10 @@ class Archive:
         query = select(table).order_by(table.c.at, table.c.id)
         rows = await self._read(lambda conn: conn.execute(query).all())
         return tuple(Change(**row._mapping) for row in rows)
+
+    async def unnamed_texts(self) -> int:
+        """The number of shared texts that no content of a run names (see `rows/texts.py`)."""
+        return await self._read(texts.unused)
 
     async def records(self, *, run: str | None = None, since: float | None = None) -> AsyncIterator[Record]:
         """Every run; or the run with this id; or the runs admitted from `since` on, in seconds since 1970."""
@@ -144,15 +149,15 @@ def _page(conn: Connection, run: str | None, since: float | None, after: tuple[f
         where.append(tuple_(RUNS.c.created_at, RUNS.c.id) > tuple_(*after))
     query = select(RUNS).where(*where).order_by(RUNS.c.created_at, RUNS.c.id).limit(PAGE)
     rows = [_columns(row) for row in conn.execute(query).mappings()]
+    for row in rows:
+        del row["thread"]  # it says how contents are stored, and no more about the run
     names = _fitting(conn, [row["id"] for row in rows])
     return _records(conn, rows[: len(names)], names)
 
 
 def _fitting(conn: Connection, names: Sequence[str]) -> list[str]:
     """The first of these runs whose content fits into `PAGE_BYTES`; at least one."""
-    size = func.sum(func.length(CONTENTS.c.body))
-    query = select(CONTENTS.c.run, size).where(CONTENTS.c.run.in_(names)).group_by(CONTENTS.c.run)
-    sizes: dict[str, int] = {name: int(total) for name, total in conn.execute(query)}
+    sizes = content.sizes(conn, names)
     kept: list[str] = []
     taken = 0
     for name in names:
@@ -165,19 +170,19 @@ def _fitting(conn: Connection, names: Sequence[str]) -> list[str]:
 
 def _records(conn: Connection, rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[Record]:
     events: defaultdict[str, list[Stored]] = defaultdict(list)
-    contents: defaultdict[str, dict[str, bytes]] = defaultdict(dict)
     tickets: defaultdict[str, list[Mapping[str, Any]]] = defaultdict(list)
+    contents = content.of_runs(conn, names) if names else {}
     if names:
         columns = (EVENTS.c.run, EVENTS.c.seq, EVENTS.c.kind, EVENTS.c.at, EVENTS.c.body)
         query = select(*columns).where(EVENTS.c.run.in_(names)).order_by(EVENTS.c.run, EVENTS.c.seq)
         for name, seq, kind, at, body in conn.execute(query):
             events[name].append(Stored(seq, kind, at, body))
-        for name, ref, body in conn.execute(select(CONTENTS).where(CONTENTS.c.run.in_(names))):
-            contents[name][ref] = body
         held = select(TICKETS).where(TICKETS.c.run.in_(names)).order_by(TICKETS.c.run, TICKETS.c.step)
         for ticket in conn.execute(held).mappings():
             tickets[ticket["run"]].append(_columns(ticket))
-    return [Record(row, tuple(events[row["id"]]), contents[row["id"]], tuple(tickets[row["id"]])) for row in rows]
+    return [
+        Record(row, tuple(events[row["id"]]), contents.get(row["id"], {}), tuple(tickets[row["id"]])) for row in rows
+    ]
 
 
 def _columns(row: RowMapping) -> dict[str, Any]:

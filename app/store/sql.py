@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iter
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from math import inf
 from typing import Any, TypeVar
 from zlib import crc32
 
@@ -50,6 +51,7 @@ from app.store.rows import (
     rated_runs,
     retention,
     runs,
+    texts,
     trials,
 )
 from app.store.sqlkit.migrate import migrate
@@ -119,6 +121,7 @@ class SqlStore:
         self._closed = False
         self._journals = JournalCache()
         self._catalogs: set[str] = set()
+        self._shares_from: float | None = None
         self._statements = statements = Statements(runner.dialect)
         self.availability = availability = DatabaseAvailability(self.ready)
         self._row_cache = row_cache
@@ -140,7 +143,16 @@ class SqlStore:
         writer = (
             self.writers[crc32(entry.run.encode()) % len(self.writers)] if len(self.writers) > 1 else self.writers[0]
         )
+        if entry.shared is not None and entry.at < await self._shared_since():
+            entry = changed(entry, shared=None)
         return await writer.put(encode(entry))
+
+    async def _shared_since(self) -> float:
+        """The time from which on contents may be stored in parts. It is read once."""
+        if self._shares_from is None:
+            since = await self._read(texts.shared_since)
+            self._shares_from = inf if since is None else since
+        return self._shares_from
 
     async def journal(self, run: str, upto: int | None = None, after: int = 0) -> Journal:
         kept, known = self._journals.journal(run, after)
@@ -182,7 +194,7 @@ class SqlStore:
             self._catalogs.add(digest)
 
     async def erase(self, run: str) -> bool:
-        known = await self._write(partial(content.erase, run=run))
+        known = await self._write(partial(content.erase_one, run=run))
         self._journals.forget(run)
         await self._runner.empty_log()
         return known
@@ -195,7 +207,7 @@ class SqlStore:
     async def erase_contents(self, runs: Sequence[str]) -> int:
         erased = 0
         for group in await self._read(partial(retention.groups, runs=runs)):
-            erased += await self._write(partial(retention.erase, runs=group))
+            erased += await self._write(partial(content.erase, runs=group))
             for run in group:
                 self._journals.forget(run)
             await asyncio.sleep(0)

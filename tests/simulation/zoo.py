@@ -399,7 +399,7 @@ def erase_the_words_and_not_the_salt(patch: Patch) -> None:
         conn.execute(delete(CONTENTS).where(CONTENTS.c.run == run))
         return True
 
-    patch.setattr(content, "erase", halfway)
+    patch.setattr(content, "erase_one", halfway)
 
 
 def write_after_the_erasure(patch: Patch) -> None:

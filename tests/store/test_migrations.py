@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,9 +20,11 @@ from sqlalchemy import Connection, create_engine, inspect
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from app.errors import ConfigInvalid
+from app.store.sql import open_store
 from app.store.sqlkit.migrate import MIGRATIONS, alembic_config, migrate
 from app.store.sqlkit.runner import parse_url
 from app.store.sqlkit.tables import METADATA
+from tests.conformance.conversations import contents_of, converse
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.integration)])
@@ -202,3 +205,29 @@ def test_other_urls_are_refused_without_being_shown(written: str) -> None:
     with pytest.raises(ConfigInvalid) as refused:
         parse_url(written)
     assert "secret" not in str(refused.value)
+
+
+def sharing_since(conn: Connection) -> float:
+    return float(conn.exec_driver_sql("SELECT since FROM forms").scalar_one())
+
+
+def test_contents_are_stored_in_parts_once_no_process_of_the_release_before_can_be_left(database: str) -> None:
+    """Such a process could not read them. It has a day to be replaced, and an empty database has never had one."""
+    migrate(database)
+    assert ask(database, sharing_since) == 0.0
+    migrate(database, "0016")
+    used = "INSERT INTO pulse (id, beats) VALUES (1, 1)"
+    ask(database, lambda conn: (conn.exec_driver_sql(used), conn.commit()))
+    migrate(database)
+    assert abs(ask(database, sharing_since) - time.time() - 86_400) < 600
+
+
+async def test_the_way_back_makes_contents_whole(database: str) -> None:
+    await asyncio.to_thread(migrate, database)
+    async with open_store(database) as store:
+        await converse(store, 3)
+    await asyncio.to_thread(migrate, database, "0016")
+    found = await asyncio.to_thread(
+        ask, database, lambda conn: conn.exec_driver_sql("SELECT ref, body FROM contents WHERE run = '3'").all()
+    )
+    assert {ref: bytes(body) for ref, body in found} == contents_of("3", 3)

@@ -16,6 +16,7 @@ from app.store.protocol import Entry, Held, Lease, Move, Outbox, RunQuery
 from app.store.sql import SqlStore, open_store
 from app.store.sqlkit.postgres import RawConnection
 from app.store.sqlkit.statements import Row, Rows, WriteStatements
+from tests.conformance.conversations import answer, turn
 from tests.conformance.entries import admitted, note, queued, take
 from tests.harness.raw_facts import Raw
 from tests.harness.waiting import PATIENCE_SECONDS
@@ -61,6 +62,16 @@ async def test_an_entry_is_one_round_trip_whatever_is_in_it(store: SqlStore, rou
     round_trips.clear()
     await store.append(Entry("run", 5.0, (Raw(Kind.AWAITING, {}),), epoch=1, lease=Lease("", 9.0, 9.0)))
     assert len(round_trips) == 1
+
+
+async def test_a_turn_that_shares_texts_is_one_round_trip_and_so_is_its_answer(
+    store: SqlStore, round_trips: list[str]
+) -> None:
+    await store.append(turn("first", 3))
+    for entry in (turn("run", 4), answer("run", 4)):
+        round_trips.clear()
+        await store.append(entry)
+        assert len(round_trips) == 1
 
 
 CROWD = 20_000

@@ -1,5 +1,6 @@
 """The admission of a run: the workers that may take part, the conductor that plans, and the entry that pins both."""
 
+import hmac
 from collections.abc import Mapping
 from dataclasses import field, replace
 from typing import Any
@@ -7,7 +8,9 @@ from typing import Any
 import orjson
 
 from app.conductor.protocol import Given, Policy
-from app.core.message.chat import Task, task_to_json
+from app.core.message import task_body
+from app.core.message.chat import Task
+from app.core.message.task_body import TaskParts
 from app.core.plan.arms import steps_needed
 from app.core.plan.parse import by_name, read_plan
 from app.core.plan.workflow import Step
@@ -20,7 +23,7 @@ from app.core.run.kinds import OnDisconnect
 from app.core.run.state import CALLER, FALLBACK
 from app.engine.context import EngineContext
 from app.errors import InvalidRequest, PlanRejected
-from app.store.protocol import REQUEST_TAG, Entry, Ledger, NewRun, Once
+from app.store.protocol import BRIEF, REQUEST_TAG, Entry, Ledger, NewRun, Once, Shared
 from app.store.rows.content import address
 
 UNTAKEN_SECONDS = 0.5
@@ -165,7 +168,7 @@ def entry(
     Nobody drives the run yet; `gateway` is the address of the process that follows it.
     """
     salt, now = context.salt(), context.now()
-    body = orjson.dumps(task_to_json(order.task))
+    body, parts = _task(order.task)
     task = address(salt, body)
     contents = [(task, body)]
     plan = ""
@@ -194,9 +197,30 @@ def entry(
         epoch=1,
         contents=tuple(contents),
         tags=tags(order),
+        shared=shared(context, order, task, parts) if parts is not None else None,
         once=order.once,
         notify=context.notifies and notices.wanted(order.wire),
     ), salt
+
+
+def _task(task: Task) -> tuple[bytes, TaskParts | None]:
+    """The bytes of a task, and their parts if it is to be shared with other turns of the conversation.
+
+    A first turn is stored as a whole unless it is large, so that an engine reads it together with the run's journal.
+    """
+    if all(message.role != "assistant" for message in task.messages):
+        body = task_body.whole(task)
+        if len(body) <= BRIEF:
+            return body, None
+    parts = task_body.in_parts(task)
+    return parts.whole, parts
+
+
+def shared(context: EngineContext, order: Order, ref: str, parts: TaskParts) -> Shared:
+    """The parts of a content, to be shared with others of the same tenant, API key and end user."""
+    whose = orjson.dumps([order.tenant, order.key, order.task.user])
+    owner = hmac.digest(context.sharing_key(), whose, "sha256").hex()
+    return Shared(ref, owner, parts.head, parts.body, parts.tail)
 
 
 def _admitted(

@@ -12,7 +12,8 @@ from dataclasses import replace
 
 import orjson
 
-from app.core.message.chat import Image, Message, message_to_json, task_to_json
+from app.core.message import task_body
+from app.core.message.chat import Image, Message, message_to_json
 from app.core.records import record
 from app.core.run import drafts, notices, tool_results
 from app.core.run.events import Event, RunResumed, StepToolResults, facts
@@ -20,9 +21,9 @@ from app.core.run.state import RunState, Turn, fold
 from app.core.run.tool_results import Returned, Standing
 from app.engine.commit.waiting_runs import Waiting
 from app.engine.context import EngineContext
-from app.engine.runs.admission import Order, Owner, of_request, untaken
+from app.engine.runs.admission import Order, Owner, of_request, shared, untaken
 from app.errors import InvalidRequest, NotFound
-from app.store.protocol import Entry, Lease
+from app.store.protocol import BRIEF, Entry, Lease
 from app.store.rows.content import address
 
 
@@ -149,8 +150,8 @@ def begin(context: EngineContext, order: Order, found: Found, gateway: str) -> B
     Nobody drives the run yet.
     """
     state, now = found.state, context.now()
-    asked = orjson.dumps(task_to_json(replace(order.task, messages=(), user=None, metadata={})), default=dict)
-    request = (address(found.known.salt, asked), asked)
+    parts = task_body.in_parts(replace(order.task, messages=(), user=None, metadata={}))
+    request = (address(found.known.salt, parts.whole), parts.whole)
     turn = Turn(
         number=state.turn.number + 1,
         deadline=now + min(order.limits.seconds, state.admitted.limits.seconds),
@@ -171,6 +172,7 @@ def begin(context: EngineContext, order: Order, found: Found, gateway: str) -> B
         epoch=found.known.epoch,
         contents=(request, *found.shares.values()),
         tags=of_request(order),
+        shared=shared(context, order, request[0], parts) if len(parts.whole) > BRIEF else None,
         once=order.once,
         notify=context.notifies and notices.wanted(order.wire),
         lease=Lease("", now + untaken(context), turn.deadline),

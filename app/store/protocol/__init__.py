@@ -19,6 +19,7 @@ from app.store.protocol.entries import (
     NewRun,
     Outbox,
     Projection,
+    Shared,
 )
 from app.store.protocol.idempotency import TAKEN, Once, RequestClaims
 from app.store.protocol.journal import REQUEST_TAG, Journal, RunJournal, RunQuery, RunRow
@@ -67,6 +68,7 @@ __all__ = [
     "RunJournal",
     "RunQuery",
     "RunRow",
+    "Shared",
     "StepInput",
     "StepInputs",
     "Store",

@@ -111,6 +111,22 @@ class Projection:
 
 
 @record(frozen=True, slots=True)
+class Shared:
+    """The parts of one content of an entry, so that the store can keep those only once which other contents have too.
+
+    They are `head`, `body` and `tail`, which joined are the content. Contents of the same owner whose heads begin with
+    the same parts share these; they share tails that are equal.
+    """
+
+    ref: str
+    owner: str
+    """A keyed hash of those whose contents may be shared, as at least 32 hex digits."""
+    head: tuple[bytes, ...]
+    body: bytes
+    tail: bytes = b""
+
+
+@record(frozen=True, slots=True)
 class Entry:
     """One atomic write to one run."""
 
@@ -129,6 +145,9 @@ class Entry:
     """Spent for good."""
     contents: tuple[tuple[str, bytes], ...] = ()
     """(ref, body) pairs. Writing the same ref twice is harmless."""
+    shared: Shared | None = None
+    """The parts of one of `contents`, if it is to be shared. With those of a new run, the outputs of its steps are
+    shared as well, because a caller sends the answer back with the next turn."""
     outbox: tuple[Outbox, ...] = ()
     row: Projection = Projection()
     tags: tuple[tuple[str, str], ...] = ()

@@ -5,14 +5,15 @@ hashing candidates; with the salt, a body proves that it is the one that the jou
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 
-from sqlalchemy import Connection, delete, update
+from sqlalchemy import Connection, delete, func, select, tuple_, union_all, update
 from sqlalchemy.dialects import postgresql, sqlite
 
-from app.store.rows import feedback
-from app.store.sqlkit.statements import Row, SingleStatement, Statements
-from app.store.sqlkit.tables import CATALOGS, CONTENTS, RUNS
+from app.store.rows import feedback, texts
+from app.store.sqlkit.statements import Row, SingleStatement, Statements, shared_parts
+from app.store.sqlkit.tables import CATALOGS, CONTENTS, RUNS, SHARED_CONTENTS
 
 
 def address(salt: bytes, body: bytes) -> str:
@@ -22,20 +23,69 @@ def address(salt: bytes, body: bytes) -> str:
 
 def read(statements: Statements, run: str, refs: Sequence[str]) -> SingleStatement[dict[str, bytes]]:
     """The bodies that are still stored, by ref."""
-    return SingleStatement(statements.contents, (run, statements.values(refs)), _bodies)
+    wanted = (run, statements.values(refs))
+    return SingleStatement(statements.contents, (*wanted, *wanted), partial(_bodies, run))
 
 
-def _bodies(rows: Sequence[Row]) -> dict[str, bytes]:
-    return {ref: bytes(body) for ref, body in rows}
+def _bodies(run: str, rows: Sequence[Row]) -> dict[str, bytes]:
+    return texts.composed(rows).get(run, {})
 
 
-def erase(conn: Connection, run: str) -> bool:
-    """Erase all content of a run, its salt and the comments on it. False if there is no such run."""
-    erased = update(RUNS).where(RUNS.c.id == run).values(salt=None, revision=RUNS.c.revision + 1)
-    known = conn.execute(erased).rowcount
-    conn.execute(delete(CONTENTS).where(CONTENTS.c.run == run))
-    feedback.erase_comments(conn, [run])
-    return bool(known)
+def of_runs(conn: Connection, runs: Sequence[str]) -> Mapping[str, Mapping[str, bytes]]:
+    """All contents of these runs that are still stored, by run and ref."""
+    found: dict[str, dict[str, bytes]] = {run: dict(bodies) for run, bodies in texts.of_runs(conn, runs).items()}
+    for run, ref, body in conn.execute(select(CONTENTS).where(CONTENTS.c.run.in_(runs))):
+        found.setdefault(run, {})[ref] = bytes(body)
+    return found
+
+
+def some(conn: Connection, wanted: Sequence[tuple[str, str]]) -> Mapping[str, bytes]:
+    """The content with this ref of each of these runs, if it is still stored."""
+    whole, part = CONTENTS.c, SHARED_CONTENTS.c
+    rows = conn.execute(select(whole.run, whole.body).where(tuple_(whole.run, whole.ref).in_(wanted)))
+    found = {run: bytes(body) for run, body in rows}
+    rest = [one for one in wanted if one[0] not in found]
+    for run, bodies in texts.composed(conn.execute(shared_parts(tuple_(part.run, part.ref).in_(rest)))).items():
+        found[run] = next(iter(bodies.values()))
+    return found
+
+
+def sizes(conn: Connection, runs: Sequence[str]) -> Mapping[str, int]:
+    """The bytes of all contents of each of these runs that has any. Shared texts count for each run."""
+    whole = select(CONTENTS.c.run, func.length(CONTENTS.c.body).label("size")).where(CONTENTS.c.run.in_(runs))
+    shared = select(SHARED_CONTENTS.c.run, SHARED_CONTENTS.c.size).where(SHARED_CONTENTS.c.run.in_(runs))
+    both = union_all(whole, shared).subquery()
+    return {
+        run: int(size) for run, size in conn.execute(select(both.c.run, func.sum(both.c.size)).group_by(both.c.run))
+    }
+
+
+def erase(conn: Connection, runs: Sequence[str]) -> int:
+    """Erase all content of these runs, their salts and the comments on them, and the texts that no other run names.
+
+    Returns how many still had a salt. The rows are locked in the order of their ids, as all writers of several runs
+    lock them.
+    """
+    texts.lock_owners(conn, runs)
+    held = select(RUNS.c.id).where(RUNS.c.id.in_(runs), RUNS.c.salt.is_not(None)).order_by(RUNS.c.id).with_for_update()
+    known = conn.execute(held).scalars().all()
+    erased = update(RUNS).where(RUNS.c.id.in_(known))
+    conn.execute(erased.values(salt=None, thread=None, revision=RUNS.c.revision + 1))
+    delete_bodies(conn, runs)
+    feedback.erase_comments(conn, runs)
+    return len(known)
+
+
+def delete_bodies(conn: Connection, runs: Sequence[str]) -> None:
+    """Delete the texts of these runs that no other run names. The owners of the texts and the runs must be locked."""
+    conn.execute(delete(CONTENTS).where(CONTENTS.c.run.in_(runs)))
+    texts.erase(conn, runs)
+
+
+def erase_one(conn: Connection, run: str) -> bool:
+    """Erase as `erase` does. False if there is no such run."""
+    erase(conn, [run])
+    return conn.execute(select(RUNS.c.id).where(RUNS.c.id == run)).first() is not None
 
 
 def keep_catalog(conn: Connection, digest: str, snapshot: bytes) -> None:

@@ -3,14 +3,14 @@
 from collections.abc import Callable, Sequence
 
 import orjson
-from sqlalchemy import Connection, select, tuple_, update
+from sqlalchemy import Connection, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from app.core.rating.evidence import Learned, Rated
 from app.core.rating.feedback import Feedback
 from app.core.run.events import Event, Kind
-from app.store.rows import feedback
-from app.store.sqlkit.tables import CONTENTS, EVENTS, POLICIES, RUNS
+from app.store.rows import content, feedback
+from app.store.sqlkit.tables import EVENTS, POLICIES, RUNS
 
 LookedAt = Callable[[Sequence[Event]], str]
 
@@ -28,9 +28,7 @@ def of(conn: Connection, given: Sequence[Feedback], kinds: Sequence[Kind], looke
     all_given: dict[str, list[Feedback]] = {name: [] for name in names}
     for one in feedback.of_all(conn, names):
         all_given[one.run].append(one)
-    refs = [(run, looked_at(found)) for run, found in events.items()]
-    held = tuple_(CONTENTS.c.run, CONTENTS.c.ref).in_(refs)
-    bodies = {row.run: row.body for row in conn.execute(select(CONTENTS).where(held))}
+    bodies = content.some(conn, [(run, looked_at(found)) for run, found in events.items()])
     return tuple(
         Rated(
             one,

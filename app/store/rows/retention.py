@@ -1,20 +1,31 @@
 """Rows of runs whose content is to be erased, or which are to be deleted as a whole (*pruned*), in short
 transactions."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 
 import orjson
-from sqlalchemy import ColumnElement, Connection, bindparam, delete, func, insert, select, tuple_, update
+from sqlalchemy import ColumnElement, Connection, bindparam, delete, false, func, insert, select, tuple_, union_all
 from sqlalchemy.types import LargeBinary
 
+from app.core.message.task_body import BEGINNING
 from app.core.run.events import Kind
 from app.errors import NotFound
 from app.store.protocol import ContentPage, ContentQuery, PrunedRun, PruneQuery
-from app.store.rows import feedback
+from app.store.rows import content, texts
 from app.store.rows.runs import run_row
 from app.store.sqlkit.statements import Statements
-from app.store.sqlkit.tables import CONTENTS, EVENTS, FEEDBACK, NOTICES, PRUNED_RUNS, RUNS, TAGS, TICKETS
+from app.store.sqlkit.tables import (
+    CONTENTS,
+    EVENTS,
+    FEEDBACK,
+    NOTICES,
+    PRUNED_RUNS,
+    RUNS,
+    SHARED_CONTENTS,
+    TAGS,
+    TICKETS,
+)
 
 ERASED_BYTES = 4 * 2**20
 """Most bytes of content that one transaction erases, unless a single run has more."""
@@ -53,8 +64,17 @@ def _of_user(conn: Connection, user: str, runs: Sequence[str]) -> set[str]:
     """
     named = bindparam("named", b'"user":' + orjson.dumps(user), LargeBinary)
     search = func.pg_catalog.position if conn.dialect.name == "postgresql" else func.instr
-    likely = select(CONTENTS.c.run, CONTENTS.c.body).where(CONTENTS.c.run.in_(runs), search(CONTENTS.c.body, named) > 0)
-    return {run for run, body in conn.execute(likely) if _names(bytes(body), user)} if runs else set()
+    whole, part = CONTENTS.c, SHARED_CONTENTS.c
+    likely = select(whole.run, whole.body, false(), false()).where(whole.run.in_(runs), search(whole.body, named) > 0)
+    has_parts = part.head.is_not(None), part.tail.is_not(None)
+    in_parts = select(part.run, part.body, *has_parts).where(part.run.in_(runs), search(part.body, named) > 0)
+    found = conn.execute(union_all(likely, in_parts)) if runs else ()
+    return {run for run, *task in found if _names(_without_texts(*task), user)}
+
+
+def _without_texts(body: bytes, has_head: bool, has_tail: bool) -> bytes:
+    """A task without its conversation and its last fields, where these are stored apart: it is JSON all the same."""
+    return (BEGINNING if has_head else b"") + bytes(body) + (b"}" if has_tail else b"")
 
 
 def _names(body: bytes, user: str) -> bool:
@@ -68,13 +88,10 @@ def _names(body: bytes, user: str) -> bool:
 
 def groups(conn: Connection, runs: Sequence[str]) -> list[list[str]]:
     """These runs in groups, each of which one short transaction can erase."""
-    size = func.sum(func.length(CONTENTS.c.body))
-    query = select(CONTENTS.c.run, size).where(CONTENTS.c.run.in_(runs)).group_by(CONTENTS.c.run)
-    sizes: dict[str, int] = {run: int(total) for run, total in conn.execute(query)}
-    return list(_grouped(runs, sizes))
+    return list(_grouped(runs, content.sizes(conn, runs)))
 
 
-def _grouped(runs: Sequence[str], sizes: dict[str, int]) -> Iterator[list[str]]:
+def _grouped(runs: Sequence[str], sizes: Mapping[str, int]) -> Iterator[list[str]]:
     group: list[str] = []
     taken = 0
     for run in sorted(runs):
@@ -86,24 +103,6 @@ def _grouped(runs: Sequence[str], sizes: dict[str, int]) -> Iterator[list[str]]:
         taken += size
     if group:
         yield group
-
-
-def erase(conn: Connection, runs: Sequence[str]) -> int:
-    """Erase all content of these runs, their salts and the comments on them. Returns how many still had a salt.
-
-    The rows are locked in the order of their ids, as all writers of several runs lock them.
-    """
-    held = select(RUNS.c.id).where(RUNS.c.id.in_(runs), RUNS.c.salt.is_not(None)).order_by(RUNS.c.id).with_for_update()
-    known = conn.execute(held).scalars().all()
-    conn.execute(update(RUNS).where(RUNS.c.id.in_(known)).values(salt=None, revision=RUNS.c.revision + 1))
-    _delete_contents(conn, runs)
-    feedback.erase_comments(conn, runs)
-    return len(known)
-
-
-def _delete_contents(conn: Connection, runs: Sequence[str]) -> None:
-    """Delete the texts of these runs, whose rows the caller has locked."""
-    conn.execute(delete(CONTENTS).where(CONTENTS.c.run.in_(runs)))
 
 
 def prunable(query: PruneQuery) -> tuple[ColumnElement[bool], ...]:
@@ -140,6 +139,7 @@ def prune(conn: Connection, statements: Statements, runs: Sequence[tuple[PrunedR
     """
     statements.plan_by_key(conn)
     given = {left.id: (left, revision) for left, revision in runs}
+    texts.lock_owners(conn, list(given))
     ended = select(RUNS.c.id, RUNS.c.revision).where(RUNS.c.id.in_(list(given)), RUNS.c.ended_at.is_not(None))
     rows = conn.execute(ended.order_by(RUNS.c.id).with_for_update()).all()
     names = [row.id for row in rows if row.revision == given[row.id][1]]
@@ -147,7 +147,7 @@ def prune(conn: Connection, statements: Statements, runs: Sequence[tuple[PrunedR
         return []
     conn.execute(insert(PRUNED_RUNS), [asdict(given[name][0]) for name in names])
     _delete_tags(conn, names)
-    _delete_contents(conn, names)
+    content.delete_bodies(conn, names)
     for table in (EVENTS, TICKETS, NOTICES, FEEDBACK):
         conn.execute(delete(table).where(table.c.run.in_(names)))
     conn.execute(delete(RUNS).where(RUNS.c.id.in_(names)))

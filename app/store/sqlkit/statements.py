@@ -23,6 +23,7 @@ from sqlalchemy import (
     BigInteger,
     Column,
     ColumnElement,
+    CompoundSelect,
     Connection,
     Dialect,
     Executable,
@@ -35,6 +36,7 @@ from sqlalchemy import (
     cast,
     column,
     delete,
+    false,
     func,
     insert,
     literal_column,
@@ -48,7 +50,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.types import TypeEngine
 
 from app.core.records import record
-from app.store.sqlkit.tables import CONTENTS, EVENTS, NOTICES, ONCE, RUNS, TAGS, TICKETS
+from app.store.sqlkit.tables import CONTENTS, EVENTS, NOTICES, ONCE, RUNS, SHARED_CONTENTS, TAGS, TEXTS, TICKETS
 
 Row = tuple[Any, ...]
 T = TypeVar("T")
@@ -65,7 +67,7 @@ LIVE = _RUN_COLUMNS[len(BORN) :]
 ENDLESS = tuple(name for name in LIVE if name != "ended_at")
 """Columns of a run that may change by an entry that does not end it. To set `ended_at`, even to the value that it has,
 makes SQLite write the index of open runs anew: a quarter of the statement's time and a page of the log."""
-RUN = ("id", "epoch", "cap_usd", "cap_tokens", *LIVE, "salt")
+RUN = ("id", "epoch", "cap_usd", "cap_tokens", *LIVE, "thread", "salt")
 """Columns of a run that an entry is checked against."""
 SEEN = RUN[:-1]
 """Columns of a run that the row cache holds (see `batch.RowCache`): it holds no run whose salt was erased."""
@@ -75,6 +77,11 @@ SETTLED = ("tier", "driver", "version", "claim", "holder", "rung_at", "lost")
 CLAIM = tuple(ONCE.columns.keys())
 ALONG = 16
 """Most contents that are read together with a journal."""
+
+WHOLE, TAIL, OWN = -2, -1, 0
+"""Places of the parts of a content, as `shared_parts` orders them: one that is stored as a whole, the text with which
+it ends, and what is its own. The texts with which it begins have the places 1, 2 and so on, from the last to the first.
+"""
 
 _NAMED = "(regexp_matches(convert_from(events.body, 'UTF8'), '[0-9a-f]{64}', 'g'))[1]"
 """Every part of an event's body that may be the ref of a content, as Postgres finds it."""
@@ -320,20 +327,20 @@ class Statements:
         self.run = Prepared(select(RUNS).where(RUNS.c.id == bindparam("its_id")), dialect, ["its_id"])
         self.journal = Prepared(_journal(), dialect, ["its_seq", "its_id"])
         self.step_input = Prepared(_step_input(), dialect, ["its_id", "its_seq", "most"]) if self.arrays else None
-        self.contents = Prepared(
-            select(CONTENTS.c.ref, CONTENTS.c.body).where(
-                CONTENTS.c.run == bindparam("its_run"), self.among(CONTENTS.c.ref)
-            ),
-            dialect,
-            ["its_run", "ids"],
-        )
+        self.contents = Prepared(self._contents(), dialect, ["shared_run", "shared_ids", "its_run", "ids"])
         self.tickets = Lookup(self, dialect, TICKETS, ["run", "step"])
         self._both = Prepared(self._runs_and_tickets(), dialect, ["ids", "moving"]) if self.arrays else None
         self.write = WriteStatements(dialect)
         if self.arrays:
-            self._one_is_current = _one_is_current()
-            self._runs_are_current = self._all_are_current(moving=False)
-            self._all_moving_are_current = self._all_are_current(moving=True)
+            self._conditions = {
+                locks: (
+                    _nothing_but_locks() if locks else None,
+                    _one_is_current(locks=locks),
+                    self._all_are_current(moving=False, locks=locks),
+                    self._all_are_current(moving=True, locks=locks),
+                )
+                for locks in (False, True)
+            }
         self.new_run = Rows(RUNS, "insert")
         self.change_run = Rows(RUNS, "update", ENDLESS, ["id", "epoch"])
         self.end_run = Rows(RUNS, "update", LIVE, ["id", "epoch"])
@@ -346,8 +353,11 @@ class Statements:
             dialect,
             ["lease_until", "its_id"],
         )
+        self._lock_texts = Prepared(select(_text_locks()), dialect, ["locks"]) if self.arrays else None
         self.new_event = Rows(EVENTS, "insert")
         self.new_content = Rows(CONTENTS, "once")
+        self.new_shared_content = Rows(SHARED_CONTENTS, "once")
+        self.new_text = Rows(TEXTS, "once")
         self.new_tag = Rows(TAGS, "once")
         self.new_notice = Rows(NOTICES, "once")
         self.new_ticket = Rows(TICKETS, "insert")
@@ -390,6 +400,11 @@ class Statements:
         if self._by_key is not None:
             self._by_key.fetch(conn)
 
+    def lock_texts(self, conn: Connection, locks: Sequence[int]) -> None:
+        """Take these locks of owners of texts on Postgres, as one of many that write texts of theirs."""
+        if self._lock_texts is not None and locks:
+            self._lock_texts.fetch(conn, locks)
+
     def under_lock(
         self, conn: Connection, ids: Sequence[str], moving: Sequence[str]
     ) -> tuple[Sequence[Row], Sequence[Row]]:
@@ -425,27 +440,35 @@ class Statements:
         return True
 
     def current_or_nothing(
-        self, known: Sequence[KnownRun], moving: Sequence[str], result: T, *wanted: tuple[Rows, Sequence[Row]]
+        self,
+        known: Sequence[KnownRun],
+        moving: Sequence[str],
+        result: T,
+        *wanted: tuple[Rows, Sequence[Row]],
+        locks: Sequence[int],
     ) -> SingleStatement[T | None]:
         """The conditional write as one statement of Postgres. Its result is `result`, or None if nothing was written.
 
-        It locks the rows of the runs, and then the tickets of those that are `moving`, as `under_lock` does. The
-        tickets of a single run need no lock of their own: entries change them under the lock of the run's row.
+        It takes the `locks` of owners of texts, as `lock_texts` does, then locks the rows of the runs, and then the
+        tickets of those that are `moving`, as `under_lock` does. The tickets of a single run need no lock of their own:
+        entries change them under the lock of the run's row.
         """
+        only_new, one, several, several_moving = self._conditions[bool(locks)]
         if not known:  # there are only new runs
-            return self.write.only_if(None, (), result, *wanted)
+            return self.write.only_if(only_new, [locks] if locks else (), result, *wanted)
         if len(known) == 1:
-            return self.write.only_if(self._one_is_current, known[0], result, *wanted)
-        condition, values = self._runs_are_current, columns_of(known, 2)
+            return self.write.only_if(one, [locks, *known[0]] if locks else known[0], result, *wanted)
+        values = [*columns_of(known, 2), *([locks] if locks else [])]
         if moving:
-            condition, values = self._all_moving_are_current, [*values, list(moving)]
-        return self.write.only_if(condition, values, result, *wanted)
+            return self.write.only_if(several_moving, [*values, list(moving)], result, *wanted)
+        return self.write.only_if(several, values, result, *wanted)
 
-    def _all_are_current(self, *, moving: bool) -> Condition:
+    def _all_are_current(self, *, moving: bool, locks: bool) -> Condition:
         """Any number of runs have the revisions that are given, and their rows and tickets are locked."""
         given, names = unnested({"id": Text(), "revision": BigInteger()}, "_known")
+        names += _LOCKS[:locks]
         same = (RUNS.c.id == given.c.id) & (RUNS.c.revision == given.c.revision)
-        rows = select(RUNS.c.id).select_from(RUNS.join(given, same)).order_by(RUNS.c.id)
+        rows = select(RUNS.c.id).select_from(RUNS.join(given, same)).where(*_after_locks(locks)).order_by(RUNS.c.id)
         current = rows.with_for_update(of=RUNS).cte("current_runs")
         count = select(func.count()).select_from(current).scalar_subquery()
         holds: ColumnElement[bool] = count == func.cardinality(bindparam("id_known", type_=ARRAY(Text)))
@@ -456,6 +479,13 @@ class Statements:
             holds = and_(holds, select(func.count()).select_from(locked).scalar_subquery() >= literal_column("0"))
             names = [*names, "moving"]
         return Condition(select(holds.label("holds")).cte("unchanged"), names)
+
+    def _contents(self) -> Executable:
+        """The parts of contents of one run, however they are stored."""
+        its_own = CONTENTS.c.run == bindparam("its_run"), self.among(CONTENTS.c.ref)
+        plain = select(CONTENTS.c.run, CONTENTS.c.ref, *_place(WHOLE), CONTENTS.c.body, false(), *_place(0))
+        shared = SHARED_CONTENTS.c.run == bindparam("shared_run"), self.among(SHARED_CONTENTS.c.ref, "shared_ids")
+        return union_all(*_shared_parts(*shared), plain.where(*its_own))
 
     def values(self, ids: Sequence[str]) -> object:
         """A list as the one parameter that it is sent as."""
@@ -474,14 +504,59 @@ def _literals(name: str, value: str, local: str) -> list[ColumnElement[Any]]:
     return [literal_column(word) for word in (f"'{name}'", f"'{value}'", local)]
 
 
-def _one_is_current() -> Condition:
+_LOCKS = ("locks",)
+"""The name of the parameter with the locks of owners of texts."""
+
+
+def _text_locks() -> ColumnElement[int]:
+    """The number of these locks, all of which are taken when it is computed."""
+    lock = func.unnest(bindparam("locks", type_=ARRAY(BigInteger))).column_valued("lock")
+    return func.count(func.pg_advisory_xact_lock_shared(lock))
+
+
+def _after_locks(locks: bool) -> tuple[ColumnElement[bool], ...]:
+    """A condition that always holds, and that is checked before any row is read. The locks are taken by then."""
+    if not locks:
+        return ()
+    taken = select(_text_locks().label("count")).cte("text_locks")
+    return (select(taken.c.count).scalar_subquery() >= literal_column("0"),)
+
+
+def _nothing_but_locks() -> Condition:
+    (holds,) = _after_locks(True)
+    return Condition(select(holds.label("holds")).cte("unchanged"), _LOCKS)
+
+
+def _one_is_current(*, locks: bool) -> Condition:
     """The row of one run has the revision that is given, and is locked."""
-    known = (RUNS.c.id == bindparam("id_known"), RUNS.c.revision == bindparam("revision_known"))
+    known = (*_after_locks(locks), RUNS.c.id == bindparam("id_known"), RUNS.c.revision == bindparam("revision_known"))
     current = select(RUNS.c.id).where(*known).with_for_update().cte("current_run")
     count = select(func.count()).select_from(current).scalar_subquery()
-    return Condition(
-        select((count == literal_column("1")).label("holds")).cte("unchanged"), ["id_known", "revision_known"]
-    )
+    names = [*_LOCKS[:locks], "id_known", "revision_known"]
+    return Condition(select((count == literal_column("1")).label("holds")).cte("unchanged"), names)
+
+
+def shared_parts(*chosen: ColumnElement[bool]) -> CompoundSelect[Any]:
+    """The parts of the chosen contents: run, ref, place, body, True for a message of the assistant's, and at the place
+    `OWN` the size of the whole."""
+    return union_all(*_shared_parts(*chosen))
+
+
+def _shared_parts(*chosen: ColumnElement[bool]) -> tuple[Select[Any], ...]:
+    columns = [SHARED_CONTENTS.c[name] for name in ("run", "ref", "head", "tail", "size", "body")]
+    asked = select(*columns).where(*chosen).cte("asked")
+    first = select(asked.c.run, asked.c.ref, TEXTS.c.id, TEXTS.c.before, *_place(1))
+    chain = first.join(TEXTS, TEXTS.c.id == asked.c.head).cte("chain", recursive=True)
+    earlier = select(chain.c.run, chain.c.ref, TEXTS.c.id, TEXTS.c.before, chain.c.place + literal_column("1"))
+    chain = chain.union_all(earlier.join(TEXTS, TEXTS.c.id == chain.c.before))
+    own = select(asked.c.run, asked.c.ref, *_place(OWN), asked.c.body, false(), asked.c.size)
+    head = select(chain.c.run, chain.c.ref, chain.c.place, TEXTS.c.body, TEXTS.c.spoken, *_place(0))
+    tail = select(asked.c.run, asked.c.ref, *_place(TAIL), TEXTS.c.body, false(), *_place(0))
+    return own, head.join(TEXTS, TEXTS.c.id == chain.c.id), tail.join(TEXTS, TEXTS.c.id == asked.c.tail)
+
+
+def _place(number: int) -> list[ColumnElement[int]]:
+    return [cast(literal_column(str(number)), BigInteger).label("place")]
 
 
 def _journal() -> Executable:

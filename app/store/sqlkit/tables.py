@@ -38,6 +38,7 @@ RUNS = Table(
     Column("model", Text, nullable=False),
     Column("code", Text, nullable=False),
     Column("salt", LargeBinary),  # NULL once the content is erased
+    Column("thread", Text),  # where the texts of its answers belong (`rows/texts.py`); NULL where none are shared
     Column("created_at", Double, nullable=False),
     Column("deadline", Double, nullable=False),
     Column("epoch", BigInteger, nullable=False),
@@ -94,6 +95,38 @@ CONTENTS = Table(
     Column("run", Text, primary_key=True),
     Column("ref", Text, primary_key=True),
     Column("body", LargeBinary, nullable=False),
+)
+
+# Contents that are stored in parts, because other runs of a conversation have some of them too: see `rows/texts.py`. A
+# process of 0.2 knows the table `contents` alone, so these tables are used from `forms.since` on.
+SHARED_CONTENTS = Table(
+    "shared_contents",
+    METADATA,
+    Column("run", Text, primary_key=True),
+    Column("ref", Text, primary_key=True),
+    Column("head", Text),  # the last of the texts with which it begins
+    Column("tail", Text),  # the text with which it ends
+    Column("size", BigInteger, nullable=False),  # bytes of the whole
+    Column("body", LargeBinary, nullable=False),  # what is between head and tail
+)
+Index("shared_contents_by_head", SHARED_CONTENTS.c.head)
+Index("shared_contents_by_tail", SHARED_CONTENTS.c.tail)
+
+TEXTS = Table(
+    "texts",
+    METADATA,
+    Column("id", Text, primary_key=True),  # a hash of its owner, of the texts before it and of itself
+    Column("before", Text),  # the text that it follows; NULL for the first
+    Column("spoken", Boolean, nullable=False),  # True if it stands for a message of the assistant's with this text
+    Column("body", LargeBinary, nullable=False),
+)
+Index("texts_by_before", TEXTS.c.before)
+
+FORMS = Table(
+    "forms",
+    METADATA,
+    Column("name", Text, primary_key=True),
+    Column("since", Double, nullable=False),  # when processes may begin to write this form of storage
 )
 
 TICKETS = Table(

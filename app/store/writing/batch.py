@@ -25,10 +25,11 @@ from sqlalchemy import Connection, select
 
 from app.core.records import record
 from app.core.run import notices
-from app.core.run.events import TERMINAL, Event, Fact, Kind, RunResumed
+from app.core.run.events import TERMINAL, Event, Fact, Kind, RunResumed, StepDone
 from app.core.run.kinds import AFTER_THE_END, ANYBODY
 from app.errors import Conflict, LeaseLost, NotFound, RunEnded, RunOverBudget
 from app.store.protocol import MOVED, TAKEN, Appended, Entry, Lease, Ledger, Move, NewRun, Once, Projection
+from app.store.rows import texts
 from app.store.rows.idempotency import claim_row
 from app.store.rows.runs import CachedRows
 from app.store.sqlkit.statements import ENDLESS, LIVE, SEEN, SETTLED, TICKET, Row, Rows, SingleStatement, Statements
@@ -91,6 +92,8 @@ class _Run:
     error: str | None = None
     notify_turn: int | None = None
     revision: int = 0
+    thread: str | None = None
+    """Where the texts of its outputs belong, if its contents are shared (see `rows/texts.py`)."""
     salt: bytes | None = b""
     """None once its content was erased."""
     stored_epoch: int = field(init=False)
@@ -163,8 +166,16 @@ class Claims:
 class RowBatch:
     """The rows that a batch of entries reads, and the changes that it makes to them."""
 
-    def __init__(self, runs: Iterable[Row], tickets: Iterable[Row], moving: Collection[str], claims: Claims) -> None:
-        """`tickets` are all tickets of the runs in `moving`."""
+    def __init__(
+        self,
+        runs: Iterable[Row],
+        tickets: Iterable[Row],
+        moving: Collection[str],
+        claims: Claims,
+        locked: Collection[int] | None = None,
+    ) -> None:
+        """`tickets` are all tickets of the runs in `moving`. Only texts of owners whose lock is in `locked` are shared;
+        None: those of all, and `locks` are to be taken before the write."""
         self._runs = {row[0]: _Run(*row) for row in runs}
         self._tickets = {(row[0], row[1]): _stored(row) for row in tickets}
         self._ticketed = set(moving)
@@ -175,6 +186,11 @@ class RowBatch:
         self._touched: set[tuple[str, int]] = set()
         self._events: list[tuple[Any, ...]] = []
         self._contents: list[tuple[Any, ...]] = []
+        self._shared: list[Row] = []
+        self._texts: dict[str, Row] = {}
+        self._locked = locked
+        self.locks: set[int] = set()
+        """The locks of the owners whose texts are written."""
         self._tags: list[tuple[Any, ...]] = []
         self._notices: list[tuple[Any, ...]] = []
 
@@ -223,6 +239,8 @@ class RowBatch:
             (statements.hand_ended, [_lease(run) + _END_OF(run) for run in handed if run.ended_at is not None]),
             (statements.new_event, self._events),
             (statements.new_content, self._contents),
+            (statements.new_shared_content, self._shared),
+            (statements.new_text, [self._texts[name] for name in sorted(self._texts)]),
             (statements.new_tag, self._tags),
             (statements.new_notice, self._notices),
             *self._claims.writes(statements),
@@ -315,6 +333,29 @@ class RowBatch:
             self._notices.append((run.id, run.notify_turn, word, entry.at, 0, entry.at))
             run.notify_turn = None
 
+    def _share(self, run: _Run, entry: Entry) -> None:
+        """Store the contents of an entry, some of them in parts."""
+        outputs = {draft.output for draft in entry.events if isinstance(draft, StepDone)}
+        for ref, body in entry.contents:
+            if entry.shared is not None and entry.shared.ref == ref and self._may_share(entry.shared.owner):
+                parts = texts.parted(run.id, entry.shared)
+                run.thread = (parts.thread or None) if entry.new is not None else run.thread
+            elif ref in outputs and len(body) >= texts.SHARED_BYTES and run.thread and self._may_share(run.thread):
+                parts = texts.answered(run.id, ref, body, run.thread)
+            else:
+                self._contents.append((run.id, ref, body))
+                continue
+            self._shared.append(parts.content)
+            self._texts |= {text[0]: text for text in parts.texts}
+
+    def _may_share(self, owner: str) -> bool:
+        """True if texts of an owner may be written, whose lock is noted then."""
+        lock = texts.lock_of(owner)
+        if self._locked is not None and lock not in self._locked:
+            return False
+        self.locks.add(lock)
+        return True
+
     def _drop_untaken(self, run: str) -> None:
         """Delete a run's tickets that were never taken. The others stay until the outcome of their call is recorded."""
         for place, ticket in self._tickets.items():
@@ -324,7 +365,9 @@ class RowBatch:
 
     def _file(self, run: _Run, entry: Entry) -> tuple[int, ...]:
         """Apply everything but the events. Returns the claims on tickets that were taken as they were written."""
-        if run.salt is not None:
+        if run.salt is not None and (entry.shared is not None or run.thread is not None):
+            self._share(run, entry)
+        elif run.salt is not None:
             self._contents += [(run.id, ref, body) for ref, body in entry.contents]
         self._tags += [(name, value, run.id) for name, value in entry.tags]
         _project(run, entry.row)
@@ -393,7 +436,7 @@ def _balance(run: _Run, entry: Entry) -> tuple[int, int, int, int]:
 
 def _born(run: _Run, new: NewRun, at: float) -> tuple[Any, ...]:
     """All columns of a new run, in table order. A later entry of the batch may have changed its lease."""
-    described = (run.id, new.tenant, new.key, new.tier, new.model, new.code, new.salt, at)
+    described = (run.id, new.tenant, new.key, new.tier, new.model, new.code, new.salt, run.thread, at)
     lease = (new.deadline, run.epoch, new.driver, new.lease_until) if run.lease is None else _lease(run)
     return (*described, *lease, run.cap_usd, run.cap_tokens, *_LIVE_OF(run))
 
@@ -468,9 +511,13 @@ def commit(conn: Connection, statements: Statements, batch: Sequence[EncodedEntr
     runs, moving = touched(batch)
     if len(runs) > 1:
         statements.plan_by_key(conn)
+    owners = {encoded.entry.shared.owner for encoded in batch if encoded.entry.shared is not None}
+    locked = sorted({texts.lock_of(owner) for owner in owners})
+    statements.lock_texts(conn, locked)  # before any run's row, as an erasure does
     found, tickets = statements.under_lock(conn, runs, moving)
     ids = sorted({encoded.entry.once.id for encoded in batch if encoded.entry.once is not None})
-    rows = RowBatch(found, tickets, moving, Claims(statements.claims.fetch(conn, ids)))
+    shared = locked if statements.arrays else None
+    rows = RowBatch(found, tickets, moving, Claims(statements.claims.fetch(conn, ids)), shared)
     outcomes = [rows.apply(encoded) for encoded in batch]
     statements.write(conn, *rows.writes(statements))
     rows.write_later(conn, statements)
@@ -530,7 +577,8 @@ def conditional_write(
     known = [(cached.run[_ID], cached.run[_REVISION]) for cached in speculative.cached]
     applied, wanted = speculative.done, speculative.rows.writes(statements)
     if statements.arrays:
-        return statements.current_or_nothing(known, speculative.moving, applied, *wanted)
+        locks = sorted(speculative.rows.locks)
+        return statements.current_or_nothing(known, speculative.moving, applied, *wanted, locks=locks)
     return lambda conn: applied if statements.write_if_current(conn, known, *wanted) else None
 
 

@@ -1,0 +1,198 @@
+"""Contents that are stored in parts, so that a conversation's texts are stored once and not once for each turn.
+
+A turn's task begins with the texts of the turn before it. So the texts of a task form a chain, in which each text names
+the one `before` it, and a content names the last one (its `head`); two conversations that begin alike share the
+beginning of their chains. What a task ends with, its tools above all, is one text (its `tail`). An answer is stored as
+the text that follows the head of its run's task, because that is where the caller's next turn has it.
+
+The id of a text is a hash of its owner, of the texts before it and of its own bytes, so that nobody looks for the
+conversation to which a turn belongs: it writes all of its texts, and those that are stored already stay as they are.
+The owner is a keyed hash of tenant, key and user, so nothing is shared between those.
+
+An erasure deletes the texts that no content names any more, and which no other text follows, from the ends of the
+chains upwards. A turn that has just begun to name such a text must not lose it: on Postgres whoever writes texts of an
+owner holds a lock of that owner together with others, and whoever erases them holds it alone; both take it before they
+lock a run's row. In SQLite writers exclude each other anyway.
+"""
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    Connection,
+    FromClause,
+    Select,
+    bindparam,
+    delete,
+    exists,
+    func,
+    select,
+)
+
+from app.core.message.task_body import message_spoken, text_spoken
+from app.core.records import record
+from app.store.protocol import Shared
+from app.store.sqlkit.statements import OWN, TAIL, WHOLE, Row, shared_parts
+from app.store.sqlkit.tables import FORMS, RUNS, SHARED_CONTENTS, TEXTS
+
+_LINK = (TEXTS.c.id, TEXTS.c.before)
+SHARED_BYTES = 256
+"""Fewest bytes of an output or a tail that is stored as a text of its own."""
+ID_DIGITS = 32
+"""Hexadecimal digits of a text's id."""
+LOCK_DIGITS = 16
+"""Hexadecimal digits of an owner that make the number of its lock."""
+
+
+@record(frozen=True, slots=True)
+class StoredParts:
+    """The rows of a content that is stored in parts, and the texts that it names."""
+
+    content: Row
+    """Its row in `shared_contents`."""
+    texts: Sequence[Row]
+    thread: str
+    """Where an answer to it belongs; empty if it has no head."""
+
+
+def lock_of(owner: str) -> int:
+    """The number of an owner's lock, or of a thread's."""
+    return int.from_bytes(bytes.fromhex(owner[:LOCK_DIGITS]), signed=True)
+
+
+def parted(run: str, shared: Shared) -> StoredParts:
+    """The rows of a content of a run."""
+    texts: list[Row] = []
+    before = None
+    for part in shared.head:
+        name = _id(before or shared.owner, part)
+        text = text_spoken(part)
+        texts.append((name, before, text is not None, part if text is None else text))
+        before = name
+    tail, body = None, shared.body
+    if len(shared.tail) >= SHARED_BYTES:
+        tail = _id(f"{shared.owner} tail", shared.tail)
+        texts.append((tail, None, False, shared.tail))
+    else:
+        body += shared.tail
+    size = sum(map(len, shared.head)) + len(shared.body) + len(shared.tail)
+    thread = shared.owner[:LOCK_DIGITS] + before if before is not None else ""
+    return StoredParts((run, shared.ref, before, tail, size, body), texts, thread)
+
+
+def answered(run: str, ref: str, body: bytes, thread: str) -> StoredParts:
+    """The rows of the output `body` of a step of the run to which the thread belongs."""
+    before = thread[LOCK_DIGITS:]
+    name = _id(before, message_spoken(body))
+    return StoredParts((run, ref, None, name, len(body), b""), [(name, before, True, body)], thread)
+
+
+def _id(before: str, part: bytes) -> str:
+    return hashlib.sha256(before.encode() + b" " + part).hexdigest()[:ID_DIGITS]
+
+
+def composed(rows: Iterable[Sequence[Any]]) -> dict[str, dict[str, bytes]]:
+    """The contents whose parts are in these rows of `shared_parts`, by run and ref. One without all its texts is left
+    out."""
+    found: defaultdict[tuple[str, str], list[Row]] = defaultdict(list)
+    for run, ref, *part in map(tuple, rows):
+        found[run, ref].append(tuple(part))
+    bodies: defaultdict[str, dict[str, bytes]] = defaultdict(dict)
+    for (run, ref), parts in found.items():
+        body = _composed(sorted(parts, key=_place))
+        if body is not None:
+            bodies[run][ref] = body
+    return bodies
+
+
+def _place(part: Row) -> int:
+    place: int = part[0]
+    return place
+
+
+def _composed(parts: Sequence[Row]) -> bytes | None:
+    """A content of its parts, which are ordered by their places (`WHOLE`, `TAIL`, `OWN` and those of the head)."""
+    head: list[bytes] = []
+    own, tail, size = b"", b"", 0
+    for place, body, spoken, its_size in parts:
+        if place == WHOLE:
+            return bytes(body)
+        if place == TAIL:
+            tail = bytes(body)
+        elif place == OWN:
+            own, size = bytes(body), its_size
+        else:
+            head.append(message_spoken(bytes(body)) if spoken else bytes(body))
+    whole = b"".join((*reversed(head), own, tail))
+    return whole if len(whole) == size else None
+
+
+def of_runs(conn: Connection, runs: Sequence[str]) -> Mapping[str, Mapping[str, bytes]]:
+    """All contents of these runs that are stored in parts, by run and ref."""
+    if not runs:
+        return {}
+    return composed(conn.execute(shared_parts(SHARED_CONTENTS.c.run.in_(runs))))
+
+
+def lock_owners(conn: Connection, runs: Sequence[str]) -> None:
+    """Have nobody else write or erase texts of the owners of these runs until the end of the transaction."""
+    if conn.dialect.name != "postgresql":
+        return
+    threads = select(RUNS.c.thread).where(RUNS.c.id.in_(runs), RUNS.c.thread.is_not(None)).distinct()
+    locks = sorted({lock_of(thread) for thread in conn.execute(threads).scalars()})
+    for lock in locks:
+        conn.execute(select(func.pg_advisory_xact_lock(bindparam("lock", lock, BigInteger))))
+
+
+def erase(conn: Connection, runs: Sequence[str]) -> None:
+    """Erase the contents of these runs that are stored in parts, and the texts that nothing names any more.
+
+    The owners of the runs must be locked.
+    """
+    theirs = SHARED_CONTENTS.c.run.in_(runs)
+    gone = conn.execute(delete(SHARED_CONTENTS).where(theirs).returning(SHARED_CONTENTS.c.head, SHARED_CONTENTS.c.tail))
+    named = {name for row in gone for name in row if name is not None}
+    while named:
+        rows = conn.execute(
+            delete(TEXTS).where(TEXTS.c.id.in_(_chains_to_erase(sorted(named)))).returning(*_LINK)
+        ).all()
+        named = {before for _, before in rows if before is not None} - {name for name, _ in rows}
+
+
+def _chains_to_erase(named: Sequence[str]) -> Select[Any]:
+    """Those of these texts that nothing names and no text follows, each with the texts before it that only it needs.
+
+    A text that two erased ones follow is left for the next statement.
+    """
+    ends = select(*_LINK).where(TEXTS.c.id.in_(named), *_unnamed(TEXTS), ~_followed(TEXTS)).cte("chain", recursive=True)
+    earlier = TEXTS.alias("earlier")
+    above = select(earlier.c.id, earlier.c.before).join(ends, ends.c.before == earlier.c.id)
+    chain = ends.union_all(above.where(*_unnamed(earlier), ~_followed(earlier, by_others_than=ends.c.id)))
+    return select(chain.c.id)
+
+
+def _unnamed(text: FromClause) -> Sequence[ColumnElement[bool]]:
+    """No content names the text."""
+    named = (SHARED_CONTENTS.c.head, SHARED_CONTENTS.c.tail)
+    return tuple(~exists(select(column).where(column == text.c.id)) for column in named)
+
+
+def _followed(text: FromClause, by_others_than: ColumnElement[str] | None = None) -> ColumnElement[bool]:
+    following = TEXTS.alias("following")
+    found = select(following.c.id).where(following.c.before == text.c.id)
+    return exists(found if by_others_than is None else found.where(following.c.id != by_others_than))
+
+
+def unused(conn: Connection) -> int:
+    """The number of texts that no content names and no other text follows. There are none unless something is wrong."""
+    query = select(func.count()).select_from(TEXTS).where(*_unnamed(TEXTS), ~_followed(TEXTS))
+    return conn.execute(query).scalar_one()
+
+
+def shared_since(conn: Connection) -> float | None:
+    """The time from which on contents may be stored in parts, in seconds since 1970."""
+    return conn.execute(select(FORMS.c.since).where(FORMS.c.name == "shared")).scalar_one_or_none()

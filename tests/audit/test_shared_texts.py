@@ -1,0 +1,51 @@
+"""The auditor reads contents in parts as it reads whole ones, and finds texts that an erasure has left."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from sqlalchemy import create_engine, text
+
+from app.core.message.chat import Message, Task, Text
+from app.process.wiring import Runtime
+from tests.harness.audited import report_of
+from tests.harness.in_process import finish, order, pool_text, running_service
+from tests.stubs import ProviderStub, Reply
+
+LONG = "A long answer. " * 40
+
+
+@pytest.fixture
+async def opened(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[Runtime]:
+    stub.always("alpha", Reply(chunks=(LONG,)))
+    async with running_service(tmp_path, pool_text(stub), audits=False) as running:
+        yield running
+
+
+async def second_turn(opened: Runtime) -> str:
+    messages = [Message("user", (Text("One?"),)), Message("assistant", (Text(LONG),)), Message("user", (Text("Two?"),))]
+    driven = await opened.runs.start(order(opened, "baton-mini", task=Task(tuple(messages))))
+    return (await finish(driven)).ended.state.run
+
+
+def falsify(opened: Runtime, statement: str) -> None:
+    engine = create_engine(opened.pool.loaded.settings.database_url)
+    with engine.begin() as conn:
+        conn.execute(text(statement))
+    engine.dispose()
+
+
+@pytest.mark.parametrize(
+    ("statement", "rule"),
+    [
+        ("UPDATE texts SET body = CAST(replace(CAST(body AS TEXT), 'long', 'LONG') AS BLOB)", "content-altered"),
+        ("DELETE FROM texts WHERE before IS NULL", "content-missing"),
+        ("DELETE FROM shared_contents", "text-left"),
+    ],
+)
+async def test_a_text_that_was_changed_or_taken_or_left_is_found(opened: Runtime, statement: str, rule: str) -> None:
+    await second_turn(opened)
+    url = opened.pool.loaded.settings.database_url
+    assert (await report_of(url)).clean
+    falsify(opened, statement)
+    assert rule in (await report_of(url)).rules
