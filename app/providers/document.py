@@ -6,11 +6,12 @@ other.
 """
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import orjson
 
-from app.core.message.chat import Usage
+from app.core.message.chat import Chosen, Likely, Usage
 from app.providers.faults import malformed
 
 TOKENS = 100_000_000
@@ -90,6 +91,32 @@ def usage(into: object, out: object, cached: object = 0, reasoning: object = 0) 
     if read is None or written is None or read + written == 0:
         return None
     return Usage(read, min(count(cached) or 0, read), written, min(count(reasoning) or 0, written))
+
+
+def tokens(value: object, who: str) -> list[Chosen]:
+    """Return the tokens of an answer with their log-probabilities, which OpenAI's two formats write alike.
+
+    The format lists the chosen token among the likeliest.
+    """
+    found = []
+    for entry in rows(value, who):
+        if (one := _likely(entry, who)) is not None:
+            listed = [_likely(rival, who) for rival in rows(entry.get("top_logprobs"), who)]
+            top = tuple(rival for rival in listed if rival is not None)
+            others = tuple((rival.token, rival.logprob) for rival in top if rival.token != one.token)
+            found.append(Chosen(one.token, one.logprob, others, one.raw, top))
+    return found
+
+
+def _likely(entry: Mapping[str, Any], who: str) -> Likely | None:
+    """Return a token with its log-probability, or None."""
+    if not isinstance(entry.get("logprob"), float | int):
+        return None
+    try:
+        raw = bytes(entry["bytes"]) if isinstance(entry.get("bytes"), list) else None
+    except (TypeError, ValueError):
+        raw = None
+    return Likely(words(entry.get("token"), who), float(entry["logprob"]), raw)
 
 
 def _mended(data: bytes, who: str) -> Any:

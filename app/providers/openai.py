@@ -21,12 +21,10 @@ from typing import Any
 import orjson
 
 from app.core.message.chat import (
-    Chosen,
     End,
     Finish,
     Form,
     Image,
-    Likely,
     Message,
     Part,
     Piece,
@@ -40,7 +38,7 @@ from app.core.records import record
 from app.errors import WorkerTruncated, WorkerUnavailable
 from app.providers import functions, options
 from app.providers.authentication import key_headers
-from app.providers.document import inner, label, parse, rows, usage, words
+from app.providers.document import inner, label, parse, rows, tokens, usage, words
 from app.providers.faults import fault, in_stream, malformed
 from app.providers.functions import Calls, openai_calls
 from app.providers.http import Endpoint, exchange
@@ -314,7 +312,7 @@ class Completion:
         if (refusal := said.get("refusal")) is not None:
             self._refuse(words(refusal, who), pieces)
         if choice.get("logprobs") is not None:
-            pieces.extend(_chosen(inner(choice["logprobs"], who), who))
+            pieces.extend(tokens(inner(choice["logprobs"], who).get("content"), who))
         if (reason := choice.get("finish_reason")) is not None:
             self._end_with(words(reason, who))
             stopped = choice.get("stop_reason")  # vLLM's own: the stop sequence, or the id of a token
@@ -348,28 +346,6 @@ def _content(value: object, who: str) -> str:
     if isinstance(value, list):
         return "".join(words(part.get("text"), who) for part in rows(value, who) if part.get("type") == "text")
     return words(value, who)
-
-
-def _chosen(logprobs: Mapping[str, Any], who: str) -> list[Chosen]:
-    chosen = []
-    for entry in rows(logprobs.get("content"), who):
-        if (one := _likely(entry, who)) is not None:
-            listed = [_likely(rival, who) for rival in rows(entry.get("top_logprobs"), who)]
-            top = tuple(rival for rival in listed if rival is not None)
-            others = tuple((rival.token, rival.logprob) for rival in top if rival.token != one.token)
-            chosen.append(Chosen(one.token, one.logprob, others, one.raw, top))
-    return chosen
-
-
-def _likely(entry: Mapping[str, Any], who: str) -> Likely | None:
-    """Return a token with its log-probability, or None. The format lists the chosen token among the likeliest."""
-    if not isinstance(entry.get("logprob"), float | int):
-        return None
-    try:
-        raw = bytes(entry["bytes"]) if isinstance(entry.get("bytes"), list) else None
-    except (TypeError, ValueError):
-        raw = None
-    return Likely(words(entry.get("token"), who), float(entry["logprob"]), raw)
 
 
 def _usage(value: object) -> Usage | None:

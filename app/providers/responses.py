@@ -9,7 +9,7 @@ the items that it led to, as the reference demands. Reasoning is no part of the 
 A conversation stays in order, as `input` items; texts of the assistant are `output_text`. Results of tools may hold
 images. The least `max_output_tokens` that the API takes is 16: a smaller limit is sent as 16. The API has no `stop`,
 `seed`, penalties or `logit_bias`. Options: `reasoning` (`drop` for models and servers that refuse `include`; models
-that are known not to reason are never asked), `ignore`.
+that are known not to reason are never asked), `ignore`, `logprobs` (`true` where the models return log-probabilities).
 """
 
 import hashlib
@@ -25,7 +25,7 @@ from app.core.pool.catalog import Deadlines, ProviderSpec
 from app.errors import WorkerTruncated, WorkerUnavailable
 from app.providers import functions, options
 from app.providers.authentication import key_headers
-from app.providers.document import inner, label, parse, rows, usage, words
+from app.providers.document import inner, label, parse, rows, tokens, usage, words
 from app.providers.faults import fault, in_stream, malformed
 from app.providers.functions import Calls
 from app.providers.http import Endpoint, exchange
@@ -35,6 +35,7 @@ BASE_URL = "https://api.openai.com/v1"
 OPTIONS = {"reasoning": ("return", "drop")}
 LEAST_TOKENS = 16
 """The smallest `max_output_tokens` that the API takes."""
+MOST_LOGPROBS = 20
 LONGEST_ID = 64
 WITHOUT_REASONING = re.compile(r"(?:^|[/:])(?:gpt-[34]|chatgpt-|gpt-5(?:\.\d+)?-chat)")
 """Models that refuse `include: ["reasoning.encrypted_content"]`, because they do not reason."""
@@ -62,8 +63,12 @@ class ResponsesProvider:
         body: dict[str, Any] = {"model": model, "input": _items(request.messages, reasons), "store": False}
         body |= _sampling(request.sampling, self.unsupported | request.worker.drops)
         body |= _tools(request.toolbox, strict=spec.structured)
-        if reasons:
-            body["include"] = ["reasoning.encrypted_content"]
+        include = ["reasoning.encrypted_content"] if reasons else []
+        if request.logprobs is not None:
+            include.append("message.output_text.logprobs")
+            body |= {"top_logprobs": min(request.logprobs, MOST_LOGPROBS)} if request.logprobs else {}
+        if include:
+            body["include"] = include
         if request.form is not None and spec.structured:
             body["text"] = {"format": _format(request.form)}
         if spec.streams and request.live:
@@ -235,6 +240,7 @@ class Response:
             raise malformed(self._who, "a field of the wrong type")
         if kind == "response.output_text.delta":
             self._say(place, document.get("delta"), pieces)
+            pieces.extend(tokens(document.get("logprobs"), self._who))
         elif kind == "response.function_call_arguments.delta":
             self._more(place, words(document.get("delta"), self._who), pieces)
         elif kind == "response.refusal.delta":
@@ -263,6 +269,7 @@ class Response:
                     self._refuse(None, part.get("refusal"), pieces)
                 else:
                     self._say(None, part.get("text"), pieces)
+                    pieces.extend(tokens(part.get("logprobs"), self._who))
         elif kind == "function_call":
             self._items.append({"type": "function_call"})
             self._begin(place, item, pieces)

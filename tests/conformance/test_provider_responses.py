@@ -218,3 +218,48 @@ async def test_a_run_with_tools_over_a_worker_that_speaks_responses(tmp_path: Pa
     assert [item["type"] for item in sent] == ["message", "reasoning", "function_call", "function_call_output"]
     assert sent[1]["encrypted_content"] == "c3R1Yg=="
     assert sent[3]["output"] == "A tree."
+
+
+ABLE = """
+[providers.able]
+format = "responses"
+base_url = "{url}"
+key = "STUB_KEY"
+options = {{ logprobs = "true" }}
+
+[workers.beta]
+provider = "able"
+model = "gpt-4.1"
+price = {{ input = 1.00, output = 2.00 }}
+"""
+
+
+async def test_log_probabilities_reach_the_caller_from_a_worker_that_gives_them(tmp_path: Path) -> None:
+    """In both formats, whole and streamed; `alpha`, whose provider does not declare them, is not asked for them."""
+    responses: dict[str, Any] = {"model": "baton-mini", "input": "Hi", "top_logprobs": 2}
+    included = responses | {"include": ["message.output_text.logprobs"], "top_logprobs": 0}
+    chat = {"model": "baton-mini", "messages": [{"role": "user", "content": "Hi"}], "logprobs": True, "top_logprobs": 2}
+    async with ProviderStub() as stub:
+        pool = (POOL + ABLE).format(url=stub.responses_url).replace('pool = ["alpha"]', 'pool = ["alpha", "beta"]')
+        async with (
+            running_service(tmp_path, pool, {"STUB_KEY": KEYS["responses"]}) as opened,
+            calling(opened) as client,
+        ):
+            whole = (await client.post("/v1/responses", json=responses)).json()
+            bare = (await client.post("/v1/responses", json=included)).json()
+            streamed = (await client.post("/v1/responses", json=responses | {"stream": True})).text
+            completion = (await client.post("/v1/chat/completions", json=chat)).json()
+            plain = (await client.post("/v1/responses", json={"model": "baton-mini", "input": "Hi"})).json()
+    events = [json.loads(line[6:]) for line in streamed.splitlines() if line.startswith("data: ")]
+    tokens = whole["output"][0]["content"][0]["logprobs"]
+    assert [(one["token"], bytes(one["bytes"]).decode(), len(one["top_logprobs"])) for one in tokens] == [
+        (token, token, 2) for token in ("Hello", " there", ".")
+    ]
+    assert [len(one["top_logprobs"]) for one in bare["output"][0]["content"][0]["logprobs"]] == [0, 0, 0]
+    sent = [one for event in events if event["type"] == "response.output_text.delta" for one in event["logprobs"]]
+    assert [one["token"] for one in sent] == ["Hello", " there", "."]
+    assert [one["token"] for one in completion["choices"][0]["logprobs"]["content"]] == ["Hello", " there", "."]
+    assert plain["output"][0]["content"][0]["logprobs"] == []
+    assert [one.model for one in stub.requests] == ["gpt-4.1"] * 4 + ["gpt-6-sol"]
+    assert [one.json.get("top_logprobs") for one in stub.requests[:4]] == [2, None, 2, 2]
+    assert {tuple(one.json["include"]) for one in stub.requests[:4]} == {("message.output_text.logprobs",)}

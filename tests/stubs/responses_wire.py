@@ -14,6 +14,7 @@ from typing import Any
 from . import responses_rules
 from .openai_wire import CREATED, OpenAIWire
 from .record import Received
+from .responses_rules import INCLUDES
 from .rules import parse
 from .script import Reply, Usage
 from .wire import Frame, Refused
@@ -110,20 +111,24 @@ class ResponsesWire:
                 part = {"type": "refusal", "refusal": reply.refusal}
             elif not reply.endless:
                 part["text"] = reply.text
+                part["logprobs"] = [token for chunk in reply.chunks for token in _logprobs(received.json, reply, chunk)]
             message = {"id": "msg_stub", "type": "message", "role": "assistant", "status": "completed"}
-            yield {**message, "phase": "final_answer", "content": [part]}, self._said(reply)
+            yield {**message, "phase": "final_answer", "content": [part]}, self._said(received, reply)
         for i, call in enumerate(reply.tool_calls):
             named = {"call_id": call.id or f"call_{id(received):x}_{i}", "name": call.name, "arguments": call.arguments}
             item = {"id": f"fc_stub{i}", "type": "function_call", "status": "completed", **named}
             yield item, self._arguments(call.arguments)
 
-    def _said(self, reply: Reply) -> Iterator[tuple[str, Any]]:
+    def _said(self, received: Received, reply: Reply) -> Iterator[tuple[str, Any]]:
         if reply.refusal is not None:
             for word in re.findall(r"\S+\s*", reply.refusal):
                 yield "refusal", {"content_index": 0, "delta": word}
             return
         for piece in reply.pieces():
-            yield "output_text", {"content_index": 0, "delta": piece, "logprobs": []}
+            yield (
+                "output_text",
+                {"content_index": 0, "delta": piece, "logprobs": _logprobs(received.json, reply, piece)},
+            )
 
     def _arguments(self, arguments: str) -> Iterator[tuple[str, Any]]:
         half = max(1, len(arguments) // 2)
@@ -150,3 +155,13 @@ class ResponsesWire:
             "output_tokens_details": {"reasoning_tokens": use.reasoning},
             "total_tokens": use.input + use.output,
         }
+
+
+def _logprobs(body: dict[str, Any], reply: Reply, token: str) -> list[dict[str, Any]]:
+    """The token, if they were asked for, and as many likeliest ones; the API sends no bytes of those in a stream."""
+    if INCLUDES[1] not in (body.get("include") or ()):
+        return []
+    others = [(f" alternative{i}", reply.logprob - 2 - i) for i in range((body.get("top_logprobs") or 0) - 1)]
+    listed = [(token, reply.logprob), *others] if body.get("top_logprobs") else []
+    top = [{"token": name, "logprob": value} for name, value in listed]
+    return [{"token": token, "logprob": reply.logprob, "top_logprobs": top}]

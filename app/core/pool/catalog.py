@@ -176,7 +176,7 @@ class ProviderSpec:
     @property
     def gives_logprobs(self) -> bool:
         """Return whether the operator declares that its models return log-probabilities."""
-        return self.format in ("openai", "rehearsal") and self.options.get("logprobs") == "true"
+        return self.format in ("openai", "responses", "rehearsal") and self.options.get("logprobs") == "true"
 
     @property
     def json_mode(self) -> bool:

@@ -167,7 +167,16 @@ def usage_of(bill: Bill) -> dict[str, Any]:
 def _part(text: str, logprobs: Any, refusal: bool) -> dict[str, Any]:
     if refusal:
         return {"type": "refusal", "refusal": text}
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": list(logprobs or ())}
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": list(map(_token, logprobs or ()))}
+
+
+def _token(one: Mapping[str, Any]) -> dict[str, Any]:
+    """A token of the whole part: each has its bytes, which a worker of this format does not send while it streams."""
+    return _spelled(one) | {"top_logprobs": list(map(_spelled, one["top_logprobs"]))}
+
+
+def _spelled(one: Mapping[str, Any]) -> dict[str, Any]:
+    return _bare(one) | {"bytes": list(one["token"].encode()) if one["bytes"] is None else one["bytes"]}
 
 
 def _streamed(logprobs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -85,7 +85,9 @@ PARAMETERS: Final[Mapping[str, Parameter]] = {
     "presence_penalty": _honoured("-2 to 2. Passed to the answering step."),
     "frequency_penalty": _honoured("-2 to 2. Passed to the answering step."),
     "logit_bias": _honoured("-100 to 100. Passed to the answering step; token ids are its worker's, so pin one."),
-    "logprobs": _honoured("Of the answer. Only workers may take part whose provider has the option `logprobs`."),
+    "logprobs": _honoured(
+        "Of the answer. Only workers may take part whose provider has the option `logprobs`; without one, a 400."
+    ),
     "top_logprobs": _honoured("0 to 20, with `logprobs`; 0 asks for nothing."),
     "reasoning_effort": _honoured("The tier's limits for that effort, or for the nearest lower one that it has."),
     "user": _honoured("Kept with the task."),
@@ -166,7 +168,10 @@ RESPONSES: Final[Mapping[str, Parameter]] = {
     "temperature": PARAMETERS["temperature"],
     "top_p": PARAMETERS["top_p"],
     "top_logprobs": _honoured("0 to 20, of the answer's tokens; 0 asks for nothing."),
-    "include": _honoured("`message.output_text.logprobs`; OpenAI's others change nothing, and any other is a 400."),
+    "include": _honoured(
+        "`message.output_text.logprobs`, as `logprobs` of a chat completion; OpenAI's others change nothing, and any "
+        "other is a 400."
+    ),
     "metadata": PARAMETERS["metadata"],
     "user": PARAMETERS["user"],
     "store": _honoured("false: the response cannot be retrieved. Its run is journaled all the same."),
