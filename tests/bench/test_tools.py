@@ -13,8 +13,9 @@ import pytest
 
 from app.process.config.poolfile import parse
 from tests.harness import servers
+from tests.simulation.fleet import Demand, demand
 
-from . import commits, talk
+from . import commits, scaleout, talk
 from . import load as generator
 from .figures import Figure, Subject, measured
 from .held import held
@@ -236,3 +237,24 @@ def test_a_comparison_has_a_verdict(this: float, other: float, better: str, verd
     sides = [Row("f", None, "ms", one, better=better, rounds=(one,)) for one in (this, other)]  # type: ignore[arg-type]
     assert Comparison(*sides).verdict == verdict
     assert verdict in compared([Comparison(*sides)])
+
+
+def test_a_simulated_fleet_counts_what_it_asks_of_its_database() -> None:
+    idle, loaded = demand(2, 0), demand(2, 10)
+    assert idle.reads > 0
+    assert (idle.writes, idle.runs) == (0, 0)
+    assert loaded.reads > idle.reads
+    assert 2 * loaded.runs <= loaded.writes <= 6 * 10
+    assert loaded.runs >= 8
+
+
+def test_a_larger_fleet_is_priced_by_what_it_asks_for_more() -> None:
+    cost = scaleout.Cost(database_ms=1.0, gateway_ms=1.0, engine_ms=2.0, log_bytes=10_000)
+    fleets = {
+        2: (Demand(reads=160, writes=0, runs=0), Demand(reads=160, writes=300, runs=100)),
+        100: (Demand(reads=8000, writes=0, runs=0), Demand(reads=16_000, writes=600, runs=100)),
+    }
+    small, large = scaleout.rows(fleets, cost, idle_ms=1.0, runs_per_engine=5.0)
+    assert small.cores == pytest.approx((10 * 1.0 + 2 * 1.0) / 1000)
+    assert large.cores == pytest.approx((500 * 2.0 + 100 * 2.0) / 1000)  # twice the transactions, twice the polling
+    assert large.log_mb_per_second == pytest.approx(5.0)

@@ -97,6 +97,12 @@ class Server:
             self._process.send_signal(signal.SIGCONT)
 
     @property
+    def pid(self) -> int:
+        """The id of the running process; of Postgres, that of the postmaster."""
+        assert self._process is not None
+        return self._process.pid
+
+    @property
     def _log(self) -> Path:
         return self.directory / "server.log"
 

@@ -54,13 +54,15 @@ LAYOUTS = (
 class World:
     """One seed. `run` plays it and gives the report; the oracle's findings are added by `play`."""
 
-    def __init__(self, seed: int, weather: Weather = AS_SEEDED, *, keep_trace: bool = False) -> None:
+    def __init__(
+        self, seed: int, weather: Weather = AS_SEEDED, *, keep_trace: bool = False, turns: int = TURNS
+    ) -> None:
         self.seed = seed
         self.report = Report(seed)
         self.chance = random.Random(f"world {seed}")
         self.faults = Faults(weather.rates(seed), random.Random(f"faults {seed}"))
         self.calm = not self.faults.rates
-        self.loop = VirtualLoop(f"loop {seed}", TURNS)
+        self.loop = VirtualLoop(f"loop {seed}", turns)
         self.witness = Witness(self.loop.time, self.note)
         self.database = Database()
         self.workers = Workers(self.witness, random.Random(f"workers {seed}"), self.loop.time)
