@@ -5,6 +5,7 @@ import re
 import sys
 import tomllib
 from collections.abc import Iterable
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
@@ -54,12 +55,18 @@ def _modules(distribution: str) -> set[str]:
 
 def _third_party(*folders: str) -> set[str]:
     """The modules from elsewhere that the code in these folders imports."""
+    modules = frozenset[str]().union(*map(_imported_in, folders))
+    return set(modules - OURS - set(sys.stdlib_module_names))
+
+
+@cache
+def _imported_in(folder: str) -> frozenset[str]:
+    """The modules that the code in a folder imports; read once for all tests."""
     modules: set[str] = set()
-    for folder in folders:
-        for path in (ROOT / folder).rglob("*.py"):
-            if not str(path.relative_to(ROOT)).startswith(WITH_REQUIREMENTS_OF_THEIR_OWN):
-                modules |= _imported(ast.parse(path.read_text()))
-    return modules - OURS - set(sys.stdlib_module_names)
+    for path in (ROOT / folder).rglob("*.py"):
+        if not str(path.relative_to(ROOT)).startswith(WITH_REQUIREMENTS_OF_THEIR_OWN):
+            modules |= _imported(ast.parse(path.read_text()))
+    return frozenset(modules)
 
 
 def _imported(tree: ast.Module) -> set[str]:
