@@ -9,10 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
+import click
 import pytest
 import yaml
 
-from app.cli.commands import parse
+from app.cli.commands import command_line, parse, reference
 from app.process.config import configure
 from app.process.config.settings import PREFIX, secret_variables, variables
 from app.telemetry import COUNTERS, GAUGES, HISTOGRAMS
@@ -20,7 +21,16 @@ from app.telemetry import COUNTERS, GAUGES, HISTOGRAMS
 ROOT: Final = Path(__file__).resolve().parents[2]
 DEPLOY: Final = ROOT / "deploy"
 COMPOSE: Final = ROOT / "docker-compose.yml"
-DOCUMENTS: Final = ("Dockerfile", "docker-compose.yml", "README.md", "deploy/docs/runbook.md", "deploy/env.example")
+PAGES: Final = tuple(sorted(f"deploy/docs/{page.name}" for page in (DEPLOY / "docs").glob("*.md")))
+DOCUMENTS: Final = ("Dockerfile", "docker-compose.yml", "README.md", "deploy/env.example", *PAGES)
+GENERATED: Final = ("Dockerfile", "deploy/docs/changelog.md", "deploy/docs/commands.md")
+"""Documents without command lines of their own, and the page of commands, which the commands write."""
+OF_CLIENTS: Final = {"BATON_API_KEY", "BATON_BASE_URL"}
+"""Variables in examples of clients, which Baton does not read."""
+COMMANDS: Final = tuple(
+    context.command_path.split()[1:]
+    for _, context in reference.commands(command_line(), click.Context(command_line(), info_name="baton"))
+)
 TEMPLATES: Final = sorted((DEPLOY / "helm" / "templates").iterdir())
 OURS: Final = ("gateway", "dispatcher", "migrate")
 SECRET: Final = {
@@ -63,6 +73,12 @@ def accepted(arguments: list[str]) -> bool:
     return True
 
 
+def names_a_command(mention: str) -> bool:
+    """True if a mention in a sentence is the path of a command or of a group, perhaps with options but no values."""
+    path = [word for word in mention.split() if not word.startswith("-")]
+    return any(known[: len(path)] == path for known in COMMANDS)
+
+
 def strings(value: object) -> Iterator[str]:
     """Every text inside a parsed document."""
     if isinstance(value, str):
@@ -83,16 +99,17 @@ def strings(value: object) -> Iterator[str]:
 def test_every_variable_that_is_named_exists(name: str) -> None:
     named = set(re.findall(rf"\b{PREFIX}[A-Z_]+\b", (ROOT / name).read_text()))
     in_files = {f"{name}_FILE" for name in secret_variables()}
-    assert named - set(variables()) - in_files - {"BATON_API_KEY"} == set()
+    assert named - set(variables()) - in_files - OF_CLIENTS == set()
 
 
-@pytest.mark.parametrize("name", ["README.md", "deploy/docs/runbook.md", "deploy/env.example", "docker-compose.yml"])
+@pytest.mark.parametrize("name", [name for name in DOCUMENTS if name not in GENERATED])
 def test_every_command_that_is_named_is_accepted(name: str) -> None:
-    text = (ROOT / name).read_text()
-    quoted = re.findall(r"`(?:docker compose exec gateway )?(baton [^`]+)`", text)
-    lines = re.findall(r"^(baton .+)$", text, re.MULTILINE)
-    commands = {line.split("#")[0].replace("ID", "run_1") for line in (*quoted, *lines)}
-    assert [line for line in sorted(commands) if not accepted(shlex.split(line)[1:])] == []
+    text = (ROOT / name).read_text().replace("\\\n", " ")
+    quoted = re.findall(r"`(?:docker compose exec gateway )?baton ([^`]+)`", text)
+    lines = re.findall(r"^(?:docker compose exec gateway |kubectl exec \S+ -- )?baton (.+)$", text, re.MULTILINE)
+    commands = {shlex.join(shlex.split(line.replace("ID", "run_1"), comments=True)) for line in lines}
+    mentions = {line.replace("ID", "run_1") for line in quoted if not names_a_command(line)}
+    assert [line for line in sorted(commands | mentions) if not accepted(shlex.split(line))] == []
 
 
 # -- the image

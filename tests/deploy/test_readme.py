@@ -8,6 +8,7 @@ import sys
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -19,6 +20,8 @@ from app.process.config.settings import variables
 ROOT: Final = Path(__file__).resolve().parents[2]
 README: Final = (ROOT / "README.md").read_text()
 CALLERS: Final = (ROOT / "deploy" / "docs" / "callers.md").read_text()
+START: Final = (ROOT / "deploy" / "docs" / "start.md").read_text()
+LITELLM: Final = (ROOT / "deploy" / "docs" / "litellm.md").read_text()
 PAGES: Final = (ROOT / "README.md", *sorted((ROOT / "deploy" / "docs").glob("*.md")))
 ADDRESS: Final = "http://127.0.0.1:8080"
 
@@ -195,6 +198,27 @@ def test_the_pool_snippets_make_a_pool(tmp_path: Path) -> None:
     assert set(loaded.catalog.tiers) == {"quick"}
 
 
+def test_every_command_for_this_machine_works(terminal: Terminal, run: str) -> None:
+    (block,) = [block for block in blocks("sh", START) if "baton keys ls" in block]
+    text = re.sub(r"^baton ", f"{sys.executable} -m app ", block, flags=re.MULTILINE)
+    shown = terminal.paste("bash", "-ec", text=text)
+    for words in ("rehearsal", "laptop", "baton-ultra", run):
+        assert words in shown
+
+
+def test_the_last_request_of_the_first_steps_is_answered(terminal: Terminal) -> None:
+    reply = json.loads(terminal.paste("bash", "-ec", text=blocks("sh", START)[-1]))
+    assert "391" in reply["choices"][0]["message"]["content"]
+
+
+def test_what_litellms_configuration_becomes_is_a_valid_pool(tmp_path: Path) -> None:
+    (text,) = blocks("toml", LITELLM)
+    (tmp_path / "pool.toml").write_text(text)
+    environ = {"HOUSE_KEY": "sk-house", "ANTHROPIC_API_KEY": "sk-test", "BATON_DATA_DIR": str(tmp_path)}
+    loaded = configure({"BATON_POOL": str(tmp_path / "pool.toml"), **environ})
+    assert loaded.catalog.tiers["assistant"].pool == ("luna", "haiku")
+
+
 def test_the_map_is_the_tree() -> None:
     (section,) = re.findall(r"^## Map of `app/`\n(.*?)^## ", README, re.MULTILINE | re.DOTALL)
     named = {name.rstrip("/") for name in re.findall(r"`([\w/.]+)`", section)}
@@ -207,6 +231,7 @@ def test_the_settings_table_is_complete() -> None:
     assert set(variables()) - set(re.findall(r"BATON_[A-Z_]+", section)) == set()
 
 
+@cache
 def anchors(page: Path) -> set[str]:
     """The names by which links reach the page's headings."""
     headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
