@@ -13,6 +13,7 @@ from app.audit.report import Report, Violation
 from app.core.message.chat import Text
 from app.core.plan.arms import tier_of
 from app.core.pool.catalog import MILLION, Catalog, ConductorSpec, Price, ProviderSpec, Tier, Worker
+from app.core.pool.rules import Match
 from app.core.pool.snapshot import restored
 from app.core.run.kinds import Kind
 from app.errors import BatonError
@@ -91,6 +92,8 @@ def _admission(run: Account, pools: Pools) -> Iterator[Violation]:
             yield run.says(
                 "clearance", 1, f"{name} is in the pool and not cleared for {_uncleared(run, worker)} labels"
             )
+        for rule in _barring(run, catalog, worker) if worker is not None else ():
+            yield run.says("rule", 1, f"{name} is in the pool, and the rule {rule} excludes it")
     yield from _limits(run, tier)
 
 
@@ -114,6 +117,32 @@ def _uncleared(run: Account, worker: Worker) -> int:
     return len(missing)
 
 
+def _barring(run: Account, catalog: Catalog, worker: Worker) -> list[str]:
+    """Return the names of the pool file's rules that keep this worker from the run's labels, from the rules alone."""
+    labels = set(run.admitted["labels"])
+    found = []
+    for rule in catalog.rules:
+        if not set(rule.labels) <= labels:
+            continue
+        refused = rule.allow is not None and not _has(worker, rule.allow)
+        if refused or (rule.deny is not None and _has(worker, rule.deny)):
+            found.append(rule.name)
+    return found
+
+
+def _has(worker: Worker, match: Match) -> bool:
+    """True if a worker has one of the values of every attribute that a match names."""
+    card = worker.card
+    pairs = (
+        (match.worker, {worker.name}),
+        (match.provider, {worker.provider}),
+        (match.region, {card.region}),
+        (match.retention, {card.retention}),
+        (match.clearance, set(card.clearance)),
+    )
+    return all(not wanted or wanted & values for wanted, values in pairs)
+
+
 # -- the worker
 
 
@@ -129,6 +158,8 @@ def _worker(run: Account, call: Call, catalog: Catalog, worker: Worker) -> Itera
         yield run.says("worker-changed", seq, f"{call.id}: provider or model is not that of {worker.name}")
     if _uncleared(run, worker):
         yield run.says("clearance", seq, f"{worker.name} is not cleared for {_uncleared(run, worker)} labels")
+    for rule in _barring(run, catalog, worker):
+        yield run.says("rule", seq, f"the rule {rule} keeps {worker.name} from the labels of this run")
     if call.step is not None and body["max_tokens"] > worker.card.max_output:
         yield run.says("output-over-limit", seq, f"{worker.name} writes at most {worker.card.max_output} tokens")
     if call.step is None:

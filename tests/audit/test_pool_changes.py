@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from app.core.run.events import Kind
+from app.errors import InvalidRequest
 from app.process.config import reload
 from app.process.wiring import Runtime
 from tests.harness.audited import report_of
@@ -85,3 +86,52 @@ async def test_a_conductor_that_lost_its_clearance_plans_no_more(stub: ProviderS
     outcome = await finish(await opened.runs.start(order(opened, "baton-ultra", labels=frozenset({"phi"}))))
     assert [proposal.mode for proposal in outcome.ended.state.proposals] == ["first", "repair", "fallback"]
     assert len(stub.of("planner")) == 1
+
+
+RULE = """
+[rules.patients-stay-with-alpha]
+labels = ["phi"]
+allow = { worker = ["alpha", "planner"] }
+"""
+
+
+async def test_a_worker_that_a_new_rule_excludes_is_not_called(stub: ProviderStub, opened: Runtime) -> None:
+    def add_the_rule(_received: object) -> Reply:
+        change(opened, pool(stub, "alpha", "beta", "planner") + RULE)
+        return Reply()
+
+    stub.always("alpha", add_the_rule)
+    steps = plan(("alpha", "Think", ["user"]), ("beta", "Answer", ["user", 0]))
+    labels = frozenset({"phi"})
+    outcome = await finish(await opened.runs.start(order(opened, "baton-ultra", plan=steps, labels=labels)))
+    assert await workers(opened, outcome.ended.state.run) == ["alpha", "alpha"]
+    assert stub.of("beta") == []
+
+
+async def test_the_journal_names_the_rule(stub: ProviderStub, opened: Runtime) -> None:
+    change(opened, pool(stub, "alpha", "beta", "planner") + RULE)
+    outcome = await finish(await opened.runs.start(order(opened, "baton-ultra", labels=frozenset({"phi"}))))
+    excluded = outcome.ended.state.admitted.excluded
+    assert excluded["beta"] == "excluded by the rule patients-stay-with-alpha"
+    assert outcome.ended.state.admitted.pool == ("alpha",)
+
+
+async def test_the_auditor_finds_a_call_against_a_rule(
+    stub: ProviderStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.core.pool.policy.exclusion", lambda _worker, _labels: "")
+    monkeypatch.setattr("app.engine.steps.execution.exclusion", lambda _worker, _labels: "")
+    async with running_service(tmp_path, pool(stub, "alpha", "beta") + RULE, audits=False) as opened:
+        steps = plan(("beta", "Answer", ["user"]))
+        await finish(await opened.runs.start(order(opened, "baton-ultra", plan=steps, labels=frozenset({"phi"}))))
+        report = await report_of(opened.pool.loaded.settings.database_url)
+    found = [violation.what for violation in report.violations if violation.rule == "rule"]
+    assert any("beta is in the pool" in words for words in found)
+    assert any("keeps beta from the labels of this run" in words for words in found)
+
+
+async def test_a_refusal_names_the_rules(stub: ProviderStub, opened: Runtime) -> None:
+    change(opened, pool(stub, "alpha", "beta", "planner") + RULE.replace('"alpha", "planner"', '"planner"'))
+    with pytest.raises(InvalidRequest, match="excluded by the rule patients-stay-with-alpha") as refused:
+        await opened.runs.start(order(opened, "baton-ultra", labels=frozenset({"phi"})))
+    assert refused.value.public_code == "no_eligible_worker"

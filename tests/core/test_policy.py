@@ -7,7 +7,7 @@ import pytest
 
 from app.core.message.chat import Image, Message, Task, Text, Tool, Toolbox
 from app.core.pool.catalog import Card, Catalog, ConductorSpec, Limits, Tier, Worker
-from app.core.pool.policy import Eligible, Overrides, eligible, healthy, missing_clearance, unknown_names
+from app.core.pool.policy import Eligible, Overrides, eligible, exclusion, healthy, unknown_names
 
 CARDS = {
     "plain": Card(),
@@ -90,11 +90,12 @@ def test_names_that_the_pool_does_not_hold_are_told() -> None:
 def test_a_region_or_a_retention_is_what_the_card_says_and_nothing_where_it_says_nothing(
     card: Card, labels: tuple[str, ...], missing: tuple[str, ...]
 ) -> None:
-    assert missing_clearance(Worker("one", "stub", "one", card=card), labels) == missing
+    worker = Worker("one", "stub", "one", card=card)
+    assert exclusion(worker, frozenset(labels)) == (f"not cleared for {', '.join(missing)}" if missing else "")
 
 
-def test_missing_clearances_are_sorted() -> None:
-    assert missing_clearance(CATALOG.workers["cleared"], ["z", "phi", "a"]) == ("a", "z")
+def test_exclusions_are_sorted() -> None:
+    assert exclusion(CATALOG.workers["cleared"], frozenset({"z", "phi", "a"})) == "not cleared for a, z"
 
 
 def test_a_model_id_means_a_tier_or_nothing() -> None:

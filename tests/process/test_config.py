@@ -250,6 +250,22 @@ def test_arms_are_served_if_the_file_says_so(tmp_path: Path) -> None:
     assert "evaluation: must be a table" in plain
 
 
+def test_rules_are_read_and_their_faults_named(tmp_path: Path) -> None:
+    right = '[rules.stay]\nlabels = ["phi"]\nallow = { region = ["eu"] }\ndeny = { worker = ["small"] }\n'
+    catalog = configure(written(tmp_path, GOOD + right)).catalog
+    assert [rule.name for rule in catalog.rules] == ["stay"]
+    assert [bar.rule for bar in catalog.workers["small"].bars] == ["stay"]
+    for wrong, words in (
+        ("labels = []", "rules.stay: decides nothing; give it `allow` or `deny`"),
+        ("deny = {}", "rules.stay.deny: names no value; name at least one"),
+        ("deny = { region = [] }", "rules.stay.deny: names no value of region; name at least one"),
+        ('deny = { worker = ["smal"] }', "rules.stay.deny.worker: there is no worker smal; did you mean small?"),
+        ('deny = { country = ["fr"] }', "rules.stay.deny.country: is no field here"),
+    ):
+        [fault] = faults(written(tmp_path, f"{GOOD}[rules.stay]\n{wrong}\n"))
+        assert words in fault
+
+
 def test_broken_toml_names_its_line(tmp_path: Path) -> None:
     (fault,) = faults(written(tmp_path, GOOD + "\n[workers.small]\nmodel = 1\n"))
     assert "pool.toml:27: not valid TOML" in fault

@@ -10,6 +10,7 @@ from math import inf
 from typing import Any, Literal
 
 from app.core.message.chat import Usage
+from app.core.pool.rules import Attributes, Bar, Rule
 from app.core.records import record
 
 WireFormat = Literal["openai", "responses", "anthropic", "gemini", "rehearsal", "embeddings"]
@@ -206,6 +207,14 @@ class Worker:
     """Sampling parameters that keep a task from this worker: a task that has one is given to other workers only."""
     api_version: str = ""
     """The version of the API that its requests name, for formats that have one; empty: its provider's."""
+    bars: tuple[Bar, ...] = ()
+    """The rules of the pool file that keep it from requests with certain labels."""
+
+
+def attributes(worker: Worker) -> Attributes:
+    """Return the attributes of a worker that rules know."""
+    card = worker.card
+    return Attributes(worker.name, worker.provider, card.region, card.retention, card.clearance)
 
 
 Unit = Literal["count", "usd", "seconds"]
@@ -416,6 +425,8 @@ class Catalog:
     evaluation: Evaluation = Evaluation()
     rehearsal: bool = False
     """True when no real provider is configured and the answers come from simulated workers."""
+    rules: tuple[Rule, ...] = ()
+    """The rules of the pool file, as the auditor reads them; `Worker.bars` are compiled from them."""
 
     def tier(self, model: str) -> Tier | None:
         """The tier of this name, aliases resolved once. What a caller's model id means, `arms.tier_for` knows."""

@@ -2,15 +2,16 @@
 
 The conductor reads the whole task and writes the subtasks, so a subtask carries the task's labels: filtering workers
 after planning would leak. A label such as `region:eu` or `retention:none` is compared with the region and retention on
-a worker's card, any other one with its clearance. Every exclusion has a reason, which is journaled.
+a worker's card, any other one with its clearance; then the rules of the pool file apply (`rules.py`). Every exclusion
+has a reason, which is journaled and names the rule.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import field
 
 from app.core.message.chat import SAMPLING, Sampling, Task
 from app.core.pool.budget import input_bound, tool_bytes
-from app.core.pool.catalog import Catalog, Tier, Worker
+from app.core.pool.catalog import Card, Catalog, Tier, Worker
 from app.core.records import record
 
 NO_LOGPROBS = "tells no log-probabilities"
@@ -61,7 +62,7 @@ def eligible(catalog: Catalog, tier: Tier, task: Task, labels: frozenset[str], o
     excluded: dict[str, str] = {}
     for name in tier.pool:
         worker = catalog.workers[name]
-        reason = _overridden(name, overrides) or _uncleared(worker, labels) or _unable(worker, needs)
+        reason = _overridden(name, overrides) or exclusion(worker, labels) or _unable(worker, needs)
         if not reason and task.logprobs is not None and not catalog.providers[worker.provider].gives_logprobs:
             reason = NO_LOGPROBS
         if not reason and worker.refuses:
@@ -92,9 +93,23 @@ def unknown_names(tier: Tier, overrides: Overrides) -> tuple[str, ...]:
     return tuple(sorted(named - set(tier.pool)))
 
 
-def missing_clearance(worker: Worker, labels: Collection[str]) -> tuple[str, ...]:
-    """The labels that this worker is not cleared for, sorted."""
-    return tuple(sorted(set(labels) - worker.card.cleared)) if labels else ()
+def exclusion(worker: Worker, labels: frozenset[str]) -> str:
+    """Return the reason why a worker may not be shown a request with these labels; empty if it may."""
+    missing = [label for label in labels - worker.card.clearance if not _is_granted(worker.card, label)]
+    if missing:
+        return f"not cleared for {', '.join(sorted(missing))}"
+    for bar in worker.bars:
+        if bar.labels <= labels:
+            return f"excluded by the rule {bar.rule}"
+    return ""
+
+
+def _is_granted(card: Card, label: str) -> bool:
+    """True for `region:` and `retention:` with what the card says of each."""
+    kind, _, value = label.partition(":")
+    if kind == "region":
+        return bool(value) and value == card.region
+    return kind == "retention" and bool(value) and value == card.retention
 
 
 def _overridden(name: str, overrides: Overrides) -> str | None:
@@ -103,11 +118,6 @@ def _overridden(name: str, overrides: Overrides) -> str | None:
     if overrides.allow and name not in overrides.allow:
         return "not in the request's allow list"
     return "in the request's deny list" if name in overrides.deny else None
-
-
-def _uncleared(worker: Worker, labels: frozenset[str]) -> str | None:
-    missing = missing_clearance(worker, labels)
-    return f"not cleared for {', '.join(missing)}" if missing else None
 
 
 def _refused(worker: Worker, sampling: Sampling) -> str | None:

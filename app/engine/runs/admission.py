@@ -15,7 +15,7 @@ from app.core.plan.arms import steps_needed
 from app.core.plan.parse import by_name, read_plan
 from app.core.plan.workflow import Step
 from app.core.pool.catalog import Catalog, Limits, Tier
-from app.core.pool.policy import Eligible, Overrides, eligible, healthy, missing_clearance, unknown_names
+from app.core.pool.policy import Eligible, Overrides, eligible, exclusion, healthy, unknown_names
 from app.core.records import record
 from app.core.run import notices
 from app.core.run.events import RunAdmitted
@@ -153,7 +153,7 @@ def _policy(context: EngineContext, order: Order, choice: Eligible) -> tuple[Pol
             code="too_few_steps",
         )
     asked = spec.worker if spec.kind == "model" else None  # a selector leaves out a model that may not
-    if asked is None or not missing_clearance(context.catalog().workers[asked], order.labels):
+    if asked is None or not exclusion(context.catalog().workers[asked], order.labels):
         return context.conductor(order.tier), spec.kind
     names = [worker.name for worker in choice.workers]
     worker = order.tier.fallback if order.tier.fallback in names else names[0]

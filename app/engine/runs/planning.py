@@ -24,7 +24,7 @@ from app.core.message.chat import Form, Message, Piece, Sampling, Task, Text, Wo
 from app.core.plan.arms import tier_of
 from app.core.plan.workflow import CONDUCTOR, PREVIOUS, Access, Step
 from app.core.pool.catalog import Catalog, Worker
-from app.core.pool.policy import missing_clearance, spared
+from app.core.pool.policy import exclusion, spared
 from app.core.rating.decision import Decision
 from app.core.rating.features import asked, placed, viewed
 from app.core.records import record
@@ -148,7 +148,7 @@ class Planner:
         """True if the tier's model may plan for this run: it reads the whole task (D6), and should be healthy."""
         tier, known = self._context.catalog().tiers.get(state.admitted.tier), self._context.catalog().workers
         model = known.get(tier.conductor.worker or "") if tier is not None else None
-        if model is None or missing_clearance(model, state.admitted.labels):
+        if model is None or exclusion(model, state.admitted.labels):
             return False
         return not self._context.health.refusal(model, self._left_of(state))
 
@@ -220,7 +220,7 @@ class Planner:
         if not isinstance(self._policy, Chooser) or self._policy.embedder is None or command.mode != "first":
             return None
         worker = self._context.catalog().workers.get(self._policy.embedder)
-        if worker is None or command.number in self._sights or missing_clearance(worker, state.admitted.labels):
+        if worker is None or command.number in self._sights or exclusion(worker, state.admitted.labels):
             return None
         return worker
 
@@ -313,7 +313,7 @@ class Planner:
         state, known = self._state, self._context.catalog().workers.get(worker)
         if state is None or known is None:
             raise PlanRejected(["the conductor's model is not in the pool file"])
-        if missing_clearance(known, state.admitted.labels):  # since the admission; it reads the whole task (D6)
+        if exclusion(known, state.admitted.labels):  # since the admission; it reads the whole task (D6)
             raise WorkerUnavailable(code="conductor_not_cleared")
         version = await self._context.version(worker, state.run)
         served = _served(known, version, within)

@@ -27,7 +27,7 @@ import orjson
 from app.core.message.chat import Piece, ToolDelta, Words, message_to_json
 from app.core.message.tools import TOKEN_BYTES, mint
 from app.core.pool.catalog import Worker
-from app.core.pool.policy import missing_clearance
+from app.core.pool.policy import exclusion
 from app.core.records import changed, record
 from app.core.run.events import CallFinished, Fact, NamedCall, StepAwaitingTool, StepDone, StepFailed
 from app.core.run.kinds import AFTER_THE_END
@@ -422,7 +422,7 @@ class Execution:
         known = self._context.catalog().workers
         names = [step.worker, *(name for name in state.admitted.pool if name != step.worker)]
         present = [known[name] for name in names if name in known]
-        return [worker for worker in present if not missing_clearance(worker, state.admitted.labels)]
+        return [worker for worker in present if not exclusion(worker, state.admitted.labels)]
 
     def _lost(self, state: RunState, step: StepState) -> tuple[Fact, ...]:
         """Outcomes for the intents of a dispatcher that is no more: `unknown`, and possibly billed."""

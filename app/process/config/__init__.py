@@ -1,6 +1,7 @@
 """Configuration: read once at start-up from the environment and one pool file, and converted to core types.
 
     configure(environ) -> Loaded ............ reads everything; called by `baton` at its start
+    read_catalog(path) ...................... any pool file, without its secrets
     reload(previous, environ) ............... reads pool and secrets again; if they have faults, those in force stay
     describe(settings), peppers(settings) ... for `baton config`, and for the hashes of API keys
 
@@ -21,7 +22,7 @@ from app.core.pool.catalog import Catalog
 from app.errors import ConfigInvalid
 from app.process.config.discovery import conductor_entries, discover
 from app.process.config.known import shipped
-from app.process.config.poolfile import Faults, Pool, build, endpoint_secret, merged, parse
+from app.process.config.poolfile import Faults, Pool, build, endpoint_secret, merged, parse, secret_names
 from app.process.config.settings import Row, Settings, describe, pepper, pepper_file, peppers, read
 
 __all__ = [
@@ -36,6 +37,7 @@ __all__ = [
     "pepper_file",
     "peppers",
     "read",
+    "read_catalog",
     "reload",
 ]
 
@@ -81,6 +83,12 @@ def load(settings: Settings, environ: Mapping[str, str]) -> Loaded:
         return _rehearsal(settings, environ)
     pool = _built(merged(found.document, extra), environ)
     return Loaded(settings, pool.catalog, pool.secrets, f"environment: {', '.join(found.providers)}", found.notes)
+
+
+def read_catalog(path: Path) -> Catalog:
+    """Read the catalog of any pool file, whose secrets need not be set here. Raises `ConfigInvalid`."""
+    text = _text(path)
+    return parse(text, str(path), dict.fromkeys(secret_names(text), "none:none")).catalog
 
 
 def reload(previous: Loaded, environ: Mapping[str, str]) -> tuple[Loaded, tuple[str, ...]]:

@@ -11,7 +11,15 @@ from typing import get_args
 
 from app.core.plan.templates import MOST
 from app.core.pool.catalog import Auth, WireFormat
-from app.process.config.entries import ALL, EvaluationEntry, LimitsEntry, ProviderEntry, TierEntry, WorkerEntry
+from app.process.config.entries import (
+    ALL,
+    EvaluationEntry,
+    LimitsEntry,
+    ProviderEntry,
+    RuleEntry,
+    TierEntry,
+    WorkerEntry,
+)
 from app.process.config.settings import meant
 from app.providers.authentication import EXTRAS, missing_extra
 from app.providers.options import WITHOUT
@@ -47,6 +55,7 @@ class Fact:
     tiers: Mapping[str, TierEntry | None]
     aliases: Mapping[str, str] | None
     evaluation: EvaluationEntry
+    rules: Mapping[str, RuleEntry | None]
 
     def provider_of(self, worker: str) -> str:
         """Return the provider of a worker whose entry is not None."""
@@ -67,11 +76,27 @@ def check(draft: Fact) -> Iterator[Fault]:
         if tier is not None:
             yield from _tier(name, tier, draft)
     yield from _aliases(draft)
+    yield from _rules(draft)
     for worker in draft.evaluation.conductors:
         if worker not in draft.workers:
             yield ("evaluation", "conductors"), _unknown("worker", worker, draft.workers)
         elif _embeds(worker, draft):
             yield ("evaluation", "conductors"), f"the worker {worker} makes embeddings and cannot plan; remove it"
+
+
+def _rules(draft: Fact) -> Iterator[Fault]:
+    """Yield the names in rules that are of no worker or provider: such a rule would silently not do what it says."""
+    for name, rule in draft.rules.items():
+        for part in ("allow", "deny"):
+            match = getattr(rule, part, None)
+            if match is None:
+                continue
+            for worker in match.worker:
+                if worker not in draft.workers:
+                    yield ("rules", name, part, "worker"), _unknown("worker", worker, draft.workers)
+            for provider in match.provider:
+                if provider not in draft.providers:
+                    yield ("rules", name, part, "provider"), _unknown("provider", provider, draft.providers)
 
 
 def members(tier: TierEntry, draft: Fact) -> list[str]:

@@ -32,6 +32,7 @@ from app.core.pool.catalog import (
     WireFormat,
     Worker,
 )
+from app.core.pool.rules import Match, Rule
 from app.process.config.settings import url_problem
 
 ALL = "*"
@@ -344,6 +345,46 @@ class ConductorEntry(Entry):
         choices |= {name: tuple(choices[name]) for name in ("templates", "planners", "checkers")}
         selector = SelectorSpec(**choices) if self.kind == "selector" else None
         return ConductorSpec(**fields | {"workers": tuple(self.workers), "selector": selector})
+
+
+class MatchEntry(Entry):
+    """Values of workers' attributes; a worker matches if it has one of the values of each attribute that is named."""
+
+    worker: Names = []
+    provider: Names = []
+    region: Names = []
+    retention: Names = []
+    clearance: Names = []
+
+    @model_validator(mode="after")
+    def _asks(self) -> "MatchEntry":
+        empty = sorted(name for name in self.model_fields_set if not getattr(self, name))
+        if empty or not self.model_fields_set:
+            raise ValueError(f"names no value{' of ' + ', '.join(empty) if empty else ''}; name at least one")
+        return self
+
+    def core(self) -> Match:
+        """The core record."""
+        return Match(**{name: frozenset(values) for name, values in self.model_dump().items()})
+
+
+class RuleEntry(Entry):
+    """`[rules.NAME]`: requests with all of `labels` are shown to workers that match `allow` and not `deny`, only."""
+
+    labels: Names = []
+    allow: MatchEntry | None = None
+    deny: MatchEntry | None = None
+
+    @model_validator(mode="after")
+    def _decides(self) -> "RuleEntry":
+        if self.allow is None and self.deny is None:
+            raise ValueError("decides nothing; give it `allow` or `deny`")
+        return self
+
+    def core(self, name: str) -> Rule:
+        """The core record."""
+        allow, deny = (one.core() if one is not None else None for one in (self.allow, self.deny))
+        return Rule(name, frozenset(self.labels), allow, deny)
 
 
 class EvaluationEntry(Entry):

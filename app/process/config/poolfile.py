@@ -14,7 +14,8 @@ from typing import Any, TypeVar, get_args, get_origin
 
 from pydantic import SecretStr, ValidationError
 
-from app.core.pool.catalog import Catalog, Deadlines, ProviderSpec, Tier, Worker
+from app.core.pool.catalog import Catalog, Deadlines, ProviderSpec, Tier, Worker, attributes
+from app.core.pool.rules import Rule, bars
 from app.core.pool.snapshot import sealed
 from app.errors import ConfigInvalid
 from app.network import tls
@@ -25,6 +26,7 @@ from app.process.config.entries import (
     Entry,
     EvaluationEntry,
     ProviderEntry,
+    RuleEntry,
     TierEntry,
     WorkerEntry,
     levels,
@@ -33,7 +35,9 @@ from app.process.config.known import providers as known_providers
 from app.process.config.secret_files import secret
 from app.process.config.settings import meant, url_problem
 
-SECTIONS = ("providers", "workers", "tiers", "aliases", "evaluation")
+SECTIONS = ("providers", "workers", "tiers", "aliases", "evaluation", "rules")
+OPTIONAL = ("providers", "rules")
+"""Sections of entries that may be empty."""
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]{0,99}")
 EntryT = TypeVar("EntryT", bound=Entry)
 
@@ -99,6 +103,7 @@ def build(document: Mapping[str, Any], faults: Faults, environ: Mapping[str, str
         tiers=_entries(document, "tiers", TierEntry, faults),
         aliases=_aliases(document, faults),
         evaluation=_evaluation(document, faults),
+        rules=_entries(document, "rules", RuleEntry, faults),
     )
     for path, what in check(draft):
         faults.add(path, what)
@@ -117,22 +122,27 @@ def build(document: Mapping[str, Any], faults: Faults, environ: Mapping[str, str
 def _catalog(draft: Fact, providers: Mapping[str, ProviderSpec]) -> Catalog:
     tiers = {name: _tier(name, entry, draft) for name, entry in draft.tiers.items() if entry is not None}
     used = {draft.provider_of(worker) for tier in tiers.values() for worker in tier.pool}
+    rules = tuple(entry.core(name) for name, entry in draft.rules.items() if entry is not None)
     catalog = Catalog(
         providers=providers,
-        workers={name: _worker(name, entry, draft) for name, entry in draft.workers.items() if entry is not None},
+        workers={
+            name: _worker(name, entry, draft, rules) for name, entry in draft.workers.items() if entry is not None
+        },
         tiers=tiers,
         aliases=aliases_in_force(draft),
         digest="",
         evaluation=draft.evaluation.core(),
         rehearsal=all(providers[name].format == "rehearsal" for name in used),
+        rules=rules,
     )
     return sealed(catalog)
 
 
-def _worker(name: str, entry: WorkerEntry, draft: Fact) -> Worker:
+def _worker(name: str, entry: WorkerEntry, draft: Fact, rules: Sequence[Rule]) -> Worker:
     provider = draft.providers[entry.provider]
     assert provider is not None
-    return entry.core(name, provider.deadlines.core(Deadlines()), provider.sampling)
+    worker = entry.core(name, provider.deadlines.core(Deadlines()), provider.sampling)
+    return replace(worker, bars=bars(rules, attributes(worker)))
 
 
 def _tier(name: str, entry: TierEntry, draft: Fact) -> Tier:
@@ -156,7 +166,7 @@ def _entries(
     if not isinstance(tables, dict):
         faults.add([section], f"must be a table; write [{section}.NAME]")
         return {}
-    if not tables and section != "providers":
+    if not tables and section not in OPTIONAL:
         faults.add([section], f"has no entry; add at least one [{section}.NAME]")
     return {name: _entry(section, name, value, model, faults) for name, value in tables.items()}
 
@@ -171,7 +181,7 @@ def _entry(section: str, name: str, value: object, model: type[EntryT], faults: 
         return model.model_validate(value)
     except ValidationError as error:
         _tell(error, [section, name], model, faults)
-        return _remainder(value, {item["loc"][0] for item in error.errors()}, model)
+        return _remainder(value, {item["loc"][0] for item in error.errors() if item["loc"]}, model)
 
 
 def _tell(error: ValidationError, place: Sequence[str], model: type[Entry], faults: Faults) -> None:
@@ -316,6 +326,20 @@ def _secrets(draft: Fact, faults: Faults, environ: Mapping[str, str]) -> dict[st
 def endpoint_secret(provider: str, endpoint: str) -> str:
     """Return the name under which an endpoint's own key is among the secrets; no provider is called that."""
     return f"{provider} {endpoint}"
+
+
+def secret_names(text: str) -> set[str]:
+    """Return the variables that a pool file names for its secrets; none if it is not valid TOML."""
+    try:
+        providers = tomllib.loads(text).get("providers", {})
+    except tomllib.TOMLDecodeError:
+        return set()
+    tables = [table for table in providers.values() if isinstance(table, dict)] if isinstance(providers, dict) else []
+    for table in list(tables):
+        endpoints = table.get("endpoints", [])
+        tables += [one for one in endpoints if isinstance(one, dict)] if isinstance(endpoints, list) else []
+    named = [table.get(name) for table in tables for name in ("key", "proxy_credentials")]
+    return {name for name in named if isinstance(name, str)}
 
 
 def _note_key(

@@ -1,0 +1,77 @@
+"""The rules of a pool file: which workers may be shown a request that carries certain labels (D6).
+
+A rule applies to every request that carries all of its labels; without labels, to every request. A worker may then be
+shown the request only if it matches the rule's `allow`, and only if it does not match its `deny`. Rules only take away:
+each worker must also be cleared for every label by its card, and a request with more labels is never shown to more
+workers. So every decision is defined, and a change of the rules can be compared by enumerating the labels.
+"""
+
+from collections.abc import Iterable
+
+from app.core.records import record
+
+ATTRIBUTES = ("worker", "provider", "region", "retention", "clearance")
+"""The attributes of workers that a rule can ask for."""
+
+
+@record(frozen=True, slots=True)
+class Attributes:
+    """The attributes of a worker that rules know: one value of each but `clearance`, which has any number."""
+
+    worker: str
+    provider: str
+    region: str | None
+    retention: str | None
+    clearance: frozenset[str]
+
+    def of(self, attribute: str) -> frozenset[str]:
+        """Return the values of an attribute; empty if the worker's card does not say."""
+        value = getattr(self, attribute)
+        if isinstance(value, frozenset):
+            return value
+        return frozenset({value} if value else ())
+
+
+@record(frozen=True, slots=True)
+class Match:
+    """Values of attributes. A worker matches if it has one of the values of each attribute that has any."""
+
+    worker: frozenset[str] = frozenset()
+    provider: frozenset[str] = frozenset()
+    region: frozenset[str] = frozenset()
+    retention: frozenset[str] = frozenset()
+    clearance: frozenset[str] = frozenset()
+
+    def fits(self, worker: Attributes) -> bool:
+        """True if the worker matches."""
+        asked = ((attribute, getattr(self, attribute)) for attribute in ATTRIBUTES)
+        return all(values & worker.of(attribute) for attribute, values in asked if values)
+
+
+@record(frozen=True, slots=True)
+class Rule:
+    """One rule. Without `allow` every worker is allowed, without `deny` none is denied."""
+
+    name: str
+    labels: frozenset[str] = frozenset()
+    allow: Match | None = None
+    deny: Match | None = None
+
+    def permits(self, worker: Attributes) -> bool:
+        """True if the worker may be shown a request to which the rule applies."""
+        if self.allow is not None and not self.allow.fits(worker):
+            return False
+        return self.deny is None or not self.deny.fits(worker)
+
+
+@record(frozen=True, slots=True)
+class Bar:
+    """A rule that keeps one worker from all requests that carry these labels."""
+
+    rule: str
+    labels: frozenset[str]
+
+
+def bars(rules: Iterable[Rule], worker: Attributes) -> tuple[Bar, ...]:
+    """Compile the rules for one worker: what is left of them are the rules that it does not satisfy."""
+    return tuple(Bar(rule.name, rule.labels) for rule in rules if not rule.permits(worker))

@@ -1,0 +1,58 @@
+"""Rules of the pool file: decisions, and proofs about a change, against an evaluator that shares no code."""
+
+import random
+
+import pytest
+
+from app.core.pool.policy import exclusion
+from app.core.pool.policy_change import MOST_LABELS, widenings
+from app.core.pool.rules import Match, Rule
+from app.core.pool.snapshot import restored, snapshot
+from app.errors import ConfigInvalid
+from tests.core import policies
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_decisions_are_those_of_the_text(seed: int) -> None:
+    assert policies.disagreements(random.Random(f"decisions {seed}"), 60) == 0
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_every_widening_has_a_true_witness(seed: int) -> None:
+    for old, new in policies.changes(random.Random(f"widenings {seed}"), 20, widen=True):
+        found = list(widenings(old, new))
+        assert found
+        for one in found:
+            seen = (one.tier, one.recipient.worker, one.recipient.provider, one.labels)
+            assert seen in policies.reach(new) - policies.reach(old)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_no_widening_is_invented(seed: int) -> None:
+    for old, new in policies.changes(random.Random(f"narrowings {seed}"), 20, widen=False):
+        assert list(widenings(old, new)) == []
+
+
+def test_more_labels_are_never_shown_to_more_workers() -> None:
+    catalog = policies.pool(random.Random("monotone"))
+    for worker in catalog.workers.values():
+        for labels in policies.label_sets():
+            if exclusion(worker, labels):
+                assert all(exclusion(worker, labels | {label}) for label in policies.LABELS)
+
+
+def test_more_labels_than_can_be_enumerated_are_refused() -> None:
+    catalog = policies.pool(random.Random("many"))
+    rule = Rule("many", frozenset(f"label-{n}" for n in range(MOST_LABELS)), deny=Match(worker=frozenset({"w0"})))
+    many = policies.compiled(policies.replace(catalog, rules=(rule,)))
+    with pytest.raises(ConfigInvalid, match="labels"):
+        list(widenings(catalog, many))
+
+
+def test_rules_survive_the_snapshot() -> None:
+    catalog = next(
+        one for one in (policies.pool(random.Random(f"snapshot {n}")) for n in range(50)) if len(one.rules) > 2
+    )
+    again = restored(snapshot(catalog))
+    assert again.rules == catalog.rules
+    assert again.workers == catalog.workers
