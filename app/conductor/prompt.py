@@ -8,7 +8,7 @@ between `<question>` lines. The schema, not the prompt, is what keeps a plan val
 import hashlib
 
 from app.conductor.protocol import Brief, PastStep, Previous
-from app.core.message.chat import Image, Message, Text, Toolbox
+from app.core.message.chat import Document, Image, Message, Text, Toolbox
 from app.core.plan.workflow import CONDUCTOR
 from app.core.pool.catalog import MILLION, Worker
 
@@ -142,6 +142,8 @@ def _question(brief: Brief) -> str:
 def _turn(message: Message) -> str:
     pictures = sum(isinstance(part, Image) for part in message.parts)
     note = f" [{pictures} image(s) attached]" if pictures else ""
+    documents = sum(isinstance(part, Document) for part in message.parts)
+    note += f" [{documents} PDF(s) attached]" if documents else ""
     called = "".join(f" [calls {call.name}({call.arguments})]" for call in message.calls)
     return f"{message.role}: {message.text}{called}{note}"
 

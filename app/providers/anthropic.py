@@ -21,7 +21,7 @@ from urllib.parse import quote
 
 import orjson
 
-from app.core.message.chat import End, Finish, Part, Piece, Sampling, Text, Usage, Words
+from app.core.message.chat import Document, End, Finish, Part, Piece, Sampling, Text, Usage, Words
 from app.core.pool.catalog import Deadlines, ProviderSpec
 from app.errors import WorkerTruncated
 from app.providers import functions, options
@@ -162,6 +162,8 @@ def _block(part: Part) -> dict[str, Any]:
     source = {"type": "url", "url": part.url}
     if data is not None:
         source = {"type": "base64", "media_type": data[0], "data": data[1]}
+    if isinstance(part, Document):
+        return {"type": "document", "source": source, **({"title": part.name} if part.name else {})}
     return {"type": "image", "source": source}
 
 

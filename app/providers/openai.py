@@ -21,10 +21,10 @@ from typing import Any
 import orjson
 
 from app.core.message.chat import (
+    Document,
     End,
     Finish,
     Form,
-    Image,
     Message,
     Part,
     Piece,
@@ -70,6 +70,9 @@ BROKEN_OFF = frozenset(("abort", "error", "insufficient_system_resource"))
 """Finish reasons of vLLM, of OpenRouter and Mistral, and of DeepSeek, which mean that the server aborted."""
 LONGEST_ID = 40
 PICTURES = "Images that the tools returned:"
+FILES = "Files that the tools returned:"
+DOCUMENT_NAME = "document.pdf"
+"""The file name of a PDF that has none; the API wants one."""
 BASE_62 = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 
 
@@ -163,11 +166,12 @@ class Talk:
                 pictures = []
             rendered.append(self._message(message))
             if message.call_id:
-                pictures += [part for part in message.parts if isinstance(part, Image)]
+                pictures += [part for part in message.parts if not isinstance(part, Text)]
         return [*rendered, self._pictures(pictures)] if pictures else rendered
 
     def _pictures(self, pictures: list[Part]) -> dict[str, Any]:
-        return self._message(Message("user", (Text(PICTURES), *pictures)))
+        said = FILES if any(isinstance(part, Document) for part in pictures) else PICTURES
+        return self._message(Message("user", (Text(said), *pictures)))
 
     def _message(self, message: Message) -> dict[str, Any]:
         if message.call_id:
@@ -206,7 +210,7 @@ def _message_content(message: Message) -> str | list[dict[str, Any]] | None:
     text = _message_text(message)
     if message.calls and not text:
         return None
-    if len(message.parts) > 1 or any(isinstance(part, Image) for part in message.parts):
+    if len(message.parts) > 1 or not all(isinstance(part, Text) for part in message.parts):
         return [*map(_part, message.parts)]
     return text
 
@@ -220,6 +224,8 @@ def _message_text(message: Message) -> str:
 def _part(part: Part) -> dict[str, Any]:
     if isinstance(part, Text):
         return {"type": "text", "text": part.text}
+    if isinstance(part, Document):
+        return {"type": "file", "file": {"filename": part.name or DOCUMENT_NAME, "file_data": part.url}}
     detail = {"detail": part.detail} if part.detail else {}
     return {"type": "image_url", "image_url": {"url": part.url, **detail}}
 

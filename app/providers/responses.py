@@ -19,7 +19,21 @@ from typing import Any
 
 import orjson
 
-from app.core.message.chat import End, Finish, Form, Image, Message, Piece, Sampling, Text, Tool, Toolbox, Usage, Words
+from app.core.message.chat import (
+    Document,
+    End,
+    Finish,
+    Form,
+    Message,
+    Part,
+    Piece,
+    Sampling,
+    Text,
+    Tool,
+    Toolbox,
+    Usage,
+    Words,
+)
 from app.core.message.response_format import is_closed
 from app.core.pool.catalog import Deadlines, ProviderSpec
 from app.errors import WorkerTruncated, WorkerUnavailable
@@ -37,6 +51,8 @@ LEAST_TOKENS = 16
 """The smallest `max_output_tokens` that the API takes."""
 MOST_LOGPROBS = 20
 LONGEST_ID = 64
+DOCUMENT_NAME = "document.pdf"
+"""The file name of a PDF that has none; the API wants one."""
 WITHOUT_REASONING = re.compile(r"(?:^|[/:])(?:gpt-[34]|chatgpt-|gpt-5(?:\.\d+)?-chat)")
 """Models that refuse `include: ["reasoning.encrypted_content"]`, because they do not reason."""
 ENDS = {f"response.{status}": status for status in ("completed", "incomplete", "failed")}
@@ -122,15 +138,17 @@ def _turn(message: Message, reasons: bool) -> list[dict[str, Any]]:
 
 
 def _content(message: Message) -> str | list[dict[str, Any]]:
-    """Return text as it is, and parts as a list where there is an image."""
-    if not any(isinstance(part, Image) for part in message.parts):
+    """Return text as it is, and parts as a list where there is an image or a PDF."""
+    if all(isinstance(part, Text) for part in message.parts):
         return message.text
     return [_part(part) for part in message.parts if not isinstance(part, Text) or part.text]
 
 
-def _part(part: Text | Image) -> dict[str, Any]:
+def _part(part: Part) -> dict[str, Any]:
     if isinstance(part, Text):
         return {"type": "input_text", "text": part.text}
+    if isinstance(part, Document):
+        return {"type": "input_file", "filename": part.name or DOCUMENT_NAME, "file_data": part.url}
     return {"type": "input_image", "image_url": part.url, "detail": part.detail or "auto"}
 
 

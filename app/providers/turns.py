@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import unquote_to_bytes
 
-from app.core.message.chat import Image, Message, Part, Text, ToolCall
+from app.core.message.chat import Document, Image, Message, Part, Text, ToolCall
 from app.core.records import record
 
 OPENING = Text("Continue.")
@@ -87,11 +87,11 @@ def _parts(message: Message, known: dict[str, Called]) -> tuple[Said, ...]:
     return (*((Kept(keepsake),) if keepsake else ()), *_filled(message), *called)
 
 
-def inline(image: Image) -> tuple[str, str] | None:
+def inline(part: Image | Document) -> tuple[str, str] | None:
     """Return (media type, base64) of a `data:` URL; None for a reference."""
-    if not image.url.startswith("data:"):
+    if not part.url.startswith("data:"):
         return None
-    head, _, data = image.url[5:].partition(",")
+    head, _, data = part.url[5:].partition(",")
     media, *flags = head.split(";")
     if "base64" not in flags:
         data = base64.b64encode(unquote_to_bytes(data)).decode()

@@ -131,6 +131,8 @@ def test_every_field_is_driven_by_a_test() -> None:
     [
         (blocks.TextBlock, sdk.TextBlockParam, set()),
         (blocks.ImageBlock, sdk.ImageBlockParam, set()),
+        (blocks.DocumentBlock, sdk.DocumentBlockParam, set()),
+        (blocks.SearchResultBlock, sdk.SearchResultBlockParam, set()),
         (blocks.ToolUseBlock, sdk.ToolUseBlockParam, set()),
         (blocks.ToolResultBlock, sdk.ToolResultBlockParam, set()),
         (blocks.ThinkingBlock, sdk.ThinkingBlockParam, set()),

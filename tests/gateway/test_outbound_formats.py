@@ -10,6 +10,7 @@ import pytest
 
 from tests.conformance.wire_formats import FORMATS
 from tests.harness.in_process import calling, running_service
+from tests.harness.stand_ins import GatewayStandIn
 from tests.stubs import KEYS, ProviderStub, Reply
 
 POOL = """
@@ -83,3 +84,117 @@ async def test_the_journal_has_no_text_of_a_stop_sequence(stub: ProviderStub, tm
     [done] = [event["body"] for event in events if event["kind"] == "step.done"]
     assert done["stop_sequence"] == 1
     assert "END" not in str(events)
+
+
+PDF = "JVBERi0xLjQK"
+URL = f"data:application/pdf;base64,{PDF}"
+READS = 'modalities = ["text", "image", "pdf"]\ntools = true\n'
+SHOWN = {
+    "anthropic": {
+        "type": "document",
+        "source": {"type": "base64", "media_type": "application/pdf", "data": PDF},
+        "title": "Report",
+    },
+    "openai": {"type": "file", "file": {"filename": "Report", "file_data": URL}},
+    "responses": {"type": "input_file", "filename": "Report", "file_data": URL},
+    "gemini": {"inlineData": {"mimeType": "application/pdf", "data": PDF}},
+}
+"""How each format holds a PDF."""
+
+
+def document(source: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"type": "document", "source": source, **more}
+
+
+def pdf(**more: Any) -> dict[str, Any]:
+    return document({"type": "base64", "media_type": "application/pdf", "data": PDF}, title="Report", **more)
+
+
+def plain(text: str, **more: Any) -> dict[str, Any]:
+    return document({"type": "text", "media_type": "text/plain", "data": text}, **more)
+
+
+def saying(*blocks: dict[str, Any]) -> dict[str, Any]:
+    asked = {"type": "text", "text": "Sum it up."}
+    return ASKED | {"messages": [{"role": "user", "content": [*blocks, asked]}]}
+
+
+@pytest.mark.parametrize("name", SHOWN)
+async def test_pdfs_reach_workers_that_read_them(stub: ProviderStub, tmp_path: Path, name: str) -> None:
+    """In a question, and in the result of a tool."""
+    called = {"role": "assistant", "content": [{"type": "tool_use", "id": "toolu_1", "name": "look", "input": {}}]}
+    result = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "toolu_1", "content": [pdf()]}]}
+    looked = saying(pdf(context="Of last year.")) | {"tools": [{"name": "look", "input_schema": {"type": "object"}}]}
+    async with serving(stub, tmp_path, name, READS) as client:
+        for turns, times in (([], 1), ([called, result], 2)):
+            asked = looked | {"messages": [*looked["messages"], *turns], "stream": bool(turns)}
+            assert (await client.post("/v1/messages", json=asked)).status_code == 200
+            sent = stub.of("alpha")[-1].json
+            assert list(found(sent, SHOWN[name])) == [SHOWN[name]] * times
+            assert "Of last year." in str(sent)
+        run = (await client.get("/v1/runs")).json()["data"][-1]["id"]
+        step = (await client.get(f"/v1/runs/{run}/steps/0")).json()
+    assert {"type": "file", "file": {"filename": "Report", "file_data": URL}} in step["messages"][0]["content"]
+
+
+def found(value: Any, wanted: Any) -> Any:
+    """The places of a value in JSON."""
+    if value == wanted:
+        yield value
+    elif isinstance(value, dict | list):
+        for inner in value.values() if isinstance(value, dict) else value:
+            yield from found(inner, wanted)
+
+
+async def test_a_pdf_that_no_worker_reads_is_a_400_that_says_so(stub: ProviderStub, tmp_path: Path) -> None:
+    async with serving(stub, tmp_path, "anthropic") as client:
+        for streams in (False, True):
+            reply = await client.post("/v1/messages", json=saying(pdf()) | {"stream": streams})
+            error = reply.json()["error"]
+            assert (reply.status_code, error["type"]) == (400, "invalid_request_error")
+            assert "PDF" in error["message"]
+    assert stub.requests == []
+
+
+async def test_documents_of_text_reach_every_worker_as_text(stub: ProviderStub, tmp_path: Path) -> None:
+    parts = [{"type": "text", "text": "One."}, {"type": "text", "text": "Two."}]
+    blocks = [
+        plain("The sky is green.", title="Sky", context="A novel."),
+        document({"type": "content", "content": "As a text."}),
+        document({"type": "content", "content": parts}),
+        {"type": "search_result", "title": "Hit", "source": "https://x.example/1", "content": parts},
+    ]
+    async with serving(stub, tmp_path, "openai") as client:
+        whole = await client.post("/v1/messages", json=saying(*blocks))
+        count = await client.post(
+            "/v1/messages/count_tokens", json={key: saying(*blocks)[key] for key in ("model", "messages")}
+        )
+    assert (whole.status_code, count.status_code) == (200, 200)
+    [message] = stub.of("alpha")[-1].json["messages"]
+    texts = [part["text"] for part in message["content"]]
+    assert texts == [
+        "<document>\n<title>Sky</title>\n<context>A novel.</context>\nThe sky is green.\n</document>\n",
+        "<document>\nAs a text.\n</document>\n",
+        "<document>\nOne.Two.\n</document>\n",
+        "<document>\n<title>Hit</title>\n<source>https://x.example/1</source>\nOne.Two.\n</document>\n",
+        "Sum it up.",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("block", "says"),
+    [
+        (document({"type": "url", "url": "https://x.example/a.pdf"}), "send a PDF as base64"),
+        (document({"type": "file", "file_id": "file_1"}), "'messages[0].content[0].source'"),
+        (plain("x", citations={"enabled": True}), "'messages.0.content.0.citations'"),
+        (pdf(citations={"enabled": True}), "'messages.0.content.0.citations'"),
+    ],
+)
+async def test_documents_that_cannot_be_had_are_refused_by_name(
+    gateway: GatewayStandIn, key: str, block: dict[str, Any], says: str
+) -> None:
+    async with gateway.client(key) as client:
+        reply = await client.post("/v1/messages", json=saying(block))
+        spared = await client.post("/v1/messages", json=saying(plain("x", citations={"enabled": False})))
+    assert (reply.status_code, says in reply.json()["error"]["message"]) == (400, True), reply.text
+    assert spared.status_code == 200

@@ -28,7 +28,15 @@ class Image:
     detail: str | None = None
 
 
-Part = Text | Image
+@record(frozen=True, slots=True)
+class Document:
+    """A PDF as a base64 `data:` URL; `name` is its title or file name, or empty. Documents of plain text are `Text`."""
+
+    url: str
+    name: str = ""
+
+
+Part = Text | Image | Document
 
 
 @record(frozen=True, slots=True)
@@ -148,6 +156,11 @@ class Task:
     def has_images(self) -> bool:
         """Return whether a worker must support images to do this task."""
         return any(isinstance(part, Image) for message in self.messages for part in message.parts)
+
+    @property
+    def has_documents(self) -> bool:
+        """Return whether a worker must be able to read PDFs to do this task."""
+        return any(isinstance(part, Document) for message in self.messages for part in message.parts)
 
 
 @record(frozen=True, slots=True)
@@ -310,10 +323,7 @@ def toolbox_from_json(value: Mapping[str, Any]) -> Toolbox:
 
 def message_to_json(message: Message) -> dict[str, Any]:
     """A message as plain JSON values; parts by their fields. What belongs to tools stands there only if it is used."""
-    parts = [
-        {"text": part.text} if isinstance(part, Text) else {"url": part.url, "detail": part.detail}
-        for part in message.parts
-    ]
+    parts = [_part_to_json(part) for part in message.parts]
     value: dict[str, Any] = {"role": message.role, "parts": parts, "name": message.name}
     if message.calls:
         value["calls"] = [{"id": call.id, "name": call.name, "arguments": call.arguments} for call in message.calls]
@@ -322,9 +332,26 @@ def message_to_json(message: Message) -> dict[str, Any]:
     return value | ({"keepsake": message.keepsake} if message.keepsake else {})
 
 
+def _part_to_json(part: Part) -> dict[str, Any]:
+    """The fields of a part. A release that knows no documents reads one as an image, which its provider refuses."""
+    if isinstance(part, Text):
+        return {"text": part.text}
+    if isinstance(part, Document):
+        return {"url": part.url, "detail": None, "document": part.name}
+    return {"url": part.url, "detail": part.detail}
+
+
+def _part_from_json(value: Mapping[str, Any]) -> Part:
+    if "text" in value:
+        return Text(value["text"])
+    if "document" in value:
+        return Document(value["url"], value["document"])
+    return Image(value["url"], value["detail"])
+
+
 def message_from_json(value: Mapping[str, Any]) -> Message:
     """The inverse of `message_to_json`."""
-    parts = [Text(part["text"]) if "text" in part else Image(part["url"], part["detail"]) for part in value["parts"]]
+    parts = [_part_from_json(part) for part in value["parts"]]
     calls = [ToolCall(**call) for call in value["calls"]] if "calls" in value else ()
     answers, failed = value.get("call_id", ""), value.get("failed", False)
     return Message(value["role"], tuple(parts), value["name"], tuple(calls), answers, failed, value.get("keepsake"))

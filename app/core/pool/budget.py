@@ -6,12 +6,18 @@ A token is at least one byte of text in every tokenizer in use, so the bytes of 
 import json
 from collections.abc import Sequence
 
-from app.core.message.chat import Image, Message, Toolbox, Usage, toolbox_to_json
+from app.core.message.chat import Document, Image, Message, Part, Toolbox, Usage, toolbox_to_json
 from app.core.pool.catalog import Worker
 
 PER_MESSAGE = 16
 PER_IMAGE = 6_000
 """Above what the three wire formats bill for the largest image at high detail."""
+PER_PAGE = 3_000
+"""Of a PDF: its text and its picture. How many pages it has is estimated, so this is no bound but a likely figure."""
+PAGE_CHARS = 40_000
+"""Of a PDF in base64."""
+MOST_PAGES = 100
+"""What Anthropic takes in one request; other providers take more."""
 
 
 def input_bound(messages: Sequence[Message], extra_bytes: int = 0) -> int:
@@ -20,10 +26,18 @@ def input_bound(messages: Sequence[Message], extra_bytes: int = 0) -> int:
     for message in messages:
         bound += len(message.name or "")
         for part in message.parts:
-            bound += PER_IMAGE if isinstance(part, Image) else len(part.text.encode())
+            bound += _of_part(part)
         if message.calls or message.keepsake:
             bound += _of_tools(message)
     return bound
+
+
+def _of_part(part: Part) -> int:
+    if isinstance(part, Image):
+        return PER_IMAGE
+    if isinstance(part, Document):
+        return PER_PAGE * min(1 + len(part.url) // PAGE_CHARS, MOST_PAGES)
+    return len(part.text.encode())
 
 
 def tool_bytes(toolbox: Toolbox) -> int:

@@ -50,6 +50,7 @@ class Needs:
     """The abilities that a task demands of each worker. `context` is the conversation's likely size, in tokens."""
 
     images: bool
+    documents: bool
     tools: bool
     context: int
 
@@ -57,7 +58,7 @@ class Needs:
 def eligible(catalog: Catalog, tier: Tier, task: Task, labels: frozenset[str], overrides: Overrides) -> Eligible:
     """Filter the tier's pool by the caller's overrides, by labels and clearances, and by what the task needs."""
     size = input_bound(task.messages, tool_bytes(task.toolbox)) // 4
-    needs = Needs(images=task.has_images, tools=task.needs_tools, context=size)
+    needs = Needs(images=task.has_images, documents=task.has_documents, tools=task.needs_tools, context=size)
     kept: list[Worker] = []
     excluded: dict[str, str] = {}
     for name in tier.pool:
@@ -128,6 +129,8 @@ def _refused(worker: Worker, sampling: Sampling) -> str | None:
 def _unable(worker: Worker, needs: Needs) -> str | None:
     if needs.images and "image" not in worker.card.modalities:
         return "cannot see images"
+    if needs.documents and "pdf" not in worker.card.modalities:
+        return "cannot read PDFs"
     if needs.tools and not worker.card.tools:
         return "cannot call tools"
     return "the conversation is longer than its context" if needs.context >= worker.card.context else None

@@ -13,7 +13,7 @@ from dataclasses import replace
 import orjson
 
 from app.core.message import task_body
-from app.core.message.chat import Image, Message, message_to_json
+from app.core.message.chat import Document, Image, Message, message_to_json
 from app.core.records import record
 from app.core.run import drafts, notices, tool_results
 from app.core.run.events import Event, RunResumed, StepToolResults, facts
@@ -25,6 +25,10 @@ from app.engine.runs.admission import Order, Owner, of_request, shared, untaken
 from app.errors import InvalidRequest, NotFound
 from app.store.protocol import BRIEF, Entry, Lease
 from app.store.rows.content import address
+
+NEEDED: Mapping[type, str] = {Image: "image", Document: "pdf"}
+"""The modality that a worker needs for a part of a message."""
+PLURALS: Mapping[str, str] = {"image": "images", "pdf": "PDFs"}
 
 
 @record(frozen=True, slots=True)
@@ -135,10 +139,11 @@ def _check_authority(
     workers = context.catalog().workers
     for n, messages in portions.items():
         worker = workers.get(state.steps[n].worker)
-        pictured = any(isinstance(part, Image) for message in messages for part in message.parts)
-        if pictured and worker is not None and "image" not in worker.card.modalities:
+        needed = {NEEDED[type(part)] for message in messages for part in message.parts if type(part) in NEEDED}
+        lacking = needed - (worker.card.modalities if worker is not None else needed)
+        if lacking:
             raise InvalidRequest(
-                "The worker that called this tool cannot see images; send the result as text.",
+                f"The worker that called this tool cannot read {PLURALS[min(lacking)]}; send the result as text.",
                 param="messages",
                 code="no_eligible_worker",
             )

@@ -1,10 +1,12 @@
 """The blocks of a turn of `POST /v1/messages`, and the parts of messages that they are."""
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, StringConstraints
+from pydantic import Discriminator, Field, StringConstraints
 
-from app.core.message.chat import Image, Part, Text
+from app.core.message.chat import Document, Image, Part, Text
+from app.errors import InvalidRequest
 from app.gateway.anthropic.tools import CacheMark, Name
 from app.gateway.wire.baton_options import WireModel
 
@@ -44,6 +46,57 @@ class ImageBlock(WireModel):
     transformations: None = None
 
 
+class Citations(WireModel):
+    """Citations of the block in the answer, which there are none of."""
+
+    enabled: bool | None = None
+
+
+class PdfSource(WireModel):
+    """A PDF inline."""
+
+    type: Literal["base64"]
+    media_type: Literal["application/pdf"]
+    data: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9+/=_-]+$")]
+
+
+class PlainTextSource(WireModel):
+    """A text."""
+
+    type: Literal["text"]
+    media_type: Literal["text/plain"]
+    data: str
+
+
+class ContentSource(WireModel):
+    """Texts and images that make up one document."""
+
+    type: Literal["content"]
+    content: str | Annotated[list[Annotated[TextBlock | ImageBlock, Discriminator("type")]], Field(max_length=512)]
+
+
+class DocumentBlock(WireModel):
+    """A document. Texts are for every worker, PDFs for those that read them."""
+
+    type: Literal["document"]
+    source: Annotated[PdfSource | PlainTextSource | ContentSource | UrlSource, Discriminator("type")]
+    title: str | None = None
+    context: str | None = None
+    citations: Citations | None = None
+    cache_control: CacheMark | None = None
+
+
+class SearchResultBlock(WireModel):
+    """Something that the caller's side has found."""
+
+    type: Literal["search_result"]
+    source: str
+    title: str
+    content: Annotated[list[TextBlock], Field(max_length=512)]
+    citations: Citations | None = None
+    cache_control: CacheMark | None = None
+
+
 class ToolUseBlock(WireModel):
     """A call of a tool, in an assistant's turn."""
 
@@ -64,12 +117,15 @@ class ToolReferenceBlock(WireModel):
     cache_control: CacheMark | None = None
 
 
+ResultPart = TextBlock | ImageBlock | DocumentBlock | SearchResultBlock | ToolReferenceBlock
+
+
 class ToolResultBlock(WireModel):
     """The result of a call."""
 
     type: Literal["tool_result"]
     tool_use_id: CallId
-    content: str | list[Annotated[TextBlock | ImageBlock | ToolReferenceBlock, Discriminator("type")]] | None = None
+    content: str | list[Annotated[ResultPart, Discriminator("type")]] | None = None
     is_error: bool | None = None
     cache_control: CacheMark | None = None
     toolset_name: None = None
@@ -91,23 +147,75 @@ class RedactedThinkingBlock(WireModel):
 
 
 Block = Annotated[
-    TextBlock | ImageBlock | ToolUseBlock | ToolResultBlock | ThinkingBlock | RedactedThinkingBlock,
+    TextBlock
+    | ImageBlock
+    | DocumentBlock
+    | SearchResultBlock
+    | ToolUseBlock
+    | ToolResultBlock
+    | ThinkingBlock
+    | RedactedThinkingBlock,
     Discriminator("type"),
 ]
 
 
-def result_of(block: ToolResultBlock) -> tuple[Part, ...]:
-    """The content of a result."""
+def result_of(block: ToolResultBlock, where: str) -> tuple[Part, ...]:
+    """The content of a result, which stands at `where`; raises `InvalidRequest`."""
     if isinstance(block.content, str):
         return (Text(block.content),)
-    return tuple(part_of(part) for part in block.content or ())
+    parts: list[Part] = []
+    for at, part in enumerate(block.content or ()):
+        parts += parts_of(part, f"{where}.content.{at}")
+    return tuple(parts)
 
 
-def part_of(block: TextBlock | ImageBlock | ToolReferenceBlock) -> Part:
-    """A block as a part of a message."""
+def parts_of(block: ResultPart, where: str) -> tuple[Part, ...]:
+    """A block, which stands at `where`, as parts of a message; raises `InvalidRequest`."""
     if isinstance(block, TextBlock):
-        return Text(block.text)
+        return (Text(block.text),)
     if isinstance(block, ToolReferenceBlock):
-        return Text(f"The tool {block.tool_name} can be called now.")
+        return (Text(f"The tool {block.tool_name} can be called now."),)
+    if isinstance(block, ImageBlock):
+        source = block.source
+        return (Image(source.url if isinstance(source, UrlSource) else _data_url(source)),)
+    if block.citations is not None and block.citations.enabled:
+        raise unsupported(f"{where}.citations", "answers have no citations: leave it out")
+    if isinstance(block, SearchResultBlock):
+        return _framed({"title": block.title, "source": block.source}, tuple(Text(one.text) for one in block.content))
+    return _document(block, where)
+
+
+def _document(block: DocumentBlock, where: str) -> tuple[Part, ...]:
     source = block.source
-    return Image(source.url if isinstance(source, UrlSource) else f"data:{source.media_type};base64,{source.data}")
+    if isinstance(source, UrlSource):
+        raise unsupported(f"{where}.source", "Baton fetches no documents: send a PDF as base64, and other text as text")
+    about = {"title": block.title or "", "context": block.context or ""}
+    if isinstance(source, PlainTextSource):
+        return _framed(about, (Text(source.data),))
+    if isinstance(source, PdfSource):
+        context = (Text(f"About the document that follows: {block.context}"),) if block.context else ()
+        return (*context, Document(_data_url(source), block.title or ""))
+    if isinstance(source.content, str):
+        return _framed(about, (Text(source.content),))
+    inner: list[Part] = []
+    for at, part in enumerate(source.content):
+        inner += parts_of(part, f"{where}.source.content.{at}")
+    return _framed(about, tuple(inner))
+
+
+def _framed(about: Mapping[str, str], parts: tuple[Part, ...]) -> tuple[Part, ...]:
+    """The parts of a document between lines that say where it begins and ends, and what is known about it. Texts alone
+    become one."""
+    head = "\n".join(["<document>", *(f"<{name}>{text}</{name}>" for name, text in about.items() if text), ""])
+    framed = (Text(head), *parts, Text("\n</document>\n"))
+    texts = [part.text for part in framed if isinstance(part, Text)]
+    return (Text("".join(texts)),) if len(texts) == len(framed) else framed
+
+
+def _data_url(source: Base64Source | PdfSource) -> str:
+    return f"data:{source.media_type};base64,{source.data}"
+
+
+def unsupported(param: str, why: str) -> InvalidRequest:
+    """The error for a field that would ask for what there is not."""
+    return InvalidRequest(f"'{param}' is not supported: {why}.", param=param, code="unsupported_parameter")

@@ -17,12 +17,14 @@ from app.core.message.tools import run_of
 from app.errors import InvalidRequest
 from app.gateway.anthropic.blocks import (
     Block,
+    DocumentBlock,
     ImageBlock,
+    SearchResultBlock,
     TextBlock,
     ToolReferenceBlock,
     ToolResultBlock,
     ToolUseBlock,
-    part_of,
+    parts_of,
     result_of,
 )
 from app.gateway.anthropic.tools import CacheMark, ToolChoice, WireTool, allow, toolbox_of
@@ -251,13 +253,14 @@ def _messages(turn: Turn, place: int) -> Iterator[Message]:
         where = f"messages.{place}.content.{at}"
         if isinstance(block, ToolResultBlock):
             allow(turn.role == "user" and not parts, where, "results of tools come first in a user's turn")
-            yield Message("tool", result_of(block), call_id=block.tool_use_id, failed=bool(block.is_error))
+            result = result_of(block, where)
+            yield Message("tool", result, call_id=block.tool_use_id, failed=bool(block.is_error))
         elif isinstance(block, ToolUseBlock):
             allow(turn.role == "assistant", where, "only an assistant's turn calls tools")
             calls.append(ToolCall(block.id, block.name, orjson.dumps(block.input).decode()))
-        elif isinstance(block, TextBlock | ImageBlock):
-            allow(isinstance(block, TextBlock) or turn.role == "user", where, "only a user's turn holds images")
-            parts.append(part_of(block))
+        elif isinstance(block, TextBlock | ImageBlock | DocumentBlock | SearchResultBlock):
+            allow(isinstance(block, TextBlock) or turn.role == "user", where, "only a user's turn holds such a block")
+            parts += parts_of(block, where)
     if calls:
         yield Message("assistant", tuple(parts), calls=tuple(calls))
     else:

@@ -9,7 +9,7 @@ from typing import Any
 
 import orjson
 
-from app.core.message.chat import Image, Message, Part, Text, Usage, message_from_json
+from app.core.message.chat import Document, Message, Part, Text, Usage, message_from_json
 from app.core.run.bill import bill
 from app.core.run.events import (
     Event,
@@ -108,5 +108,6 @@ def message(one: Message) -> dict[str, Any]:
 def _part(part: Part) -> dict[str, Any]:
     if isinstance(part, Text):
         return {"type": "text", "text": part.text}
-    assert isinstance(part, Image)
+    if isinstance(part, Document):
+        return {"type": "file", "file": {"filename": part.name, "file_data": part.url}}
     return {"type": "image_url", "image_url": {"url": part.url, "detail": part.detail}}

@@ -44,7 +44,7 @@ DEAREST = Decimal(10_000)
 Effort = Literal["minimal", "low", "medium", "high", "xhigh", "max"]
 PARAMETERS = tuple(name for name in SAMPLING if name != "max_tokens")
 """The sampling parameters that a worker may lack; `max_tokens` bounds what a call costs."""
-Modality = Literal["text", "image", "audio", "video"]
+Modality = Literal["text", "image", "pdf", "audio", "video"]
 
 
 def _dollars(value: object) -> int:
