@@ -1,6 +1,6 @@
 """Requests of Anthropic's format at workers of each wire format: what those are sent, and what the caller receives."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -198,3 +198,55 @@ async def test_documents_that_cannot_be_had_are_refused_by_name(
         spared = await client.post("/v1/messages", json=saying(plain("x", citations={"enabled": False})))
     assert (reply.status_code, says in reply.json()["error"]["message"]) == (400, True), reply.text
     assert spared.status_code == 200
+
+
+TEXT = "data:text/csv;charset=utf-8;base64,YSxiCjEsMgo="
+MADE = "<document>\n<title>sums.csv</title>\na,b\n1,2\n\n</document>\n"
+
+
+def chat(file: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    parts = [{"type": "file", "file": file}, {"type": "text", "text": "Sum it up."}]
+    return "/v1/chat/completions", {"model": "baton-mini", "messages": [{"role": "user", "content": parts}]}
+
+
+def response(file: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    parts = [{"type": "input_file", **file}, {"type": "input_text", "text": "Sum it up."}]
+    return "/v1/responses", {"model": "baton-mini", "input": [{"role": "user", "content": parts}]}
+
+
+@pytest.mark.parametrize("made", [chat, response])
+async def test_files_of_openais_formats_reach_workers_in_theirs(
+    stub: ProviderStub, tmp_path: Path, made: Callable[[dict[str, Any]], tuple[str, dict[str, Any]]]
+) -> None:
+    async with serving(stub, tmp_path, "anthropic", READS) as client:
+        for streams in (False, True):
+            for file in ({"file_data": URL, "filename": "Report"}, {"file_data": TEXT, "filename": "sums.csv"}):
+                path, asked = made(file)
+                reply = await client.post(path, json=asked | {"stream": streams})
+                assert reply.status_code == 200, reply.text
+        if made is response:
+            whole = (await client.post(path, json=response({"file_data": URL, "filename": "Report"})[1])).json()
+            items = (await client.get(f"/v1/responses/{whole['id']}/input_items")).json()["data"]
+            assert items[0]["content"][0]["file_data"] == URL
+    sent = [one.json["messages"][0]["content"][0] for one in stub.of("alpha")]
+    assert sent[:2] == sent[2:4] == [SHOWN["anthropic"], {"type": "text", "text": MADE}]
+
+
+@pytest.mark.parametrize("made", [chat, response])
+async def test_files_that_cannot_be_had_are_refused_by_name(
+    gateway: GatewayStandIn, key: str, made: Callable[[dict[str, Any]], tuple[str, dict[str, Any]]]
+) -> None:
+    binary = "data:application/zip;base64,UEsDBA=="
+    broken = "data:text/plain;base64,/w=="
+    async with gateway.client(key) as client:
+        for file, says in (
+            ({"file_id": "file-1"}, "keeps no files"),
+            ({"file_data": binary}, "PDFs or texts"),
+            ({"file_data": broken}, "UTF-8"),
+            ({"file_data": "YWJj"}, "file_data"),
+        ):
+            path, asked = made(file)
+            error = (await client.post(path, json=asked)).json()["error"]
+            assert says in error["message"], error
+            assert error["param"].startswith(("messages[0].content[0]", "input[0].content[0]"))
+    assert gateway.runs.orders == []

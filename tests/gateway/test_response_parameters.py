@@ -210,6 +210,7 @@ def test_what_is_read_is_what_is_not_refused() -> None:
         (tools.Named, sdk.ToolChoiceFunctionParam),
         (tools.AllowedTools, sdk.ToolChoiceAllowedParam),
         (items.InputText, sdk.ResponseInputTextParam),
+        (items.InputFile, sdk.ResponseInputFileParam),
         (items.InputImage, sdk.ResponseInputImageParam),
         (items.OutputText, sdk.ResponseOutputTextParam),
         (items.Refused, sdk.ResponseOutputRefusalParam),

@@ -1,14 +1,13 @@
 """The blocks of a turn of `POST /v1/messages`, and the parts of messages that they are."""
 
-from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, StringConstraints
 
 from app.core.message.chat import Document, Image, Part, Text
-from app.errors import InvalidRequest
 from app.gateway.anthropic.tools import CacheMark, Name
 from app.gateway.wire.baton_options import WireModel
+from app.gateway.wire.documents import framed, unsupported
 
 CallId = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{1,256}$")]
 
@@ -181,7 +180,7 @@ def parts_of(block: ResultPart, where: str) -> tuple[Part, ...]:
     if block.citations is not None and block.citations.enabled:
         raise unsupported(f"{where}.citations", "answers have no citations: leave it out")
     if isinstance(block, SearchResultBlock):
-        return _framed({"title": block.title, "source": block.source}, tuple(Text(one.text) for one in block.content))
+        return framed({"title": block.title, "source": block.source}, tuple(Text(one.text) for one in block.content))
     return _document(block, where)
 
 
@@ -191,31 +190,17 @@ def _document(block: DocumentBlock, where: str) -> tuple[Part, ...]:
         raise unsupported(f"{where}.source", "Baton fetches no documents: send a PDF as base64, and other text as text")
     about = {"title": block.title or "", "context": block.context or ""}
     if isinstance(source, PlainTextSource):
-        return _framed(about, (Text(source.data),))
+        return framed(about, (Text(source.data),))
     if isinstance(source, PdfSource):
         context = (Text(f"About the document that follows: {block.context}"),) if block.context else ()
         return (*context, Document(_data_url(source), block.title or ""))
     if isinstance(source.content, str):
-        return _framed(about, (Text(source.content),))
+        return framed(about, (Text(source.content),))
     inner: list[Part] = []
     for at, part in enumerate(source.content):
         inner += parts_of(part, f"{where}.source.content.{at}")
-    return _framed(about, tuple(inner))
-
-
-def _framed(about: Mapping[str, str], parts: tuple[Part, ...]) -> tuple[Part, ...]:
-    """The parts of a document between lines that say where it begins and ends, and what is known about it. Texts alone
-    become one."""
-    head = "\n".join(["<document>", *(f"<{name}>{text}</{name}>" for name, text in about.items() if text), ""])
-    framed = (Text(head), *parts, Text("\n</document>\n"))
-    texts = [part.text for part in framed if isinstance(part, Text)]
-    return (Text("".join(texts)),) if len(texts) == len(framed) else framed
+    return framed(about, tuple(inner))
 
 
 def _data_url(source: Base64Source | PdfSource) -> str:
     return f"data:{source.media_type};base64,{source.data}"
-
-
-def unsupported(param: str, why: str) -> InvalidRequest:
-    """The error for a field that would ask for what there is not."""
-    return InvalidRequest(f"'{param}' is not supported: {why}.", param=param, code="unsupported_parameter")

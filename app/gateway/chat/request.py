@@ -16,6 +16,7 @@ from app.errors import InvalidRequest
 from app.gateway.chat.tools import CallId, CallsOfTurn, Choice, Tools, calls_of, check_conversation, toolbox_of
 from app.gateway.wire import custom_tools
 from app.gateway.wire.baton_options import BatonOptions, WireModel, order_of
+from app.gateway.wire.documents import FILE, file_parts
 from app.gateway.wire.parameters import NAME, PARAMETERS, check_kinds, invalid_request, is_ignored, unknown_parameter
 from app.gateway.wire.response_formats import ResponseFormat, form_of
 from app.store.protocol import KeyRow
@@ -27,6 +28,7 @@ MARKS: Final = ("prompt_cache_breakpoint", "cache_control")
 HOLDERS: Final[Mapping[str, Container[str]]] = {
     "text": ("system", "developer", "user", "assistant", "tool"),
     "image_url": ("user", "tool"),
+    "file": ("user", "tool"),
     "refusal": ("assistant",),
 }
 """The roles whose messages can hold a part, by its type."""
@@ -88,7 +90,24 @@ class ImagePart(WireModel):
     cache_control: CacheMark | None = None
 
 
-AnyPart = Annotated[TextPart | ImagePart | RefusalPart, Discriminator("type")]
+class FileData(WireModel):
+    """A file inline. Files by id are refused by name."""
+
+    file_data: Annotated[str, StringConstraints(pattern=FILE)] | None = None
+    file_id: str | None = None
+    filename: Annotated[str, StringConstraints(max_length=512)] | None = None
+
+
+class FilePart(WireModel):
+    """A file part."""
+
+    type: Literal["file"]
+    file: FileData
+    prompt_cache_breakpoint: CacheBreakpoint | None = None
+    cache_control: CacheMark | None = None
+
+
+AnyPart = Annotated[TextPart | ImagePart | FilePart | RefusalPart, Discriminator("type")]
 
 
 class WireMessage(WireModel):
@@ -248,9 +267,11 @@ def _check(message: WireMessage, place: int) -> None:
     if content is None and (role != "assistant" or (message.refusal is None and message.tool_calls is None)):
         raise _bad_content(f"messages[{place}].content", "must be a text or a list of parts")
     for number, part in enumerate(content if isinstance(content, list) else ()):
+        param = f"messages[{place}].content[{number}]"
         if role not in HOLDERS[part.type]:
-            param = f"messages[{place}].content[{number}]"
             raise _bad_content(param, "a message of this role cannot hold such a part")
+        if isinstance(part, FilePart):
+            file_parts(part.file.file_data, part.file.filename, f"{param}.file")
 
 
 def _message(message: WireMessage) -> Message:
@@ -264,13 +285,18 @@ def _parts(message: WireMessage) -> tuple[Part, ...]:
         return (Text(content),) if content or not message.tool_calls else ()
     if content is None:
         return (Text(message.refusal),) if message.refusal is not None else ()
-    return tuple(map(_part, content))
+    parts: list[Part] = []
+    for part in content:
+        parts += _of_part(part)
+    return tuple(parts)
 
 
-def _part(part: TextPart | ImagePart | RefusalPart) -> Part:
+def _of_part(part: TextPart | ImagePart | FilePart | RefusalPart) -> tuple[Part, ...]:
     if isinstance(part, ImagePart):
-        return Image(part.image_url.url, part.image_url.detail)
-    return Text(part.text if isinstance(part, TextPart) else part.refusal)
+        return (Image(part.image_url.url, part.image_url.detail),)
+    if isinstance(part, FilePart):
+        return file_parts(part.file.file_data, part.file.filename, "messages")
+    return (Text(part.text if isinstance(part, TextPart) else part.refusal),)
 
 
 def _bad_content(param: str, said: str) -> InvalidRequest:

@@ -202,6 +202,15 @@ class InputImage(Reply):
     file_id: None
 
 
+class InputFile(Reply):
+    """A PDF of the conversation."""
+
+    type: Literal["input_file"]
+    filename: str
+    file_data: str
+    file_id: None
+
+
 class InputMessage(Reply):
     """A message of the conversation."""
 
@@ -209,7 +218,7 @@ class InputMessage(Reply):
     id: str
     status: Literal["completed"]
     role: str
-    content: list[Annotated[InputText | InputImage | OutputText, Discriminator("type")]]
+    content: list[Annotated[InputText | InputImage | InputFile | OutputText, Discriminator("type")]]
 
 
 class ToolOutputItem(Reply):

@@ -3,7 +3,7 @@
 Calls of functions stand with the assistant's words before them, outputs of functions are messages of their own.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
@@ -17,6 +17,7 @@ from app.gateway.responses.tool_search import Execution, ToolSearch
 from app.gateway.responses.tools import MOST, AnyTool, FunctionName, Loadable, flat, functions, names_of
 from app.gateway.wire import custom_tools
 from app.gateway.wire.baton_options import WireModel
+from app.gateway.wire.documents import FILE, file_parts
 
 CallId = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.:|-]{1,256}$")]
 ItemId = Annotated[str, StringConstraints(max_length=256)] | None
@@ -48,6 +49,18 @@ class InputImage(WireModel):
     prompt_cache_breakpoint: dict[str, Any] | None = None
 
 
+class InputFile(WireModel):
+    """A file inline. Files by id and by address are refused by name."""
+
+    type: Literal["input_file"]
+    file_data: Annotated[str, StringConstraints(pattern=FILE)] | None = None
+    file_id: str | None = None
+    file_url: str | None = None
+    filename: Annotated[str, StringConstraints(max_length=512)] | None = None
+    detail: Literal["auto", "low", "high"] | None = None
+    prompt_cache_breakpoint: dict[str, Any] | None = None
+
+
 class OutputText(WireModel):
     """Words of an earlier answer."""
 
@@ -64,7 +77,7 @@ class Refused(WireModel):
     refusal: str
 
 
-AnyPart = Annotated[InputText | InputImage | OutputText | Refused, Discriminator("type")]
+AnyPart = Annotated[InputText | InputImage | InputFile | OutputText | Refused, Discriminator("type")]
 
 
 class MessageItem(WireModel):
@@ -109,7 +122,7 @@ class OutputItem(WireModel):
 
     type: Literal["function_call_output", "custom_tool_call_output"]
     call_id: CallId
-    output: str | list[Annotated[InputText | InputImage, Discriminator("type")]]
+    output: str | list[Annotated[InputText | InputImage | InputFile, Discriminator("type")]]
     id: ItemId = None
     status: Status = None
     name: str | None = None
@@ -222,7 +235,7 @@ def _messages(items: Iterable[AnyItem]) -> Iterator[Message]:
             yield Message("assistant", (), calls=(call,))
         elif isinstance(item, OutputItem):
             output = item.output
-            parts = (Text(output),) if isinstance(output, str) else tuple(map(_part, output))
+            parts = (Text(output),) if isinstance(output, str) else _of_parts(output, f"input[{place}].output")
             yield Message("tool", parts, call_id=item.call_id)
         elif isinstance(item, SearchCallItem | SearchOutputItem):
             yield from _searched(item)
@@ -269,13 +282,19 @@ def _parts(item: MessageItem, place: int) -> tuple[Part, ...]:
     if isinstance(item.content, str):
         return (Text(item.content),)
     for at, part in enumerate(item.content):
-        if isinstance(part, InputImage) and item.role != "user":
-            param = f"input[{place}].content[{at}]"
-            raise InvalidRequest(f"Invalid value for '{param}': only a user's message holds images.", param=param)
-    return tuple(map(_part, item.content))
+        if isinstance(part, InputImage | InputFile) and item.role != "user":
+            param, held = f"input[{place}].content[{at}]", "images" if isinstance(part, InputImage) else "files"
+            raise InvalidRequest(f"Invalid value for '{param}': only a user's message holds {held}.", param=param)
+    return _of_parts(item.content, f"input[{place}].content")
 
 
-def _part(part: InputText | InputImage | OutputText | Refused) -> Part:
-    if isinstance(part, InputImage):
-        return Image(part.image_url, part.detail)
-    return Text(part.refusal if isinstance(part, Refused) else part.text)
+def _of_parts(parts: Sequence[AnyPart], where: str) -> tuple[Part, ...]:
+    found: list[Part] = []
+    for at, part in enumerate(parts):
+        if isinstance(part, InputImage):
+            found.append(Image(part.image_url, part.detail))
+        elif isinstance(part, InputFile):
+            found += file_parts(part.file_data, part.filename, f"{where}[{at}]")
+        else:
+            found.append(Text(part.refusal if isinstance(part, Refused) else part.text))
+    return tuple(found)

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from app.core.message.chat import Image, Message
+from app.core.message.chat import Document, Image, Message
 from app.errors import InvalidRequest
 from app.gateway.responses.history import exchanged
 from app.gateway.responses.reply import Subject
@@ -65,6 +65,8 @@ def _output(of: Subject, name: str, message: Message, kind: Kind) -> dict[str, A
 def _part(part: Any, role: str) -> dict[str, Any]:
     if isinstance(part, Image):
         return {"type": "input_image", "image_url": part.url, "detail": part.detail or "auto", "file_id": None}
+    if isinstance(part, Document):
+        return {"type": "input_file", "filename": part.name, "file_data": part.url, "file_id": None}
     if role == "assistant":
         return {"type": "output_text", "text": part.text, "annotations": [], "logprobs": []}
     return {"type": "input_text", "text": part.text}

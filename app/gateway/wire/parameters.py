@@ -73,7 +73,9 @@ def _refused(note: str, *neutral: object) -> Parameter:
 
 PARAMETERS: Final[Mapping[str, Parameter]] = {
     "model": _honoured("A tier or an alias of one; `GET /v1/models` lists those that the key may use."),
-    "messages": _honoured("At most 2,048. Texts, images as `data:` URLs or by reference, tool calls and results."),
+    "messages": _honoured(
+        "At most 2,048. Texts, files as `data:` URLs, images also by reference, tool calls, results."
+    ),
     "stream": _honoured("Server-sent events; the whole reply is the same text and usage."),
     "stream_options": _honoured("`include_usage`; `include_obfuscation` changes nothing."),
     "max_tokens": _honoured("Caps the final answer, not the orchestration, which the budget caps."),

@@ -1,0 +1,51 @@
+"""Documents in a conversation, of every wire format: texts become texts between two lines, PDFs stay documents."""
+
+import base64
+import binascii
+from collections.abc import Mapping
+from typing import Final
+
+from app.core.message.chat import Document, Part, Text
+from app.errors import InvalidRequest
+
+FILE: Final = r"^data:[a-z]+/[a-z0-9.+-]+(;charset=[A-Za-z0-9-]+)?;base64,[A-Za-z0-9+/=_-]+$"
+"""A file as a `data:` URL."""
+PDF: Final = "application/pdf"
+UNHELD: Final = "Baton keeps no files and fetches none: send the file itself as a data: URL in base64"
+
+
+def framed(about: Mapping[str, str], parts: tuple[Part, ...]) -> tuple[Part, ...]:
+    """The parts of a document between lines that say where it begins and ends, and what is known about it. Texts alone
+    become one."""
+    head = "\n".join(["<document>", *(f"<{name}>{text}</{name}>" for name, text in about.items() if text), ""])
+    whole = (Text(head), *parts, Text("\n</document>\n"))
+    texts = [part.text for part in whole if isinstance(part, Text)]
+    return (Text("".join(texts)),) if len(texts) == len(whole) else whole
+
+
+def file_parts(url: str | None, name: str | None, param: str) -> tuple[Part, ...]:
+    """A file of a `data:` URL of the form `FILE`, as parts of a message; raises `InvalidRequest`, which names `param`.
+
+    There is no URL where the request names a file that is kept or fetched elsewhere.
+    """
+    if url is None:
+        raise unsupported(param, UNHELD)
+    head, _, data = url.removeprefix("data:").partition(",")
+    media = head.partition(";")[0]
+    if media == PDF:
+        return (Document(url, name or ""),)
+    if not (media.startswith("text/") or media == "application/json"):
+        raise unsupported(param, f"files are PDFs or texts, and this one is neither; its type must be {PDF} or text/*")
+    try:
+        text = base64.b64decode(data, validate=True).decode()
+    except (binascii.Error, UnicodeDecodeError):
+        text = "\0"
+    if "\0" in text:
+        said = f"Invalid value for '{param}': it is no base64 of a text in UTF-8."
+        raise InvalidRequest(said, param=param, code="invalid_value")
+    return framed({"title": name or ""}, (Text(text),))
+
+
+def unsupported(param: str, why: str) -> InvalidRequest:
+    """The error for a field that would ask for what there is not."""
+    return InvalidRequest(f"'{param}' is not supported: {why}.", param=param, code="unsupported_parameter")
