@@ -2,8 +2,8 @@
 
     BatonError
     ├ CallerError      blame the caller      InvalidRequest 400 · Unauthorized 401 · Forbidden 403 · NotFound 404
-    │                                        TooSlow 408 · Conflict 409 · TooLarge 413 · UnsupportedMedia 415
-    │                                        OverQuota 429
+    │                                        RunPruned 404 · TooSlow 408 · Conflict 409 · TooLarge 413
+    │                                        UnsupportedMedia 415 · OverQuota 429
     ├ Overloaded       blame our size        503, always with Retry-After
     ├ ConfigInvalid    blame the operator    all faults of a file or of the environment at once; never leaves start-up
     ├ PlanRejected     blame the conductor   all reasons at once; 502 only where no fallback is left
@@ -12,7 +12,7 @@
     ├ RunEnded         a terminal state      RunCancelled 499 · RunExpired 504 · RunOverBudget 429 · RunFailed 502
     │                                        RunRefused 400 · RunRateLimited, RunOutOfQuota 429
     └ OursError        blame us, never 401   StoreUnavailable 503, as is RunUndecided · QueueUnavailable 503
-                                             LeaseLost (stays inside)
+                                             LeaseLost, ArchiveUnavailable (stay inside)
 
 A class fixes the HTTP status, OpenAI's `type` and `code`, and whether the same request may be sent again. Its docstring
 is its default message: it names the cause and says what to do next. Messages reach callers, so no part of a caller's
@@ -119,6 +119,12 @@ class NotFound(CallerError):
 
     status = 404
     code = "not_found"
+
+
+class RunPruned(NotFound):
+    """The run was deleted because its time was over; only a hash of its journal is left."""
+
+    code = "run_pruned"
 
 
 class TooSlow(CallerError):
@@ -394,6 +400,12 @@ class QueueUnavailable(OursError):
     """The step queue is unavailable; running work continues from the database, so send the request again shortly."""
 
     code = "queue_unavailable"
+
+
+class ArchiveUnavailable(OursError):
+    """The archive of pruned runs cannot be written, so none is pruned; check BATON_ARCHIVE and its credentials."""
+
+    code = "archive_unavailable"
 
 
 class LeaseLost(OursError):

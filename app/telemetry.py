@@ -45,6 +45,8 @@ COUNTERS: Mapping[str, tuple[str, tuple[str, ...]]] = {
         ("worker",),
     ),
     "baton_contents_erased_total": ("Runs whose content an engine erased because its time was over.", ()),
+    "baton_runs_pruned_total": ("Runs that an engine deleted because their time was over.", ()),
+    "baton_archive_failures_total": ("Times that pruning stopped because the archive could not be written.", ()),
     "baton_webhooks_total": (
         "Attempts to deliver a webhook: delivered, to be retried, or failed for good.",
         ("outcome",),

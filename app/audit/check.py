@@ -1,8 +1,7 @@
 """The audit: applies every rule to the account of each run. Memory is bounded by the largest page of runs."""
 
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
 
 from app.audit.account import Account, account
 from app.audit.calls import calls, pending
@@ -18,32 +17,12 @@ from app.audit.steps import steps
 from app.audit.tooling import tooling
 from app.audit.versions import Reigns, versions
 from app.core.pool.catalog import ProviderSpec
-from app.core.pool.conductor_versions import Change
 from app.providers.protocol import Provider
 from app.store.archive import Record
+from app.store.journal_file import Source
 
 Rule = Callable[[Account], Iterator[Violation]]
 RULES: tuple[Rule, ...] = (lifecycle, plans, steps, tooling, calls, money, row, contents)
-
-
-class Records(Protocol):
-    """A source of runs: the archive of a database, or an export."""
-
-    async def catalogs(self) -> Mapping[str, bytes]:
-        """Return every pool that was in force, by its digest."""
-        ...
-
-    async def changes(self) -> Sequence[Change] | None:
-        """Return the changes of conductors' versions; None if the source does not have them."""
-        ...
-
-    async def unnamed_texts(self) -> int:
-        """Return the number of texts of conversations that are stored although no run has them any more."""
-        ...
-
-    def records(self, *, run: str | None = None, since: float | None = None) -> AsyncIterator[Record]:
-        """Yield every run, or the one with this id, or those admitted from `since` (seconds since 1970) on."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +37,7 @@ class Auditor:
     adapter: Callable[[ProviderSpec], Provider]
     patient: bool = True
 
-    async def audit(self, source: Records, *, run: str | None = None, since: float | None = None) -> Report:
+    async def audit(self, source: Source, *, run: str | None = None, since: float | None = None) -> Report:
         """Check every run that is chosen."""
         report = Report()
         pools, reigns = Pools(self.adapter, await source.catalogs()), Reigns.by(await source.changes())

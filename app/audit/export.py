@@ -1,87 +1,26 @@
-"""The export of a journal: a file of JSON lines with everything that an audit needs.
+"""Reading a file of journals (`app/store/journal_file.py` has its format), as the auditor reads a database."""
 
-    {"baton": "journal", "version": 2, "at": ...}        the time at which it was read, in seconds since 1970
-    {"catalog": digest, "body": base64}                  every pool that was in force
-    {"change": {column: value}}                          every change of a conductor's version; none in version 1
-    {"run": {column: value}}                             a run's row, followed by:
-    {"event": seq, "kind": ..., "at": ..., "body": ...}  its events in order
-    {"content": ref, "body": base64}                     its texts, unless they were erased
-    {"ticket": {column: value}}                          its tickets in the outbox
-    {"end": runs}                                        the last line: without it the file was cut off
-
-Bytes are written as base64. The file contains callers' texts, but no keys, neither of callers nor of providers.
-"""
-
-import os
-from base64 import b64decode, b64encode
+import gzip
+import zlib
+from base64 import b64decode
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import orjson
 
-from app.audit.check import Records
 from app.core.pool.conductor_versions import Change
 from app.errors import ConfigInvalid
 from app.store.archive import Record, Stored
+from app.store.protocol import PrunedRun
 
 VERSION = 2
 UNCHANGED = 1
 """The previous version, without the changes of conductors' versions; it can still be audited."""
 BYTES = "base64"
-
-
-async def write(source: Records, path: Path, *, now: float, run: str | None = None, since: float | None = None) -> int:
-    """Write an export that only its owner can read, completely or not at all. Returns the number of runs.
-
-    Raises `ConfigInvalid` if it cannot be written there.
-    """
-    part = path.with_name(f"{path.name}.part")
-    runs = 0
-    try:
-        with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-            _line(file, {"baton": "journal", "version": VERSION, "at": now})
-            for digest, body in (await source.catalogs()).items():
-                _line(file, {"catalog": digest, "body": b64encode(body).decode()})
-            for change in await source.changes() or ():
-                _line(file, {"change": asdict(change)})
-            async for record in source.records(run=run, since=since):
-                runs += 1
-                _write(file, record)
-            _line(file, {"end": runs})
-        part.replace(path)
-    except OSError as error:
-        raise ConfigInvalid([f"{path}: cannot be written: {error.strerror or type(error).__name__}"]) from None
-    return runs
-
-
-def _write(file: BinaryIO, record: Record) -> None:
-    _line(file, {"run": _columns(record.row)})
-    for event in record.events:
-        _line(file, {"event": event.seq, "kind": event.kind, "at": event.at, "body": _body(event.body)})
-    for ref, body in record.contents.items():
-        _line(file, {"content": ref, "body": b64encode(body).decode()})
-    for ticket in record.tickets:
-        _line(file, {"ticket": _columns(ticket)})
-
-
-def _line(file: BinaryIO, value: Mapping[str, Any]) -> None:
-    file.write(orjson.dumps(value, option=orjson.OPT_APPEND_NEWLINE))
-
-
-def _columns(row: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: {BYTES: b64encode(one).decode()} if isinstance(one, bytes) else one for name, one in row.items()}
-
-
-def _body(body: bytes) -> Any:
-    """Return an event's body as JSON, or its bytes if it is not JSON."""
-    try:
-        orjson.loads(body)
-    except orjson.JSONDecodeError:
-        return {BYTES: b64encode(body).decode()}
-    return orjson.Fragment(body)
+GZIP = ".gz"
 
 
 @dataclass(slots=True)
@@ -108,6 +47,10 @@ class _Gathered:
     def record(self) -> Record:
         """Return the run."""
         return Record(self.row, tuple(self.events), self.contents, tuple(self.tickets))
+
+
+def _chosen(name: str, created_at: float, run: str | None, since: float | None) -> bool:
+    return (run is None or name == run) and (since is None or created_at >= since)
 
 
 def _unpacked(text: str) -> bytes:
@@ -138,14 +81,14 @@ class Export:
         return head
 
     async def catalogs(self) -> Mapping[str, bytes]:
-        """Implements `check.Records`."""
+        """Implements `journal_file.Source`."""
         found: dict[str, bytes] = {}
         for number, line in self._preamble("catalog"):
             found[line["catalog"]] = self._bytes(number, line)
         return found
 
     async def changes(self) -> Sequence[Change] | None:
-        """Implements `check.Records`."""
+        """Implements `journal_file.Source`."""
         if self._head()["version"] == UNCHANGED:
             return None
         found: list[Change] = []
@@ -157,14 +100,23 @@ class Export:
         return found
 
     async def unnamed_texts(self) -> int:
-        """Implements `check.Records`: an export has every content as a whole."""
+        """Implements `journal_file.Source`: an export has every content as a whole."""
         return 0
 
+    async def pruned(self, *, run: str | None = None, since: float | None = None) -> AsyncIterator[PrunedRun]:
+        """Implements `journal_file.Source`."""
+        for number, line in self._preamble("pruned"):
+            try:
+                left = PrunedRun(**_decoded(line["pruned"]))
+            except (TypeError, ValueError):
+                raise self._fault(number, "is no line of an export") from None
+            if _chosen(left.id, left.created_at, run, since):
+                yield left
+
     async def records(self, *, run: str | None = None, since: float | None = None) -> AsyncIterator[Record]:
-        """Implements `check.Records`."""
+        """Implements `journal_file.Source`."""
         for record in self._records():
-            wanted = run is None or record.row["id"] == run
-            if wanted and (since is None or record.row["created_at"] >= since):
+            if _chosen(record.row["id"], record.row["created_at"], run, since):
                 yield record
 
     def _records(self) -> Iterator[Record]:
@@ -194,12 +146,14 @@ class Export:
 
     def _lines(self) -> Iterator[tuple[int, dict[str, Any]]]:
         try:
-            with self._path.open("rb") as file:
+            with gzip.open(self._path) if self._path.suffix == GZIP else self._path.open("rb") as file:
                 for number, text in enumerate(file, 1):
                     line = orjson.loads(text)
                     if not isinstance(line, dict):
                         raise self._fault(number, "is no line of an export")
                     yield number, line
+        except (gzip.BadGzipFile, EOFError, zlib.error):
+            raise self._fault(1, "is damaged: its compressed part cannot be read to its end") from None
         except OSError as error:
             raise self._fault(1, f"cannot be read: {error.strerror or type(error).__name__}") from None
         except orjson.JSONDecodeError:

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from app.audit.check import Auditor
-from app.audit.export import Export, write
+from app.audit.export import Export
 from app.audit.report import RULES, Report
 from app.cli import event_loop, storage, terminal
 from app.cli.asked import Asked
@@ -20,6 +20,7 @@ from app.errors import StoreUnavailable
 from app.process.config import read
 from app.providers.formats import adapter
 from app.store.archive import open_archive
+from app.store.journal_file import write
 
 SHOWN = 200
 """Violations that are printed; `--json` has up to 10,000."""

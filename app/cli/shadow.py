@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 import orjson
 
 from app.audit.account import Account, Call, Proposal, account
-from app.audit.check import Records
 from app.audit.recompose import UnknownTemplate, Unverifiable, recomposed, text_of
 from app.core.plan import parse as core_plan
 from app.core.plan.workflow import Step
@@ -22,6 +21,7 @@ from app.core.pool.snapshot import restored
 from app.errors import PlanRejected
 from app.providers.protocol import Request
 from app.providers.vllm import Management
+from app.store.journal_file import Source
 
 
 @dataclass(slots=True)
@@ -53,7 +53,7 @@ class Case:
     live: tuple[Step, ...]
 
 
-async def cases(source: Records, conductor: str, since: float, now: float, compared: Compared) -> AsyncIterator[Case]:
+async def cases(source: Source, conductor: str, since: float, now: float, compared: Compared) -> AsyncIterator[Case]:
     """Yield the first plans of a conductor's runs since then, and count in `compared` those that cannot be repeated."""
     kept = await source.catalogs()
     async for record in source.records(since=since):

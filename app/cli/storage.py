@@ -5,10 +5,11 @@ import logging
 import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from datetime import UTC, datetime
 
 from app.core.run.kinds import RUN_STATES
 from app.core.run.reply_ids import run_of_reply
-from app.errors import ConfigInvalid, NotFound, StoreUnavailable
+from app.errors import ConfigInvalid, NotFound, RunPruned, StoreUnavailable
 from app.process.config import Settings, describe
 from app.store.protocol import RunQuery, RunRow, Store
 from app.store.sql import open_store
@@ -77,7 +78,21 @@ async def find(store: Store, wanted: str) -> RunRow:
     try:
         return await store.run(wanted)
     except NotFound:
+        await _say_if_pruned(store, wanted)
         return await _by_prefix(store, wanted if wanted.startswith("run_") else f"run_{wanted}")
+
+
+async def _say_if_pruned(store: Store, run: str) -> None:
+    """Raise `RunPruned` with the place of its archive for a run that was pruned."""
+    try:
+        left = await store.pruned_run(run)
+    except NotFound:
+        return
+    day = datetime.fromtimestamp(left.pruned_at, UTC).date()
+    kept = f"its journal is in {left.archive}; read it with `baton audit check FILE --run {run}`"
+    raise RunPruned(
+        f"The run ended as {left.state} and was pruned on {day}; {kept if left.archive else 'it was not archived'}."
+    )
 
 
 async def _by_prefix(store: Store, prefix: str) -> RunRow:

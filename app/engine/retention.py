@@ -1,28 +1,60 @@
-"""Erasing the content of many runs: by somebody's request, or because the operator's time limit has passed.
+"""Removing what is too old: by somebody's request, or because a time limit of the operator has passed.
 
-Content is every text of a run: what was asked, planned and answered, and the comments on it. Its salt is erased with
-it, so that the hashes in the journal prove nothing about it any more. The journal itself stays: ids, states, money.
-Erasing goes on in pages and short transactions, so that writers of other runs hardly wait.
+Erasing removes every text of a run: what was asked, planned and answered, and the comments on it. Its salt is erased
+with it, so that the hashes in the journal prove nothing about it any more. The journal itself stays: ids, states,
+money.
+
+Pruning removes the whole run, journal and ratings included, once it has ended. One row with the hash of its journal is
+left. Where there is an archive, the journal is written there and read back before its rows go; if that fails, they
+stay.
+
+Both go on in pages and short transactions, so that writers of other runs hardly wait.
 """
 
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
 
-from app.core.records import record
+import orjson
+
+from app.core.records import changed, record
+from app.core.run.journal_hash import root
 from app.engine.context import EngineContext
-from app.errors import OursError
-from app.store.protocol import ContentQuery, Once, Retention, RunRow
+from app.errors import ArchiveUnavailable, OursError, StoreUnavailable
+from app.store.archive import Archive, Record, place
+from app.store.archive_files import ArchiveFiles, open_archive_files
+from app.store.journal_file import CompressedJournals
+from app.store.protocol import ContentQuery, Once, PrunedRun, PruneQuery, Retention, RunRow
 
 PAGE = 200
 """Runs that are looked through at a time."""
 LOOK_SECONDS = 60.0
-"""Time between two looks for content whose time is over."""
-CLAIM = "retention"
-"""Id of the claim by which one engine at a time does this work. The claims of requests have hashes as ids."""
+"""Time between two looks for what is too old."""
+ERASING, PRUNING = "retention", "retention-events"
+"""Ids of the claims by which one engine at a time does this work. The claims of requests have hashes as ids."""
+FILE_BYTES = 8 * 2**20
+"""Size from which on a compressed file of the archive is ended. It is made in memory."""
+FILE_RUNS = 20_000
+"""Most runs in one file of the archive."""
+READ_SECONDS = 30.0
+"""Longest time for reading one page of runs."""
+PUT_SECONDS = 300.0
+"""Longest time for writing one file to the archive and reading it back."""
+MARGIN_SECONDS = 60.0
+"""Time by which an idempotency claim may outlast the last deadline of its run and the hours that it is remembered."""
 End = Callable[[Sequence[RunRow]], Awaitable[None]]
 """Asks open runs to end, and waits a little for that."""
+Rest = Callable[[], Awaitable[bool]]
+"""Called between two pieces of work. Waits as long as it likes, and returns False to stop."""
+Journals = Callable[[], AbstractAsyncContextManager[Archive]]
+"""Opens the database for reading whole runs."""
+
+
+# -- erasing
 
 
 @record(frozen=True, slots=True)
@@ -36,14 +68,14 @@ class Erased:
 
 async def runs_with_content(store: Retention, query: ContentQuery) -> AsyncIterator[tuple[RunRow, ...]]:
     """All runs that a query selects, page by page, the oldest first."""
-    place: tuple[float, str] | None = None
+    following: tuple[float, str] | None = None
     while True:
-        page = await store.runs_with_content(query, place, PAGE)
+        page = await store.runs_with_content(query, following, PAGE)
         if page.runs:
             yield page.runs
         if page.following is None:
             return
-        place = page.following
+        following = page.following
 
 
 async def erase_matching(store: Retention, query: ContentQuery, end: End) -> Erased:
@@ -59,6 +91,195 @@ async def erase_matching(store: Retention, query: ContentQuery, end: End) -> Era
     return Erased(erased, await store.overwrite_erased())
 
 
+# -- pruning
+
+
+@record(frozen=True, slots=True)
+class Archiving:
+    """The archive of pruned runs."""
+
+    files: ArchiveFiles
+    contents: bool
+    """True if the texts that are still stored are archived as well. An erasure does not reach them there."""
+
+
+def archiving(address: str, endpoint: str | None, *, contents: bool) -> Archiving | None:
+    """The archive of this address (see `open_archive_files`), or None if it is empty. Raises `ConfigInvalid`."""
+    return Archiving(open_archive_files(address, endpoint), contents) if address else None
+
+
+@dataclass(slots=True)
+class Pruned:
+    """The result of pruning."""
+
+    runs: int = 0
+    events: int = 0
+    damaged: list[str] = field(default_factory=list)
+    """Runs that were left as they are because their journal has a gap or a body that is not JSON."""
+    files: list[str] = field(default_factory=list)
+    """The files of the archive that were written."""
+
+
+@dataclass(slots=True)
+class _Batch:
+    """Runs that are archived in one file, each with the revision in which it was read."""
+
+    runs: list[tuple[PrunedRun, int]] = field(default_factory=list)
+    file: CompressedJournals | None = None
+
+    @property
+    def full(self) -> bool:
+        return self.file is None or self.file.size >= FILE_BYTES or len(self.runs) >= FILE_RUNS
+
+
+class Pruning:
+    """Prunes the runs that a query selects, one batch after the other: read, archive, check, delete."""
+
+    def __init__(
+        self,
+        store: Retention,
+        journals: Archive,
+        archiving: Archiving | None,
+        *,
+        now: Callable[[], float],
+        name: Callable[[str], str],
+        rest: Rest,
+    ) -> None:
+        """`now` gives seconds since 1970, and `name` a fresh id with a prefix."""
+        self._store = store
+        self._journals = journals
+        self._archiving = archiving
+        self._now = now
+        self._name = name
+        self._rest = rest
+        self._after: tuple[float, str] | None = None
+        self.done = Pruned()
+
+    async def prune(self, query: PruneQuery) -> Pruned:
+        """Prune until no run is left that the query selects, or until `rest` says to stop.
+
+        Raises `ArchiveUnavailable` and `StoreUnavailable`; `done` has what was pruned before.
+        """
+        while (batch := await self._read(query)) is not None:
+            location = await self._archived(batch)
+            for start in range(0, len(batch.runs), PAGE):
+                chosen = batch.runs[start : start + PAGE]
+                runs = [(changed(left, archive=location, pruned_at=self._now()), rev) for left, rev in chosen]
+                gone = set(await self._store.prune(runs))
+                self.done.runs += len(gone)
+                self.done.events += sum(left.events for left, _ in runs if left.id in gone)
+                if not await self._rest():
+                    return self.done
+        return self.done
+
+    async def _read(self, query: PruneQuery) -> _Batch | None:
+        """The next batch: a page, or as many pages as fill a file. None after the last one, and if it is to stop."""
+        batch = _Batch()
+        if self._archiving is not None:
+            catalogs, changes = await self._journals.catalogs(), await self._journals.changes()
+            batch.file = CompressedJournals(self._now(), catalogs, changes)
+        read_any = False
+        while page := await self._page(query):
+            read_any = True
+            self._after = place(page[-1])
+            whole = [one for one in page if _is_whole(one)]
+            self.done.damaged += [str(one.row["id"]) for one in page if not _is_whole(one)]
+            batch.runs += [(_left_of(one), int(one.row["revision"])) for one in whole]
+            if batch.file is not None:
+                await asyncio.to_thread(batch.file.add, whole)
+            if batch.full:
+                break
+            if not await self._rest():
+                return None
+        return batch if read_any else None
+
+    async def _page(self, query: PruneQuery) -> Sequence[Record]:
+        contents = self._archiving is not None and self._archiving.contents
+        try:
+            async with asyncio.timeout(READ_SECONDS):
+                return await self._journals.prunable(query, self._after, contents=contents)
+        except TimeoutError:
+            raise StoreUnavailable() from None
+
+    async def _archived(self, batch: _Batch) -> str:
+        """Write a batch to the archive. Returns the file's place; empty where there is no archive."""
+        if self._archiving is None or batch.file is None or not batch.runs:
+            return ""
+        body = await asyncio.to_thread(batch.file.whole)
+        first = batch.runs[0][0]
+        month = datetime.fromtimestamp(first.created_at, UTC).strftime("%Y/%m")
+        name = f"{month}/{first.id}-{self._name('archive')}.jsonl.gz"
+        try:
+            async with asyncio.timeout(PUT_SECONDS):
+                location = await asyncio.to_thread(self._archiving.files.put, name, body)
+        except TimeoutError:
+            raise ArchiveUnavailable(f"{name} was not written within {PUT_SECONDS:.0f} seconds.") from None
+        self.done.files.append(location)
+        return location
+
+
+def _is_whole(one: Record) -> bool:
+    """True if the journal has all of its events, and each is a JSON object. A damaged one is evidence, and is kept."""
+    if [event.seq for event in one.events] != list(range(1, one.row["seq"] + 1)):
+        return False
+    return all(_is_object(event.body) for event in one.events)
+
+
+def _is_object(body: bytes) -> bool:
+    try:
+        return isinstance(orjson.loads(body), dict)
+    except orjson.JSONDecodeError:
+        return False
+
+
+def _left_of(one: Record) -> PrunedRun:
+    """The row that is to be left of a run, without the archive's place and the time."""
+    row: Any = one.row
+    return PrunedRun(
+        id=row["id"],
+        tenant=row["tenant"],
+        state=row["state"],
+        created_at=row["created_at"],
+        ended_at=row["ended_at"],
+        pruned_at=0.0,
+        events=row["seq"],
+        root=root(row["id"], [(event.seq, event.kind, event.at, event.body) for event in one.events]),
+        archive="",
+    )
+
+
+# -- the tasks of an engine
+
+
+class _Turns:
+    """The turns of one kind of work among engines: one engine of the service does it at a time."""
+
+    def __init__(self, context: EngineContext, claim: str) -> None:
+        self._context = context
+        self._claim = claim
+        self._mine = context.name("retention").encode()
+
+    async def mine(self) -> bool:
+        """Claim this work until after the next look, unless a claim lasts. False if it is another engine's."""
+        now = self._context.now()
+        claim = Once(self._claim, self._mine, now + 2 * LOOK_SECONDS)
+        return (await self._context.store.claim_request(claim, now)).fingerprint == self._mine
+
+
+async def _repeat(
+    look: Callable[[], Awaitable[None]], stopping: asyncio.Event, log: Callable[[OursError], None]
+) -> None:
+    """Look again and again, until the process stops."""
+    while not stopping.is_set():
+        try:
+            await look()
+        except OursError as error:
+            log(error)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LOOK_SECONDS):
+                await stopping.wait()
+
+
 class ContentRetention:
     """The task of an engine that erases content once its time is over. One engine of the service does so at a time."""
 
@@ -66,50 +287,120 @@ class ContentRetention:
         """Content is erased when its run has ended and was admitted longer ago than `seconds`; None: never."""
         self._context = context
         self._seconds = seconds
-        self._mine = context.name("retention").encode()
+        self._turns = _Turns(context, ERASING)
         self._place: tuple[float, str] | None = None
         """Where the next look begins: all runs before it are erased."""
 
     async def run(self, stopping: asyncio.Event) -> None:
         """Look again and again, until the process stops."""
-        while self._seconds is not None and not stopping.is_set():
-            try:
-                await self.look(stopping)
-            except OursError as error:
-                self._log(logging.WARNING, "Expired content waits for the database.", error=error.public_code)
-            with suppress(TimeoutError):
-                async with asyncio.timeout(LOOK_SECONDS):
-                    await stopping.wait()
+        if self._seconds is not None:
+            await _repeat(lambda: self.look(stopping), stopping, self._log_failure)
 
     async def look(self, stopping: asyncio.Event) -> None:
         """Erase all content whose time is over, unless another engine does. Pauses as long as it works, so that the
         database has half of its time for runs."""
-        if self._seconds is None or not self._context.timed() or not await self._claimed():
+        if self._seconds is None or not self._context.timed() or not await self._turns.mine():
             return
         query = ContentQuery(before=self._context.now() - self._seconds)
-        place, all_ended, erased = self._place, True, 0
+        following, all_ended, erased = self._place, True, 0
         while not stopping.is_set():
             began = self._context.tick()
-            page = await self._context.store.runs_with_content(query, place, PAGE)
+            page = await self._context.store.runs_with_content(query, following, PAGE)
             over = [row.id for row in page.runs if row.ended_at is not None]
             all_ended = all_ended and len(over) == len(page.runs)
             erased += await self._context.store.erase_contents(over)
-            place = page.following
-            if place is None or not await self._claimed():
+            following = page.following
+            if following is None or not await self._turns.mine():
                 break
             if all_ended:
-                self._place = place
+                self._place = following
             await asyncio.sleep(self._context.tick() - began)
         if erased:
             await self._context.store.overwrite_erased()
             self._context.telemetry.count("baton_contents_erased_total", by=erased)
             self._log(logging.INFO, "The content of runs was erased because its time is over.", count=erased)
 
-    async def _claimed(self) -> bool:
-        """Claim this work until after the next look, unless a claim lasts. False if it is another engine's."""
-        now = self._context.now()
-        claim = Once(CLAIM, self._mine, now + 2 * LOOK_SECONDS)
-        return (await self._context.store.claim_request(claim, now)).fingerprint == self._mine
+    def _log_failure(self, error: OursError) -> None:
+        self._log(logging.WARNING, "Expired content waits for the database.", error=error.public_code)
 
     def _log(self, level: int, message: str, **fields: object) -> None:
         self._context.telemetry.log(level, message, **fields)
+
+
+class RunRetention:
+    """The task of an engine that prunes runs once their time is over. One engine of the service does so at a time."""
+
+    def __init__(
+        self,
+        context: EngineContext,
+        journals: Journals,
+        archiving: Archiving | None,
+        *,
+        seconds: float | None,
+        remembered: float,
+    ) -> None:
+        """A run is pruned when it ended longer ago than `seconds` (None: never), and its last deadline is longer ago
+        than `remembered`, for which idempotency claims last."""
+        self._context = context
+        self._journals = journals
+        self._archiving = archiving
+        self._seconds = seconds
+        self._remembered = remembered
+        self._turns = _Turns(context, PRUNING)
+
+    async def run(self, stopping: asyncio.Event) -> None:
+        """Look again and again, until the process stops."""
+        if self._seconds is not None:
+            await _repeat(lambda: self.look(stopping), stopping, self._log_failure)
+
+    async def look(self, stopping: asyncio.Event) -> None:
+        """Prune all runs whose time is over, unless another engine does. Pauses as long as it works."""
+        if self._seconds is None or not self._context.timed() or not await self._turns.mine():
+            return
+        query = prune_query(self._context.now(), self._seconds, self._remembered)
+        if not (await self._context.store.count_prunable(query))[0]:
+            return
+        began = self._context.tick()
+
+        async def rest() -> bool:
+            nonlocal began
+            await asyncio.sleep(self._context.tick() - began)
+            began = self._context.tick()
+            return not stopping.is_set() and await self._turns.mine()
+
+        async with self._journals() as journals:
+            pruning = Pruning(
+                self._context.store,
+                journals,
+                self._archiving,
+                now=self._context.now,
+                name=self._context.name,
+                rest=rest,
+            )
+            try:
+                await pruning.prune(query)
+            finally:
+                self._report(pruning.done)
+        await self._context.store.overwrite_erased()
+
+    def _report(self, done: Pruned) -> None:
+        telemetry = self._context.telemetry
+        for run in done.damaged:
+            telemetry.log(logging.ERROR, "The journal of a run is damaged, so the run is not pruned.", run=run)
+        if done.runs:
+            telemetry.count("baton_runs_pruned_total", by=done.runs)
+            telemetry.log(logging.INFO, "Runs were pruned because their time is over.", count=done.runs)
+
+    def _log_failure(self, error: OursError) -> None:
+        telemetry = self._context.telemetry
+        if isinstance(error, ArchiveUnavailable):
+            telemetry.count("baton_archive_failures_total")
+            words = f"The archive failed, so no further run is pruned: {error.message}"
+            telemetry.log(logging.ERROR, words, error=error.public_code)
+            return
+        telemetry.log(logging.WARNING, "Runs whose time is over wait for the database.", error=error.public_code)
+
+
+def prune_query(now: float, seconds: float, remembered: float) -> PruneQuery:
+    """Selects the runs that ended longer than `seconds` ago and on which no idempotency claim lasts."""
+    return PruneQuery(ended_before=now - seconds, deadline_before=now - remembered - MARGIN_SECONDS)

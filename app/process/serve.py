@@ -21,15 +21,16 @@ from functools import partial
 
 import uvicorn
 
-from app.engine.retention import ContentRetention
+from app.engine.retention import ContentRetention, RunRetention, archiving
 from app.errors import ConfigInvalid, OursError
 from app.gateway.app import create_app, create_probes
 from app.gateway.http.auth import SCOPES, adopt, mint
 from app.gateway.http.connection import connection
 from app.network import retries
 from app.process import gc_policy
-from app.process.config import Loaded, reload
+from app.process.config import Loaded, Settings, reload
 from app.process.wiring import DRAIN_SECONDS, Runtime, check_roles, open_runtime
+from app.store.archive import open_archive
 
 FIRST_KEY = "first"
 ACCEPTED = 8
@@ -86,6 +87,7 @@ async def serve(loaded: Loaded, environ: Mapping[str, str], roles: Roles, announ
         if roles.dispatcher:
             retention = ContentRetention(opened.context, seconds=loaded.settings.retention_content_seconds)
             group.create_task(retention.run(stopping))
+            group.create_task(_run_retention(opened, loaded.settings).run(stopping))
         try:
             if roles.gateway or loaded.settings.metrics_port is not None:
                 await _listen(opened, roles, stopping, announce)
@@ -98,6 +100,17 @@ async def serve(loaded: Loaded, environ: Mapping[str, str], roles: Roles, announ
                 await asyncio.wait([working])
             runs_end.set()
             await asyncio.wait([*driving, telling])
+
+
+def _run_retention(opened: Runtime, settings: Settings) -> RunRetention:
+    """The task that prunes old runs. Raises `ConfigInvalid` if the archive's library is not installed."""
+    return RunRetention(
+        opened.context,
+        partial(open_archive, settings.database_url),
+        archiving(settings.archive, settings.archive_endpoint, contents=settings.archive_content),
+        seconds=settings.retention_events_seconds,
+        remembered=settings.idempotency_hours * 3600,
+    )
 
 
 async def _follow_calibration(opened: Runtime, stopping: asyncio.Event) -> None:

@@ -12,7 +12,20 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import asyncpg
-from sqlalchemy import ColumnElement, Connection, Engine, RowMapping, create_engine, event, select, tuple_
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Engine,
+    RowMapping,
+    Select,
+    Table,
+    create_engine,
+    event,
+    exists,
+    select,
+    tuple_,
+    union,
+)
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine
@@ -20,10 +33,22 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from app.core.pool.conductor_versions import Change
 from app.core.records import record
 from app.errors import StoreUnavailable
+from app.store.protocol import PrunedRun, PruneQuery
 from app.store.rows import content, texts
+from app.store.rows.retention import prunable
 from app.store.sqlkit.postgres import postgres_engine
 from app.store.sqlkit.runner import parse_url
-from app.store.sqlkit.tables import CATALOGS, CONDUCTOR_CHANGES, EVENTS, RUNS, TICKETS
+from app.store.sqlkit.tables import (
+    CATALOGS,
+    CONDUCTOR_CHANGES,
+    CONTENTS,
+    EVENTS,
+    FEEDBACK,
+    PRUNED_RUNS,
+    RUNS,
+    SHARED_CONTENTS,
+    TICKETS,
+)
 
 T = TypeVar("T")
 
@@ -31,6 +56,10 @@ CONNECT_SECONDS = 10.0
 """Longest wait for a connection. An auditor is in no hurry, and the database may be busy."""
 PAGE = 200
 """Most runs in one page."""
+PRUNED_PAGE = 100
+"""Most runs in one page of those that are to be pruned: an engine reads them while it works."""
+PRUNED_ROWS = 5_000
+"""Most rows of pruned runs that are read at a time."""
 PAGE_BYTES = 32 * 2**20
 """Most bytes of content in one page, unless a single run has more."""
 
@@ -80,10 +109,39 @@ class Archive:
     async def records(self, *, run: str | None = None, since: float | None = None) -> AsyncIterator[Record]:
         """Every run; or the run with this id; or the runs admitted from `since` on, in seconds since 1970."""
         after: tuple[float, str] | None = None
-        while page := await self._read(partial(_page, run=run, since=since, after=after)):
+        where = _chosen(RUNS, run, since)
+        while page := await self._read(partial(_page, where=where, after=after)):
             for one in page:
                 yield one
-            after = (page[-1].row["created_at"], page[-1].row["id"])
+            after = place(page[-1])
+
+    async def prunable(self, query: PruneQuery, after: tuple[float, str] | None, *, contents: bool) -> Sequence[Record]:
+        """The next page of runs that may be pruned, the oldest first; empty after the last one.
+
+        Without `contents` the runs look as if their content had been erased.
+        """
+        work = partial(_page, where=prunable(query), after=after, limit=PRUNED_PAGE, contents=contents)
+        return await self._read(work)
+
+    async def pruned(self, *, run: str | None = None, since: float | None = None) -> AsyncIterator[PrunedRun]:
+        """The rows that are left of pruned runs, chosen as in `records`, in the order of their ids."""
+        where = _chosen(PRUNED_RUNS, run, since)
+        last = ""
+        while True:
+            query = select(PRUNED_RUNS).where(*where, PRUNED_RUNS.c.id > last).order_by(PRUNED_RUNS.c.id)
+            page = await self._read(partial(_pruned, query=query.limit(PRUNED_ROWS)))
+            for one in page:
+                yield one
+            if len(page) < PRUNED_ROWS:
+                return
+            last = page[-1].id
+
+    async def orphans(self, limit: int) -> Sequence[tuple[str, bool]]:
+        """Runs that other rows name though their own row is gone, and for each True if it was pruned.
+
+        At most `limit` of them.
+        """
+        return await self._read(partial(_orphans, limit=limit))
 
     async def _read(self, work: Callable[[Connection], T]) -> T:
         """Run work in one read-only transaction, whose statements all see the same snapshot."""
@@ -138,21 +196,58 @@ def _begin(conn: Connection) -> None:
     conn.connection.cursor().execute("BEGIN")
 
 
-def _page(conn: Connection, run: str | None, since: float | None, after: tuple[float, str] | None) -> list[Record]:
-    """The next page of runs."""
+def place(record: Record) -> tuple[float, str]:
+    """The place of a run in the order in which pages are read."""
+    return record.row["created_at"], record.row["id"]
+
+
+def _chosen(table: Table, run: str | None, since: float | None) -> list[ColumnElement[bool]]:
+    """The conditions for rows of the run with this id, or of runs that were admitted from `since` on."""
     where: list[ColumnElement[bool]] = []
     if run is not None:
-        where.append(RUNS.c.id == run)
+        where.append(table.c.id == run)
     if since is not None:
-        where.append(RUNS.c.created_at >= since)
-    if after is not None:
-        where.append(tuple_(RUNS.c.created_at, RUNS.c.id) > tuple_(*after))
-    query = select(RUNS).where(*where).order_by(RUNS.c.created_at, RUNS.c.id).limit(PAGE)
+        where.append(table.c.created_at >= since)
+    return where
+
+
+def _page(
+    conn: Connection,
+    where: Sequence[ColumnElement[bool]],
+    after: tuple[float, str] | None,
+    limit: int | None = None,
+    *,
+    contents: bool = True,
+) -> list[Record]:
+    """The next page of runs."""
+    further = [tuple_(RUNS.c.created_at, RUNS.c.id) > tuple_(*after)] if after is not None else []
+    query = select(RUNS).where(*where, *further).order_by(RUNS.c.created_at, RUNS.c.id).limit(limit or PAGE)
     rows = [_columns(row) for row in conn.execute(query).mappings()]
     for row in rows:
         del row["thread"]  # it says how contents are stored, and no more about the run
-    names = _fitting(conn, [row["id"] for row in rows])
+    names = [row["id"] for row in rows]
+    if not contents:
+        return _records(conn, [row | {"salt": None} for row in rows], names, contents=False)
+    names = _fitting(conn, names)
     return _records(conn, rows[: len(names)], names)
+
+
+def _pruned(conn: Connection, query: Select[Any]) -> list[PrunedRun]:
+    return [PrunedRun(**row._mapping) for row in conn.execute(query)]
+
+
+def _orphans(conn: Connection, limit: int) -> list[tuple[str, bool]]:
+    """The runs without a row that rows of other tables name."""
+    named = []
+    for table in (EVENTS, CONTENTS, SHARED_CONTENTS, TICKETS, FEEDBACK):
+        known = exists().where(RUNS.c.id == table.c.run)
+        named.append(select(table.c.run).where(~known).distinct())
+    query = union(*named).limit(limit)
+    runs = sorted(conn.execute(query).scalars())
+    kept = select(PRUNED_RUNS.c.id).where(PRUNED_RUNS.c.id.in_(runs))
+    pruned = set(conn.execute(kept).scalars())
+    twice = select(PRUNED_RUNS.c.id).join(RUNS, RUNS.c.id == PRUNED_RUNS.c.id).limit(limit)
+    return [(run, run in pruned) for run in runs] + [(run, True) for run in conn.execute(twice).scalars()]
 
 
 def _fitting(conn: Connection, names: Sequence[str]) -> list[str]:
@@ -168,10 +263,12 @@ def _fitting(conn: Connection, names: Sequence[str]) -> list[str]:
     return kept
 
 
-def _records(conn: Connection, rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[Record]:
+def _records(
+    conn: Connection, rows: Sequence[Mapping[str, Any]], names: Sequence[str], *, contents: bool = True
+) -> list[Record]:
     events: defaultdict[str, list[Stored]] = defaultdict(list)
     tickets: defaultdict[str, list[Mapping[str, Any]]] = defaultdict(list)
-    contents = content.of_runs(conn, names) if names else {}
+    bodies = content.of_runs(conn, names) if names and contents else {}
     if names:
         columns = (EVENTS.c.run, EVENTS.c.seq, EVENTS.c.kind, EVENTS.c.at, EVENTS.c.body)
         query = select(*columns).where(EVENTS.c.run.in_(names)).order_by(EVENTS.c.run, EVENTS.c.seq)
@@ -180,9 +277,7 @@ def _records(conn: Connection, rows: Sequence[Mapping[str, Any]], names: Sequenc
         held = select(TICKETS).where(TICKETS.c.run.in_(names)).order_by(TICKETS.c.run, TICKETS.c.step)
         for ticket in conn.execute(held).mappings():
             tickets[ticket["run"]].append(_columns(ticket))
-    return [
-        Record(row, tuple(events[row["id"]]), contents.get(row["id"], {}), tuple(tickets[row["id"]])) for row in rows
-    ]
+    return [Record(row, tuple(events[row["id"]]), bodies.get(row["id"], {}), tuple(tickets[row["id"]])) for row in rows]
 
 
 def _columns(row: RowMapping) -> dict[str, Any]:

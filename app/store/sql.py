@@ -216,13 +216,13 @@ class SqlStore:
     async def count_prunable(self, query: PruneQuery) -> tuple[int, int]:
         return await self._read(partial(retention.count_prunable, query=query))
 
-    async def prune(self, runs: Sequence[tuple[PrunedRun, int]]) -> int:
-        pruned = 0
+    async def prune(self, runs: Sequence[tuple[PrunedRun, int]]) -> Sequence[str]:
+        pruned: list[str] = []
         for group in retention.pruning_groups(runs):
             gone = await self._write(partial(retention.prune, statements=self._statements, runs=group))
             for run in gone:
                 self._journals.forget(run)
-            pruned += len(gone)
+            pruned += gone
             await asyncio.sleep(0)
         return pruned
 

@@ -6,14 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from app.audit.check import Auditor, Records
-from app.audit.export import Export, write
+from app.audit.check import Auditor
+from app.audit.export import Export
 from app.core.pool.conductor_versions import Change
 from app.errors import ConfigInvalid, StoreUnavailable
 from app.process.wiring import Runtime
 from app.providers.formats import adapter
 from app.store import archive
 from app.store.archive import Archive, Record, open_archive
+from app.store.journal_file import Source, write
 from app.store.sqlkit.migrate import migrate
 from tests.audit.scenes import Journal
 from tests.harness.in_process import finish, order, plan, pool_text, running_service
@@ -50,7 +51,7 @@ async def run_some(opened: Runtime) -> list[str]:
     return names
 
 
-async def all_of(source: Records, **filters: float | str) -> list[Record]:
+async def all_of(source: Source, **filters: float | str) -> list[Record]:
     return [record async for record in source.records(**filters)]  # type: ignore[arg-type]
 
 
@@ -162,5 +163,5 @@ async def test_a_damaged_export_is_refused(journal: Journal, tmp_path: Path, dam
 
 
 def test_an_archive_is_what_an_audit_needs() -> None:
-    source: type[Records] = Archive
+    source: type[Source] = Archive
     assert source

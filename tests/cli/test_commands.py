@@ -673,3 +673,17 @@ def test_the_policy_is_shown_compared_and_tried(tmp_path: Path) -> None:
     (refused,) = json.loads(tried.out)["refused"]
     assert (tried.status, json.loads(tried.out)["runs"], refused["labels"]) == (1, 2, ["secret"])
     assert refused["refused"] == {"scribe": "excluded by the rule secrets-stay"}
+
+
+def test_pruning_deletes_old_runs_alone(service: Service) -> None:
+    old, new = (service.ask("baton-mini", EASY)["baton"]["run"] for _ in range(2))
+    with sqlite3.connect(service.folder / "data" / "baton.db") as database:
+        database.execute("UPDATE runs SET created_at = 1, ended_at = 2, deadline = 3 WHERE id = ?", (old,))
+    database.close()
+    counted = baton(service.folder, "runs", "prune", "--before", "30d", "--dry-run").out
+    assert "1 runs with 9 events would be pruned" in counted
+    told = baton(service.folder, "runs", "prune", "--before", "30d", BATON_ARCHIVE=str(service.folder / "archive")).out
+    assert "1 runs with 9 events were pruned" in told
+    assert "1 runs, 9 events" in baton(service.folder, "audit", "check", told.splitlines()[-1]).out
+    assert "was pruned" in baton(service.folder, "runs", "show", old).err
+    assert new in baton(service.folder, "runs", "show", new).out

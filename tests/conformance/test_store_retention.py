@@ -12,7 +12,7 @@ from app.core.message.chat import Message, Task, Text, task_to_json
 from app.core.rating.feedback import Feedback
 from app.core.run.events import Kind, RunSucceeded
 from app.errors import NotFound
-from app.store.protocol import ContentQuery, Entry, Outbox, PrunedRun, PruneQuery, RunQuery, Store
+from app.store.protocol import REQUEST_TAG, ContentQuery, Entry, Outbox, PrunedRun, PruneQuery, RunQuery, Store
 from app.store.rows import retention
 from app.store.rows.content import address
 from app.store.sql import SqlStore
@@ -129,7 +129,11 @@ def ended(run: str, at: float) -> Entry:
 
 
 def with_label(entry: Entry) -> Entry:
-    return replace(entry, events=(Raw(Kind.ADMITTED, {"tier": "mini", "labels": ["phi"]}),))
+    return replace(
+        entry,
+        events=(Raw(Kind.ADMITTED, {"tier": "mini", "labels": ["phi"], "request_id": "req"}),),
+        tags=((REQUEST_TAG, "req"),),
+    )
 
 
 async def left_of(store: SqlStore, run: str) -> tuple[PrunedRun, int]:
@@ -165,7 +169,7 @@ async def test_pruning_leaves_one_row_of_a_run_and_nothing_of_any_other_table(op
         everything = await rows_of(store, "one")
         assert everything.keys() == {"runs", "events", "contents", "tickets", "tags", "notices", "feedback"}
         left = await left_of(store, "one")
-        assert await other.prune([left]) == 1
+        assert await other.prune([left]) == ["one"]
         assert await rows_of(store, "one") == {"pruned_runs": 1}
         assert await rows_of(store, "kept") == everything
         assert await store.pruned_run("one") == left[0]
@@ -173,7 +177,7 @@ async def test_pruning_leaves_one_row_of_a_run_and_nothing_of_any_other_table(op
             with pytest.raises(NotFound):
                 await gone
         assert [row.id for row in await store.runs(RunQuery(tags=(("label", "phi"),)))] == ["kept"]
-        assert await store.prune([left]) == 0
+        assert await store.prune([left]) == []
 
 
 async def test_a_run_that_is_open_or_was_changed_since_it_was_read_is_not_pruned(store: SqlStore) -> None:
@@ -182,7 +186,7 @@ async def test_a_run_that_is_open_or_was_changed_since_it_was_read_is_not_pruned
     await store.append(note("open"))
     await store.append(Entry("late", 3.0, (Raw(Kind.CALL_FINISHED, {}),), epoch=1))
     await store.erase("erased")
-    assert await store.prune(read) == 0
+    assert await store.prune(read) == []
     assert [len((await store.journal(run)).events) for run in ("open", "late", "erased")] == [2, 4, 3]
 
 

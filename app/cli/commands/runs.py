@@ -58,7 +58,7 @@ def define(root: Group) -> None:
     def cancel() -> None:
         """Ask a run to end, whichever process has it, and wait for its end."""
 
-    _define_erase(runs)
+    _define_removal(runs)
 
     @root.add(
         "plan",
@@ -78,7 +78,7 @@ def define(root: Group) -> None:
         """Show how a question would be routed. Only the plan is made (and journaled); nothing is executed."""
 
 
-def _define_erase(runs: Group) -> None:
+def _define_removal(runs: Group) -> None:
     @runs.add(
         "erase",
         "erase",
@@ -93,3 +93,9 @@ def _define_erase(runs: Group) -> None:
     @flag("--dry-run", help="Count the runs, and erase nothing.")
     def erase() -> None:
         """Erase the texts of runs. Their journals stay: ids, states, times and money."""
+
+    @runs.add("prune", "prune", "baton runs prune --before 365d --dry-run", "baton runs prune --before 365d")
+    @option("--before", type=SPAN, metavar="SPAN", required=True, help="Only runs that ended longer ago than 90d, ...")
+    @flag("--dry-run", help="Count the runs, and delete nothing.")
+    def prune() -> None:
+        """Delete runs that have ended, journal and all, but for a hash of each; archive them first (BATON_ARCHIVE)."""

@@ -8,6 +8,7 @@ goes on after the last row that was seen, so that new runs shift nothing.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
+from datetime import UTC, datetime
 from typing import Annotated, Any, Final
 
 import orjson
@@ -19,7 +20,7 @@ from starlette.responses import Response
 from app.core.run.events import Event
 from app.core.run.reply_ids import run_of_reply
 from app.core.run.state import fold
-from app.errors import Forbidden, InvalidRequest, NotFound
+from app.errors import Forbidden, InvalidRequest, NotFound, RunPruned
 from app.gateway.chat import route
 from app.gateway.http.admission import Idempotency, claim, last_event
 from app.gateway.http.auth import Caller, Keys
@@ -220,7 +221,11 @@ def _visible(context: GatewayContext, needed: Any) -> Callable[..., Awaitable[Ru
     async def visible(run: RunId, caller: Annotated[Caller, needed]) -> RunRow:
         if not query.RUN_ID.fullmatch(run):
             raise NotFound()
-        row = await context.store.run(run_of_reply(run))
+        name = run_of_reply(run)
+        try:
+            row = await context.store.run(name)
+        except NotFound:
+            raise await _absent(context, caller, name) from None
         if caller.tenant not in (None, row.tenant):
             raise NotFound()
         return row
@@ -240,6 +245,21 @@ async def _behind(context: GatewayContext, filters: query.RunFilters, caller: Ca
     if row is None or caller.tenant not in (None, row.tenant):
         raise InvalidRequest("There is no run of the id in 'after'.", param="after", code="invalid_value")
     return row.created_at, row.id
+
+
+async def _absent(context: GatewayContext, caller: Caller, run: str) -> NotFound:
+    """The error for a run without a row: it was pruned, or this caller may not know that it ever was."""
+    try:
+        left = await context.store.pruned_run(run)
+    except NotFound:
+        return NotFound()
+    if caller.tenant not in (None, left.tenant):
+        return NotFound()
+    day = datetime.fromtimestamp(left.pruned_at, UTC).date()
+    return RunPruned(
+        f"The run {run} ended as {left.state} and was deleted on {day} because its time was over; only a hash of its "
+        f"journal of {left.events} events is left. Ask the operator for the archived journal."
+    )
 
 
 def _run_query(filters: query.RunFilters, tenant: str | None, before: tuple[float, str] | None) -> RunQuery:

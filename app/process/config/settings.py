@@ -125,6 +125,21 @@ class Settings(BaseModel):
         le=36_525,
         description="Days after which engines erase the texts of runs that have ended; unset: never.",
     )
+    retention_events: float | None = Field(
+        default=None,
+        gt=0,
+        le=36_525,
+        description="Days after which engines delete runs that have ended, journal and all; unset: never.",
+    )
+    archive: str = Field(
+        default="", description="Folder or s3://bucket/prefix to which runs are written before they are deleted."
+    )
+    archive_endpoint: str | None = Field(
+        default=None, description="URL of an S3-compatible store in place of AWS, for an archive in a bucket."
+    )
+    archive_content: bool = Field(
+        default=False, description="Archive the texts that are still stored, too; erasing does not reach them there."
+    )
     rehearsal_delay: float = Field(
         default=1.0, ge=0, le=100, description="Factor on the rehearsal workers' delays; 0 for none."
     )
@@ -151,7 +166,7 @@ class Settings(BaseModel):
     def _lower(cls, value: object) -> object:
         return value.lower() if isinstance(value, str) else value
 
-    @field_validator("conductor_url")
+    @field_validator("conductor_url", "archive_endpoint")
     @classmethod
     def _http(cls, value: str | None) -> str | None:
         problem = url_problem(value) if value is not None else None
@@ -176,6 +191,13 @@ class Settings(BaseModel):
             read_secrets(value.get_secret_value())
         return value
 
+    @field_validator("archive")
+    @classmethod
+    def _archive(cls, value: str) -> str:
+        if "://" in value and not re.fullmatch(r"s3://[^/@?#]+(/[^?#]*)?", value):
+            raise ValueError("must be a folder or s3://bucket/prefix; correct it")
+        return value
+
     @field_validator("cors_origins")
     @classmethod
     def _origins(cls, value: str) -> str:
@@ -190,6 +212,11 @@ class Settings(BaseModel):
     def retention_content_seconds(self) -> float | None:
         """`retention_content` in seconds."""
         return self.retention_content * DAY_SECONDS if self.retention_content is not None else None
+
+    @property
+    def retention_events_seconds(self) -> float | None:
+        """`retention_events` in seconds."""
+        return self.retention_events * DAY_SECONDS if self.retention_events is not None else None
 
     @property
     def origins(self) -> frozenset[str]:

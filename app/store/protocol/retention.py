@@ -74,8 +74,8 @@ class Retention(Protocol):
         """The number of runs that a query selects, and of their events."""
         ...
 
-    async def prune(self, runs: Sequence[tuple[PrunedRun, int]]) -> int:
-        """Delete all rows of these runs in short transactions, and store what is left of each. Returns how many.
+    async def prune(self, runs: Sequence[tuple[PrunedRun, int]]) -> Sequence[str]:
+        """Delete all rows of these runs in short transactions, but for one row each. Returns the runs that are gone.
 
         Each run comes with the revision in which its row was read. A run that is still open or that was changed since,
         by the outcome of a late call or by an erasure, stays as it is.

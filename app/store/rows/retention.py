@@ -11,7 +11,7 @@ from sqlalchemy.types import LargeBinary
 from app.core.message.task_body import BEGINNING
 from app.core.run.events import Kind
 from app.errors import NotFound
-from app.store.protocol import ContentPage, ContentQuery, PrunedRun, PruneQuery
+from app.store.protocol import REQUEST_TAG, ContentPage, ContentQuery, PrunedRun, PruneQuery
 from app.store.rows import content, texts
 from app.store.rows.runs import run_row
 from app.store.sqlkit.statements import Statements
@@ -33,6 +33,9 @@ ERASED_RUNS = 50
 """Most runs whose content one transaction erases: writers of other runs wait for it on SQLite."""
 PRUNED_EVENTS = 500
 """Most events that one transaction deletes, unless a single run has more."""
+
+TAGGED = (Kind.ADMITTED, Kind.RESUMED, Kind.PLAN_STEP)
+"""The kinds of events that give a run its tags."""
 
 
 def page(conn: Connection, query: ContentQuery, after: tuple[float, str] | None, limit: int) -> ContentPage:
@@ -156,14 +159,17 @@ def prune(conn: Connection, statements: Statements, runs: Sequence[tuple[PrunedR
 
 def _delete_tags(conn: Connection, runs: Sequence[str]) -> None:
     """Delete the tags of these runs by their keys, which follow from the events: no index leads from a run to them."""
-    kinds = [Kind.ADMITTED.value, Kind.PLAN_STEP.value]
-    query = select(EVENTS.c.run, EVENTS.c.body).where(EVENTS.c.run.in_(runs), EVENTS.c.kind.in_(kinds))
+    query = select(EVENTS.c.run, EVENTS.c.kind, EVENTS.c.body)
+    tagged = query.where(EVENTS.c.run.in_(runs), EVENTS.c.kind.in_([kind.value for kind in TAGGED]))
     keys: set[tuple[str, str, str]] = set()
-    for run, raw in conn.execute(query):
+    for run, kind, raw in conn.execute(tagged):
         body = orjson.loads(raw)
-        keys |= {("label", label, run) for label in body.get("labels", ())}
-        if "worker" in body:
+        if kind == Kind.PLAN_STEP.value:
             keys.add(("worker", body["worker"], run))
+            continue
+        keys |= {("label", label, run) for label in body.get("labels", ())}
+        if request := body.get("request_id"):
+            keys.add((REQUEST_TAG, request, run))
     if keys:
         conn.execute(delete(TAGS).where(tuple_(TAGS.c.name, TAGS.c.value, TAGS.c.run).in_(sorted(keys))))
 

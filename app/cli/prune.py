@@ -1,0 +1,55 @@
+"""`baton runs prune` deletes runs that ended long ago, journal and all, and archives them first where there is one."""
+
+from collections.abc import Callable, Mapping
+from secrets import token_hex
+
+from app.cli import event_loop, storage, terminal
+from app.cli.asked import Asked
+from app.engine.retention import Pruned, Pruning, archiving, prune_query
+from app.process.config import Settings, read
+from app.store.archive import open_archive
+from app.store.protocol import PruneQuery
+
+
+def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> int:
+    """Carry out the command on the configured database. Returns the exit status: 1 if a journal is damaged."""
+    settings = read(environ)
+    terminal.log_to_stderr("warning")
+    storage.announce(settings)
+    query = prune_query(now(), asked.before, settings.idempotency_hours * 3600)
+    if asked.dry_run:
+        event_loop.run(_count(settings, query))
+        return 0
+    done = event_loop.run(_prune(settings, query, now))
+    _report(settings, done)
+    return 1 if done.damaged else 0
+
+
+async def _count(settings: Settings, query: PruneQuery) -> None:
+    async with storage.opened(settings) as store:
+        runs, events = await store.count_prunable(query)
+    terminal.out().print(f"{runs:,} runs with {events:,} events would be pruned.")
+
+
+async def _prune(settings: Settings, query: PruneQuery, now: Callable[[], float]) -> Pruned:
+    async def rest() -> bool:
+        return True
+
+    kept = archiving(settings.archive, settings.archive_endpoint, contents=settings.archive_content)
+    async with storage.opened(settings) as store, open_archive(settings.database_url) as journals:
+        done = await Pruning(store, journals, kept, now=now, name=_name, rest=rest).prune(query)
+        await store.overwrite_erased()
+    return done
+
+
+def _name(prefix: str) -> str:
+    return f"{prefix}_{token_hex(8)}"
+
+
+def _report(settings: Settings, done: Pruned) -> None:
+    console = terminal.out()
+    console.print(f"{done.runs:,} runs with {done.events:,} events were pruned.")
+    if settings.archive:
+        console.print(f"Their journals are in {len(done.files):,} files:", *done.files, sep="\n", soft_wrap=True)
+    for name in done.damaged:
+        console.print(f"{name} was kept: its journal is damaged. `baton audit check --run {name}` shows how.")

@@ -1,0 +1,136 @@
+"""The archive of pruned runs: files in a folder, or in a bucket of an S3-compatible store.
+
+A file is written under a name that no other file has, and read back before it counts as written. Nothing is ever
+replaced or deleted here: how long archives are kept is for the operator's own rules, such as a bucket's lifecycle.
+"""
+
+import os
+from hashlib import sha256
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Protocol
+from urllib.parse import urlsplit
+
+from app.errors import ArchiveUnavailable, ConfigInvalid
+
+SCHEME = "s3"
+CONNECT_SECONDS = 10
+READ_SECONDS = 60
+"""Longest wait for the next bytes of the store."""
+TRIES = 3
+"""Most times that botocore sends one request."""
+
+
+class ArchiveFiles(Protocol):
+    """A place for archived files. Its methods block: call them on a thread."""
+
+    def put(self, name: str, body: bytes) -> str:
+        """Write a file, read it back, and return where it is. Raises `ArchiveUnavailable` if it is not there whole."""
+        ...
+
+
+def open_archive_files(address: str, endpoint: str | None = None) -> ArchiveFiles:
+    """The place that BATON_ARCHIVE names: a folder, or `s3://bucket/prefix`, with the URL of a store other than AWS.
+
+    Raises `ConfigInvalid` for another address, and where the library for S3 is not installed. Nothing is connected.
+    """
+    if "://" not in address:
+        return Folder(Path(address))
+    parts = urlsplit(address)
+    if parts.scheme != SCHEME or not parts.netloc or "@" in parts.netloc:
+        raise ConfigInvalid(["BATON_ARCHIVE: must be a folder or s3://bucket/prefix; correct it"])
+    return Bucket(parts.netloc, parts.path.strip("/"), endpoint)
+
+
+class Folder:
+    """A folder, which is made when it is first used. Only its owner can read the files."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def put(self, name: str, body: bytes) -> str:
+        """Implements `ArchiveFiles`. The file and its entry in the folder have reached the disk when it returns."""
+        path = self._folder / name
+        part = path.with_name(f"{path.name}.part")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+                file.write(body)
+                file.flush()
+                os.fsync(file.fileno())
+            part.replace(path)
+            _sync_folder(path.parent)
+            found = path.read_bytes()
+        except OSError as error:
+            raise ArchiveUnavailable(f"{path} cannot be written: {error.strerror or type(error).__name__}.") from None
+        return _checked(str(path), body, found)
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+class Bucket:
+    """A bucket of S3, or of a store with its API. botocore finds credentials and the region where it always does: the
+    `AWS_*` variables, profiles, and the roles of instances and pods."""
+
+    def __init__(self, bucket: str, prefix: str, endpoint: str | None) -> None:
+        try:
+            session, config = import_module("botocore.session"), import_module("botocore.config")
+            self._failures = import_module("botocore.exceptions")
+        except ImportError:
+            raise ConfigInvalid(
+                ["BATON_ARCHIVE: S3 needs botocore; install it with `pip install 'baton[s3]'`"]
+            ) from None
+        self._bucket = bucket
+        self._prefix = prefix
+        self._session = session.Session()
+        self._client: Any = None
+        self._options = {
+            "endpoint_url": endpoint,
+            "region_name": self._session.get_config_variable("region") or "us-east-1",
+            "config": config.Config(
+                connect_timeout=CONNECT_SECONDS,
+                read_timeout=READ_SECONDS,
+                retries={"total_max_attempts": TRIES, "mode": "standard"},
+                # Stores other than AWS do not all know the newer checksums, and each file is read back anyway.
+                request_checksum_calculation="when_required",
+                response_checksum_validation="when_required",
+                s3={"addressing_style": "path" if endpoint else "auto"},
+            ),
+        }
+
+    def put(self, name: str, body: bytes) -> str:
+        """Implements `ArchiveFiles`."""
+        key = f"{self._prefix}/{name}" if self._prefix else name
+        location = f"{SCHEME}://{self._bucket}/{key}"
+        try:
+            client = self._connected()
+            client.put_object(Bucket=self._bucket, Key=key, Body=body, ContentType="application/gzip")
+            found = client.get_object(Bucket=self._bucket, Key=key)["Body"].read()
+        except (self._failures.BotoCoreError, self._failures.ClientError, OSError) as error:
+            raise ArchiveUnavailable(f"{location} cannot be written: {_reason(error)}.") from None
+        return _checked(location, body, found)
+
+    def _connected(self) -> Any:
+        """The client, made on first use: botocore reads files of several megabytes for it."""
+        if self._client is None:
+            self._client = self._session.create_client("s3", **self._options)
+        return self._client
+
+
+def _reason(error: Exception) -> str:
+    """The store's code of a fault, such as NoSuchBucket or AccessDenied, or the kind of the error."""
+    answer: Any = getattr(error, "response", None)
+    code = answer.get("Error", {}).get("Code") if isinstance(answer, dict) else None
+    return str(code or type(error).__name__)
+
+
+def _checked(location: str, written: bytes, found: bytes) -> str:
+    if sha256(written).digest() != sha256(found).digest():
+        raise ArchiveUnavailable(f"{location} does not hold what was written to it.")
+    return location

@@ -1,0 +1,143 @@
+"""Files of whole journals: `baton audit export` and the archive of pruned runs write them, and the auditor reads them.
+
+    {"baton": "journal", "version": 2, "at": ...}        the time at which it was read, in seconds since 1970
+    {"catalog": digest, "body": base64}                  every pool that was in force
+    {"change": {column: value}}                          every change of a conductor's version; none in version 1
+    {"pruned": {column: value}}                          what is left of every pruned run; none in archives
+    {"run": {column: value}}                             a run's row, followed by:
+    {"event": seq, "kind": ..., "at": ..., "body": ...}  its events in order
+    {"content": ref, "body": base64}                     its texts, unless they were erased
+    {"ticket": {column: value}}                          its tickets in the outbox
+    {"end": runs}                                        the last line: without it the file was cut off
+
+Each line is JSON. Bytes are written as base64. A file may be compressed with gzip; its name ends with `.gz` then.
+"""
+
+import gzip
+import os
+from base64 import b64encode
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from io import BytesIO
+from pathlib import Path
+from typing import Any, Protocol
+
+import orjson
+
+from app.core.pool.conductor_versions import Change
+from app.errors import ConfigInvalid
+from app.store.archive import Record
+from app.store.protocol import PrunedRun
+
+VERSION = 2
+BYTES = "base64"
+LEVEL = 6
+"""Level of gzip: journals shrink to about a sixth."""
+
+
+class Source(Protocol):
+    """A source of runs: a database, or a file that is read."""
+
+    async def catalogs(self) -> Mapping[str, bytes]:
+        """Return every pool that was in force, by its digest."""
+        ...
+
+    async def changes(self) -> Sequence[Change] | None:
+        """Return the changes of conductors' versions; None if the source does not have them."""
+        ...
+
+    async def unnamed_texts(self) -> int:
+        """Return the number of texts of conversations that are stored although no run has them any more."""
+        ...
+
+    def pruned(self, *, run: str | None = None, since: float | None = None) -> AsyncIterator[PrunedRun]:
+        """Yield what is left of every pruned run, or of those that `records` would choose."""
+        ...
+
+    def records(self, *, run: str | None = None, since: float | None = None) -> AsyncIterator[Record]:
+        """Yield every run, or the one with this id, or those admitted from `since` (seconds since 1970) on."""
+        ...
+
+
+async def write(source: Source, path: Path, *, now: float, run: str | None = None, since: float | None = None) -> int:
+    """Write a file that only its owner can read, completely or not at all. Returns the number of runs.
+
+    Raises `ConfigInvalid` if it cannot be written there.
+    """
+    part = path.with_name(f"{path.name}.part")
+    runs = 0
+    try:
+        with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+            file.writelines(_head(now, await source.catalogs(), await source.changes() or ()))
+            async for left in source.pruned(run=run, since=since):
+                file.write(_line({"pruned": _columns(asdict(left))}))
+            async for record in source.records(run=run, since=since):
+                runs += 1
+                file.writelines(_lines(record))
+            file.write(_line({"end": runs}))
+        part.replace(path)
+    except OSError as error:
+        raise ConfigInvalid([f"{path}: cannot be written: {error.strerror or type(error).__name__}"]) from None
+    return runs
+
+
+class CompressedJournals:
+    """A compressed file that is made in memory. Its methods use the CPU for long: call them on a thread."""
+
+    def __init__(self, now: float, catalogs: Mapping[str, bytes], changes: Sequence[Change]) -> None:
+        self._written = BytesIO()
+        self._file = gzip.GzipFile(fileobj=self._written, mode="wb", compresslevel=LEVEL, mtime=0)
+        self._file.writelines(_head(now, catalogs, changes))
+        self.runs = 0
+
+    @property
+    def size(self) -> int:
+        """The bytes that were compressed so far."""
+        return self._written.tell()
+
+    def add(self, records: Sequence[Record]) -> None:
+        """Add runs."""
+        for record in records:
+            self._file.write(b"".join(_lines(record)))
+        self.runs += len(records)
+
+    def whole(self) -> bytes:
+        """End the file and return it."""
+        self._file.write(_line({"end": self.runs}))
+        self._file.close()
+        return self._written.getvalue()
+
+
+def _head(now: float, catalogs: Mapping[str, bytes], changes: Sequence[Change]) -> Iterator[bytes]:
+    yield _line({"baton": "journal", "version": VERSION, "at": now})
+    for digest, body in catalogs.items():
+        yield _line({"catalog": digest, "body": b64encode(body).decode()})
+    for change in changes:
+        yield _line({"change": asdict(change)})
+
+
+def _lines(record: Record) -> Iterator[bytes]:
+    yield _line({"run": _columns(record.row)})
+    for event in record.events:
+        yield _line({"event": event.seq, "kind": event.kind, "at": event.at, "body": _body(event.body)})
+    for ref, body in record.contents.items():
+        yield _line({"content": ref, "body": b64encode(body).decode()})
+    for ticket in record.tickets:
+        yield _line({"ticket": _columns(ticket)})
+
+
+def _line(value: Mapping[str, Any]) -> bytes:
+    return orjson.dumps(value, option=orjson.OPT_APPEND_NEWLINE)
+
+
+def _columns(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: {BYTES: b64encode(one).decode()} if isinstance(one, bytes) else one for name, one in row.items()}
+
+
+def _body(body: bytes) -> Any:
+    """Return an event's body as JSON, or its bytes if its JSON would not be read back as the same bytes."""
+    try:
+        same = orjson.dumps(orjson.loads(body)) == body
+    except orjson.JSONDecodeError:
+        same = False
+    return orjson.Fragment(body) if same else {BYTES: b64encode(body).decode()}

@@ -1,0 +1,198 @@
+"""Engines delete runs that have ended once their time is over, and archive them first."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import httpx
+import pytest
+from sqlalchemy import create_engine, text
+
+from app.audit.check import Auditor
+from app.audit.export import Export
+from app.core.run.journal_hash import root
+from app.engine.retention import Archiving, RunRetention, archiving
+from app.errors import ArchiveUnavailable, NotFound
+from app.process.wiring import Runtime
+from app.providers.formats import adapter
+from app.store.archive import Record, open_archive
+from app.store.archive_files import Folder
+from tests.harness.callers import calling, key_of
+from tests.harness.in_process import pool_text, running_service
+from tests.harness.waiting import until
+from tests.stubs import Hang, ProviderStub
+
+MOMENT_SECONDS = 0.001
+FORGOTTEN = -3_600.0
+"""Idempotency claims count as lapsed an hour before a run's deadline, so that no test has to wait for a day."""
+
+
+@dataclass
+class Service:
+    """A service, a client of it, and its archive in a folder."""
+
+    opened: Runtime
+    client: httpx.AsyncClient
+    url: str
+    folder: Path
+
+    async def ask(self, **more: object) -> str:
+        """Begin a run, and return its id."""
+        reply = await self.client.post("/v1/responses", json={"model": "baton-mini", "input": "hello", **more})
+        assert reply.status_code == 200, reply.text
+        return str(reply.json()["id"]).removeprefix("resp_")
+
+    def retention(self, kept: Archiving | None = None, remembered: float = FORGOTTEN) -> RunRetention:
+        """The task of another engine."""
+        journals = partial(open_archive, self.url)
+        return RunRetention(self.opened.context, journals, kept, seconds=MOMENT_SECONDS, remembered=remembered)
+
+    async def exists(self, run: str) -> bool:
+        """True if the run's row is there."""
+        try:
+            return bool(await self.opened.context.store.run(run))
+        except NotFound:
+            return False
+
+    def archived(self) -> list[Path]:
+        """The files of the archive."""
+        return sorted(path for path in self.folder.rglob("*") if path.is_file())
+
+    def tags(self) -> dict[str, int]:
+        """The number of tags of all runs, by name."""
+        engine = create_engine(self.url)
+        with engine.connect() as conn:
+            found = conn.execute(text("SELECT name, count(*) FROM tags GROUP BY name")).all()
+        engine.dispose()
+        return dict(map(tuple, found))
+
+    def metric(self, name: str) -> float | None:
+        """The value of a counter."""
+        return self.opened.context.telemetry.registry.get_sample_value(name)
+
+
+def cleared(pool: str) -> str:
+    """The pool file with its workers cleared for a label."""
+    return pool.replace("\n[workers.alpha]\n", '\n[workers.alpha]\nclearance = ["phi"]\n')
+
+
+@asynccontextmanager
+async def running(stub: ProviderStub, folder: Path, *, audits: bool = True) -> AsyncIterator[Service]:
+    async with (
+        running_service(folder, cleared(pool_text(stub)), audits=audits) as opened,
+        calling(opened, await key_of(opened)) as client,
+    ):
+        yield Service(opened, client, opened.pool.loaded.settings.database_url, folder / "archive")
+
+
+@pytest.fixture
+async def service(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[Service]:
+    async with running(stub, tmp_path) as started:
+        yield started
+
+
+async def records_of(path: Path) -> list[Record]:
+    return [record async for record in Export(path).records()]
+
+
+async def test_runs_are_archived_and_deleted_when_they_have_ended_and_their_time_is_over(
+    service: Service, stub: ProviderStub
+) -> None:
+    first, second = await service.ask(baton={"labels": ["phi"]}), await service.ask()
+    assert service.tags() == {"label": 1, "request": 2, "worker": 2}
+    stub.always("*", Hang())
+    going_on = await service.ask(background=True)
+    retention = service.retention(archiving(str(service.folder), None, contents=False))
+    await retention.look(asyncio.Event())
+    assert [await service.exists(run) for run in (first, second, going_on)] == [False, False, True]
+    assert service.tags() == {"request": 1, "worker": 1}
+    assert service.metric("baton_runs_pruned_total") == 2
+    [path] = service.archived()
+    assert [record.row["id"] for record in await records_of(path)] == [first, second]
+    assert b"hello" not in Export(path)._path.read_bytes()
+    report = await Auditor(Export(path).at, adapter).audit(Export(path))
+    assert (report.runs, report.violations, set(report.unverifiable)) == (2, [], {"erased"})
+    left = await service.opened.context.store.pruned_run(first)
+    [record, _] = await records_of(path)
+    assert left.archive == str(path)
+    assert left.root == root(first, [(event.seq, event.kind, event.at, event.body) for event in record.events])
+    await service.client.post(f"/v1/runs/{going_on}/cancel")
+    await until(lambda: _ended(service, going_on))
+    await retention.look(asyncio.Event())
+    assert not await service.exists(going_on)
+    assert len(service.archived()) == 2
+
+
+async def _ended(service: Service, run: str) -> bool:
+    return (await service.opened.context.store.run(run)).ended_at is not None
+
+
+async def test_a_pruned_run_is_a_404_that_says_so_to_its_own_tenant_alone(service: Service) -> None:
+    run = await service.ask()
+    await service.retention().look(asyncio.Event())
+    gone = await service.client.get(f"/v1/runs/{run}")
+    assert (gone.status_code, gone.json()["error"]["code"]) == (404, "run_pruned")
+    assert "only a hash of its journal" in gone.json()["error"]["message"]
+    assert (await service.client.get(f"/v1/responses/resp_{run}")).status_code == 404
+    async with calling(service.opened, await key_of(service.opened, tenant="other")) as stranger:
+        foreign = await stranger.get(f"/v1/runs/{run}")
+    never = await service.client.get("/v1/runs/run_" + "0" * 31)
+    assert foreign.json()["error"] == never.json()["error"] | {"message": foreign.json()["error"]["message"]}
+    assert foreign.json()["error"]["code"] == "not_found"
+
+
+async def test_nothing_is_deleted_while_the_archive_fails(service: Service, caplog: pytest.LogCaptureFixture) -> None:
+    run = await service.ask()
+    service.folder.write_text("This is no folder.")
+    kept = archiving(str(service.folder), None, contents=False)
+    stopping = asyncio.Event()
+    async with asyncio.TaskGroup() as group:
+        group.create_task(service.retention(kept).run(stopping))
+        await until(lambda: service.metric("baton_archive_failures_total") == 1)
+        stopping.set()
+    assert await service.exists(run)
+    assert "The archive failed, so no further run is pruned" in caplog.text
+
+
+async def test_a_file_that_is_not_read_back_as_it_was_written_counts_as_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Path, "read_bytes", lambda _path: b"something else")
+    with pytest.raises(ArchiveUnavailable, match="does not hold what was written"):
+        Folder(tmp_path).put("2026/11/name.jsonl.gz", b"the journal")
+
+
+async def test_texts_are_archived_only_if_the_operator_says_so(service: Service) -> None:
+    run = await service.ask()
+    await service.retention(archiving(str(service.folder), None, contents=True)).look(asyncio.Event())
+    [path] = service.archived()
+    [record] = await records_of(path)
+    assert any(b"hello" in body for body in record.contents.values())
+    report = await Auditor(Export(path).at, adapter).audit(Export(path))
+    assert (report.violations, dict(report.unverifiable)) == ([], {})
+    assert not await service.exists(run)
+
+
+async def test_runs_stay_while_a_claim_lasts_on_them_and_where_another_engine_works(service: Service) -> None:
+    run = await service.ask()
+    await service.retention(remembered=0.0).look(asyncio.Event())
+    assert await service.exists(run)
+    await service.retention().look(asyncio.Event())
+    assert await service.exists(run)
+
+
+async def test_a_damaged_journal_is_kept_as_evidence(
+    stub: ProviderStub, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with running(stub, tmp_path, audits=False) as service:
+        damaged, whole = await service.ask(), await service.ask()
+        engine = create_engine(service.url)
+        with engine.begin() as conn:
+            conn.execute(text("DELETE FROM events WHERE run = :run AND seq = 2"), {"run": damaged})
+        engine.dispose()
+        await service.retention().look(asyncio.Event())
+        assert [await service.exists(run) for run in (damaged, whole)] == [True, False]
+    assert "The journal of a run is damaged" in caplog.text
