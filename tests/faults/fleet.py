@@ -32,12 +32,14 @@ class Release:
     """The code of one release, in a folder of its own. None is the present one."""
 
     root: Path | None = None
+    unknown: tuple[str, ...] = ()
+    """Settings that it does not know, and so refuses."""
 
     def environ(self, environ: Mapping[str, str]) -> dict[str, str]:
         """That environment, in which this release is imported. Its byte code is kept, for its next process."""
         if self.root is None:
             return dict(environ)
-        known = {name: value for name, value in environ.items() if name not in NEW_SETTINGS}
+        known = {name: value for name, value in environ.items() if name not in self.unknown}
         return {**known, "PYTHONPATH": str(self.root), "PYTHONDONTWRITEBYTECODE": ""}
 
     def process(self, verb: str, folder: Path, environ: Mapping[str, str], **more: Any) -> Process:
@@ -53,8 +55,9 @@ class Release:
 PRESENT: Final = Release()
 
 
-def unpacked(commit: str, version: str, folder: Path) -> Release | None:
-    """The release of that commit, unpacked there under its own version; None where the clone does not have it."""
+def unpacked(commit: str, version: str, folder: Path, unknown: tuple[str, ...] = NEW_SETTINGS) -> Release | None:
+    """The release of that commit, unpacked there under its own version; None where the clone does not have it.
+    `unknown` are the settings that it does not know."""
     archive = subprocess.run(
         ["git", "archive", commit, "app", "migrations"], cwd=ROOT, capture_output=True, check=False
     )
@@ -65,7 +68,7 @@ def unpacked(commit: str, version: str, folder: Path) -> Release | None:
     metadata = folder / f"baton-{version}.dist-info" / "METADATA"
     metadata.parent.mkdir()
     metadata.write_text(f"Metadata-Version: 2.1\nName: baton\nVersion: {version}\n")
-    return Release(folder)
+    return Release(folder, unknown)
 
 
 @dataclass(slots=True)
