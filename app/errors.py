@@ -396,6 +396,13 @@ class RunUndecided(StoreUnavailable):
         super().__init__(message, retry_after=1.0)
 
 
+class RunLost(OursError):
+    """The database has moved to another server, which did not have this run yet, so the run and its answer are lost;
+    send the request again."""
+
+    code = "run_lost"
+
+
 class QueueUnavailable(OursError):
     """The step queue is unavailable; running work continues from the database, so send the request again shortly."""
 

@@ -125,7 +125,8 @@ class SqlStore:
         self._statements = statements = Statements(runner.dialect)
         self.availability = availability = DatabaseAvailability(self.ready)
         self._row_cache = row_cache
-        given = (runner, statements, self._journals.add_committed, patience, availability, row_cache)
+        self._server_changes = 0
+        given = (runner, statements, self._add_committed, patience, availability, row_cache)
         self.writers = tuple(GroupCommit(*given) for _ in range(writers))
 
     @property
@@ -135,6 +136,10 @@ class SqlStore:
     @property
     def seconds_since_recovery(self) -> float:
         return self.availability.seconds_since_recovery
+
+    @property
+    def server_changes(self) -> int:
+        return self._runner.server_changes
 
     async def wait_until_healthy(self, seconds: float) -> bool:
         return await self.availability.wait_until_healthy(seconds)
@@ -155,25 +160,42 @@ class SqlStore:
         return self._shares_from
 
     async def journal(self, run: str, upto: int | None = None, after: int = 0) -> Journal:
+        changes = self._forget_former_server()
         kept, known = self._journals.journal(run, after)
         if known and upto is not None and known >= upto:
             return kept
         # A cached journal is a prefix of the stored one, so only the later events are read.
         read = await self._read(runs.journal(self._statements, run, max(after, known)))
+        if self.server_changes != changes:  # the cached part may never have reached this server
+            return await self.journal(run, upto, after)
         if not read.salt:  # another process has erased the content: this one must not show what it has cached
             self._journals.forget(run)
         self._journals.extend(run, read.events)
         return Journal(read.salt, (*kept.events, *read.events))
 
     async def step_input(self, run: str, after: int = 0) -> StepInput:
+        changes = self._forget_former_server()
         kept, known = self._journals.journal(run, after)
         read, rows = await self._read(runs.step_input(self._statements, run, max(after, known)))
+        if self.server_changes != changes:
+            return await self.step_input(run, after)
         if rows is not None and self._row_cache is not None:
             self._row_cache.update({run: rows})
         if not read.salt:
             self._journals.forget(run)
         self._journals.extend(run, read.events)
         return changed(read, events=(*kept.events, *read.events))
+
+    def _add_committed(self, encoded: EncodedEntry, appended: Appended) -> None:
+        self._forget_former_server()
+        self._journals.add_committed(encoded, appended)
+
+    def _forget_former_server(self) -> int:
+        """Forget what was read from, or written to, another server than the present one; its number of changes."""
+        if self._server_changes != self.server_changes:
+            self._server_changes = self.server_changes
+            self._journals.clear()
+        return self._server_changes
 
     async def contents(self, run: str, refs: Sequence[str]) -> Mapping[str, bytes]:
         found = self._journals.contents(run, refs)
@@ -497,6 +519,11 @@ class JournalCache:
             if one in kept.records:
                 found[one] = kept.records[one]
         return found
+
+    def clear(self) -> None:
+        """Evict all runs."""
+        self._runs.clear()
+        self._bytes = 0
 
     def forget(self, run: str) -> None:
         """Evict a run."""

@@ -71,6 +71,7 @@ class ListStore:
     def __init__(self) -> None:
         self.committed: tuple[Event, ...] = BEFORE
         self.driver = "heir"
+        self.server_changes = 0
         self.lookups = 0
 
     async def journal(self, _run: str, upto: int | None = None, after: int = 0) -> Journal:

@@ -9,7 +9,7 @@ import json
 import subprocess
 import sys
 import tarfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,11 +18,14 @@ from typing import Any, Final
 from tests.faults.mixed_load import Client, all_runs, script
 from tests.harness import servers
 from tests.harness.processes import ROOT, Process, command
+from tests.harness.servers import Server
 from tests.harness.waiting import wait_until
 from tests.integration.installation import settings
 from tests.stubs.control import StubControl, stub_process
 
 VERBS: Final = ("gateway", "dispatcher")
+AUDIT_SECONDS: Final = 600.0
+"""How long the audit may take, of all runs of a long load on a busy machine."""
 NEW_SETTINGS: Final = ("BATON_DRAIN_SECONDS",)
 """Settings that release 0.1.0 does not know, and so refuses."""
 
@@ -78,6 +81,7 @@ class Fleet:
     folder: Path
     stub: StubControl
     environ: Mapping[str, str]
+    database: Server
     processes: dict[str, list[Process]] = field(default_factory=lambda: {verb: [] for verb in VERBS})
 
     @property
@@ -128,20 +132,23 @@ class Fleet:
 
     def violations(self) -> list[str]:
         """What the auditor of the present release finds wrong."""
-        done = command(self.folder, self.environ, "audit", "check", "--json")
+        done = command(self.folder, self.environ, "audit", "check", "--json", within=AUDIT_SECONDS)
         assert done.stdout, done.stderr
         found: list[str] = json.loads(done.stdout)["violations"]
         return found
 
 
 @contextmanager
-def fleet(folder: Path) -> Iterator[Fleet]:
-    """An installation without any process yet, and without a schema. All that it starts ends with the block."""
+def fleet(folder: Path, *, postgres: Sequence[str] = ()) -> Iterator[Fleet]:
+    """An installation without any process yet, and without a schema. All that it starts ends with the block.
+
+    `postgres` are settings of the database server.
+    """
     with ExitStack() as stack:
         stub = stack.enter_context(stub_process())
-        database = stack.enter_context(servers.postgres())
+        database = stack.enter_context(servers.postgres(settings=postgres))
         redis = stack.enter_context(servers.redis())
         script(stub)
-        made = Fleet(folder, stub, settings(folder, stub, database.url, redis.url))
+        made = Fleet(folder, stub, settings(folder, stub, database.url, redis.url), database)
         stack.callback(made.kill)
         yield made

@@ -166,12 +166,12 @@ def running(
         process.kill()
 
 
-def command(folder: Path, environ: Mapping[str, str], *words: str) -> subprocess.CompletedProcess[str]:
-    """Run one command to its end and return its status, `stdout` and `stderr`."""
+def command(
+    folder: Path, environ: Mapping[str, str], *words: str, within: float = PATIENCE_SECONDS
+) -> subprocess.CompletedProcess[str]:
+    """Run one command to its end, `within` so many seconds, and return its status, `stdout` and `stderr`."""
     argv = [sys.executable, "-m", "app", *words]
-    return subprocess.run(
-        argv, cwd=folder, env=environ, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False
-    )
+    return subprocess.run(argv, cwd=folder, env=environ, capture_output=True, text=True, timeout=within, check=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -136,20 +136,96 @@ def postgres(*, fsync: bool = False, settings: Sequence[str] = ()) -> Iterator[S
         binaries = _reachable(_postgres_binaries(), directory, user)
         data, port = directory / "data", free_port()
         _initdb(binaries, data, user)
-        durable = "on" if fsync else "off"
-        fixed = ["listen_addresses=127.0.0.1", "max_connections=200", f"fsync={durable}", f"full_page_writes={durable}"]
-        options = [word for setting in (*fixed, *settings) for word in ("-c", setting)]
-        server = Server(
-            argv=[str(binaries / "postgres"), "-D", str(data), "-p", str(port), "-k", str(directory), *options],
-            directory=directory,
-            port=port,
-            url=f"postgresql://postgres@127.0.0.1:{port}/postgres",
-            user=user,
-            stop_signal=signal.SIGQUIT,
-            is_ready=lambda pid: _postmaster_is_ready(data / "postmaster.pid", pid),
-        )
+        server = _server_on(data, port, fsync=fsync, settings=settings, user=user, binaries=binaries)
         with _running(server):
             yield server
+
+
+def _server_on(
+    data: Path,
+    port: int,
+    *,
+    fsync: bool,
+    settings: Sequence[str],
+    user: str | None,
+    binaries: Path | None = None,
+) -> Server:
+    """A Postgres on that data folder, which is not started yet."""
+    directory = data.parent
+    binaries = binaries or _reachable(_postgres_binaries(), directory, user)
+    durable = "on" if fsync else "off"
+    fixed = ["listen_addresses=127.0.0.1", "max_connections=200", f"fsync={durable}", f"full_page_writes={durable}"]
+    options = [word for setting in (*fixed, *settings) for word in ("-c", setting)]
+    return Server(
+        argv=[str(binaries / "postgres"), "-D", str(data), "-p", str(port), "-k", str(directory), *options],
+        directory=directory,
+        port=port,
+        url=f"postgresql://postgres@127.0.0.1:{port}/postgres",
+        user=user,
+        stop_signal=signal.SIGQUIT,
+        is_ready=lambda pid: _postmaster_is_ready(data / "postmaster.pid", pid),
+    )
+
+
+@contextlib.contextmanager
+def standby(primary: Server) -> Iterator[Server]:
+    """Start a standby of that Postgres, from a base backup of it, with streaming replication."""
+    with _another(primary, ["-R", "-X", "stream"]) as (server, _), _running(server):
+        yield server
+
+
+@contextlib.contextmanager
+def restored(backup: Path, archive: Path, target: str) -> Iterator[Server]:
+    """Start a Postgres on a copy of that base backup, and have it recover from the archive up to that time.
+
+    It is a server of its own at another port; it accepts writes once the recovery is over.
+    """
+    user = _unprivileged_user()
+    with _directory("baton-pg-", user) as directory:
+        data = directory / "data"
+        shutil.copytree(backup, data)
+        with (data / "postgresql.auto.conf").open("a") as file:
+            file.write(f"restore_command = 'cp {archive}/%f %p'\nrecovery_target_time = '{target}'\n")
+            file.write("recovery_target_action = 'promote'\n")
+        (data / "recovery.signal").touch()
+        _give(data, user)
+        server = _server_on(data, free_port(), fsync=False, settings=(), user=user)
+        with _running(server):
+            yield server
+
+
+def base_backup(server: Server, folder: Path) -> None:
+    """Take a base backup of a running Postgres into that folder."""
+    _base_backup(server, folder, ["-X", "none"])
+
+
+@contextlib.contextmanager
+def _another(primary: Server, options: Sequence[str]) -> Iterator[tuple[Server, Path]]:
+    """A server on a fresh base backup of another one, which is not started yet."""
+    user = _unprivileged_user()
+    with _directory("baton-pg-", user) as directory:
+        data = directory / "data"
+        _base_backup(primary, data, options)
+        yield _server_on(data, free_port(), fsync=False, settings=(), user=user), data
+
+
+def _base_backup(server: Server, folder: Path, options: Sequence[str]) -> None:
+    binaries = Path(server.argv[0]).parent
+    place = ["-h", "127.0.0.1", "-p", str(server.port), "-U", "postgres", "-D", str(folder), "-c", "fast"]
+    command = [str(binaries / "pg_basebackup"), *place, *options]
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, cwd=server.directory, **_identity(server.user)
+    )
+    if done.returncode:
+        raise ServerFailed(f"pg_basebackup failed: {done.stderr[-2000:]}")
+
+
+def _give(folder: Path, user: str | None) -> None:
+    """Make a folder with all that is in it the property of that user."""
+    folder.chmod(0o700)
+    if user is not None:
+        for path in (folder, *folder.rglob("*")):
+            shutil.chown(path, user)
 
 
 @contextlib.contextmanager
@@ -387,7 +463,7 @@ def _postmaster_is_ready(pid_file: Path, pid: int) -> bool:
         lines = pid_file.read_text().split()
     except FileNotFoundError:
         return False
-    return bool(lines) and lines[0] == str(pid) and lines[-1] == "ready"
+    return bool(lines) and lines[0] == str(pid) and lines[-1] in ("ready", "standby")
 
 
 def _accepts(port: int) -> bool:

@@ -97,6 +97,7 @@ class SimRunner:
         self._seam = seam
         self.dialect = database.conn.engine.dialect
         self.losses = 0
+        self.server_changes = 0
 
     async def read(self, work: Callable[[Connection], T], *, brief: bool = False) -> T:
         """Run work that writes nothing."""

@@ -30,7 +30,16 @@ from app.engine.context import EngineContext
 from app.engine.delivery import turn_result
 from app.engine.delivery.mailbox import Mailbox
 from app.engine.delivery.messages import NOTED, Ended, Noted, Said, Told
-from app.errors import BatonError, LeaseLost, NotFound, Overloaded, QueueUnavailable, RunEnded, StoreUnavailable
+from app.errors import (
+    BatonError,
+    LeaseLost,
+    NotFound,
+    Overloaded,
+    QueueUnavailable,
+    RunEnded,
+    RunLost,
+    StoreUnavailable,
+)
 from app.stepqueue.protocol import Committed, Delta, Listen, Live
 from app.store.rows.content import address
 
@@ -272,6 +281,8 @@ class Follower:
         """True if an engine has sent something since it was last asked to."""
         self.behind = False
         """True if text was missed that an engine can send again."""
+        self.is_recorded = True
+        """False while the entry that begins the turn is not committed yet."""
         self._early: dict[int, Event] = {}
         self._pending: list[Delta] = []
         self._contents: dict[str, bytes] = {}
@@ -334,6 +345,23 @@ class Follower:
             return False
         return True
 
+    async def rewind(self) -> None:
+        """Read the run as the database has it now, which may lack what this process has received. Raises `RunLost` if
+        the run, or the turn, is not there; `StoreUnavailable`."""
+        try:
+            journal = await self._context.store.journal(self.state.run)
+        except NotFound:
+            raise RunLost from None
+        state = turn_result.until_end(journal.events, self.state.turn.number)
+        if state.turn.number != self.state.turn.number:
+            raise RunLost
+        self.state = state
+        self._early.clear()
+        self._pending.clear()
+        streamed = state.calls.get(self.audience.call)
+        if streamed is None or streamed.failed:
+            self.audience.lose()
+
     async def catch_up(self) -> None:
         """Fold what the journal has beyond the state, and read the reply if the turn is over. Raises `NotFound` if the
         answer was erased, `StoreUnavailable`."""
@@ -358,6 +386,7 @@ class Followers:
         self._again: set[str] = set()
         self._behind: dict[str, int] = {}
         """By run, how far those followers had come that were behind their journal at the latest look."""
+        self._server_changes = 0
         self._group: asyncio.TaskGroup | None = None
 
     def __len__(self) -> int:
@@ -476,6 +505,8 @@ class Followers:
             return
         try:
             moved = await self._context.store.last_seqs(list(self._followers))
+            if self._server_changes != self._context.store.server_changes:
+                return await self._rewind()
         except StoreUnavailable:
             return
         self._read(moved, healthy=healthy)
@@ -483,6 +514,18 @@ class Followers:
             for follower in list(self._followers.values()):
                 if follower.behind or follower.state.turn.gateway != self._home:
                     await self.ask(follower)
+
+    async def _rewind(self) -> None:
+        """Read all runs again: the database has moved to a server that may lack what was received of them."""
+        changes = self._context.store.server_changes
+        for follower in [one for one in self._followers.values() if one.is_recorded]:
+            try:
+                await follower.rewind()
+            except RunLost as error:
+                self._drop(follower, error)
+            else:
+                self.catch_up(follower.state.run)
+        self._server_changes = changes
 
     def _read(self, moved: Mapping[str, int], *, healthy: bool) -> None:
         """Read those journals that have moved; while events are sent, those that had moved at the look before too."""

@@ -137,6 +137,7 @@ class RunClient:
         except BaseException:
             self._forget(follower)
             raise
+        follower.is_recorded = True
         return Driven(entry.run, line, follower.state)
 
     async def _check_untaken(self) -> None:
@@ -195,6 +196,7 @@ class RunClient:
         except BaseException:
             self._forget(follower)
             raise
+        follower.is_recorded = True
         return Driven(run, line, follower.state)
 
     async def _commit_turn(self, begun: Beginning, found: Found, follower: Follower) -> None:
@@ -270,6 +272,7 @@ class RunClient:
         audience = Audience(state.run)
         audience.admit(line, notes=order.stream_steps)
         follower = self._followers.follow(state, salt, audience, is_new=True)
+        follower.is_recorded = False
         self._owners[state.run] = order.owner
         return line, follower
 

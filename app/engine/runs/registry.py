@@ -200,6 +200,8 @@ class Drivers:
             contents: Mapping[str, bytes] = {}
         else:
             read = await self._context.store.step_input(run, held.state.seq if held is not None else 0)
+            if held is not None and read.epoch > held.epoch + 1:  # it was driven elsewhere, or the database has moved
+                held, read = None, await self._context.store.step_input(run)
             state = fold(read.events, held.state if held is not None else None)
             salt, epoch, contents = read.salt, read.epoch, read.contents
             if read.driver:  # only the sweep takes a run from another engine: it ends the claims of that one as well

@@ -23,6 +23,16 @@ class Availability(Protocol):
         """
         ...
 
+    @property
+    def server_changes(self) -> int:
+        """The number of times that this process found the database on another server than before, as after a failover.
+        No I/O.
+
+        That server may lack the latest commits. All epochs and claims were raised there before anything else was
+        written, so that no writer of the time before can go on; whoever keeps states of runs reads them again.
+        """
+        ...
+
     async def wait_until_healthy(self, seconds: float) -> bool:
         """Wait for the database, at most `seconds`. False if it is still away. Waiters are served in their order."""
         ...

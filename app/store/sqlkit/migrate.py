@@ -34,8 +34,8 @@ REASONS: Mapping[type[BaseException], str] = {
     asyncpg.CannotConnectNowError: "the server is starting, stopping or recovering",
     asyncpg.LockNotAvailableError: "another transaction holds a lock that a migration needs; try again",
     socket.gaierror: "the host name {host} is unknown",
-    ConnectionRefusedError: "nothing listens on {host}:{port}",
-    TimeoutError: "{host}:{port} does not answer in time",
+    ConnectionRefusedError: "nothing listens on {place}",
+    TimeoutError: "{place} does not answer in time",
     PermissionError: "this user may not open {database}",
 }
 """The reasons of faults. The first class that fits counts, so subclasses come before their bases."""
@@ -93,12 +93,18 @@ def reason(error: BaseException, url: URL) -> str:
     for one in (cause, cause.__cause__, error):
         for kind, words in REASONS.items():
             if isinstance(one, kind):
-                return words.format(database=url.database, user=url.username, host=url.host, port=url.port or 5432)
+                return words.format(database=url.database, user=url.username, host=url.host, place=_place(url))
     if "Can't locate revision" in str(error):
         return "the database is newer than this program; use the version of Baton that has migrated it"
     if isinstance(cause, sqlite3.Error):
         return f"SQLite says: {cause}"
     return f"it refuses ({type(cause).__name__})"
+
+
+def _place(url: URL) -> str:
+    """The addresses of a URL; several stand in its query."""
+    several = url.normalized_query.get("host", ())
+    return " or ".join(several) if several else f"{url.host}:{url.port or 5432}"
 
 
 def alembic_config(url: str) -> "Config":

@@ -15,6 +15,7 @@ Two ways of pooling by PgBouncer are supported, apart from a direct connection:
 """
 
 import asyncio
+import logging
 import select
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
@@ -29,8 +30,11 @@ from sqlalchemy.exc import DisconnectionError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 from sqlalchemy.pool import ConnectionPoolEntry, QueuePool
 
+from app.store.sqlkit import generation
 from app.store.sqlkit.runner import LOCK_SECONDS, POOLING, Fault, reason_of, sqlstate
 from app.store.sqlkit.statements import BY_KEY, SingleStatement
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -138,6 +142,9 @@ class Connections:
         self._waiting = 0
         self._closed = False
         self._losses = 0
+        self._server: str | None = None
+        self.server_changes = 0
+        """The number of times that another server was found than the one before."""
         event.listen(engine.sync_engine, "connect", self._opened)
         event.listen(engine.sync_engine, "checkout", self._checked_out)
 
@@ -213,6 +220,17 @@ class Connections:
         if self._keeps_statements and self._settings:
             made = "; ".join([f"SET {name} = '{value}'" for name, value in self._settings.items()])
             connection.run_async(lambda driver: driver.execute(made, timeout=SETTINGS_SECONDS))
+        self._reached(connection.run_async(generation.look))
+
+    def _reached(self, server: str | None) -> None:
+        """Note the server that a new connection has reached. After a failover it may be an older copy of the one
+        before, so that nothing that this process knows of its contents holds."""
+        if server is None or server == self._server:
+            return
+        if self._server is not None:
+            self.server_changes += 1
+            logger.warning("the database has moved to another server: runs are read again and taken over")
+        self._server = server
 
     def _checked_out(self, _connection: object, record: ConnectionPoolEntry, _proxy: object) -> None:
         """Have a connection from before a loss replaced.
@@ -297,6 +315,10 @@ class Postgres:
     @property
     def losses(self) -> int:
         return self._connections.losses
+
+    @property
+    def server_changes(self) -> int:
+        return self._connections.server_changes
 
     def read(self, work: Callable[[Connection], T], *, brief: bool = False) -> Coroutine[Any, Any, T]:
         return self._send(work) if isinstance(work, SingleStatement) else self._read(work)

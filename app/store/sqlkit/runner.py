@@ -65,6 +65,12 @@ class Runner(Protocol):
         copy of itself."""
         ...
 
+    @property
+    def server_changes(self) -> int:
+        """The number of times that a connection led to another server than before, which is an older copy perhaps; 0
+        for SQLite. All fences were raised then (see `generation.py`)."""
+        ...
+
     async def read(self, work: Callable[[Connection], T], *, brief: bool = False) -> T:
         """Run work that writes nothing. Each of its statements sees what was committed before it.
 

@@ -48,6 +48,7 @@ class Sqlite:
         self._unchecked = 0
         self.dialect = self._writing.dialect
         self.losses = 0
+        self.server_changes = 0
 
     async def read(self, work: Callable[[Connection], T], *, brief: bool = False) -> T:
         if brief:

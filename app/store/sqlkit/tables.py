@@ -300,4 +300,5 @@ PULSE = Table(
     METADATA,
     Column("id", BigInteger, primary_key=True, autoincrement=False),
     Column("beats", BigInteger, nullable=False),
+    Column("server", Text),  # identity and timeline of the Postgres on which this database was last (generation.py)
 )

@@ -1,0 +1,129 @@
+"""A database that has moved to another server: an older copy of itself, on which no writer of before may go on."""
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import asyncpg
+import pytest
+
+from app.core.run.events import Kind
+from app.errors import LeaseLost, StoreUnavailable
+from app.store.protocol import Entry
+from app.store.sql import SqlStore, open_store
+from app.store.sqlkit import generation
+from tests.conformance.entries import admitted, moved, note, queued, take
+from tests.harness.raw_facts import Raw
+from tests.harness.waiting import PATIENCE_SECONDS
+
+pytestmark = pytest.mark.integration
+Move = Callable[[str], None]
+
+
+@pytest.fixture
+def move_to(monkeypatch: pytest.MonkeyPatch) -> Move:
+    """Lets every connection that is opened from now on find the server of that name."""
+
+    def move(name: str) -> None:
+        looked = f"SELECT '{name}' AS present, (SELECT server FROM pulse WHERE id = 1) AS noted"
+        monkeypatch.setattr(generation, "LOOK", looked)
+
+    move("first/1")
+    return move
+
+
+async def on(url: str, *statements: str) -> list[Any]:
+    """Run statements on a connection of their own; the rows of the last one."""
+    conn = await asyncpg.connect(url)
+    try:
+        for statement in statements[:-1]:
+            await conn.execute(statement)
+        return list(await conn.fetch(statements[-1]))
+    finally:
+        await conn.close()
+
+
+CUT_OFF = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'baton'"
+
+
+def driven(run: str) -> Entry:
+    return Entry(run, 2.0, (Raw(Kind.STEP_SKIPPED, {}),), epoch=1)
+
+
+async def test_whoever_held_a_run_or_a_step_on_the_former_server_has_lost_it(
+    migrated_postgres_url: str, move_to: Move
+) -> None:
+    url = migrated_postgres_url
+    async with open_store(url) as store:
+        for run in ("open", "over"):
+            await store.append(admitted(run))
+            await store.append(queued(run))
+        claim = (await store.append(take("open", 0, "engine"))).claim
+        await store.append(Entry("over", 3.0, (Raw(Kind.SUCCEEDED, {}),), epoch=1))
+    move_to("first/2")
+    async with open_store(url) as after, open_store(url) as beside:
+        rows = {run: await after.run(run) for run in ("open", "over")}
+        assert (rows["open"].epoch, rows["over"].epoch) == (1 + generation.STEP, 1)
+        for late in (driven("open"), moved("open", "finish", claim), moved("open", "hold", claim)):
+            for store in (after, beside):
+                with pytest.raises(LeaseLost):
+                    await store.append(late)
+        (lapsed,) = await beside.lapsed(after_all(rows["open"].lease_until))
+        assert lapsed.runs == 1
+        (due,) = await after.overdue(after_all(0.0), 9)
+        assert (due.holder, due.lost) == (None, 0), "its engine did not fail"
+        taken = await after.append(take("open", due.version, "heir", at=5e9, until=6e9))
+        assert taken.claim > claim + generation.STEP - 1
+        assert (await beside.run("open")).epoch == 1 + generation.STEP, "it is done once, whoever connects"
+
+
+def after_all(at: float) -> float:
+    """A time after everything that these tests do."""
+    return max(at, 5e9)
+
+
+async def test_a_process_that_stays_reads_again_what_it_had_cached(migrated_postgres_url: str, move_to: Move) -> None:
+    url = migrated_postgres_url
+    async with open_store(url) as store:
+        await store.append(admitted("run"))
+        await store.append(driven("run"))
+        assert (await kinds(store), store.server_changes) == ([Kind.ADMITTED, Kind.STEP_SKIPPED], 0)
+        move_to("second/1")
+        lost = ("DELETE FROM events WHERE seq = 2", "UPDATE runs SET seq = 1, revision = 1")
+        await on(url, *lost, CUT_OFF)
+        with suppress(StoreUnavailable):
+            await kinds(store)
+        assert await store.wait_until_healthy(PATIENCE_SECONDS)
+        assert await kinds(store) == [Kind.ADMITTED]
+        assert store.server_changes == 1
+        with pytest.raises(LeaseLost):
+            await store.append(driven("run"))
+        await store.append(note("run"))
+        assert await kinds(store) == [Kind.ADMITTED, Kind.CANCEL_ASKED]
+
+
+async def kinds(store: SqlStore) -> list[Kind]:
+    return [event.kind for event in (await store.journal("run")).events]
+
+
+async def test_the_first_server_is_noted_and_nothing_is_raised(migrated_postgres_url: str) -> None:
+    url = migrated_postgres_url
+    await on(url, "TRUNCATE pulse", "SELECT 1")
+    async with open_store(url) as store:
+        await store.append(admitted("run"))
+    ((noted,),) = await on(url, "SELECT server FROM pulse")
+    identity, _, timeline = noted.partition("/")
+    assert (identity.isdigit(), timeline) == (True, "00000001")
+    async with open_store(url) as store:
+        assert (await store.run("run")).epoch == 1
+
+
+async def test_a_schema_from_before_the_column_is_served_all_the_same(migrated_postgres_url: str) -> None:
+    url = migrated_postgres_url
+    await on(url, "ALTER TABLE pulse DROP COLUMN server", "SELECT 1")
+    try:
+        async with open_store(url) as store:
+            await store.append(admitted("run"))
+            assert await kinds(store) == [Kind.ADMITTED]
+    finally:
+        await on(url, "ALTER TABLE pulse ADD COLUMN server TEXT", "SELECT 1")
