@@ -1,27 +1,189 @@
-"""Every span name of the service, in one place, and the object that makes spans.
+"""Every span name of the service, and the object that makes spans and continues the traces of callers.
 
-Spans have OpenTelemetry's GenAI names where those exist (`invoke_workflow`, `plan`, `chat`) and begin with `baton.`
-otherwise. They are exported only when `OTEL_EXPORTER_OTLP_ENDPOINT` is set, and cost almost nothing otherwise.
+One trace goes from the caller through the gateway and the engine to each provider call:
+
+    POST /v1/chat/completions      SERVER    gateway/http/request_span.py
+    └ invoke_workflow {tier}       INTERNAL  engine/runs/run_span.py: one for each turn and engine
+      ├ baton.queue                INTERNAL  the wait of a run, or of one of its steps, for an engine
+      ├ plan                       INTERNAL  a conductor proposes
+      │ └ chat {model}             CLIENT    engine/calls/call_span.py
+      └ chat {model}               CLIENT    one for each attempt of a step
+
+Names and attributes are those of OpenTelemetry's HTTP and GenAI conventions, in the version that `SCHEMA` names, and
+begin with `baton.` otherwise. They are ids, names and figures, never a text of a caller or a worker. A span's parent is
+named by a `Trace`, which travels in the journal and in tickets; no context variable is used, since one task serves
+several runs. `wiring.py` passes a tracer where spans are exported (`process/otlp.py`). Without one a span only stands
+for its parent, so that the caller's trace id still reaches the journal and the providers.
 """
 
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable, Mapping, Sequence
 
-from opentelemetry import trace
+from opentelemetry import trace as otel
+from opentelemetry.context import Context
+from opentelemetry.metrics import Histogram, Meter
+from opentelemetry.trace import Link, SpanKind, Status, StatusCode
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-NO_SPAN: AbstractContextManager[object] = nullcontext()
-"""Shared by all callers, because every waiting run and call holds a span."""
-SPAN_RUN, SPAN_PLAN, SPAN_CALL = "invoke_workflow", "plan", "chat"
+from app.core.run.trace import NO_TRACE, Trace
+
+SCHEMA = "https://opentelemetry.io/schemas/1.41.0"
+"""The last version of the conventions that has the GenAI metrics below; the operation `plan` was added after it."""
+SIGNALS = ("TRACES", "METRICS")
+"""What may be exported, by the names in OpenTelemetry's variables."""
+SPAN_RUN, SPAN_PLAN, SPAN_CALL, SPAN_QUEUE = "invoke_workflow", "plan", "chat", "baton.queue"
+TOKEN_USAGE, OPERATION_DURATION = "gen_ai.client.token.usage", "gen_ai.client.operation.duration"
+TOKEN_BOUNDS = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536, 262144, 1048576, 4194304, 16777216, 67108864)
+SECOND_BOUNDS = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92)
+"""The limits of the buckets that the conventions give for the two metrics."""
+LONGEST_HEADER = 512
+"""Characters of a `traceparent` or `tracestate` that are read; a request with longer ones begins a trace of its own."""
+NANOSECONDS = 1_000_000_000
+
+Attributes = Mapping[str, str | int | float | bool | Sequence[str]]
+
+
+class Span:
+    """One operation of a trace, which is exported when it has ended.
+
+    Where nothing is exported it only stands for its parent: what is set on it has no effect.
+    """
+
+    __slots__ = ("_span", "trace")
+
+    def __init__(self, trace: Trace, span: otel.Span | None = None) -> None:
+        """`trace` is the place of the span, by which others name it as their parent."""
+        self.trace = trace
+        self._span = span
+
+    @property
+    def is_recording(self) -> bool:
+        """True if what is set on it is exported, so that it is worth computing."""
+        return self._span is not None and self._span.is_recording()
+
+    def set(self, attributes: Attributes) -> None:
+        """Set attributes; later ones replace earlier ones of the same name."""
+        if self._span is not None:
+            self._span.set_attributes(attributes)
+
+    def rename(self, name: str) -> None:
+        """Give it another name than the one that it was started with."""
+        if self._span is not None:
+            self._span.update_name(name)
+
+    def link(self, other: Trace) -> None:
+        """Link it to a span of another trace."""
+        if self._span is not None and other and other.id != self.trace.id:
+            self._span.add_link(_context_of(other))
+
+    def end(self, error: str = "") -> None:
+        """End it, with the status ERROR and `error.type` if there is an error. Later calls change nothing."""
+        if self._span is None:
+            return
+        if error:
+            self._span.set_attribute("error.type", error)
+            self._span.set_status(Status(StatusCode.ERROR))
+        self._span.end()
 
 
 class Tracing:
-    """The spans of one process, made once in `wiring.py` and passed on."""
+    """The spans of one process, and its metrics that are exported with them; made in `wiring.py` and passed on."""
 
-    def __init__(self, tracer: trace.Tracer | None = None) -> None:
+    def __init__(self, tracer: otel.Tracer | None = None, meter: Meter | None = None) -> None:
+        """Without a `tracer` no span is exported, and without a `meter` no metric."""
         self._tracer = tracer
+        self._tokens: Histogram | None = None
+        self._durations: Histogram | None = None
+        if meter is not None:
+            self._tokens = meter.create_histogram(
+                TOKEN_USAGE,
+                "{token}",
+                "Number of input and output tokens used.",
+                explicit_bucket_boundaries_advisory=TOKEN_BOUNDS,
+            )
+            self._durations = meter.create_histogram(
+                OPERATION_DURATION,
+                "s",
+                "GenAI operation duration.",
+                explicit_bucket_boundaries_advisory=SECOND_BOUNDS,
+            )
 
-    def span(self, name: str, attributes: Mapping[str, str | int | float | bool]) -> AbstractContextManager[object]:
-        """Return a span around a block, or a null context when no exporter is configured."""
+    @property
+    def exports(self) -> bool:
+        """True if spans or metrics are exported, so that their attributes are worth computing."""
+        return self._tracer is not None or self._durations is not None
+
+    def start(
+        self,
+        name: str,
+        parent: Trace,
+        attributes: Attributes,
+        *,
+        kind: SpanKind = SpanKind.INTERNAL,
+        links: Iterable[Trace] = (),
+    ) -> Span:
+        """Start a span, which the caller ends. Without a parent it begins a trace. `links` are spans of other traces.
+
+        The flag of the parent says whether it is sampled, as far as `OTEL_TRACES_SAMPLER` leaves it to the parent.
+        """
         if self._tracer is None:
-            return NO_SPAN
-        return self._tracer.start_as_current_span(name, attributes=dict(attributes))
+            return Span(parent)
+        others = [Link(_context_of(one)) for one in links if one and one.id != parent.id]
+        made = self._tracer.start_span(name, _below(parent), kind, attributes=attributes, links=others)
+        return Span(_place(made), made)
+
+    def waited(self, parent: Trace, since: float, until: float, attributes: Attributes) -> None:
+        """Note a wait for an engine as a span; the times are in seconds since 1970."""
+        if self._tracer is None or not parent or until <= since:
+            return
+        began = int(since * NANOSECONDS)
+        made = self._tracer.start_span(SPAN_QUEUE, _below(parent), attributes=attributes, start_time=began)
+        made.end(int(until * NANOSECONDS))
+
+    def measure(self, seconds: float, tokens: Mapping[str, int], attributes: Attributes, error: str = "") -> None:
+        """Add a provider call to the metrics: `tokens` by their type, `input` and `output`."""
+        if self._tokens is None or self._durations is None:
+            return
+        failed = {"error.type": error} if error else {}
+        self._durations.record(seconds, {**attributes, **failed})
+        for kind, number in tokens.items():
+            self._tokens.record(number, {**attributes, "gen_ai.token.type": kind})
+
+
+def exports(signal: str, environ: Mapping[str, str]) -> bool:
+    """True if OpenTelemetry's variables ask for the export of a signal, `TRACES` or `METRICS`."""
+    general, own = "OTEL_EXPORTER_OTLP_ENDPOINT", f"OTEL_EXPORTER_OTLP_{signal}_ENDPOINT"
+    disabled = environ.get("OTEL_SDK_DISABLED", "").lower() == "true"
+    none = environ.get(f"OTEL_{signal}_EXPORTER", "") == "none"
+    return bool(environ.get(general) or environ.get(own)) and not disabled and not none
+
+
+def received(headers: Iterable[tuple[bytes, bytes]]) -> Trace:
+    """The place in the caller's trace that a request's headers name; none if they name none or are malformed."""
+    found: dict[str, list[str]] = {}
+    for name, value in headers:
+        if name in (b"traceparent", b"tracestate"):
+            found.setdefault(name.decode(), []).append(value.decode("latin-1"))
+    parents, states = found.get("traceparent", []), ",".join(found.get("tracestate", []))
+    if len(parents) != 1 or len(parents[0]) > LONGEST_HEADER:
+        return NO_TRACE
+    state = {"tracestate": states} if 0 < len(states) <= LONGEST_HEADER else {}
+    return _place(otel.get_current_span(_read({"traceparent": parents[0], **state})))
+
+
+def _read(headers: Mapping[str, str]) -> Context:
+    return TraceContextTextMapPropagator().extract(headers)
+
+
+def _below(parent: Trace) -> Context:
+    """The context of the children of a span; that of a new trace where there is no parent."""
+    return _read(parent.headers()) if parent else Context()
+
+
+def _context_of(place: Trace) -> otel.SpanContext:
+    return otel.get_current_span(_below(place)).get_span_context()
+
+
+def _place(span: otel.Span) -> Trace:
+    carrier: dict[str, str] = {}
+    TraceContextTextMapPropagator().inject(carrier, otel.set_span_in_context(span, Context()))
+    return Trace(carrier.get("traceparent", ""), carrier.get("tracestate", ""))

@@ -80,6 +80,7 @@ async def _list(settings: Settings, asked: Asked, now: float) -> None:
         degraded=True if asked.degraded else None,
         tags=tuple((name, value) for name in ("worker", "label") if (value := getattr(asked, name))),
         request_id=asked.request_id,
+        trace_id=asked.trace_id,
         limit=min(asked.limit, 1_000),
     )
     async with storage.opened(settings) as store:

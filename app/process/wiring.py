@@ -6,6 +6,7 @@ follows runs, and an engine, which drives them and executes their steps. Clock, 
 travel as arguments.
 """
 
+import asyncio
 import hashlib
 import itertools
 import os
@@ -13,7 +14,7 @@ import random
 import secrets
 import socket
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,7 +22,6 @@ from importlib.metadata import version
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING
 
-from opentelemetry import trace
 from pydantic import SecretStr
 
 from app.conductor.fixed import FixedConductor, RandomConductor
@@ -53,15 +53,16 @@ from app.stepqueue.memory import MemoryQueue
 from app.stepqueue.protocol import SealKeys, StepQueue
 from app.store.sql import open_store
 from app.telemetry import Telemetry
-from app.tracing import Tracing
+from app.tracing import SIGNALS, Tracing, exports
 
 if TYPE_CHECKING:
+    from app.process.otlp import Export
     from app.stepqueue.redis import RedisQueue
 
 DRAIN_SECONDS = 25.0
 """Time that running requests and steps get after a SIGTERM; orchestrators usually kill after 30 seconds."""
 REDIS = "app.stepqueue.redis:RedisQueue"
-SPANS = "app.process.otlp:tracer"
+EXPORT = "app.process.otlp:export"
 WORLD = "app.lab.provider:WorldProvider"
 """Only some processes need these modules, so they are imported by name when a setting or the pool file asks for them:
 Redis and tracing are each a twelfth of all imports, and the simulated workers of a world are no part of the service."""
@@ -240,7 +241,8 @@ async def open_runtime(loaded: Loaded, *, now: Callable[[], float] = time.time) 
     standings = Standings()
     pool = Pool(loaded, Health(telemetry, tick=time.monotonic, chance=chance), standings)
     opening = open_store(settings.database_url, grace=settings.lease_seconds)
-    async with opening as store, _queue(loaded, pool.peppers.seals, telemetry) as queue:
+    seals = pool.peppers.seals
+    async with opening as store, _queue(loaded, seals, telemetry) as queue, _tracing(home) as tracing:
         clock = Clock(now, time.monotonic, store.clock)
         versions = VersionReader(store, telemetry, time.monotonic)
         context = EngineContext(
@@ -260,7 +262,7 @@ async def open_runtime(loaded: Loaded, *, now: Callable[[], float] = time.time) 
             code=version("baton"),
             timed=lambda: clock.set,
             version=versions.version,
-            tracing=Tracing(_tracer(home)),
+            tracing=tracing,
             notifies=settings.webhook_url is not None,
             sharing_key=pool.peppers.sharing_key,
         )
@@ -285,6 +287,7 @@ def _gateway(context: EngineContext, settings: Settings, pool: Pool, runs: RunCl
         runs=runs,
         catalog=context.catalog,
         telemetry=context.telemetry,
+        tracing=context.tracing,
         peppers=pool.peppers.accepted,
         now=context.now,
         tick=context.tick,
@@ -368,9 +371,16 @@ class Fresh:
         return f"{prefix}_{time.time_ns() // 1_000_000:011x}{self.bytes(10).hex()}"
 
 
-def _tracer(home: str) -> trace.Tracer | None:
-    """Spans go out over OTLP if the usual variable says where to; else there are none."""
-    if not os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT"):
-        return None
-    made: Callable[[str], trace.Tracer] = resolve_name(SPANS)
-    return made(home)
+@asynccontextmanager
+async def _tracing(home: str) -> AsyncIterator[Tracing]:
+    """The spans and GenAI metrics of the process. They are exported over OTLP if OpenTelemetry's variables say where
+    to, the last of them when the block is left."""
+    if not any(exports(signal, os.environ) for signal in SIGNALS):
+        yield Tracing()
+        return
+    made: Callable[[str, Mapping[str, str]], Export] = resolve_name(EXPORT)
+    export = made(home, os.environ)
+    try:
+        yield Tracing(export.tracer, export.meter)
+    finally:
+        await asyncio.to_thread(export.close)

@@ -123,7 +123,7 @@ class AnthropicProvider:
             reading,
             who,
             streams=streams,
-            headers=headers,
+            headers={**headers, **request.headers},
             events=events,
         )
 
@@ -212,7 +212,7 @@ def _loosened(schema: object) -> Any:
 class Reply:
     """One reply as it arrives: named events, or a whole `message`."""
 
-    __slots__ = ("_calls", "_counts", "_finish", "_model", "_stop_sequence", "_thoughts", "_who", "done")
+    __slots__ = ("_calls", "_counts", "_finish", "_id", "_model", "_stop_sequence", "_thoughts", "_who", "done")
 
     def __init__(self, who: str) -> None:
         self._who = who
@@ -221,6 +221,7 @@ class Reply:
         self._finish: Finish | None = None
         self._stop_sequence = ""
         self._model: str | None = None
+        self._id: str | None = None
         self._counts: dict[str, Any] = {}
         self.done = False
 
@@ -258,6 +259,7 @@ class Reply:
         for index, block in enumerate(rows(document.get("content"), self._who)):
             self._begin(index, block, pieces)
         self._model = label(document.get("model"))
+        self._id = label(document.get("id"))
         self._stop(document, document)
         if self._finish is None:
             raise malformed(self._who, "a reply without a stop reason")
@@ -274,6 +276,7 @@ class Reply:
             self._model,
             refused=finish == "content_filter",
             stop_sequence=self._stop_sequence,
+            id=self._id,
         )
 
     def keepsake(self) -> dict[str, Any]:
@@ -309,6 +312,7 @@ class Reply:
 
     def _start(self, message: Mapping[str, Any]) -> None:
         self._model = label(message.get("model")) or self._model
+        self._id = label(message.get("id")) or self._id
         counts = message.get("usage")
         if isinstance(counts, dict):
             # The output counted so far; only `message_delta` has the final one.

@@ -56,7 +56,9 @@ class EmbeddingsProvider:
         """See `protocol.py`."""
         who = f"{request.worker.name} at {self._spec.name}"
         reading = Vector(self._dimensions, who)
-        async for pieces in exchange(self._endpoint, "/embeddings", body, deadlines, reading, who, streams=False):
+        headers = request.headers
+        said = exchange(self._endpoint, "/embeddings", body, deadlines, reading, who, streams=False, headers=headers)
+        async for pieces in said:
             yield pieces
 
     async def close(self) -> None:

@@ -94,7 +94,9 @@ class GeminiProvider:
         verb = "streamGenerateContent?alt=sse" if streams else "generateContent"
         path = f"/{_resource(request.worker.model)}:{verb}"
         names = {functions.gemini_name(tool.name): tool.name for tool in request.toolbox.tools}
-        return exchange(self._endpoint, path, body, deadlines, Candidate(who, names), who, streams=streams)
+        return exchange(
+            self._endpoint, path, body, deadlines, Candidate(who, names), who, streams=streams, headers=request.headers
+        )
 
     async def close(self) -> None:
         """Close all connections."""
@@ -160,7 +162,7 @@ def _sampling(sampling: Sampling, unsupported: frozenset[str]) -> dict[str, Any]
 class Candidate:
     """One reply as it arrives: `GenerateContentResponse`s, one or many; only candidate 0 is read."""
 
-    __slots__ = ("_calls", "_finish", "_ids", "_model", "_names", "_signatures", "_usage", "_who", "done")
+    __slots__ = ("_calls", "_finish", "_id", "_ids", "_model", "_names", "_signatures", "_usage", "_who", "done")
 
     def __init__(self, who: str, names: Mapping[str, str] | None = None) -> None:
         """`names` maps the tools' names as they were sent to the caller's names."""
@@ -170,6 +172,7 @@ class Candidate:
         self._signatures: list[str] = []
         self._finish: Finish | None = None
         self._model: str | None = None
+        self._id: str | None = None
         self._usage: Usage | None = None
         self._calls = Calls(who)
         self.done = False
@@ -195,7 +198,7 @@ class Candidate:
         if self._finish is None:
             raise fault(WorkerTruncated, self._who, "no finish reason")
         finish = self._calls.finish(self._finish)
-        return End(finish, self._usage, self._model, refused=finish == "content_filter")
+        return End(finish, self._usage, self._model, refused=finish == "content_filter", id=self._id)
 
     def keepsake(self) -> dict[str, Any]:
         """See `http.Reading`: the signature and the id of each call."""
@@ -209,6 +212,7 @@ class Candidate:
         if not document.keys() & {"candidates", "promptFeedback", "usageMetadata"}:
             raise malformed(self._who, "no candidates")
         self._model = label(document.get("modelVersion")) or self._model
+        self._id = label(document.get("responseId")) or self._id
         counts = document.get("usageMetadata")
         if isinstance(counts, dict):
             self._usage = _usage(counts)

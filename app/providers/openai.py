@@ -116,7 +116,9 @@ class OpenAIProvider:
         """Send `body` and yield what comes back; see `protocol.Provider`."""
         who = f"{request.worker.name} at {self._spec.name}"
         streams = self._spec.streams and request.live
-        return exchange(self._endpoint, self._url, body, deadlines, Completion(who), who, streams=streams)
+        return exchange(
+            self._endpoint, self._url, body, deadlines, Completion(who), who, streams=streams, headers=request.headers
+        )
 
     async def close(self) -> None:
         """Close all connections."""
@@ -237,7 +239,18 @@ class Completion:
     to the readers of `document.py`, which refuse it or say what it means.
     """
 
-    __slots__ = ("_calls", "_finish", "_model", "_reasoning", "_refused", "_stop_sequence", "_usage", "_who", "done")
+    __slots__ = (
+        "_calls",
+        "_finish",
+        "_id",
+        "_model",
+        "_reasoning",
+        "_refused",
+        "_stop_sequence",
+        "_usage",
+        "_who",
+        "done",
+    )
 
     def __init__(self, who: str) -> None:
         self._who = who
@@ -247,6 +260,7 @@ class Completion:
         self._stop_sequence = ""
         self._usage: Usage | None = None
         self._model: str | None = None
+        self._id: str | None = None
         self._refused = False
         self.done = False
 
@@ -274,7 +288,7 @@ class Completion:
             raise fault(WorkerTruncated, self._who, "no finish reason")
         finish = self._calls.finish(self._finish)
         refused = self._refused or finish == "content_filter"
-        return End(finish, self._usage, self._model, refused, self._stop_sequence)
+        return End(finish, self._usage, self._model, refused, self._stop_sequence, self._id)
 
     def keepsake(self) -> dict[str, Any]:
         """See `http.Reading`."""
@@ -296,6 +310,8 @@ class Completion:
             self._usage = _usage(document["usage"])
         if (model := document.get("model")) != self._model:
             self._model = label(model) or self._model
+        if self._id is None:
+            self._id = label(document.get("id"))
         choices = document.get("choices")
         for choice in choices if isinstance(choices, list) else rows(choices, self._who):
             if not isinstance(choice, dict):

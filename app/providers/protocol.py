@@ -14,7 +14,8 @@ opened. `stream` sends those bytes once and yields what comes back. An adapter
 * attaches its key to its own origin only, follows no redirects, and never lets a key or a body into an error message.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import field
 from typing import Protocol
 
 from app.core.message.chat import NO_TOOLS, Form, Message, Piece, Sampling, Toolbox
@@ -36,6 +37,8 @@ class Request:
     live: bool = True
     """True if somebody wants the pieces as they come. If not, the adapter asks for one whole reply, which costs a
     fraction of a stream's CPU; it passes through the same code and gives the same pieces, in one batch."""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    """Headers to send besides the adapter's own: those of the trace."""
 
 
 class Provider(Protocol):

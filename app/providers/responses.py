@@ -95,7 +95,9 @@ class ResponsesProvider:
         """Send `body` and yield what comes back; see `protocol.Provider`."""
         who = f"{request.worker.name} at {self._spec.name}"
         streams = self._spec.streams and request.live
-        return exchange(self._endpoint, "/responses", body, deadlines, Response(who), who, streams=streams)
+        return exchange(
+            self._endpoint, "/responses", body, deadlines, Response(who), who, streams=streams, headers=request.headers
+        )
 
     async def close(self) -> None:
         """Close all connections."""
@@ -194,7 +196,7 @@ def _format(form: Form) -> dict[str, Any]:
 class Response:
     """One reply as it arrives: semantic events, or a whole `response`."""
 
-    __slots__ = ("_calls", "_finish", "_given", "_items", "_model", "_refused", "_usage", "_who", "done")
+    __slots__ = ("_calls", "_finish", "_given", "_id", "_items", "_model", "_refused", "_usage", "_who", "done")
 
     def __init__(self, who: str) -> None:
         self._who = who
@@ -205,6 +207,7 @@ class Response:
         """The output indexes of items of which some content was passed on."""
         self._finish: Finish | None = None
         self._model: str | None = None
+        self._id: str | None = None
         self._usage: Usage | None = None
         self._refused = False
         self.done = False
@@ -243,7 +246,7 @@ class Response:
         if self._finish is None:
             raise fault(WorkerTruncated, self._who, "no end of the response")
         finish = self._calls.finish(self._finish)
-        return End(finish, self._usage, self._model, self._refused or finish == "content_filter")
+        return End(finish, self._usage, self._model, self._refused or finish == "content_filter", id=self._id)
 
     def keepsake(self) -> dict[str, Any]:
         """See `http.Reading`: the turn's reasoning, and the order of its items."""
@@ -322,6 +325,7 @@ class Response:
             for place, item in enumerate(rows(response.get("output"), self._who)):
                 self._item(place, item, pieces)
         self._model = label(response.get("model")) or self._model
+        self._id = label(response.get("id")) or self._id
         self._usage = _usage(response.get("usage"))
         reason = words(inner(response.get("incomplete_details"), self._who).get("reason"), self._who)
         self._finish = "stop" if status == "completed" else INCOMPLETE.get(reason, "length")

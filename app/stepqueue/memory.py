@@ -14,6 +14,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Self
 
+from app.core.run.trace import NO_TRACE
 from app.errors import QueueUnavailable
 from app.stepqueue.protocol import AGAIN, WHOLE_RUN, Live, Ticket
 
@@ -161,7 +162,7 @@ class MemoryQueue:
         expired = list(itertools.takewhile(lambda item: item[1].until <= now, self._taken.items()))
         for receipt, taken in reversed(expired):
             del self._taken[receipt]
-            self._lanes[taken.lane].appendleft(replace(taken.ticket, version=AGAIN))
+            self._lanes[taken.lane].appendleft(replace(taken.ticket, version=AGAIN, trace=NO_TRACE))
 
     def _next_return(self, now: float) -> float:
         """When a ticket may come back at the earliest. What others take from now on cannot come back within a lease."""

@@ -17,6 +17,7 @@ from app.core.message.chat import ToolDelta
 from app.core.message.logprobs import Decoded
 from app.core.records import record
 from app.core.run.events import Event
+from app.core.run.trace import NO_TRACE, Trace
 
 DISPATCHERS = "dispatchers"
 AGAIN = -1
@@ -49,6 +50,11 @@ class Ticket:
     version: int = 0
     receipt: str = ""
     """The queue's own identifier of one delivery, which `keep` and `done` take."""
+    trace: Trace = NO_TRACE
+    """The span of the run's engine, whose trace the step continues. None where the ticket was written without it, and
+    when it comes again, since that engine may be gone, and its span with it."""
+    at: float = 0.0
+    """When the step was queued, in seconds since 1970; 0 where that is not known."""
 
 
 @record(frozen=True, slots=True)

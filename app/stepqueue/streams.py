@@ -21,6 +21,8 @@ import hiredis
 import orjson
 from redis.exceptions import OutOfMemoryError, RedisError, ResponseError
 
+from app.core.records import changed
+from app.core.run.trace import NO_TRACE, read_trace
 from app.errors import QueueUnavailable
 from app.stepqueue.protocol import AGAIN, WHOLE_RUN, Ticket
 
@@ -30,7 +32,9 @@ START: Final = b"0-0"
 """The cursor at which a sweep over the pending entries begins, and which Redis returns at its end."""
 GROUP: Final = "dispatchers"
 FIELD: Final = b"t"
-"""The one field of a stream's entry."""
+"""The field of a stream's entry with the ticket."""
+TRACE_FIELD: Final = b"trace"
+"""The field with the ticket's trace, if it has one."""
 CONSUMER_SECONDS: Final = 3600
 FAULTS: Final = (RedisError, OSError, TimeoutError, RuntimeError)
 """The exceptions that mean that the server or the network between has failed.
@@ -264,7 +268,8 @@ class Streams:
                 words = (lane, GROUP, self._consumer, self._lease_ms, start, "COUNT", slots - len(found))
                 (page,) = await self._commands.call(("XAUTOCLAIM", *words))
                 self._cursors[lane] = page[0]
-                found += [replace(ticket, version=AGAIN) for ticket in await self._tickets(lane, page[1])]
+                tickets = await self._tickets(lane, page[1])
+                found += [replace(ticket, version=AGAIN, trace=NO_TRACE) for ticket in tickets]
                 if page[0] == START:
                     break
             else:
@@ -278,7 +283,9 @@ class Streams:
         bad: list[str] = []
         for entry, fields in filter(None, entries):
             try:
-                found.append(unpack_ticket(_fields(fields or ()).get(FIELD, b""), f"{entry.decode()} {lane}"))
+                named = _fields(fields or ())
+                ticket = unpack_ticket(named.get(FIELD, b""), f"{entry.decode()} {lane}")
+                found.append(traced(ticket, named.get(TRACE_FIELD, b"")))
             except Undecodable:
                 bad.append(entry.decode())
         if bad:
@@ -293,7 +300,7 @@ class Streams:
         await self._commands.call(*_together([*self._queued(surplus), *_struck_out(_by_stream(surplus))]))
 
     def _queued(self, tickets: Sequence[Ticket]) -> list[Command]:
-        return [("XADD", self._lane(ticket), "*", FIELD, pack_ticket(ticket)) for ticket in tickets]
+        return [("XADD", self._lane(ticket), "*", *_packed(ticket)) for ticket in tickets]
 
 
 def _struck_out(deliveries: Mapping[str, Sequence[str]]) -> list[Command]:
@@ -328,9 +335,31 @@ def _is_group_missing(fault: Exception) -> bool:
     return isinstance(fault, ResponseError) and str(fault).startswith(("NOGROUP", "UNBLOCKED"))
 
 
+def _packed(ticket: Ticket) -> tuple[str | bytes, ...]:
+    """The fields of a stream's entry, with their names."""
+    known = (FIELD, pack_ticket(ticket))
+    return (*known, TRACE_FIELD, pack_trace(ticket)) if ticket.trace else known
+
+
 def pack_ticket(ticket: Ticket) -> bytes:
-    """All fields but the receipt, which the queue gives at delivery."""
+    """The fields that every release knows."""
     return orjson.dumps([ticket.run, ticket.step, ticket.tier, ticket.driver, ticket.seq, ticket.version])
+
+
+def pack_trace(ticket: Ticket) -> bytes:
+    """The fields of the trace, which releases before 0.3.0 ignore."""
+    return orjson.dumps([ticket.trace.parent, ticket.trace.state, ticket.at])
+
+
+def traced(ticket: Ticket, data: bytes) -> Ticket:
+    """The ticket with its trace; as it is where there is none, or none that can be read."""
+    if not data:
+        return ticket
+    with suppress(orjson.JSONDecodeError):
+        match orjson.loads(data):
+            case [str(parent), str(state), int(at) | float(at)]:
+                return changed(ticket, trace=read_trace(parent, state), at=float(at))
+    return ticket
 
 
 def unpack_ticket(data: bytes, receipt: str) -> Ticket:

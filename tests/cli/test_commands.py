@@ -377,6 +377,17 @@ def test_a_run_is_found_by_the_id_of_its_request(service: Service) -> None:
     assert json.loads(baton(service.folder, "runs", "ls", "--json", "--request-id", "other").out) == []
 
 
+def test_a_run_is_found_by_the_id_of_its_trace(service: Service) -> None:
+    trace = "4bf92f3577b34da6a3ce929d0e0e4736"
+    body = {"model": "baton-mini", "messages": [{"role": "user", "content": EASY}]}
+    headers = {"authorization": f"Bearer {KEY}", "traceparent": f"00-{trace}-00f067aa0ba902b7-01"}
+    reply = httpx.post(f"{service.url}/v1/chat/completions", json=body, headers=headers)
+    run = reply.json()["baton"]["run"]
+    assert f"trace: {trace}" in baton(service.folder, "runs", "show", run).out
+    listed = baton(service.folder, "runs", "ls", "--json", "--trace-id", trace)
+    assert [one["id"] for one in json.loads(listed.out)] == [run]
+
+
 def test_a_caller_plan_and_an_exclusion_are_explained(service: Service) -> None:
     plan = {"steps": [{"worker": "rehearsal-scribe", "subtask": "Answer.", "access": ["user"]}]}
     service.ask("baton-ultra", EASY, baton={"plan": plan, "pool": {"deny": ["rehearsal-lawyer"]}})

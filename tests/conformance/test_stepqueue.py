@@ -11,6 +11,7 @@ import pytest
 
 from app.core.message.chat import ToolDelta
 from app.core.run.events import Event, Kind
+from app.core.run.trace import Trace
 from app.errors import QueueUnavailable
 from app.stepqueue.memory import MemoryQueue
 from app.stepqueue.protocol import AGAIN, WHOLE_RUN, Committed, Delta, Live, StepQueue, Stop, Ticket
@@ -61,6 +62,13 @@ async def test_a_ticket_comes_out_as_it_went_in(queue: StepQueue) -> None:
     (found,) = await queue.take(4, 1.0)
     assert bare([found]) == [ticket(1)]
     assert found.receipt
+
+
+async def test_a_ticket_keeps_its_trace(queue: StepQueue) -> None:
+    traced = replace(ticket(1), trace=Trace(f"00-{'a' * 32}-{'b' * 16}-01", "vendor=opaque"), at=1_763_900_000.25)
+    await queue.enqueue([traced])
+    (found,) = await queue.take(4, 1.0)
+    assert bare([found]) == [traced]
 
 
 async def test_each_ticket_goes_to_one_taker(open_queue: Opener) -> None:

@@ -1,12 +1,8 @@
 """Runs from the order to the terminal event, over the real wiring: planning, execution, failures, limits."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from app.core.message.chat import summed
 from app.core.run.events import Kind
@@ -37,19 +33,6 @@ async def test_mini_answers_with_one_call_and_nothing_added(stub: ProviderStub, 
     ]
     assert outcome.ended.bill.orchestration.total == 0
     assert outcome.ended.bill.usd == 12 + 14
-
-
-async def test_a_run_its_plan_and_its_calls_have_spans(stub: ProviderStub, opened: Runtime, monkeypatch: Any) -> None:
-    spans, provider = InMemorySpanExporter(), TracerProvider()
-    provider.add_span_processor(SimpleSpanProcessor(spans))
-    monkeypatch.setattr(opened.context.tracing, "_tracer", provider.get_tracer("test"))
-    stub.always("planner", Reply(chunks=(plan_text((0, "Solve it", ["user"])),)))
-    driven = await opened.runs.start(order(opened, "baton-ultra"))
-    await finish(driven)
-    await until(lambda: "invoke_workflow" in [span.name for span in spans.get_finished_spans()])
-    found = {span.name: span for span in spans.get_finished_spans()}
-    assert set(found) == {"invoke_workflow", "plan", "chat"}
-    assert dict(found["invoke_workflow"].attributes or {}) == {"baton.run.id": driven.run, "baton.tier": "baton-ultra"}
 
 
 async def test_ultra_executes_the_conductors_plan(stub: ProviderStub, opened: Runtime) -> None:

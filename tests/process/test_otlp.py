@@ -1,63 +1,111 @@
-"""Spans leave the process if there is an endpoint for them. What would send them is loaded by nobody else: see
-`test_commands.py`."""
+"""Spans and metrics leave the process if there is an endpoint for them, and a collector that fails holds nothing up.
 
+What would send them is loaded by nobody else: see `test_commands.py`.
+"""
+
+import time
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
-from threading import Thread
-from typing import Any, cast
+from pathlib import Path
 
 import pytest
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-from opentelemetry.sdk.trace import Tracer
 
-from app.process import wiring
-from app.tracing import Tracing
+from app.core.run.trace import NO_TRACE
+from app.process import otlp
+from app.tracing import OPERATION_DURATION, TOKEN_USAGE, Tracing, exports
+from tests.harness.in_process import ask, calling, pool_text, running_service
+from tests.harness.otlp import Collector, collecting
+from tests.harness.servers import free_port
+from tests.harness.waiting import until, wait_until
+from tests.stubs import ProviderStub
 
-
-class Collector(BaseHTTPRequestHandler):
-    """Takes what is exported to it."""
-
-    taken: list[tuple[str, bytes]]
-
-    def do_POST(self) -> None:
-        """One batch of spans."""
-        self.taken.append((self.path, self.rfile.read(int(self.headers["Content-Length"]))))
-        self.send_response(200)
-        self.end_headers()
-
-    def log_message(self, *_words: Any) -> None:
-        """Say nothing."""
+ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
+HUNG_SECONDS = 30.0
+"""A process that waited for a hung export would take longer: the exporter's own patience is twice that."""
 
 
 @pytest.fixture
-def endpoint(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[str, bytes]]]:
-    """What a collector has taken; its address is in the usual variable."""
-    taken: list[tuple[str, bytes]] = []
-    with HTTPServer(("127.0.0.1", 0), type("Taking", (Collector,), {"taken": taken})) as server:
-        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
+    """A collector whose address is in the usual variable."""
+    with collecting() as running:
+        monkeypatch.setenv(ENDPOINT, running.url)
         monkeypatch.setenv("no_proxy", "*")
-        listening = Thread(target=server.serve_forever, args=(0.01,))
-        listening.start()
-        yield taken
-        server.shutdown()
-        listening.join()
+        yield running
 
 
-def test_spans_go_to_the_endpoint(endpoint: list[tuple[str, bytes]]) -> None:
-    tracer = cast(Tracer, wiring._tracer("house-1"))
-    with tracer.start_as_current_span("invoke_workflow"):
-        pass
-    tracer.span_processor.shutdown()
-    [(path, body)] = endpoint
-    assert path == "/v1/traces"
-    [exported] = ExportTraceServiceRequest.FromString(body).resource_spans
-    assert [span.name for scope in exported.scope_spans for span in scope.spans] == ["invoke_workflow"]
-    known = {one.key: one.value.string_value for one in exported.resource.attributes}
-    assert (known["service.name"], known["service.instance.id"]) == ("baton", "house-1")
+async def test_spans_and_metrics_go_to_the_endpoint(collector: Collector, stub: ProviderStub, tmp_path: Path) -> None:
+    async with running_service(tmp_path, pool_text(stub)) as opened, calling(opened) as client:
+        assert (await ask(client)).status_code == 200
+    assert [(one.name, one.kind, one.service) for one in collector.spans] == [
+        ("POST /v1/chat/completions", "SERVER", "baton"),
+        ("invoke_workflow baton-mini", "INTERNAL", "baton"),
+        ("chat alpha", "CLIENT", "baton"),
+    ]
+    assert len({one.trace for one in collector.spans}) == 1
+    assert collector.metrics >= {TOKEN_USAGE, OPERATION_DURATION}
 
 
-def test_without_an_endpoint_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("OTEL_EXPORTER_OTLP_ENDPOINT", raising=False)
-    assert wiring._tracer("house-1") is None
-    tracing = Tracing(None)
-    assert tracing.span("chat", {}) is tracing.span("plan", {})  # a waiting run holds nothing for it
+@pytest.mark.parametrize(
+    ("environ", "traces", "metrics"),
+    [
+        ({}, False, False),
+        ({ENDPOINT: "http://c:4318"}, True, True),
+        ({"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://c:4318/v1/traces"}, True, False),
+        ({ENDPOINT: "http://c:4318", "OTEL_METRICS_EXPORTER": "none"}, True, False),
+        ({ENDPOINT: "http://c:4318", "OTEL_TRACES_EXPORTER": "none"}, False, True),
+        ({ENDPOINT: "http://c:4318", "OTEL_SDK_DISABLED": "true"}, False, False),
+    ],
+)
+def test_the_usual_variables_say_what_is_exported(environ: dict[str, str], traces: bool, metrics: bool) -> None:
+    assert (exports("TRACES", environ), exports("METRICS", environ)) == (traces, metrics)
+
+
+def test_the_sampler_and_the_service_name_are_those_of_the_variables(
+    collector: Collector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = []
+    for sampler in ("always_on", "always_off"):
+        monkeypatch.setenv("OTEL_TRACES_SAMPLER", sampler)
+        monkeypatch.setenv("OTEL_SERVICE_NAME", sampler)
+        export = otlp.export("here", {ENDPOINT: collector.url, "OTEL_SERVICE_NAME": sampler})
+        Tracing(export.tracer).start("a", NO_TRACE, {}).end()
+        export.close()
+        names = [one.service for one in collector.spans]
+    assert names == ["always_on"]
+
+
+async def test_a_collector_that_hangs_or_is_down_costs_a_caller_nothing(
+    collector: Collector, stub: ProviderStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The service serves while an export hangs, and ends long before that export would."""
+    monkeypatch.setattr(otlp, "FLUSH_SECONDS", 0.1)
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "10")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "600")
+    collector.goes_on.clear()
+    async with running_service(tmp_path, pool_text(stub)) as opened, calling(opened) as client:
+        assert (await ask(client)).status_code == 200
+        await until(lambda: collector.taken, what="an export hangs")
+        assert (await ask(client)).status_code == 200
+        leaving = time.monotonic()
+    assert time.monotonic() - leaving < HUNG_SECONDS
+    monkeypatch.setenv(ENDPOINT, f"http://127.0.0.1:{free_port()}")
+    (tmp_path / "down").mkdir()
+    async with running_service(tmp_path / "down", pool_text(stub)) as opened, calling(opened) as client:
+        assert (await ask(client)).status_code == 200
+
+
+def test_spans_that_cannot_be_sent_wait_in_a_bounded_queue(
+    collector: Collector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "10")
+    monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "4")
+    monkeypatch.setenv("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "2")
+    collector.goes_on.clear()
+    export = otlp.export("here", {ENDPOINT: collector.url})
+    tracing = Tracing(export.tracer)
+    tracing.start("first", NO_TRACE, {}).end()
+    wait_until(lambda: collector.taken, what="an export hangs")
+    for number in range(20):
+        tracing.start(f"span {number}", NO_TRACE, {}).end()
+    collector.goes_on.set()
+    export.close()
+    assert [one.name for one in collector.spans] == ["first", *(f"span {number}" for number in range(16, 20))]

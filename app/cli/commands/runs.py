@@ -32,6 +32,7 @@ def define(root: Group) -> None:
     @only("state", "tier", "worker", "label")
     @option("--key", help="Only runs of the key of this name or id.")
     @option("--request-id", metavar="ID", help="Only runs that the request with this x-request-id began or continued.")
+    @option("--trace-id", metavar="ID", help="Only runs that a request of this trace began or continued.")
     @only("tenant")
     @flag("--degraded", help="Only runs that a fallback decided.")
     @SINCE

@@ -264,6 +264,8 @@ class End:
     refused: bool = False
     stop_sequence: str = ""
     """The one at which the answer ended; empty if it ended otherwise, or if the provider does not say."""
+    id: str | None = None
+    """The provider's id of the reply."""
 
 
 Piece = Words | ToolDelta | Keepsake | Chosen | End

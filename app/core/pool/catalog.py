@@ -173,6 +173,8 @@ class ProviderSpec:
     """The region that AWS's signatures name."""
     api_version: str = ""
     """The `api-version` in the query of each request, as Azure wants it; empty: none."""
+    traceparent: bool = True
+    """True if the headers of the trace are sent with each request."""
 
     @property
     def gives_logprobs(self) -> bool:

@@ -147,6 +147,8 @@ def resumed(turn: Turn, once: str) -> RunResumed:
         once=once,
         gateway=turn.gateway,
         request_id=turn.request_id,
+        traceparent=turn.trace.parent,
+        tracestate=turn.trace.state,
     )
 
 

@@ -24,6 +24,7 @@ from app.core.records import record
 from app.core.run.kinds import TERMINAL as TERMINAL
 from app.core.run.kinds import Kind as Kind
 from app.core.run.kinds import Mode, OnDisconnect
+from app.core.run.trace import Trace
 
 # -- a fact and its JSON, by the fields of its record
 
@@ -225,6 +226,14 @@ class RunAdmitted(Fact):
     """The tenant of the run, for the logs and metrics of engines."""
     key_name: str = optional("")
     """The name that the API key had at that moment, for the logs of engines."""
+    traceparent: str = optional("")
+    """The span of the request in W3C Trace Context; empty where the request belongs to no trace."""
+    tracestate: str = optional("")
+
+    @property
+    def trace(self) -> Trace:
+        """The span of the request."""
+        return Trace(self.traceparent, self.tracestate)
 
 
 @fact(Kind.CANCEL_ASKED)
@@ -266,6 +275,14 @@ class RunResumed(Fact):
     """The address of the gateway that the request came to, and that follows the turn."""
     request_id: str = optional("")
     """The id of the HTTP request (`x-request-id`)."""
+    traceparent: str = optional("")
+    """The span of the request that brought the results; empty where it belongs to no trace."""
+    tracestate: str = optional("")
+
+    @property
+    def trace(self) -> Trace:
+        """The span of the request."""
+        return Trace(self.traceparent, self.tracestate)
 
 
 @record(frozen=True, slots=True)

@@ -35,6 +35,7 @@ from app.core.run.events import (
     StepToolResults,
 )
 from app.core.run.kinds import AFTER_THE_END, ENDED, RUN_ARROWS, STEP_ARROWS, TERMINAL, Kind, Mode, OnDisconnect
+from app.core.run.trace import NO_TRACE, Trace
 
 FALLBACK = "fallback"
 """The mode of a proposal that nobody conducted, and its conductor's name where no conductor may read the task."""
@@ -112,6 +113,8 @@ class Turn:
     """The address of the gateway that the request came to, and that follows the turn; empty where nobody does."""
     request_id: str = ""
     """The id of the HTTP request; empty where it is not known."""
+    trace: Trace = NO_TRACE
+    """The span of the request."""
 
 
 @record(frozen=True, slots=True)
@@ -399,6 +402,7 @@ def admit(run: str, fact: Fact, at: float, seq: int) -> RunState:
         wire=fact.wire,
         gateway=fact.gateway,
         request_id=fact.request_id,
+        trace=fact.trace,
     )
     return RunState(run=run, admitted=fact, turn=turn, seq=seq)
 
@@ -627,6 +631,7 @@ def _resumed(state: RunState, fact: RunResumed) -> Changes:
         wire=fact.wire,
         gateway=fact.gateway,
         request_id=fact.request_id,
+        trace=fact.trace,
     )
     return {"state": _run_arrow(state, "running"), "turn": turn}
 

@@ -30,9 +30,11 @@ from app.core.plan.workflow import Access
 from app.core.pool import budget
 from app.core.pool.breaker import Verdict
 from app.core.pool.catalog import TOKENS_A_SECOND, Deadlines, Worker
-from app.core.records import record
+from app.core.records import changed, record
 from app.core.run.events import CallFinished, CallIntended, PassedOver
 from app.core.run.state import Call
+from app.core.run.trace import NO_TRACE, Trace
+from app.engine.calls.call_span import CallSpan
 from app.engine.context import EngineContext
 from app.errors import (
     BatonError,
@@ -49,7 +51,6 @@ from app.providers.faults import malformed
 from app.providers.protocol import Request, endpoint_of
 from app.store.protocol import Ledger
 from app.store.rows.content import address
-from app.tracing import SPAN_CALL
 
 VERDICTS: Mapping[type, Verdict] = {
     WorkerTimeout: "failing",
@@ -248,10 +249,12 @@ class Attempt:
         purpose: Purpose,
         extra: bool = False,
         tier_seconds: float = inf,
+        trace: Trace = NO_TRACE,
     ) -> None:
         """`deadline` is the run's, in seconds since 1970; `number` counts a step's attempts from 1; `spare` says that
         something else could be done if this worker hangs; `purpose` is what else belongs into the intent; `extra` is
-        the choice's. `tier_seconds` is how long runs of its tier and effort may take.
+        the choice's. `tier_seconds` is how long runs of its tier and effort may take. `trace` is the span of which the
+        call is a part.
         """
         self.call = call
         self.step = step
@@ -266,6 +269,7 @@ class Attempt:
         self._extra = extra
         self._purpose = purpose
         self._tier_seconds = tier_seconds
+        self._trace = trace
         self._given: Deadlines | None = None
         """None: nothing was sent."""
         self.catalog = context.catalog()
@@ -344,17 +348,18 @@ class Attempt:
         """Make the call and pass on its pieces. Raises the `WorkerError` that ended it, after noting it, also
         where that is a bug of ours."""
         self._began = self._last_piece_at = self._context.tick()
-        attributes = {"gen_ai.operation.name": SPAN_CALL, "gen_ai.request.model": self.worker.model}
+        spec = self.catalog.providers[self.worker.provider]
+        span = CallSpan(self._context.tracing, self._trace, spec, self._request, endpoint_of(self._provider))
+        request = changed(self._request, headers=span.headers) if span.headers else self._request
         try:
             deadlines = self._deadlines()
-            with self._context.tracing.span(SPAN_CALL, attributes):
-                async for pieces in self._provider.stream(self._request, self._body, deadlines):
-                    self._last_piece_at = self._context.tick()
-                    began = self.reply.began
-                    self.reply.take(pieces)
-                    if self.reply.began and not began:
-                        self._first = self._last_piece_at - self._began
-                    yield pieces
+            async for pieces in self._provider.stream(request, self._body, deadlines):
+                self._last_piece_at = self._context.tick()
+                began = self.reply.began
+                self.reply.take(pieces)
+                if self.reply.began and not began:
+                    self._first = self._last_piece_at - self._began
+                yield pieces
             if self.reply.end is None:
                 raise WorkerTruncated()
             if self.step is not None:  # a plan is judged by its reader, so that it can be repaired with all reasons
@@ -370,6 +375,8 @@ class Attempt:
         finally:
             self._seconds = self._context.tick() - self._began
             self._judge()
+            if span.is_wanted:
+                span.end(self.finished(), self._number, self.reply.end)
 
     def _broken(self, bug: Exception) -> None:
         """A bug of ours in the adapter: to the run a worker that cannot be understood. One that came of a cancellation

@@ -13,6 +13,7 @@ from typing import Protocol
 from app.core.records import record
 from app.core.run.events import Event, Fact
 from app.core.run.state import RunState
+from app.core.run.trace import Trace
 from app.errors import Conflict, RunOverBudget
 from app.stepqueue.protocol import Listen
 from app.store.protocol import MOVED, Appended, Entry, Ledger, Outbox
@@ -29,6 +30,11 @@ class LocalRun(Protocol):
     @property
     def salt(self) -> bytes:
         """The salt of its content addresses."""
+        ...
+
+    @property
+    def trace(self) -> Trace:
+        """The span of the run, whose trace its steps continue."""
         ...
 
     def followers(self) -> Sequence[str]:

@@ -30,6 +30,7 @@ from app.core.run.events import CallFinished, Event, Fact, Kind, PlanStep, StepQ
 from app.core.run.kinds import AFTER_THE_END
 from app.core.run.progress import decide
 from app.core.run.state import RUN_ENDED, Call, RunState, advance, possible, tentative
+from app.core.run.trace import NO_TRACE
 from app.engine.commit.colocation import BegunStep, StepStarter, commit_with_intents, held
 from app.engine.commit.tickets import enqueue
 from app.engine.context import EngineContext
@@ -220,6 +221,8 @@ class RunWriter:
         """Brief contents, by ref, from which the next steps are composed."""
         self.answer: Mapping[str, bytes] = {}
         """Contents, by ref, of the latest end of a step that was committed here: the reply is among them."""
+        self.trace = NO_TRACE
+        """The span of the run, which its tickets name."""
         self.on_folded: OnFolded = _ignore
         """Is called with events in the order of their numbers, as soon as they are folded."""
         self.on_joined: Callable[[], None] = _nothing
@@ -396,7 +399,7 @@ class RunWriter:
 
     async def _enqueue(self, outbox: Sequence[Outbox]) -> None:
         if outbox:
-            await enqueue(self._context, self.state, outbox)
+            await enqueue(self._context, self.state, outbox, self.trace)
 
     # -- deciding
 

@@ -4,17 +4,23 @@ import logging
 from collections.abc import Iterable
 
 from app.core.run.state import RunState
+from app.core.run.trace import Trace
 from app.engine.context import EngineContext
 from app.errors import QueueUnavailable
 from app.stepqueue.protocol import AGAIN, WHOLE_RUN, Ticket
 from app.store.protocol import Due, Outbox
 
 
-async def enqueue(context: EngineContext, state: RunState, outbox: Iterable[Outbox]) -> None:
-    """Queue the tickets of committed outbox rows; while the queue is unavailable, engines poll the outbox."""
-    tier, seq = state.admitted.tier, state.seq
+async def enqueue(context: EngineContext, state: RunState, outbox: Iterable[Outbox], trace: Trace) -> None:
+    """Queue the tickets of committed outbox rows; while the queue is unavailable, engines poll the outbox.
+
+    `trace` is the span of the run, whose trace the steps continue.
+    """
+    tier, seq, now = state.admitted.tier, state.seq, context.now()
+    rung = [row for row in outbox if row.rung]
     await _queue(
-        context, [Ticket(state.run, row.step, tier, row.driver, seq, row.version) for row in outbox if row.rung]
+        context,
+        [Ticket(state.run, row.step, tier, row.driver, seq, row.version, trace=trace, at=now) for row in rung],
     )
 
 

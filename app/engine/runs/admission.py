@@ -21,9 +21,10 @@ from app.core.run import notices
 from app.core.run.events import RunAdmitted
 from app.core.run.kinds import OnDisconnect
 from app.core.run.state import CALLER, FALLBACK
+from app.core.run.trace import NO_TRACE, Trace
 from app.engine.context import EngineContext
 from app.errors import InvalidRequest, PlanRejected
-from app.store.protocol import BRIEF, REQUEST_TAG, Entry, Ledger, NewRun, Once, Shared
+from app.store.protocol import BRIEF, REQUEST_TAG, TRACE_TAG, Entry, Ledger, NewRun, Once, Shared
 from app.store.rows.content import address
 
 UNTAKEN_SECONDS = 0.5
@@ -71,6 +72,8 @@ class Order:
     """None: `finish` if there is a claim, by which the caller can come back, else `cancel`."""
     wire: Mapping[str, Any] = field(default_factory=dict)
     """The wire format and the request's options for the reply: with them, the journal is enough to write it again."""
+    trace: Trace = NO_TRACE
+    """The span of the request."""
     once: Once | None = None
     """The request's claim to be carried out once; made together with the admission."""
     request_id: str = ""
@@ -92,14 +95,15 @@ class Moved:
 
 
 def tags(order: Order) -> tuple[tuple[str, str], ...]:
-    """The filters of a new run: its labels, and the id of its request."""
+    """The filters of a new run: its labels, the id of its request, and that of its trace."""
     labels = [("label", label) for label in sorted(order.labels)]
     return (*labels, *of_request(order))
 
 
 def of_request(order: Order) -> tuple[tuple[str, str], ...]:
-    """The filter by the id of the HTTP request, if there is one."""
-    return ((REQUEST_TAG, order.request_id),) if order.request_id else ()
+    """The filters by the ids of the HTTP request and of its trace, as far as there are any."""
+    found = ((REQUEST_TAG, order.request_id), (TRACE_TAG, order.trace.id))
+    return tuple([one for one in found if one[1]])
 
 
 def untaken(context: EngineContext) -> float:
@@ -267,4 +271,6 @@ def _admitted(
         request_id=order.request_id,
         tenant=order.tenant,
         key_name=order.key_name,
+        traceparent=order.trace.parent,
+        tracestate=order.trace.state,
     )

@@ -30,6 +30,7 @@ from app.core.run.commands import Finish, Propose
 from app.core.run.events import CallFinished, Event, dated
 from app.core.run.progress import confirmed
 from app.core.run.state import DRIVER_LOST, Proposal, RunState, StepState, tentative
+from app.core.run.trace import NO_TRACE, Trace
 from app.engine.calls.attempt import given_up
 from app.engine.commit.colocation import StepStarter
 from app.engine.commit.run_writer import RunWriter, ending
@@ -43,6 +44,7 @@ from app.errors import Conflict, QueueUnavailable
 from app.stepqueue.protocol import DISPATCHERS, Committed, Listen, Live, Stop
 from app.store.protocol import Entry
 from app.store.protocol.step_input import BRIEF
+from app.tracing import Span
 
 QUIESCE_SECONDS = 1.5
 """Time that running calls get to write their outcome before the run's end is written."""
@@ -90,6 +92,8 @@ class Driver:
         self.join = self.writer.join
         """Commits the entry that ends a step of this process together with what follows from it."""
         self._steps = steps
+        self.span = Span(NO_TRACE)
+        """The span of the present turn in this engine; see `traced`."""
         self.planning: Propose | None = None
         """A proposal that was opened with the run's lease, and waits for `drive` to begin."""
         self._listening: dict[str, float] = {}
@@ -105,6 +109,16 @@ class Driver:
     def salt(self) -> bytes:
         """The salt of the run's content addresses."""
         return self.writer.salt
+
+    @property
+    def trace(self) -> Trace:
+        """The span of the run, whose trace its plans and steps continue."""
+        return self.span.trace
+
+    def traced(self, span: Span) -> None:
+        """Put what this driver does into a span, which its owner ends."""
+        self.span = span
+        self.writer.trace = self._planner.trace = span.trace
 
     async def begin(self, entry: Entry) -> None:
         """Commit the entry that admits the run, or takes its lease, with all that follows; see `RunWriter`."""

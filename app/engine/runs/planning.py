@@ -33,6 +33,7 @@ from app.core.run.commands import Propose
 from app.core.run.events import Fact
 from app.core.run.progress import may_nest
 from app.core.run.state import CALLER, FALLBACK, Proposal, RunState, StepState
+from app.core.run.trace import NO_TRACE
 from app.engine.calls.attempt import Attempt, Purpose
 from app.engine.calls.step_request import look, texts_of
 from app.engine.commit.run_writer import Append, Contents, patiently
@@ -92,6 +93,10 @@ class Planner:
         self._state: RunState | None = None
         self._until = 0.0
         """The time by which its plan must be made, in seconds since 1970."""
+        self.trace = NO_TRACE
+        """The span of the run, to which plans belong."""
+        self._span = NO_TRACE
+        """The span to which the next call of a conductor belongs."""
         self.call = ""
         """The latest planning call."""
         self._text = ""
@@ -204,14 +209,23 @@ class Planner:
         conductor = self._conductor_for(state, command)
         self.call = ""
         error: BatonError | None = None
+        named: dict[str, str | int] = {
+            "gen_ai.operation.name": SPAN_PLAN,
+            "baton.plan.mode": command.mode,
+            "baton.round": command.round,
+        }
+        span = self._context.tracing.start(SPAN_PLAN, self.trace, named)
+        self._span = span.trace
         try:
-            with self._context.tracing.span(SPAN_PLAN, {"baton.plan.mode": command.mode}):
-                known = self._brief(state, command, conductor)
-                told = await shown(self._context.store, state, command, known, self._left)
-                async for step in conductor.propose(told, partial(self._ask, append, told)):
-                    self._send(Planned(command.number, step))
+            known = self._brief(state, command, conductor)
+            told = await shown(self._context.store, state, command, known, self._left)
+            async for step in conductor.propose(told, partial(self._ask, append, told)):
+                self._send(Planned(command.number, step))
         except BatonError as caught:
             error = caught
+        finally:
+            self._span = self.trace
+            span.end((error.public_code or "error") if error is not None else "")
         self._send(Planned(command.number, error=error))
 
     def _embedder(self, state: RunState, command: Propose) -> Worker | None:
@@ -331,6 +345,7 @@ class Planner:
             salt=self._salt,
             deadline=self._until,
             spare=True,
+            trace=self._span or self.trace,
             purpose=Purpose(
                 template=template, usd_left=told.usd_left, rejected=self._ref(told.rejected), version=version or ""
             ),

@@ -154,7 +154,7 @@ class Recovery:
             return await self._expire(row)
         if state.ended:  # another engine went on with it while it was read, and has finished
             return
-        self._context.telemetry.count("baton_swept_total", "run" if _is_begun(state) else "handed")
+        self._context.telemetry.count("baton_swept_total", "run" if is_begun(state) else "handed")
         if late and not self._can_drive(row):
             return await self._end(state, row, give_up(state, Kind.EXPIRED, "run_expired"))
         try:
@@ -257,7 +257,7 @@ async def hand_back(context: EngineContext, home: str, drivers: Mapping[str, Dri
         await context.queue.enqueue([Ticket(one.run, WHOLE_RUN, one.admitted.tier, "", one.seq) for one in states])
 
 
-def _is_begun(state: RunState) -> bool:
+def is_begun(state: RunState) -> bool:
     """True if the run was begun in this turn, so that an engine was lost; else it was merely not taken yet."""
     return any(call.turn == state.turn.number for call in state.calls.values())
 

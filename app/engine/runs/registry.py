@@ -19,15 +19,16 @@ from app.conductor.protocol import Policy
 from app.core.message.chat import Task
 from app.core.records import changed
 from app.core.run.events import Event, Kind
-from app.core.run.state import RunState, fold
+from app.core.run.state import RunState, fold, tentative
 from app.engine.calls.step_request import NOTHING
 from app.engine.commit.colocation import StepStarter
 from app.engine.commit.waiting_runs import Waiting
 from app.engine.context import EngineContext
+from app.engine.runs import run_span
 from app.engine.runs.admission import Moved
 from app.engine.runs.driver import Driver
 from app.engine.runs.planning import Planned
-from app.engine.runs.recovery import Held, Recovery, hand_back, overtaken_steps, resumed_steps, take_over
+from app.engine.runs.recovery import Held, Recovery, hand_back, is_begun, overtaken_steps, resumed_steps, take_over
 from app.engine.runs.tool_results import Beginning, Found
 from app.errors import (
     BatonError,
@@ -42,7 +43,6 @@ from app.errors import (
 )
 from app.stepqueue.protocol import AGAIN, DISPATCHERS, Adopted, Committed, Delta, Live, Stop, Ticket
 from app.store.protocol import MOVED, Entry, Lease, Outbox
-from app.tracing import SPAN_RUN
 
 WATCH_SECONDS = 0.25
 """Time between two looks for journals that have moved, while the step queue is unavailable."""
@@ -126,7 +126,9 @@ class Drivers:
             raise ValueError("only an admission makes a new run")
         until = self._context.now() + self._context.lease
         entry = changed(entry, new=changed(entry.new, driver=self._home, lease_until=until))
-        await self._begin(self._driver(changed(state, seq=0), salt, task, conductor, epoch=1), entry)
+        driver = self._driver(changed(state, seq=0), salt, task, conductor, epoch=1)
+        driver.traced(run_span.start(self._context, state, taken_over=False))
+        await self._begin(driver, entry)
 
     async def resume(self, begun: Beginning, found: Found) -> None:
         """Commit a run's next turn and drive it from there; raises what `Store.append` raises."""
@@ -134,6 +136,8 @@ class Drivers:
         driver = await take_over(self._context, self._driver, known.state, known.salt, known.epoch)
         lease = Lease(self._home, self._context.now() + self._context.lease, begun.deadline)
         rows = tuple(Outbox(step, known.state.admitted.tier, self._home, begun.turn) for step in begun.steps)
+        turn = tentative(known.state, begun.entry.events)
+        driver.traced(run_span.start(self._context, turn, taken_over=False))
         await self._begin(driver, changed(begun.entry, lease=lease, outbox=rows))
 
     def take_soon(self, ticket: Ticket, taken: Callable[[Ticket], Awaitable[None]]) -> None:
@@ -215,7 +219,11 @@ class Drivers:
         now, state = self._context.now(), driver.state
         lease = Lease(self._home, now + self._context.lease, state.turn.until if state.replied else state.deadline)
         rows = resumed_steps(state, self._home)
+        begun = is_begun(state)
+        driver.traced(run_span.start(self._context, state, taken_over=begun))
         await self._begin(driver, Entry(state.run, now, epoch=epoch, lease=lease, seq=state.seq, outbox=rows))
+        if not begun:
+            self._context.tracing.waited(driver.trace, state.turn.at, now, {"baton.run": state.run})
 
     async def _take_over(self, state: RunState, salt: bytes, epoch: int) -> None:
         """Go on with a run whose engine is gone: its row is ours already, and the claims of that engine have lapsed.
@@ -242,7 +250,8 @@ class Drivers:
         with suppress(QueueUnavailable):
             await self._context.queue.publish(DISPATCHERS, [Adopted(state.run, self._home)])
             tier, seq = state.admitted.tier, driver.state.seq
-            await self._context.queue.enqueue([Ticket(state.run, n, tier, self._home, seq, AGAIN) for n in steps])
+            tickets = [Ticket(state.run, n, tier, self._home, seq, AGAIN, trace=driver.trace) for n in steps]
+            await self._context.queue.enqueue(tickets)
 
     def _driver(
         self,
@@ -305,17 +314,17 @@ class Drivers:
 
     async def _guard(self, driver: Driver) -> None:
         """Drive one run; no error of it may end the others."""
-        run = driver.state.run
+        run, left = driver.state.run, ""
         telemetry = self._context.telemetry
         try:
             await asyncio.sleep(0)  # a step that was just begun sends its call first
-            with self._context.tracing.span(SPAN_RUN, {"baton.run.id": run, "baton.tier": driver.state.admitted.tier}):
-                await driver.drive()
+            await driver.drive()
             if driver.state.state == "awaiting_tool":
                 held = Held(driver.salt, driver.state, driver.writer.row_epoch)
                 self._held.keep(run, held, driver.state.seq)
         except* BatonError as group:
             error = _first(group)
+            left = error.public_code or "lost"
             telemetry.log(
                 logging.WARNING,
                 "This engine cannot go on with a run; it is left to the next one.",
@@ -323,9 +332,11 @@ class Drivers:
                 error=error.code,
             )
         except* Exception as group:
+            left = "bug"
             telemetry.log(logging.ERROR, "A driver failed by a bug; the run is left to the next engine.", run=run)
             logging.getLogger("baton").error("driver", exc_info=group)
         finally:
+            run_span.end(driver.span, driver.state, left)
             if self._drivers.get(run) is driver:  # else this process goes on with it: a new turn, or a takeover
                 del self._drivers[run]
             if self._tasks.get(run) is asyncio.current_task():

@@ -167,6 +167,7 @@ def begin(context: EngineContext, order: Order, found: Found, gateway: str) -> B
         wire=order.wire,
         gateway=gateway,
         request_id=order.request_id,
+        trace=order.trace,
     )
     resumed = drafts.resumed(turn, order.once.id if order.once is not None else "")
     came = tuple(StepToolResults(n, ref, state.steps[n].exchanges[-1].ids) for n, (ref, _) in found.shares.items())

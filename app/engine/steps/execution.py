@@ -32,6 +32,7 @@ from app.core.records import changed, record
 from app.core.run.events import CallFinished, Fact, NamedCall, StepAwaitingTool, StepDone, StepFailed
 from app.core.run.kinds import AFTER_THE_END
 from app.core.run.state import RunState, StepState, fold
+from app.core.run.trace import Trace, continued
 from app.engine.calls.attempt import Attempt, Purpose, Reply, lost
 from app.engine.calls.candidates import Candidates
 from app.engine.calls.step_request import NOTHING, View, look
@@ -331,6 +332,10 @@ class Execution:
 
     async def _calls(self, state: RunState) -> None:
         self._log.begin(state, self._ticket.step)
+        ticket = self._ticket
+        if ticket.at and ticket.version != AGAIN:
+            waited = {"baton.step": ticket.step}
+            self._context.tracing.waited(self._trace(state), ticket.at, self._context.now(), waited)
         openers = self._lost(state, state.steps[self._ticket.step])
         try:
             course = await self._course(state, self._along)
@@ -454,6 +459,7 @@ class Execution:
             spare=course.candidates.spare,
             extra=choice.extra,
             tier_seconds=self._tier_seconds(state),
+            trace=self._trace(state),
             purpose=Purpose(
                 template=view.template(worker, provider=provider, flaw=flaw),
                 passed_over=choice.passed_over,
@@ -461,6 +467,11 @@ class Execution:
                 repairs=flawed.call if flawed is not None else "",
             ),
         )
+
+    def _trace(self, state: RunState) -> Trace:
+        """The span of the run's engine; where that is not known, that of the caller's request."""
+        run = self._local(state.run)
+        return run.trace if run is not None else self._ticket.trace or continued(state.admitted.trace, state.turn.trace)
 
     async def _intend(self, attempt: Attempt, openers: tuple[Fact, ...]) -> None:
         """Claim (the first time), settle the attempt before, and reserve for this one: all in one entry."""

@@ -39,7 +39,7 @@ from app.core.run.position import Position
 from app.engine.delivery.messages import Driven
 from app.engine.runs.admission import Order
 from app.errors import Conflict, InvalidRequest, Overloaded, OverQuota, PlanRejected, RunUndecided
-from app.gateway.http import fault
+from app.gateway.http import fault, request_span
 from app.gateway.http.auth import Caller
 from app.gateway.http.context import GatewayContext
 from app.gateway.http.request_log import RequestLog
@@ -271,6 +271,7 @@ class Idempotency:
         headers.append((b"x-baton-run", run.encode()))
         log: RequestLog = request.scope["baton.log"]
         log.follow(driven)
+        request_span.belongs_to(request.scope, driven.state)
         left = driven.state.deadline - self._context.now()
         return Begun(driven, permit, max(left, 0.0), log, after)
 
@@ -310,7 +311,8 @@ class Idempotency:
 
     async def _begin(self, request: Request, caller: Caller, order: Order, once: Once | None) -> Begun:
         headers = request.scope["baton.headers"]
-        order = changed(order, request_id=headers[0][1].decode(), key_name=caller.key.name)
+        trace = request.scope[request_span.KEY].trace
+        order = changed(order, request_id=headers[0][1].decode(), key_name=caller.key.name, trace=trace)
         if once is not None:
             until = self._context.now() + order.limits.seconds + self._context.remembered
             order = changed(order, once=replace(once, until=until))
@@ -331,6 +333,7 @@ class Idempotency:
         headers.append((b"x-baton-run", driven.run.encode()))
         log: RequestLog = request.scope["baton.log"]
         log.follow(driven)
+        request_span.belongs_to(request.scope, driven.state)
         return Begun(driven, permit, order.limits.seconds, log)
 
 

@@ -11,6 +11,7 @@ from app.gateway.http.ingress import Bounds
 from app.stepqueue.protocol import StepQueue
 from app.store.protocol import Store
 from app.telemetry import Telemetry
+from app.tracing import Tracing
 
 
 @record(frozen=True, slots=True)
@@ -41,6 +42,7 @@ class GatewayContext:
     now: Callable[[], float]
     tick: Callable[[], float]
     name: Callable[[str], str]
+    tracing: Tracing = field(default_factory=Tracing)
     bounds: Bounds = field(default_factory=Bounds)
     rates: Rates = field(default_factory=Rates)
     key_ttl: float = 5.0

@@ -193,6 +193,8 @@ class WholeRun(Run):
 
     request_id: str | None
     """The `x-request-id` of the request that began the run."""
+    trace_id: str | None
+    """The id of the trace to which the run belongs."""
     erased: bool
     """True once the content was erased."""
     seq: int

@@ -24,6 +24,7 @@ from app.core.run.events import (
     facts,
 )
 from app.core.run.state import RunState, fold
+from app.core.run.trace import continued
 from app.engine.calls.step_request import see
 from app.errors import NotFound
 from app.gateway.chat.reply import dollars, figures, usage_of
@@ -66,6 +67,7 @@ def whole(row: RunRow, journal: Journal, given: Sequence[Feedback] = ()) -> dict
     limits = admitted.limits.to_json()
     return summary(row) | {
         "request_id": admitted.request_id or None,
+        "trace_id": continued(admitted.trace, state.turn.trace).id or None,
         "erased": not journal.salt,
         "seq": state.seq,
         "effort": admitted.effort,

@@ -277,6 +277,7 @@ def _run_query(filters: query.RunFilters, tenant: str | None, before: tuple[floa
         tags=tuple((name, value) for name, value in tags if value is not None),
         before=before,
         request_id=filters.request_id,
+        trace_id=filters.trace_id,
         limit=filters.limit + 1,
     )
 

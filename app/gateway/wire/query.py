@@ -118,6 +118,7 @@ MicroDollars = Annotated[
     int, BeforeValidator(micro_dollars), WithJsonSchema({"type": "number", "minimum": 0, "maximum": 1_000_000})
 ]
 Text = Annotated[str, Field(max_length=TEXT)]
+TraceId = Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
 
 
 class Parameters(BaseModel):
@@ -149,6 +150,8 @@ class RunFilters(Parameters):
     """Runs with this label."""
     request_id: Text | None = None
     """Runs that a request with this `x-request-id` began, or continued with tool results."""
+    trace_id: TraceId | None = None
+    """Runs that a request of this trace began, or continued: 32 hexadecimal digits."""
     since: Moment | None = None
     """Runs that began at this time or later: seconds since 1970, or RFC 3339."""
     until: Moment | None = None

@@ -199,6 +199,7 @@ class ProviderEntry(Entry):
     auth: Auth = "key"
     region: Annotated[str, Field(pattern=r"^[a-z0-9-]{1,40}$")] | None = None
     api_version: Annotated[str, AfterValidator(_version)] = ""
+    traceparent: bool = True
     deadlines: DeadlinesEntry = DeadlinesEntry()
     proxy: Annotated[str, AfterValidator(_proxy)] = ""
     proxy_credentials: Annotated[str, AfterValidator(_variable)] | None = None
@@ -220,6 +221,7 @@ class ProviderEntry(Entry):
             auth=self.auth,
             region=self.region or "",
             api_version=self.api_version,
+            traceparent=self.traceparent,
             endpoints=tuple(one.core(place) for place, one in enumerate(self.endpoints)),
         )
 

@@ -22,7 +22,7 @@ from app.store.protocol.entries import (
     Shared,
 )
 from app.store.protocol.idempotency import TAKEN, Once, RequestClaims
-from app.store.protocol.journal import REQUEST_TAG, Journal, RunJournal, RunQuery, RunRow
+from app.store.protocol.journal import REQUEST_TAG, TRACE_TAG, Journal, RunJournal, RunQuery, RunRow
 from app.store.protocol.keys import KeyRow, Keys
 from app.store.protocol.learning import Learning
 from app.store.protocol.leases import Backlog, Due, Held, Lapsed, LeasesAndOutbox
@@ -35,6 +35,7 @@ __all__ = [
     "MOVED",
     "REQUEST_TAG",
     "TAKEN",
+    "TRACE_TAG",
     "UNDECIDED",
     "Appended",
     "Availability",

@@ -68,6 +68,8 @@ class RunRow:
 
 REQUEST_TAG = "request"
 """The name of the tag that holds the id of an HTTP request which began a run or a turn of it."""
+TRACE_TAG = "trace"
+"""The name of the tag that holds the id of the trace to which such a request belongs."""
 
 
 @record(frozen=True, slots=True)
@@ -88,6 +90,8 @@ class RunQuery:
     tags: tuple[tuple[str, str], ...] = ()
     request_id: str | None = None
     """The id of an HTTP request that began the run, or a turn of it."""
+    trace_id: str | None = None
+    """The id of the trace to which such a request belongs."""
     before: tuple[float, str] | None = None
     limit: int = 20
 

@@ -29,6 +29,7 @@ from app.errors import NotFound
 from app.store.protocol import (
     BRIEF,
     REQUEST_TAG,
+    TRACE_TAG,
     Backlog,
     Due,
     Held,
@@ -235,8 +236,10 @@ def _tickets() -> Select[Any]:
 
 def _filters(query: RunQuery) -> list[ColumnElement[bool]]:
     column = RUNS.c
-    # Few runs have one request's id, and they are looked up by their ids: not by the index of all runs of the tenant.
-    tenant = column.tenant if query.request_id is None else column.tenant + ""
+    named = ((REQUEST_TAG, query.request_id), (TRACE_TAG, query.trace_id))
+    rare = [(TAGS.c.name == name, TAGS.c.value == value) for name, value in named if value is not None]
+    # Few runs have one of these tags, and they are looked up by their ids: not by the index of all runs of the tenant.
+    tenant = column.tenant + "" if rare else column.tenant
     equal = (
         (tenant, query.tenant),
         (column.tier, query.tier),
@@ -254,9 +257,7 @@ def _filters(query: RunQuery) -> list[ColumnElement[bool]]:
         found.append(column.spent_usd >= query.min_usd)
     if query.before is not None:
         found.append(tuple_(column.created_at, column.id) < tuple_(*query.before))
-    if query.request_id is not None:
-        asked = (TAGS.c.name == REQUEST_TAG, TAGS.c.value == query.request_id)
-        found.append(column.id.in_(select(TAGS.c.run).where(*asked)))
+    found += [column.id.in_(select(TAGS.c.run).where(*asked)) for asked in rare]
     for name, value in query.tags:
         found.append(exists().where(TAGS.c.name == name, TAGS.c.value == value, TAGS.c.run == column.id))
     return found

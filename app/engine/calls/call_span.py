@@ -1,0 +1,122 @@
+"""The span of a provider call, and its share of the GenAI metrics: attributes of OpenTelemetry's conventions.
+
+Besides them `baton.call`, `baton.worker`, `baton.step` (not for planning calls), `baton.attempt`, `baton.outcome` and
+`baton.cost_micro_usd`. Everything is an id, a name or a figure: names that a provider reports are left out where they
+do not look like one.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Final
+from urllib.parse import urlsplit
+
+from opentelemetry.trace import SpanKind
+
+from app.core.message.chat import End
+from app.core.pool.catalog import ProviderSpec
+from app.core.run.events import CallFinished
+from app.core.run.trace import Trace
+from app.providers.protocol import Request
+from app.tracing import SPAN_CALL, Attributes, Tracing
+
+NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:/@+-]{0,127}")
+"""An id or a model's name as providers report it."""
+HOSTS: Final[Mapping[str, str]] = {
+    "api.openai.com": "openai",
+    "api.anthropic.com": "anthropic",
+    "generativelanguage.googleapis.com": "gcp.gemini",
+    "api.deepseek.com": "deepseek",
+    "api.groq.com": "groq",
+    "api.mistral.ai": "mistral_ai",
+    "api.perplexity.ai": "perplexity",
+    "api.x.ai": "x_ai",
+}
+"""The names that the conventions give to providers, by host."""
+CLOUDS: Final[Mapping[str, str]] = {
+    "api-key": "azure.ai.openai",
+    "azure": "azure.ai.openai",
+    "aws": "aws.bedrock",
+    "google": "gcp.vertex_ai",
+}
+"""Those of the clouds, by the `auth` of the pool file."""
+PORTS: Final[Mapping[str, int]] = {"http": 80, "https": 443}
+REQUESTED: Final = ("max_tokens", "temperature", "top_p", "presence_penalty", "frequency_penalty", "seed")
+"""Sampling parameters that the conventions have under the same names."""
+
+
+def known_as(spec: ProviderSpec) -> str:
+    """The name of a provider in the conventions; the pool file's where these have none."""
+    host = urlsplit(spec.base_url).hostname or ""
+    return CLOUDS.get(spec.auth) or HOSTS.get(host) or spec.name
+
+
+def address(spec: ProviderSpec, endpoint: str) -> dict[str, str | int]:
+    """The attributes of the server that is called: that of the endpoint of this name, where there are several."""
+    urls = {one.name: one.base_url for one in spec.endpoints}
+    parts = urlsplit(urls.get(endpoint, spec.base_url))
+    if not parts.hostname:
+        return {}
+    return {"server.address": parts.hostname, "server.port": parts.port or PORTS.get(parts.scheme, 0)}
+
+
+class CallSpan:
+    """One provider call in the run's trace and in the metrics."""
+
+    def __init__(self, tracing: Tracing, parent: Trace, spec: ProviderSpec, request: Request, endpoint: str) -> None:
+        """Start the span; the call is made next. `endpoint` is the name of the provider's endpoint."""
+        self._tracing = tracing
+        self._shared: dict[str, str | int] = {}
+        model = request.worker.model
+        operation = "embeddings" if spec.format == "embeddings" else SPAN_CALL
+        if tracing.exports:
+            self._shared = {
+                "gen_ai.operation.name": operation,
+                "gen_ai.provider.name": known_as(spec),
+                "gen_ai.request.model": model,
+                **address(spec, endpoint),
+            }
+        self._span = tracing.start(f"{operation} {model}", parent, self._shared, kind=SpanKind.CLIENT)
+        self.headers = self._span.trace.headers() if spec.traceparent else {}
+        """The headers by which the provider continues the trace."""
+        if self._span.is_recording:
+            self._span.set({"baton.worker": request.worker.name, "gen_ai.request.stream": request.live})
+            asked = {name: getattr(request.sampling, name) for name in REQUESTED}
+            self._span.set({f"gen_ai.request.{name}": value for name, value in asked.items() if value is not None})
+
+    @property
+    def is_wanted(self) -> bool:
+        """True if its end is exported or counted, so that `end` is worth calling."""
+        return self._span.is_recording or self._tracing.exports
+
+    def end(self, finished: CallFinished, attempt: int, said: End | None) -> None:
+        """End the span with the outcome of the call. `said` is the end of the reply, if it came."""
+        error = (finished.reason or finished.error or finished.outcome) if finished.error is not None else ""
+        names = {"gen_ai.response.model": said.model, "gen_ai.response.id": said.id} if said is not None else {}
+        answered = {key: name for key, name in names.items() if name is not None and NAME.fullmatch(name)}
+        if self._span.is_recording:
+            self._span.set({**answered, **_outcome(finished, attempt)})
+        self._span.end(error)
+        model = {key: name for key, name in answered.items() if key == "gen_ai.response.model"}
+        usage = finished.usage
+        tokens = {"input": usage.input, "output": usage.output} if usage.total else {}
+        self._tracing.measure(finished.seconds, tokens, {**self._shared, **model}, error)
+
+
+def _outcome(finished: CallFinished, attempt: int) -> Attributes:
+    usage = finished.usage
+    found: dict[str, str | int | float | list[str] | None] = {
+        "baton.call": finished.call,
+        "baton.step": finished.n,
+        "baton.attempt": attempt,
+        "baton.outcome": finished.outcome,
+        "baton.cost_micro_usd": finished.usd,
+        "gen_ai.usage.input_tokens": usage.input,
+        "gen_ai.usage.output_tokens": usage.output,
+        "gen_ai.usage.cache_read.input_tokens": usage.cached or None,
+        "gen_ai.usage.reasoning.output_tokens": usage.reasoning or None,
+        "gen_ai.response.finish_reasons": [finished.finish] if finished.finish else None,
+        "gen_ai.response.time_to_first_chunk": finished.first or None,
+        "http.response.status_code": finished.http_status,
+        "baton.provider_request": finished.request_id or None,
+    }
+    return {key: value for key, value in found.items() if value is not None}
