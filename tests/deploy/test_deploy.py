@@ -306,10 +306,11 @@ def test_every_alert_has_its_page_in_the_runbook(rules: list[dict[str, Any]]) ->
 
 def test_the_collector_takes_what_baton_sends() -> None:
     found = yaml.safe_load((DEPLOY / "otel-collector.yaml").read_text())
-    pipeline = found["service"]["pipelines"]["traces"]
-    assert set(pipeline["receivers"]) <= set(found["receivers"])
-    assert set(pipeline["processors"]) <= set(found["processors"])
-    assert set(pipeline["exporters"]) <= set(found["exporters"])
+    assert set(found["service"]["pipelines"]) == {"traces", "metrics"}
+    for pipeline in found["service"]["pipelines"].values():
+        assert set(pipeline["receivers"]) <= set(found["receivers"])
+        assert set(pipeline["processors"]) <= set(found["processors"])
+        assert set(pipeline["exporters"]) <= set(found["exporters"])
     assert "http" in found["receivers"]["otlp"]["protocols"]
 
 
