@@ -5,7 +5,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate --no-emit-index-url \
 	--custom-compile-command "make lock" --extra build
 
-.PHONY: run test faults fuzz simulate lint soak bench learn chart test-vllm test-clients lock
+.PHONY: run test faults fuzz simulate lint soak bench learn chart trace test-vllm test-clients lock
 
 run: .venv/runtime.stamp  ## The service, embedded: no keys, no database, no Redis needed.
 	$(BIN)/baton serve
@@ -49,6 +49,9 @@ learn: .venv/dev.stamp  ## Trains the small conductor for three seeds and compar
 
 chart: .venv/dev.stamp  ## The Helm chart through Helm's own engine into a stand-in for a cluster; builds its own environment.
 	tests/deploy/chart/run
+
+trace: .venv/dev.stamp  ## A trace over two processes in a real Arize Phoenix, which gets an environment of its own.
+	tests/integration/phoenix/run
 
 test-vllm: .venv/dev.stamp  ## Builds its own environment: vLLM and torch are in no lock file.
 	tests/vllm/run
