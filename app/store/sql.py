@@ -216,7 +216,7 @@ class SqlStore:
             self._catalogs.add(digest)
 
     async def erase(self, run: str) -> bool:
-        known = await self._write(partial(content.erase_one, run=run))
+        known = await self._write(partial(content.erase_one, statements=self._statements, run=run))
         self._journals.forget(run)
         await self._runner.empty_log()
         return known
@@ -229,7 +229,7 @@ class SqlStore:
     async def erase_contents(self, runs: Sequence[str]) -> int:
         erased = 0
         for group in await self._read(partial(retention.groups, runs=runs)):
-            erased += await self._write(partial(content.erase, runs=group))
+            erased += await self._write(partial(content.erase, statements=self._statements, runs=group))
             for run in group:
                 self._journals.forget(run)
             await asyncio.sleep(0)

@@ -35,6 +35,7 @@ def upgrade() -> None:
         sa.Column("ref", sa.Text(), nullable=False),
         sa.Column("head", sa.Text()),
         sa.Column("tail", sa.Text()),
+        sa.Column("owner", sa.BigInteger(), nullable=False),
         sa.Column("size", sa.BigInteger(), nullable=False),
         sa.Column("body", sa.LargeBinary(), nullable=False),
         sa.PrimaryKeyConstraint("run", "ref"),

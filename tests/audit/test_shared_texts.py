@@ -1,13 +1,19 @@
 """The auditor reads contents in parts as it reads whole ones, and finds texts that an erasure has left."""
 
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 from sqlalchemy import create_engine, text
 
+from app.audit.check import Auditor
+from app.audit.export import Export
 from app.core.message.chat import Message, Task, Text
 from app.process.wiring import Runtime
+from app.providers.formats import adapter
+from app.store.archive import open_archive
+from app.store.journal_file import write
 from tests.harness.audited import report_of
 from tests.harness.in_process import finish, order, pool_text, running_service
 from tests.stubs import ProviderStub, Reply
@@ -49,3 +55,13 @@ async def test_a_text_that_was_changed_or_taken_or_left_is_found(opened: Runtime
     assert (await report_of(url)).clean
     falsify(opened, statement)
     assert rule in (await report_of(url)).rules
+
+
+async def test_an_export_has_every_content_as_a_whole(opened: Runtime, tmp_path: Path) -> None:
+    await second_turn(opened)
+    url, path = opened.pool.loaded.settings.database_url, tmp_path / "journal.jsonl"
+    async with open_archive(url) as archive:
+        await write(archive, path, now=time.time())
+    falsify(opened, "DELETE FROM texts")
+    report = await Auditor(time.time(), adapter).audit(Export(path))
+    assert (report.violations, report.calls, report.rendered) == ([], 1, 1)

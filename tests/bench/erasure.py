@@ -64,10 +64,12 @@ def requests(user: str, number: int) -> list[tuple[str, dict[str, Any], dict[str
     chat = {"model": "baton-mini", "messages": [{"role": "user", "content": text}], "user": user}
     responses = {"model": "baton-mini", "input": text, "user": user, "metadata": {"note": text}, "instructions": text}
     anthropic = {"model": "baton-mini", "max_tokens": 50, "messages": [{"role": "user", "content": text}]}
+    before = [{"role": "user", "content": text}, {"role": "assistant", "content": f"{user} hears this. " * 30}]
     once = {"Idempotency-Key": f"{'first' if user == ANN else 'second'}-{number}"}
     return [
         ("/v1/chat/completions", chat, {}),
         ("/v1/chat/completions", chat | {"stream": True}, once),
+        ("/v1/chat/completions", chat | {"messages": before + chat["messages"]}, {}),
         ("/v1/responses", responses, {}),
         ("/v1/responses", responses | {"store": False}, {}),
         ("/v1/messages", anthropic | {"metadata": {"user_id": user}}, {}),
@@ -185,7 +187,7 @@ async def erase_one_of_two_users(folder: Path, url: str, runs: int) -> Found:
             async with running_service(folder, pool_text(stub), {"BATON_DATABASE_URL": url}) as opened:
                 await fill(opened, runs)
                 held = await asyncio.to_thread(rows_with, url, ANN)
-                assert {"contents", "feedback"} <= held.keys(), held
+                assert {"contents", "texts", "feedback"} <= held.keys(), held
                 started = time.monotonic()
                 told = await asyncio.to_thread(command, environ, "runs", "erase", "--user", ANN)
                 seconds = time.monotonic() - started

@@ -33,6 +33,14 @@ def turn(run: str, turns: int, name: str = "", owner: str = OWNER, at: float = 1
     return replace(admitted(run, at), contents=((ref, parts.whole),), shared=shared)
 
 
+def only_tools(run: str) -> Entry:
+    """An admission that shares nothing but the tools."""
+    parts = in_parts(Task((), toolbox=TOOLS))
+    ref = address(SALT, parts.whole)
+    shared = Shared(ref, OWNER, parts.head, parts.body, parts.tail)
+    return replace(admitted(run), contents=((ref, parts.whole),), shared=shared)
+
+
 def answer(run: str, turns: int) -> Entry:
     """The end of a turn's step."""
     body = said(turns).encode()

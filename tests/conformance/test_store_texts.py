@@ -11,14 +11,16 @@ import pytest
 from sqlalchemy import Connection
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
+from app.core.run.events import RunSucceeded
 from app.store.protocol import ContentQuery, Entry, Store
 from app.store.rows import content
 from app.store.rows.texts import unused
 from app.store.sql import SqlStore
 from app.store.sqlkit.runner import parse_url
 from app.store.writing.batch import RowCache, apply_to_cached_rows, commit, conditional_write, encode
-from tests.conformance.conversations import answer, contents_of, converse, turn
+from tests.conformance.conversations import answer, contents_of, converse, only_tools, turn
 from tests.conformance.entries import Opener, settled
+from tests.conformance.test_store_retention import left_of
 from tests.harness.waiting import PATIENCE_SECONDS
 
 
@@ -79,6 +81,17 @@ async def test_branches_that_are_erased_together_leave_nothing(opener: Opener) -
         for name in ("left", "right"):
             await store.append(turn(name, 3, name))
         assert await store.erase_contents(["1", "2", "3", "left", "right"]) == 5
+        assert await rows(store) == {"contents": 0, "shared_contents": 0, "texts": 0}
+
+
+async def test_pruning_a_run_deletes_the_texts_that_no_other_run_names(opener: Opener) -> None:
+    async with opener() as store, opener() as other:
+        runs = await converse(store, 3)
+        for run in runs:
+            await store.append(Entry(run, 4.0, (RunSucceeded(),), epoch=1))
+        assert await store.prune([await left_of(store, run) for run in runs[:2]]) == runs[:2]
+        assert await complete(other, "3", 3)
+        assert await store.prune([await left_of(store, "3")]) == ["3"]
         assert await rows(store) == {"contents": 0, "shared_contents": 0, "texts": 0}
 
 
@@ -160,18 +173,17 @@ async def a_lock_is_waited_for(store: SqlStore) -> None:
             pass
 
 
-@pytest.mark.parametrize("optimistic", [True, False])
+@pytest.mark.parametrize("way", ["statement", "transaction", "tools"])
 @pytest.mark.parametrize("first", ["erasure", "turn"])
-async def test_a_turn_and_an_erasure_wait_for_each_other(
-    opener: Opener, database: str, first: str, optimistic: bool
-) -> None:
+async def test_a_turn_and_an_erasure_wait_for_each_other(opener: Opener, database: str, first: str, way: str) -> None:
     """Whichever commits first: the turn has all of its texts, and none is left that nobody names."""
     if database.startswith("sqlite"):
         pytest.skip("SQLite has one writer at a time")
     async with disposing(create_async_engine(parse_url(database))) as engine, opener() as store, opener() as other:
-        await store.append(turn("old", 3))
-        begun = transaction_of(store, turn("new", 4), optimistic=optimistic)
-        erased: Work = partial(content.erase, runs=["old"])
+        old, new = (only_tools("old"), only_tools("new")) if way == "tools" else (turn("old", 3), turn("new", 4))
+        await store.append(old)
+        begun = transaction_of(store, new, optimistic=way != "transaction")
+        erased: Work = partial(content.erase, statements=store._statements, runs=["old"])
         works = {"erasure": erased, "turn": begun}
         (second,) = works.keys() - {first}
         async with engine.connect() as conn:
@@ -182,7 +194,7 @@ async def test_a_turn_and_an_erasure_wait_for_each_other(
             assert not waiting.done()
             await conn.commit()
         await waiting
-        wanted = dict(turn("new", 4).contents)
+        wanted = dict(new.contents)
         assert await store.contents("new", list(wanted)) == wanted
         assert await store._read(unused) == 0
         assert (await rows(store))["shared_contents"] == 1

@@ -395,7 +395,7 @@ def sign_other_words(patch: Patch) -> None:
 
 
 def erase_the_words_and_not_the_salt(patch: Patch) -> None:
-    def halfway(conn: Connection, run: str) -> bool:
+    def halfway(conn: Connection, run: str, **_statements: object) -> bool:
         conn.execute(delete(CONTENTS).where(CONTENTS.c.run == run))
         return True
 

@@ -60,31 +60,33 @@ def sizes(conn: Connection, runs: Sequence[str]) -> Mapping[str, int]:
     }
 
 
-def erase(conn: Connection, runs: Sequence[str]) -> int:
+def erase(conn: Connection, statements: Statements, runs: Sequence[str]) -> int:
     """Erase all content of these runs, their salts and the comments on them, and the texts that no other run names.
 
     Returns how many still had a salt. The rows are locked in the order of their ids, as all writers of several runs
     lock them.
     """
-    texts.lock_owners(conn, runs)
+    statements.plan_by_key(conn)
+    owners = texts.lock_owners(conn, runs)
     held = select(RUNS.c.id).where(RUNS.c.id.in_(runs), RUNS.c.salt.is_not(None)).order_by(RUNS.c.id).with_for_update()
     known = conn.execute(held).scalars().all()
     erased = update(RUNS).where(RUNS.c.id.in_(known))
     conn.execute(erased.values(salt=None, thread=None, revision=RUNS.c.revision + 1))
-    delete_bodies(conn, runs)
+    delete_bodies(conn, runs, owners)
     feedback.erase_comments(conn, runs)
     return len(known)
 
 
-def delete_bodies(conn: Connection, runs: Sequence[str]) -> None:
-    """Delete the texts of these runs that no other run names. The owners of the texts and the runs must be locked."""
+def delete_bodies(conn: Connection, runs: Sequence[str], owners: frozenset[int]) -> None:
+    """Delete the texts of these runs that no other run names. The runs must be locked, and before them these owners."""
+    texts.lock_owners(conn, runs, owners)  # of contents that were written before the runs were locked
     conn.execute(delete(CONTENTS).where(CONTENTS.c.run.in_(runs)))
     texts.erase(conn, runs)
 
 
-def erase_one(conn: Connection, run: str) -> bool:
+def erase_one(conn: Connection, statements: Statements, run: str) -> bool:
     """Erase as `erase` does. False if there is no such run."""
-    erase(conn, [run])
+    erase(conn, statements, [run])
     return conn.execute(select(RUNS.c.id).where(RUNS.c.id == run)).first() is not None
 
 

@@ -142,7 +142,7 @@ def prune(conn: Connection, statements: Statements, runs: Sequence[tuple[PrunedR
     """
     statements.plan_by_key(conn)
     given = {left.id: (left, revision) for left, revision in runs}
-    texts.lock_owners(conn, list(given))
+    owners = texts.lock_owners(conn, list(given))
     ended = select(RUNS.c.id, RUNS.c.revision).where(RUNS.c.id.in_(list(given)), RUNS.c.ended_at.is_not(None))
     rows = conn.execute(ended.order_by(RUNS.c.id).with_for_update()).all()
     names = [row.id for row in rows if row.revision == given[row.id][1]]
@@ -150,7 +150,7 @@ def prune(conn: Connection, statements: Statements, runs: Sequence[tuple[PrunedR
         return []
     conn.execute(insert(PRUNED_RUNS), [asdict(given[name][0]) for name in names])
     _delete_tags(conn, names)
-    content.delete_bodies(conn, names)
+    content.delete_bodies(conn, names, owners)
     for table in (EVENTS, TICKETS, NOTICES, FEEDBACK):
         conn.execute(delete(table).where(table.c.run.in_(names)))
     conn.execute(delete(RUNS).where(RUNS.c.id.in_(names)))

@@ -37,7 +37,7 @@ from app.core.message.task_body import message_spoken, text_spoken
 from app.core.records import record
 from app.store.protocol import Shared
 from app.store.sqlkit.statements import OWN, TAIL, WHOLE, Row, shared_parts
-from app.store.sqlkit.tables import FORMS, RUNS, SHARED_CONTENTS, TEXTS
+from app.store.sqlkit.tables import FORMS, SHARED_CONTENTS, TEXTS
 
 _LINK = (TEXTS.c.id, TEXTS.c.before)
 SHARED_BYTES = 256
@@ -81,14 +81,15 @@ def parted(run: str, shared: Shared) -> StoredParts:
         body += shared.tail
     size = sum(map(len, shared.head)) + len(shared.body) + len(shared.tail)
     thread = shared.owner[:LOCK_DIGITS] + before if before is not None else ""
-    return StoredParts((run, shared.ref, before, tail, size, body), texts, thread)
+    return StoredParts((run, shared.ref, before, tail, lock_of(shared.owner), size, body), texts, thread)
 
 
 def answered(run: str, ref: str, body: bytes, thread: str) -> StoredParts:
     """The rows of the output `body` of a step of the run to which the thread belongs."""
     before = thread[LOCK_DIGITS:]
     name = _id(before, message_spoken(body))
-    return StoredParts((run, ref, None, name, len(body), b""), [(name, before, True, body)], thread)
+    content = (run, ref, None, name, lock_of(thread), len(body), b"")
+    return StoredParts(content, [(name, before, True, body)], thread)
 
 
 def _id(before: str, part: bytes) -> str:
@@ -138,14 +139,18 @@ def of_runs(conn: Connection, runs: Sequence[str]) -> Mapping[str, Mapping[str, 
     return composed(conn.execute(shared_parts(SHARED_CONTENTS.c.run.in_(runs))))
 
 
-def lock_owners(conn: Connection, runs: Sequence[str]) -> None:
-    """Have nobody else write or erase texts of the owners of these runs until the end of the transaction."""
+def lock_owners(conn: Connection, runs: Sequence[str], locked: frozenset[int] = frozenset()) -> frozenset[int]:
+    """Have nobody else write or erase texts of the owners of these runs until the end of the transaction.
+
+    `locked` are the locks that it holds already. Returns all that it holds then.
+    """
     if conn.dialect.name != "postgresql":
-        return
-    threads = select(RUNS.c.thread).where(RUNS.c.id.in_(runs), RUNS.c.thread.is_not(None)).distinct()
-    locks = sorted({lock_of(thread) for thread in conn.execute(threads).scalars()})
-    for lock in locks:
-        conn.execute(select(func.pg_advisory_xact_lock(bindparam("lock", lock, BigInteger))))
+        return locked
+    query = select(SHARED_CONTENTS.c.owner).where(SHARED_CONTENTS.c.run.in_(runs)).distinct()
+    owners = frozenset(conn.execute(query).scalars())
+    for owner in sorted(owners - locked):
+        conn.execute(select(func.pg_advisory_xact_lock(bindparam("owner", owner, BigInteger))))
+    return owners | locked
 
 
 def erase(conn: Connection, runs: Sequence[str]) -> None:

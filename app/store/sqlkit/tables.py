@@ -106,6 +106,7 @@ SHARED_CONTENTS = Table(
     Column("ref", Text, primary_key=True),
     Column("head", Text),  # the last of the texts with which it begins
     Column("tail", Text),  # the text with which it ends
+    Column("owner", BigInteger, nullable=False),  # the number of the lock of its texts' owner
     Column("size", BigInteger, nullable=False),  # bytes of the whole
     Column("body", LargeBinary, nullable=False),  # what is between head and tail
 )
