@@ -3,6 +3,7 @@
 import asyncio
 import gzip
 import json
+import re
 import time
 import tracemalloc
 import zlib
@@ -34,6 +35,8 @@ def baton(**fields: Any) -> dict[str, Any]:
     return ask(baton=fields)
 
 
+RAW_WORDS = re.compile(r"Input|instance|dictionary|not a valid value|valid (string|integer|number|list|boolean)|items ")
+"""What pydantic says, and callers of an API do not."""
 CALL = {"id": CANARY, "type": "function", "function": {"name": "f", "arguments": "{}"}}
 
 
@@ -303,8 +306,36 @@ async def test_fields_that_are_wrong(gateway: GatewayStandIn, key: str, name: st
     reply, stall = await stalls(gateway, key, json.dumps(body).encode())
     error = check(reply, 400)
     assert error["param"] == param
+    assert not RAW_WORDS.search(error["message"])
     assert stall < STALL
     assert gateway.runs.orders == []
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("messages is a string", "'messages': it must be a list, not a string."),
+        ("content is a number", "'messages[0].content': it must be a string or a list, not a number."),
+        ("temperature too high", "'temperature': it must be at most 2."),
+        ("temperature is a string", "'temperature': it must be a number, not a string."),
+        ("max_tokens 1.5", "'max_tokens': it must be a whole number."),
+        ("five stops", "'stop': it must have at most 4 entries."),
+        ("empty messages", "'messages': it must have at least 1 entry."),
+        ("long user", "'user': it must have at most 512 characters."),
+        ("a bias of words", "'logit_bias': each of its keys must match the regular expression ^[0-9]{1,9}$."),
+    ],
+)
+async def test_a_fault_is_told_in_a_plain_sentence(gateway: GatewayStandIn, key: str, name: str, said: str) -> None:
+    reply = await send(gateway, key, json.dumps(FIELDS[name][0]).encode())
+    assert check(reply, 400)["message"] == f"Invalid value for {said}"
+
+
+@pytest.mark.parametrize("asked", ["limit=0", "limit=x", "state=x", "degraded=x", "since=x", "after=x", "limit=101"])
+async def test_a_fault_of_the_query_is_told_in_a_plain_sentence(gateway: GatewayStandIn, key: str, asked: str) -> None:
+    async with gateway.client(key) as client:
+        message = check(await client.get(f"/v1/runs?{asked}"), 400)["message"]
+    assert message.startswith(f"Invalid value for '{asked.split('=')[0]}': it must be ")
+    assert not RAW_WORDS.search(message)
 
 
 async def test_an_unknown_model_is_a_404(gateway: GatewayStandIn, key: str) -> None:

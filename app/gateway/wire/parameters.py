@@ -20,6 +20,7 @@ from pydantic import ValidationError
 
 from app.core.records import record
 from app.errors import InvalidRequest
+from app.gateway.wire.invalid_values import RANGES, TYPES, chosen, sentence
 from app.gateway.wire.unsupported_routes import NOT_OFFERED
 
 Decision = Literal["honoured", "ignored", "refused"]
@@ -35,19 +36,14 @@ Includable = Literal[
 ]
 """The values of `include` on `/v1/responses`."""
 NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")
-TYPES: Final = frozenset(
-    {"string_type", "int_type", "float_type", "bool_type", "list_type", "dict_type", "model_type", "int_from_float"}
-    | {"model_attributes_type"}
-)
-RANGES: Final = frozenset({"greater_than", "greater_than_equal", "less_than", "less_than_equal"})
+QUERY_FAULT: Final = "query_parameter"
+"""The kind of the errors that the readers of `query.py` raise, whose texts are sentences already."""
 LENGTHS: Final = {
     "too_long": "array_above_max_length",
     "too_short": "empty_array",
     "string_too_long": "string_above_max_length",
     "string_too_short": "string_below_min_length",
 }
-SAFE_TEXTS: Final = TYPES | RANGES | frozenset(LENGTHS) | {"finite_number", "literal_error"}
-"""Kinds of errors whose texts contain nothing of the input."""
 
 
 @record(frozen=True, slots=True)
@@ -236,7 +232,7 @@ def _table(decisions: Mapping[str, Parameter]) -> list[str]:
 def invalid_request(error: ValidationError, given: Mapping[str, Any]) -> InvalidRequest:
     """The deepest of the faults in `given`, as a 400 with OpenAI's `param` and `code`."""
     found = error.errors(include_url=False, include_input=False)
-    deepest = max(found, key=lambda one: len(one["loc"]))
+    deepest = chosen(found, lambda one: _path(one["loc"], given)[1])
     param, value = _path(deepest["loc"], given)
     kind = deepest["type"]
     if kind == "union_tag_not_found" and isinstance(value, dict) and deepest["ctx"]["discriminator"] == "'type'":
@@ -245,9 +241,8 @@ def invalid_request(error: ValidationError, given: Mapping[str, Any]) -> Invalid
         return unknown_parameter(param)
     if kind == "missing":
         return InvalidRequest(f"Missing required parameter: '{param}'.", param=param, code="missing_required_parameter")
-    said = deepest["msg"] if kind in SAFE_TEXTS else "This is not a valid value"
-    if kind == "union_tag_invalid":  # the tags that there are, without the one that was given
-        said = f"its type must be one of {deepest['ctx']['expected_tags']}"
+    others = [one for one in found if one is not deepest and _path(one["loc"], given)[0] == param]
+    said = sentence(deepest, value, others)
     return InvalidRequest(f"Invalid value for '{param}': {said}.", param=param, code=_code(kind, value))
 
 
@@ -258,7 +253,8 @@ def of_parameters(errors: Sequence[Mapping[str, Any]]) -> InvalidRequest:
         said = "Unknown query parameter; GET /openapi.json describes those of this route."
         return InvalidRequest(said, code="unknown_parameter")
     name = str(first["loc"][1])
-    return InvalidRequest(f"Invalid value for '{name}': {first['msg']}.", param=name, code="invalid_value")
+    said = str(first["msg"]) if first["type"] == QUERY_FAULT else sentence(first, first.get("input"))
+    return InvalidRequest(f"Invalid value for '{name}': {said}.", param=name, code="invalid_value")
 
 
 def check_kinds(tools: object, *kinds: str) -> None:

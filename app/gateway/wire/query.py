@@ -43,14 +43,14 @@ def _fault(reason: str) -> PydanticCustomError:
 def whole(value: str) -> int:
     """A whole number from 0."""
     if not (value.isascii() and value.isdecimal() and len(value) <= 15):
-        raise _fault("must be a whole number")
+        raise _fault("it must be a whole number")
     return int(value)
 
 
 def truth(value: str) -> bool:
     """`true` or `false`, or `1` or `0`."""
     if value not in ("true", "false", "1", "0"):
-        raise _fault("must be true or false")
+        raise _fault("it must be true or false")
     return value in ("true", "1")
 
 
@@ -61,7 +61,7 @@ def moment(value: str) -> float:
     except ValueError:
         seconds = _rfc3339(value)
     if not (math.isfinite(seconds) and 0 <= seconds < 1e11):
-        raise _fault("must be seconds since 1970 or RFC 3339")
+        raise _fault("it must be seconds since 1970 or RFC 3339")
     return seconds
 
 
@@ -70,7 +70,7 @@ def _rfc3339(value: str) -> float:
         at = datetime.fromisoformat(value.replace(" ", "+"))
         return (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
     except (ValueError, OverflowError):
-        raise _fault("must be seconds since 1970 or RFC 3339") from None
+        raise _fault("it must be seconds since 1970 or RFC 3339") from None
 
 
 def micro_dollars(value: str) -> int:
@@ -78,9 +78,9 @@ def micro_dollars(value: str) -> int:
     try:
         amount = Decimal(value)
     except InvalidOperation:
-        raise _fault("must be a decimal number of dollars") from None
+        raise _fault("it must be a decimal number of dollars") from None
     if not amount.is_finite() or not 0 <= amount <= MILLION:
-        raise _fault("must be a decimal number of dollars from 0 to 1,000,000")
+        raise _fault("it must be a decimal number of dollars from 0 to 1,000,000")
     return int((amount * MILLION).to_integral_value(ROUND_CEILING))
 
 
@@ -95,9 +95,9 @@ def cursor(value: str) -> tuple[float, str]:
         pair = orjson.loads(base64.urlsafe_b64decode(value + "=" * (-len(value) % 4)))
         created_at, run = pair
     except (ValueError, TypeError, binascii.Error):
-        raise _fault("is not a cursor of this service") from None
+        raise _fault("it must be `next` or `last_id` of the page before") from None
     if not isinstance(created_at, float | int) or not isinstance(run, str) or not RUN_ID.fullmatch(run):
-        raise _fault("is not a cursor of this service")
+        raise _fault("it must be `next` or `last_id` of the page before")
     return float(created_at), run
 
 

@@ -1,0 +1,97 @@
+"""Faults that pydantic finds in a request, as plain sentences: what the field must be. Nothing of its value is in them.
+
+pydantic's own texts speak of inputs, instances and dictionaries, name one member of a union as if there were no other,
+and are different from release to release.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+TYPES: Final[Mapping[str, str]] = {
+    "string_type": "a string",
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "bool_type": "true or false",
+    "list_type": "a list",
+    "dict_type": "an object",
+    "model_type": "an object",
+    "model_attributes_type": "an object",
+}
+"""What a field must be, by the kind of the error of one that has another type."""
+FITTING: Final[Mapping[str, type]] = {"a string": str, "a list": list, "an object": dict}
+NUMBERS: Final[Mapping[type, str]] = {bool: "true or false", int: "a number", float: "a number"}
+RANGES: Final[Mapping[str, tuple[str, str]]] = {
+    "greater_than": ("more than", "gt"),
+    "greater_than_equal": ("at least", "ge"),
+    "less_than": ("less than", "lt"),
+    "less_than_equal": ("at most", "le"),
+}
+"""The words of a bound, and the name under which the error has it."""
+Fault = Mapping[str, Any]
+"""One of pydantic's errors."""
+
+
+def chosen(faults: Sequence[Fault], value_at: Callable[[Fault], object]) -> Fault:
+    """The fault to report: the deepest, and of several members of a union the one whose type the value has."""
+
+    def weight(fault: Fault) -> tuple[int, bool]:
+        noun = TYPES.get(fault["type"])
+        return len(fault["loc"]), noun is None and not _is_missed(fault, value_at(fault))
+
+    return max(faults, key=weight)
+
+
+def _is_missed(fault: Fault, value: object) -> bool:
+    """True for a constant that a value of another type was compared with: it says least of several faults."""
+    return fault["type"] == "literal_error" and isinstance(value, dict | list)
+
+
+def sentence(fault: Fault, value: object, alternatives: Sequence[Fault] = ()) -> str:
+    """What the field must be, to be read after its name and a colon. `alternatives` are the faults of the other members
+    of a union at the same place."""
+    kind, context = fault["type"], fault.get("ctx", {})
+    if kind in TYPES:
+        return _of_type([TYPES[one["type"]] for one in (fault, *alternatives) if one["type"] in TYPES], value)
+    if kind in RANGES:
+        words, name = RANGES[kind]
+        bound = context[name]
+        return f"it must be {words} {int(bound) if bound == int(bound) else bound}"
+    if kind in ("too_long", "too_short"):
+        return _of_length(context, "entry", "entries")
+    if kind in ("string_too_long", "string_too_short"):
+        return _of_length(context, "character", "characters")
+    if kind == "literal_error":
+        return f"it must be {context['expected']}"
+    if kind == "string_pattern_mismatch":
+        whose = "each of its keys" if fault["loc"][-1] == "[key]" else "it"
+        return f"{whose} must match the regular expression {context['pattern']}"
+    if kind == "none_required":
+        return "it must be null: leave it out"
+    if kind == "finite_number":
+        return "it must be a finite number"
+    if kind == "union_tag_invalid":  # the tags that there are, without the one that was given
+        return f"its type must be one of {context['expected_tags']}"
+    return "it does not have the form that GET /openapi.json describes"
+
+
+def _of_type(nouns: Sequence[str], value: object) -> str:
+    known = list(dict.fromkeys(nouns))
+    wanted = " or ".join([", ".join(known[:-1]), known[-1]] if len(known) > 1 else known)
+    given = _noun(value)
+    fits = given in known or (given == "a number" and "a whole number" in known)
+    return f"it must be {wanted}" if fits or not given else f"it must be {wanted}, not {given}"
+
+
+def _noun(value: object) -> str:
+    """The type of a JSON value."""
+    if value is None or isinstance(value, int | float):
+        return NUMBERS.get(type(value), "null")
+    return next((noun for noun, kind in FITTING.items() if isinstance(value, kind)), "")
+
+
+def _of_length(context: Mapping[str, Any], one: str, several: str) -> str:
+    if (most := context.get("max_length")) is not None:
+        return f"it must have at most {most} {one if most == 1 else several}"
+    least = context["min_length"]
+    return f"it must have at least {least} {one if least == 1 else several}"
