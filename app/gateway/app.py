@@ -186,7 +186,8 @@ class Frontdoor:
             return await self._app(scope, receive, send)
         request_id = _given_id(scope) or self._context.name("req").encode()
         headers = [(b"x-request-id", request_id)]
-        if _is_anthropics(scope):
+        anthropics = _is_anthropics(scope)
+        if anthropics:
             headers.append((b"request-id", request_id))
         scope["baton.headers"] = headers
         scope["baton.status"] = 0
@@ -197,7 +198,8 @@ class Frontdoor:
             if message["type"] == "http.response.start":
                 scope["baton.status"] = message["status"]
                 took = (b"openai-processing-ms", b"%d" % ((self._context.tick() - log.began) * 1000))
-                message["headers"] = [*message["headers"], *headers, took]
+                rates = anthropic_reply.rate_headers(headers, self._context.now()) if anthropics else []
+                message["headers"] = [*message["headers"], *headers, *rates, took]
             else:
                 log.is_complete = not message.get("more_body", False)
             await send(message)

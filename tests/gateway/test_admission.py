@@ -3,6 +3,7 @@
 import asyncio
 import math
 from dataclasses import replace
+from datetime import datetime
 from typing import Any
 
 import httpx
@@ -162,3 +163,19 @@ async def test_nothing_is_counted_for_a_bad_request(gateway: GatewayStandIn) -> 
     key = gateway.add_key("slow", rpm=1)
     assert (await post(gateway, key, n=2)).status_code == 400
     assert (await post(gateway, key)).status_code == 200
+
+
+async def test_anthropics_clients_are_told_their_rates_under_its_names() -> None:
+    stand_in = GatewayStandIn()
+    key = stand_in.add_key("slow", rpm=3, tpm=600)
+    asked = {"model": "baton-mini", "max_tokens": 5, "messages": [{"role": "user", "content": "Hi"}]}
+    async with stand_in.client(key) as client:
+        replies = [await client.post("/v1/messages", json=asked) for _ in range(4)]
+        other = await client.post("/v1/chat/completions", json=ask())
+    assert [reply.status_code for reply in replies] == [200, 200, 200, 429]
+    assert [reply.headers["anthropic-ratelimit-requests-remaining"] for reply in replies] == ["2", "1", "0", "0"]
+    refused = replies[-1].headers
+    assert (refused["anthropic-ratelimit-requests-limit"], refused["anthropic-ratelimit-tokens-limit"]) == ("3", "600")
+    reset = datetime.fromisoformat(refused["anthropic-ratelimit-requests-reset"]).timestamp()
+    assert stand_in.context.now() < reset <= stand_in.context.now() + 61
+    assert not [name for name in other.headers if name.startswith("anthropic")]

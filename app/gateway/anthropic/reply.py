@@ -5,6 +5,8 @@
 """
 
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from math import ceil
 from typing import Any, Final
 
 import orjson
@@ -19,6 +21,7 @@ from app.gateway.anthropic.request import UNTHREADED
 from app.gateway.chat.reply import extension
 from app.gateway.http import fault
 
+RATES: Final = b"x-ratelimit-"
 STOPS: Final[Mapping[str, str]] = {
     "stop": "end_turn",
     "length": "max_tokens",
@@ -73,6 +76,19 @@ def refuse(status: int, message: str, request_id: str, headers: Mapping[str, str
     """The reply to a fault that has no class: no such route, no such method, a bug."""
     body = orjson.dumps(_error(status, message, request_id))
     return Response(body, status, dict(headers or {}), media_type="application/json")
+
+
+def rate_headers(headers: Sequence[tuple[bytes, bytes]], now: float) -> list[tuple[bytes, bytes]]:
+    """The headers of rates among those of a reply, under Anthropic's names. A reset is a time there, as RFC 3339."""
+    found: list[tuple[bytes, bytes]] = []
+    for name, value in headers:
+        if name.startswith(RATES):
+            figure, unit = name.removeprefix(RATES).split(b"-")
+            if figure == b"reset":
+                at = datetime.fromtimestamp(ceil(now + float(value.rstrip(b"s"))), UTC)
+                value = at.strftime("%Y-%m-%dT%H:%M:%SZ").encode()
+            found.append((b"anthropic-ratelimit-%s-%s" % (unit, figure), value))
+    return found
 
 
 def described(error: BatonError, request_id: str) -> dict[str, Any]:

@@ -13,10 +13,13 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 METHODS: Final = ("GET", "HEAD", "POST", "DELETE", "OPTIONS")
+FIGURES: Final = ("limit", "remaining", "reset")
 EXPOSED: Final = (
     *("x-request-id", "x-baton-run", "idempotent-replayed", "retry-after", "openai-processing-ms"),
     *("x-ratelimit-limit-requests", "x-ratelimit-remaining-requests", "x-ratelimit-reset-requests"),
     *("x-ratelimit-limit-tokens", "x-ratelimit-remaining-tokens", "x-ratelimit-reset-tokens"),
+    *("request-id", "x-should-retry"),
+    *(f"anthropic-ratelimit-{unit}-{name}" for unit in ("requests", "tokens") for name in FIGURES),
 )
 """Headers of replies that a page's script may read."""
 MAX_AGE: Final = 7_200
