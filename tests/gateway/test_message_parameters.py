@@ -20,8 +20,8 @@ from tests.harness.stand_ins import GatewayStandIn
 from tests.stubs import ProviderStub, Reply
 from tests.stubs.script import ToolCall
 
-BEYOND = {"baton", "temperature", "top_p", "top_k", "context_management"}
-"""Our own; what newer clients leave to `extra_body`; and what only the beta's type has."""
+BEYOND = {"baton", "temperature", "top_p", "top_k", "context_management", "output_format"}
+"""Our own; what newer clients leave to `extra_body`; what only the beta's type has; and an older name."""
 ASKED: dict[str, Any] = {
     "model": "baton-mini",
     "max_tokens": 64,
@@ -77,7 +77,7 @@ HONOURED: Mapping[str, tuple[dict[str, Any], Reply, Seen, object]] = {
     ),
 }
 """What is sent beside `ASKED`, the worker's reply, and what is to be seen."""
-APART = {"thinking", "output_config", "metadata"}
+APART = {"thinking", "output_config", "output_format", "metadata"}
 """Those that have a test of their own."""
 IGNORED: Mapping[str, tuple[object, object]] = {
     "service_tier": ("auto", "cheap"),
@@ -183,8 +183,11 @@ async def test_thinking_and_effort_choose_the_tiers_limits(
 
 async def test_a_form_reaches_the_worker(stub: ProviderStub, client: httpx.AsyncClient) -> None:
     stub.always("alpha", Reply(chunks=('{"n": 4}',)))
-    await asked_of(client, output_config={"format": {"type": "json_schema", "schema": SCHEMA}})
-    assert stub.of("alpha")[-1].json["response_format"]["json_schema"]["schema"] == SCHEMA
+    form = {"type": "json_schema", "schema": SCHEMA}
+    for more in ({"output_config": {"format": form}}, {"output_format": form}):
+        assert (await asked_of(client, **more)).status_code == 200
+        assert stub.of("alpha")[-1].json["response_format"]["json_schema"]["schema"] == SCHEMA
+    assert (await asked_of(client, output_config={"format": form}, output_format=form)).status_code == 400
 
 
 def test_the_end_user_is_kept_with_the_task() -> None:
@@ -224,27 +227,29 @@ ASK = {"role": "user", "content": "What is 2 + 2?"}
 
 
 @pytest.mark.parametrize(
-    ("turns", "param", "code"),
+    ("turns", "param", "says"),
     [
-        ([ASK, result("a")], "messages.1.content.0.tool_use_id", "unknown_tool_call"),
-        ([ASK, used("a"), result("a", "b")], "messages.2.content.1.tool_use_id", "unknown_tool_call"),
-        ([ASK, used("a"), result("a"), result("a")], "messages.3.content.0.tool_use_id", "unknown_tool_call"),
-        ([ASK, used("a"), ASK, result("a")], "messages.1.content.0", "tool_results_missing"),
-        ([ASK, used("a", "b"), result("b")], "messages.1.content.0", "tool_results_missing"),
-        ([ASK, used("a")], "messages.1.content.0", "tool_results_missing"),
-        ([ASK, used("a", "a"), result("a")], "messages.1.content.1.id", "invalid_value"),
+        ([ASK, result("a")], "messages.1.content.0.tool_use_id", "needs its tool_use"),
+        ([ASK, used("a"), result("a", "b")], "messages.2.content.1.tool_use_id", "needs its tool_use"),
+        ([ASK, used("a"), result("a"), result("a")], "messages.3.content.0.tool_use_id", "needs its tool_use"),
+        ([ASK, used("a"), ASK, result("a")], "messages.1.content.0", "needs its tool_result"),
+        ([ASK, used("a", "b"), result("b")], "messages.1.content.0", "needs its tool_result"),
+        ([ASK, used("a")], "messages.1.content.0", "needs its tool_result"),
+        ([ASK, used("a", "a"), result("a")], "messages.1.content.1.id", "the same id"),
+        ([ASK, used("a") | {"role": "user"}], "messages.1.content.0", "only an assistant's turn calls tools"),
     ],
 )
 async def test_a_result_without_its_call_and_a_call_without_its_result_are_refused(
-    gateway: GatewayStandIn, key: str, turns: list[dict[str, Any]], param: str, code: str
+    gateway: GatewayStandIn, key: str, turns: list[dict[str, Any]], param: str, says: str
 ) -> None:
     async with gateway.client(key) as client:
         reply = await asked_of(client, messages=turns, tools=[ADD])
         counted = {"model": "baton-mini", "messages": turns, "tools": [ADD]}
-        assert (await client.post("/v1/messages/count_tokens", json=counted)).status_code == 200
+        count = await client.post("/v1/messages/count_tokens", json=counted)
+    assert count.status_code == (400 if "calls tools" in says else 200)
     assert reply.status_code == 400
     message = reply.json()["error"]["message"]
-    assert param in message
+    assert (param in message, says in message) == (True, True)
     assert gateway.runs.orders == []
 
 

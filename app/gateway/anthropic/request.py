@@ -108,6 +108,8 @@ class TokenCountRequest(WireModel):
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
+    output_format: OutputFormat | None = None
+    """The name that `output_config.format` had at first; clients of that time send it."""
     cache_control: CacheMark | None = None
     context_management: ContextManagement | None = None
     speed: Literal["standard", "fast"] | None = None
@@ -213,7 +215,7 @@ def _check_results(turns: list[Turn]) -> None:
         if waiting and not results and (turn.role, before) != ("assistant", "assistant"):
             raise _unanswered(waiting)
         for at, block in enumerate(blocks):
-            if isinstance(block, ToolUseBlock):
+            if isinstance(block, ToolUseBlock) and turn.role == "assistant":
                 where = f"messages.{place}.content.{at}"
                 allow(block.id not in waiting, f"{where}.id", "another call that has no result yet has the same id")
                 waiting[block.id] = where
@@ -281,8 +283,12 @@ def _referred(turns: list[Turn]) -> Iterator[tuple[str, str]]:
 
 
 def _form(asked: TokenCountRequest) -> Form | None:
-    if asked.output_config is None or asked.output_config.format is None:
+    config = asked.output_config
+    newer = config.format if config is not None else None
+    allow(newer is None or asked.output_format is None, "output_format", "it stands in output_config.format already")
+    output = newer or asked.output_format
+    if output is None:
         return None
-    schema = asked.output_config.format.form
-    check(schema, "output_config.format.schema")
+    schema = output.form
+    check(schema, "output_config.format.schema" if newer is not None else "output_format.schema")
     return Form(schema, strict=is_closed(schema))
