@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import anthropic.types as sdk
+import anthropic.types.beta as beta
 import httpx
 import pytest
 from anthropic.types import message_count_tokens_params, message_create_params
@@ -266,6 +267,51 @@ async def test_results_right_behind_their_calls_are_read(
 ) -> None:
     async with gateway.client(key) as client:
         assert (await asked_of(client, messages=turns, tools=[ADD])).status_code == 200
+
+
+SHELL = {"type": "bash_20250124", "name": "bash"}
+EDITOR = {"type": "text_editor_20250728", "name": "str_replace_based_edit_tool", "max_characters": 10_000}
+MEMORY = {"type": "memory_20250818", "name": "memory", "cache_control": {"type": "ephemeral"}}
+
+
+async def test_tools_that_anthropic_describes_are_functions_to_workers(
+    stub: ProviderStub, client: httpx.AsyncClient
+) -> None:
+    edit = '{"command": "view", "path": "/a"}'
+    stub.always("alpha", Reply(chunks=(), tool_calls=[ToolCall(EDITOR["name"], edit, "c1")], finish="tool"))
+    reply = await asked_of(client, tools=[SHELL, EDITOR, MEMORY, ADD])
+    assert reply.status_code == 200, reply.text
+    [block] = reply.json()["content"]
+    assert (block["name"], block["input"]) == (EDITOR["name"], {"command": "view", "path": "/a"})
+    offered = {tool["function"]["name"]: tool["function"] for tool in stub.of("alpha")[-1].json["tools"]}
+    assert list(offered) == ["bash", EDITOR["name"], "memory", "add"]
+    assert set(offered["bash"]["parameters"]["properties"]) == {"command", "restart"}
+    commands = offered["memory"]["parameters"]["properties"]["command"]["enum"]
+    assert commands == ["view", "create", "str_replace", "insert", "delete", "rename"]
+
+
+def test_they_have_the_arguments_that_the_official_client_reads() -> None:
+    for command in typing.get_args(typing.get_args(beta.BetaMemoryTool20250818Command)[0]):
+        wanted = set(command.model_fields)
+        assert wanted <= set(tools.KNOWN["memory_20250818"].schema["properties"])
+    known = {kind for tool in typing.get_args(sdk.ToolUnionParam) for kind in kinds_of(tool)}
+    assert set(tools.KNOWN) <= known
+
+
+def kinds_of(tool: type) -> tuple[str, ...]:
+    return typing.get_args(typing.get_type_hints(tool)["type"])
+
+
+async def test_tools_that_anthropic_would_run_are_refused(gateway: GatewayStandIn, key: str) -> None:
+    async with gateway.client(key) as client:
+        for tool, says in (
+            ({"type": "web_search_20250305", "name": "web_search"}, "tools[0].type"),
+            ({"type": "code_execution_20250825", "name": "code_execution"}, "tools[0].type"),
+            (SHELL | {"name": "zsh"}, "tools[0].name"),
+            (SHELL | {"input_schema": {}}, "tools[0].input_schema"),
+        ):
+            reply = await asked_of(client, tools=[tool])
+            assert (reply.status_code, says in reply.json()["error"]["message"]) == (400, True), reply.text
 
 
 async def test_what_is_refused_is_named(client: httpx.AsyncClient) -> None:

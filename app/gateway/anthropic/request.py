@@ -27,7 +27,7 @@ from app.gateway.anthropic.blocks import (
     parts_of,
     result_of,
 )
-from app.gateway.anthropic.tools import CacheMark, ToolChoice, WireTool, allow, toolbox_of
+from app.gateway.anthropic.tools import KNOWN, AnyTool, CacheMark, ToolChoice, allow, toolbox_of
 from app.gateway.wire.baton_options import BatonOptions, WireModel
 from app.gateway.wire.parameters import check_kinds, invalid_request
 from app.gateway.wire.response_formats import check
@@ -104,7 +104,7 @@ class TokenCountRequest(WireModel):
     model: Annotated[str, StringConstraints(min_length=1, max_length=256)]
     messages: Annotated[list[Turn], Field(min_length=1, max_length=2_048, fail_fast=True)]
     system: str | Annotated[list[TextBlock], Field(max_length=512, fail_fast=True)] | None = None
-    tools: Annotated[list[WireTool], Field(max_length=128, fail_fast=True)] = []
+    tools: Annotated[list[AnyTool], Field(max_length=128, fail_fast=True)] = []
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
@@ -162,7 +162,7 @@ def _given(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _checked(model: type[Read], given: dict[str, Any]) -> Read:
-    check_kinds(given.get("tools"), "custom")
+    check_kinds(given.get("tools"), "custom", *KNOWN)
     try:
         return model.model_validate(given)
     except ValidationError as error:

@@ -3,9 +3,10 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import Field, StringConstraints
+from pydantic import Discriminator, Field, StringConstraints, Tag
 
 from app.core.message.chat import NO_TOOLS, Tool, Toolbox
+from app.core.records import record
 from app.errors import InvalidRequest
 from app.gateway.wire.baton_options import WireModel
 from app.gateway.wire.response_formats import check
@@ -16,6 +17,58 @@ CHOICES: Final[Mapping[str, Literal["auto", "none", "required", "named"]]] = {
     "tool": "named",
     "none": "none",
 }
+TEXT: Final = {"type": "string"}
+LINE: Final = {"type": "integer", "minimum": 0}
+EDITS: Final[Mapping[str, Any]] = {
+    "path": {"type": "string", "description": "The absolute path of the file or folder."},
+    "view_range": {"type": "array", "items": {"type": "integer"}, "description": "First and last line to view."},
+    "file_text": {"type": "string", "description": "The content of the file to create."},
+    "old_str": {"type": "string", "description": "The text to replace, which must occur exactly once."},
+    "new_str": {"type": "string", "description": "The text that replaces it."},
+    "insert_line": LINE | {"description": "The number of the line behind which text is inserted; 0: at the start."},
+    "insert_text": {"type": "string", "description": "The text to insert."},
+}
+"""Arguments of the commands view, create, str_replace and insert."""
+
+
+@record(frozen=True, slots=True)
+class Known:
+    """Anthropic's description of a tool."""
+
+    name: str
+    description: str
+    schema: dict[str, Any]
+
+
+def _commands(*names: str, **arguments: Any) -> dict[str, Any]:
+    command = {"type": "string", "enum": list(names)}
+    return {"type": "object", "properties": {"command": command, **arguments}, "required": ["command"]}
+
+
+EDITING: Final = "Views and edits text files by commands."
+EDITOR: Final = Known(
+    "str_replace_based_edit_tool", EDITING, _commands("view", "create", "str_replace", "insert", **EDITS)
+)
+KNOWN: Final[Mapping[str, Known]] = {
+    "bash_20250124": Known(
+        "bash",
+        "Runs a command in a bash session, which keeps its state between calls. `restart` begins a new session.",
+        {"type": "object", "properties": {"command": TEXT, "restart": {"type": "boolean"}}},
+    ),
+    "text_editor_20250124": Known(
+        "str_replace_editor", EDITING, _commands("view", "create", "str_replace", "insert", "undo_edit", **EDITS)
+    ),
+    "text_editor_20250429": EDITOR,
+    "text_editor_20250728": EDITOR,
+    "memory_20250818": Known(
+        "memory",
+        "Keeps notes in files under /memories from one conversation to the next, by commands. View that folder first.",
+        _commands(
+            *("view", "create", "str_replace", "insert", "delete", "rename"), **EDITS, old_path=TEXT, new_path=TEXT
+        ),
+    ),
+}
+"""By type: the tools of Anthropic's that the caller's side runs ("Bash tool", "Text editor tool", "Memory tool")."""
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 
 
@@ -43,6 +96,42 @@ class WireTool(WireModel):
     allowed_callers: Annotated[list[Literal["direct"]], Field(max_length=1)] | None = None
 
 
+class KnownTool(WireModel):
+    """A tool that Anthropic describes and the caller's side runs: workers get it as a function of that description."""
+
+    type: Literal[
+        "bash_20250124",
+        "text_editor_20250124",
+        "text_editor_20250429",
+        "text_editor_20250728",
+        "memory_20250818",
+    ]
+    name: Name
+    strict: bool | None = None
+    cache_control: CacheMark | None = None
+    max_characters: Annotated[int, Field(ge=1)] | None = None
+    """Of a file that the caller's side shows; it is for that side to keep."""
+    input_examples: Annotated[list[dict[str, Any]], Field(max_length=64)] | None = None
+    defer_loading: bool | None = None
+    allowed_callers: Annotated[list[Literal["direct"]], Field(max_length=1)] | None = None
+
+    @property
+    def description(self) -> str:
+        """What workers are told of it."""
+        return KNOWN[self.type].description
+
+    @property
+    def input_schema(self) -> dict[str, Any]:
+        """The schema of its arguments."""
+        return KNOWN[self.type].schema
+
+
+AnyTool = Annotated[
+    Annotated[WireTool, Tag("custom")] | Annotated[KnownTool, Tag("known")],
+    Discriminator(lambda tool: "known" if isinstance(tool, dict) and tool.get("type") in KNOWN else "custom"),
+]
+
+
 class ToolChoice(WireModel):
     """Which tools the worker must or may use."""
 
@@ -51,7 +140,9 @@ class ToolChoice(WireModel):
     disable_parallel_tool_use: bool | None = None
 
 
-def toolbox_of(asked: Sequence[WireTool], choice: ToolChoice | None, referred: Iterable[tuple[str, str]]) -> Toolbox:
+def toolbox_of(
+    asked: Sequence[WireTool | KnownTool], choice: ToolChoice | None, referred: Iterable[tuple[str, str]]
+) -> Toolbox:
     """The tools on offer and how they are to be used; `referred`: the tools that results refer to, and where.
 
     A deferred tool is offered once a result has referred to it, or where it must be called. Raises `InvalidRequest`.
@@ -62,6 +153,9 @@ def toolbox_of(asked: Sequence[WireTool], choice: ToolChoice | None, referred: I
     names = [tool.name for tool in asked]
     allow(len(set(names)) == len(names), "tools", "two tools have the same name")
     for place, tool in enumerate(asked):
+        if isinstance(tool, KnownTool):
+            name = KNOWN[tool.type].name
+            allow(tool.name == name, f"tools[{place}].name", f"a tool of this type has the name '{name}'")
         check(tool.input_schema, f"tools[{place}].input_schema")
     named = choice.name or "" if choice is not None and choice.type == "tool" else ""
     found = {named}
