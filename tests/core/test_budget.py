@@ -5,8 +5,18 @@ from fractions import Fraction
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.core.message.chat import Image, Message, Text, ToolCall, Usage, summed
-from app.core.pool.budget import PER_IMAGE, PER_MESSAGE, broken, estimate, input_bound, worst_case
+from app.core.message.chat import Document, Image, Message, Text, ToolCall, Usage, summed
+from app.core.pool.budget import (
+    MOST_PAGES,
+    PAGE_CHARS,
+    PER_IMAGE,
+    PER_MESSAGE,
+    PER_PAGE,
+    broken,
+    estimate,
+    input_bound,
+    worst_case,
+)
 from app.core.pool.catalog import MILLION, Price, Worker
 
 RATES = st.integers(0, 200 * MILLION)
@@ -79,3 +89,10 @@ def test_a_broken_call_is_counted_from_above_but_not_above_what_was_reserved() -
     assert broken(50, 1000, "é" * 10, 0) == Usage(input=50, output=20 + PER_MESSAGE, estimated=True)
     assert broken(50, 30, "x" * 100, 0).output == 30
     assert broken(50, 1000, "", 1000).output == 1000
+
+
+def test_a_pdf_is_counted_by_the_pages_that_its_size_stands_for() -> None:
+    sizes = {1: 1, PAGE_CHARS // 2: 1, 3 * PAGE_CHARS: 4, 10**8: MOST_PAGES}
+    for size, pages in sizes.items():
+        talk = (Message("user", (Document("x" * size), Text("!"))),)
+        assert input_bound(talk) == pages * PER_PAGE + 1 + 2 * PER_MESSAGE

@@ -12,10 +12,11 @@ from app.core.pool.catalog import Worker
 PER_MESSAGE = 16
 PER_IMAGE = 6_000
 """Above what the three wire formats bill for the largest image at high detail."""
-PER_PAGE = 3_000
-"""Of a PDF: its text and its picture. How many pages it has is estimated, so this is no bound but a likely figure."""
-PAGE_CHARS = 40_000
-"""Of a PDF in base64."""
+PER_PAGE = 6_000
+"""Above what providers bill for the text and the picture of a page of a PDF. The number of its pages is estimated by
+`PAGE_CHARS`, so what is reserved for a PDF is likely to be enough, and no bound."""
+PAGE_CHARS = 100_000
+"""Characters of a PDF in base64 for each of its pages."""
 MOST_PAGES = 100
 """What Anthropic takes in one request; other providers take more."""
 
