@@ -1,5 +1,8 @@
 """The model list, and what probes and Prometheus read."""
 
+import json
+
+from anthropic.types import ModelCapabilities, ModelInfo
 from openai.types import Model
 
 from app.errors import StoreUnavailable
@@ -39,6 +42,20 @@ async def test_models_come_in_pages_in_both_shapes(gateway: GatewayStandIn, key:
             assert await page("?after_id=mini", **headers) == ([], None, None, False)
         wrong = await client.get("/v1/models?after_id=nothing")
     assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "after_id")
+
+
+async def test_anthropics_clients_are_told_what_a_tier_can_do(gateway: GatewayStandIn, key: str) -> None:
+    async with gateway.client(key) as client:
+        model = (await client.get("/v1/models/mini", headers={"anthropic-version": "2023-06-01"})).json()
+    read = ModelInfo.model_validate_json(json.dumps(model), strict=True)
+    assert (read.max_input_tokens, read.max_tokens) == (128_000, 4_096)
+    can = read.capabilities
+    assert can is not None
+    assert can.effort.low.supported
+    assert can.structured_outputs.supported
+    assert not can.pdf_input.supported
+    assert not can.thinking.supported
+    assert set(model["capabilities"]) == set(ModelCapabilities.model_fields)
 
 
 async def test_a_key_sees_its_own_tiers(gateway: GatewayStandIn) -> None:

@@ -95,6 +95,11 @@ class AnthropicModel(Reply):
     display_name: str
     created_at: str
     lifecycle: Literal["active"]
+    max_input_tokens: int
+    """The longest context of the tier's workers."""
+    max_tokens: int
+    """The longest answer that the tier allows."""
+    capabilities: dict[str, Any]
     baton: dict[str, Any]
 
 

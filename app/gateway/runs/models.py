@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from app.core.plan.arms import listed, tier_for
-from app.core.pool.catalog import MILLION, Catalog, Limits, Tier, Worker
+from app.core.pool.catalog import MILLION, Card, Catalog, Limits, Tier, Worker
 from app.errors import InvalidRequest
 from app.gateway.http.auth import Caller, Keys
 from app.gateway.http.context import GatewayContext
@@ -23,6 +23,8 @@ from app.gateway.wire import query
 from app.gateway.wire.baton_options import resolve_tier
 from app.store.protocol import KeyRow
 
+EFFORTS: Final = ("low", "medium", "high", "xhigh", "max")
+"""Those that Anthropic has."""
 ANY_ERROR: Final = (replies.Error, message_replies.AnthropicError)
 ANTHROPIC_VERSION: Final = {
     "name": "anthropic-version",
@@ -129,8 +131,45 @@ def describe_to_anthropic(catalog: Catalog, name: str, created: int) -> dict[str
     """A model as Anthropic's model object."""
     model = describe(catalog, name, created)
     at = datetime.fromtimestamp(created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    named = {"id": name, "type": "model", "display_name": name, "created_at": at, "lifecycle": "active"}
+    named: dict[str, Any] = {"id": name, "type": "model", "display_name": name, "created_at": at, "lifecycle": "active"}
+    tier = tier_for(catalog, name)
+    assert tier is not None
+    cards = [catalog.workers[worker].card for worker in tier.pool]
+    written = max(limits.output_tokens for limits in tier.efforts.values())
+    named |= {
+        "max_input_tokens": max(card.context for card in cards),
+        "max_tokens": min(written, max(card.max_output for card in cards)),
+        "capabilities": _capabilities(tier, cards),
+    }
     return named | {"baton": model["baton"]}
+
+
+def _capabilities(tier: Tier, cards: list[Card]) -> dict[str, Any]:
+    """What the tier can do, in Anthropic's words. Thinking may be asked for, and none is returned."""
+    seen = frozenset().union(*(card.modalities for card in cards))
+    return {
+        "batch": _support(False),
+        "citations": _support(False),
+        "code_execution": _support(False),
+        "context_management": _supports(
+            True, clear_thinking_20251015=True, clear_tool_uses_20250919=False, compact_20260112=False
+        ),
+        "effort": _supports(len(tier.efforts) > 1, **{name: name in tier.efforts for name in EFFORTS}),
+        "image_input": _support("image" in seen),
+        "pdf_input": _support("pdf" in seen),
+        "server_tools": _supports(False, code_execution=False, web_search=False),
+        "structured_outputs": _support(True),
+        "thinking": _support(False)
+        | {"types": {name: _support(False) for name in ("adaptive", "between_tools", "disabled", "enabled")}},
+    }
+
+
+def _support(supported: bool) -> dict[str, Any]:
+    return {"supported": supported}
+
+
+def _supports(supported: bool, **parts: bool) -> dict[str, Any]:
+    return _support(supported) | {name: _support(part) for name, part in parts.items()}
 
 
 def _description(request: Request) -> Callable[[Catalog, str, int], dict[str, Any]]:
