@@ -40,6 +40,7 @@ WRITING: Final = (*READING, 408, 409, 413, 415)
 """Errors of routes that take a body and begin no run."""
 RUNNING: Final = (*WRITING, 429, 499, 502, 504)
 """Errors of routes that begin runs."""
+ENCODINGS: Final = "In UTF-8; as it is, or with `Content-Encoding: gzip` or `deflate`."
 IDEMPOTENCY_KEY: Final = {
     "name": "Idempotency-Key",
     "in": "header",
@@ -107,7 +108,7 @@ def body(name: str, *, example: Mapping[str, Any] | None = None, required: bool 
         content["example"] = example
     return {
         "parameters": [IDEMPOTENCY_KEY],
-        "requestBody": {"required": required, "content": {"application/json": content}},
+        "requestBody": {"description": ENCODINGS, "required": required, "content": {"application/json": content}},
     }
 
 
