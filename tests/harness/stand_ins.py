@@ -30,7 +30,7 @@ from app.gateway.http.auth import adopt
 from app.gateway.http.connection import connection
 from app.gateway.http.context import GatewayContext
 from app.stepqueue.protocol import StepQueue
-from app.store.protocol import Journal, KeyRow, Ledger, Once, Reader, RunQuery, RunRow, Store
+from app.store.protocol import Journal, KeyRow, Ledger, Once, PrunedRun, Reader, RunQuery, RunRow, Store
 from app.telemetry import Telemetry
 
 PEPPER = b"pepper"
@@ -218,6 +218,10 @@ class ShelfStore:
         for row in self.rows:
             if row.id == run:
                 return row
+        raise NotFound()
+
+    async def pruned_run(self, run: str) -> PrunedRun:
+        self._check()
         raise NotFound()
 
     async def runs(self, query: RunQuery) -> tuple[RunRow, ...]:
