@@ -293,6 +293,19 @@ class RedisQueue:
         return f"Redis may evict tickets (maxmemory-policy {policy}); set `maxmemory-policy noeviction`."
 
 
+async def clear(url: str, prefix: str = "baton") -> int:
+    """Delete all that is queued under a prefix; the number of keys. Tickets that are due are queued again from the
+    database. Raises `QueueUnavailable`."""
+    client = _client(url)
+    try:
+        names = [name async for name in client.scan_iter(match=f"{prefix}:*", count=1_000)]
+        return int(await client.unlink(*names)) if names else 0
+    except FAULTS as fault:
+        raise QueueUnavailable from fault
+    finally:
+        await client.aclose()
+
+
 @record(frozen=True, slots=True)
 class Keys:
     """The names under one prefix, so that several installations can share a server."""

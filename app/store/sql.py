@@ -54,6 +54,7 @@ from app.store.rows import (
     texts,
     trials,
 )
+from app.store.sqlkit import generation
 from app.store.sqlkit.migrate import migrate
 from app.store.sqlkit.postgres import Postgres
 from app.store.sqlkit.runner import AWAY, Fault, Runner, parse_url
@@ -275,6 +276,10 @@ class SqlStore:
         for start in range(0, len(names), CHUNK):
             found |= await self._read(partial(runs.seqs, names=names[start : start + CHUNK]))
         return found
+
+    async def begin_generation(self, now: float) -> float | None:
+        self._journals.clear()
+        return await self._write(partial(generation.begin, now=now))
 
     async def lapsed(self, now: float) -> tuple[Lapsed, ...]:
         return await self._read(partial(runs.lapsed, now=now))

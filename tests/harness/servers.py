@@ -199,6 +199,26 @@ def base_backup(server: Server, folder: Path) -> None:
     _base_backup(server, folder, ["-X", "none"])
 
 
+def dumped(server: Server, file: Path) -> None:
+    """Write a dump of that Postgres, in its own format, to a file."""
+    _client(server, "pg_dump", "--format=custom", f"--dbname={server.url}", output=file)
+
+
+def load_dump(server: Server, file: Path) -> None:
+    """Load a dump into an empty Postgres."""
+    _client(server, "pg_restore", "--no-owner", f"--dbname={server.url}", given=file)
+
+
+def _client(server: Server, name: str, *words: str, output: Path | None = None, given: Path | None = None) -> None:
+    """Run a client program of that Postgres, as this user, over files that this user may read and write."""
+    command = [str(Path(server.argv[0]).parent / name), *words]
+    done = subprocess.run(command, capture_output=True, check=False, input=given.read_bytes() if given else None)
+    if done.returncode:
+        raise ServerFailed(f"{name} failed: {done.stderr.decode()[-2000:]}")
+    if output is not None:
+        output.write_bytes(done.stdout)
+
+
 @contextlib.contextmanager
 def _another(primary: Server, options: Sequence[str]) -> Iterator[tuple[Server, Path]]:
     """A server on a fresh base backup of another one, which is not started yet."""

@@ -12,6 +12,7 @@ from app.cli.commands.declarations import (
     flag,
     in_order,
     option,
+    repeatable,
 )
 
 
@@ -52,6 +53,25 @@ def _database(root: Group) -> None:
     @AS_JSON
     def migrate() -> None:
         """Bring the database to this version's schema."""
+
+    @root.add(
+        "restored",
+        "restored",
+        "baton restored --dry-run",
+        "baton restored --log engine-1.log --log engine-2.log",
+        "baton restored --keep-open --json",
+    )
+    @repeatable("--log", "logs", metavar="FILE", help="A log of an engine: tells what it did after the restore point.")
+    @flag("--keep-open", help="Let engines go on with the runs that are open, and do again what they had done.")
+    @flag("--dry-run", help="Only print what would be done.")
+    @AS_JSON
+    def restored() -> None:
+        """Put a database that was restored from a back-up into service.
+
+        Run it while no gateway and no engine runs. It ends the runs that were open at the restore point, because nobody
+        can tell what they have done since, gives their open calls the outcome `unknown`, empties the queue in Redis,
+        and lists what was billed, as far as the logs tell, and is missing from the journal.
+        """
 
 
 def _checks(root: Group) -> None:

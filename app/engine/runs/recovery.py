@@ -34,8 +34,10 @@ from app.engine.delivery.turn_result import outcome
 from app.engine.runs.driver import Driver
 from app.errors import NotFound, PlanRejected, QueueUnavailable, StoreUnavailable
 from app.stepqueue.protocol import WHOLE_RUN, Ticket
-from app.store.protocol import Entry, Lapsed, Ledger, Outbox, Projection, RunRow
+from app.store.protocol import Entry, Lapsed, Ledger, Outbox, Projection, RunRow, Store
 
+RESTORED = "restored"
+"""The error of a run that was open when the database was restored from a back-up."""
 SWEEP = 50
 """Runs and tickets taken in one sweep."""
 GIVEN_UP_SECONDS = 0.5
@@ -197,6 +199,20 @@ class Recovery:
         self._context.telemetry.log(
             logging.WARNING, "A run that no engine could drive was ended.", run=row.id, error=shown.error
         )
+
+
+async def end_restored(store: Store, row: RunRow, now: float) -> None:
+    """End a run that was open in a restored database, and give its open calls the outcome `unknown`.
+
+    It may have gone on after the restore point, so that nothing of it may be done again.
+    """
+    state = fold((await store.journal(row.id)).events)
+    outcomes, held = given_up(state.open_calls)
+    closed = tentative(state, outcomes)
+    last = ending(closed, Finish(Kind.FAILED, error=RESTORED))
+    shown = projection(tentative(closed, last))
+    entry = Entry(row.id, now, (*outcomes, *last), epoch=row.epoch, release=held, spent=held, row=shown, seq=state.seq)
+    await store.append(entry)
 
 
 async def take_over(

@@ -67,6 +67,11 @@ class LeasesAndOutbox(Protocol):
         """
         ...
 
+    async def begin_generation(self, now: float) -> float | None:
+        """Raise all epochs and claims of open runs beyond any that was given out, after a restore: whoever held a run
+        or a step has lost it. Returns the time of the journal's last event, None if it is empty."""
+        ...
+
     async def lapsed(self, now: float) -> tuple[Lapsed, ...]:
         """The number of runs that wait to be taken over, by tier and code version."""
         ...

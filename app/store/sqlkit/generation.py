@@ -65,7 +65,10 @@ async def _begin(driver: Any, present: str, *, known: bool) -> None:
     await driver.execute(NOTE, present)
 
 
-def begin(conn: Connection, now: float) -> None:
-    """Raise all fences, for a restore that the database does not notice by itself."""
+def begin(conn: Connection, now: float) -> float | None:
+    """Raise all fences, for a restore that the database does not notice by itself. Returns the time of the journal's
+    last event."""
     for statement in (RUNS, TICKETS):
         conn.execute(text(statement.format(step=STEP, now=":now")), {"now": now})
+    last: float | None = conn.execute(text("SELECT max(at) FROM events")).scalar_one()
+    return last

@@ -12,7 +12,7 @@ from pkgutil import resolve_name
 from typing import Any
 
 import asyncpg
-from sqlalchemy import Connection, create_engine
+from sqlalchemy import Connection, create_engine, text
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.pool import NullPool
@@ -71,6 +71,23 @@ def status(url: str) -> Status:
     if current not in names:
         return Status(current, names[-1], (), newer=True)
     return Status(current, names[-1], tuple(known[names.index(current) + 1 :]))
+
+
+def connected(url: str) -> int:
+    """The number of connections that processes of Baton have to a Postgres; 0 for SQLite. Must not be called on a
+    thread with a running loop."""
+    parsed = _parsed(url)
+    return 0 if parsed.get_backend_name() == "sqlite" else asyncio.run(_connected(parsed))
+
+
+async def _connected(url: URL) -> int:
+    engine = postgres_engine(url, poolclass=NullPool, connect_args={"timeout": CONNECT_SECONDS})
+    ours = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'baton'"
+    try:
+        async with asyncio.timeout(2 * CONNECT_SECONDS), engine.connect() as connection:
+            return int((await connection.execute(text(ours))).scalar_one())
+    finally:
+        await engine.dispose()
 
 
 def cause(url: str) -> str | None:

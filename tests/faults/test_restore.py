@@ -1,0 +1,222 @@
+"""F-20: the journal is restored to a time before the last calls of some runs, while Redis and the providers are not.
+
+The commands are those of the runbook, "After a restore". Nothing runs twice, and what was billed and is not in the
+journal any more is listed.
+"""
+
+import asyncio
+import json
+import re
+import shlex
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.faults.accounts import accounts
+from tests.faults.fleet import PRESENT, VERBS, Fleet, fleet
+from tests.faults.points import at, case
+from tests.harness import servers
+from tests.harness.processes import ROOT, Process, calling, command
+from tests.harness.servers import Server
+from tests.harness.waiting import wait_until
+from tests.integration.installation import CHAIN, execute
+from tests.stubs import Reply
+
+pytestmark = pytest.mark.timeout(300)
+RUNBOOK = ROOT / "deploy" / "docs" / "runbook.md"
+ARCHIVING = ("archive_mode=on", "archive_command=cp %p ../archive/%f")
+SLOW_SECONDS = 3.0
+"""How long the calls take that are open at the restore point."""
+Restore = Callable[["Installed"], "Iterator[Server]"]
+
+
+@dataclass(slots=True)
+class Installed:
+    """An installation whose database is backed up, and the time to which it is going to be restored."""
+
+    scene: Fleet
+    folder: Path
+    threads: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(8))
+    target: str = ""
+
+    @property
+    def gateway(self) -> Process:
+        """The one there is."""
+        return self.scene.processes["gateway"][0]
+
+    @property
+    def dump(self) -> Path:
+        """A dump that was made at the restore point."""
+        return self.folder / "dump"
+
+    @property
+    def backup(self) -> Path:
+        """A base backup from before the restore point."""
+        return self.scene.database.directory / "backup"
+
+    @property
+    def archive(self) -> Path:
+        """The folder of the archived write-ahead log."""
+        return self.scene.database.directory / "archive"
+
+    def rows(self, statement: str) -> list[Any]:
+        """The rows of a statement on the database as it is now."""
+        return asyncio.run(execute(str(self.scene.environ["BATON_DATABASE_URL"]), statement))
+
+    def ask(self, model: str, **more: Any) -> "Future[tuple[str, dict[str, Any]]]":
+        """Ask a question; its answer comes."""
+        return self.threads.submit(self._ask, model, more)
+
+    def _ask(self, model: str, more: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+        with calling(self.gateway.url) as one:
+            return one.whole(model, "Tell.", **more)
+
+
+@contextmanager
+def installed(folder: Path) -> Iterator[Installed]:
+    """A gateway and an engine; every step goes over Redis. A base backup was taken."""
+    with fleet(folder, postgres=ARCHIVING) as scene:
+        scene.environ = {**scene.environ, "BATON_STEPS": "spread"}
+        made = Installed(scene, folder)
+        made.archive.mkdir()
+        if scene.database.user is not None:
+            shutil.chown(made.archive, scene.database.user)
+        PRESENT.migrate(folder, scene.environ)
+        servers.base_backup(scene.database, made.backup)
+        for verb in VERBS:
+            scene.add(PRESENT, verb, 1)
+        scene.wait()
+        yield made
+        made.threads.shutdown()
+
+
+@contextmanager
+def from_archive(made: Installed) -> Iterator[Server]:
+    """A server that has recovered to the restore point from the base backup and the archive."""
+    with servers.restored(made.backup, made.archive, made.target) as server:
+        recovered = "SELECT 1 WHERE NOT pg_is_in_recovery()"
+        wait_until(lambda: asyncio.run(execute(server.url, recovered)), what="the recovery is over")
+        yield server
+
+
+@contextmanager
+def from_dump(made: Installed) -> Iterator[Server]:
+    """A fresh server with the dump from the restore point."""
+    with servers.postgres() as server:
+        servers.load_dump(server, made.dump)
+        yield server
+
+
+def procedure() -> list[list[str]]:
+    """The commands that the runbook has after a restore, without the word `baton`."""
+    section = RUNBOOK.read_text().partition("### After a restore\n")[2].partition("\n## ")[0]
+    lines = [line.strip() for line in section.splitlines()]
+    return [shlex.split(line)[1:] for line in lines if re.match(r"baton \w", line)]
+
+
+def restore(kind: str, how: Any, *, ci: bool = False) -> object:
+    place = f"the journal restored to an earlier time by {kind}"
+    return case(how, family="F-20", place=place, expectation="nothing runs twice; what is missing is listed", ci=ci)
+
+
+@pytest.mark.parametrize(
+    "how", [restore("base backup and archive", from_archive, ci=True), restore("pg_dump", from_dump)]
+)
+def test_a_restored_journal_against_a_newer_redis_and_later_calls(
+    tmp_path: Path, how: Any, record_property: Callable[[str, object], None]
+) -> None:
+    with installed(tmp_path) as made:
+        scene, stub = made.scene, made.scene.stub
+        for name in ("alpha", "beta"):
+            stub.always(name, Reply(chunks=("So.",)))
+        kept = made.ask("baton-mini").result()[1]["baton"]
+        open_ones = begin_runs_that_stay_open(made)
+        take_point(made)
+        answers = [one.result()[1]["baton"] for one in open_ones]
+        for name in ("alpha", "beta"):
+            stub.always(name, Reply(chunks=("So.",)))
+        lost = [made.ask("baton-mini").result()[1]["baton"] for _ in range(3)]
+        scene.kill()
+        made.rows("SELECT pg_switch_wal()")
+        wait_until(lambda: archived(made), what="the log is archived")
+        asked = len(stub.requests())
+        log = (tmp_path / f"dispatcher-{scene.processes['dispatcher'][0].port}.log").rename(tmp_path / "engine.log")
+        with how(made) as server:
+            scene.environ = {**scene.environ, "BATON_DATABASE_URL": server.url}
+            told = carry_out(made)
+            found = json.loads(baton(made, "restored", "--dry-run", "--json", "--log", str(log)))
+            for verb in VERBS:
+                scene.processes[verb][0].environ = scene.environ
+                scene.processes[verb][0].start()
+            scene.wait()
+            again = made.ask("baton-mini").result()[1]["baton"]
+            runs = {run.id: run for run in accounts(server.url)}
+            assert runs.keys() == {kept["run"], *(one["run"] for one in answers), again["run"]}
+            assert len(stub.requests()) == asked + 1, "nothing is called again"
+            for one in answers:
+                assert (runs[one["run"]].row["state"], runs[one["run"]].row["error"]) == ("failed", "restored")
+                assert runs[one["run"]].outcomes()[-1] == ["unknown"]
+                assert runs[one["run"]].row["held_usd"] == 0
+                assert one["run"] in told
+            assert scene.violations() == []
+        missing = {one["run"]: one for one in found["missing"] if not one["known"]}
+        assert {run: one["usd"] for run, one in missing.items()} == {one["run"]: one["cost_usd"] for one in lost}
+        assert found["open"] == []
+    record_property("measured", f"{len(answers)} open runs ended, {len(lost)} lost runs listed")
+
+
+def begin_runs_that_stay_open(made: Installed) -> Sequence["Future[tuple[str, dict[str, Any]]]"]:
+    """A run of one step, and one whose second step follows: each has an open call when this returns."""
+    stub = made.scene.stub
+    stub.always("beta", Reply(chunks=("Late.",), first_delay=SLOW_SECONDS))
+    chain = made.ask("baton-ultra", extra_body={"baton": {"plan": CHAIN}})
+    wait_until(lambda: stub.requests("beta"), what="the second step is called")
+    stub.always("alpha", Reply(chunks=("Late.",), first_delay=SLOW_SECONDS))
+    before = len(stub.requests("alpha"))
+    single = made.ask("baton-mini")
+    wait_until(lambda: len(stub.requests("alpha")) > before, what="the only step is called")
+    return chain, single
+
+
+def take_point(made: Installed) -> None:
+    """Make this the restore point."""
+    ((made.target,),) = made.rows("SELECT clock_timestamp()::text")
+    servers.dumped(made.scene.database, made.dump)
+    assert made.rows("SELECT count(*) FROM runs WHERE ended_at IS NULL")[0][0] == 2, "both are still open"
+
+
+def archived(made: Installed) -> bool:
+    """Whether all that was written has been archived."""
+    ((done,),) = made.rows(
+        "SELECT last_archived_wal >= pg_walfile_name(pg_switch_wal()) OR last_archived_time > clock_timestamp() "
+        "- interval '1 second' FROM pg_stat_archiver"
+    )
+    return bool(done)
+
+
+def carry_out(made: Installed) -> str:
+    """Carry out the runbook's commands; what they print."""
+    commands = procedure()
+    assert [words[0] for words in commands] == ["migrate", "restored", "restored", "audit"]
+    return "".join([baton(made, *words) for words in commands])
+
+
+def baton(made: Installed, *words: str) -> str:
+    """Run a command in the installation's folder; what it prints."""
+    done = command(made.folder, made.scene.environ, *words)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@at("F-20", "`baton restored` while an engine is connected", "it refuses", ci=True)
+def test_a_service_that_runs_is_left_alone(tmp_path: Path) -> None:
+    with installed(tmp_path) as made:
+        done = command(tmp_path, made.scene.environ, "restored")
+        assert done.returncode == 2
+        assert "stop them" in done.stderr
