@@ -63,6 +63,9 @@ async def _export(asked: Asked, environ: Mapping[str, str], now: float) -> int:
     settings = read(environ)
     async with storage.used(settings), open_archive(settings.database_url) as archive:
         runs = await write(archive, Path(asked.file), now=now, run=asked.run, since=since)
+    if asked.json:
+        terminal.print_json({"file": asked.file, "runs": runs})
+        return CLEAN
     terminal.err().print(f"{runs:,} runs are in {asked.file}; it holds callers' texts.", markup=False)
     return CLEAN
 

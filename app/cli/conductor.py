@@ -9,6 +9,7 @@ ls ....................... print the version in force, and every change with its
 """
 
 import getpass
+import json
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -63,6 +64,9 @@ def _export(asked: Asked) -> int:
         made = export.export(source, out, asked.title)
     else:
         made = export.export_adapter(source, Path(asked.adapter_of), out, asked.title, asked.rank)
+    if asked.json:
+        terminal.print_json({"version": made.name, "folder": asked.out, "evaluation": dict(made.evaluation)})
+        return 0
     console = terminal.out()
     console.print(f"{made.name} in {asked.out}", markup=False)
     for split, found in made.evaluation.items():
@@ -77,7 +81,10 @@ def _describe(asked: Asked) -> int:
     base = Path(asked.base) if asked.base is not None else None
     golden = Path(asked.golden) if asked.golden is not None else None
     made = manifest.describe(Path(asked.folder), base, golden, **facts)
-    terminal.out().print(f"{made.name}, of the base {made.base}", markup=False)
+    if asked.json:
+        terminal.print_json({"version": made.name, "base": made.base, "folder": asked.folder})
+    else:
+        terminal.out().print(f"{made.name}, of the base {made.base}", markup=False)
     return 0
 
 
@@ -91,6 +98,9 @@ def _deploy(loaded: Loaded, asked: Asked) -> int:
     with _server(loaded, asked.conductor) as server:
         note = deployment.deploy(server, folder, card, golden, asked.path or str(folder.resolve()))
     event_loop.run(_store(loaded.settings, asked, "loaded", card.name, note=note))
+    if asked.json:
+        terminal.print_json({"conductor": asked.conductor, "version": card.name, "checked": json.loads(note)})
+        return 0
     console = terminal.out()
     console.print(f"{card.name} is loaded and fit: {note}", markup=False, soft_wrap=True)
     console.print(f"next: baton conductor shadow {asked.conductor} {card.name}", markup=False, soft_wrap=True)
@@ -103,7 +113,10 @@ def _shadow(loaded: Loaded, asked: Asked, now: Callable[[], float]) -> int:
         event_loop.run(_compare(loaded.settings, server, asked, now(), compared))
     note = compared.as_json()
     event_loop.run(_store(loaded.settings, asked, "shadowed", asked.version, note=note))
-    terminal.out().print(f"{shadow.summary(note)}\n{note}", markup=False, soft_wrap=True)
+    if asked.json:
+        print(note, flush=True)
+    else:
+        terminal.out().print(f"{shadow.summary(note)}\n{note}", markup=False, soft_wrap=True)
     return 0
 
 
@@ -132,7 +145,7 @@ def _change(loaded: Loaded, asked: Asked) -> int:
     if kind == "unloaded":
         with _server(loaded, asked.conductor) as server:
             server.unload(version)
-    return _list(loaded.settings, 1, as_json=False)
+    return _list(loaded.settings, 1, as_json=asked.json)
 
 
 def _check_served(loaded: Loaded, conductor: str, version: str) -> None:

@@ -33,14 +33,20 @@ async def _erase(settings: Settings, asked: Asked, now: Callable[[], float]) -> 
     async with storage.opened(settings) as store:
         if asked.dry_run:
             found = 1 if asked.run else sum([len(rows) async for rows in runs_with_content(store, query)])
-            terminal.out().print(f"The content of {found:,} runs would be erased.")
+            if asked.json:
+                terminal.print_json({"runs": found, "erased": False})
+            else:
+                terminal.out().print(f"The content of {found:,} runs would be erased.")
             return
         patience = END_SECONDS + settings.lease_seconds
         if asked.run:
             erased = await _erase_one(store, asked.run, patience, now)
         else:
             erased = await erase_matching(store, query, lambda rows: _end(store, rows, patience, now()))
-    terminal.out().print(_report(settings, erased), soft_wrap=True)
+    if asked.json:
+        terminal.print_json({"runs": erased.runs, "erased": True, "overwritten": erased.overwritten})
+    else:
+        terminal.out().print(_report(settings, erased), soft_wrap=True)
 
 
 async def _erase_one(store: Store, wanted: str, patience: float, now: Callable[[], float]) -> Erased:

@@ -18,17 +18,24 @@ def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> i
     storage.announce(settings)
     query = prune_query(now(), asked.before, settings.idempotency_hours * 3600)
     if asked.dry_run:
-        event_loop.run(_count(settings, query))
+        runs, events = event_loop.run(_count(settings, query))
+        if asked.json:
+            terminal.print_json({"runs": runs, "events": events, "pruned": False})
+        else:
+            terminal.out().print(f"{runs:,} runs with {events:,} events would be pruned.")
         return 0
     done = event_loop.run(_prune(settings, query, now))
-    _report(settings, done)
+    if asked.json:
+        counted = {"runs": done.runs, "events": done.events, "pruned": True}
+        terminal.print_json({**counted, "files": list(done.files), "damaged": list(done.damaged)})
+    else:
+        _report(settings, done)
     return 1 if done.damaged else 0
 
 
-async def _count(settings: Settings, query: PruneQuery) -> None:
+async def _count(settings: Settings, query: PruneQuery) -> tuple[int, int]:
     async with storage.opened(settings) as store:
-        runs, events = await store.count_prunable(query)
-    terminal.out().print(f"{runs:,} runs with {events:,} events would be pruned.")
+        return await store.count_prunable(query)
 
 
 async def _prune(settings: Settings, query: PruneQuery, now: Callable[[], float]) -> Pruned:

@@ -26,9 +26,13 @@ def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> i
     path.touch(mode=0o600)
     path.chmod(0o600)
     path.write_text("".join(f"{to_line(one)}\n" for one in found))
-    console = terminal.out()
     counts = Counter(one.split for one in found)
     rated = sum(one.score is not None for one in found)
+    if asked.json:
+        shown = {"file": str(path), "rollouts": len(found), "train": counts["train"], "held_out": counts["held-out"]}
+        terminal.print_json({**shown, "rated": rated, "left_out": dict(skipped.most_common())})
+        return 0 if found else 1
+    console = terminal.out()
     console.print(
         f"{len(found):,} rollouts are in {path} ({counts['train']:,} to train, {counts['held-out']:,} held out; "
         f"{rated:,} rated); it holds callers' texts.",

@@ -40,6 +40,13 @@ def test_every_argument_and_option_has_a_description(path: str) -> None:
         assert record[1].strip(), parameter.name
 
 
+def test_every_command_prints_json_on_request_but_those_that_print_a_script_or_go_on() -> None:
+    without = {
+        path for path, (command, _) in COMMANDS.items() if "--json" not in {o for p in command.params for o in p.opts}
+    }
+    assert without == {"baton completion", "baton train", "baton conductor serve"}
+
+
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_every_example_can_be_parsed(example: str) -> None:
     inner = re.search(r"\$\((.*)\)", example)

@@ -3,6 +3,7 @@
 Services are real processes, and so is one command of each kind; the others are run inside the test, by the same `main`.
 """
 
+import asyncio
 import gc
 import json
 import os
@@ -11,7 +12,8 @@ import signal
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Iterator
+import uuid
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import chdir, closing, contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
@@ -20,6 +22,7 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
+import asyncpg
 import httpx
 import pytest
 from sqlalchemy.engine import make_url
@@ -30,7 +33,7 @@ from app.errors import ConfigInvalid
 from app.process.serve import Started
 from tests.harness import processes
 from tests.harness.processes import KEY, ROOT
-from tests.harness.waiting import wait_until
+from tests.harness.waiting import until, wait_until
 
 EASY = "What is 17 * 23?"
 HARD = "Solve 3(x + 2) = 2x + 11"
@@ -632,58 +635,46 @@ def test_erasing_wants_to_be_told_what(service: Service) -> None:
     assert "leave the other options out" in baton(service.folder, "runs", "erase", "--run", "last", "--user", "eve").err
     assert "of 1 runs would be erased" in baton(service.folder, "runs", "erase", "--user", "eve", "--dry-run").out
     assert "of 0 runs would be erased" in baton(service.folder, "runs", "erase", "--before", "1d", "--dry-run").out
+    counted = json.loads(baton(service.folder, "runs", "erase", "--user", "eve", "--dry-run", "--json").out)
+    assert counted == {"runs": 1, "erased": False}
     assert "of 1 runs is erased" in baton(service.folder, "runs", "erase", "--run", "last").out
     assert "of 0 runs is erased" in baton(service.folder, "runs", "erase", "--user", "eve").out
 
 
-RULES = """
-[rules.secrets-stay]
-labels = ["secret"]
-allow = { worker = ["sage"] }
-[rules.idle]
-labels = ["unheard-of"]
-deny = { worker = ["sage"] }
-"""
-SMALL_POOL = """
-[providers.rehearsal]
-format = "rehearsal"
-[workers.sage]
-provider = "rehearsal"
-model = "sage"
-clearance = ["secret"]
-[workers.scribe]
-provider = "rehearsal"
-model = "scribe"
-clearance = ["secret"]
-[tiers.baton-mini]
-pool = ["sage", "scribe"]
-"""
+@pytest.fixture
+async def locked_url(postgres_server_url: str) -> AsyncIterator[str]:
+    """A URL with a wrong password, of a user whose password the server checks; it trusts everybody else."""
+    url = make_url(postgres_server_url).set(username=f"locked_{uuid.uuid4().hex[:8]}", password="wrong")
+    admin = await asyncpg.connect(postgres_server_url)
+    await admin.execute(f"CREATE ROLE {url.username} LOGIN PASSWORD 'right'")
+    rules = Path(await admin.fetchval("SHOW hba_file"))
+    before = await asyncio.to_thread(rules.read_text)
+    try:
+        await asyncio.to_thread(rules.write_text, f"host all {url.username} 127.0.0.1/32 scram-sha-256\n{before}")
+        await admin.execute("SELECT pg_reload_conf()")
+        locked = url.render_as_string(hide_password=False)
+        await until(lambda: refused(locked))  # the server reads its rules a moment later
+        yield locked
+    finally:
+        await asyncio.to_thread(rules.write_text, before)
+        await admin.execute("SELECT pg_reload_conf()")
+        await admin.execute(f"DROP ROLE {url.username}")
+        await admin.close()
 
 
-def test_the_policy_is_shown_compared_and_tried(tmp_path: Path) -> None:
-    (tmp_path / "open.toml").write_text(SMALL_POOL)
-    (tmp_path / "ruled.toml").write_text(SMALL_POOL + RULES)
-    shown = json.loads(baton(tmp_path, "policy", "check", "ruled.toml", "--json").out)
-    (secret,) = [row for row in shown["shown"] if row["labels"] == ["secret"]]
-    assert secret["recipients"] == ["sage"]
-    assert secret["excluded"] == {"scribe": "excluded by the rule secrets-stay"}
-    assert shown["without_effect"] == ["the rule idle excludes nobody who is cleared for unheard-of"]
-    narrowed = baton(tmp_path, "policy", "diff", "open.toml", "ruled.toml")
-    assert (narrowed.status, narrowed.out.strip()) == (0, "Nothing is shown to anybody who did not see it before.")
-    widened = baton(tmp_path, "policy", "diff", "ruled.toml", "open.toml")
-    words = (
-        "widens: baton-mini with labels secret is shown to scribe at rehearsal, as worker; before: excluded by the rule"
-    )
-    assert widened.status == 1
-    assert words in widened.out
-    with serving(tmp_path, BATON_POOL="open.toml") as running:
-        for labels in ([], ["secret"]):
-            running.ask("baton-mini", EASY, baton={"labels": labels, "pool": {"pin": "scribe"}})
-    assert baton(tmp_path, "policy", "try", "open.toml").status == 0
-    tried = baton(tmp_path, "policy", "try", "ruled.toml", "--json")
-    (refused,) = json.loads(tried.out)["refused"]
-    assert (tried.status, json.loads(tried.out)["runs"], refused["labels"]) == (1, 2, ["secret"])
-    assert refused["refused"] == {"scribe": "excluded by the rule secrets-stay"}
+async def refused(url: str) -> bool:
+    try:
+        await (await asyncpg.connect(url)).close()
+    except asyncpg.InvalidPasswordError:
+        return True
+    return False
+
+
+async def test_a_real_server_that_refuses_a_password_is_named(locked_url: str, tmp_path: Path) -> None:
+    done = await asyncio.to_thread(baton, tmp_path, "keys", "ls", BATON_DATABASE_URL=locked_url)
+    assert done.status == 1
+    assert f"the password of the user {make_url(locked_url).username} is wrong" in done.err
+    assert "wrong@" not in done.err
 
 
 def test_pruning_deletes_old_runs_alone(service: Service) -> None:

@@ -21,7 +21,7 @@ def define(root: Group) -> None:
 
     @audit.add("export", "audit", "baton audit export export.jsonl --since 30d")
     @argument("file", "The file to write; only its owner can read it.")
-    @CHOSEN
+    @in_order(CHOSEN, AS_JSON)
     def export() -> None:
         """Write the journal, with callers' texts, to a file of JSON lines."""
 

@@ -41,6 +41,7 @@ def _folders(conductor: Group) -> None:
     @option("--title", default="world", help="The version's name, before the hash of its weights.")
     @option("--adapter-of", metavar="BASE", help="Write a LoRA adapter of this exported folder.")
     @option("--rank", type=COUNT, default=16, help="The rank of an adapter.")
+    @AS_JSON
     def export() -> None:
         """Write a trained conductor as vLLM reads it, with its manifest. Needs torch."""
 
@@ -66,6 +67,7 @@ def _folders(conductor: Group) -> None:
     @option("--reward", help="The version of the reward that it was trained on.")
     @option("--commit", help="The commit of the code that trained it.")
     @option("--golden", metavar="FILE", help="JSON lines of golden prompts (default: the base's).")
+    @AS_JSON
     def describe() -> None:
         """Write the manifest of a model or an adapter made elsewhere, or anew that of one that `baton train` has left.
 
@@ -99,7 +101,7 @@ def _versions(conductor: Group) -> None:
     @CONDUCTOR
     @argument("folder", "The folder with weights and manifest.")
     @option("--path", help="The same folder as the server sees it (default: as seen from here).")
-    @WHO
+    @in_order(WHO, AS_JSON)
     def deploy() -> None:
         """Load a version into a running vLLM, if it fits and passes."""
 
@@ -109,29 +111,29 @@ def _versions(conductor: Group) -> None:
         "--since", type=SPAN, default=86_400.0, show_default="1d", metavar="SPAN", help="Runs of the last 30m, 7d, ..."
     )
     @option("--limit", type=COUNT, default=200, help="The most plans to compare.")
-    @WHO
+    @in_order(WHO, AS_JSON)
     def shadow() -> None:
         """Compare a version with the live one on finished runs."""
 
     @conductor.add("canary", "conductor", "baton conductor canary my-conductor mine-1a2b3c 0.05")
     @in_order(CONDUCTOR, VERSION)
     @argument("share", "The share of the runs, such as 0.05.", type=SHARE)
-    @WHO
+    @in_order(WHO, AS_JSON)
     def canary() -> None:
         """Let a version conduct a share of the runs."""
 
     @conductor.add("promote", "conductor", "baton conductor promote my-conductor mine-1a2b3c")
-    @in_order(CONDUCTOR, VERSION, WHO)
+    @in_order(CONDUCTOR, VERSION, WHO, AS_JSON)
     def promote() -> None:
         """Let a version conduct all runs."""
 
     @conductor.add("rollback", "conductor", "baton conductor rollback my-conductor")
-    @in_order(CONDUCTOR, WHO)
+    @in_order(CONDUCTOR, WHO, AS_JSON)
     def rollback() -> None:
         """End the canary, or go back to the version that was live before."""
 
     @conductor.add("unload", "conductor", "baton conductor unload my-conductor mine-1a2b3c")
-    @in_order(CONDUCTOR, VERSION, WHO)
+    @in_order(CONDUCTOR, VERSION, WHO, AS_JSON)
     def unload() -> None:
         """Unload a version that does not conduct from the server."""
 

@@ -144,7 +144,7 @@ def _eval(root: Group) -> None:
 def _rollouts(root: Group) -> None:
     @root.add("rollouts", "rollouts", "baton rollouts rollouts.jsonl --consent training --since 30d --rated")
     @argument("file", "The file of JSON lines to write; only its owner can read it.")
-    @SINCE
+    @in_order(SINCE, AS_JSON)
     @agreed()
     def rollouts() -> None:
         """Write journaled runs for training.

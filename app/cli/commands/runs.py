@@ -92,11 +92,13 @@ def _define_removal(runs: Group) -> None:
     @option("--tenant", metavar="TENANT", help="Only runs of this tenant.")
     @option("--before", type=SPAN, metavar="SPAN", help="Only runs older than 90d, 12h, ...")
     @flag("--dry-run", help="Count the runs, and erase nothing.")
+    @AS_JSON
     def erase() -> None:
         """Erase the texts of runs. Their journals stay: ids, states, times and money."""
 
     @runs.add("prune", "prune", "baton runs prune --before 365d --dry-run", "baton runs prune --before 365d")
     @option("--before", type=SPAN, metavar="SPAN", required=True, help="Only runs that ended longer ago than 90d, ...")
     @flag("--dry-run", help="Count the runs, and delete nothing.")
+    @AS_JSON
     def prune() -> None:
         """Delete runs that have ended, journal and all, but for a hash of each; archive them first (BATON_ARCHIVE)."""

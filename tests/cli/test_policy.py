@@ -1,0 +1,55 @@
+"""`baton policy`: who may see what, what a new pool file would widen, and what it would have refused."""
+
+import json
+from pathlib import Path
+
+from tests.cli.test_commands import EASY, baton, serving
+
+RULES = """
+[rules.secrets-stay]
+labels = ["secret"]
+allow = { worker = ["sage"] }
+[rules.idle]
+labels = ["unheard-of"]
+deny = { worker = ["sage"] }
+"""
+SMALL_POOL = """
+[providers.rehearsal]
+format = "rehearsal"
+[workers.sage]
+provider = "rehearsal"
+model = "sage"
+clearance = ["secret"]
+[workers.scribe]
+provider = "rehearsal"
+model = "scribe"
+clearance = ["secret"]
+[tiers.baton-mini]
+pool = ["sage", "scribe"]
+"""
+
+
+def test_the_policy_is_shown_compared_and_tried(tmp_path: Path) -> None:
+    (tmp_path / "open.toml").write_text(SMALL_POOL)
+    (tmp_path / "ruled.toml").write_text(SMALL_POOL + RULES)
+    shown = json.loads(baton(tmp_path, "policy", "check", "ruled.toml", "--json").out)
+    (secret,) = [row for row in shown["shown"] if row["labels"] == ["secret"]]
+    assert secret["recipients"] == ["sage"]
+    assert secret["excluded"] == {"scribe": "excluded by the rule secrets-stay"}
+    assert shown["without_effect"] == ["the rule idle excludes nobody who is cleared for unheard-of"]
+    narrowed = baton(tmp_path, "policy", "diff", "open.toml", "ruled.toml")
+    assert (narrowed.status, narrowed.out.strip()) == (0, "Nothing is shown to anybody who did not see it before.")
+    widened = baton(tmp_path, "policy", "diff", "ruled.toml", "open.toml")
+    words = (
+        "widens: baton-mini with labels secret is shown to scribe at rehearsal, as worker; before: excluded by the rule"
+    )
+    assert widened.status == 1
+    assert words in widened.out
+    with serving(tmp_path, BATON_POOL="open.toml") as running:
+        for labels in ([], ["secret"]):
+            running.ask("baton-mini", EASY, baton={"labels": labels, "pool": {"pin": "scribe"}})
+    assert baton(tmp_path, "policy", "try", "open.toml").status == 0
+    tried = baton(tmp_path, "policy", "try", "ruled.toml", "--json")
+    (refused,) = json.loads(tried.out)["refused"]
+    assert (tried.status, json.loads(tried.out)["runs"], refused["labels"]) == (1, 2, ["secret"])
+    assert refused["refused"] == {"scribe": "excluded by the rule secrets-stay"}
