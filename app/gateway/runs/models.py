@@ -46,7 +46,7 @@ def routes(context: GatewayContext, keys: Keys) -> APIRouter:
         operation_id="list_models",
         summary="List the models.",
         response_model=model_replies.ModelList | message_replies.AnthropicModelList,
-        responses=operations.replies(401, 500, 503, bodies=ANY_ERROR),
+        responses=operations.replies(400, 401, 500, 503, bodies=ANY_ERROR),
         openapi_extra={"parameters": [ANTHROPIC_VERSION]},
     )
     async def list_models(
