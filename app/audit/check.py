@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from app.audit.absent import Earlier, absent
 from app.audit.account import Account, account
 from app.audit.calls import calls, pending
 from app.audit.contents import contents
@@ -37,12 +38,18 @@ class Auditor:
     adapter: Callable[[ProviderSpec], Provider]
     patient: bool = True
 
-    async def audit(self, source: Source, *, run: str | None = None, since: float | None = None) -> Report:
-        """Check every run that is chosen."""
+    async def audit(
+        self, source: Source, *, run: str | None = None, since: float | None = None, against: Source | None = None
+    ) -> Report:
+        """Check every run that is chosen. With `against`, an earlier export, also whether any of it is missing."""
         report = Report()
+        earlier = await Earlier.of(against, run=run, since=since)
         pools, reigns = Pools(self.adapter, await source.catalogs()), Reigns.by(await source.changes())
         async for record in source.records(run=run, since=since):
             self.check(record, pools, reigns, report)
+            for violation in earlier.compare(record):
+                report.add(violation)
+        await absent(source, earlier, report, run=run, since=since)
         if run is None and since is None and (left := await source.unnamed_texts()):
             report.add(Violation("all runs", 0, "text-left", f"{left:,} texts are stored and belong to no run"))
         return report

@@ -103,6 +103,10 @@ class Export:
         """Implements `journal_file.Source`: an export has every content as a whole."""
         return 0
 
+    async def orphans(self, limit: int) -> Sequence[tuple[str, bool]]:
+        """Implements `journal_file.Source`: in an export everything belongs to a run of it."""
+        return ()
+
     async def pruned(self, *, run: str | None = None, since: float | None = None) -> AsyncIterator[PrunedRun]:
         """Implements `journal_file.Source`."""
         for number, line in self._preamble("pruned"):

@@ -33,6 +33,8 @@ class Report:
     """The number of requests that were composed and rendered again."""
     unverifiable: Counter[str] = field(default_factory=Counter)
     """The numbers of requests and texts that can no longer be compared, by reason."""
+    pruned: int = 0
+    """The number of runs that were pruned, of which a row with a hash is left."""
     pending: int = 0
     """The number of calls and steps of ended runs whose outcome is not written yet."""
     rules: Counter[str] = field(default_factory=Counter)
@@ -137,6 +139,10 @@ RULES: Mapping[str, tuple[str, str]] = {
     "chars-wrong": ("I-14", "a step's output is as long as its event says"),
     "catalog-missing": ("I-4", "there is a snapshot of every pool that a run or a call names"),
     "catalog-altered": ("I-4", "a pool's snapshot has the digest that it is stored under"),
+    # runs that are not stored any more
+    "run-lost": ("N-1", "a run is stored, or was pruned, which leaves a row; nothing else removes it"),
+    "pruned-left": ("N-8", "of a run that was pruned nothing is stored but the row that says so"),
+    "journal-rewritten": ("N-8", "a run has the events that an earlier export has, or was pruned with them"),
     # requests
     "brief-wrong": ("I-1", "a conductor is shown the budget that is left, and the text that was rejected"),
     "template-unknown": ("I-1", "a call names the template that its messages were made with"),

@@ -41,7 +41,7 @@ def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> i
     except StoreUnavailable as error:
         print(f"baton: {error.message}", file=sys.stderr)
         return UNREADABLE
-    if asked.run is not None and not report.runs:
+    if asked.run is not None and not (report.runs or report.pruned):
         print("baton: there is no such run", file=sys.stderr)
         return UNREADABLE
     print(_json(report)) if asked.json else _print(report)
@@ -50,12 +50,13 @@ def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> i
 
 async def _check(asked: Asked, environ: Mapping[str, str], now: float) -> Report:
     since = now - asked.since if asked.since else None
+    earlier = Export(Path(asked.against)) if asked.against else None
     if asked.file is not None:
         export = Export(Path(asked.file))
-        return await Auditor(export.at, adapter).audit(export, run=asked.run, since=since)
+        return await Auditor(export.at, adapter).audit(export, run=asked.run, since=since, against=earlier)
     settings = read(environ)
     async with storage.used(settings), open_archive(settings.database_url) as archive:
-        return await Auditor(now, adapter).audit(archive, run=asked.run, since=since)
+        return await Auditor(now, adapter).audit(archive, run=asked.run, since=since, against=earlier)
 
 
 async def _export(asked: Asked, environ: Mapping[str, str], now: float) -> int:
@@ -78,6 +79,7 @@ def _json(report: Report) -> str:
         "calls": report.calls,
         "rendered": report.rendered,
         "unverifiable": dict(report.unverifiable),
+        "pruned": report.pruned,
         "pending": report.pending,
         "rules": {name: {"violations": count, "promises": RULES[name][0]} for name, count in report.rules.items()},
         "violations": report.violations,
@@ -99,6 +101,7 @@ def _print(report: Report) -> None:
         f"{report.runs:,} runs, {report.events:,} events, {report.calls:,} calls",
         f"{report.rendered:,} requests rendered again",
         f"{report.unverifiable.total():,} unverifiable" + (f" ({reasons})" if reasons else ""),
+        f"{report.pruned:,} runs were pruned",
         f"{report.pending:,} outcomes still to come",
     )
     console.print("; ".join(looked_at), markup=False, soft_wrap=True)

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import re
 import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -17,7 +18,11 @@ from app.store.sqlkit import revisions
 
 PAGE = 200
 DEPTH = 10_000
-"""The newest runs in which a prefix of an id is searched."""
+"""Most runs among which a prefix of an id is searched, the newest first."""
+TIME_DIGITS = 11
+"""Hexadecimal digits of an id that are its time, in milliseconds."""
+SKEW_SECONDS = 3_600.0
+"""Longest time between the making of an id and the admission of its run, by clocks that differ."""
 
 
 def shown(settings: Settings) -> str:
@@ -98,8 +103,9 @@ async def _say_if_pruned(store: Store, run: str) -> None:
 async def _by_prefix(store: Store, prefix: str) -> RunRow:
     found: list[RunRow] = []
     before: tuple[float, str] | None = None
+    since, until = _times_of(prefix)
     for _ in range(DEPTH // PAGE):
-        rows = await store.runs(RunQuery(before=before, limit=PAGE))
+        rows = await store.runs(RunQuery(since=since, until=until, before=before, limit=PAGE))
         found += [row for row in rows if row.id.startswith(prefix)]
         if len(rows) < PAGE:
             break
@@ -109,6 +115,15 @@ async def _by_prefix(store: Store, prefix: str) -> RunRow:
     if len(found) > 1:
         raise NotFound(f"{len(found)} runs begin like that; give more of the id.")
     return found[0]
+
+
+def _times_of(prefix: str) -> tuple[float | None, float | None]:
+    """The times between which runs were admitted whose ids begin like that: an id begins with its time."""
+    digits = prefix.removeprefix("run_")[:TIME_DIGITS]
+    if not re.fullmatch("[0-9a-f]+", digits):
+        return None, None
+    first, last = int(digits.ljust(TIME_DIGITS, "0"), 16), int(digits.ljust(TIME_DIGITS, "f"), 16)
+    return first / 1000 - SKEW_SECONDS, last / 1000 + SKEW_SECONDS
 
 
 def check_state(state: str | None) -> None:

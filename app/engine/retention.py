@@ -182,8 +182,12 @@ class Pruning:
         while page := await self._page(query):
             read_any = True
             self._after = place(page[-1])
-            whole = [one for one in page if _is_whole(one)]
-            self.done.damaged += [str(one.row["id"]) for one in page if not _is_whole(one)]
+            whole: list[Record] = []
+            for one in page:
+                if _is_whole(one):
+                    whole.append(one)
+                else:
+                    self.done.damaged.append(str(one.row["id"]))
             batch.runs += [(_left_of(one), int(one.row["revision"])) for one in whole]
             if batch.file is not None:
                 await asyncio.to_thread(batch.file.add, whole)

@@ -50,6 +50,10 @@ class Source(Protocol):
         """Return the number of texts of conversations that are stored although no run has them any more."""
         ...
 
+    async def orphans(self, limit: int) -> Sequence[tuple[str, bool]]:
+        """Return runs that are named though they are not stored, and for each True if it was pruned."""
+        ...
+
     def pruned(self, *, run: str | None = None, since: float | None = None) -> AsyncIterator[PrunedRun]:
         """Yield what is left of every pruned run, or of those that `records` would choose."""
         ...

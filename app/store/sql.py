@@ -241,7 +241,8 @@ class SqlStore:
 
     async def prune(self, runs: Sequence[tuple[PrunedRun, int]]) -> Sequence[str]:
         pruned: list[str] = []
-        for group in retention.pruning_groups(runs):
+        most = retention.PRUNED_EVENTS_POSTGRES if self._statements.arrays else retention.PRUNED_EVENTS
+        for group in retention.pruning_groups(runs, most):
             gone = await self._write(partial(retention.prune, statements=self._statements, runs=group))
             for run in gone:
                 self._journals.forget(run)

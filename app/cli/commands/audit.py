@@ -11,6 +11,7 @@ def define(root: Group) -> None:
 
     @audit.add("check", "audit", "baton audit check --since 7d", "baton audit check export.jsonl --json")
     @argument("file", "An export; without one, the configured database is read.", required=False)
+    @option("--against", metavar="FILE", help="An earlier export or archive: report what is missing of it, or differs.")
     @AS_JSON
     @CHOSEN
     def check() -> None:

@@ -2,7 +2,6 @@
 transactions."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
 
 import orjson
 from sqlalchemy import ColumnElement, Connection, bindparam, delete, false, func, insert, select, tuple_, union_all
@@ -32,7 +31,9 @@ ERASED_BYTES = 4 * 2**20
 ERASED_RUNS = 50
 """Most runs whose content one transaction erases: writers of other runs wait for it on SQLite."""
 PRUNED_EVENTS = 500
-"""Most events that one transaction deletes, unless a single run has more."""
+"""Most events that one transaction deletes, unless a single run has more: all writers wait for it on SQLite."""
+PRUNED_EVENTS_POSTGRES = 2_000
+"""The same on Postgres, where no writer waits for it."""
 
 TAGGED = (Kind.ADMITTED, Kind.RESUMED, Kind.PLAN_STEP)
 """The kinds of events that give a run its tags."""
@@ -121,12 +122,12 @@ def count_prunable(conn: Connection, query: PruneQuery) -> tuple[int, int]:
     return runs, int(events or 0)
 
 
-def pruning_groups(runs: Sequence[tuple[PrunedRun, int]]) -> Iterator[list[tuple[PrunedRun, int]]]:
-    """These runs in groups, each of which one short transaction can prune."""
+def pruning_groups(runs: Sequence[tuple[PrunedRun, int]], most: int) -> Iterator[list[tuple[PrunedRun, int]]]:
+    """These runs in groups of at most that many events, each of which one short transaction can prune."""
     group: list[tuple[PrunedRun, int]] = []
     events = 0
     for one in runs:
-        if group and events + one[0].events > PRUNED_EVENTS:
+        if group and events + one[0].events > most:
             yield group
             group, events = [], 0
         group.append(one)
@@ -143,26 +144,31 @@ def prune(conn: Connection, statements: Statements, runs: Sequence[tuple[PrunedR
     statements.plan_by_key(conn)
     given = {left.id: (left, revision) for left, revision in runs}
     owners = texts.lock_owners(conn, list(given))
-    ended = select(RUNS.c.id, RUNS.c.revision).where(RUNS.c.id.in_(list(given)), RUNS.c.ended_at.is_not(None))
-    rows = conn.execute(ended.order_by(RUNS.c.id).with_for_update()).all()
+    ended = select(RUNS.c.id, RUNS.c.revision).where(statements.among(RUNS.c.id), RUNS.c.ended_at.is_not(None))
+    rows = conn.execute(ended.order_by(RUNS.c.id).with_for_update(), {"ids": statements.values(list(given))}).all()
     names = [row.id for row in rows if row.revision == given[row.id][1]]
     if not names:
         return []
-    conn.execute(insert(PRUNED_RUNS), [asdict(given[name][0]) for name in names])
-    _delete_tags(conn, names)
+    ids = {"ids": statements.values(names)}
+    conn.execute(insert(PRUNED_RUNS), [_row(given[name][0]) for name in names])
+    _delete_tags(conn, statements, ids)
     content.delete_bodies(conn, names, owners)
     for table in (EVENTS, TICKETS, NOTICES, FEEDBACK):
-        conn.execute(delete(table).where(table.c.run.in_(names)))
-    conn.execute(delete(RUNS).where(RUNS.c.id.in_(names)))
+        conn.execute(delete(table).where(statements.among(table.c.run)), ids)
+    conn.execute(delete(RUNS).where(statements.among(RUNS.c.id)), ids)
     return names
 
 
-def _delete_tags(conn: Connection, runs: Sequence[str]) -> None:
-    """Delete the tags of these runs by their keys, which follow from the events: no index leads from a run to them."""
+def _row(left: PrunedRun) -> dict[str, object]:
+    return {column.name: getattr(left, column.name) for column in PRUNED_RUNS.columns}
+
+
+def _delete_tags(conn: Connection, statements: Statements, ids: Mapping[str, object]) -> None:
+    """Delete the tags of runs by their keys, which follow from the events: no index leads from a run to them."""
     query = select(EVENTS.c.run, EVENTS.c.kind, EVENTS.c.body)
-    tagged = query.where(EVENTS.c.run.in_(runs), EVENTS.c.kind.in_([kind.value for kind in TAGGED]))
+    tagged = query.where(statements.among(EVENTS.c.run), EVENTS.c.kind.in_([kind.value for kind in TAGGED]))
     keys: set[tuple[str, str, str]] = set()
-    for run, kind, raw in conn.execute(tagged):
+    for run, kind, raw in conn.execute(tagged, ids):
         body = orjson.loads(raw)
         if kind == Kind.PLAN_STEP.value:
             keys.add(("worker", body["worker"], run))
@@ -170,8 +176,10 @@ def _delete_tags(conn: Connection, runs: Sequence[str]) -> None:
         keys |= {("label", label, run) for label in body.get("labels", ())}
         if request := body.get("request_id"):
             keys.add((REQUEST_TAG, request, run))
+    one = [column == bindparam(f"its_{column.name}") for column in (TAGS.c.name, TAGS.c.value, TAGS.c.run)]
     if keys:
-        conn.execute(delete(TAGS).where(tuple_(TAGS.c.name, TAGS.c.value, TAGS.c.run).in_(sorted(keys))))
+        values = [{"its_name": name, "its_value": value, "its_run": run} for name, value, run in sorted(keys)]
+        conn.execute(delete(TAGS).where(*one), values)
 
 
 def pruned_run(conn: Connection, name: str) -> PrunedRun:

@@ -1,0 +1,84 @@
+"""Rules about runs that are no longer stored: each was pruned, which leaves a row with a hash, or it was lost.
+
+An earlier export shows more: every run of it must be stored with the same events, or must have been pruned with them.
+The hash is the root of a Merkle tree as RFC 6962 builds it; it is computed here anew.
+"""
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from app.audit.report import Report, Violation
+from app.store.archive import Record, Stored
+from app.store.journal_file import Source
+from app.store.protocol import PrunedRun
+
+MOST_ORPHANS = 10_000
+"""Most runs without a row that are reported."""
+
+
+@dataclass(slots=True)
+class Earlier:
+    """The runs of an earlier export that were not found yet, each with the number of its events and their root."""
+
+    runs: dict[str, tuple[int, bytes]] = field(default_factory=dict)
+
+    @staticmethod
+    async def of(source: Source | None, *, run: str | None, since: float | None) -> "Earlier":
+        """Read an earlier export; without one there are no runs to look for."""
+        found = Earlier()
+        if source is not None:
+            async for record in source.records(run=run, since=since):
+                name = str(record.row["id"])
+                found.runs[name] = (len(record.events), root(name, record.events))
+        return found
+
+    def compare(self, record: Record) -> Iterator[Violation]:
+        """Compare a run that is still stored: it has the events of the export, and perhaps later ones."""
+        name = str(record.row["id"])
+        if (known := self.runs.pop(name, None)) is None:
+            return
+        count, wanted = known
+        if root(name, record.events[:count]) != wanted:
+            yield Violation(name, 0, "journal-rewritten", f"its first {count} events are not those of the export")
+
+    def compare_pruned(self, left: PrunedRun, report: Report) -> None:
+        """Compare a run that was pruned. Of one that had later events by then, nothing can be said."""
+        if (known := self.runs.pop(left.id, None)) is None:
+            return
+        count, wanted = known
+        if count < left.events:
+            report.unverifiable["pruned later"] += 1
+        elif (count, wanted) != (left.events, left.root):
+            report.add(
+                Violation(left.id, 0, "journal-rewritten", "it was pruned with other events than the export has")
+            )
+
+
+async def absent(source: Source, earlier: Earlier, report: Report, *, run: str | None, since: float | None) -> None:
+    """Apply all rules of this module, after all stored runs were compared."""
+    async for left in source.pruned(run=run, since=since):
+        report.pruned += 1
+        earlier.compare_pruned(left, report)
+    for name in sorted(earlier.runs):
+        report.add(Violation(name, 0, "run-lost", "the export has the run; it is not stored and was not pruned"))
+    if run is not None or since is not None:
+        return
+    for name, pruned in await source.orphans(MOST_ORPHANS):
+        if pruned:
+            report.add(Violation(name, 0, "pruned-left", "the run was pruned, and rows of it are stored"))
+        elif name not in earlier.runs:
+            report.add(Violation(name, 0, "run-lost", "rows name the run; it is not stored and was not pruned"))
+
+
+def root(run: str, events: Sequence[Stored]) -> bytes:
+    """Return the root over the events of a run."""
+    level = [_hash(b"\0", f"{run}\n{one.seq}\n{one.kind}\n{one.at!r}\n".encode() + one.body) for one in events]
+    while len(level) > 1:
+        pairs = [_hash(b"\1", level[at] + level[at + 1]) for at in range(0, len(level) - 1, 2)]
+        level = pairs + level[2 * len(pairs) :]
+    return level[0] if level else hashlib.sha256(b"").digest()
+
+
+def _hash(kind: bytes, data: bytes) -> bytes:
+    return hashlib.sha256(kind + data).digest()
