@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import suppress
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -102,6 +103,20 @@ async def test_a_blocked_prompt_is_a_refusal_without_words(line: Line) -> None:
 async def test_the_model_that_answered_is_reported_even_if_it_is_another(line: Line) -> None:
     line.stub.script("model-a", Reply(model="something-else"))
     assert ending(await line.pieces(request())).model == "something-else"
+
+
+@pytest.mark.parametrize("live", [True, False])
+async def test_the_id_of_the_reply_is_reported(line: Line, live: bool) -> None:
+    ids = {"openai": "chatcmpl-stub", "responses": "resp_stub", "anthropic": "msg_01stub", "gemini": "stubresponse"}
+    assert ending(await line.pieces(replace(request(), live=live))).id == ids[line.format.name]
+
+
+async def test_the_headers_of_a_trace_are_sent_beside_the_adapters_own(line: Line) -> None:
+    trace = {"traceparent": f"00-{'a' * 32}-{'b' * 16}-01", "tracestate": "vendor=opaque"}
+    await line.pieces(request())
+    await line.pieces(replace(request(), headers=trace))
+    plain, traced = [dict(one.headers) for one in line.stub.requests]
+    assert {name: value for name, value in traced.items() if plain.get(name) != value} == trace
 
 
 async def test_comments_blank_bytes_and_crlf_change_nothing(line: Line) -> None:
