@@ -58,6 +58,10 @@ CATALOG = Catalog(
 )
 
 
+WIRE = {"format": "responses", "store": True, "given": 1, "background": True}
+"""What the stored run was asked for: a response in the background, which can be cancelled."""
+
+
 def journal_of(run: str, texts: Mapping[str, str], *, state: Kind = Kind.SUCCEEDED) -> tuple[Event, ...]:
     """Return the journal of a run of two steps, the second of which reads the first; `texts` maps refs to contents."""
     limits = asdict(Limits())
@@ -69,7 +73,7 @@ def journal_of(run: str, texts: Mapping[str, str], *, state: Kind = Kind.SUCCEED
         "excluded": {"gamma": "not cleared for phi"},
     }
     admitted |= {"effort": "medium", "model": "baton-mini", "catalog": "0" * 64, "rehearsal": True}
-    admitted |= {"ignored": [], "preview": False, "wire": {"format": "responses", "store": True, "given": 1}}
+    admitted |= {"ignored": [], "preview": False, "wire": WIRE}
     usages = (Usage(10, 4, 6, 1), Usage(30, 0, 7, 2))
     drafts = [
         fact_from_json(Kind.ADMITTED, admitted),
