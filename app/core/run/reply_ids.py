@@ -8,6 +8,7 @@ PREFIXES: Final[Mapping[str, tuple[str, str]]] = {
     "chat": ("chatcmpl-", "-"),
     "completions": ("cmpl-", "-"),
     "responses": ("resp_", "_"),
+    "compaction": ("resp_", "_"),
     "messages": ("msg_", "_"),
 }
 """By wire format: the beginning of an id, and what stands between the run and the number of a later turn."""

@@ -237,6 +237,26 @@ InputItem = Annotated[
 ]
 
 
+class CompactedItem(Reply):
+    """Notes of everything in a conversation but the user's messages."""
+
+    type: Literal["compaction"]
+    id: str
+    encrypted_content: str
+    """The notes, encoded."""
+
+
+class CompactedResponse(Reply):
+    """OpenAI's `response.compaction`: items that the next request sends in the place of the conversation."""
+
+    id: str
+    object: Literal["response.compaction"]
+    created_at: int
+    output: list[Annotated[InputMessage | CompactedItem, Discriminator("type")]]
+    usage: ResponseUsage
+    baton: RunExtension
+
+
 class InputItemList(Reply):
     """A page of the items that a request added to its conversation."""
 

@@ -12,7 +12,8 @@ from pydantic import Discriminator, Field, StringConstraints, Tag
 from app.core.message.chat import Image, Message, Part, Text, Tool, ToolCall
 from app.errors import InvalidRequest
 from app.gateway.chat.request import IMAGE
-from app.gateway.responses import tool_search
+from app.gateway.responses import compaction_item, tool_search
+from app.gateway.responses.compaction_item import CompactionItem
 from app.gateway.responses.tool_search import Execution, ToolSearch
 from app.gateway.responses.tools import MOST, AnyTool, FunctionName, Loadable, flat, functions, names_of
 from app.gateway.wire import custom_tools
@@ -200,6 +201,7 @@ Item = Annotated[
     | Annotated[SearchOutputItem, Tag("tool_search_output")]
     | Annotated[MoreTools, Tag("additional_tools")]
     | Annotated[ReasoningItem, Tag("reasoning")]
+    | Annotated[CompactionItem, Tag("compaction")]
     | Annotated[ItemReference, Tag("item_reference")],
     Discriminator(_kind),
 ]
@@ -214,6 +216,7 @@ AnyItem = (
     | SearchOutputItem
     | MoreTools
     | ReasoningItem
+    | CompactionItem
     | ItemReference
 )
 
@@ -237,6 +240,8 @@ def _messages(items: Iterable[AnyItem]) -> Iterator[Message]:
             output = item.output
             parts = (Text(output),) if isinstance(output, str) else _of_parts(output, f"input[{place}].output")
             yield Message("tool", parts, call_id=item.call_id)
+        elif isinstance(item, CompactionItem):
+            yield compaction_item.message_of(item, place)
         elif isinstance(item, SearchCallItem | SearchOutputItem):
             yield from _searched(item)
 

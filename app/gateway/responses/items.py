@@ -46,10 +46,15 @@ def _items(of: Subject, place: int, message: Message, kinds: Mapping[str, Kind])
         yield _output(of, name, message, kinds.get(message.call_id, "function"))
         return
     if message.parts:
-        head = {"id": f"msg_{name}", "type": "message", "status": "completed", "role": message.role}
-        yield head | {"content": [_part(part, message.role) for part in message.parts]}
+        yield message_item(name, message)
     for call in message.calls:
         yield call_item(of.asked.toolbox, call, "completed")
+
+
+def message_item(name: str, message: Message) -> dict[str, Any]:
+    """A message of the input as an item; `name` is its id without the prefix."""
+    head = {"id": f"msg_{name}", "type": "message", "status": "completed", "role": message.role}
+    return head | {"content": [_part(part, message.role) for part in message.parts]}
 
 
 def _output(of: Subject, name: str, message: Message, kind: Kind) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from app.gateway.http.context import GatewayContext
 from app.gateway.http.ingress import Direct, json_body
 from app.gateway.http.sse import EventStream, collect
 from app.gateway.openapi import operations, response_replies
-from app.gateway.responses import items
+from app.gateway.responses import compaction, items
 from app.gateway.responses import reply as reply
 from app.gateway.responses.history import StoredResponse, conversation, subject
 from app.gateway.responses.references import resolved
@@ -35,7 +35,7 @@ from app.gateway.responses.tools import found_by
 from app.gateway.runs import cancel
 from app.gateway.wire import query
 from app.gateway.wire.baton_options import order_of, resolve_tier
-from app.gateway.wire.parameters import RESPONSES
+from app.gateway.wire.parameters import COMPACTION, RESPONSES
 from app.gateway.wire.request_schemas import tabled
 
 GONE = "There is no response of that id, or this key may not see it."
@@ -47,6 +47,7 @@ SYNCHRONOUS = (
 
 SCHEMAS: Final[operations.Schemas] = {
     "ResponsesRequest": lambda: tabled(ResponsesRequest, "ResponsesRequest", RESPONSES, ("model", "input")),
+    "CompactionRequest": lambda: tabled(compaction.CompactionRequest, "CompactionRequest", COMPACTION, ("model",)),
     "ResponseEvent": lambda: operations.event_schema(response_replies.ResponseEvent),
 }
 ResponseId = Annotated[str, Path(alias="response", description="The response's id.", examples=["resp_run_01jd9k2v7c"])]
@@ -56,6 +57,7 @@ def routes(context: GatewayContext, keys: Keys, idempotency: Idempotency) -> API
     """Every route under /v1/responses."""
     router = APIRouter(prefix="/v1/responses", tags=["responses"])
     _begins(router, context, keys, idempotency)
+    _compacts(router, context, keys, idempotency)
     _reads(router, context, keys, idempotency)
     _ends(router, context, keys, idempotency)
     return router
@@ -90,6 +92,49 @@ def _begins(router: APIRouter, context: GatewayContext, keys: Keys, idempotency:
             "ResponsesRequest",
             example={"model": "baton-mini", "input": "What is 2 + 2?"},
         ),
+    )
+
+
+def _compacts(router: APIRouter, context: GatewayContext, keys: Keys, idempotency: Idempotency) -> None:
+    async def compact_response(
+        request: Request,
+        caller: Annotated[Caller, keys.needs("runs:write")],
+        body: Annotated[dict[str, object], json_body(context.bounds)],
+    ) -> Response:
+        """The messages of the user, and one item with notes of everything else: the next request's `input`."""
+        asked, ignored = compaction.read_request(body)
+        before = await _before(context, asked, caller)
+        found = await resolved(context.store, asked, lambda response: _stored(context, response, caller))
+        history = before.messages if before is not None else ()
+
+        def order() -> Order:
+            return order_of(
+                compaction.task_of(found, history),
+                resolve_tier(context.catalog(), caller.key, asked.model),
+                caller.key,
+                model=asked.model,
+                effort=None,
+                extension=asked.baton,
+                streams=False,
+                ignored=ignored,
+                wire={"format": compaction.FORMAT},
+            )
+
+        begun = await idempotency.begin(request, caller, body, order)
+        ended = await collect(context, begun, request.receive)
+        return _json(compaction.compacted(await subject(context.store, ended.state), ended))
+
+    router.add_api_route(
+        "/compact",
+        compact_response,
+        methods=["POST"],
+        route_class_override=Direct,
+        operation_id="compact_response",
+        summary="Make a conversation shorter.",
+        dependencies=[idempotency.capacity],
+        response_model=response_replies.CompactedResponse,
+        responses=operations.replies(*operations.RUNNING),
+        openapi_extra=operations.body("CompactionRequest", example={"model": "baton-mini", "input": "What is 2 + 2?"}),
     )
 
 

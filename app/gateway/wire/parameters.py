@@ -144,7 +144,7 @@ RESPONSES: Final[Mapping[str, Parameter]] = {
     "model": PARAMETERS["model"],
     "input": _honoured(
         "A text, or items: messages, calls of functions and of custom tools, searches for tools, their outputs, "
-        "additional tools, references to items of stored responses; reasoning items are left out."
+        "additional tools, compactions, references to items of stored responses; reasoning items are left out."
     ),
     "instructions": _honoured("A message before the conversation; not carried over to the next response."),
     "previous_response_id": _honoured("Goes on with that response's conversation, or its waiting run."),
@@ -195,6 +195,21 @@ RESPONSES: Final[Mapping[str, Parameter]] = {
 """The parameters of `POST /v1/responses`."""
 
 
+COMPACTION: Final[Mapping[str, Parameter]] = {
+    "model": PARAMETERS["model"],
+    "input": _honoured("As of a response. The messages of the user come back word for word."),
+    "instructions": _honoured("A message before the conversation, for the writing of the notes."),
+    "previous_response_id": _honoured("The conversation up to that response stands before `input`."),
+    "baton": PARAMETERS["baton"],
+    "service_tier": _ignored("There is one."),
+    "prompt_cache_key": _ignored("Providers cache by prefix."),
+    "prompt_cache_retention": _ignored("Providers decide."),
+    "prompt_cache_options": PARAMETERS["prompt_cache_options"],
+    "image": _refused("Images are passed on as they are."),
+}
+"""The parameters of `POST /v1/responses/compact`."""
+
+
 def is_ignored(name: str, value: object, table: Mapping[str, Parameter] = PARAMETERS) -> bool:
     """True if a field is only noted; raises `InvalidRequest` for one that is refused with this value."""
     row = table[name]
@@ -215,7 +230,15 @@ def _sentence(note: str) -> str:
 
 def document() -> str:
     """The decisions as a Markdown page."""
-    tables = [*_table(PARAMETERS), NEWER, *_table(RESPONSES), LEGACY, *_table(COMPLETIONS)]
+    tables = [
+        *_table(PARAMETERS),
+        NEWER,
+        *_table(RESPONSES),
+        COMPACT,
+        *_table(COMPACTION),
+        LEGACY,
+        *_table(COMPLETIONS),
+    ]
     absent = [f"| `/v1/{family}` | {reason[0].upper()}{reason[1:]}. |" for family, reason in NOT_OFFERED.items()]
     return "\n".join([INTRODUCTION, *tables, ABSENT, *absent])
 
@@ -326,6 +349,13 @@ Every parameter that OpenAI documents has a row; any other is a 400 (`unknown_pa
 """
 NEWER: Final = """
 ## `POST /v1/responses`
+"""
+COMPACT: Final = """
+## `POST /v1/responses/compact`
+
+A run of the tier writes notes of the conversation. The output has the messages of the user and one `compaction` item,
+whose `encrypted_content` holds the notes, encoded and not encrypted; send the whole output as the beginning of the next
+request's `input`. An item that another server made is a 400 `invalid_encrypted_content`.
 """
 LEGACY: Final = """
 ## `POST /v1/completions`

@@ -1,0 +1,104 @@
+"""`POST /v1/responses/compact`: a shorter conversation, as items that the next request sends in its place.
+
+The user's messages come back word for word, and one `compaction` item stands for everything else. A run of the tier,
+like any other, writes the notes that the item holds.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Annotated, Any, Final
+
+import orjson
+from pydantic import Field, ValidationError
+
+from app.core.message.chat import Message, Task, Text
+from app.core.run.reply_ids import formatted
+from app.engine.delivery.messages import Ended
+from app.errors import InvalidRequest
+from app.gateway.chat.reply import extension
+from app.gateway.responses.calls import paired
+from app.gateway.responses.compaction_item import encoded, is_notes
+from app.gateway.responses.input import Item
+from app.gateway.responses.items import message_item
+from app.gateway.responses.reply import Subject, usage_of
+from app.gateway.responses.request import ResponsesRequest, given
+from app.gateway.wire.parameters import COMPACTION, NAME, invalid_request, is_ignored, unknown_parameter
+
+FORMAT: Final = "compaction"
+PROMPT: Final = (
+    "Write the notes from which you could go on with this conversation without its messages. The user's messages will "
+    "be kept word for word; everything else will be gone. State the instructions that are in force; what was done and "
+    "found out, with exact names, paths, numbers and the results of tools that still matter; what was decided and why; "
+    "what is left to do. Do not go on with the task. Answer with the notes alone."
+)
+
+
+class CompactionRequest(ResponsesRequest):
+    """The fields that `COMPACTION` names are read."""
+
+    input: str | Annotated[list[Item], Field(max_length=2_048, fail_fast=True)] = []
+
+
+def read_request(body: Mapping[str, Any]) -> tuple[CompactionRequest, tuple[str, ...]]:
+    """The request, and the names of parameters that are ignored; raises `InvalidRequest` naming the field at fault."""
+    asked = {name: value for name, value in body.items() if value is not None}
+    for name in asked:
+        if name not in COMPACTION:
+            raise unknown_parameter(name if NAME.fullmatch(name) else None)
+    ignored = tuple(sorted(name for name, value in asked.items() if is_ignored(name, value, COMPACTION)))
+    try:
+        request = CompactionRequest.model_validate(asked)
+    except ValidationError as error:
+        raise invalid_request(error, asked) from None
+    return request, ignored
+
+
+def task_of(request: ResponsesRequest, before: Sequence[Message]) -> Task:
+    """The task of the run that writes the notes; raises `InvalidRequest`.
+
+    Calls get other ids than they had: a run that waits for their results is not to go on with them here.
+    """
+    said = _renamed(paired((*before, *given(request))))
+    if not said:
+        raise InvalidRequest(
+            "There is nothing to compact: send input, or previous_response_id.",
+            param="input",
+            code="missing_required_parameter",
+        )
+    first = (Message("developer", (Text(request.instructions),)),) if request.instructions else ()
+    return Task((*first, *said, Message("user", (Text(PROMPT),))))
+
+
+def _renamed(messages: Iterable[Message]) -> list[Message]:
+    ids: dict[str, str] = {}
+    found: list[Message] = []
+    for message in messages:
+        for call in message.calls:
+            ids[call.id] = f"call_{len(ids)}"
+        calls = tuple(replace(call, id=ids[call.id]) for call in message.calls)
+        if message.call_id and message.call_id not in ids:
+            raise InvalidRequest(
+                "An output in the input answers no call of the conversation; send the call's item before it, too.",
+                param="input",
+                code="unknown_tool_call",
+            )
+        found.append(replace(message, calls=calls, call_id=ids.get(message.call_id, "")))
+    return found
+
+
+def compacted(of: Subject, ended: Ended) -> bytes:
+    """A `response.compaction`: the user's messages, and the item that stands for everything else."""
+    run, conversation = of.state.run, of.task.messages[:-1]
+    kept = [one for one in conversation if one.role == "user" and not is_notes(one)]
+    output = [message_item(f"{run}_in{place}", message) for place, message in enumerate(kept)]
+    output.append({"id": f"cmp_{run}", "type": "compaction", "encrypted_content": encoded(ended.answer)})
+    return orjson.dumps(
+        {
+            "id": formatted(FORMAT, run, 0),
+            "object": "response.compaction",
+            "created_at": int(of.state.turn.at),
+            "output": output,
+            "usage": usage_of(ended.bill),
+            "baton": extension(ended),
+        }
+    )

@@ -1,0 +1,106 @@
+"""`POST /v1/responses/compact`: the user's messages and notes of the rest, which go on in the conversation's place."""
+
+import typing
+from typing import Any
+
+import httpx
+import pytest
+from openai.types.responses import CompactedResponse, response_compact_params
+
+from app.gateway.responses.compaction_item import PREFACE
+from app.gateway.wire.parameters import COMPACTION
+from tests.gateway.test_response_tools import SPAWN, asked, calling
+from tests.harness.exact_replies import published
+from tests.stubs import ProviderStub, Reply
+
+MINI = {"model": "baton-mini"}
+NOTES = Reply(chunks=("It was ", "begun."))
+
+
+def user(said: str) -> dict[str, Any]:
+    return {"role": "user", "content": said}
+
+
+def seen(stub: ProviderStub) -> list[tuple[str, str]]:
+    """The messages of the last request to a worker."""
+    return [(message["role"], message["content"]) for message in stub.requests[-1].json["messages"]]
+
+
+async def compacted(client: httpx.AsyncClient, **more: Any) -> dict[str, Any]:
+    """The reply, which the official client takes without conversions and would send back as it is."""
+    reply = await client.post("/v1/responses/compact", json=MINI | more)
+    assert reply.status_code == 200, reply.text
+    body: dict[str, Any] = reply.json()
+    assert CompactedResponse.construct(**body).model_dump(exclude_unset=True, warnings=False) == body
+    published("CompactionBody", body["output"][-1])
+    for item in body["output"][:-1]:
+        published("InputMessageResource", item)
+    return body
+
+
+def test_every_parameter_of_the_official_client_has_a_row() -> None:
+    assert set(COMPACTION) == {*typing.get_type_hints(response_compact_params.ResponseCompactParams), "baton"}
+
+
+async def test_a_conversation_goes_on_from_its_notes(stub: ProviderStub, client: httpx.AsyncClient) -> None:
+    """Twice, since notes are themselves compacted; and the worker of the notes sees everything, tools included."""
+    stub.script("alpha", Reply(chunks=("Hello.",)), NOTES)
+    first = await asked(client, input="Hi.")
+    items = [
+        user("Go."),
+        {"type": "function_call", "call_id": "x", "name": "spawn", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "x", "output": "begun"},
+    ]
+    body = await compacted(client, previous_response_id=first["id"], input=items, instructions="Be brief.")
+    told = [role for role, _ in seen(stub)]
+    assert told == ["system", "user", "assistant", "user", "assistant", "tool", "user"]
+    assert [item["type"] for item in body["output"]] == ["message", "message", "compaction"]
+    assert [item["content"][0]["text"] for item in body["output"][:2]] == ["Hi.", "Go."]
+    assert body["usage"]["output_tokens"] > 0
+    run = (await client.get(f"/v1/runs/{body['id']}")).json()
+    assert (run["id"], run["state"]) == (body["baton"]["run"], "succeeded")
+
+    stub.always("alpha", Reply(chunks=("Then.",)))
+    await asked(client, input=[*body["output"], user("And now?")])
+    notes = ("user", f"{PREFACE}It was begun.")
+    assert seen(stub) == [("user", "Hi."), ("user", "Go."), notes, ("user", "And now?")]
+    again = await compacted(client, input=[*body["output"], user("And now?")])
+    assert seen(stub)[:4] == [("user", "Hi."), ("user", "Go."), notes, ("user", "And now?")]
+    assert [item["content"][0]["text"] for item in again["output"][:-1]] == ["Hi.", "Go.", "And now?"]
+
+
+async def test_a_run_that_waits_for_results_does_not_go_on_by_being_compacted(
+    stub: ProviderStub, client: httpx.AsyncClient
+) -> None:
+    stub.script("alpha", calling("spawn", "{}"), NOTES)
+    first = await asked(client, tools=[SPAWN])
+    [call] = first["output"]
+    result = {"type": "function_call_output", "call_id": call["call_id"], "output": "begun"}
+    body = await compacted(client, input=[user("Go."), call, result])
+    assert body["baton"]["run"] != first["baton"]["run"]
+    waiting = (await client.get(f"/v1/runs/{first['baton']['run']}")).json()
+    assert waiting["state"] == "awaiting_tool"
+    alone = await client.post("/v1/responses/compact", json=MINI | {"input": [result]})
+    assert (alone.status_code, alone.json()["error"]["code"]) == (400, "unknown_tool_call")
+
+
+FOREIGN, BROKEN = ([{"type": "compaction", "encrypted_content": text}] for text in ("gAAAAA", "baton1.%"))
+
+
+@pytest.mark.parametrize(
+    ("path", "more", "param", "code"),
+    [
+        ("/compact", {}, "input", "missing_required_parameter"),
+        ("/compact", {"input": "Hi", "stream": True}, "stream", "unknown_parameter"),
+        ("/compact", {"previous_response_id": "resp_run_1"}, "previous_response_id", "previous_response_not_found"),
+        ("", {"input": FOREIGN}, "input[0].encrypted_content", "invalid_encrypted_content"),
+        ("", {"input": BROKEN}, "input[0].encrypted_content", "invalid_encrypted_content"),
+    ],
+    ids=["nothing", "a stream", "after nothing", "of another server", "broken"],
+)
+async def test_what_cannot_be_compacted_or_read_is_named(
+    client: httpx.AsyncClient, path: str, more: dict[str, Any], param: str, code: str
+) -> None:
+    reply = await client.post(f"/v1/responses{path}", json=MINI | more)
+    error = reply.json()["error"]
+    assert (reply.status_code, error["param"], error["code"]) == (400, param, code)
