@@ -48,6 +48,7 @@ def test_outputs_stand_behind_their_calls(given: tuple[Message, ...], found: tup
         ((call(OURS, "b"), HI), "tool_results_missing", f"of: {OURS}"),
         ((HI, output("a")), "unknown_tool_call", "answers no call"),
         ((call("a"), output("a"), output("a")), "unknown_tool_call", "answers no call"),
+        ((output("a"), call("a")), "unknown_tool_call", "answers no call"),
     ],
 )
 def test_what_has_no_other_half_is_refused(given: tuple[Message, ...], code: str, says: str) -> None:
@@ -68,3 +69,57 @@ async def test_outputs_in_any_order(stub: ProviderStub, client: httpx.AsyncClien
     last = await asked(client, tools=[SPAWN], input=[go, first["output"][0], now, result])
     assert (last["id"].startswith(first["id"]), last["output"][0]["content"][0]["text"]) == (True, "Done.")
     assert [one["role"] for one in stub.of("alpha")[1].json["messages"]] == ["user", "assistant", "tool", "user"]
+
+
+CALL = {"type": "function_call", "call_id": "x", "name": "spawn", "arguments": "{}"}
+OUTPUT = {"type": "function_call_output", "call_id": "x", "output": "begun"}
+CHAT = {"role": "tool", "tool_call_id": "x", "content": "begun"}
+
+
+@pytest.mark.parametrize(
+    ("path", "field", "given", "param"),
+    [
+        ("responses", "input", [OUTPUT], "input"),
+        ("responses", "input", [OUTPUT, CALL], "input"),
+        ("responses", "input", [OUTPUT | {"type": "custom_tool_call_output"}], "input"),
+        ("responses", "input", [CALL, OUTPUT | {"type": "custom_tool_call_output"}], "input[1].type"),
+        ("chat/completions", "messages", [{"role": "user", "content": "Hi"}, CHAT], "messages[1].tool_call_id"),
+        ("chat/completions", "messages", [CHAT], "messages[0].tool_call_id"),
+    ],
+)
+async def test_a_result_without_its_call_is_refused_in_both_formats(
+    stub: ProviderStub, client: httpx.AsyncClient, path: str, field: str, given: list[Any], param: str
+) -> None:
+    for more in ({}, {"stream": True}):
+        reply = await client.post(f"/v1/{path}", json={"model": "baton-mini", field: given} | more)
+        error = reply.json()["error"]
+        assert (reply.status_code, error["param"], error["type"]) == (400, param, "invalid_request_error")
+    assert not stub.requests
+
+
+async def test_a_turn_shows_what_its_own_request_sent_and_the_instructions_in_force(
+    stub: ProviderStub, client: httpx.AsyncClient
+) -> None:
+    """The step goes on as it was told to: instructions that come with results are not those of the run."""
+    stub.script("alpha", calling("spawn", "{}"), Reply(chunks=("Done.",)), Reply())
+    first = await asked(client, tools=[SPAWN], metadata={"a": "1"}, user="ann")
+    result = {"type": "function_call_output", "call_id": first["output"][0]["call_id"], "output": "begun"}
+    more = {"metadata": {"b": "2"}, "user": "bob", "instructions": "Be brief."}
+    second = await asked(client, tools=[SPAWN], previous_response_id=first["id"], input=[result], **more)
+    assert second["id"].startswith(first["id"])
+    assert (second["metadata"], second["user"], second["instructions"]) == ({"b": "2"}, "bob", None)
+    await asked(client, input="And now?", previous_response_id=second["id"])
+    assert [one["role"] for one in stub.requests[-1].json["messages"]] == [
+        "user",
+        "assistant",
+        "tool",
+        "assistant",
+        "user",
+    ]
+
+
+async def test_what_was_said_of_tools_comes_back_where_none_is_on_offer(client: httpx.AsyncClient) -> None:
+    body = await asked(client, parallel_tool_calls=False, tool_choice="none")
+    assert (body["parallel_tool_calls"], body["tool_choice"]) == (False, "none")
+    choice = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "spawn"}]}
+    assert (await asked(client, tools=[SPAWN], tool_choice=choice))["tool_choice"] == choice

@@ -15,6 +15,7 @@ from app.errors import InvalidRequest
 def paired(messages: Iterable[Message]) -> tuple[Message, ...]:
     """The messages with each output right behind its call. Raises `InvalidRequest`, which names only ids of ours."""
     messages = tuple(messages)
+    _check_order(messages)
     known = {call.id for message in messages for call in message.calls}
     outputs: defaultdict[str, deque[Message]] = defaultdict(deque)
     for message in messages:
@@ -33,6 +34,20 @@ def paired(messages: Iterable[Message]) -> tuple[Message, ...]:
         said = f"Every call of a tool needs its output in the input. Missing are those of: {named}"
         raise InvalidRequest(said, param="input", code="tool_results_missing")
     if any(outputs.values()):
-        said = "An output in the input answers no call of the conversation; send the call's item before it, too."
-        raise InvalidRequest(said, param="input", code="unknown_tool_call")
+        raise unknown_call()
     return tuple(found)
+
+
+def _check_order(messages: Iterable[Message]) -> None:
+    """Raise `InvalidRequest` for an output that stands before the call that it answers, unless it is a call of ours."""
+    called: set[str] = set()
+    for message in messages:
+        called.update(call.id for call in message.calls)
+        if message.call_id and message.call_id not in called and not run_of(message.call_id):
+            raise unknown_call()
+
+
+def unknown_call() -> InvalidRequest:
+    """The error for an output that answers no call before it."""
+    said = "An output in the input answers no call of the conversation; send the call's item before it, too."
+    return InvalidRequest(said, param="input", code="unknown_tool_call")

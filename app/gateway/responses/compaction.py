@@ -16,7 +16,7 @@ from app.core.run.reply_ids import formatted
 from app.engine.delivery.messages import Ended
 from app.errors import InvalidRequest
 from app.gateway.chat.reply import extension
-from app.gateway.responses.calls import paired
+from app.gateway.responses.calls import paired, unknown_call
 from app.gateway.responses.compaction_item import encoded, is_notes
 from app.gateway.responses.input import Item
 from app.gateway.responses.items import message_item
@@ -77,11 +77,7 @@ def _renamed(messages: Iterable[Message]) -> list[Message]:
             ids[call.id] = f"call_{len(ids)}"
         calls = tuple(replace(call, id=ids[call.id]) for call in message.calls)
         if message.call_id and message.call_id not in ids:
-            raise InvalidRequest(
-                "An output in the input answers no call of the conversation; send the call's item before it, too.",
-                param="input",
-                code="unknown_tool_call",
-            )
+            raise unknown_call()
         found.append(replace(message, calls=calls, call_id=ids.get(message.call_id, "")))
     return found
 

@@ -35,7 +35,7 @@ async def subject(store: Contents, state: RunState) -> Subject:
 async def conversation(store: Contents, told: StoredResponse) -> tuple[Message, ...]:
     """The visible messages up to the end of a response: without its instructions, which are not carried over."""
     state, task = told.subject.state, told.subject.task
-    messages = list(task.messages[1:] if task.messages and state.turn.wire.get("instructions") else task.messages)
+    messages = list(task.messages[1:] if told.subject.instructions is not None else task.messages)
     for turn in range(state.turn.number):
         messages += await exchanged(store, state, turn)
     if told.ended is not None and (told.ended.answer or told.ended.calls):

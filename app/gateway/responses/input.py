@@ -223,7 +223,21 @@ AnyItem = (
 
 def conversation(items: Iterable[AnyItem]) -> tuple[Message, ...]:
     """The messages that input items come to; references are resolved before. Raises `InvalidRequest`."""
+    items = tuple(items)
+    _check_outputs(items)
     return tuple(_joined(_messages(items)))
+
+
+def _check_outputs(items: Iterable[AnyItem]) -> None:
+    """Raise `InvalidRequest` for an output whose call, where the input has it, is of the other type of tools."""
+    outputs: dict[str, str] = {}
+    for place, item in enumerate(items):
+        if isinstance(item, CallItem | CustomCallItem):
+            outputs[item.call_id] = f"{item.type}_output"
+        elif isinstance(item, OutputItem) and outputs.get(item.call_id, item.type) != item.type:
+            param, expected = f"input[{place}].type", outputs[item.call_id]
+            said = f"Invalid value for '{param}': the output of this call is a '{expected}'."
+            raise InvalidRequest(said, param=param, code="invalid_value")
 
 
 def _messages(items: Iterable[AnyItem]) -> Iterator[Message]:

@@ -62,6 +62,11 @@ class Subject:
         """The response's id."""
         return response_id(self.state.run, self.state.turn.number)
 
+    @property
+    def instructions(self) -> str | None:
+        """The instructions in force: those that the run began with, as its first message; None without any."""
+        return self.task.messages[0].text if self.state.admitted.wire.get("instructions") else None
+
 
 def whole(of: Subject, ended: Ended | None) -> bytes:
     """The response object: as it ended, or, with None, under way."""
@@ -82,12 +87,12 @@ def document(of: Subject, ended: Ended | None) -> dict[str, Any]:
         "completed_at": int(state.replied_at) if status == "completed" else None,
         "error": _error(ended),
         "incomplete_details": _incomplete(ended, status),
-        "instructions": of.task.messages[0].text if wire.get("instructions") else None,
+        "instructions": of.instructions,
         "max_output_tokens": of.asked.sampling.max_tokens,
         "max_tool_calls": echoed.get("max_tool_calls"),
         "model": state.admitted.tier,
         "output": items(of, ended, _message_status(status)) if ended else [],
-        "parallel_tool_calls": of.asked.toolbox.parallel,
+        "parallel_tool_calls": echoed.get("parallel_tool_calls", of.asked.toolbox.parallel),
         "previous_response_id": response_id(state.run, turn - 1) if turn else wire.get("previous"),
         "prompt_cache_key": echoed.get("prompt_cache_key"),
         "prompt_cache_retention": (echoed.get("prompt_cache_retention") or "").replace("-", "_") or None,
@@ -96,14 +101,14 @@ def document(of: Subject, ended: Ended | None) -> dict[str, Any]:
         "service_tier": "default",
         "temperature": of.asked.sampling.temperature,
         "text": {"format": _format(of.asked.form)} | _verbosity(echoed),
-        "tool_choice": chosen(of.asked.toolbox),
+        "tool_choice": echoed.get("tool_choice") or chosen(of.asked.toolbox),
         "tools": described(of.asked.toolbox),
         "top_logprobs": of.asked.logprobs or 0,
         "top_p": of.asked.sampling.top_p,
         "truncation": echoed.get("truncation", "disabled"),
         "usage": usage_of(ended.bill) if ended is not None else None,
-        "user": of.task.user,
-        "metadata": dict(of.task.metadata),
+        "user": echoed.get("user", of.task.user),
+        "metadata": dict(echoed.get("metadata", of.task.metadata)),
     }
     return body | ({"baton": extension(ended)} if ended is not None else {})
 

@@ -14,7 +14,7 @@ from app.errors import InvalidRequest
 from app.gateway.chat.request import MetadataKey, MetadataValue
 from app.gateway.responses.calls import paired
 from app.gateway.responses.input import Item, conversation, loaded
-from app.gateway.responses.tools import MOST_LISTED, AnyTool, Choice, check_search, left_out, toolbox_of
+from app.gateway.responses.tools import MOST_LISTED, AllowedTools, AnyTool, Choice, check_search, left_out, toolbox_of
 from app.gateway.wire.baton_options import BatonOptions, WireModel
 from app.gateway.wire.parameters import (
     NAME,
@@ -171,9 +171,20 @@ def given(request: ResponsesRequest) -> tuple[Message, ...]:
 
 
 def _echoed(request: ResponsesRequest) -> dict[str, Any]:
-    """The parameters of `ECHOED` that the request has, and `text.verbosity`."""
+    """The parameters of `ECHOED` that the request has, and what of the others the task does not keep as it was sent.
+
+    A turn that brings tool results keeps neither the user nor the metadata, a task without tools nothing about them.
+    """
     echoed = {name: getattr(request, name) for name in ECHOED}
     echoed["verbosity"] = request.text.verbosity if request.text is not None else None
+    if request.previous_response_id is not None:
+        echoed |= {"user": request.user, "metadata": request.metadata or None}
+    if not request.tools and not request.parallel_tool_calls:
+        echoed["parallel_tool_calls"] = False
+    if isinstance(request.tool_choice, AllowedTools):
+        echoed["tool_choice"] = request.tool_choice.model_dump()
+    elif not request.tools:
+        echoed["tool_choice"] = request.tool_choice
     return {name: value for name, value in echoed.items() if value is not None}
 
 

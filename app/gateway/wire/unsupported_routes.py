@@ -49,6 +49,8 @@ def advice(path: str) -> str:
         return f"Baton does not offer this API: {COMPLETE}."
     if first == "v1" and family in NOT_OFFERED:
         return f"Baton does not offer this API: {NOT_OFFERED[family]}."
+    if first == "v1" and family == "chat" and rest.startswith("completions/"):
+        return "Baton keeps no chat completions: GET /v1/runs/{id} explains the run of one, by the id of either."
     if first in ("chat", "completions", "models", "responses", "messages", "runs", *NOT_OFFERED):
         return "There is no such route; the API is under /v1: let the client's base URL end with it."
     return "There is no such route; the API is under /v1, and GET /openapi.json describes it."
