@@ -22,6 +22,7 @@ NEEDS = {
     ("POST", "/v1/messages/count_tokens"): {"runs:write"},
     ("POST", "/v1/responses"): {"runs:write"},
     ("POST", "/v1/responses/compact"): {"runs:write"},
+    ("POST", "/v1/responses/input_tokens"): {"runs:write"},
     ("GET", "/v1/responses/{response}"): {"runs:read"},
     ("DELETE", "/v1/responses/{response}"): {"runs:write"},
     ("POST", "/v1/responses/{response}/cancel"): {"runs:write"},
@@ -42,6 +43,7 @@ BODIES = {
     "/v1/messages": ask() | {"max_tokens": 64},
     "/v1/runs/{run}/feedback": {"thumbs": "up"},
     "/v1/responses": {"model": "baton-mini", "input": "What is 2 + 2?"},
+    "/v1/responses/input_tokens": {"model": "baton-mini", "input": "What is 2 + 2?"},
     "/v1/responses/compact": {"model": "baton-mini", "input": "What is 2 + 2?"},
 }
 """What a POST route is sent that does not take a chat."""

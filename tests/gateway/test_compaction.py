@@ -5,10 +5,10 @@ from typing import Any
 
 import httpx
 import pytest
-from openai.types.responses import CompactedResponse, response_compact_params
+from openai.types.responses import CompactedResponse, input_token_count_params, response_compact_params
 
 from app.gateway.responses.compaction_item import PREFACE
-from app.gateway.wire.parameters import COMPACTION
+from app.gateway.wire.parameters import COMPACTION, INPUT_TOKENS
 from tests.gateway.test_response_tools import SPAWN, asked, calling
 from tests.harness.exact_replies import published
 from tests.stubs import ProviderStub, Reply
@@ -40,6 +40,7 @@ async def compacted(client: httpx.AsyncClient, **more: Any) -> dict[str, Any]:
 
 def test_every_parameter_of_the_official_client_has_a_row() -> None:
     assert set(COMPACTION) == {*typing.get_type_hints(response_compact_params.ResponseCompactParams), "baton"}
+    assert set(INPUT_TOKENS) == set(typing.get_type_hints(input_token_count_params.InputTokenCountParams))
 
 
 async def test_a_conversation_goes_on_from_its_notes(stub: ProviderStub, client: httpx.AsyncClient) -> None:
@@ -104,3 +105,23 @@ async def test_what_cannot_be_compacted_or_read_is_named(
     reply = await client.post(f"/v1/responses{path}", json=MINI | more)
     error = reply.json()["error"]
     assert (reply.status_code, error["param"], error["code"]) == (400, param, code)
+
+
+async def test_the_tokens_of_input_are_counted_with_what_stands_before_it(
+    stub: ProviderStub, client: httpx.AsyncClient
+) -> None:
+    async def counted(**more: Any) -> int:
+        reply = await client.post("/v1/responses/input_tokens", json=MINI | more)
+        assert (reply.status_code, reply.json()["object"]) == (200, "response.input_tokens")
+        return int(reply.json()["input_tokens"])
+
+    first = await asked(client, input="What is 2 + 2?")
+    calls = len(stub.requests)
+    alone = await counted(input="Hi")
+    after = await counted(input="Hi", previous_response_id=first["id"])
+    offered = await counted(input="Hi", tools=[SPAWN], instructions="Be brief.")
+    assert 0 < alone < after
+    assert alone < offered
+    assert len(stub.requests) == calls
+    wrong = await client.post("/v1/responses/input_tokens", json={"model": "gpt-x", "input": "Hi"})
+    assert (wrong.status_code, wrong.json()["error"]["code"]) == (404, "model_not_found")

@@ -154,7 +154,9 @@ async def test_embeddings_are_not_offered_and_the_reply_says_so(gateway: Gateway
     )
 
 
-async def test_a_stored_completion_is_not_offered_and_the_reply_names_the_run(gateway: GatewayStandIn, key: str) -> None:
+async def test_a_stored_completion_is_not_offered_and_the_reply_names_the_run(
+    gateway: GatewayStandIn, key: str
+) -> None:
     async with gateway.client(key) as client:
         reply = await client.get("/v1/chat/completions/chatcmpl-run_mine")
     assert (reply.status_code, "GET /v1/runs/{id}" in reply.json()["error"]["message"]) == (404, True)

@@ -116,6 +116,7 @@ async def test_real_responses_are_as_described(
     response = reply.json()["id"]
     follow = {"model": "baton-mini", "input": "And 3 + 3?", "previous_response_id": response}
     check(document, await client.post(path, json=follow | {"background": True}), path, "post")
+    check(document, await client.post(f"{path}/input_tokens", json=follow), f"{path}/input_tokens", "post")
     check(document, await client.post(f"{path}/compact", json=follow), f"{path}/compact", "post")
     check(document, await client.get(f"{path}/{response}"), f"{path}/{{response}}")
     check(document, await client.get(f"{path}/{response}/input_items"), f"{path}/{{response}}/input_items")

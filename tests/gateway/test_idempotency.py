@@ -253,6 +253,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "/v1/messages/count_tokens": body(),
     "/v1/responses": {"model": "baton-mini", "input": "What is 2 + 2?"},
     "/v1/responses/compact": {"model": "baton-mini", "input": "What is 2 + 2?"},
+    "/v1/responses/input_tokens": {"model": "baton-mini", "input": "What is 2 + 2?"},
     "/v1/responses/{response}/cancel": {},
     "/v1/runs/{run}/cancel": {},
     "/v1/runs/{run}/feedback": {"score": 0.5},
@@ -285,7 +286,7 @@ async def test_no_post_route_ignores_the_key(stub: ProviderStub, opened: Runtime
         assert (again.status_code, again.content) == (first.status_code, first.content)
         assert [reply.headers.get("idempotent-replayed") for reply in (first, again)] == [None, "true"]
         assert calls <= 1
-        other = {"instructions": "Others."} if path.endswith("/compact") else {"user": "another"}
+        other = {"instructions": "Others."} if path.endswith(("/compact", "/input_tokens")) else {"user": "another"}
         reused = await client.post(path, json=example | other, headers=headers)
         assert (reused.status_code, "used with another request" in reused.text) == (409, True)
         bad = await client.post(path, json=example, headers={"idempotency-key": "x" * 256})

@@ -237,6 +237,13 @@ InputItem = Annotated[
 ]
 
 
+class InputTokens(Reply):
+    """An estimate of the tokens of input."""
+
+    object: Literal["response.input_tokens"]
+    input_tokens: int
+
+
 class CompactedItem(Reply):
     """Notes of everything in a conversation but the user's messages."""
 

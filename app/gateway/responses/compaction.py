@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Annotated, Any, Final
 
 import orjson
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from app.core.message.chat import Message, Task, Text
 from app.core.run.reply_ids import formatted
@@ -21,8 +21,8 @@ from app.gateway.responses.compaction_item import encoded, is_notes
 from app.gateway.responses.input import Item
 from app.gateway.responses.items import message_item
 from app.gateway.responses.reply import Subject, usage_of
-from app.gateway.responses.request import ResponsesRequest, given
-from app.gateway.wire.parameters import COMPACTION, NAME, invalid_request, is_ignored, unknown_parameter
+from app.gateway.responses.request import ResponsesRequest, checked, given
+from app.gateway.wire.parameters import COMPACTION
 
 FORMAT: Final = "compaction"
 PROMPT: Final = (
@@ -41,16 +41,7 @@ class CompactionRequest(ResponsesRequest):
 
 def read_request(body: Mapping[str, Any]) -> tuple[CompactionRequest, tuple[str, ...]]:
     """The request, and the names of parameters that are ignored; raises `InvalidRequest` naming the field at fault."""
-    asked = {name: value for name, value in body.items() if value is not None}
-    for name in asked:
-        if name not in COMPACTION:
-            raise unknown_parameter(name if NAME.fullmatch(name) else None)
-    ignored = tuple(sorted(name for name, value in asked.items() if is_ignored(name, value, COMPACTION)))
-    try:
-        request = CompactionRequest.model_validate(asked)
-    except ValidationError as error:
-        raise invalid_request(error, asked) from None
-    return request, ignored
+    return checked(body, COMPACTION, CompactionRequest, omits_search=True)
 
 
 def task_of(request: ResponsesRequest, before: Sequence[Message]) -> Task:

@@ -5,7 +5,7 @@ in an error.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, TypeVar
 
 from pydantic import Discriminator, Field, StringConstraints, ValidationError
 
@@ -20,6 +20,7 @@ from app.gateway.wire.parameters import (
     NAME,
     RESPONSES,
     Includable,
+    Parameter,
     check_kinds,
     invalid_request,
     is_ignored,
@@ -107,26 +108,44 @@ class ResponsesRequest(WireModel):
     client_metadata: Annotated[dict[str, str], Field(max_length=64)] = {}
 
 
+class CountRequest(ResponsesRequest):
+    """The fields of which `INPUT_TOKENS` has rows are read."""
+
+    model: Annotated[str, StringConstraints(max_length=256)] = ""
+    input: str | Annotated[list[Item], Field(max_length=2_048, fail_fast=True)] = []
+
+
+Read = TypeVar("Read", bound=ResponsesRequest)
+
+
 def read_request(body: Mapping[str, Any], *, omits_search: bool = True) -> tuple[ResponsesRequest, tuple[str, ...]]:
     """The request, and the names of parameters that are ignored; raises `InvalidRequest` naming the field at fault.
 
     `omits_search` is false where a web search with access to the web is refused instead of left out.
     """
+    request, ignored = checked(body, RESPONSES, ResponsesRequest, omits_search=omits_search)
+    if request.background and not request.store:
+        raise InvalidRequest("A background response must be stored: leave store out.", param="store")
+    return request, ignored
+
+
+def checked(
+    body: Mapping[str, Any], table: Mapping[str, Parameter], model: type[Read], *, omits_search: bool
+) -> tuple[Read, tuple[str, ...]]:
+    """The fields of a body that `table` lets be read, and the names of those that are ignored, as `read_request`."""
     given = {name: value for name, value in body.items() if value is not None}
     for name in given:
-        if name not in RESPONSES:
+        if name not in table:
             raise unknown_parameter(name if NAME.fullmatch(name) else None)
-    ignored = tuple(sorted(name for name, value in given.items() if is_ignored(name, value, RESPONSES)))
-    given = {name: value for name, value in given.items() if RESPONSES[name].decision != "refused"}
+    ignored = tuple(sorted(name for name, value in given.items() if is_ignored(name, value, table)))
+    given = {name: value for name, value in given.items() if table[name].decision != "refused"}
     for offered, param in _offers(given):
         check_search(offered, param, omitted=omits_search)
     check_kinds(given.get("tools"), "function", "custom", "namespace", "tool_search", "web_search")
     try:
-        request = ResponsesRequest.model_validate(given)
+        request = model.model_validate(given)
     except ValidationError as error:
         raise invalid_request(error, given) from None
-    if request.background and not request.store:
-        raise InvalidRequest("A background response must be stored: leave store out.", param="store")
     return request, (*ignored, *left_out(request.tools))
 
 

@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from app.core.message.chat import Tool
+from app.core.pool import budget
 from app.core.run import position
 from app.core.run.position import Position
 from app.core.run.state import RunState
@@ -30,12 +31,12 @@ from app.gateway.responses import compaction, items
 from app.gateway.responses import reply as reply
 from app.gateway.responses.history import StoredResponse, conversation, subject
 from app.gateway.responses.references import resolved
-from app.gateway.responses.request import ResponsesRequest, given, read_request, task_of
+from app.gateway.responses.request import CountRequest, ResponsesRequest, checked, given, read_request, task_of
 from app.gateway.responses.tools import found_by
 from app.gateway.runs import cancel
 from app.gateway.wire import query
 from app.gateway.wire.baton_options import order_of, resolve_tier
-from app.gateway.wire.parameters import COMPACTION, RESPONSES
+from app.gateway.wire.parameters import COMPACTION, INPUT_TOKENS, RESPONSES
 from app.gateway.wire.request_schemas import tabled
 
 GONE = "There is no response of that id, or this key may not see it."
@@ -48,6 +49,7 @@ SYNCHRONOUS = (
 SCHEMAS: Final[operations.Schemas] = {
     "ResponsesRequest": lambda: tabled(ResponsesRequest, "ResponsesRequest", RESPONSES, ("model", "input")),
     "CompactionRequest": lambda: tabled(compaction.CompactionRequest, "CompactionRequest", COMPACTION, ("model",)),
+    "InputTokensRequest": lambda: tabled(CountRequest, "InputTokensRequest", INPUT_TOKENS, ()),
     "ResponseEvent": lambda: operations.event_schema(response_replies.ResponseEvent),
 }
 ResponseId = Annotated[str, Path(alias="response", description="The response's id.", examples=["resp_run_01jd9k2v7c"])]
@@ -58,6 +60,7 @@ def routes(context: GatewayContext, keys: Keys, idempotency: Idempotency) -> API
     router = APIRouter(prefix="/v1/responses", tags=["responses"])
     _begins(router, context, keys, idempotency)
     _compacts(router, context, keys, idempotency)
+    _counts(router, context, keys, idempotency)
     _reads(router, context, keys, idempotency)
     _ends(router, context, keys, idempotency)
     return router
@@ -136,6 +139,35 @@ def _compacts(router: APIRouter, context: GatewayContext, keys: Keys, idempotenc
         responses=operations.replies(*operations.RUNNING),
         openapi_extra=operations.body("CompactionRequest", example={"model": "baton-mini", "input": "What is 2 + 2?"}),
     )
+
+
+def _counts(router: APIRouter, context: GatewayContext, keys: Keys, idempotency: Idempotency) -> None:
+    @router.post(
+        "/input_tokens",
+        operation_id="count_response_input_tokens",
+        summary="Estimate the tokens of input.",
+        response_model=response_replies.InputTokens,
+        responses=operations.replies(*operations.WRITING),
+        openapi_extra=operations.body("InputTokensRequest", example={"model": "baton-mini", "input": "What is 2 + 2?"}),
+    )
+    async def count_response_input_tokens(
+        caller: Annotated[Caller, keys.needs("runs:write")],
+        body: Annotated[dict[str, object], json_body(context.bounds)],
+        request: Request,
+    ) -> Response:
+        """The tokens of the conversation, with its tools; nothing is sent to a worker."""
+
+        async def counted() -> Response:
+            asked, _ = checked(body, INPUT_TOKENS, CountRequest, omits_search=context.omits_search)
+            if asked.model:
+                resolve_tier(context.catalog(), caller.key, asked.model)
+            before = await _before(context, asked, caller)
+            found = await resolved(context.store, asked, lambda response: _stored(context, response, caller))
+            task = task_of(found, before.messages if before else (), _found(before) if before else ())
+            likely = budget.estimate(task.messages, "").input + budget.tool_bytes(task.toolbox) // 4
+            return _json(orjson.dumps({"object": "response.input_tokens", "input_tokens": likely}))
+
+        return await idempotency.reply(request, caller, body, counted)
 
 
 def _reads(router: APIRouter, context: GatewayContext, keys: Keys, idempotency: Idempotency) -> None:

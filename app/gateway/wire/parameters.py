@@ -210,6 +210,15 @@ COMPACTION: Final[Mapping[str, Parameter]] = {
 """The parameters of `POST /v1/responses/compact`."""
 
 
+INPUT_TOKENS: Final[Mapping[str, Parameter]] = {
+    **{name: RESPONSES[name] for name in ("model", "input", "instructions", "previous_response_id", "tools")},
+    **{name: RESPONSES[name] for name in ("tool_choice", "parallel_tool_calls", "text", "reasoning", "truncation")},
+    "conversation": RESPONSES["conversation"],
+    "personality": _refused("Write it into the instructions."),
+}
+"""The parameters of `POST /v1/responses/input_tokens`."""
+
+
 def is_ignored(name: str, value: object, table: Mapping[str, Parameter] = PARAMETERS) -> bool:
     """True if a field is only noted; raises `InvalidRequest` for one that is refused with this value."""
     row = table[name]
@@ -236,6 +245,8 @@ def document() -> str:
         *_table(RESPONSES),
         COMPACT,
         *_table(COMPACTION),
+        COUNT,
+        *_table(INPUT_TOKENS),
         LEGACY,
         *_table(COMPLETIONS),
     ]
@@ -356,6 +367,11 @@ COMPACT: Final = """
 A run of the tier writes notes of the conversation. The output has the messages of the user and one `compaction` item,
 whose `encrypted_content` holds the notes, encoded and not encrypted; send the whole output as the beginning of the next
 request's `input`. An item that another server made is a 400 `invalid_encrypted_content`.
+"""
+COUNT: Final = """
+## `POST /v1/responses/input_tokens`
+
+An estimate of the tokens of the input, with its tools; nothing is sent to a worker.
 """
 LEGACY: Final = """
 ## `POST /v1/completions`
