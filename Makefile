@@ -5,7 +5,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate --no-emit-index-url \
 	--custom-compile-command "make lock" --extra build
 
-.PHONY: run test faults fuzz simulate lint soak bench learn chart trace test-vllm test-clients lock
+.PHONY: run test faults fuzz simulate lint soak bench learn chart trace s3 test-vllm test-clients lock
 
 run: .venv/runtime.stamp  ## The service, embedded: no keys, no database, no Redis needed.
 	$(BIN)/baton serve
@@ -52,6 +52,9 @@ chart: .venv/dev.stamp  ## The Helm chart through Helm's own engine into a stand
 
 trace: .venv/dev.stamp  ## A trace over two processes in a real Arize Phoenix, which gets an environment of its own.
 	tests/integration/phoenix/run
+
+s3: .venv/dev.stamp  ## The archive of pruned runs in a real S3-compatible server; builds an environment for that server.
+	tests/store/s3/run
 
 test-vllm: .venv/dev.stamp  ## Builds its own environment: vLLM and torch are in no lock file.
 	tests/vllm/run
