@@ -56,7 +56,7 @@ CONNECT_SECONDS = 10.0
 """Longest wait for a connection. An auditor is in no hurry, and the database may be busy."""
 PAGE = 200
 """Most runs in one page."""
-PRUNED_PAGE = 100
+PRUNED_PAGE = 200
 """Most runs in one page of those that are to be pruned: an engine reads them while it works."""
 PRUNED_ROWS = 5_000
 """Most rows of pruned runs that are read at a time."""

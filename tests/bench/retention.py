@@ -1,0 +1,368 @@
+"""Reading and pruning a journal that has grown for months.
+
+`python -m tests.bench.retention [--events 1000000] [--database postgres|sqlite] [--archive]` has a service carry out a
+few runs of every kind, copies them inside the database until a month that is over has that many events, and the month
+that goes on a tenth of it, and prints the sizes, how long lists and single runs take, how long `baton runs prune`
+takes for the whole month, and how long a writer of other runs waits meanwhile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import resource
+import sqlite3
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from pathlib import Path
+from typing import Any, Protocol
+
+import asyncpg
+
+from app.__main__ import main as main_of_baton
+from app.gateway.runs.audit import summary, whole
+from app.store.protocol import RunQuery
+from app.store.sql import SqlStore, open_store
+from app.store.sqlkit.migrate import migrate
+from app.store.sqlkit.tables import (
+    CONTENTS,
+    EVENTS,
+    METADATA,
+    NOTICES,
+    RUNS,
+    SHARED_CONTENTS,
+    TAGS,
+)
+from tests.bench.erasure import fill
+from tests.conformance.entries import admitted
+from tests.harness import processes, servers
+from tests.harness.in_process import pool_text, running_service
+from tests.stubs import Echo, ProviderStub
+
+MODELS = 20
+"""Runs that are carried out; all others are copies of them."""
+DAY_SECONDS = 86_400.0
+RECENT = 0.1
+"""Share of further events that are too young to be pruned."""
+COPIED = (RUNS, EVENTS, CONTENTS, SHARED_CONTENTS, TAGS, NOTICES)
+TIMES = frozenset({"created_at", "deadline", "ended_at", "at"})
+READS = 30
+WRITE_PAUSE_SECONDS = 0.02
+QUIET_SECONDS = 5.0
+"""Time in which the writer is measured alone."""
+
+Copy = tuple[str, str, float]
+"""A run, the id of a copy of it, and the seconds by which the copy is younger."""
+
+
+class Database(Protocol):
+    """A database that can be filled and measured."""
+
+    url: str
+
+    async def copy(self, copies: Sequence[Copy]) -> None:
+        """Insert copies of runs, and have the planner know of them."""
+        ...
+
+    async def sizes(self) -> Mapping[str, int]:
+        """The bytes of its tables, indexes included, or of its file."""
+        ...
+
+    async def written(self) -> int:
+        """The bytes of write-ahead log so far; 0 where that is not known."""
+        ...
+
+
+def statements(replaced: str) -> Iterator[str]:
+    """The statements that copy all rows of the runs in the table `copies`. `replaced` is SQL that puts a copy's id into
+    the body of an event."""
+    for table in COPIED:
+        columns = [f'"{column.name}"' for column in table.columns]
+        values = []
+        for column in table.columns:
+            own = f'old."{column.name}"'
+            if column.name in ("run", "id"):
+                own = "copies.new"
+            elif table is EVENTS and column.name == "body":
+                own = replaced
+            elif column.name in TIMES:
+                own = f"{own} + copies.shift"
+            values.append(own)
+        key = "id" if table is RUNS else "run"
+        joined = f'"{table.name}" AS old JOIN copies ON copies.old = old."{key}"'
+        yield f'INSERT INTO "{table.name}" ({", ".join(columns)}) SELECT {", ".join(values)} FROM {joined}'
+
+
+class InPostgres:
+    """A server of its own, with fsync on."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    async def copy(self, copies: Sequence[Copy]) -> None:
+        """Implements `Database`."""
+        async with self._connected() as connection:
+            await connection.execute("CREATE TABLE copies (old text, new text, shift double precision)")
+            await connection.copy_records_to_table("copies", records=copies)
+            await connection.execute("ANALYZE copies")
+            replaced = "convert_to(replace(convert_from(old.body, 'UTF8'), copies.old, copies.new), 'UTF8')"
+            for statement in statements(replaced):
+                await connection.execute(statement)
+            await connection.execute("DROP TABLE copies")
+            await connection.execute("VACUUM ANALYZE")
+            await connection.execute("CHECKPOINT")
+
+    async def sizes(self) -> Mapping[str, int]:
+        """Implements `Database`."""
+        async with self._connected() as connection:
+            found = {}
+            for table in METADATA.tables:
+                found[table] = await connection.fetchval("SELECT pg_total_relation_size($1::regclass)", table)
+        return found
+
+    async def written(self) -> int:
+        """Implements `Database`."""
+        async with self._connected() as connection:
+            return int(await connection.fetchval("SELECT pg_wal_lsn_diff(pg_current_wal_lsn(), '0/0')"))
+
+    @asynccontextmanager
+    async def _connected(self) -> AsyncIterator[Any]:
+        connection = await asyncpg.connect(self.url)
+        try:
+            yield connection
+        finally:
+            await connection.close()
+
+
+class InSqlite:
+    """A file."""
+
+    def __init__(self, file: Path) -> None:
+        self.url = f"sqlite:///{file}"
+        self._file = file
+
+    async def copy(self, copies: Sequence[Copy]) -> None:
+        """Implements `Database`."""
+        connection = sqlite3.connect(self._file)
+        connection.execute("CREATE TEMP TABLE copies (old TEXT, new TEXT, shift REAL)")
+        connection.executemany("INSERT INTO copies VALUES (?, ?, ?)", copies)
+        connection.execute("CREATE INDEX temp.copies_by_old ON copies (old)")
+        replaced = "CAST(replace(CAST(old.body AS TEXT), copies.old, copies.new) AS BLOB)"
+        for statement in statements(replaced):
+            connection.execute(statement)
+        connection.commit()
+        connection.execute("ANALYZE")
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        connection.commit()
+        connection.close()
+
+    async def sizes(self) -> Mapping[str, int]:
+        """Implements `Database`."""
+        files = (self._file, self._file.with_name(f"{self._file.name}-wal"))
+        return {path.name: path.stat().st_size for path in files if path.exists()}
+
+    async def written(self) -> int:
+        """Implements `Database`."""
+        return 0
+
+
+async def models(folder: Path, url: str) -> None:
+    """Carry out the runs that are copied."""
+    async with ProviderStub() as stub:
+        stub.always("alpha", Echo("alpha", mirror=True))
+        async with running_service(folder, pool_text(stub), {"BATON_DATABASE_URL": url}) as opened:
+            await fill(opened, MODELS)
+
+
+async def copies_of(store: SqlStore, events: int, now: float) -> list[Copy]:
+    """As many copies as have that many events in the month that is over, and a tenth of them in this one."""
+    rows = [row for row in await store.runs(RunQuery(limit=MODELS)) if row.ended_at is not None]
+    wanted = int(events * (1 + RECENT))
+    made: list[Copy] = []
+    taken = 0
+    while taken < wanted:
+        row = rows[len(made) % len(rows)]
+        share = taken / wanted
+        age = (
+            61.0 - 29.9 * share / (1 / (1 + RECENT)) if taken < events else 29.0 * (wanted - taken) / (wanted - events)
+        )
+        created = now - age * DAY_SECONDS
+        name = f"run_{int(created * 1000):011x}{len(made):020x}"
+        made.append((row.id, name, created - row.created_at))
+        taken += row.seq
+    return made
+
+
+async def timed(read: Callable[[], Awaitable[object]]) -> str:
+    """The median and the longest of some calls, in milliseconds."""
+    taken = []
+    for _ in range(READS):
+        began = time.perf_counter()
+        await read()
+        taken.append((time.perf_counter() - began) * 1000)
+    return f"median {statistics.median(taken):6.1f} ms, longest {max(taken):6.1f} ms"
+
+
+async def read_lists(store: SqlStore, names: Sequence[str]) -> None:
+    """Print how long it takes to read lists and single runs."""
+
+    async def listed(query: RunQuery) -> None:
+        [summary(row) for row in await store.runs(query)]
+
+    async def shown(name: str) -> None:
+        row, journal = await store.run(name), await store.journal(name)
+        whole(row, journal, await store.feedback(name))
+
+    tenant = (await store.run(names[0])).tenant
+    lists = {
+        "newest 20": RunQuery(limit=20),
+        "newest 20 of a tenant": RunQuery(tenant=tenant, limit=20),
+        "failed": RunQuery(state="failed", limit=20),
+        "of a worker": RunQuery(tags=(("worker", "alpha"),), limit=20),
+        "a page in the middle": RunQuery(before=(time.time() - 40 * DAY_SECONDS, ""), limit=20),
+        "with a label that none has": RunQuery(tags=(("label", "none"),), limit=20),
+    }
+    for words, query in lists.items():
+        print(f"list, {words:<27} {await timed(lambda query=query: listed(query))}")  # type: ignore[misc]
+    place = iter(names)
+    print(f"show, any run                     {await timed(lambda: shown(next(place)))}")
+
+
+def read_by_command(environ: Mapping[str, str], name: str) -> None:
+    """Print how long the commands take in a process that has imported them."""
+    for words in (("runs", "ls"), ("runs", "show", name), ("runs", "show", name[:-2])):
+        taken = []
+        for _ in range(3):
+            began = time.perf_counter()
+            with silenced():
+                status = main_of_baton(words, environ)
+            taken.append((time.perf_counter() - began) * 1000)
+        prefix = " of a prefix" if words[-1] == name[:-2] else ""
+        print(f"baton {' '.join(words[:2])}{prefix}, in this process: {min(taken):.0f} ms, status {status}")
+
+
+@contextmanager
+def silenced() -> Iterator[None]:
+    """Send what is printed nowhere."""
+    before = sys.stdout, sys.stderr
+    with open(os.devnull, "w") as nowhere:
+        sys.stdout = sys.stderr = nowhere
+        try:
+            yield
+        finally:
+            sys.stdout, sys.stderr = before
+
+
+async def write_until(store: SqlStore, over: asyncio.Event) -> list[float]:
+    """Admit runs one after the other, and return how long each took, in milliseconds."""
+    taken = []
+    while not over.is_set():
+        at = time.time()
+        entry = admitted(f"run_{int(at * 1000):011x}{len(taken):020x}", at)
+        began = time.perf_counter()
+        await store.append(entry)
+        taken.append((time.perf_counter() - began) * 1000)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(WRITE_PAUSE_SECONDS):
+                await over.wait()
+    return taken
+
+
+def slowest(taken: Sequence[float]) -> str:
+    """The median, a high percentile and the longest of some durations."""
+    ordered = sorted(taken)
+    high = ordered[int(len(ordered) * 0.99)]
+    middle = statistics.median(taken)
+    return f"median {middle:.1f} ms, 99 % {high:.1f} ms, longest {ordered[-1]:.1f} ms ({len(taken)} writes)"
+
+
+async def prune(store: SqlStore, environ: Mapping[str, str]) -> None:
+    """Print how long `baton runs prune` takes, in a process of its own, and how long another writer waits meanwhile."""
+    over = asyncio.Event()
+    async with asyncio.TaskGroup() as group:
+        alone = group.create_task(write_until(store, over))
+        await asyncio.sleep(QUIET_SECONDS)
+        over.set()
+    print(f"a writer alone: {slowest(alone.result())}")
+    over = asyncio.Event()
+    command = (sys.executable, "-m", "app", "runs", "prune", "--before", "30d")
+    began, used = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
+    async with asyncio.TaskGroup() as group:
+        meanwhile = group.create_task(write_until(store, over))
+        process = await asyncio.create_subprocess_exec(
+            *command, env=dict(environ), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+        )
+        out, err = await process.communicate()
+        over.set()
+    seconds = time.perf_counter() - began
+    assert process.returncode == 0, err.decode()
+    now = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu = now.ru_utime + now.ru_stime - used.ru_utime - used.ru_stime
+    load = f"{cpu:.1f} s of CPU in the command, load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"
+    print(f"baton runs prune: {seconds:.1f} s ({load}); it says: {out.decode().splitlines()[0]}")
+    print(f"a writer meanwhile: {slowest(meanwhile.result())}")
+
+
+def megabytes(sizes: Mapping[str, int]) -> str:
+    """Sizes in words, the largest first."""
+    large = sorted(sizes.items(), key=lambda one: -one[1])
+    parts = ", ".join(f"{name} {size / 1e6:,.1f}" for name, size in large if size > 1e5)
+    return f"{sum(sizes.values()) / 1e6:,.1f} MB ({parts})"
+
+
+async def measure(database: Database, folder: Path, events: int, *, archive: bool) -> None:
+    """Fill a database, and print all figures."""
+    await models(folder, database.url)
+    archived = folder / "archive"
+    environ = processes.environment(folder, BATON_DATABASE_URL=database.url, BATON_PEPPER="p" * 32)
+    if archive:
+        environ |= {"BATON_ARCHIVE": str(archived)}
+    async with AsyncExitStack() as stack:
+        store = await stack.enter_async_context(open_store(database.url))
+        copies = await copies_of(store, events, time.time())
+        began = time.perf_counter()
+        await database.copy(copies)
+        seconds = time.perf_counter() - began
+        print(f"{len(copies):,} runs with {events * (1 + RECENT):,.0f} events copied in {seconds:.0f} s")
+        before = await database.sizes()
+        print(f"size: {megabytes(before)}; {sum(before.values()) / len(copies):,.0f} bytes a run")
+        names = [name for _, name, _ in copies]
+        await read_lists(store, names[:: len(names) // READS][: READS + 1])
+        await asyncio.to_thread(read_by_command, environ, names[len(names) // 2])
+        log = await database.written()
+        await prune(store, environ)
+        print(f"write-ahead log of that: {(await database.written() - log) / 1e6:,.0f} MB")
+        print(f"size afterwards: {megabytes(await database.sizes())}")
+    if archive:
+        files = [path for path in archived.rglob("*.gz")]
+        size = sum(path.stat().st_size for path in files)
+        print(f"archive: {size / 1e6:,.1f} MB in {len(files)} files, {size / events:,.0f} bytes an event")
+
+
+def main() -> None:
+    """Print the figures."""
+    asked = argparse.ArgumentParser(prog="python -m tests.bench.retention", description=__doc__)
+    asked.add_argument("--events", type=int, default=1_000_000)
+    asked.add_argument("--database", choices=("postgres", "sqlite"), default="postgres")
+    asked.add_argument("--archive", action="store_true", help="archive in a folder before pruning")
+    options = asked.parse_args()
+    with tempfile.TemporaryDirectory(prefix="baton-retention-") as name:
+        folder = Path(name)
+        if options.database == "sqlite":
+            (folder / "data").mkdir()
+            database: Database = InSqlite(folder / "data" / "baton.db")
+            migrate(database.url)
+            asyncio.run(measure(database, folder, options.events, archive=options.archive))
+            return
+        with servers.postgres(fsync=True) as server:
+            migrate(server.url)
+            asyncio.run(measure(InPostgres(server.url), folder, options.events, archive=options.archive))
+
+
+if __name__ == "__main__":
+    main()
