@@ -35,7 +35,8 @@ COPY --from=build /opt/baton /opt/baton
 ENV PATH=/opt/venv/bin:/usr/local/bin:/usr/bin:/bin \
     BATON_HOST=0.0.0.0 \
     BATON_PORT=8080 \
-    BATON_DATA_DIR=/var/lib/baton
+    BATON_DATA_DIR=/var/lib/baton \
+    BATON_REVISION=${REVISION}
 WORKDIR /var/lib/baton
 USER 10001:10001
 VOLUME /var/lib/baton

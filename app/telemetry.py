@@ -5,14 +5,30 @@ listed here: ids, sizes and states, never a body, a prompt or a key. Spans are i
 """
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal
 
 import orjson
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    GCCollector,
+    Histogram,
+    PlatformCollector,
+    ProcessCollector,
+    generate_latest,
+)
+from prometheus_client.core import CounterMetricFamily
+from prometheus_client.registry import Collector
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800)
+
+BUILD = ("version", "revision", "python")
+TENANTS = 100
+"""Tenants whose spending is counted apart, by default."""
 
 COUNTERS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "baton_runs_total": (
@@ -26,6 +42,10 @@ COUNTERS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     ),
     "baton_tokens_total": ("Tokens of all calls.", ("worker", "direction")),
     "baton_cost_micro_usd_total": ("Micro-dollars of all calls.", ("worker",)),
+    "baton_tenant_cost_micro_usd_total": (
+        "Micro-dollars of all calls, by tenant; those beyond BATON_METRICS_TENANTS are counted as `other`.",
+        ("tenant",),
+    ),
     "baton_plans_total": ("Proposals, by outcome.", ("tier", "outcome")),
     "baton_rounds_total": (
         "Rounds after a run's first: opened, accepted (the empty plan kept the answer), or stopped without an answer.",
@@ -75,7 +95,15 @@ GAUGES: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "baton_webhooks_pending": ("Webhooks of the whole service not yet delivered, counted up to 10,000.", ()),
     "baton_selector_ratings": ("Ratings that a tier's selector has learned from.", ("tier",)),
     "baton_rehearsal": ("1 if no real provider is configured.", ()),
+    "baton_pool_connections_in_use": ("Connections of this process that are in use.", ("pool",)),
+    "baton_pool_connections_max": ("Most connections that this process may use at once.", ("pool",)),
+    "baton_pool_waiting": ("Tasks of this process that wait for a connection.", ("pool",)),
+    "baton_build_info": ("1, with the version of this code, its revision, and Python's version.", BUILD),
 }
+TOTALS: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "baton_pool_waits_total": ("Times that no connection was free when one was needed.", ("pool",)),
+}
+"""Counters that are kept elsewhere and read when the metrics are."""
 HISTOGRAMS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "baton_run_seconds": ("Time from admission to the terminal state.", ("tier",)),
     "baton_first_delta_seconds": ("Time from admission to the first delta of the answer.", ("tier",)),
@@ -115,11 +143,23 @@ PROBES = frozenset({"/healthz", "/readyz", "/metrics"})
 """The routes of requests that no caller makes."""
 
 
+@dataclass(frozen=True, slots=True)
+class PoolUse:
+    """The use of a pool of connections at one moment, and how often somebody had to wait for one so far."""
+
+    in_use: int
+    most: int
+    waiting: int
+    waits: int
+
+
 class Telemetry:
     """The metrics and logs of one process, made once in `wiring.py` and passed on."""
 
-    def __init__(self, *, request_lines: RequestLines = "all", step_lines: bool = True) -> None:
-        """`request_lines` and `step_lines` say which requests and steps get a line in the log."""
+    def __init__(self, *, request_lines: RequestLines = "all", step_lines: bool = True, tenants: int = TENANTS) -> None:
+        """`request_lines` and `step_lines` say which requests and steps get a line in the log; the spending of at most
+        `tenants` tenants is counted apart."""
+        self._tenants = tenants
         self._request_lines = request_lines
         self._step_lines = step_lines
         self.registry = CollectorRegistry()
@@ -129,6 +169,11 @@ class Telemetry:
             n: Histogram(n, doc, labels, buckets=SECONDS, registry=self.registry)
             for n, (doc, labels) in HISTOGRAMS.items()
         }
+        self._totals: dict[str, dict[tuple[str, ...], Callable[[], float]]] = {name: {} for name in TOTALS}
+        self.registry.register(_Totals(self._totals))
+        ProcessCollector(registry=self.registry)
+        PlatformCollector(registry=self.registry)
+        GCCollector(registry=self.registry)
         self._children: dict[tuple[str, ...], Any] = {}
         self._values: dict[str, set[str]] = {}
         self._log = logging.getLogger("baton")
@@ -160,6 +205,17 @@ class Telemetry:
         if child is None:
             child = self._children[(name, *labels)] = family[name].labels(*labels)
         return child
+
+    def watch_pool(self, pool: str, use: Callable[[], PoolUse]) -> None:
+        """Show the use of a pool of connections whenever the metrics are read."""
+        self.watch("baton_pool_connections_in_use", lambda: use().in_use, pool)
+        self.watch("baton_pool_connections_max", lambda: use().most, pool)
+        self.watch("baton_pool_waiting", lambda: use().waiting, pool)
+        self._totals["baton_pool_waits_total"][(pool,)] = lambda: use().waits
+
+    def spend(self, tenant: str, micro_usd: int) -> None:
+        """Count what a call has cost its tenant."""
+        self.count("baton_tenant_cost_micro_usd_total", self.bounded("tenant", tenant, self._tenants), by=micro_usd)
 
     def bounded(self, kind: str, value: str, most: int) -> str:
         """The value of a label that has no table: the first `most` values of this kind stand for themselves, and all
@@ -195,6 +251,21 @@ class Telemetry:
     def exposition(self) -> bytes:
         """Return all metrics in Prometheus' text format."""
         return generate_latest(self.registry)
+
+
+class _Totals(Collector):
+    """The counters of `TOTALS`, as prometheus_client wants them."""
+
+    def __init__(self, totals: Mapping[str, Mapping[tuple[str, ...], Callable[[], float]]]) -> None:
+        self._totals = totals
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        """One family for each counter."""
+        for name, (doc, labels) in TOTALS.items():
+            family = CounterMetricFamily(name, doc, labels=labels)
+            for values, read in self._totals[name].items():
+                family.add_metric(values, read())
+            yield family
 
 
 class JsonLines(logging.Formatter):

@@ -36,20 +36,24 @@ def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> i
             event_loop.run(serve(loaded, dict(environ), ROLES[asked.verb], announce))
         except SystemExit:  # uvicorn's, when it cannot listen
             status.stop()
-            print(f"baton: {_why_not_listening(loaded.settings)}", file=sys.stderr)
+            print(f"baton: {_why_not_listening(loaded.settings, ROLES[asked.verb])}", file=sys.stderr)
             return 1
     return 0
 
 
-def _why_not_listening(settings: Settings) -> str:
-    """Return the reason why the service cannot listen on its address, found by another try."""
-    where = f"{settings.host}:{settings.port}"
-    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    try:
-        with socket.socket(family) as tried:
-            tried.bind((settings.host, settings.port))
-    except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            return f"{where} is in use by another program; choose another port with --port or BATON_PORT"
-        return f"cannot listen on {where}: {error.strerror or error}; see --host and --port"
-    return f"cannot listen on {where}"
+def _why_not_listening(settings: Settings, roles: Roles) -> str:
+    """Return the reason why the service cannot listen on one of its addresses, found by another try."""
+    places = [(settings.host, settings.port, "--port or BATON_PORT", "--host and --port")] if roles.gateway else []
+    if settings.metrics_port is not None:
+        named = "BATON_METRICS_PORT", "BATON_METRICS_HOST and BATON_METRICS_PORT"
+        places.append((settings.metrics_host or settings.host, settings.metrics_port, *named))
+    for host, port, another, both in places:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        try:
+            with socket.socket(family) as tried:
+                tried.bind((host, port))
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                return f"{host}:{port} is in use by another program; choose another port with {another}"
+            return f"cannot listen on {host}:{port}: {error.strerror or error}; see {both}"
+    return "cannot listen on " + ", ".join(f"{host}:{port}" for host, port, *_ in places)

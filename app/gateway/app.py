@@ -56,8 +56,9 @@ REQUEST_ID = re.compile(rb"[A-Za-z0-9][A-Za-z0-9_.:-]{0,127}")
 __all__ = ["GatewayContext", "create_app", "create_probes"]
 
 
-def create_app(context: GatewayContext) -> FastAPI:
-    """Every public route over the given dependencies, which the caller opens and closes."""
+def create_app(context: GatewayContext, *, has_metrics: bool = True) -> FastAPI:
+    """Every public route over the given dependencies, which the caller opens and closes; `/metrics` among them unless
+    it has a listener of its own."""
     keys, admission = Keys(context), Admission(context)
     idempotency = Idempotency(context, admission)
     return _Application(
@@ -69,13 +70,14 @@ def create_app(context: GatewayContext) -> FastAPI:
         models.routes(context, keys),
         runs.routes(context, keys, idempotency),
         health.routes(context),
+        *([health.metrics(context)] if has_metrics else []),
         documented=True,
     )
 
 
 def create_probes(context: GatewayContext) -> FastAPI:
     """Only probes and metrics: the routes of a process that only executes steps."""
-    return _Application(context, health.routes(context), documented=False)
+    return _Application(context, health.routes(context), health.metrics(context), documented=False)
 
 
 class _Application(FastAPI):

@@ -14,12 +14,13 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 
 import uvicorn
+from fastapi import FastAPI
 
 from app.engine.retention import ContentRetention, RunRetention, archiving
 from app.errors import ConfigInvalid, OursError
@@ -124,42 +125,62 @@ async def _follow_calibration(opened: Runtime, stopping: asyncio.Event) -> None:
 
 
 async def _listen(opened: Runtime, roles: Roles, stopping: asyncio.Event, announce: Callable[[Started], None]) -> None:
+    """Serve the API, where this process is a gateway, and probes and metrics where they have a listener of their own;
+    until `stopping` is set."""
     settings = opened.pool.loaded.settings
+    servers = []
+    if roles.gateway:
+        app = create_app(opened.gateway, has_metrics=settings.metrics_port is None)
+        servers.append(_server(opened, app, settings.host, settings.port))
+    if settings.metrics_port is not None:
+        host = settings.metrics_host or settings.host
+        servers.append(_server(opened, create_probes(opened.gateway), host, settings.metrics_port))
+    first, *more = servers
+    # Bound here, because an address in use ends the process, and cannot do so out of a task.
+    sockets = [server.config.bind_socket() for server in more]
+    async with asyncio.TaskGroup() as group:
+        key = group.create_task(_first_key(opened, roles))
+        closer = group.create_task(_close_connections(first, opened.gateway.leaving))
+        stopper = group.create_task(_stop(first, stopping))
+        announcer = group.create_task(_announce(servers, roles, key, opened.pool.loaded, announce))
+        for server, bound in zip(more, sockets, strict=True):
+            group.create_task(server.serve([bound]))
+        await first.serve()
+        for server in more:  # metrics are served until the last request is over
+            server.should_exit = True
+        for task in (key, closer, stopper, announcer):
+            task.cancel()
+
+
+def _server(opened: Runtime, app: FastAPI, host: str, port: int) -> "Server":
     config = uvicorn.Config(
-        create_app(opened.gateway) if roles.gateway else create_probes(opened.gateway),
-        host=settings.host,
-        port=settings.port if roles.gateway else settings.metrics_port or 0,
+        app,
+        host=host,
+        port=port,
         http=connection(opened.gateway),
         log_config=None,
         access_log=False,
         lifespan="off",
         server_header=False,
         proxy_headers=False,  # nothing depends on where a request seems to come from
-        timeout_keep_alive=settings.keep_alive_seconds,
+        timeout_keep_alive=opened.pool.loaded.settings.keep_alive_seconds,
         timeout_graceful_shutdown=int(DRAIN_SECONDS),
     )
-    server = Server(config)
-    async with asyncio.TaskGroup() as group:
-        key = group.create_task(_first_key(opened, roles))
-        closer = group.create_task(_close_connections(server, opened.gateway.leaving))
-        stopper = group.create_task(_stop(server, stopping))
-        announcer = group.create_task(_announce(server, roles, key, opened.pool.loaded, announce))
-        await server.serve()
-        for task in (key, closer, stopper, announcer):
-            task.cancel()
+    return Server(config)
 
 
 async def _announce(
-    server: "Server",
+    servers: Sequence["Server"],
     roles: Roles,
     key: asyncio.Task[str | None],
     loaded: Loaded,
     announce: Callable[[Started], None],
 ) -> None:
-    await server.listening.wait()
+    for server in servers:
+        await server.listening.wait()
     await asyncio.wait([key], timeout=retries.STARTUP_PAUSE)
     made = key.result() if key.done() else None
-    url = server.url if roles.gateway else None
+    url = servers[0].url if roles.gateway else None
     announce(Started(url, loaded.origin, loaded.catalog.rehearsal, made))
 
 
@@ -176,9 +197,9 @@ class Server(uvicorn.Server):
         """Signals belong to `serve`, which stops everything in order."""
         yield
 
-    async def startup(self, sockets: list[object] | None = None) -> None:  # type: ignore[override]
-        """Bind, then set the address and `listening`."""
-        await super().startup(None)
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Bind, unless bound sockets are given; then set the address and `listening`."""
+        await super().startup(sockets)
         if self.started:
             await self._accept_more()
             host, port = self.servers[0].sockets[0].getsockname()[:2]

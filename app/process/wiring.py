@@ -10,6 +10,7 @@ import asyncio
 import hashlib
 import itertools
 import os
+import platform
 import random
 import secrets
 import socket
@@ -234,7 +235,10 @@ async def open_runtime(loaded: Loaded, *, now: Callable[[], float] = time.time) 
     """Open what the configuration asks for; close it when the block is left. `now` is this machine's clock."""
     settings = loaded.settings
     home = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
-    telemetry = Telemetry(request_lines=settings.log_requests, step_lines=settings.log_steps)
+    telemetry = Telemetry(
+        request_lines=settings.log_requests, step_lines=settings.log_steps, tenants=settings.metrics_tenants
+    )
+    telemetry.gauge("baton_build_info", 1, version("baton"), settings.revision, platform.python_version())
     telemetry.gauge("baton_rehearsal", loaded.catalog.rehearsal)
     fresh = Fresh()
     chance = random.Random(fresh.bytes(16)).random
@@ -243,6 +247,7 @@ async def open_runtime(loaded: Loaded, *, now: Callable[[], float] = time.time) 
     opening = open_store(settings.database_url, grace=settings.lease_seconds)
     seals = pool.peppers.seals
     async with opening as store, _queue(loaded, seals, telemetry) as queue, _tracing(home) as tracing:
+        telemetry.watch_pool("database", lambda: store.pool_use)
         clock = Clock(now, time.monotonic, store.clock)
         versions = VersionReader(store, telemetry, time.monotonic)
         context = EngineContext(
@@ -334,6 +339,8 @@ async def _queue(loaded: Loaded, seals: SealKeys, telemetry: Telemetry) -> Async
         made: type[RedisQueue] = resolve_name(REDIS)
         async with made(settings.redis_url, tiers, lease=settings.lease_seconds, seals=seals) as redis:
             telemetry.watch("baton_messages_forged", lambda: redis.forged)
+            for name, pool in redis.pools.items():
+                telemetry.watch_pool(name, partial(getattr, pool, "use"))
             yield redis
 
 

@@ -25,7 +25,7 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any, Final, ParamSpec, Self, TypeVar
 
@@ -125,6 +125,11 @@ class RedisQueue:
     def undecodable_tickets(self) -> int:
         """Entries of streams that were deleted because they were no tickets."""
         return self._streams.undecodable
+
+    @property
+    def pools(self) -> Mapping[str, Connections]:
+        """The bounded pools of connections, by the names under which metrics show them."""
+        return {"redis_commands": self._commands, "redis_reads": self._reads}
 
     @property
     def healthy(self) -> bool:

@@ -25,6 +25,7 @@ from app.core.records import changed
 from app.core.run.trace import NO_TRACE, read_trace
 from app.errors import QueueUnavailable
 from app.stepqueue.protocol import AGAIN, WHOLE_RUN, Ticket
+from app.telemetry import PoolUse
 
 T = TypeVar("T")
 
@@ -60,6 +61,7 @@ class Connections:
         self._pool = pool
         self._room = asyncio.Semaphore(CONNECTIONS)
         self._free: list[Any] = []
+        self._asked = self._waits = 0
 
     async def send(self, *commands: Command) -> list[Any]:
         """Return the replies in order, in one round trip; that to a refused command is its `ResponseError`.
@@ -69,12 +71,22 @@ class Connections:
         out twice.
         """
         packed = b"".join(map(PACK, commands))
-        async with self._room:
-            if self._free:
-                with suppress(*FAULTS):
-                    return await self._exchange(self._free.pop(), packed, len(commands))
-                await self.forget()
-            return await self._exchange(self._pool.make_connection(), packed, len(commands))
+        self._waits += self._room.locked()
+        self._asked += 1
+        try:
+            async with self._room:
+                if self._free:
+                    with suppress(*FAULTS):
+                        return await self._exchange(self._free.pop(), packed, len(commands))
+                    await self.forget()
+                return await self._exchange(self._pool.make_connection(), packed, len(commands))
+        finally:
+            self._asked -= 1
+
+    @property
+    def use(self) -> PoolUse:
+        """The use of the connections."""
+        return PoolUse(min(self._asked, CONNECTIONS), CONNECTIONS, max(self._asked - CONNECTIONS, 0), self._waits)
 
     async def call(self, *commands: Command) -> list[Any]:
         """Return the replies as `send` does, but raise the first `ResponseError`, also one inside a transaction."""

@@ -62,6 +62,7 @@ from app.store.sqlkit.sqlite import Sqlite
 from app.store.sqlkit.statements import Statements
 from app.store.writing.batch import EncodedEntry, RowCache, encode
 from app.store.writing.group_commit import DatabaseAvailability, GroupCommit
+from app.telemetry import PoolUse
 
 T = TypeVar("T")
 
@@ -133,6 +134,11 @@ class SqlStore:
     @property
     def healthy(self) -> bool:
         return self.availability.healthy
+
+    @property
+    def pool_use(self) -> PoolUse:
+        """The use of the connections to the database, for metrics."""
+        return self._runner.pool_use
 
     @property
     def seconds_since_recovery(self) -> float:

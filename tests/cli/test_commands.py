@@ -275,8 +275,11 @@ def test_a_port_that_is_taken_is_said(service: Service, tmp_path: Path) -> None:
     port = service.url.rpartition(":")[2]
     done = apart(tmp_path, "serve", "--port", port)
     assert done.status == 1
-    assert f"baton: 127.0.0.1:{port} is in use by another program; choose another port" in done.err
+    assert f"baton: 127.0.0.1:{port} is in use by another program; choose another port with --port" in done.err
     assert "Traceback" not in done.err
+    done = apart(tmp_path, "serve", "--port", "0", BATON_METRICS_PORT=port)
+    assert done.status == 1
+    assert "is in use by another program; choose another port with BATON_METRICS_PORT" in done.err
 
 
 # -- serve

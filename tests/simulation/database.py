@@ -21,6 +21,7 @@ from app.store.sqlkit.runner import Fault, Runner, reason_of
 from app.store.sqlkit.statements import Statements
 from app.store.sqlkit.tables import METADATA
 from app.store.writing.batch import RowCache
+from app.telemetry import PoolUse
 from tests.simulation.loop import EPOCH
 from tests.simulation.seam import Seam
 from tests.simulation.witness import TRIGGERS, Witness
@@ -98,6 +99,7 @@ class SimRunner:
         self.dialect = database.conn.engine.dialect
         self.losses = 0
         self.server_changes = 0
+        self.pool_use = PoolUse(0, 1, 0, 0)
 
     async def read(self, work: Callable[[Connection], T], *, brief: bool = False) -> T:
         """Run work that writes nothing."""

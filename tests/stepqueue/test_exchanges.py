@@ -9,6 +9,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ResponseError
 
 from app.stepqueue.streams import CONNECTIONS, Connections
+from app.telemetry import PoolUse
 from tests.harness import servers
 
 pytestmark = pytest.mark.integration
@@ -69,3 +70,11 @@ async def test_connections_are_bounded_and_used_again(connections: Connections) 
     await asyncio.gather(*(connections.send(("ECHO", each)) for each in range(4 * CONNECTIONS)))
     (clients,) = await connections.send(("CLIENT", "LIST", "TYPE", "normal"))
     assert len(clients.splitlines()) <= CONNECTIONS
+
+
+async def test_whoever_waits_for_a_connection_is_counted(connections: Connections) -> None:
+    sending = [asyncio.create_task(connections.send(("ECHO", each))) for each in range(CONNECTIONS + 1)]
+    await asyncio.sleep(0)
+    assert connections.use == PoolUse(in_use=CONNECTIONS, most=CONNECTIONS, waiting=1, waits=1)
+    await asyncio.gather(*sending)
+    assert connections.use == PoolUse(in_use=0, most=CONNECTIONS, waiting=0, waits=1)

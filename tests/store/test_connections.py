@@ -22,6 +22,7 @@ from app.store.sqlkit.postgres import Postgres
 from app.store.sqlkit.runner import Fault, parse_url
 from app.store.sqlkit.statements import Prepared, SingleStatement
 from app.store.writing import group_commit
+from app.telemetry import PoolUse
 from tests.conformance.entries import admitted, note
 from tests.harness.waiting import PATIENCE_SECONDS
 
@@ -204,3 +205,16 @@ async def test_what_the_server_has_refused_is_not_looked_for(
         assert refused.value.__cause__.reason == "refused"
         await store.append(admitted("run"))
         await store.append(note("run"))
+
+
+async def test_whoever_waits_for_a_connection_is_counted(migrated_postgres_url: str) -> None:
+    async with opened(migrated_postgres_url, 1) as runner:
+        await runner.read(ask(runner, PID))
+        assert runner.pool_use == PoolUse(in_use=0, most=1, waiting=0, waits=0)
+        reading = [asyncio.create_task(runner.read(ask(runner, PID, "pg_sleep(0.2)"))) for _ in range(2)]
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while not runner.pool_use.waiting:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+        assert runner.pool_use == PoolUse(in_use=1, most=1, waiting=1, waits=1)
+        await asyncio.gather(*reading)
+        assert runner.pool_use == PoolUse(in_use=0, most=1, waiting=0, waits=1)

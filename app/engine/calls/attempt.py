@@ -70,7 +70,7 @@ ADAPTER_BROKE = "adapter_broke"
 class Purpose:
     """The facts from which a call's request can be composed again, and why this worker was called.
 
-    `CallIntended` explains the fields.
+    `CallIntended` explains the fields; the `tenant` is for metrics.
     """
 
     template: str = ""
@@ -80,6 +80,7 @@ class Purpose:
     passed_over: PassedOver = ()
     despite: str = ""
     repairs: str = ""
+    tenant: str = ""
 
 
 SPARE_TOKENS, DECODED_CHARS = 256, 2_048
@@ -548,6 +549,7 @@ class Attempt:
         telemetry.count("baton_tokens_total", name, "input", by=usage.input)
         telemetry.count("baton_tokens_total", name, "output", by=usage.output)
         telemetry.count("baton_cost_micro_usd_total", name, by=spent.usd)
+        telemetry.spend(self._purpose.tenant, spent.usd)
         telemetry.observe("baton_call_seconds", self._seconds, name)
 
 

@@ -332,23 +332,20 @@ class Planner:
         version = await self._context.version(worker, state.run)
         served = _served(known, version, within)
         sampling = Sampling(temperature=temperature, top_p=1.0 if temperature else None, max_tokens=max_tokens)
+        form = Form(schema, strict=True) if schema else None
         attempt = Attempt(
             self._context,
             call=self._context.name("call"),
             step=None,
             worker=served,
-            request=Request(
-                served, messages, sampling, Form(schema, strict=True) if schema else None, logprobs or None
-            ),
+            request=Request(served, messages, sampling, form, logprobs or None),
             access=self._sees(state),
             number=state.opened,
             salt=self._salt,
             deadline=self._until,
             spare=True,
             trace=self._span or self.trace,
-            purpose=Purpose(
-                template=template, usd_left=told.usd_left, rejected=self._ref(told.rejected), version=version or ""
-            ),
+            purpose=self._purpose(state, told, template, version),
         )
         if version and self._context.health.is_out(known):  # its server, whichever of its models is asked
             raise WorkerUnavailable(code="conductor_out")
@@ -367,6 +364,15 @@ class Planner:
             outcome, content = (attempt.finished(),), attempt.contents
             settled = partial(append, outcome, contents=content, release=attempt.hold, spent=attempt.spent)
             await settled(within=pending_outcomes.OUTCOME_PATIENCE)
+
+    def _purpose(self, state: RunState, told: Brief, template: str, version: str) -> Purpose:
+        return Purpose(
+            template=template,
+            usd_left=told.usd_left,
+            rejected=self._ref(told.rejected),
+            version=version or "",
+            tenant=state.admitted.tenant,
+        )
 
     def _sees(self, state: RunState) -> Access:
         """A conductor reads the conversation, in a further round the answer before as well; or what the step may see

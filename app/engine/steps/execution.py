@@ -465,6 +465,7 @@ class Execution:
                 passed_over=choice.passed_over,
                 despite=choice.despite,
                 repairs=flawed.call if flawed is not None else "",
+                tenant=state.admitted.tenant,
             ),
         )
 

@@ -22,7 +22,7 @@ CHECK_TIMEOUT = 3.0
 
 
 def routes(context: GatewayContext) -> APIRouter:
-    """The routes of probes and of Prometheus."""
+    """The routes of probes."""
     router = APIRouter(tags=["probes"])
 
     @router.get(
@@ -61,6 +61,13 @@ def routes(context: GatewayContext) -> APIRouter:
         body = {"status": status if ready else "not_ready", "checks": found}
         headers = {} if ready else {"retry-after": "1"}
         return Response(orjson.dumps(body), 200 if ready else 503, headers, "application/json")
+
+    return router
+
+
+def metrics(context: GatewayContext) -> APIRouter:
+    """The route of Prometheus."""
+    router = APIRouter(tags=["probes"])
 
     @router.get(
         "/metrics",

@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, V
 from app.core.run.notices import read_secrets
 from app.errors import ConfigInvalid
 from app.process.config.secret_files import SUFFIX, secret
-from app.telemetry import RequestLines
+from app.telemetry import TENANTS, RequestLines
 
 PREFIX = "BATON_"
 HIDDEN = "********"
@@ -46,9 +46,19 @@ class Settings(BaseModel):
 
     host: str = Field(default="127.0.0.1", description="Address to listen on.")
     port: int = Field(default=8080, ge=0, le=65535, description="Port to listen on; 0 takes a free one.")
-    metrics_port: int | None = Field(
-        default=None, ge=0, le=65535, description="Port on which a dispatcher answers probes and /metrics; unset: none."
+    metrics_host: str | None = Field(
+        default=None, description="Address of the listener for probes and /metrics; unset: that of BATON_HOST."
     )
+    metrics_port: int | None = Field(
+        default=None,
+        ge=0,
+        le=65535,
+        description="Port of a listener for probes and /metrics alone; unset: gateways have /metrics on BATON_PORT.",
+    )
+    metrics_tenants: int = Field(
+        default=TENANTS, ge=0, le=10_000, description="Tenants whose spending is counted apart; the rest is `other`."
+    )
+    revision: str = Field(default="", description="Revision of the source code, which baton_build_info shows.")
     pool: Path | None = Field(
         default=None, description="Pool file (TOML); unset: the pool is built from the provider keys found."
     )

@@ -33,6 +33,7 @@ from sqlalchemy.pool import ConnectionPoolEntry, QueuePool
 from app.store.sqlkit import generation
 from app.store.sqlkit.runner import LOCK_SECONDS, POOLING, Fault, reason_of, sqlstate
 from app.store.sqlkit.statements import BY_KEY, SingleStatement
+from app.telemetry import PoolUse
 
 logger = logging.getLogger(__name__)
 
@@ -140,6 +141,7 @@ class Connections:
         self._keeps_statements = keeps_statements
         self._at_hand: list[Checkout] = []
         self._waiting = 0
+        self._waits = 0
         self._closed = False
         self._losses = 0
         self._server: str | None = None
@@ -159,6 +161,13 @@ class Connections:
         if not all(connection.lives for connection in current):
             self.lost()
         return self._losses
+
+    @property
+    def use(self) -> PoolUse:
+        """The use of the connections; those at hand are checked out of SQLAlchemy's pool, and free."""
+        pool = self._engine.pool
+        assert isinstance(pool, QueuePool)
+        return PoolUse(pool.checkedout() - len(self._at_hand), pool.size(), self._waiting, self._waits)
 
     async def take(self, limit: float) -> Checkout:
         """A connection for a single statement. Raises `TimeoutError` when the loop's clock passes `limit`."""
@@ -243,6 +252,7 @@ class Connections:
 
     @contextmanager
     def _one_waits(self) -> Iterator[None]:
+        self._waits += self._pool_is_empty() and not self._at_hand
         self._waiting += 1
         try:
             yield
@@ -319,6 +329,10 @@ class Postgres:
     @property
     def server_changes(self) -> int:
         return self._connections.server_changes
+
+    @property
+    def pool_use(self) -> PoolUse:
+        return self._connections.use
 
     def read(self, work: Callable[[Connection], T], *, brief: bool = False) -> Coroutine[Any, Any, T]:
         return self._send(work) if isinstance(work, SingleStatement) else self._read(work)

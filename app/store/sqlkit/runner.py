@@ -13,6 +13,7 @@ from sqlalchemy.exc import ArgumentError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from app.errors import ConfigInvalid
+from app.telemetry import PoolUse
 
 T = TypeVar("T")
 Reason = Literal["down", "busy", "lost", "contended", "refused", "undecided"]
@@ -69,6 +70,11 @@ class Runner(Protocol):
     def server_changes(self) -> int:
         """The number of times that a connection led to another server than before, which is an older copy perhaps; 0
         for SQLite. All fences were raised then (see `generation.py`)."""
+        ...
+
+    @property
+    def pool_use(self) -> PoolUse:
+        """The use of the connections on which work has to wait for its turn."""
         ...
 
     async def read(self, work: Callable[[Connection], T], *, brief: bool = False) -> T:

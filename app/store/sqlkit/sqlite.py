@@ -13,6 +13,7 @@ from sqlalchemy.engine import URL
 from sqlalchemy.exc import SQLAlchemyError
 
 from app.store.sqlkit.runner import LOCK_SECONDS, Fault, reason_of
+from app.telemetry import PoolUse
 
 T = TypeVar("T")
 
@@ -46,6 +47,7 @@ class Sqlite:
         self._readers = ThreadPoolExecutor(READERS, "baton-store-reader")
         self._connection: Connection | None = None
         self._unchecked = 0
+        self._reads = self._waits = 0
         self.dialect = self._writing.dialect
         self.losses = 0
         self.server_changes = 0
@@ -55,7 +57,16 @@ class Sqlite:
             with suppress(Fault):  # a thread then does it, or reports the fault
                 return self._run_in_loop(work, "BEGIN")
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._readers, _work, self._reading, work)
+        self._waits += self._reads >= READERS
+        self._reads += 1
+        try:
+            return await loop.run_in_executor(self._readers, _work, self._reading, work)
+        finally:
+            self._reads -= 1
+
+    @property
+    def pool_use(self) -> PoolUse:
+        return PoolUse(min(self._reads, READERS), READERS, max(self._reads - READERS, 0), self._waits)
 
     async def write(self, work: Callable[[Connection], T], *, meant: object = None) -> T:
         loop = asyncio.get_running_loop()

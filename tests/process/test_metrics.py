@@ -1,0 +1,71 @@
+"""The metrics of a whole process: about itself, its connections and its tenants, and on a listener of their own."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from app.process.wiring import Runtime
+from app.telemetry import Telemetry
+from tests.harness.in_process import calling, pool_text, running_service
+from tests.harness.processes import environment, running
+from tests.harness.servers import free_port
+from tests.harness.waiting import PATIENCE_SECONDS
+from tests.stubs import ProviderStub, Reply
+
+
+@pytest.fixture
+async def service(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[Runtime]:
+    stub.always("alpha", Reply(chunks=("Fine.",)))
+    settings = {"BATON_REVISION": "0a1b2c3", "BATON_METRICS_TENANTS": "1"}
+    async with running_service(tmp_path, pool_text(stub), settings) as opened:
+        yield opened
+
+
+async def test_a_process_describes_itself(service: Runtime) -> None:
+    async with calling(service) as client:
+        body = {"model": "baton-mini", "messages": [{"role": "user", "content": "Hello."}]}
+        reply = await client.post("/v1/chat/completions", json=body)
+        run = (await client.get(f"/v1/runs/{reply.headers['x-baton-run']}")).json()
+        text = (await client.get("/metrics")).text
+    figures = {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in text.splitlines() if line[0] != "#"}
+    (build,) = [name for name in figures if name.startswith("baton_build_info")]
+    assert 'revision="0a1b2c3"' in build
+    assert 'version="' in build
+    assert figures["process_resident_memory_bytes"] > 0
+    assert figures["process_start_time_seconds"] > 0
+    assert any(name.startswith("python_info") for name in figures)
+    assert any(name.startswith("python_gc_collections_total") for name in figures)
+    assert figures['baton_tenant_cost_micro_usd_total{tenant="acme"}'] == round(run["cost_usd"] * 1e6)
+    assert figures['baton_pool_connections_max{pool="database"}'] > 0
+    assert figures['baton_pool_connections_in_use{pool="database"}'] == 0
+    assert figures['baton_pool_waits_total{pool="database"}'] == 0
+
+
+def test_tenants_beyond_the_bound_are_counted_together() -> None:
+    telemetry = Telemetry(tenants=2)
+    for tenant, usd in (("a", 1), ("b", 2), ("c", 4), ("a", 8), ("", 16)):
+        telemetry.spend(tenant, usd)
+    name = "baton_tenant_cost_micro_usd_total"
+    spent = {one: telemetry.registry.get_sample_value(name, {"tenant": one}) for one in ("a", "b", "c", "other")}
+    assert spent == {"a": 9, "b": 2, "c": None, "other": 20}
+
+
+def test_metrics_may_have_a_listener_of_their_own(tmp_path: Path) -> None:
+    port = free_port()
+    with running("serve", tmp_path, environment(tmp_path, BATON_METRICS_PORT=str(port))) as process:
+        found = {
+            (where, path): httpx.get(f"{url}{path}", timeout=PATIENCE_SECONDS, trust_env=False).status_code
+            for where, url in (("public", process.url), ("own", f"http://127.0.0.1:{port}"))
+            for path in ("/metrics", "/readyz", "/v1/models")
+        }
+        assert process.stop() == 0
+    assert found == {
+        ("public", "/metrics"): 404,
+        ("public", "/readyz"): 200,
+        ("public", "/v1/models"): 401,
+        ("own", "/metrics"): 200,
+        ("own", "/readyz"): 200,
+        ("own", "/v1/models"): 404,
+    }
