@@ -268,6 +268,24 @@ class _Totals(Collector):
             yield family
 
 
+def metrics_page() -> str:
+    """The page of all metrics (deploy/docs/metrics.md), as Markdown."""
+    lines = [
+        "# Metrics",
+        "",
+        "All metrics of a process, made from the tables in `app/telemetry.py`. Besides these there are the usual",
+        "`process_*`, `python_info` and `python_gc_*`. Histograms have `_bucket`, `_sum` and `_count`, in seconds.",
+        "",
+        "| metric | kind | labels | meaning |",
+        "|---|---|---|---|",
+    ]
+    tables = {"counter": {**COUNTERS, **TOTALS}, "gauge": GAUGES, "histogram": HISTOGRAMS}
+    for kind, table in tables.items():
+        for name, (doc, labels) in table.items():
+            lines.append(f"| `{name}` | {kind} | {', '.join(labels)} | {doc} |")
+    return "\n".join(lines) + "\n"
+
+
 class JsonLines(logging.Formatter):
     """Formats each record as one JSON object with time, level, message and fields. The time is UTC, in milliseconds.
 

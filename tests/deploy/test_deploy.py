@@ -4,6 +4,8 @@ import configparser
 import json
 import re
 import shlex
+import shutil
+import subprocess
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +18,7 @@ import yaml
 from app.cli.commands import command_line, parse, reference
 from app.process.config import configure
 from app.process.config.settings import PREFIX, secret_variables, variables
-from app.telemetry import COUNTERS, GAUGES, HISTOGRAMS
+from app.telemetry import COUNTERS, GAUGES, HISTOGRAMS, TOTALS, Telemetry, metrics_page
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 DEPLOY: Final = ROOT / "deploy"
@@ -264,7 +266,9 @@ def test_the_units_start_what_exists_without_rights(name: str) -> None:
 
 def exposed() -> set[str]:
     """Every name that /metrics can show."""
-    return {*COUNTERS, *GAUGES} | {f"{name}_{part}" for name in HISTOGRAMS for part in ("bucket", "sum", "count")}
+    return {*COUNTERS, *GAUGES, *TOTALS} | {
+        f"{name}_{part}" for name in HISTOGRAMS for part in ("bucket", "sum", "count")
+    }
 
 
 def labels(expression: str) -> Iterator[tuple[str, str]]:
@@ -275,7 +279,7 @@ def labels(expression: str) -> Iterator[tuple[str, str]]:
 
 
 def known_labels(metric: str) -> set[str]:
-    tables = {**COUNTERS, **GAUGES, **HISTOGRAMS}
+    tables = {**COUNTERS, **GAUGES, **HISTOGRAMS, **TOTALS}
     return set(tables[re.sub(r"_(bucket|sum|count)$", "", metric)][1])
 
 
@@ -294,6 +298,47 @@ def test_alerts_and_dashboard_ask_for_metrics_that_exist(rules: list[dict[str, A
     for query in queries:
         assert set(re.findall(r"\bbaton_\w+", query)) <= exposed()
         assert all(label in known_labels(metric) for metric, label in labels(query)), query
+
+
+def test_the_dashboard_and_the_rules_need_no_other_metrics(rules: list[dict[str, Any]]) -> None:
+    """But those that every Python process and every Prometheus has."""
+    dashboard = json.loads((DEPLOY / "grafana/baton.json").read_text())
+    targets = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+    others = {
+        name
+        for query in (*targets, *(rule["expr"] for rule in rules))
+        for name in re.findall(r"\b[a-z]+_[a-z_]+\b", query)
+    }
+    known = set(Telemetry().exposition().decode().replace("{", " ").split())
+    functions = {"histogram_quantile", "min_over_time", "over_budget"}
+    assert {name for name in others - exposed() - functions if name not in known} == set()
+
+
+def test_prometheus_scrapes_gateways_and_engines(compose: dict[str, Any]) -> None:
+    (job,) = yaml.safe_load((DEPLOY / "prometheus/prometheus.yaml").read_text())["scrape_configs"]
+    (found,) = job["dns_sd_configs"]
+    assert job["job_name"] == "baton"
+    assert set(found["names"]) == {"gateway", "dispatcher"}
+    for name in found["names"]:
+        assert compose["services"][name]["environment"]["BATON_METRICS_PORT"] == found["port"]
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed (Debian package: prometheus)")
+def test_prometheus_reads_its_files() -> None:
+    done = subprocess.run(
+        ["promtool", "check", "config", str(DEPLOY / "prometheus/prometheus.yaml")],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "rules found" in done.stdout
+
+
+def test_the_page_of_metrics_is_up_to_date() -> None:
+    """`python -c "from app.telemetry import metrics_page; print(metrics_page(), end='')" > deploy/docs/metrics.md`."""
+    assert (DEPLOY / "docs" / "metrics.md").read_text() == metrics_page()
 
 
 def test_every_alert_has_its_page_in_the_runbook(rules: list[dict[str, Any]]) -> None:

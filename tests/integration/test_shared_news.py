@@ -87,6 +87,8 @@ async def test_a_gateway_is_ready_whatever_becomes_of_workers_and_shows_none_of_
     assert (ready.status_code, ready.json()["checks"]["conductor"]) == (200, "ok")
     for worker in ("alpha", "beta", "gamma"):
         assert f'baton_breaker_state{{worker="{worker}"}} 0.0' in metrics.text
+    for pool in ("database", "redis_commands", "redis_reads"):
+        assert f'baton_pool_connections_in_use{{pool="{pool}"}}' in metrics.text
         assert level(engine, worker)
 
 

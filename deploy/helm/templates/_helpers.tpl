@@ -130,6 +130,9 @@ resources:
 - {name: BATON_POOL, value: /etc/baton/pool.toml}
 {{- end }}
 - {name: BATON_LOG_LEVEL, value: {{ .Values.logLevel | quote }}}
+- {name: BATON_LOG_REQUESTS, value: {{ .Values.logRequests | quote }}}
+- {name: BATON_METRICS_HOST, value: "0.0.0.0"}
+- {name: BATON_METRICS_PORT, value: {{ .Values.metricsPort | quote }}}
 - {name: BATON_DRAIN_SECONDS, value: {{ .Values.drainSeconds | quote }}}
 {{- with .Values.otlpEndpoint }}
 - {name: OTEL_EXPORTER_OTLP_ENDPOINT, value: {{ . | quote }}}

@@ -160,7 +160,14 @@ def test_ports_and_targets_exist(everything: Objects) -> None:
         for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
             assert container[probe]["httpGet"]["port"] in ports[component]
         (endpoint,) = everything["PodMonitor", f"plan-{component}"]["spec"]["podMetricsEndpoints"]
+        assert endpoint["port"] == "metrics"
         assert endpoint["port"] in ports[component]
+        environ = {one["name"]: one.get("value") for one in container["env"]}
+        (named,) = [port for port in container["ports"] if port["name"] == "metrics"]
+        assert environ["BATON_METRICS_PORT"] == str(named["containerPort"])
+        rules = everything["NetworkPolicy", f"plan-{component}"]["spec"]["ingress"]
+        opened = [rule["from"] for rule in rules if rule["ports"][0]["port"] == "metrics"]
+        assert opened == [EVERYTHING["networkPolicy"]["prometheus"]]
     assert everything["Service", "plan"]["spec"]["ports"][0]["targetPort"] in ports["gateway"]
     (rule,) = everything["Ingress", "plan"]["spec"]["rules"]
     assert rule["http"]["paths"][0]["backend"]["service"]["name"] == "plan"
@@ -213,6 +220,7 @@ def test_the_rules_are_those_of_the_repository(everything: Objects) -> None:
         ({"gatway": {}}, "gatway"),
         ({"gateway": {"replica": 3}}, "replica"),
         ({"logLevel": "loud"}, "logLevel"),
+        ({"metricsPort": 8080}, "metricsPort"),
         ({"image": {"digest": "latest"}}, "digest"),
         ({"pool": {"text": "a = 1", "existingConfigMap": "pools"}}, "pool"),
         ({"ingress": {"enabled": True}}, "ingress.host"),
