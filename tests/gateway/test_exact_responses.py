@@ -194,6 +194,17 @@ async def test_a_failure_is_openais(stub: ProviderStub, client: httpx.AsyncClien
     assert kinds(exact_events(again.text)) == ["failed"]
 
 
+async def test_a_budget_that_is_used_up_is_no_reason_to_send_the_request_again(client: httpx.AsyncClient) -> None:
+    """Codex repeats a response that failed with `rate_limit_exceeded`, and none with this code, which the published
+    description does not list."""
+    asked = ASKED | {"stream": True, "baton": {"budget": {"usd": 0.000001}}}
+    last = (await client.post("/v1/responses", json=asked)).text.splitlines()[-2]
+    event = json.loads(last.removeprefix("data: "))
+    error = event["response"]["error"]
+    assert (event["type"], error["code"]) == ("response.failed", "insufficient_quota")
+    assert "budget" in error["message"]
+
+
 async def test_a_cancelled_response_is_openais(stub: ProviderStub, client: httpx.AsyncClient) -> None:
     stub.always("alpha", Reply(header_delay=20.0))
     made = (await client.post("/v1/responses", json=ASKED | {"background": True})).json()

@@ -28,7 +28,7 @@ from app.core.run.bill import Bill
 from app.core.run.notices import response_id
 from app.core.run.state import RunState
 from app.engine.delivery.messages import Ended, Noted, Said
-from app.errors import BatonError, RunOutOfQuota, RunRefused, RunTooLong
+from app.errors import BatonError, RunOutOfQuota, RunOverBudget, RunRefused, RunTooLong
 from app.gateway.chat.reply import extension
 from app.gateway.http import fault
 from app.gateway.responses import tool_search
@@ -201,12 +201,13 @@ def _error(ended: Ended | None) -> dict[str, Any] | None:
 
 
 def _code(error: BatonError) -> str:
-    """The code of a response's error; clients compact a conversation on `context_length_exceeded`."""
+    """The code of a response's error; clients compact a conversation on `context_length_exceeded`, and send a request
+    again on `rate_limit_exceeded`, which would spend a budget once more."""
     if isinstance(error, RunTooLong):
         return RunTooLong.code
     if isinstance(error, RunRefused):
         return "invalid_prompt"
-    if isinstance(error, RunOutOfQuota):
+    if isinstance(error, RunOutOfQuota | RunOverBudget):
         return RunOutOfQuota.code
     return "rate_limit_exceeded" if error.status == 429 else "server_error"
 
