@@ -12,6 +12,7 @@ SIGHUP reads the pool file and the files of secrets again; a faulty one changes 
 import asyncio
 import logging
 import os
+import select
 import signal
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -36,6 +37,8 @@ from app.store.archive import open_archive
 FIRST_KEY = "first"
 ACCEPTED = 8
 """Connections that are accepted in one turn of the event loop, at most."""
+BACKLOG_TURNS = 1_000
+"""Turns of the event loop in which a process that stops still accepts connections, while some wait for that."""
 CALIBRATION_SECONDS = 60.0
 """Between two looks for new trials."""
 
@@ -207,6 +210,23 @@ class Server(uvicorn.Server):
             self.url = f"http://{shown}:{port}"
             self.listening.set()
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Accept first who has connected already: with its listening socket the kernel resets whoever waits there."""
+        waiting = select.poll()
+        for listening in [sock for server in self.servers for sock in server.sockets]:
+            waiting.register(listening.fileno(), select.POLLIN)
+        for _ in range(BACKLOG_TURNS):
+            if not waiting.poll(0):
+                break
+            await asyncio.sleep(0)
+        await super().shutdown(sockets)
+
+    def close_behind_replies(self) -> None:
+        """Have every reply from now on say that its connection is closed behind it. uvicorn makes its default headers
+        anew each second, from these."""
+        self.config.encoded_headers.append((b"connection", b"close"))
+        self.server_state.default_headers.append((b"connection", b"close"))
+
     async def _accept_more(self) -> None:
         """Listen on the same socket several times: libuv accepts one connection a turn of the loop on each, so that
         callers who come faster than turns are made would wait in the kernel, where nobody refuses them."""
@@ -233,7 +253,7 @@ async def _close_connections(server: Server, leaving: asyncio.Event) -> None:
     """From then on every reply says that its connection is closed behind it, so that clients and proxies make new ones,
     elsewhere."""
     await leaving.wait()
-    server.server_state.default_headers.append((b"connection", b"close"))
+    server.close_behind_replies()
 
 
 async def _stop(server: Server, stopping: asyncio.Event) -> None:

@@ -1,5 +1,6 @@
 """A gateway that is told to stop: it is not ready at once, and serves on until balancers have noticed."""
 
+import asyncio
 import http.client
 import json
 import re
@@ -9,9 +10,13 @@ from typing import Any
 
 import httpx
 import pytest
+from uvicorn import Config
 
+from app.gateway.http import connection as connections
+from app.process.serve import Server
 from tests.harness.processes import Process, environment, running
-from tests.harness.waiting import PATIENCE_SECONDS, wait_until
+from tests.harness.stand_ins import GatewayStandIn
+from tests.harness.waiting import PATIENCE_SECONDS, until, wait_until
 
 NEVER = "3600"
 """A drain time that no test waits for."""
@@ -57,6 +62,38 @@ def test_it_is_not_ready_and_serves_until_it_is_told_again(service: Process) -> 
         connection.close()
     assert service.alive
     assert service.stop() == 0
+
+
+def test_every_reply_closes_its_connection_for_as_long_as_it_drains(service: Process) -> None:
+    service.tell_to_stop()
+    wait_until(lambda: readiness(service)[0] == 503, what="it is not ready")
+    seconds: set[str] = set()
+
+    def three_seconds() -> bool:
+        reply = httpx.get(f"{service.url}/healthz", timeout=PATIENCE_SECONDS, trust_env=False)
+        assert reply.headers["connection"] == "close", seconds
+        seconds.add(reply.headers["date"])
+        return len(seconds) == 3
+
+    wait_until(three_seconds, what="uvicorn has made its headers anew")
+
+
+async def test_a_request_that_comes_as_the_process_stops_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "LINGER_SECONDS", PATIENCE_SECONDS)
+    stand_in = GatewayStandIn()
+    protocol = connections.connection(stand_in.context)
+    server = Server(Config(stand_in.app, port=0, http=protocol, log_config=None, lifespan="off"))
+    serving = asyncio.create_task(server.serve())
+    await server.listening.wait()
+    port = int(server.url.rpartition(":")[2])
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    await until(lambda: bool(server.server_state.connections))
+    server.should_exit = True
+    await until(lambda: not server.servers[0].is_serving())
+    writer.write(b"GET /healthz HTTP/1.1\r\nhost: baton\r\nconnection: close\r\n\r\n")
+    assert (await reader.read()).startswith(b"HTTP/1.1 200 OK")
+    writer.close()
+    await serving
 
 
 def test_an_interrupted_process_does_not_drain(tmp_path: Path) -> None:

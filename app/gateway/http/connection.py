@@ -5,6 +5,7 @@ packet, as nearly all do, costs nothing more.
 """
 
 import asyncio
+import select
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Final, cast
@@ -20,6 +21,8 @@ Refused = Callable[[int, str], str]
 """Called with the status and the code of each refusal; returns the id of the request."""
 HEAD_BYTES: Final = 64 << 10
 HEAD_SECONDS: Final = 30.0
+LINGER_SECONDS: Final = 0.5
+"""How long a connection without a request is kept open when the process no longer accepts connections."""
 
 
 class Connection(HttpToolsProtocol):
@@ -45,6 +48,35 @@ class Connection(HttpToolsProtocol):
         """The connection is gone."""
         super().connection_lost(exc)
         self._came()
+
+    def shutdown(self) -> None:
+        """Close the connection behind its request, or, without one, once nothing has come for a while: a request that
+        is on its way could not be answered any more, and a proxy must not send most requests a second time."""
+        if self._is_idle:
+            self.loop.call_later(LINGER_SECONDS, self._close_idle)
+        else:
+            super().shutdown()
+
+    @property
+    def _is_idle(self) -> bool:
+        return self.cycle is None or self.cycle.response_complete
+
+    def _close_idle(self) -> None:
+        if self.transport.is_closing() or not self._is_idle:
+            return
+        if self._has_unread:
+            self.loop.call_later(LINGER_SECONDS, self._close_idle)
+        else:
+            self.transport.close()
+
+    @property
+    def _has_unread(self) -> bool:
+        """True if the event loop has yet to read something that has come, or that the client has left."""
+        if (sock := self.transport.get_extra_info("socket")) is None:
+            return False
+        unread = select.poll()
+        unread.register(sock.fileno(), select.POLLIN)
+        return bool(unread.poll(0))
 
     def data_received(self, data: bytes) -> None:
         """Feed the parser; watch a head that has not arrived whole."""
