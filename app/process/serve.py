@@ -86,6 +86,7 @@ async def serve(loaded: Loaded, environ: Mapping[str, str], roles: Roles, announ
         group.create_task(opened.ratings.run(stopping))
         group.create_task(opened.conductor_probe.run(stopping))
         group.create_task(_follow_calibration(opened, stopping))
+        group.create_task(_compare_schema(opened, stopping))
         group.create_task(gc_policy.keep(lambda: bool(len(opened.runs) or len(opened.dispatcher)), stopping))
         working = group.create_task(opened.dispatcher.run(steps_end)) if roles.dispatcher else None
         if roles.dispatcher:
@@ -115,6 +116,27 @@ def _run_retention(opened: Runtime, settings: Settings) -> RunRetention:
         seconds=settings.retention_events_seconds,
         remembered=settings.idempotency_hours * 3600,
     )
+
+
+async def _compare_schema(opened: Runtime, stopping: asyncio.Event) -> None:
+    """Log once if the database has another schema than this program expects, as soon as it answers."""
+    while not stopping.is_set():
+        with suppress(OursError):
+            found, known = await opened.context.store.schema()
+            log, fields = opened.context.telemetry.log, {"error": f"revision {found}, this program {known}"}
+            if found is None or found < known:
+                log(logging.ERROR, "The database lacks tables of this release: run `baton migrate`.", **fields)
+            elif found > known:
+                log(
+                    logging.WARNING,
+                    "The database is newer than this program. Neighbouring releases work together; replace this "
+                    "process by the release that has migrated the database.",
+                    **fields,
+                )
+            return
+        with suppress(TimeoutError):
+            async with asyncio.timeout(retries.STARTUP_PAUSE):
+                await stopping.wait()
 
 
 async def _follow_calibration(opened: Runtime, stopping: asyncio.Event) -> None:

@@ -55,7 +55,7 @@ from app.store.rows import (
     trials,
 )
 from app.store.sqlkit import generation
-from app.store.sqlkit.migrate import migrate
+from app.store.sqlkit.migrate import migrate, newest, revision
 from app.store.sqlkit.postgres import Postgres
 from app.store.sqlkit.runner import AWAY, Fault, Runner, parse_url
 from app.store.sqlkit.sqlite import Sqlite
@@ -405,6 +405,9 @@ class SqlStore:
 
     async def clock(self) -> float:
         return await self._read(runs.clock)
+
+    async def schema(self) -> tuple[str | None, str]:
+        return await self._read(revision), newest()
 
     async def ready(self) -> None:
         try:

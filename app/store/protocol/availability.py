@@ -41,6 +41,11 @@ class Availability(Protocol):
         """The database's own time, in seconds since 1970. Raises `StoreUnavailable`."""
         ...
 
+    async def schema(self) -> tuple[str | None, str]:
+        """The revision of the database's schema, None without tables, and the newest that this program knows. Raises
+        `StoreUnavailable`."""
+        ...
+
     async def ready(self) -> None:
         """Return if the database takes a write transaction within two seconds, else raise `StoreUnavailable`."""
         ...

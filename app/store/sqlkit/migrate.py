@@ -15,6 +15,7 @@ from pkgutil import resolve_name
 from typing import TYPE_CHECKING
 
 import asyncpg
+from sqlalchemy import Connection, inspect, text
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -57,6 +58,20 @@ def migrate(url: str, to: str = "head", *, up: bool = False) -> None:
             command.upgrade(config, to)
         else:
             command.downgrade(config, to)
+
+
+def newest() -> str:
+    """The newest revision that this program knows, by the names of its files: a process of the service does without
+    Alembic."""
+    return max(path.name.partition("_")[0] for path in (MIGRATIONS / "versions").glob("[0-9]*.py"))
+
+
+def revision(conn: Connection) -> str | None:
+    """The revision of a database's schema; None without tables."""
+    if not inspect(conn).has_table("alembic_version"):
+        return None
+    found: str | None = conn.execute(text("SELECT version_num FROM alembic_version")).scalar_one_or_none()
+    return found
 
 
 def is_current(url: str) -> bool:
