@@ -9,6 +9,8 @@ from app.core.run.kinds import OUTCOMES
 
 SLOW = 10.0
 """Seconds that may pass between the decision to call, which checks the deadline, and the intent."""
+RATE_LIMITED = "worker_rate_limited"
+"""The error of a call that a rate limit refused."""
 WRITING = 60.0
 """Seconds that the outcome of a call that was in flight may take to be written after the run's end."""
 
@@ -85,18 +87,21 @@ def _access(run: Account, call: Call, step: Step) -> Iterator[Violation]:
 
 def _attempts(run: Account, step: Step) -> Iterator[Violation]:
     """Attempts are numbered from 1, within the limit in each turn, and each follows the failure or the empty answer of
-    the previous one."""
+    the previous one. Calls that a rate limit refused come on top, as many as the limit."""
     most = run.limits["attempts"]
     tried: Counter[int] = Counter()
+    refused: Counter[int] = Counter()
     before: Call | None = None
     made = [call for call in run.calls.values() if call.step == step.n]
     for number, call in enumerate(made, 1):
         seq, turn = call.intent.seq, run.turn_at(call.intent.seq).number
+        counted = tried[turn] + 1 - min(refused[turn], most)
         tried[turn] += 1
+        refused[turn] += call.outcome is not None and call.outcome.body.get("error") == RATE_LIMITED
         if call.intent.body["attempt"] != number:
             yield run.says("attempt-number", seq, f"attempt {call.intent.body['attempt']} is the {number}th")
-        if tried[turn] > most:
-            yield run.says("attempts-over-limit", seq, f"attempt {tried[turn]} of step {step.n}, at most {most}")
+        if counted > most:
+            yield run.says("attempts-over-limit", seq, f"attempt {counted} of step {step.n}, at most {most}")
         if before is not None and not _may_follow(step, before, call):
             yield run.says("retry-without-failure", seq, f"{call.id} while {before.id} has not failed")
         before = call

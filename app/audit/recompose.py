@@ -114,6 +114,8 @@ def _step_request(run: Account, call: Call, catalog: Catalog, worker: Worker) ->
         said = shown(form, said, constrained=constrained, flaw=_flaw(run, call, form))
         live = live and keeps(form, structured=provider.structured, keeps_open=provider.keeps_open)
     logprobs = latest.logprobs if answers else None
+    if call.intent.body.get("watched"):  # a stream, although nobody received it; so it cannot be if somebody did
+        live = not live
     return Request(worker, said, sampling, form, logprobs, _toolbox(step, latest.toolbox), live)
 
 

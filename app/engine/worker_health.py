@@ -20,6 +20,10 @@ LEVELS: Mapping[str, int] = {"closed": 0, "half_open": 1, "open": 2}
 REMEMBERED = 4_096
 """Calls whose outcome has been counted, and may be received once more: from a journal, or by another driver of the
 run."""
+QUICK_SHARE = 0.25
+"""The share of the time that a worker may be silent for, within which the replies of a quick worker are complete."""
+SLOW_SECONDS = 3_600.0
+"""Seconds for which a worker does not count as quick after a reply that took longer."""
 NEW: Final = Breaker()
 Key = tuple[str, str]
 
@@ -60,6 +64,8 @@ class Health:
         self._counted: dict[str, None] = {}
         self._signs: dict[Key, float] = {}
         """The time of the last sign of life of each worker, in ticks."""
+        self._slow: dict[Key, float] = {}
+        """The time of the last reply of each worker that took long, in ticks; long ago if none did."""
 
     def follow(self, catalog: Catalog) -> None:
         """Another pool is in force: what is known of workers whose provider has changed, or that are gone, is
@@ -69,6 +75,7 @@ class Health:
         same = {name for name, spec in catalog.providers.items() if self._specs.get(name) == spec}
         kept = {_key(worker) for worker in catalog.workers.values() if worker.provider in same}
         self._breakers = {key: known for key, known in self._breakers.items() if key in kept}
+        self._slow = {key: known for key, known in self._slow.items() if key in kept}
         self._specs, self._workers = catalog.providers, catalog.workers
         for worker in catalog.workers.values():
             self._telemetry.watch("baton_breaker_state", self._level(_key(worker)), worker.name)
@@ -91,6 +98,19 @@ class Health:
     def silence(self, worker: Worker) -> float:
         """Seconds since its last sign of life."""
         return self._tick() - self._signs.get(_key(worker), float("-inf"))
+
+    def took(self, worker: Worker, seconds: float, patience: float) -> None:
+        """The worker has replied, or was given up, after so many seconds; `patience` are those that it may be silent
+        for."""
+        if seconds > QUICK_SHARE * patience:
+            self._slow[_key(worker)] = self._tick()
+        else:
+            self._slow.setdefault(_key(worker), float("-inf"))
+
+    def is_quick(self, worker: Worker) -> bool:
+        """True if it has replied, and no reply of it has taken long for an hour."""
+        last = self._slow.get(_key(worker))
+        return last is not None and self._tick() - last > SLOW_SECONDS
 
     def suspects(self, worker: Worker) -> bool:
         """True if the latest call of it failed."""

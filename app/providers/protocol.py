@@ -35,8 +35,9 @@ class Request:
     """The number of likeliest tokens to request with each token's log-probability; None requests neither."""
     toolbox: Toolbox = NO_TOOLS
     live: bool = True
-    """True if somebody wants the pieces as they come. If not, the adapter asks for one whole reply, which costs a
-    fraction of a stream's CPU; it passes through the same code and gives the same pieces, in one batch."""
+    """True if the pieces are wanted as they come: by somebody who follows, or to see that the worker is not silent. If
+    not, the adapter asks for one whole reply, which costs a fraction of a stream's CPU; it passes through the same code
+    and gives the same pieces, in one batch."""
     headers: Mapping[str, str] = field(default_factory=dict)
     """Headers to send besides the adapter's own: those of the trace."""
 

@@ -36,7 +36,7 @@ def limited(seconds: float | None) -> WorkerRateLimited:
 
 
 def test_the_first_rate_limit_that_ends_is_waited_for(health: Health) -> None:
-    candidates = Candidates(health, [ADA, BOB], 4)
+    candidates = Candidates(health, [ADA, BOB], 4, 0)
     failed(candidates, ADA, limited(20.0), 100.0)
     failed(candidates, BOB, limited(12.0), 99.0)
     assert candidates.pause(99.0) == pytest.approx(12.0 + BACKOFF)
@@ -46,8 +46,19 @@ def test_the_first_rate_limit_that_ends_is_waited_for(health: Health) -> None:
     assert candidates.choose(79.0).worker == ADA
 
 
+def test_calls_that_a_rate_limit_refused_use_up_no_attempt(health: Health) -> None:
+    candidates = Candidates(health, [ADA, BOB], 1, 2)
+    failed(candidates, ADA, limited(20.0), 100.0)
+    failed(candidates, BOB, limited(12.0), 99.0)
+    assert candidates.pause(99.0) == pytest.approx(12.0 + BACKOFF)
+    assert candidates.choose(86.0).worker == BOB
+    failed(candidates, BOB, limited(1.0), 86.0)
+    assert candidates.pause(86.0) == 0.0
+    assert candidates.choose(86.0).worker is None, "two were free, and the third was the one attempt"
+
+
 def test_a_rate_limit_that_outlasts_the_run_is_told_to_the_caller(health: Health) -> None:
-    candidates = Candidates(health, [ADA, BOB], 4)
+    candidates = Candidates(health, [ADA, BOB], 4, 0)
     failed(candidates, ADA, limited(20.0), 10.0)
     failed(candidates, BOB, limited(12.0), 9.0)
     assert candidates.pause(8.0) == 0.0
@@ -79,7 +90,7 @@ NO_QUOTA = WorkerMisconfigured(failure=Failure("quota"))
 def test_the_error_that_a_caller_can_act_upon_counts(
     health: Health, errors: tuple[WorkerError, WorkerError], code: str
 ) -> None:
-    candidates = Candidates(health, [ADA, BOB], 2)
+    candidates = Candidates(health, [ADA, BOB], 2, 0)
     for worker, error in zip((ADA, BOB), errors, strict=True):
         failed(candidates, worker, error, 100.0)
     assert candidates.error(candidates.choose(100.0)) == code

@@ -8,11 +8,12 @@ import pytest
 
 from app.core.pool.catalog import Deadlines
 from app.core.pool.policy import Overrides
+from app.core.run.events import Kind
 from app.engine.calls.attempt import SPARE_CHARS, TOKEN_CHARS
 from app.process.wiring import Runtime
 from app.providers.openai import OpenAIProvider
 from app.providers.protocol import Request
-from tests.harness.in_process import finish, narrowed, order, plan, pool_text, running_service
+from tests.harness.in_process import events, finish, narrowed, of, order, plan, pool_text, running_service
 from tests.harness.waiting import until
 from tests.stubs import Hang, ProviderStub, Reply, Stall, Trickle
 from tests.stubs.script import Behaviour
@@ -70,25 +71,82 @@ async def test_a_worker_that_says_more_than_it_was_granted_is_cut_off(stub: Prov
     stub.always("alpha", Reply(chunks=("x" * 30_000,) * 10, fault=Stall(after="close")))
     limits = narrowed(opened, "baton-mini", output_tokens=16)
     outcome = await finish(await opened.runs.start(order(opened, "baton-mini", limits=limits, streams=True)))
-    assert outcome.ended.error is not None
-    assert outcome.ended.error.public_code == "worker_malformed"
+    finished = of(await events(opened, outcome.ended.state.run), Kind.CALL_FINISHED)
+    assert finished[0]["error"] == "worker_malformed", "if it came in one read, nobody received it, and beta answers"
     assert len("".join(outcome.said)) <= 16 * TOKEN_CHARS + SPARE_CHARS
     await until(lambda: stub.requests[0].disconnected_at is not None)
 
 
-@pytest.mark.parametrize(("pinned", "first"), [(False, 20.0), (True, 120.0)], ids=["with others", "alone"])
-async def test_a_worker_is_silent_for_a_ninth_of_the_tiers_time_while_there_are_others(
-    stub: ProviderStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pinned: bool, first: float
-) -> None:
+def noted(monkeypatch: pytest.MonkeyPatch) -> list[Deadlines]:
+    """The deadlines of all calls from now on."""
     given: list[Deadlines] = []
     stream = OpenAIProvider.stream
 
-    def noted(self: OpenAIProvider, request: Request, body: bytes, deadlines: Deadlines) -> Any:
+    def note(self: OpenAIProvider, request: Request, body: bytes, deadlines: Deadlines) -> Any:
         given.append(deadlines)
         return stream(self, request, body, deadlines)
 
-    monkeypatch.setattr(OpenAIProvider, "stream", noted)
+    monkeypatch.setattr(OpenAIProvider, "stream", note)
+    return given
+
+
+@pytest.mark.parametrize(
+    ("pinned", "streams", "first"),
+    [(False, True, 20.0), (False, False, 20.0), (True, True, 120.0)],
+    ids=["with others", "with others, whole", "alone"],
+)
+async def test_a_worker_is_silent_for_a_ninth_of_the_tiers_time_while_there_are_others(
+    stub: ProviderStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pinned: bool, streams: bool, first: float
+) -> None:
+    given = noted(monkeypatch)
     async with running_service(tmp_path, pool_text(stub).replace("seconds = 30", "seconds = 180")) as opened:
         overrides = Overrides(pin="alpha") if pinned else Overrides()
-        await finish(await opened.runs.start(order(opened, "baton-mini", streams=True, overrides=overrides)))
+        await finish(await opened.runs.start(order(opened, "baton-mini", streams=streams, overrides=overrides)))
     assert given[0].first == pytest.approx(first)
+
+
+async def test_a_conductor_is_silent_for_as_long_before_the_fallback_answers(
+    stub: ProviderStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = noted(monkeypatch)
+    async with running_service(tmp_path, pool_text(stub).replace("seconds = 30", "seconds = 180")) as opened:
+        await finish(await opened.runs.start(order(opened, "baton-ultra")))
+    assert stub.requests[0].model == "planner"
+    assert given[0].first == pytest.approx(20.0)
+
+
+@pytest.mark.parametrize(("tokens", "streams"), [(1000, True), (16, False)], ids=["long", "brief"])
+async def test_a_reply_that_is_brief_is_asked_for_whole(
+    stub: ProviderStub, opened: Runtime, tokens: int, streams: bool
+) -> None:
+    """Of a long one that nobody receives as it comes a stream is asked for: it shows that its worker is not silent."""
+    limits = narrowed(opened, "baton-mini", output_tokens=tokens)
+    outcome = await finish(await opened.runs.start(order(opened, "baton-mini", limits=limits)))
+    assert outcome.said == [outcome.ended.answer]
+    assert [request.json.get("stream", False) for request in stub.requests] == [streams]
+
+
+async def test_a_worker_that_has_been_quick_is_asked_for_whole_replies_until_one_takes_long(
+    stub: ProviderStub, opened: Runtime
+) -> None:
+    async def ask() -> bool:
+        await finish(await opened.runs.start(order(opened, "baton-mini")))
+        return bool(stub.requests[-1].json.get("stream", False))
+
+    alpha, health = opened.context.catalog().workers["alpha"], opened.context.health
+    health.took(alpha, 0.1, 20.0)
+    assert await ask() is False
+    health.took(alpha, 6.0, 20.0)
+    health.took(alpha, 0.1, 20.0)
+    assert await ask() is True
+
+
+async def test_after_a_silent_worker_the_next_one_is_asked_for_a_stream(stub: ProviderStub, tmp_path: Path) -> None:
+    stub.always("alpha", Hang())
+    quick = "[workers.alpha]\ndeadlines = { first = 0.3 }\n"
+    async with running_service(tmp_path, pool_text(stub).replace("[workers.alpha]\n", quick)) as opened:
+        for worker in opened.context.catalog().workers.values():
+            opened.context.health.took(worker, 0.1, 20.0)
+        outcome = await finish(await opened.runs.start(order(opened, "baton-mini")))
+    assert outcome.ended.error is None
+    assert [request.json.get("stream", False) for request in stub.requests] == [False, True]

@@ -240,7 +240,9 @@ async def test_words_are_told_as_they_come_in_the_last_round_only(stub: Provider
         stub.always(worker, Reply(chunks=("One ", "two ", "three."), gap=0.02))
     stub.always("planner", Reply(chunks=(plan_text((0, "More", ["user"])),)))
     outcome = await run(opened, streams=True)
-    assert [body.get("stream", False) for body in _sent(stub)] == [False, False, True]
+    journal = await events(opened, outcome.ended.state.run)
+    watched = [body.get("watched", False) for body in of(journal, Kind.CALL_INTENDED) if body["n"] is not None]
+    assert watched == [True, True, False], "streams that nobody receives, and one for the caller"
     assert "".join(outcome.said) == outcome.ended.answer == "One two three."
     assert len(outcome.said) > 1, "the last possible round's answer streams"
     stub.clear()

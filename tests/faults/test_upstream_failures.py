@@ -8,10 +8,12 @@ import pytest
 
 from tests.conformance.upstream_failures import INBOUND, KINDS, Kind, received
 from tests.conformance.wire_formats import FORMATS, Format
-from tests.harness.in_process import calling, running_service
-from tests.stubs import KEYS, ProviderStub
+from tests.harness.in_process import ask, calling, running_service
+from tests.stubs import KEYS, Hang, ProviderStub
 
 pytestmark = pytest.mark.faults_suite
+SILENCE_SECONDS = 0.3
+"""The first-byte deadline of the worker that is silent."""
 AT_ONCE = 8
 """Kinds that are asked at the same time; each has a worker of its own."""
 TIER = """
@@ -29,7 +31,7 @@ def _pool(form: Format, stub: ProviderStub) -> str:
     for kind in KINDS:
         lines.append(f'[workers.{kind.name}]\nprovider = "stub"\nmodel = "{kind.name}"')
         if kind.name == "silence":
-            lines.append("deadlines = { first = 0.3, total = 0.5 }")
+            lines.append(f"deadlines = {{ first = {SILENCE_SECONDS}, total = 0.5 }}")
     return "\n".join(lines) + TIER.format(first=KINDS[0].name)
 
 
@@ -45,6 +47,25 @@ async def test_every_kind_is_received_and_journaled_as_documented(name: str, tmp
             async with asyncio.TaskGroup() as group:
                 for kind in KINDS:
                     group.create_task(_walk(client, kind, bound))
+
+
+@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize("name", FORMATS)
+async def test_a_silent_worker_is_replaced_as_soon_as_its_silence_is_noticed(
+    name: str, streams: bool, tmp_path: Path
+) -> None:
+    """It could write for forty seconds; that nobody receives its reply as it comes gives it no more time."""
+    async with ProviderStub() as stub:
+        pool, environ = _pool(FORMATS[name], stub), {"STUB_KEY": KEYS[name]}
+        pool = pool.replace(f'workers = ["{KINDS[0].name}"]', 'workers = ["silence"]').replace(
+            "total = 0.5", "total = 20"
+        )
+        stub.always("silence", Hang())
+        async with running_service(tmp_path, pool, environ) as opened, calling(opened) as client:
+            reply = await ask(client, stream=streams)
+            attempts = (await client.get(f"/v1/runs/{reply.headers['x-baton-run']}")).json()["steps"][0]["attempts"]
+    assert [one["outcome"] for one in attempts] == ["error", "ok"]
+    assert attempts[0]["seconds"] < SILENCE_SECONDS * 10
 
 
 async def _walk(client: httpx.AsyncClient, kind: Kind, bound: asyncio.Semaphore) -> None:

@@ -16,7 +16,7 @@ from app.gateway.anthropic import blocks as blocks
 from app.gateway.anthropic import request as ours
 from app.gateway.anthropic import tools as tools
 from app.process.wiring import Runtime
-from tests.harness.in_process import pool_text, running_service
+from tests.harness.in_process import latest_request, pool_text, running_service
 from tests.harness.stand_ins import GatewayStandIn
 from tests.stubs import ProviderStub, Reply
 from tests.stubs.script import ToolCall
@@ -201,11 +201,11 @@ async def test_what_is_ignored_is_checked_noted_and_changes_nothing(
 ) -> None:
     own = ("id", "baton")
     plain = (await asked_of(client)).json()
-    sent = stub.of("alpha")[-1].json
+    sent = latest_request(stub, "alpha")
     for name, (value, wrong) in IGNORED.items():
         body = (await asked_of(client, **{name: value})).json()
         assert {n: v for n, v in body.items() if n not in own} == {n: v for n, v in plain.items() if n not in own}, name
-        assert stub.of("alpha")[-1].json == sent, name
+        assert latest_request(stub, "alpha") == sent, name
         run = (await client.get(f"/v1/runs/{body['baton']['run']}")).json()
         assert run["ignored"] == [name]
         refused = await asked_of(client, **{name: wrong})

@@ -24,7 +24,7 @@ from app.gateway.responses import tools as tools
 from app.gateway.wire.parameters import RESPONSES
 from app.process.wiring import Runtime
 from tests.harness.exact_replies import CUT
-from tests.harness.in_process import pool_text, running_service
+from tests.harness.in_process import latest_request, pool_text, running_service
 from tests.stubs import ProviderStub, Reply
 from tests.stubs.script import ToolCall
 
@@ -295,14 +295,14 @@ async def test_what_is_ignored_is_checked_noted_and_changes_nothing(
 ) -> None:
     own = ("id", "created_at", "completed_at", "output", "baton")
     plain = (await asked_of(client)).json()
-    sent = stub.of("alpha")[-1].json
+    sent = latest_request(stub, "alpha")
     for name, (value, wrong) in IGNORED.items():
         body = (await asked_of(client, **{name: value})).json()
         echoed = {name: value} if name in ours.ECHOED else {}
         expected = {n: v for n, v in plain.items() if n not in own} | echoed
         assert {n: v for n, v in body.items() if n not in own} == expected, name
         assert body["output"][0]["content"] == plain["output"][0]["content"]
-        assert stub.of("alpha")[-1].json == sent, name
+        assert latest_request(stub, "alpha") == sent, name
         run = (await client.get(f"/v1/runs/{body['baton']['run']}")).json()
         assert run["ignored"] == [name]
         refused = await asked_of(client, **{name: wrong})

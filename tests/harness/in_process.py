@@ -205,6 +205,12 @@ async def finish(driven: Driven, within: float = PATIENCE_SECONDS) -> Outcome:
                     return Outcome(told, said, noted, called)
 
 
+def latest_request(stub: ProviderStub, worker: str) -> dict[str, Any]:
+    """Return what a worker was sent last, but for the fields that ask for a stream: they depend on how quick it was."""
+    sent = stub.of(worker)[-1].json
+    return {name: value for name, value in sent.items() if name not in ("stream", "stream_options")}
+
+
 async def ended_row(store: Store, run: str) -> RunRow:
     """Return the run's row once it has ended."""
 

@@ -120,13 +120,16 @@ def no_step_runs_after_it_is_done(case: Case) -> Iterator[str]:
 def attempts_are_counted(case: Case) -> Iterator[str]:
     allowed = case.facts[0].body["limits"]["attempts"]
     tried: Counter[tuple[int, int]] = Counter()
+    refused: Counter[tuple[int, int]] = Counter()
     turn = 0
     for fact in case.facts:
         turn += fact.kind == "run.resumed"
+        place = fact.body.get("n"), turn
         if fact.kind == "call.intended" and fact.body["n"] is not None:
-            tried[fact.body["n"], turn] += 1
+            tried[place] += 1
+        refused[place] += fact.kind == "call.finished" and fact.body.get("error") == "worker_rate_limited"
     for (n, turn), count in tried.items():
-        if count > allowed:
+        if count - min(refused[n, turn], allowed) > allowed:
             yield f"step {n} had {count} attempts of {allowed} in turn {turn}"
     numbers = defaultdict(list)
     for body in case.bodies("call.intended"):

@@ -250,7 +250,7 @@ def use_an_attempt_number_again(patch: Patch) -> None:
 
 def try_without_end(patch: Patch) -> None:
     init = Candidates.__init__
-    patch.setattr(Candidates, "__init__", lambda self, health, workers, attempts: init(self, health, workers, 99))
+    patch.setattr(Candidates, "__init__", lambda self, health, workers, *_: init(self, health, workers, 99, 99))
 
 
 def forget_lost_calls(patch: Patch) -> None:

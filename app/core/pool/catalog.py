@@ -212,6 +212,10 @@ class Worker:
     bars: tuple[Bar, ...] = ()
     """The rules of the pool file that keep it from requests with certain labels."""
 
+    def writing_seconds(self, tokens: int) -> float:
+        """Return the seconds in which it is expected to write so many tokens."""
+        return tokens / (self.card.speed or TOKENS_A_SECOND)
+
 
 def attributes(worker: Worker) -> Attributes:
     """Return the attributes of a worker that rules know."""
@@ -289,7 +293,11 @@ class Limits:
         unsaid=0,
     )
     attempts: int = limit(
-        4, about="Provider calls for one step, retries and replacements included.", words="attempt{s} a step", most=16
+        4,
+        about="Provider calls for one step, retries and replacements included. Calls that a rate limit refused come on "
+        "top, at most as many.",
+        words="attempt{s} a step",
+        most=16,
     )
     output_tokens: int = limit(4_096, about="Output tokens of one call.", words="output token{s} a call")
     tokens: int = limit(

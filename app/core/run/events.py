@@ -448,6 +448,9 @@ class CallIntended(Fact):
     """Sampling parameters that the provider does not support."""
     endpoint: str = optional("")
     """The name of the provider's endpoint that is called, where it has several."""
+    watched: bool = optional(False)
+    """True if the reply is a stream although nobody receives it as it comes: another worker takes over from one that is
+    silent."""
 
 
 @fact(Kind.CALL_FINISHED)

@@ -37,6 +37,7 @@ from app.core.run.events import (
 from app.core.run.kinds import AFTER_THE_END, ENDED, RUN_ARROWS, STEP_ARROWS, TERMINAL, Kind, Mode, OnDisconnect
 from app.core.run.trace import NO_TRACE, Trace
 
+RATE_LIMITED = "worker_rate_limited"
 FALLBACK = "fallback"
 """The mode of a proposal that nobody conducted, and its conductor's name where no conductor may read the task."""
 CALLER = "caller"
@@ -67,6 +68,8 @@ class Call:
     seconds: float = 0.0
     turn: int = 0
     """The turn in which it was intended."""
+    limited: bool = False
+    """True if its provider refused it because of a rate limit."""
 
     @property
     def failed(self) -> bool:
@@ -589,13 +592,8 @@ def _call_finished(state: RunState, fact: CallFinished) -> Changes:
     known = state.calls[fact.call]
     if known.outcome is not None:
         raise ValueError(f"{known.id} has its outcome already")
-    call = changed(
-        known,
-        outcome=fact.outcome,
-        usage=fact.usage,
-        usd=fact.usd,
-        seconds=fact.seconds,
-    )
+    limited = fact.error == RATE_LIMITED
+    call = changed(known, outcome=fact.outcome, usage=fact.usage, usd=fact.usd, seconds=fact.seconds, limited=limited)
     return {"calls": {**state.calls, call.id: call}}
 
 

@@ -29,10 +29,10 @@ from app.core.message.tools import Gathering
 from app.core.plan.workflow import Access
 from app.core.pool import budget
 from app.core.pool.breaker import Verdict
-from app.core.pool.catalog import TOKENS_A_SECOND, Deadlines, Worker
+from app.core.pool.catalog import Catalog, Deadlines, Worker
 from app.core.records import changed, record
 from app.core.run.events import CallFinished, CallIntended, PassedOver
-from app.core.run.state import Call
+from app.core.run.state import Call, RunState
 from app.core.run.trace import NO_TRACE, Trace
 from app.engine.calls.call_span import CallSpan
 from app.engine.context import EngineContext
@@ -81,6 +81,7 @@ class Purpose:
     despite: str = ""
     repairs: str = ""
     tenant: str = ""
+    watched: bool = False
 
 
 SPARE_TOKENS, DECODED_CHARS = 256, 2_048
@@ -297,7 +298,7 @@ class Attempt:
     @property
     def live(self) -> bool:
         """True if its text is streamed to the caller as it comes."""
-        return self._request.live
+        return self._request.live and not self._purpose.watched
 
     @property
     def may_call(self) -> bool:
@@ -330,6 +331,7 @@ class Attempt:
             repairs=self._purpose.repairs,
             ignored=tuple(name for name in unsupported if getattr(self._request.sampling, name)),
             endpoint=endpoint_of(self._provider),
+            watched=self._purpose.watched,
         )
 
     @contextmanager
@@ -410,8 +412,8 @@ class Attempt:
         """Seconds of silence after which another worker is asked, if there is one."""
         if self._tier_seconds == inf:
             return inf
-        streams = self._request.live and self.catalog.providers[self.worker.provider].streams
-        writing = 0.0 if streams else self._max_output / (self.worker.card.speed or TOKENS_A_SECOND)
+        streams = self.catalog.providers[self.worker.provider].streams  # or its reply is expected to be brief
+        writing = 0.0 if streams else self.worker.writing_seconds(self._max_output)
         return self.worker.deadlines.patience(self._tier_seconds, writing)
 
     def _judge(self) -> None:
@@ -425,6 +427,8 @@ class Attempt:
             given, own = self._given, self.worker.deadlines
             if given is None or not own.fair(given, self._seconds, silence, self._patience):
                 self.verdict = "silent"
+        if self.outcome == "ok" or isinstance(self.error, WorkerTimeout):
+            self._context.health.took(self.worker, self._seconds, self._patience)
         if self._elsewhere:  # the worker has another endpoint, which is healthy
             self.verdict = "silent"
         self._context.health.settle(
@@ -551,6 +555,13 @@ class Attempt:
         telemetry.count("baton_cost_micro_usd_total", name, by=spent.usd)
         telemetry.spend(self._purpose.tenant, spent.usd)
         telemetry.observe("baton_call_seconds", self._seconds, name)
+
+
+def tier_seconds(catalog: Catalog, state: RunState) -> float:
+    """The seconds that runs of this one's tier and effort may take, before a caller's budget shortens them."""
+    tier = catalog.tiers.get(state.admitted.tier)
+    limits = tier.efforts.get(state.admitted.effort) if tier is not None else None
+    return limits.seconds if limits is not None else state.admitted.limits.seconds
 
 
 def lost(call: str, step: int | None, held: Ledger) -> CallFinished:

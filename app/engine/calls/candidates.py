@@ -4,7 +4,8 @@ in order.
 Workers that are ejected, or have no retry budget left, are passed over (`health.py`); the journal says why. After a
 failure the same worker is waited for, with full-jitter backoff or as long as Retry-After says, but never beyond the
 run's time: then the next one is called, or the step fails at once. If only workers are left whose providers limit the
-rate of requests, the one that can be called first is waited for.
+rate of requests, the one that can be called first is waited for. A call that a rate limit refused is no attempt: a step
+may make as many of those as it has attempts, and its attempts besides.
 """
 
 from collections.abc import Sequence
@@ -34,11 +35,13 @@ NEWS, LOOK = 30.0, 0.2
 class Candidates:
     """The workers that one step may still call."""
 
-    def __init__(self, health: Health, workers: list[Worker], attempts: int) -> None:
-        """`workers` in the order of preference; `attempts` are left to the step."""
+    def __init__(self, health: Health, workers: list[Worker], attempts: int, free: int) -> None:
+        """`workers` in the order of preference; `attempts` are left to the step, and `free` calls that do not count as
+        attempts if a rate limit refuses them."""
         self._health = health
         self._workers = workers
         self._left = attempts
+        self._free = free
         self._tries: dict[str, int] = {}
         self._wait = 0.0
         self._news = NEWS
@@ -94,7 +97,10 @@ class Candidates:
     def failed(self, worker: Worker, error: BatonError | None, *, told: bool, chance: float, left: float) -> None:
         """Note a failed attempt; `told` says that the answer has begun to reach the caller, so that no other may
         follow."""
-        self._left -= 1
+        if isinstance(error, WorkerRateLimited) and self._free > 0:
+            self._free -= 1
+        else:
+            self._left -= 1
         self._tries[worker.name] = self._tries.get(worker.name, 0) + 1
         self._errors.append(error)
         self._told.pop(worker.name, None)

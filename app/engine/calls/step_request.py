@@ -22,6 +22,8 @@ from app.errors import NotFound
 from app.providers.protocol import Request
 from app.store.protocol import Contents, Reader
 
+BRIEF_SECONDS = 2.0
+"""The longest time for which a worker may write unnoticed, where another one could take over from it."""
 NOTHING: Mapping[str, bytes] = MappingProxyType({})
 """No fresh content."""
 
@@ -96,6 +98,18 @@ class View:
             toolbox=self.toolbox,
             live=live,
         )
+
+
+def is_long(request: Request, provider: ProviderSpec) -> bool:
+    """Return whether a reply that nobody receives as it comes had better be asked for as a stream, where another worker
+    could take over.
+
+    A reply that comes whole says nothing until it is complete, so that a worker that hangs cannot be told from one that
+    writes. A stream costs half as much CPU again, so a reply that is written in `BRIEF_SECONDS` comes whole, and those
+    of workers that have been quick as well.
+    """
+    tokens = request.sampling.max_tokens or request.worker.card.max_output
+    return not request.live and provider.streams and request.worker.writing_seconds(tokens) > BRIEF_SECONDS
 
 
 async def see(store: Contents, state: RunState, n: int) -> tuple[Message, ...]:

@@ -34,7 +34,7 @@ from app.core.run.events import Fact
 from app.core.run.progress import may_nest
 from app.core.run.state import CALLER, FALLBACK, Proposal, RunState, StepState
 from app.core.run.trace import NO_TRACE
-from app.engine.calls.attempt import Attempt, Purpose
+from app.engine.calls.attempt import Attempt, Purpose, tier_seconds
 from app.engine.calls.step_request import look, texts_of
 from app.engine.commit.run_writer import Append, Contents, patiently
 from app.engine.context import EngineContext
@@ -344,6 +344,7 @@ class Planner:
             salt=self._salt,
             deadline=self._until,
             spare=True,
+            tier_seconds=tier_seconds(self._context.catalog(), state),
             trace=self._span or self.trace,
             purpose=self._purpose(state, told, template, version),
         )

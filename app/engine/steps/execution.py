@@ -33,9 +33,9 @@ from app.core.run.events import CallFinished, Fact, NamedCall, StepAwaitingTool,
 from app.core.run.kinds import AFTER_THE_END
 from app.core.run.state import RunState, StepState, fold
 from app.core.run.trace import Trace, continued
-from app.engine.calls.attempt import Attempt, Purpose, Reply, lost
+from app.engine.calls.attempt import Attempt, Purpose, Reply, lost, tier_seconds
 from app.engine.calls.candidates import Candidates
-from app.engine.calls.step_request import NOTHING, View, look
+from app.engine.calls.step_request import NOTHING, View, is_long, look
 from app.engine.commit.colocation import LocalRuns
 from app.engine.context import EngineContext
 from app.engine.steps.pending_outcomes import Outcomes
@@ -348,8 +348,10 @@ class Execution:
         view = await look(self._context.store, state, self._ticket.step, fresh)
         made = [call for call in state.calls.values() if call.step == view.step.n]
         self._number = len(made)
-        attempts = state.admitted.limits.attempts - sum(call.turn == state.turn.number for call in made)
-        return Course(state, view, Candidates(self._context.health, self._workers(state, view.step), attempts))
+        most, now = state.admitted.limits.attempts, [call for call in made if call.turn == state.turn.number]
+        refused = min(sum(call.limited for call in now), most)
+        attempts, free = most - (len(now) - refused), most - refused
+        return Course(state, view, Candidates(self._context.health, self._workers(state, view.step), attempts, free))
 
     async def _follow(self, course: Course, attempt: Attempt) -> None:
         """Make one call after the other, from a committed intent to the step's end."""
@@ -396,12 +398,6 @@ class Execution:
                 await self._fail(StepFailed(self._ticket.step, "run_over_budget"), openers)
         return None
 
-    def _tier_seconds(self, state: RunState) -> float:
-        """Seconds that runs of this tier and effort may take, before a caller's budget shortens them."""
-        tier = self._context.catalog().tiers.get(state.admitted.tier)
-        limits = tier.efforts.get(state.admitted.effort) if tier is not None else None
-        return limits.seconds if limits is not None else state.admitted.limits.seconds
-
     def _left(self, state: RunState) -> float:
         return state.deadline - self._context.now()
 
@@ -446,19 +442,21 @@ class Execution:
         if flawed is not None:
             flaw = flawed.reply.flaw
         request = view.request(worker, state.admitted.limits, streams=state.streams, provider=provider, flaw=flaw)
+        quick = self._number == 1 and self._context.health.is_quick(worker)
+        watched = course.candidates.spare and not quick and is_long(request, provider)
         return Attempt(
             self._context,
             call=self._context.name("call"),
             step=view.step.n,
             worker=worker,
-            request=request,
+            request=changed(request, live=True) if watched else request,
             access=view.step.access,
             number=self._number,
             salt=self._salt,
             deadline=state.deadline,
             spare=course.candidates.spare,
             extra=choice.extra,
-            tier_seconds=self._tier_seconds(state),
+            tier_seconds=tier_seconds(self._context.catalog(), state),
             trace=self._trace(state),
             purpose=Purpose(
                 template=view.template(worker, provider=provider, flaw=flaw),
@@ -466,6 +464,7 @@ class Execution:
                 despite=choice.despite,
                 repairs=flawed.call if flawed is not None else "",
                 tenant=state.admitted.tenant,
+                watched=watched,
             ),
         )
 
