@@ -12,7 +12,7 @@ A request's bytes do not depend on the endpoint: they are rendered as for the fi
 
 import random
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from typing import cast
 from weakref import WeakSet
@@ -23,24 +23,10 @@ from app.core.pool.breaker import Breaker, Verdict
 from app.core.pool.catalog import Deadlines, EndpointSpec
 from app.errors import (
     WorkerError,
-    WorkerMalformed,
-    WorkerMisconfigured,
-    WorkerRateLimited,
-    WorkerTimeout,
-    WorkerTruncated,
-    WorkerUnavailable,
 )
+from app.providers.faults import VERDICTS
 from app.providers.protocol import ClosableProvider, Request
 
-VERDICTS: Mapping[type, Verdict] = {
-    WorkerTimeout: "failing",
-    WorkerUnavailable: "failing",
-    WorkerMalformed: "failing",
-    WorkerTruncated: "failing",
-    WorkerRateLimited: "rate_limited",
-    WorkerMisconfigured: "misconfigured",
-}
-"""The verdict of each error on the endpoint; others, such as a refused request, say nothing of it."""
 TOLERATED = 1
 """Failures in a row that eject an endpoint."""
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from email.utils import parsedate_to_datetime
 from typing import Any
 
+from app.core.pool.breaker import Verdict
 from app.errors import (
     Failure,
     FailureReason,
@@ -20,9 +21,20 @@ from app.errors import (
     WorkerRateLimited,
     WorkerRefused,
     WorkerTimeout,
+    WorkerTruncated,
     WorkerUnavailable,
 )
 
+VERDICTS: Mapping[type, Verdict] = {
+    WorkerTimeout: "failing",
+    WorkerUnavailable: "failing",
+    WorkerMalformed: "failing",
+    WorkerTruncated: "failing",
+    WorkerRateLimited: "rate_limited",
+    WorkerMisconfigured: "misconfigured",
+}
+"""The verdict that each error gives on the worker, and on the endpoint that was called; others, such as a request that
+was refused, say nothing of either."""
 DAY = 86_400.0
 _SECONDS = re.compile(r"\s*(\d{1,9}(?:\.\d{1,9})?)\s*s?\s*", re.ASCII)
 _STATUS = re.compile(r"[45]\d\d", re.ASCII)

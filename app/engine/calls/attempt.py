@@ -12,7 +12,7 @@ and an outcome with the step's end. The order is fixed:
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
@@ -41,26 +41,13 @@ from app.errors import (
     Failure,
     WorkerError,
     WorkerMalformed,
-    WorkerMisconfigured,
-    WorkerRateLimited,
     WorkerTimeout,
     WorkerTruncated,
-    WorkerUnavailable,
 )
-from app.providers.faults import malformed
+from app.providers.faults import VERDICTS, malformed
 from app.providers.protocol import Request, endpoint_of
 from app.store.protocol import Ledger
 from app.store.rows.content import address
-
-VERDICTS: Mapping[type, Verdict] = {
-    WorkerTimeout: "failing",
-    WorkerUnavailable: "failing",
-    WorkerMalformed: "failing",
-    WorkerTruncated: "failing",
-    WorkerRateLimited: "rate_limited",
-    WorkerMisconfigured: "misconfigured",
-}
-"""The verdict that each error gives on the worker; others, such as a request that it refused, say nothing of it."""
 
 ADAPTER_BROKE = "adapter_broke"
 """The code of a call that ended with a bug of ours."""
