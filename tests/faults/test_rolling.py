@@ -1,6 +1,6 @@
 """F-31: every process is replaced, one after the other, behind a real reverse proxy and under load, with a migration.
 
-The processes begin with the code and the schema of a commit that is three migrations older, but drains as the present
+The processes begin with the code and the schema of a commit that is several migrations older, but drains as the present
 one does. They are rolled to the present code, and back, and so on. The schema is migrated before the first roll and
 stays. No caller sees an error of any kind: no refused or broken connection, no 429 or 503, no cut stream among those
 that are shorter than the time which a process gets to stop. Longer streams are cut, and resumed by `Last-Event-ID`.
