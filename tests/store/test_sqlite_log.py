@@ -1,10 +1,14 @@
-"""SQLite's write-ahead log stays small, whatever is written."""
+"""SQLite's write-ahead log stays small, whatever is written; and its partial indexes are used."""
 
 import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from sqlalchemy import create_engine
+
+from app.store.protocol import RunQuery
+from app.store.rows import runs
 from app.store.rows.content import address
 from app.store.sql import open_store
 from app.store.sqlkit.sqlite import LOG_BYTES
@@ -27,3 +31,19 @@ async def test_the_log_is_copied_into_the_database_at_16_mib(
             await store.append(entry)
             largest = max(largest, log.stat().st_size)
     assert LOG_BYTES - 2 * BODY_BYTES < largest < LOG_BYTES + 2 * BODY_BYTES
+
+
+def test_runs_that_failed_are_found_by_the_index_of_rare_states(
+    tmp_path: Path, make_schema: Callable[[str], None]
+) -> None:
+    url = f"sqlite:///{tmp_path}/baton.db"
+    make_schema(url)
+    sent: list[str] = []
+    engine = create_engine(url)
+    with engine.connect() as conn:
+        conn.connection.driver_connection.set_trace_callback(sent.append)  # type: ignore[union-attr]
+        assert runs.page(conn, RunQuery(state="failed")) == ()
+        conn.connection.driver_connection.set_trace_callback(None)  # type: ignore[union-attr]
+        plan = conn.exec_driver_sql(f"EXPLAIN QUERY PLAN {sent[-1]}").all()
+    engine.dispose()
+    assert "runs_unhappy" in str(plan)

@@ -41,7 +41,7 @@ from app.store.protocol import (
     StepInput,
 )
 from app.store.sqlkit.statements import ALONG, SEEN, Row, SingleStatement, Statements
-from app.store.sqlkit.tables import CONTENTS, PULSE, RUNS, TAGS, TICKETS
+from app.store.sqlkit.tables import CONTENTS, PULSE, RUNS, TAGS, TICKETS, UNHAPPY
 
 CLOCK = "SELECT extract(epoch FROM clock_timestamp())"
 MACHINE_CLOCK = "SELECT (julianday('now') - 2440587.5) * 86400.0"
@@ -249,6 +249,8 @@ def _filters(query: RunQuery) -> list[ColumnElement[bool]]:
     found: list[ColumnElement[bool]] = [where == value for where, value in equal if value is not None]
     if query.state is not None:  # as a literal: a partial index is used only for a value that the planner can see
         found.append(column.state == bindparam("state", query.state, literal_execute=True))
+        if query.state in UNHAPPY:  # SQLite uses that index only where the query repeats its condition
+            found.append(column.state.in_(bindparam("unhappy", UNHAPPY, expanding=True, literal_execute=True)))
     if query.since is not None:
         found.append(column.created_at >= query.since)
     if query.until is not None:
