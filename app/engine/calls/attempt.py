@@ -247,7 +247,6 @@ class Attempt:
         """
         self.call = call
         self.step = step
-        self.worker = worker
         self._context = context
         self._request = request
         self._access = access
@@ -281,6 +280,11 @@ class Attempt:
         """`unknown` is for others to say: it is what `lost` writes."""
         self.error: BatonError | None = None
         self._finished: CallFinished | None = None
+
+    @property
+    def worker(self) -> Worker:
+        """The worker that is called."""
+        return self._request.worker
 
     @property
     def live(self) -> bool:
