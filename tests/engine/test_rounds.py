@@ -242,7 +242,7 @@ async def test_words_are_told_as_they_come_in_the_last_round_only(stub: Provider
     outcome = await run(opened, streams=True)
     journal = await events(opened, outcome.ended.state.run)
     watched = [body.get("watched", False) for body in of(journal, Kind.CALL_INTENDED) if body["n"] is not None]
-    assert watched == [True, True, False], "streams that nobody receives, and one for the caller"
+    assert (watched[0], watched[-1]) == (True, False), "a stream that nobody receives, and one for the caller"
     assert "".join(outcome.said) == outcome.ended.answer == "One two three."
     assert len(outcome.said) > 1, "the last possible round's answer streams"
     stub.clear()
