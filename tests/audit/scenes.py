@@ -32,11 +32,16 @@ pool = ["alpha", "beta", "gamma"]
 conductor = { kind = "selector", templates = ["answer", "answer-check"], checkers = ["gamma"] }
 limits = { steps = 3, attempts = 2, seconds = 30, output_tokens = 1000 }
 """
+RULE = """
+[rules.records-stay]
+labels = ["record"]
+deny = { provider = ["stub"] }
+"""
 
 
 async def play(folder: Path) -> Journal:
     """Run every scene and read the journal."""
-    async with ProviderStub() as stub, running_service(folder, pool_text(stub) + SELECTOR) as opened:
+    async with ProviderStub() as stub, running_service(folder, pool_text(stub) + SELECTOR + RULE) as opened:
         names = {}
         for scene in SCENES:
             stub.clear()

@@ -229,6 +229,7 @@ REQUESTS = (
     case("worker-changed", "another model", "single conducted", in_first(INTENDED, put(model="alpha-2"))),
     case("worker-changed", "a worker of nobody's", "single", in_first(INTENDED, put(worker="delta"))),
     case("clearance", "a label", "single conducted previewed", lambda run: run.admitted.update(labels=["phi"])),
+    case("rule", "a label of a rule", "single conducted", lambda run: run.admitted.update(labels=["record"])),
     case("pool-outside-tier", "the conductor in the pool", "single", widen_the_pool),
     case("limits-widened", "more steps", "single conducted", in_limits(steps=50)),
     case("limits-widened", "more attempts", "single", in_limits(attempts=50)),
