@@ -76,7 +76,7 @@ async def test_a_full_gateway_still_answers_what_begins_no_run(busy: Busy) -> No
 
 
 async def test_bodies_that_arrive_together_are_bounded_together() -> None:
-    gateway = GatewayStandIn(bounds=Bounds(body=1_000_000, together=1_000_000))
+    gateway = GatewayStandIn(bounds=Bounds(body=500_000, together=1_000_000))
     key = gateway.add_key()
     going_on, half_sent = asyncio.Event(), []
 
