@@ -152,8 +152,8 @@ async def test_a_hosted_search_has_found_what_is_called(
         exactly(ResponseToolSearchOutputItem, items[at + 1])
         assert (items[at]["arguments"], items[at + 1]["tools"]) == ({"paths": [path]}, [tool])
         assert [(item["execution"], item["call_id"]) for item in items[at : at + 2]] == [("server", None)] * 2
-    ids = [item["call_id"] for item in items if item.get("call_id")]
-    results = [{"type": "function_call_output", "call_id": id_, "output": "x"} for id_ in ids]
+    called = [item for item in items if item.get("call_id")]
+    results = [{"type": f"{item['type']}_output", "call_id": item["call_id"], "output": "x"} for item in called]
     last = await asked(client, way, tools=tools, input=[GO, *items, *results])
     assert (last["id"].startswith(response["id"]), last["output"][0]["content"][0]["text"]) == (True, "Fine.")
 

@@ -16,7 +16,7 @@ REFUSED: Mapping[str, tuple[str, dict[str, Any], str, str]] = {
         MESSAGES,
         {"max_tokens": 9, "messages": [HI], "tools": [{"type": "web_search_20250305", "name": "web_search"}]},
         "tools[0].type",
-        "should be 'custom'. Nobody here would run a tool of another type: leave it out",
+        "Nobody here would run a tool of another type: leave it out",
     ),
     "claude code, a document": (
         MESSAGES,
@@ -32,7 +32,7 @@ REFUSED: Mapping[str, tuple[str, dict[str, Any], str, str]] = {
             ],
         },
         "messages[0].content[0]",
-        "must be one of 'text', 'image'",
+        "cannot read PDFs",
     ),
     "anthropic sdk, clearing of tool results": (
         MESSAGES,
