@@ -31,7 +31,7 @@ REFUSED: Mapping[str, tuple[str, dict[str, Any], str, str]] = {
                 }
             ],
         },
-        "messages[0].content[0]",
+        "No worker of this tier",
         "cannot read PDFs",
     ),
     "anthropic sdk, clearing of tool results": (
