@@ -15,9 +15,12 @@ test faults fuzz simulate: export PYTHONDONTWRITEBYTECODE =
 
 # Schemathesis draws examples while it is collected, which each of the JOBS would do: the fuzzers have a command of their own.
 JOBS ?= 6
+# What waits for processes and servers comes first, and what only computes fills the gaps at the end.
+FIRST := $(patsubst %,tests/%/,integration engine store cli process deploy stepqueue clients audit gateway)
+THEN := $(filter-out $(FIRST) tests/fuzz/ tests/__pycache__/,$(wildcard tests/*/)) $(wildcard tests/test_*.py)
 test: .venv/dev.stamp  ## All but fuzzers, fault suite, bug zoo and what needs a vLLM server. Tests wait a lot: JOBS may exceed the cores.
-	$(BIN)/python -m pytest -m "not vllm and not faults_suite" --ignore tests/fuzz --ignore $(ZOO) -p no:schemathesis -n $(JOBS) \
-		--dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -m "not vllm and not faults_suite" --ignore $(ZOO) -p no:schemathesis -n $(JOBS) \
+		--dist loadfile --no-loadscope-reorder $(FIRST) $(THEN)
 
 FAULTS ?= faults_suite
 faults: .venv/dev.stamp  ## The service's own processes and servers, broken on purpose; FAULTS=faults_ci takes a subset.
