@@ -14,7 +14,7 @@ run: .venv/runtime.stamp  ## The service, embedded: no keys, no database, no Red
 test faults fuzz simulate: export PYTHONDONTWRITEBYTECODE =
 
 # Schemathesis draws examples while it is collected, which each of the JOBS would do: the fuzzers have a command of their own.
-JOBS ?= 6
+JOBS ?= 5
 # What waits for processes and servers comes first, and what only computes fills the gaps at the end.
 FIRST := $(patsubst %,tests/%/,integration engine store cli process deploy stepqueue clients audit gateway)
 THEN := $(filter-out $(FIRST) tests/fuzz/ tests/__pycache__/,$(wildcard tests/*/)) $(wildcard tests/test_*.py)

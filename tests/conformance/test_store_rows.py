@@ -235,7 +235,7 @@ async def test_a_lapsed_run_is_taken_over_once(opener: Opener) -> None:
         await one.append(Entry("run-00", 5.0, (Raw(Kind.SUCCEEDED, {}),), epoch=1))
         await one.append(queued("run-01"))
         assert await one.take_over("early", 9.9, 30.0, 50, KINDS) == ()
-        calls = [store.take_over(f"heir-{n}", 10.0, 30.0, 5, KINDS) for n, store in enumerate([one, other] * 5)]
+        calls = [store.take_over(f"heir-{n}", 10.0, 30.0, 5, KINDS) for n, store in enumerate([one, other] * 3)]
         taken: list[RunRow] = [row for rows in await asyncio.gather(*calls) for row in rows]
         while rows := await one.take_over("heir", 10.0, 30.0, 5, KINDS):  # what one left because another was at it
             taken += rows
