@@ -23,7 +23,7 @@ PEPPERS: Mapping[str, str] = {
     "earlier": ", hashed under an earlier pepper",
     "missing": ", void: hashed under a pepper that this command does not have",
 }
-"""What `baton keys ls` says of the pepper of a key."""
+"""The words of `baton keys ls` for the pepper of a key."""
 
 
 def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> int:

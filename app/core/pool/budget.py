@@ -18,7 +18,7 @@ PER_PAGE = 6_000
 PAGE_CHARS = 100_000
 """Characters of a PDF in base64 for each of its pages."""
 MOST_PAGES = 100
-"""What Anthropic takes in one request; other providers take more."""
+"""The most that Anthropic takes in one request; other providers take more."""
 
 
 def input_bound(messages: Sequence[Message], extra_bytes: int = 0) -> int:

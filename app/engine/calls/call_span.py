@@ -38,7 +38,7 @@ CLOUDS: Final[Mapping[str, str]] = {
     "aws": "aws.bedrock",
     "google": "gcp.vertex_ai",
 }
-"""Those of the clouds, by the `auth` of the pool file."""
+"""The names of the clouds in the conventions, by the `auth` of the pool file."""
 PORTS: Final[Mapping[str, int]] = {"http": 80, "https": 443}
 REQUESTED: Final = ("max_tokens", "temperature", "top_p", "presence_penalty", "frequency_penalty", "seed")
 """Sampling parameters that the conventions have under the same names."""

@@ -51,7 +51,7 @@ class Candidates:
         """Workers that are not called because of a rate limit, each with the seconds that the run will have left when
         it can be called again."""
         self._told: dict[str, float] = {}
-        """The same seconds for each worker whose latest answer was a rate limit."""
+        """Each worker whose latest answer was a rate limit, with the same seconds."""
 
     @property
     def spare(self) -> bool:

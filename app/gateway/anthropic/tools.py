@@ -117,7 +117,7 @@ class KnownTool(WireModel):
 
     @property
     def description(self) -> str:
-        """What workers are told of it."""
+        """The description of this tool that workers are given."""
         return KNOWN[self.type].description
 
     @property

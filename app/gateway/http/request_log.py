@@ -1,4 +1,4 @@
-"""What is known of an HTTP request at its end: for its one line in the log, and for the metrics of requests.
+"""The facts of an HTTP request at its end, for its one line in the log and for the metrics of requests.
 
 `Frontdoor` makes a `RequestLog` for each request and puts it into the request's scope as `baton.log`; whoever learns
 something of the request notes it there. Nothing that a caller sends gets into it but the request's id, whose form is
