@@ -24,7 +24,7 @@ from app.store.sqlkit.statements import Prepared, SingleStatement
 from app.store.writing import group_commit
 from app.telemetry import PoolUse
 from tests.conformance.entries import admitted, note
-from tests.harness.waiting import PATIENCE_SECONDS
+from tests.harness.waiting import PATIENCE_SECONDS, until
 
 pytestmark = pytest.mark.integration
 
@@ -211,10 +211,8 @@ async def test_whoever_waits_for_a_connection_is_counted(migrated_postgres_url: 
     async with opened(migrated_postgres_url, 1) as runner:
         await runner.read(ask(runner, PID))
         assert runner.pool_use == PoolUse(in_use=0, most=1, waiting=0, waits=0)
-        reading = [asyncio.create_task(runner.read(ask(runner, PID, "pg_sleep(0.2)"))) for _ in range(2)]
-        async with asyncio.timeout(PATIENCE_SECONDS):
-            while not runner.pool_use.waiting:  # noqa: ASYNC110
-                await asyncio.sleep(0.001)
+        reading = [asyncio.create_task(runner.read(ask(runner, PID, "pg_sleep(0.5)"))) for _ in range(2)]
+        await until(lambda: runner.pool_use.waiting)
         assert runner.pool_use == PoolUse(in_use=1, most=1, waiting=1, waits=1)
         await asyncio.gather(*reading)
         assert runner.pool_use == PoolUse(in_use=0, most=1, waiting=0, waits=1)

@@ -24,7 +24,7 @@ from app.gateway.wire.baton_options import resolve_tier
 from app.store.protocol import KeyRow
 
 EFFORTS: Final = ("low", "medium", "high", "xhigh", "max")
-"""Those that Anthropic has."""
+"""The effort levels of Anthropic's API."""
 ANY_ERROR: Final = (replies.Error, message_replies.AnthropicError)
 ANTHROPIC_VERSION: Final = {
     "name": "anthropic-version",
@@ -145,7 +145,7 @@ def describe_to_anthropic(catalog: Catalog, name: str, created: int) -> dict[str
 
 
 def _capabilities(tier: Tier, cards: list[Card]) -> dict[str, Any]:
-    """What the tier can do, in Anthropic's words. Thinking may be asked for, and none is returned."""
+    """The capabilities of a tier in Anthropic's shape. Thinking may be asked for, and none is returned."""
     seen = frozenset().union(*(card.modalities for card in cards))
     return {
         "batch": _support(False),

@@ -18,7 +18,7 @@ TYPES: Final[Mapping[str, str]] = {
     "model_type": "an object",
     "model_attributes_type": "an object",
 }
-"""What a field must be, by the kind of the error of one that has another type."""
+"""The type that a field must have, in words, by the kind of the validator's error."""
 FITTING: Final[Mapping[str, type]] = {"a string": str, "a list": list, "an object": dict}
 NUMBERS: Final[Mapping[type, str]] = {bool: "true or false", int: "a number", float: "a number"}
 RANGES: Final[Mapping[str, tuple[str, str]]] = {
@@ -48,8 +48,8 @@ def _is_missed(fault: Fault, value: object) -> bool:
 
 
 def sentence(fault: Fault, value: object, alternatives: Sequence[Fault] = ()) -> str:
-    """What the field must be, to be read after its name and a colon. `alternatives` are the faults of the other members
-    of a union at the same place."""
+    """Return the rule that a field breaks, as words that follow its name and a colon. `alternatives` are the faults of
+    the other members of a union at the same place."""
     kind, context = fault["type"], fault.get("ctx", {})
     if kind in TYPES:
         return _of_type([TYPES[one["type"]] for one in (fault, *alternatives) if one["type"] in TYPES], value)

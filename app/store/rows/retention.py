@@ -33,7 +33,7 @@ ERASED_RUNS = 50
 PRUNED_EVENTS = 500
 """Most events that one transaction deletes, unless a single run has more: all writers wait for it on SQLite."""
 PRUNED_EVENTS_POSTGRES = 2_000
-"""The same on Postgres, where no writer waits for it."""
+"""Most events that one transaction deletes on Postgres, where no writer of other runs waits for it."""
 
 TAGGED = (Kind.ADMITTED, Kind.RESUMED, Kind.PLAN_STEP)
 """The kinds of events that give a run its tags."""
