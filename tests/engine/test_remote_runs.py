@@ -86,8 +86,8 @@ async def test_live_words_reach_the_callers_of_another_process(
         early = await listen(both.there)
         assert early.text == "".join(PIECES[:3])
         assert not first.done()
-        goes_on.set()
         rest = asyncio.create_task(stream(both.there, ASKED, "one", last_event_id=str(early.numbers[-1])))
+        goes_on.set()
         heard = [await first, *[await other for other in others]]
         assert early.text + (await rest).text == ANSWER
     assert {one.text for one in heard} == {ANSWER}
