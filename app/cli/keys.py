@@ -11,12 +11,12 @@ from rich.text import Text
 from app.cli import event_loop, storage, terminal
 from app.cli.asked import Asked
 from app.core.pool.catalog import MILLION
+from app.core.roles import ROLES, role_of, scopes_of
 from app.errors import ConfigInvalid, NotFound
 from app.gateway.http.auth import mint, new_secret, pepper_mark
 from app.process.config import Loaded, Settings, configure, peppers, read
 from app.store.protocol import KeyRow, Store
 
-USUAL = ("runs:write", "runs:read")
 PEPPERS: Mapping[str, str] = {
     "current": "",
     "unknown": "",
@@ -83,7 +83,7 @@ async def _add(settings: Settings, asked: Asked, now: float) -> None:
         peppers(settings)[0],
         tenant=asked.tenant,
         name=asked.name,
-        scopes=asked.scopes or USUAL,
+        scopes=scopes_of(asked.roles, asked.scopes) or ROLES["caller"],
         now=now,
         expires_at=now + asked.expires if asked.expires else None,
     )
@@ -147,7 +147,7 @@ async def _list(settings: Settings, asked: Asked, now: float) -> None:
         terminal.print_json([_record(row, settings, now) for row in rows])
         return
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for column in ("id", "name", "tenant", "scopes", "tiers", "labels", "limits", "made", "state"):
+    for column in ("id", "name", "tenant", "role", "scopes", "tiers", "labels", "limits", "made", "state"):
         table.add_column(column, overflow="fold")
     for row in rows:
         table.add_row(*(Text(terminal.clean(cell)) for cell in _cells(row, settings, now)))
@@ -160,7 +160,7 @@ async def _show(settings: Settings, asked: Asked, now: float) -> None:
     if asked.json:
         terminal.print_json(_record(row, settings, now))
         return
-    names = ("id", "name", "tenant", "scopes", "tiers", "labels", "limits", "made", "state")
+    names = ("id", "name", "tenant", "role", "scopes", "tiers", "labels", "limits", "made", "state")
     for name, cell in zip(names, _cells(row, settings, now), strict=True):
         print(f"{name:<8}  {terminal.clean(cell)}")
 
@@ -172,6 +172,7 @@ def _record(row: KeyRow, settings: Settings, now: float) -> dict[str, Any]:
         "name": row.name,
         "tenant": row.tenant,
         "all_tenants": row.all_tenants,
+        "role": role_of(row.scopes),
         "scopes": sorted(row.scopes),
         "tiers": sorted(row.tiers),
         "labels": sorted(row.labels),
@@ -199,6 +200,7 @@ def _cells(row: KeyRow, settings: Settings, now: float) -> tuple[str, ...]:
         row.id,
         row.name,
         f"{row.tenant}, reads all" if row.all_tenants else row.tenant,
+        role_of(row.scopes) or "-",
         ", ".join(sorted(row.scopes)),
         ", ".join(sorted(row.tiers)) or "all",
         ", ".join(sorted(row.labels)) or "-",

@@ -26,7 +26,7 @@ from fastapi import FastAPI
 from app.engine.retention import ContentRetention, RunRetention, archiving
 from app.errors import ConfigInvalid, OursError
 from app.gateway.app import create_app, create_probes
-from app.gateway.http.auth import SCOPES, adopt, mint
+from app.gateway.http.auth import adopt, mint
 from app.gateway.http.connection import connection
 from app.network import retries
 from app.process import gc_policy
@@ -35,6 +35,7 @@ from app.process.wiring import DRAIN_SECONDS, Runtime, check_roles, open_runtime
 from app.store.archive import open_archive
 
 FIRST_KEY = "first"
+FIRST_SCOPES = ("runs:write", "runs:read", "audit:read", "admin")
 ACCEPTED = 8
 """Connections that are accepted in one turn of the event loop, at most."""
 BACKLOG_TURNS = 1_000
@@ -330,12 +331,12 @@ async def _first_key(opened: Runtime, roles: Roles) -> str | None:
     async def once() -> str | None:
         if settings.bootstrap_key is not None:
             text = settings.bootstrap_key.get_secret_value()
-            row = adopt(text, gateway.pepper, tenant="default", name=FIRST_KEY, scopes=SCOPES, now=gateway.now())
+            row = adopt(text, gateway.pepper, tenant="default", name=FIRST_KEY, scopes=FIRST_SCOPES, now=gateway.now())
             await gateway.store.add_key(row)
             return None
         if not roles.alone or await gateway.store.keys():
             return None
-        text, row = mint(gateway.pepper, tenant="default", name=FIRST_KEY, scopes=SCOPES, now=gateway.now())
+        text, row = mint(gateway.pepper, tenant="default", name=FIRST_KEY, scopes=FIRST_SCOPES, now=gateway.now())
         await gateway.store.add_key(row)
         return text
 

@@ -12,7 +12,7 @@ import pytest
 from app.__main__ import main
 from app.cli.commands import command_line, parse, reference
 from app.cli.commands.declarations import Command
-from app.gateway.http.auth import SCOPES
+from app.core.roles import SCOPES
 from tests.harness.processes import ROOT
 
 ROOT_COMMAND = command_line()
@@ -93,6 +93,7 @@ def test_every_option_of_a_command_is_in_its_part_of_the_reference() -> None:
         ("keys add x --usd 0.25", "usd", 250_000),
         ("keys add x --expires 2d", "expires", 172_800.0),
         ("keys add x --scope admin --scope runs:read", "scopes", ("admin", "runs:read")),
+        ("keys add x --role auditor --role caller", "roles", ("auditor", "caller")),
         ("keys add x", "expires", None),
         ("runs show", "run", "last"),
         ("runs ls", "limit", 20),

@@ -506,13 +506,14 @@ def test_names_of_keys_are_unique_among_those_in_force(tmp_path: Path) -> None:
     again = baton(tmp_path, "keys", "add", "ci")
     assert (again.status, again.out) == (2, "")
     assert f"the key {made['id']} of the tenant default has this name" in again.err
-    assert baton(tmp_path, "keys", "add", "ci", "--tenant", "other").status == 0
+    assert baton(tmp_path, "keys", "add", "ci", "--tenant", "other", "--role", "auditor").status == 0
     both = baton(tmp_path, "keys", "show", "ci")
     assert (both.status, "2 keys are called ci" in both.err) == (1, True)
     assert baton(tmp_path, "keys", "revoke", made["id"]).status == 0
     assert baton(tmp_path, "keys", "add", "ci").status == 0
     listed = json.loads(baton(tmp_path, "keys", "ls", "--json").out)
     assert [(one["name"], one["in_force"]) for one in listed].count(("ci", True)) == 2
+    assert {one["tenant"]: one["role"] for one in listed} == {"default": "caller", "other": "auditor"}
     assert not {"digest", "previous_digest", "key"} & set(listed[0])
 
 

@@ -1,5 +1,7 @@
 """`baton keys`."""
 
+import click
+
 from app.cli.commands.declarations import (
     AS_JSON,
     COUNT,
@@ -14,8 +16,11 @@ from app.cli.commands.declarations import (
     option,
     repeatable,
 )
+from app.core.roles import ROLES, SCOPES
 
 DAY_SECONDS = 86_400.0
+ROLE_NAMES = tuple(ROLES)
+SCOPE_NAMES = ", ".join(SCOPES)
 
 
 def define(root: Group) -> None:
@@ -30,17 +35,13 @@ def _add(keys: Group) -> None:
         "add",
         "keys",
         "baton keys add ci --tier baton-mini --usd 0.25 --expires 30d",
-        "baton keys add auditor --scope audit:read",
+        "baton keys add auditor --role auditor",
     )
     @argument("name", "What the key is for; unique among the tenant's keys in force.")
     @option("--tenant", default="default", help="Whose runs it may see.")
     @flag("--all-tenants", help="Let its scopes reach the runs of every tenant.")
-    @repeatable(
-        "--scope",
-        "scopes",
-        metavar="SCOPE",
-        help="runs:write, runs:read, audit:read or admin (default: runs:write and runs:read).",
-    )
+    @repeatable("--role", "roles", type=click.Choice(ROLE_NAMES), help="A set of scopes (default: caller).")
+    @repeatable("--scope", "scopes", metavar="SCOPE", help=f"A scope: {SCOPE_NAMES}.")
     @repeatable("--tier", "tiers", metavar="TIER", help="A tier that it may use (default: every tier).")
     @repeatable("--label", "labels", metavar="LABEL", help="A label that is put on each of its tasks.")
     @option("--usd", type=DOLLARS, help="The most that one run may cost, in dollars.")

@@ -23,11 +23,11 @@ from fastapi.security import APIKeyHeader, HTTPBearer, SecurityScopes
 from starlette.requests import HTTPConnection, Request
 
 from app.core.records import record
+from app.core.roles import SCOPES, permits
 from app.errors import BatonError, ConfigInvalid, Forbidden, Overloaded, StoreUnavailable, Unauthorized
 from app.gateway.http.context import GatewayContext
 from app.store.protocol import KeyRow
 
-SCOPES = frozenset({"runs:write", "runs:read", "audit:read", "admin"})
 KEY_FORMAT = re.compile(r"bt_([A-Za-z0-9]{4,32})_([A-Za-z0-9_-]{16,128})")
 ABSENT_DIGEST = hashlib.sha256(b"no such key").digest()
 """The digest that is compared when no key has the id, so that both cases take the same path."""
@@ -70,8 +70,8 @@ class Caller:
         return None if self.key.all_tenants else self.key.tenant
 
     def may(self, scope: str) -> bool:
-        """True if the key carries `scope`; `admin` carries every one."""
-        return scope in self.key.scopes or "admin" in self.key.scopes
+        """True if the key carries `scope`; `admin` carries every one (`core/roles.py`)."""
+        return permits(self.key.scopes, scope, all_tenants=self.key.all_tenants)
 
 
 def digest(secret: str, pepper: bytes) -> bytes:
@@ -106,8 +106,8 @@ def adopt(
     """The row for a key chosen elsewhere (`BATON_BOOTSTRAP_KEY`); `ConfigInvalid` if it has not a key's form."""
     found = KEY_FORMAT.fullmatch(key)
     faults = [] if found else ["an API key must look like bt_<4-32 letters or digits>_<16-128 URL-safe characters>"]
-    if unknown := sorted(set(scopes) - SCOPES):
-        faults.append(f"unknown scope {', '.join(unknown)}; there are {', '.join(sorted(SCOPES))}")
+    if unknown := sorted(set(scopes) - set(SCOPES)):
+        faults.append(f"unknown scope {', '.join(unknown)}; there are {', '.join(SCOPES)}")
     if found is None or faults:
         raise ConfigInvalid(faults)
     return KeyRow(
