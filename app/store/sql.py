@@ -14,6 +14,7 @@ import orjson
 from sqlalchemy import Connection
 
 from app.core.buffers import fitted
+from app.core.pool.budgets import Budget, Scope
 from app.core.pool.conductor_versions import Change
 from app.core.rating.calibration import Trial
 from app.core.rating.evidence import Learned, Rated
@@ -25,6 +26,7 @@ from app.errors import StoreUnavailable
 from app.store.protocol import (
     Appended,
     Backlog,
+    BudgetUse,
     ContentPage,
     ContentQuery,
     Due,
@@ -41,7 +43,9 @@ from app.store.protocol import (
     RunRow,
     StepInput,
 )
+from app.store.protocol.budgets import KNOWN_SECONDS
 from app.store.rows import (
+    budgets,
     conductor_changes,
     content,
     feedback,
@@ -124,6 +128,9 @@ class SqlStore:
         self._journals = JournalCache()
         self._catalogs: set[str] = set()
         self._shares_from: float | None = None
+        self._budgeted: frozenset[str] = frozenset()
+        """The tenants that had budgets at the loop's time `_budgeted_at`."""
+        self._budgeted_at = -inf
         self._statements = statements = Statements(runner.dialect)
         self.availability = availability = DatabaseAvailability(self.ready)
         self._row_cache = row_cache
@@ -405,6 +412,28 @@ class SqlStore:
 
     async def rehash_key(self, public_id: str, *, was: bytes, digest: bytes, pepper: str) -> bool:
         return await self._write(partial(keys.rehash, public_id=public_id, was=was, digest=digest, pepper=pepper))
+
+    async def set_budget(self, budget: Budget) -> None:
+        await self._write(partial(budgets.put, budget=budget))
+        self._budgeted_at = -inf
+
+    async def remove_budget(self, id_: str) -> bool:
+        return await self._write(partial(budgets.remove, id_=id_))
+
+    async def budgets(self, tenant: str | None = None) -> tuple[Budget, ...]:
+        return await self._read(partial(budgets.every, tenant=tenant))
+
+    async def budget_use(self, id_: str, limit: int, account: str | None = None) -> tuple[BudgetUse, ...]:
+        return await self._read(partial(budgets.use, id_=id_, limit=limit, account=account))
+
+    async def budget_accounts(self, tenant: str, names: Mapping[Scope, str]) -> tuple[str, ...]:
+        now = asyncio.get_running_loop().time()
+        if now - self._budgeted_at > KNOWN_SECONDS:
+            self._budgeted = await self._read(budgets.tenants, brief=True)
+            self._budgeted_at = now
+        if tenant not in self._budgeted:
+            return ()
+        return await self._read(partial(budgets.accounts_of, tenant=tenant, names=names))
 
     async def clock(self) -> float:
         return await self._read(runs.clock)

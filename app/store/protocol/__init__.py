@@ -6,6 +6,7 @@ Code that needs one of them should ask for that one. `journal.py` has the rules 
 from typing import Protocol
 
 from app.store.protocol.availability import Availability
+from app.store.protocol.budgets import Budgets, BudgetUse
 from app.store.protocol.conductor_versions import ConductorVersions
 from app.store.protocol.contents import Contents, Reader
 from app.store.protocol.entries import (
@@ -40,6 +41,8 @@ __all__ = [
     "Appended",
     "Availability",
     "Backlog",
+    "BudgetUse",
+    "Budgets",
     "ConductorVersions",
     "ContentPage",
     "ContentQuery",
@@ -87,6 +90,7 @@ class Store(
     Learning,
     ConductorVersions,
     Keys,
+    Budgets,
     Availability,
     Protocol,
 ):

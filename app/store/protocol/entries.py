@@ -40,6 +40,8 @@ class NewRun:
     cap: Ledger
     code: str
     """Version of the code that admitted the run."""
+    budgets: tuple[str, ...] = ()
+    """The accounts in which each hold of the run is reserved, beside its own cap (see `budgets.py`)."""
 
 
 @record(frozen=True, slots=True)

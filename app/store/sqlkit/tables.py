@@ -39,6 +39,7 @@ RUNS = Table(
     Column("code", Text, nullable=False),
     Column("salt", LargeBinary),  # NULL once the content is erased
     Column("thread", Text),  # where the texts of its answers belong (`rows/texts.py`); NULL where none are shared
+    Column("budgets", Text),  # a JSON array of the accounts in which its holds are reserved; NULL where there are none
     Column("created_at", Double, nullable=False),
     Column("deadline", Double, nullable=False),
     Column("epoch", BigInteger, nullable=False),
@@ -179,6 +180,9 @@ NOTICES = Table(
     Column("at", Double, nullable=False),
     Column("tries", BigInteger, nullable=False),
     Column("due", Double, nullable=False),  # when it may be tried (again); while it is taken, the end of that claim
+    Column("failed_at", Double),  # when it was given up; NULL while it is tried
+    Column("reason", Text),  # why, if it was given up
+    Column("about", Text),  # the JSON that is sent, for one that is not about a run's turn
     sqlite_with_rowid=False,
 )
 Index("notices_by_due", NOTICES.c.due)
@@ -277,6 +281,51 @@ KEYS = Table(
     Column("previous_digest", LargeBinary),
     Column("previous_until", Double),
     Column("pepper", Text),  # mark of the pepper under which `digest` was made; NULL where 0.2 or older made it
+)
+
+# What may be spent over several runs (core/pool/budgets.py), and what is held and spent of it.
+BUDGETS = Table(
+    "budgets",
+    METADATA,
+    Column("id", Text, primary_key=True),
+    Column("tenant", Text, nullable=False),
+    Column("scope", Text, nullable=False),
+    Column("name", Text, nullable=False),
+    Column("period", Text, nullable=False),
+    Column("usd", BigInteger, nullable=False),
+    Column("zone", Text, nullable=False),
+    Column("soft", Double),
+    Column("created_at", Double, nullable=False),
+    sqlite_with_rowid=False,
+)
+Index("budgets_by_tenant", BUDGETS.c.tenant, BUDGETS.c.scope, BUDGETS.c.name)
+
+BUDGET_WINDOWS = Table(
+    "budget_windows",
+    METADATA,
+    Column("account", Text, primary_key=True),
+    Column("start", BigInteger, primary_key=True, autoincrement=False),
+    Column("budget", Text, nullable=False),
+    Column("end", BigInteger, nullable=False),
+    Column("held", BigInteger, nullable=False),
+    Column("spent", BigInteger, nullable=False),
+    Column("overrun", BigInteger, nullable=False),  # the part of `spent` that exceeded the holds of its calls
+    Column("warned_at", Double),
+    sqlite_with_rowid=False,
+    postgresql_with={"fillfactor": 50},
+)
+Index("budget_windows_by_budget", BUDGET_WINDOWS.c.budget, BUDGET_WINDOWS.c.start)
+
+# The holds of calls whose outcome is not known yet: a call is settled in the window of its hold.
+BUDGET_HOLDS = Table(
+    "budget_holds",
+    METADATA,
+    Column("run", Text, primary_key=True),
+    Column("call", Text, primary_key=True),
+    Column("account", Text, primary_key=True),
+    Column("start", BigInteger, nullable=False),
+    Column("usd", BigInteger, nullable=False),
+    sqlite_with_rowid=False,
 )
 
 # What is left of runs whose rows were deleted: enough to say so, and to prove a copy of the journal right.

@@ -94,6 +94,8 @@ class _Run:
     revision: int = 0
     thread: str | None = None
     """Where the texts of its outputs belong, if its contents are shared (see `rows/texts.py`)."""
+    budgets: str | None = None
+    """A JSON array of the accounts in which its holds are reserved; None where there are none."""
     salt: bytes | None = b""
     """None once its content was erased."""
     stored_epoch: int = field(init=False)
@@ -276,7 +278,7 @@ class RowBatch:
             return run
         if run is not None:
             raise Conflict
-        return _Run(entry.run, FIRST_EPOCH, entry.new.cap.usd, entry.new.cap.tokens)
+        return _Run(entry.run, FIRST_EPOCH, entry.new.cap.usd, entry.new.cap.tokens, budgets=named(entry.new.budgets))
 
     def _ticket(self, run: str, move: Move, at: float) -> _Ticket:
         """The ticket that is moved. Raises `LeaseLost` if the move has no right to it (D3)."""
@@ -330,7 +332,7 @@ class RowBatch:
             turn = draft.turn if isinstance(draft, RunResumed) else 0
             run.notify_turn = turn if entry.notify else None
         elif run.notify_turn is not None and (word := notices.word(draft)) is not None:
-            self._notices.append((run.id, run.notify_turn, word, entry.at, 0, entry.at))
+            self._notices.append((run.id, run.notify_turn, word, entry.at, 0, entry.at, None, None, None))
             run.notify_turn = None
 
     def _share(self, run: _Run, entry: Entry) -> None:
@@ -436,9 +438,14 @@ def _balance(run: _Run, entry: Entry) -> tuple[int, int, int, int]:
 
 def _born(run: _Run, new: NewRun, at: float) -> tuple[Any, ...]:
     """All columns of a new run, in table order. A later entry of the batch may have changed its lease."""
-    described = (run.id, new.tenant, new.key, new.tier, new.model, new.code, new.salt, run.thread, at)
+    described = (run.id, new.tenant, new.key, new.tier, new.model, new.code, new.salt, run.thread, run.budgets, at)
     lease = (new.deadline, run.epoch, new.driver, new.lease_until) if run.lease is None else _lease(run)
     return (*described, *lease, run.cap_usd, run.cap_tokens, *_LIVE_OF(run))
+
+
+def named(accounts: Sequence[str]) -> str | None:
+    """The column of a run with its accounts."""
+    return orjson.dumps(accounts).decode() if accounts else None
 
 
 def _lease(run: _Run) -> tuple[Any, ...]:

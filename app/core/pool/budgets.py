@@ -1,0 +1,153 @@
+"""Budgets over several runs: what may be spent for a key, a user, a team or a tenant in an hour, a day or a month (D7).
+
+A *budget* is what an operator sets. An *account* is what is counted against it: the budget's own, or, for a budget of
+everybody (`*`), one for each key, user or team that has no budget of its own for such a window. A *window* is an hour,
+a day or a month of an account, in the time zone of the budget. Money is in micro-dollars, points in time are seconds
+since 1970.
+"""
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Literal, get_args
+from urllib.parse import quote
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+from app.core.records import record
+
+Scope = Literal["key", "user", "team", "tenant"]
+Period = Literal["hour", "day", "month"]
+SCOPES: tuple[Scope, ...] = get_args(Scope)
+PERIODS: tuple[Period, ...] = get_args(Period)
+EVERYBODY = "*"
+"""The name of a budget that each key, user or team has which has none of its own."""
+TEAM_FIELD = "team"
+"""The field of a request's `metadata` that names the team."""
+HOUR_SECONDS = 3_600
+HASH_DIGITS = 16
+NOBODY = "-"
+"""Stands in ids for an empty name."""
+
+
+@record(frozen=True, slots=True)
+class Budget:
+    """The amount that may be spent in each window.
+
+    `name` is the key's public id, the user or the team as requests name them, `*` for each of them that has no budget
+    of its own, and empty for the tenant.
+    """
+
+    tenant: str
+    scope: Scope
+    name: str
+    period: Period
+    usd: int
+    zone: str = "UTC"
+    """A time zone of the IANA database, such as `Europe/Berlin`."""
+    soft: float | None = None
+    """The share of the amount, above 0 and below 1, at which a warning is given once in each window."""
+    created_at: float = 0.0
+
+    @property
+    def id(self) -> str:
+        """Return the id: tenant, scope, name and period. There is one budget of each."""
+        parts = (self.tenant, self.scope, self.name or NOBODY, self.period)
+        return "/".join([quote(part, safe="@:*.-_") for part in parts])
+
+    @property
+    def label(self) -> str:
+        """Return the words by which an error calls it, for example `the budget of the user alice for a day`."""
+        if self.scope == "tenant":
+            return f"the budget of the tenant for {_article(self.period)}"
+        if self.name == EVERYBODY:
+            return f"the budget of each {self.scope} for {_article(self.period)}"
+        return f"the budget of the {self.scope} {self.name} for {_article(self.period)}"
+
+
+def _article(period: Period) -> str:
+    return f"an {period}" if period == "hour" else f"a {period}"
+
+
+@record(frozen=True, slots=True)
+class Window:
+    """The time from `start` until just before `end`."""
+
+    start: int
+    end: int
+
+
+def window(period: Period, zone: str, at: float) -> Window:
+    """Return the window of a period that a time falls into, by the clocks of a time zone.
+
+    An hour is always 3,600 seconds; a day has an hour more or less where the clocks are changed.
+    """
+    local = datetime.fromtimestamp(at, ZoneInfo(zone))
+    if period == "hour":
+        start = int(at) - local.minute * 60 - local.second
+        return Window(start, start + HOUR_SECONDS)
+    day = local.replace(hour=0, minute=0, second=0, microsecond=0, fold=0)
+    if period == "day":
+        return Window(_seconds(day), _seconds(day + timedelta(days=1)))
+    first = day.replace(day=1)
+    following = first.replace(year=first.year + first.month // 12, month=first.month % 12 + 1)
+    return Window(_seconds(first), _seconds(following))
+
+
+def _seconds(local: datetime) -> int:
+    return int(local.astimezone(UTC).timestamp())
+
+
+def account(budget: Budget, name: str) -> str:
+    """Return the id of the account of a key, user or team with this budget. Names of those that have no budget of
+    their own are hashed in it."""
+    return f"{budget.id}#{_hashed(name)}" if budget.name == EVERYBODY else budget.id
+
+
+def budget_id(account_id: str) -> str:
+    """Return the id of the budget that an account belongs to."""
+    return account_id.partition("#")[0]
+
+
+def _hashed(name: str) -> str:
+    return hashlib.sha256(name.encode()).hexdigest()[:HASH_DIGITS]
+
+
+def accounts(budgets: Iterable[Budget], names: Mapping[Scope, str]) -> tuple[str, ...]:
+    """Return the accounts of a request, sorted, given the budgets of its tenant that may concern it.
+
+    `names` are the request's key, user and team; a request without one counts as that of the empty name, so that no
+    caller escapes a budget by leaving it out. A budget of its own replaces that of everybody for the same period.
+    """
+    chosen: dict[tuple[Scope, Period], Budget] = {}
+    for budget in budgets:
+        place = (budget.scope, budget.period)
+        wanted = names.get(budget.scope, "")
+        if budget.scope == "tenant" or (budget.name == wanted and wanted != EVERYBODY):
+            chosen[place] = budget
+        elif budget.name == EVERYBODY:
+            chosen.setdefault(place, budget)
+    return tuple(sorted(account(one, names.get(one.scope, "")) for one in chosen.values()))
+
+
+def faults(budget: Budget) -> list[str]:
+    """Return what is wrong with a budget, in words; empty if nothing is."""
+    found = []
+    if not budget.tenant:
+        found.append("the tenant is empty")
+    if (budget.scope == "tenant") != (not budget.name):
+        found.append("a budget of a key, a user or a team needs a name, and that of a tenant has none")
+    if budget.usd < 0:
+        found.append("the amount is negative")
+    if budget.soft is not None and not 0 < budget.soft < 1:
+        found.append("the soft limit is a share above 0 and below 1")
+    if not _is_zone(budget.zone):
+        found.append("the time zone is not in the IANA database; write one such as Europe/Berlin")
+    return found
+
+
+def _is_zone(name: str) -> bool:
+    try:
+        ZoneInfo(name)
+    except (ZoneInfoNotFoundError, ValueError, OSError):
+        return False
+    return True

@@ -1,0 +1,71 @@
+"""Budgets over several runs: their windows, and which of them concern a request."""
+
+from datetime import UTC, datetime
+from zoneinfo import ZoneInfo
+
+import pytest
+
+from app.core.pool.budgets import Budget, Period, accounts, faults, window
+
+BERLIN = ZoneInfo("Europe/Berlin")
+
+
+def seconds(*when: int, zone: ZoneInfo = BERLIN) -> int:
+    year, month, day, hour = when
+    return int(datetime(year, month, day, hour, tzinfo=zone).timestamp())
+
+
+@pytest.mark.parametrize(
+    ("period", "start", "end"),
+    [
+        ("hour", (2026, 11, 23, 17), (2026, 11, 23, 18)),
+        ("day", (2026, 11, 23, 0), (2026, 11, 24, 0)),
+        ("month", (2026, 11, 1, 0), (2026, 12, 1, 0)),
+    ],
+)
+def test_a_window_is_that_of_the_clocks_of_its_zone(
+    period: Period, start: tuple[int, ...], end: tuple[int, ...]
+) -> None:
+    at = seconds(2026, 11, 23, 17) + 1799.5
+    found = window(period, "Europe/Berlin", at)
+    assert (found.start, found.end) == (seconds(*start), seconds(*end))
+
+
+def test_a_day_on_which_the_clocks_are_changed_has_another_length() -> None:
+    hours = [
+        (found.end - found.start) / 3600
+        for at in (seconds(2026, 3, 29, 12), seconds(2026, 10, 25, 12))
+        for found in [window("day", "Europe/Berlin", at)]
+    ]
+    assert hours == [23, 25]
+
+
+def test_windows_follow_each_other_without_a_gap_through_a_year() -> None:
+    first = datetime(2026, 1, 1, tzinfo=UTC).timestamp()
+    for period in ("hour", "day", "month"):
+        found = window(period, "Australia/Lord_Howe", first)
+        for _ in range(400 if period != "month" else 14):
+            following = window(period, "Australia/Lord_Howe", found.end)
+            assert following.start == found.end
+            assert following == window(period, "Australia/Lord_Howe", following.end - 1)
+            found = following
+
+
+def test_a_budget_of_ones_own_replaces_that_of_everybody_for_the_same_period() -> None:
+    everybody, alice = Budget("acme", "user", "*", "day", 5), Budget("acme", "user", "alice", "day", 9)
+    hourly, whole = Budget("acme", "user", "*", "hour", 1), Budget("acme", "tenant", "", "month", 90)
+    given = [everybody, alice, hourly, whole]
+    hers, his, nobodys = (accounts(given, {"user": name}) for name in ("alice", "bob", ""))
+    assert [name.partition("#")[0] for name in hers] == [
+        "acme/tenant/-/month",
+        "acme/user/*/hour",
+        "acme/user/alice/day",
+    ]
+    assert [name.partition("#")[0] for name in his] == ["acme/tenant/-/month", "acme/user/*/day", "acme/user/*/hour"]
+    assert len({his[1], nobodys[1], accounts(given, {"user": "*"})[1]}) == 3  # each has an account of its own
+    assert "bob" not in "".join(his)
+
+
+def test_what_is_wrong_with_a_budget_is_said_all_at_once() -> None:
+    assert faults(Budget("acme", "user", "*", "day", 5, "Europe/Berlin", 0.8)) == []
+    assert len(faults(Budget("", "user", "", "day", -1, "Mars/Olympus", 1.5))) == 5
