@@ -37,9 +37,10 @@ from app.core.run.events import (
     StepSkipped,
     StepToolResults,
 )
+from app.errors import ConfigInvalid
 from app.gateway.runs import audit, cancel
 from app.process.config import Settings, read
-from app.store.protocol import KeyRow, RunQuery, RunRow
+from app.store.protocol import METADATA_TAG, KeyRow, RunQuery, RunRow
 
 PREVIEW_KEY = "baton-plan"
 """The key of runs that `baton plan` has journaled, which are planned and not executed."""
@@ -58,6 +59,8 @@ def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> i
     storage.announce(settings)
     if asked.verb == "ls":
         storage.check_state(asked.state)
+        if asked.metadata is not None and "=" not in asked.metadata:
+            raise ConfigInvalid(["--metadata: must be FIELD=VALUE"])
         event_loop.run(_list(settings, asked, now()))
     elif asked.verb == "show":
         event_loop.run(_show(settings, asked))
@@ -77,10 +80,17 @@ async def _list(settings: Settings, asked: Asked, now: float) -> None:
         state=asked.state,
         tier=asked.tier,
         since=now - asked.since if asked.since else None,
+        min_usd=asked.min_cost,
+        max_usd=asked.max_cost,
+        topology=asked.topology,
+        model=asked.model,
+        user=asked.user,
         degraded=True if asked.degraded else None,
-        tags=tuple((name, value) for name in ("worker", "label") if (value := getattr(asked, name))),
+        tags=tuple((name, value) for name in ("worker", "label", METADATA_TAG) if (value := getattr(asked, name))),
         request_id=asked.request_id,
         trace_id=asked.trace_id,
+        sort=asked.sort,
+        ascending=asked.reverse,
         limit=min(asked.limit, 1_000),
     )
     async with storage.opened(settings) as store:

@@ -403,7 +403,7 @@ def test_a_caller_plan_and_an_exclusion_are_explained(service: Service) -> None:
 
 
 def test_ls_filters(service: Service) -> None:
-    service.ask("baton-mini", EASY)
+    service.ask("baton-mini", EASY, safety_identifier="eve-hash", metadata={"team": "search"})
     rows = json.loads(baton(service.folder, "runs", "ls", "--tier", "baton-mini", "--json", "--since", "1h").out)
     assert rows
     assert {row["tier"] for row in rows} == {"baton-mini"}
@@ -413,6 +413,11 @@ def test_ls_filters(service: Service) -> None:
     assert "; key first (bootstrap1), tenant" in baton(service.folder, "runs", "show").out
     assert "no such runs" in baton(service.folder, "runs", "ls", "--label", "nobody").out
     assert baton(service.folder, "runs", "ls", "--state", "nonsense").status == 2
+    assert "--metadata" in baton(service.folder, "runs", "ls", "--metadata", "team").err
+    wanted = ("--user", "eve-hash", "--metadata", "team=search", "--sort", "cost", "--reverse", "--json")
+    (found,) = json.loads(baton(service.folder, "runs", "ls", *wanted).out)
+    assert found["id"] == rows[0]["id"]
+    assert "of 1 runs would be erased" in baton(service.folder, "runs", "erase", "--user", "eve-hash", "--dry-run").out
 
 
 def test_watch_tells_the_journal_to_its_end(service: Service) -> None:

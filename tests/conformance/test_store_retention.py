@@ -12,7 +12,19 @@ from app.core.message.chat import Message, Task, Text, task_to_json
 from app.core.rating.feedback import Feedback
 from app.core.run.events import Kind, RunSucceeded
 from app.errors import NotFound
-from app.store.protocol import REQUEST_TAG, ContentQuery, Entry, Outbox, PrunedRun, PruneQuery, RunQuery, Store
+from app.store.protocol import (
+    METADATA_TAG,
+    REQUEST_TAG,
+    USER_TAG,
+    ContentQuery,
+    Entry,
+    Outbox,
+    PrunedRun,
+    PruneQuery,
+    RunQuery,
+    Store,
+    metadata_tag,
+)
 from app.store.rows import retention
 from app.store.rows.content import address
 from app.store.sql import SqlStore
@@ -23,9 +35,17 @@ from tests.harness.raw_facts import Raw
 QUESTION = "what-only-this-user-said"
 
 
-def asked(run: str, user: str | None = "ann", at: float = 1.0, tenant: str = "tenant", text: str = QUESTION) -> Entry:
+def asked(
+    run: str,
+    user: str | None = "ann",
+    at: float = 1.0,
+    tenant: str = "tenant",
+    text: str = QUESTION,
+    identifier: str | None = None,
+) -> Entry:
     """The admission of a run with a task of the user's."""
-    body = orjson.dumps(task_to_json(Task((Message("user", (Text(text),)),), user=user)))
+    echoed = {"safety_identifier": identifier} if identifier is not None else {}
+    body = orjson.dumps(task_to_json(Task((Message("user", (Text(text),)),), user=user, echoed=echoed)))
     return replace(admitted(run, at, tenant=tenant), contents=((address(SALT, body), body),))
 
 
@@ -60,17 +80,32 @@ async def test_runs_are_found_by_user_tenant_and_time_until_they_are_erased(stor
     )
     quotes = b'{"user":"ann"} is what ann writes'
     await store.append(note("nobody", contents=((address(SALT, quotes), quotes),)))
-    everything = ["old", "else", "bob", "nobody", "quoted", "new"]
+    await store.append(asked("hashed", None, at=6.0, identifier="ann-hash"))
+    everything = ["old", "else", "bob", "nobody", "quoted", "hashed", "new"]
     for limit in (1, 2, 200):
         assert await found(store, ContentQuery(), limit) == everything
         assert await found(store, ContentQuery(user="ann"), limit) == ["old", "else", "new"]
     assert await found(store, ContentQuery(user="ann", tenant="tenant")) == ["old", "new"]
     assert await found(store, ContentQuery(user="ann", before=9.0)) == ["old", "else"]
     assert await found(store, ContentQuery(user='a"n\\n')) == ["quoted"]
+    assert await found(store, ContentQuery(user="ann-hash")) == ["hashed"]
     assert await found(store, ContentQuery(user="an")) == []
     assert await store.erase_contents(["old", "nobody", "none"]) == 2
-    assert await found(store, ContentQuery()) == ["else", "bob", "quoted", "new"]
+    assert await found(store, ContentQuery()) == ["else", "bob", "quoted", "hashed", "new"]
     assert await store.erase_contents(["old"]) == 0
+
+
+async def test_words_of_callers_in_tags_are_erased_with_the_content_and_pruned_with_the_run(store: SqlStore) -> None:
+    tags = ((USER_TAG, "ann"), (METADATA_TAG, metadata_tag("team", "search")), ("label", "phi"))
+    for run in ("one", "two", "kept"):
+        await store.append(replace(asked(run), tags=tags))
+        await store.append(ended(run, at=2.0))
+    assert await store.erase_contents(["one"]) == 1
+    assert await store.prune([await left_of(store, "two")]) == ["two"]
+    assert [row.id for row in await store.runs(RunQuery(user="ann"))] == ["kept"]
+    team = (METADATA_TAG, metadata_tag("team", "search"))
+    assert [row.id for row in await store.runs(RunQuery(tags=(team,)))] == ["kept"]
+    assert [row.id for row in await store.runs(RunQuery(tags=(("label", "phi"),), ascending=True))] == ["kept", "one"]
 
 
 async def test_erasing_leaves_the_journal_and_nothing_else(opener: Opener) -> None:

@@ -11,6 +11,7 @@ from app.core.run.events import Kind
 from app.errors import Conflict, LeaseLost
 from app.store.protocol import (
     REQUEST_TAG,
+    USER_TAG,
     Appended,
     Backlog,
     Due,
@@ -353,8 +354,10 @@ async def test_the_backlog_is_the_work_that_nobody_has_taken(store: Store) -> No
 
 
 async def test_lists_filter_by_every_column(store: Store) -> None:
-    await store.append(admitted("a", 10.0, tenant="t1", tier="ultra", key="k1"))
-    await store.append(replace(admitted("b", 20.0, tenant="t1"), tags=(("worker", "w"), ("label", "phi"))))
+    await store.append(admitted("a", 10.0, tenant="t1", tier="ultra", key="k1", model="fugu"))
+    await store.append(
+        replace(admitted("b", 20.0, tenant="t1"), tags=(("worker", "w"), ("label", "phi"), (USER_TAG, "ann")))
+    )
     await store.append(note("b", tags=((REQUEST_TAG, "r1"),)))
     await store.append(admitted("c", 30.0, tenant="t2", row=Projection(degraded=True)))
     await store.append(Entry("a", 31.0, (Raw(Kind.FAILED, {}),), epoch=1, row=Projection(error="no_worker")))
@@ -363,13 +366,24 @@ async def test_lists_filter_by_every_column(store: Store) -> None:
     cases: dict[str, list[RunQuery]] = {
         "cba": [RunQuery(), RunQuery(since=10.0, until=30.1)],
         "ba": [RunQuery(tenant="t1"), RunQuery(until=30.0)],
+        "abc": [RunQuery(ascending=True)],
+        "bc": [RunQuery(ascending=True, before=(10.0, "a"))],
         "cb": [RunQuery(tier="mini"), RunQuery(since=20.0), RunQuery(limit=2)],
-        "a": [RunQuery(state="failed"), RunQuery(key="k1"), RunQuery(before=(20.0, "b"))],
+        "ca": [RunQuery(max_usd=699)],
+        "a": [
+            RunQuery(state="failed"),
+            RunQuery(key="k1"),
+            RunQuery(model="fugu"),
+            RunQuery(before=(20.0, "b")),
+            RunQuery(sort="cost"),
+        ],
         "b": [
             RunQuery(min_usd=700),
             RunQuery(state="running", tenant="t1"),
             RunQuery(tags=(("worker", "w"), ("label", "phi"))),
             RunQuery(request_id="r1", tenant="t1"),
+            RunQuery(topology="chain"),
+            RunQuery(user="ann", tenant="t1"),
         ],
         "c": [RunQuery(degraded=True)],
         "": [
@@ -377,6 +391,7 @@ async def test_lists_filter_by_every_column(store: Store) -> None:
             RunQuery(request_id="r1", tenant="t2"),
             RunQuery(tags=(("worker", "w"), ("label", "none"))),
             RunQuery(min_usd=701),
+            RunQuery(user="ann", tenant="t2"),
             RunQuery(tenant="t'1"),
         ],
     }
@@ -397,6 +412,26 @@ async def test_pages_hold_every_row_once_while_others_come_in(store: Store) -> N
         before = (rows[-1].created_at, rows[-1].id)
         await store.append(admitted(f"later-{len(seen)}", 1000.0))
     assert seen == [f"run-{n:03}" for n in reversed(range(60))]
+
+
+@pytest.mark.parametrize("ascending", [False, True])
+async def test_pages_by_cost_hold_every_ended_run_once_while_others_end(store: Store, ascending: bool) -> None:
+    async def spend(name: str, usd: int, *, ends: bool = True) -> None:
+        await store.append(admitted(name, 1.0, cap=Ledger(10_000, 10_000)))
+        end = (Raw(Kind.SUCCEEDED, {}),) if ends else (Raw(Kind.STEP_SKIPPED, {}),)
+        await store.append(Entry(name, 2.0, end, epoch=1, spent=Ledger(usd, 1)))
+
+    await asyncio.gather(*(spend(f"run-{n:02}", 100 + n // 4) for n in range(24)))
+    await spend("open", 50, ends=False)
+    passed = 100 if ascending else 105
+    seen: list[str] = []
+    before = None
+    while rows := await store.runs(RunQuery(sort="cost", ascending=ascending, before=before, limit=5)):
+        seen += [row.id for row in rows]
+        before = (rows[-1].spent.usd, rows[-1].id)
+        await spend(f"behind-us-{len(seen)}", passed - 50 if ascending else passed + 50)
+    names = [f"run-{n:02}" for n in range(24)]
+    assert seen == (names if ascending else names[::-1])
 
 
 # Keys, readiness

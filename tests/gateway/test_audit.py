@@ -1,10 +1,12 @@
 """The audit routes: pages that lose and repeat nothing, filters, and what a worker saw."""
 
 import base64
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from app.store.protocol import Ledger, RunRow
 from tests.harness.stand_ins import TEXTS, GatewayStandIn, row_of
 
 
@@ -53,13 +55,36 @@ async def test_filters_reach_the_store(gateway: GatewayStandIn, key: str) -> Non
         gateway,
         key,
         f"/v1/runs?state=failed&tier=baton-mini&worker=alpha&label=phi&key=k&since={since}&until=1900000000.5"
-        "&min_cost_usd=0.0000015&degraded=true",
+        "&min_cost_usd=0.0000015&max_cost_usd=0.0000035&degraded=true"
+        "&topology=tree&model=fugu&user=ann&metadata=team=a=b&tenant=acme&order=asc",
     )
     [query] = gateway.store.queries
     assert (query.tenant, query.state, query.tier, query.key) == ("acme", "failed", "baton-mini", "k")
     assert (query.since, query.until, query.min_usd, query.degraded) == (1788220800.0, 1900000000.5, 2, True)
-    assert query.tags == (("worker", "alpha"), ("label", "phi"))
-    assert query.limit == 21
+    assert query.tags == (("worker", "alpha"), ("label", "phi"), ("metadata", "team=a=b"))
+    assert (query.max_usd, query.topology, query.model, query.user) == (3, "tree", "fugu", "ann")
+    assert (query.sort, query.ascending, query.limit) == ("time", True, 21)
+
+
+async def test_only_a_key_of_all_tenants_chooses_a_tenant(gateway: GatewayStandIn, key: str) -> None:
+    everywhere = gateway.add_key("every", tenant="ops", scopes=["runs:read"], all_tenants=True)
+    assert (await get(gateway, key, "/v1/runs?tenant=other", 400))["error"]["param"] == "tenant"
+    await get(gateway, everywhere, "/v1/runs?tenant=other")
+    await get(gateway, everywhere, "/v1/runs")
+    assert [query.tenant for query in gateway.store.queries] == ["other", None]
+
+
+async def test_a_page_by_cost_goes_on_behind_a_cost(gateway: GatewayStandIn, key: str) -> None:
+    def spent(name: str, usd: int) -> RunRow:
+        return replace(row_of(name, "acme", 1e9), spent=Ledger(usd, 1), ended_at=2e9)
+
+    gateway.store.rows = [spent("run_1", 700), spent("run_2", 800), replace(spent("run_3", 900), ended_at=None)]
+    first = await get(gateway, key, "/v1/runs?sort=cost&limit=1")
+    await get(gateway, key, f"/v1/runs?sort=cost&after={first['next']}")
+    await get(gateway, key, "/v1/runs?sort=cost&after=run_1")
+    assert [query.before for query in gateway.store.queries[1:]] == [(800, "run_2"), (700, "run_1")]
+    for wrong in (f"after={first['next']}", "sort=cost&after=run_3"):
+        assert (await get(gateway, key, f"/v1/runs?{wrong}", 400))["error"]["param"] == "after"
 
 
 async def test_an_offset_of_time_is_kept(gateway: GatewayStandIn, key: str) -> None:
@@ -82,6 +107,12 @@ async def test_an_offset_of_time_is_kept(gateway: GatewayStandIn, key: str) -> N
         ("until=1e99", "until"),
         ("min_cost_usd=-1", "min_cost_usd"),
         ("min_cost_usd=NaN", "min_cost_usd"),
+        ("max_cost_usd=x", "max_cost_usd"),
+        ("topology=canary", "topology"),
+        ("sort=canary", "sort"),
+        ("order=canary", "order"),
+        ("metadata=canary", "metadata"),
+        ("metadata==canary", "metadata"),
         ("min_cost_usd=1e9", "min_cost_usd"),
         ("after=canary", "after"),
         ("after=" + base64.urlsafe_b64encode(b'{"a":1}').decode(), "after"),

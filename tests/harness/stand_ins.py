@@ -232,6 +232,9 @@ class ShelfStore:
         self._check()
         self.queries.append(query)
         rows = [row for row in self.rows if query.tenant in (None, row.tenant) and query.state in (None, row.state)]
+        if query.sort == "cost":
+            rows = sorted(rows, key=lambda row: (row.spent.usd, row.id), reverse=True)
+            return tuple([row for row in rows if row.ended_at is not None][: query.limit])
         rows.sort(key=lambda row: (row.created_at, row.id), reverse=True)
         rows = [row for row in rows if query.before is None or (row.created_at, row.id) < query.before]
         return tuple(rows[: query.limit])

@@ -1,4 +1,5 @@
-"""A run is looked up by the id of its request in both databases, however many runs there are."""
+"""Runs are looked up by their request or user, and listed by cost, along an index of either database, however many runs
+there are."""
 
 from pathlib import Path
 from typing import Any
@@ -7,11 +8,22 @@ import asyncpg
 import pytest
 from sqlalchemy import Connection, Engine, event
 
-from app.store.protocol import REQUEST_TAG, RunQuery
+from app.store.protocol import REQUEST_TAG, USER_TAG, RunQuery
 from app.store.sql import open_store
 from tests.conformance.entries import admitted
 
-QUERIES = (RunQuery(request_id="r-7", tenant="tenant"), RunQuery(request_id="r-7"))
+QUERIES = (
+    RunQuery(request_id="r-7", tenant="tenant"),
+    RunQuery(request_id="r-7"),
+    RunQuery(user="r-7", tenant="tenant"),
+    RunQuery(user="r-7"),
+)
+BY_COST = {
+    RunQuery(sort="cost", limit=3): "runs_by_cost",
+    RunQuery(sort="cost", ascending=True, min_usd=40, before=(42, "run-42"), limit=3): "runs_by_cost",
+    RunQuery(sort="cost", tenant="tenant", max_usd=4_990, limit=3): "runs_by_tenant_cost",
+    RunQuery(sort="cost", tenant="tenant", before=(4_990, "run-4990"), limit=3): "runs_by_tenant_cost",
+}
 CROWD = 5_000
 
 
@@ -34,9 +46,17 @@ async def test_sqlite_reads_no_other_run(tmp_path: Path) -> None:
             for query in QUERIES:
                 await store.runs(query)
             found = await store._read(lambda conn: explained(sent[:], conn))
+            plans = []
+            for query in BY_COST:
+                sent.clear()
+                await store.runs(query)
+                plans.append(await store._read(lambda conn: explained(sent[:1], conn)))
     finally:
         event.remove(Engine, "before_cursor_execute", noted)
     assert found.count("SEARCH runs USING PRIMARY KEY") == len(QUERIES), found
+    for plan, index in zip(plans, BY_COST.values(), strict=True):
+        assert f"USING INDEX {index}'" in plan or f"USING INDEX {index} (" in plan, plan
+        assert "TEMP B-TREE" not in plan, "the rows are sorted"
 
 
 @pytest.mark.integration
@@ -51,18 +71,22 @@ async def test_postgres_reads_no_other_run(migrated_postgres_url: str) -> None:
                 "SELECT column_name FROM information_schema.columns WHERE table_name = 'runs' ORDER BY ordinal_position"
             )
         ]
-        values = ["'run-' || n" if name == "id" else f'"{name}"' for name in names]
+        made = {"id": "'run-' || n", "spent_usd": "n", "ended_at": "2.0"}
+        values = [made.get(name, f'"{name}"') for name in names]
         columns = ", ".join(f'"{name}"' for name in names)
         await conn.execute(
             f"INSERT INTO runs ({columns}) SELECT {', '.join(values)} FROM runs, generate_series(1, {CROWD}) AS n"
         )
-        await conn.execute(
-            f"INSERT INTO tags SELECT '{REQUEST_TAG}', 'r-' || n, 'run-' || n FROM generate_series(1, {CROWD}) AS n"
-        )
+        for tag in (REQUEST_TAG, USER_TAG):
+            await conn.execute(
+                f"INSERT INTO tags SELECT '{tag}', 'r-' || n, 'run-' || n FROM generate_series(1, {CROWD}) AS n"
+            )
         await conn.execute("ANALYZE")
         before = await _read(conn)
         async with open_store(migrated_postgres_url) as store:
-            assert [[row.id for row in await store.runs(query)] for query in QUERIES] == [["run-7"], ["run-7"]]
+            assert [[row.id for row in await store.runs(query)] for query in QUERIES] == [["run-7"]] * len(QUERIES)
+            dearest = [[row.spent.usd for row in await store.runs(query)] for query in BY_COST]
+            assert dearest == [[5_000, 4_999, 4_998], [43, 44, 45], [4_990, 4_989, 4_988], [4_989, 4_988, 4_987]]
         after = await _read(conn)
     finally:
         await conn.close()

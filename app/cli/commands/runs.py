@@ -1,8 +1,11 @@
 """`baton runs` and `baton plan`."""
 
+import click
+
 from app.cli.commands.declarations import (
     AS_JSON,
     COUNT,
+    DOLLARS,
     POOL,
     SINCE,
     SPAN,
@@ -27,18 +30,31 @@ def define(root: Group) -> None:
         "baton runs ls --since 1h --state failed",
         "baton runs ls --tier baton-ultra --degraded --limit 50",
         "baton runs ls --request-id req_0199",
+        "baton runs ls --sort cost --since 7d --topology tree",
+        "baton runs ls --metadata team=search --min-cost 0.01",
     )
     @option("--limit", type=COUNT, default=20, help="The most runs to list.")
-    @only("state", "tier", "worker", "label")
+    @only("state", "tier", "worker", "label", "topology", "model")
+    @option("--user", help="Only runs whose request named this end user (user or safety_identifier).")
+    @option("--metadata", metavar="FIELD=VALUE", help="Only runs whose request had this field in its metadata.")
+    @option("--min-cost", type=DOLLARS, help="Only runs that cost this many dollars or more.")
+    @option("--max-cost", type=DOLLARS, help="Only runs that cost this many dollars or less.")
     @option("--key", help="Only runs of the key of this name or id.")
     @option("--request-id", metavar="ID", help="Only runs that the request with this x-request-id began or continued.")
     @option("--trace-id", metavar="ID", help="Only runs that a request of this trace began or continued.")
     @only("tenant")
     @flag("--degraded", help="Only runs that a fallback decided.")
     @SINCE
+    @option(
+        "--sort",
+        type=click.Choice(["time", "cost"]),
+        default="time",
+        help="The order; by cost only runs that have ended.",
+    )
+    @flag("--reverse", help="The oldest, or the cheapest, first.")
     @AS_JSON
     def ls() -> None:
-        """List runs, newest first."""
+        """List runs, by default the newest first."""
 
     @runs.add("show", "runs", "baton runs show last", "baton runs show run_0199 --full")
     @argument("run", "A run's id, a prefix of one, the id of a reply, or last.", required=False, default="last")
@@ -60,7 +76,10 @@ def define(root: Group) -> None:
         """Ask a run to end, whichever process has it, and wait for its end."""
 
     _define_removal(runs)
+    _define_plan(root)
 
+
+def _define_plan(root: Group) -> None:
     @root.add(
         "plan",
         "preview",

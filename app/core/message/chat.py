@@ -145,7 +145,8 @@ class Task:
     form: Form | None = None
     """None where the answer is free text."""
     echoed: Mapping[str, Any] = field(default_factory=dict)
-    """Parameters of the request that have no effect and that its reply repeats, as JSON values by name."""
+    """Parameters of the request that have no effect on the answer and are kept, as JSON values by name: those that its
+    reply repeats, and the identifier of its end user."""
 
     @property
     def needs_tools(self) -> bool:

@@ -24,7 +24,20 @@ from app.core.run.state import CALLER, FALLBACK
 from app.core.run.trace import NO_TRACE, Trace
 from app.engine.context import EngineContext
 from app.errors import InvalidRequest, PlanRejected
-from app.store.protocol import BRIEF, REQUEST_TAG, TRACE_TAG, Entry, Ledger, NewRun, Once, Shared
+from app.store.protocol import (
+    BRIEF,
+    METADATA_TAG,
+    REQUEST_TAG,
+    TAG_BYTES,
+    TRACE_TAG,
+    USER_TAG,
+    Entry,
+    Ledger,
+    NewRun,
+    Once,
+    Shared,
+    metadata_tag,
+)
 from app.store.rows.content import address
 
 UNTAKEN_SECONDS = 0.5
@@ -95,9 +108,17 @@ class Moved:
 
 
 def tags(order: Order) -> tuple[tuple[str, str], ...]:
-    """The filters of a new run: its labels, the id of its request, and that of its trace."""
+    """The filters of a new run: its labels, its end user and metadata, the id of its request, and that of its trace."""
     labels = [("label", label) for label in sorted(order.labels)]
-    return (*labels, *of_request(order))
+    return (*labels, *_of_caller(order.task), *of_request(order))
+
+
+def _of_caller(task: Task) -> tuple[tuple[str, str], ...]:
+    """The filters with words of the caller's, which are erased with the content. Values that are too long get none."""
+    users = {task.user, task.echoed.get("safety_identifier")} - {None, ""}
+    found = [(USER_TAG, str(user)) for user in users]
+    found += [(METADATA_TAG, metadata_tag(*one)) for one in task.metadata.items()]
+    return tuple([one for one in found if len(one[1].encode()) <= TAG_BYTES])
 
 
 def of_request(order: Order) -> tuple[tuple[str, str], ...]:

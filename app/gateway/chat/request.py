@@ -254,7 +254,9 @@ def _task(request: ChatRequest) -> Task:
     logprobs = (request.top_logprobs or 0) if request.logprobs else None
     form = form_of(request.response_format) if request.response_format is not None else None
     messages = LazyConversation(request.messages, _message)
-    return Task(messages, sampling, request.user, request.metadata, toolbox, logprobs, form)
+    identifier = request.safety_identifier
+    echoed = {"safety_identifier": identifier} if identifier is not None else {}
+    return Task(messages, sampling, request.user, request.metadata, toolbox, logprobs, form, echoed)
 
 
 def _check(message: WireMessage, place: int) -> None:

@@ -30,7 +30,7 @@ from app.gateway.http.sse import EventStream
 from app.gateway.openapi import operations, run_replies
 from app.gateway.runs import audit, cancel, feedback
 from app.gateway.wire import query
-from app.store.protocol import RunQuery, RunRow
+from app.store.protocol import METADATA_TAG, Place, RunQuery, RunRow
 
 SCHEMAS: Final[operations.Schemas] = {
     "CancelRequest": lambda: {"type": "object", "description": "Nothing: an empty object, or no body at all."},
@@ -61,16 +61,19 @@ def _lists(router: APIRouter, context: GatewayContext, keys: Keys) -> None:
     @router.get(
         "",
         operation_id="list_runs",
-        summary="List runs, newest first.",
+        summary="List runs, by default the newest first.",
         response_model=run_replies.RunList,
         responses=operations.replies(*operations.READING),
     )
     async def list_runs(filters: Annotated[query.RunFilters, Query()], caller: reader) -> Response:
         """The runs of the key's tenant; of a key made with `--all-tenants`, those of every tenant."""
-        rows = await context.store.runs(_run_query(filters, caller.tenant, await _behind(context, filters, caller)))
+        if filters.tenant is not None and caller.tenant not in (None, filters.tenant):
+            raise InvalidRequest("Only a key of all tenants sees another tenant's runs.", param="tenant")
+        wanted = _run_query(filters, caller.tenant or filters.tenant, await _behind(context, filters, caller))
+        rows = await context.store.runs(wanted)
         shown = rows[: filters.limit]
         has_more = len(rows) > filters.limit
-        following = query.as_cursor(shown[-1].created_at, shown[-1].id) if has_more else None
+        following = query.as_cursor(_place(filters, shown[-1])) if has_more else None
         return _json(_page([audit.summary(row) for row in shown], "id", has_more, following))
 
 
@@ -233,18 +236,36 @@ def _visible(context: GatewayContext, needed: Any) -> Callable[..., Awaitable[Ru
     return visible
 
 
-async def _behind(context: GatewayContext, filters: query.RunFilters, caller: Caller) -> tuple[float, str] | None:
-    """The place in the list behind which the page begins; `InvalidRequest` for a run that the caller may not see."""
-    place: tuple[float, str] | str | None = filters.after
-    if not isinstance(place, str):
-        return place
+def _place(filters: query.RunFilters, row: RunRow) -> query.Cursor:
+    """The place of a run in the list."""
+    first = row.spent.usd if filters.sort == "cost" else row.created_at
+    return query.Cursor(first, row.id, filters.sort)
+
+
+async def _behind(context: GatewayContext, filters: query.RunFilters, caller: Caller) -> Place | None:
+    """The place in the list behind which the page begins.
+
+    `InvalidRequest` for a run that the caller may not see, or that is in no list of this order, and for the place in a
+    list of another order.
+    """
+    place: query.Cursor | str | None = filters.after
+    if place is None:
+        return None
+    if isinstance(place, query.Cursor):
+        if place.sort != filters.sort:
+            raise InvalidRequest("'after' is a place in a list of another 'sort'.", param="after", code="invalid_value")
+        return place.first, place.run
     try:
         row = await context.store.run(place)
     except NotFound:
         row = None
     if row is None or caller.tenant not in (None, row.tenant):
         raise InvalidRequest("There is no run of the id in 'after'.", param="after", code="invalid_value")
-    return row.created_at, row.id
+    if filters.sort == "cost" and row.ended_at is None:
+        raise InvalidRequest(
+            "The run in 'after' has not ended, so it is in no list by cost.", param="after", code="invalid_value"
+        )
+    return _place(filters, row)[:2]
 
 
 async def _absent(context: GatewayContext, caller: Caller, run: str) -> NotFound:
@@ -262,9 +283,9 @@ async def _absent(context: GatewayContext, caller: Caller, run: str) -> NotFound
     )
 
 
-def _run_query(filters: query.RunFilters, tenant: str | None, before: tuple[float, str] | None) -> RunQuery:
+def _run_query(filters: query.RunFilters, tenant: str | None, before: Place | None) -> RunQuery:
     """The store's query for one row more than a page has, which shows whether another page follows."""
-    tags = (("worker", filters.worker), ("label", filters.label))
+    tags = (("worker", filters.worker), ("label", filters.label), (METADATA_TAG, filters.metadata))
     return RunQuery(
         tenant=tenant,
         state=filters.state,
@@ -273,6 +294,12 @@ def _run_query(filters: query.RunFilters, tenant: str | None, before: tuple[floa
         since=filters.since,
         until=filters.until,
         min_usd=filters.min_cost_usd,
+        max_usd=filters.max_cost_usd,
+        topology=filters.topology,
+        model=filters.model,
+        user=filters.user,
+        sort=filters.sort,
+        ascending=filters.order == "asc",
         degraded=filters.degraded,
         tags=tuple((name, value) for name, value in tags if value is not None),
         before=before,

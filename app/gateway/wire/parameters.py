@@ -110,7 +110,7 @@ PARAMETERS: Final[Mapping[str, Parameter]] = {
     # What changes nothing about the answer.
     "store": _ignored("Every run is journaled; how long its content is kept is the operator's choice."),
     "service_tier": _ignored("There is one; replies say `default`."),
-    "safety_identifier": _ignored("Send `user` to have an end user kept with the task."),
+    "safety_identifier": _ignored("Kept with the task as `user` is: runs are found, and erased, by either."),
     "prompt_cache_key": _ignored("Providers cache by prefix."),
     "prompt_cache_retention": _ignored("Providers decide."),
     "prompt_cache_options": _ignored("Providers decide."),
@@ -178,7 +178,7 @@ RESPONSES: Final[Mapping[str, Parameter]] = {
     "stream_options": _honoured("`include_obfuscation` changes nothing."),
     "baton": PARAMETERS["baton"],
     "service_tier": PARAMETERS["service_tier"],
-    "safety_identifier": _ignored("The reply repeats it. Send `user` to have an end user kept with the task."),
+    "safety_identifier": _ignored("The reply repeats it. Runs are found, and erased, by it as by `user`."),
     "prompt_cache_key": _ignored("The reply repeats it. Providers cache by prefix."),
     "prompt_cache_retention": _ignored("The reply repeats it. Providers decide."),
     "prompt_cache_options": PARAMETERS["prompt_cache_options"],

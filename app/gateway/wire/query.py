@@ -10,17 +10,19 @@ import binascii
 import math
 import re
 from datetime import UTC, datetime
-from decimal import ROUND_CEILING, Decimal, InvalidOperation
-from typing import Annotated, Any, Final, Literal
+from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal, InvalidOperation
+from typing import Annotated, Any, Final, Literal, NamedTuple
 
 import orjson
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, field_validator
 from pydantic_core import PydanticCustomError
 
+from app.core.plan.workflow import Topology
 from app.core.pool.catalog import MILLION
 from app.core.run.reply_ids import REPLY_ID, run_of_reply
 from app.gateway.openapi.replies import RunState
 from app.gateway.wire.parameters import Includable
+from app.store.protocol import RunSort
 
 RUN_ID = re.compile(r"[A-Za-z0-9_-]{1,80}")
 PAGE: Final = 100
@@ -75,35 +77,60 @@ def _rfc3339(value: str) -> float:
 
 def micro_dollars(value: str) -> int:
     """A decimal number of dollars in micro-dollars, rounded up: the least that a cost must be."""
+    return int((_dollars(value) * MILLION).to_integral_value(ROUND_CEILING))
+
+
+def _dollars(value: str) -> Decimal:
     try:
         amount = Decimal(value)
     except InvalidOperation:
         raise _fault("it must be a decimal number of dollars") from None
     if not amount.is_finite() or not 0 <= amount <= MILLION:
         raise _fault("it must be a decimal number of dollars from 0 to 1,000,000")
-    return int((amount * MILLION).to_integral_value(ROUND_CEILING))
+    return amount
 
 
-def as_cursor(created_at: float, run: str) -> str:
-    """The place behind a run in a list of runs, as text."""
-    return base64.urlsafe_b64encode(orjson.dumps([created_at, run])).decode().rstrip("=")
+class Cursor(NamedTuple):
+    """The place behind a run in a list of runs that is sorted by `sort`: a time or micro-dollars, and the run's id."""
+
+    first: float
+    run: str
+    sort: str = "time"
 
 
-def cursor(value: str) -> tuple[float, str]:
+def as_cursor(place: Cursor) -> str:
+    """A place in a list of runs as text, which says by what the list is sorted unless that is the time."""
+    written = place if place.sort != "time" else place[:2]
+    return base64.urlsafe_b64encode(orjson.dumps(list(written))).decode().rstrip("=")
+
+
+def cursor(value: str) -> Cursor:
     """The inverse of `as_cursor`."""
     try:
-        pair = orjson.loads(base64.urlsafe_b64decode(value + "=" * (-len(value) % 4)))
-        created_at, run = pair
+        place = Cursor(*orjson.loads(base64.urlsafe_b64decode(value + "=" * (-len(value) % 4))))
     except (ValueError, TypeError, binascii.Error):
         raise _fault("it must be `next` or `last_id` of the page before") from None
-    if not isinstance(created_at, float | int) or not isinstance(run, str) or not RUN_ID.fullmatch(run):
+    read = isinstance(place.first, float | int) and isinstance(place.run, str) and isinstance(place.sort, str)
+    if not read or not RUN_ID.fullmatch(place.run):
         raise _fault("it must be `next` or `last_id` of the page before")
-    return float(created_at), run
+    return place
 
 
-def behind(value: str) -> tuple[float, str] | str:
+def behind(value: str) -> Cursor | str:
     """The place behind a run in a list of runs: a cursor's, or the id of the run itself."""
     return run_of_reply(value) if REPLY_ID.fullmatch(value) else cursor(value)
+
+
+def metadata_field(value: str) -> str:
+    """A field of metadata with its value, as FIELD=VALUE."""
+    if "=" not in value[1:]:
+        raise _fault("it must be FIELD=VALUE")
+    return value
+
+
+def micro_dollars_at_most(value: str) -> int:
+    """A decimal number of dollars in micro-dollars, rounded down: the most that a cost may be."""
+    return int((_dollars(value) * MILLION).to_integral_value(ROUND_FLOOR))
 
 
 Whole = Annotated[int, BeforeValidator(whole)]
@@ -114,9 +141,9 @@ Moment = Annotated[
     BeforeValidator(moment),
     WithJsonSchema({"type": "string", "description": "Seconds since 1970, or RFC 3339.", "maxLength": TEXT}),
 ]
-MicroDollars = Annotated[
-    int, BeforeValidator(micro_dollars), WithJsonSchema({"type": "number", "minimum": 0, "maximum": 1_000_000})
-]
+_DOLLARS = WithJsonSchema({"type": "number", "minimum": 0, "maximum": 1_000_000})
+MicroDollars = Annotated[int, BeforeValidator(micro_dollars), _DOLLARS]
+MicroDollarsAtMost = Annotated[int, BeforeValidator(micro_dollars_at_most), _DOLLARS]
 Text = Annotated[str, Field(max_length=TEXT)]
 TraceId = Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
 
@@ -148,6 +175,16 @@ class RunFilters(Parameters):
     """Runs in which this worker took part."""
     label: Text | None = None
     """Runs with this label."""
+    topology: Topology | None = None
+    """Runs whose latest plan has this shape."""
+    model: Text | None = None
+    """Runs whose request asked for this model id, as it was written."""
+    user: Text | None = None
+    """Runs whose request named this end user, by `user` or by `safety_identifier`."""
+    metadata: Annotated[str, BeforeValidator(metadata_field), Field(max_length=TEXT)] | None = None
+    """Runs whose request had this field in its metadata: FIELD=VALUE."""
+    tenant: Text | None = None
+    """Runs of this tenant; only a key of all tenants may ask for another one than its own."""
     request_id: Text | None = None
     """Runs that a request with this `x-request-id` began, or continued with tool results."""
     trace_id: TraceId | None = None
@@ -158,8 +195,14 @@ class RunFilters(Parameters):
     """Runs that began before this time: seconds since 1970, or RFC 3339."""
     min_cost_usd: MicroDollars | None = None
     """Runs that cost this many dollars or more."""
+    max_cost_usd: MicroDollarsAtMost | None = None
+    """Runs that cost this many dollars or less."""
     degraded: Truth | None = None
     """`true`: runs that a fallback planned; `false`: the others."""
+    sort: RunSort = "time"
+    """`time`: by the time of their admission; `cost`: by what they cost, and only runs that have ended."""
+    order: Literal["asc", "desc"] = "desc"
+    """`desc`: the newest, or the dearest, first."""
     limit: Annotated[Whole, Field(ge=1, le=PAGE)] = 20
     """The most runs of a page."""
     after: Annotated[Any, BeforeValidator(behind), WithJsonSchema({"type": "string"})] = None

@@ -23,7 +23,21 @@ from app.store.protocol.entries import (
     Shared,
 )
 from app.store.protocol.idempotency import TAKEN, Once, RequestClaims
-from app.store.protocol.journal import REQUEST_TAG, TRACE_TAG, Journal, RunJournal, RunQuery, RunRow
+from app.store.protocol.journal import (
+    ERASED_TAGS,
+    METADATA_TAG,
+    REQUEST_TAG,
+    TAG_BYTES,
+    TRACE_TAG,
+    USER_TAG,
+    Journal,
+    Place,
+    RunJournal,
+    RunQuery,
+    RunRow,
+    RunSort,
+    metadata_tag,
+)
 from app.store.protocol.keys import KeyRow, Keys
 from app.store.protocol.learning import Learning
 from app.store.protocol.leases import Backlog, Due, Held, Lapsed, LeasesAndOutbox
@@ -33,11 +47,15 @@ from app.store.protocol.step_input import BRIEF, StepInput, StepInputs
 
 __all__ = [
     "BRIEF",
+    "ERASED_TAGS",
+    "METADATA_TAG",
     "MOVED",
     "REQUEST_TAG",
+    "TAG_BYTES",
     "TAKEN",
     "TRACE_TAG",
     "UNDECIDED",
+    "USER_TAG",
     "Appended",
     "Availability",
     "Backlog",
@@ -63,6 +81,7 @@ __all__ = [
     "Notices",
     "Once",
     "Outbox",
+    "Place",
     "Projection",
     "PruneQuery",
     "PrunedRun",
@@ -72,10 +91,12 @@ __all__ = [
     "RunJournal",
     "RunQuery",
     "RunRow",
+    "RunSort",
     "Shared",
     "StepInput",
     "StepInputs",
     "Store",
+    "metadata_tag",
 ]
 
 

@@ -21,7 +21,7 @@ seconds, the code is `UNDECIDED`, and the entry may have been written. Every wai
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Literal, Protocol
 
 from app.core.records import record
 from app.core.run.events import Event
@@ -70,13 +70,33 @@ REQUEST_TAG = "request"
 """The name of the tag that holds the id of an HTTP request which began a run or a turn of it."""
 TRACE_TAG = "trace"
 """The name of the tag that holds the id of the trace to which such a request belongs."""
+USER_TAG = "user"
+"""The name of the tag that holds an end user whom the request named, by `user` or by `safety_identifier`."""
+METADATA_TAG = "metadata"
+"""The name of the tag that holds a field of the request's metadata, as `metadata_tag` writes it."""
+ERASED_TAGS = (METADATA_TAG, USER_TAG)
+"""The names of the tags with words of the caller's, which are erased together with the run's content."""
+TAG_BYTES = 2_000
+"""Most bytes of a value in UTF-8 that is kept as a tag, since an index of Postgres has no room for longer ones."""
+RunSort = Literal["time", "cost"]
+Place = tuple[float, str]
+"""The place of a run in a list: when it was admitted, or its cost in micro-dollars, and its id."""
+
+
+def metadata_tag(field: str, value: str) -> str:
+    """The value of the tag that stands for a field of a request's metadata."""
+    return f"{field}={value}"
 
 
 @record(frozen=True, slots=True)
 class RunQuery:
-    """Filters for a list of runs: all optional, joined by AND; the newest run comes first.
+    """Filters for a list of runs: all optional, joined by AND.
 
-    `before` is the (created_at, id) of the last row of the page before.
+    `sort` says by what the list is ordered: `time` is the admission, `cost` what the run spent. The newest or dearest
+    run comes first unless `ascending`; runs that are equal are in the order of their ids. A list by cost has only runs
+    that have ended, because the cost of the others still changes and pages would repeat or miss them.
+
+    `before` is the place of the last row of the page before, under the same order.
     """
 
     tenant: str | None = None
@@ -86,13 +106,21 @@ class RunQuery:
     since: float | None = None
     until: float | None = None
     min_usd: int | None = None
+    max_usd: int | None = None
+    topology: str | None = None
+    model: str | None = None
+    """The model id as the caller wrote it."""
+    user: str | None = None
+    """An end user whom the request named, by `user` or by `safety_identifier`."""
     degraded: bool | None = None
     tags: tuple[tuple[str, str], ...] = ()
     request_id: str | None = None
     """The id of an HTTP request that began the run, or a turn of it."""
     trace_id: str | None = None
     """The id of the trace to which such a request belongs."""
-    before: tuple[float, str] | None = None
+    sort: RunSort = "time"
+    ascending: bool = False
+    before: Place | None = None
     limit: int = 20
 
 
@@ -119,7 +147,7 @@ class RunJournal(Protocol):
         ...
 
     async def runs(self, query: RunQuery) -> tuple[RunRow, ...]:
-        """At most `query.limit` rows, the newest first."""
+        """At most `query.limit` rows in the order of the query."""
         ...
 
     async def last_seqs(self, names: Sequence[str]) -> Mapping[str, int]:

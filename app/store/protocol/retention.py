@@ -14,7 +14,7 @@ class ContentQuery:
 
     tenant: str | None = None
     user: str | None = None
-    """The end user that the request named (`user`)."""
+    """The end user that the request named, by `user` or by `safety_identifier`."""
     before: float | None = None
     """Only runs that were admitted before this time, in seconds since 1970."""
 

@@ -8,12 +8,13 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-from sqlalchemy import Connection, delete, func, select, tuple_, union_all, update
+from sqlalchemy import Connection, bindparam, delete, func, select, tuple_, union_all, update
 from sqlalchemy.dialects import postgresql, sqlite
 
+from app.store.protocol import ERASED_TAGS
 from app.store.rows import feedback, texts
 from app.store.sqlkit.statements import Row, SingleStatement, Statements, shared_parts
-from app.store.sqlkit.tables import CATALOGS, CONTENTS, RUNS, SHARED_CONTENTS
+from app.store.sqlkit.tables import CATALOGS, CONTENTS, RUNS, SHARED_CONTENTS, TAGS
 
 
 def address(salt: bytes, body: bytes) -> str:
@@ -78,10 +79,16 @@ def erase(conn: Connection, statements: Statements, runs: Sequence[str]) -> int:
 
 
 def delete_bodies(conn: Connection, runs: Sequence[str], owners: frozenset[int]) -> None:
-    """Delete the texts of these runs that no other run names. The runs must be locked, and before them these owners."""
+    """Delete the texts of these runs that no other run names, and the tags with words of their callers.
+
+    The runs must be locked, and before them these owners.
+    """
     texts.lock_owners(conn, runs, owners)  # of contents that were written before the runs were locked
     conn.execute(delete(CONTENTS).where(CONTENTS.c.run.in_(runs)))
     texts.erase(conn, runs)
+    # The names are literals: a partial index is used only for a condition that the planner can see.
+    of_callers = TAGS.c.name.in_(bindparam("of_callers", ERASED_TAGS, expanding=True, literal_execute=True))
+    conn.execute(delete(TAGS).where(TAGS.c.run.in_(runs), of_callers))
 
 
 def erase_one(conn: Connection, statements: Statements, run: str) -> bool:

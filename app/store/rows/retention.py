@@ -4,7 +4,7 @@ transactions."""
 from collections.abc import Iterator, Mapping, Sequence
 
 import orjson
-from sqlalchemy import ColumnElement, Connection, bindparam, delete, false, func, insert, select, tuple_, union_all
+from sqlalchemy import ColumnElement, Connection, bindparam, delete, false, func, insert, or_, select, tuple_, union_all
 from sqlalchemy.types import LargeBinary
 
 from app.core.message.task_body import BEGINNING
@@ -35,6 +35,8 @@ PRUNED_EVENTS = 500
 PRUNED_EVENTS_POSTGRES = 2_000
 """Most events that one transaction deletes on Postgres, where no writer of other runs waits for it."""
 
+IDENTIFIER = "safety_identifier"
+"""The other name, apart from `user`, by which a request names its end user."""
 TAGGED = (Kind.ADMITTED, Kind.RESUMED, Kind.PLAN_STEP)
 """The kinds of events that give a run its tags."""
 
@@ -64,14 +66,19 @@ def page(conn: Connection, query: ContentQuery, after: tuple[float, str] | None,
 def _of_user(conn: Connection, user: str, runs: Sequence[str]) -> set[str]:
     """Return the runs among `runs` whose task names the user.
 
-    The database looks for the bytes in which `task_to_json` names a user, so that only likely bodies are read.
+    The database looks for the bytes in which `task_to_json` names a user, so that only likely bodies are read. The tags
+    of users are not asked: processes of earlier releases wrote none.
     """
-    named = bindparam("named", b'"user":' + orjson.dumps(user), LargeBinary)
     search = func.pg_catalog.position if conn.dialect.name == "postgresql" else func.instr
+    written = [f'"{name}":'.encode() + orjson.dumps(user) for name in ("user", IDENTIFIER)]
+
+    def mentions(body: ColumnElement[bytes]) -> ColumnElement[bool]:
+        return or_(*[search(body, bindparam(None, value, LargeBinary)) > 0 for value in written])
+
     whole, part = CONTENTS.c, SHARED_CONTENTS.c
-    likely = select(whole.run, whole.body, false(), false()).where(whole.run.in_(runs), search(whole.body, named) > 0)
+    likely = select(whole.run, whole.body, false(), false()).where(whole.run.in_(runs), mentions(whole.body))
     has_parts = part.head.is_not(None), part.tail.is_not(None)
-    in_parts = select(part.run, part.body, *has_parts).where(part.run.in_(runs), search(part.body, named) > 0)
+    in_parts = select(part.run, part.body, *has_parts).where(part.run.in_(runs), mentions(part.body))
     found = conn.execute(union_all(likely, in_parts)) if runs else ()
     return {run for run, *task in found if _names(_without_texts(*task), user)}
 
@@ -87,7 +94,9 @@ def _names(body: bytes, user: str) -> bool:
         value = orjson.loads(body)
     except orjson.JSONDecodeError:
         return False
-    return isinstance(value, dict) and "messages" in value and value.get("user") == user
+    if not isinstance(value, dict) or "messages" not in value:
+        return False
+    return user in (value.get("user"), value.get("echoed", {}).get(IDENTIFIER))
 
 
 def groups(conn: Connection, runs: Sequence[str]) -> list[list[str]]:

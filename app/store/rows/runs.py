@@ -30,12 +30,14 @@ from app.store.protocol import (
     BRIEF,
     REQUEST_TAG,
     TRACE_TAG,
+    USER_TAG,
     Backlog,
     Due,
     Held,
     Journal,
     Lapsed,
     Ledger,
+    Place,
     RunQuery,
     RunRow,
     StepInput,
@@ -67,9 +69,11 @@ def run(statements: Statements, name: str) -> SingleStatement[RunRow]:
 
 
 def page(conn: Connection, query: RunQuery) -> tuple[RunRow, ...]:
-    """One page of a list of runs, the newest first."""
-    newest_first = select(RUNS).where(*_filters(query)).order_by(RUNS.c.created_at.desc(), RUNS.c.id.desc())
-    return tuple(run_row(row) for row in conn.execute(newest_first.limit(query.limit)))
+    """One page of a list of runs, in the order of the query."""
+    place = [_sorted_by(query), RUNS.c.id]
+    order = place if query.ascending else [column.desc() for column in place]
+    ordered = select(RUNS).where(*_filters(query)).order_by(*order)
+    return tuple(run_row(row) for row in conn.execute(ordered.limit(query.limit)))
 
 
 def journal(statements: Statements, name: str, after: int) -> SingleStatement[Journal]:
@@ -236,7 +240,7 @@ def _tickets() -> Select[Any]:
 
 def _filters(query: RunQuery) -> list[ColumnElement[bool]]:
     column = RUNS.c
-    named = ((REQUEST_TAG, query.request_id), (TRACE_TAG, query.trace_id))
+    named = ((REQUEST_TAG, query.request_id), (TRACE_TAG, query.trace_id), (USER_TAG, query.user))
     rare = [(TAGS.c.name == name, TAGS.c.value == value) for name, value in named if value is not None]
     # Few runs have one of these tags, and they are looked up by their ids: not by the index of all runs of the tenant.
     tenant = column.tenant + "" if rare else column.tenant
@@ -244,6 +248,8 @@ def _filters(query: RunQuery) -> list[ColumnElement[bool]]:
         (tenant, query.tenant),
         (column.tier, query.tier),
         (column.key, query.key),
+        (column.model, query.model),
+        (column.topology, query.topology),
         (column.degraded, query.degraded),
     )
     found: list[ColumnElement[bool]] = [where == value for where, value in equal if value is not None]
@@ -257,12 +263,27 @@ def _filters(query: RunQuery) -> list[ColumnElement[bool]]:
         found.append(column.created_at < query.until)
     if query.min_usd is not None:
         found.append(column.spent_usd >= query.min_usd)
+    if query.max_usd is not None:
+        found.append(column.spent_usd <= query.max_usd)
+    if query.sort == "cost":
+        found.append(column.ended_at.is_not(None))
     if query.before is not None:
-        found.append(tuple_(column.created_at, column.id) < tuple_(*query.before))
+        found.append(_behind(query, query.before))
     found += [column.id.in_(select(TAGS.c.run).where(*asked)) for asked in rare]
     for name, value in query.tags:
         found.append(exists().where(TAGS.c.name == name, TAGS.c.value == value, TAGS.c.run == column.id))
     return found
+
+
+def _sorted_by(query: RunQuery) -> ColumnElement[Any]:
+    return RUNS.c.spent_usd if query.sort == "cost" else RUNS.c.created_at
+
+
+def _behind(query: RunQuery, place: Place) -> ColumnElement[bool]:
+    """The condition for the rows behind a place in the order of the query."""
+    first = int(place[0]) if query.sort == "cost" else place[0]
+    row, last = tuple_(_sorted_by(query), RUNS.c.id), tuple_(first, place[1])
+    return row > last if query.ascending else row < last
 
 
 def run_row(row: Any) -> RunRow:

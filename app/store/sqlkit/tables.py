@@ -25,6 +25,7 @@ from sqlalchemy import (
 
 from app.core.run.events import TERMINAL
 from app.core.run.kinds import ENDED
+from app.store.protocol import ERASED_TAGS
 
 METADATA = MetaData()
 
@@ -70,10 +71,14 @@ UNHAPPY = tuple(sorted(ENDED - {"succeeded"}))
 """End states rare enough for an index of their own; the others are found along the time index after a few rows."""
 
 _OPEN = text("ended_at IS NULL")
+_ENDED = text("ended_at IS NOT NULL")
 _UNHAPPY = text(f"state IN ({', '.join(repr(state) for state in UNHAPPY)})")
 Index("runs_by_time", RUNS.c.created_at, RUNS.c.id)
 Index("runs_by_tenant", RUNS.c.tenant, RUNS.c.created_at, RUNS.c.id)
 Index("runs_open", RUNS.c.id, postgresql_where=_OPEN, sqlite_where=_OPEN)
+# Only runs that have ended are listed by cost, and each gets its entries when it ends.
+Index("runs_by_cost", RUNS.c.spent_usd, RUNS.c.id, postgresql_where=_ENDED, sqlite_where=_ENDED)
+Index("runs_by_tenant_cost", RUNS.c.tenant, RUNS.c.spent_usd, RUNS.c.id, postgresql_where=_ENDED, sqlite_where=_ENDED)
 Index("runs_unhappy", RUNS.c.state, RUNS.c.created_at, RUNS.c.id, postgresql_where=_UNHAPPY, sqlite_where=_UNHAPPY)
 
 EVENTS = Table(
@@ -157,6 +162,9 @@ TAGS = Table(
     Column("run", Text, primary_key=True),
     sqlite_with_rowid=False,
 )
+# The tags that are erased with a run's content are found by the run; no other tag is in this index.
+_ERASED = text(f"name IN ({', '.join(repr(name) for name in ERASED_TAGS)})")
+Index("tags_of_callers", TAGS.c.run, postgresql_where=_ERASED, sqlite_where=_ERASED)
 
 ONCE = Table(
     "once",
