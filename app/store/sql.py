@@ -42,6 +42,7 @@ from app.store.protocol import (
     RunQuery,
     RunRow,
     StepInput,
+    TenantStore,
 )
 from app.store.protocol.budgets import KNOWN_SECONDS
 from app.store.rows import (
@@ -230,10 +231,18 @@ class SqlStore:
             self._catalogs.add(digest)
 
     async def erase(self, run: str) -> bool:
-        known = await self._write(partial(content.erase_one, statements=self._statements, run=run))
+        return await self.erase_of(run, None)
+
+    async def erase_of(self, run: str, tenant: str | None) -> bool:
+        """Erase the content of a run, if it is this tenant's (None: any tenant's)."""
+        erased = partial(content.erase_one, statements=self._statements, run=run, tenant=tenant)
+        known = await self._write(erased)
         self._journals.forget(run)
         await self._runner.empty_log()
         return known
+
+    def of_tenant(self, tenant: str | None) -> TenantStore:
+        return self if tenant is None else SqlTenantStore(self, tenant)
 
     async def runs_with_content(
         self, query: ContentQuery, after: tuple[float, str] | None = None, limit: int = 200
@@ -483,6 +492,47 @@ class SqlStore:
             if fault.reason in AWAY:
                 self.availability.report_away()
             raise StoreUnavailable(retry_after=1.0) from fault
+
+
+@dataclass(frozen=True, slots=True)
+class SqlTenantStore:
+    """Implements `protocol.TenantStore` for one tenant."""
+
+    _store: SqlStore
+    _tenant: str
+
+    async def append(self, entry: Entry) -> Appended:
+        return await self._store.append(changed(entry, tenant=self._tenant))
+
+    async def journal(self, run: str, upto: int | None = None, after: int = 0) -> Journal:
+        return await self._store.journal(run, upto, after)
+
+    async def run(self, run: str) -> RunRow:
+        return await self._store.run(run)
+
+    async def runs(self, query: RunQuery) -> tuple[RunRow, ...]:
+        return await self._store.runs(query)
+
+    async def contents(self, run: str, refs: Sequence[str]) -> Mapping[str, bytes]:
+        return await self._store.contents(run, refs)
+
+    async def records(self, run: str, wanted: Collection[tuple[str, Reader]]) -> Mapping[tuple[str, Reader], Any]:
+        return await self._store.records(run, wanted)
+
+    async def erase(self, run: str) -> bool:
+        return await self._store.erase_of(run, self._tenant)
+
+    async def pruned_run(self, run: str) -> PrunedRun:
+        return await self._store.pruned_run(run)
+
+    async def rate(self, given: Feedback) -> Feedback:
+        return await self._store.rate(changed(given, tenant=self._tenant))
+
+    async def feedback(self, run: str) -> tuple[Feedback, ...]:
+        return await self._store.feedback(run)
+
+    async def find_request_claim(self, claim: str, now: float) -> Once | None:
+        return await self._store.find_request_claim(claim, now)
 
 
 @dataclass(slots=True)

@@ -74,6 +74,9 @@ class ListStore:
         self.server_changes = 0
         self.lookups = 0
 
+    def of_tenant(self, _tenant: str | None) -> "ListStore":
+        return self
+
     async def journal(self, _run: str, upto: int | None = None, after: int = 0) -> Journal:
         return Journal(SALT, tuple(event for event in self.committed if event.seq > after))
 
@@ -112,7 +115,7 @@ class Gateway:
         return self.followers.follow(fold(self.store.committed), SALT, Audience(RUN))
 
     async def join(self, at: Position = Position()) -> Caller:
-        return Caller((await self.client.attach(RUN, at)).line)
+        return Caller((await self.client.attach(RUN, at, tenant=None)).line)
 
     async def receive(self, message: Live) -> None:
         await self.queue.publish(HOME, [message])

@@ -200,6 +200,9 @@ class ShelfStore:
         if self.fault is not None:
             raise self.fault
 
+    def of_tenant(self, _tenant: str | None) -> "ShelfStore":
+        return self
+
     async def key(self, public_id: str) -> KeyRow | None:
         self.lookups += 1
         self._check()

@@ -140,7 +140,7 @@ class Visit:
                 found = await store.find_request_claim(once.id, process.clock.now())
         if found is None:
             raise Conflict(code=TAKEN)
-        return await runs.attach(found.run, once=once.id)
+        return await runs.attach(found.run, once=once.id, tenant=order.tenant)
 
     def _moods(self, process: "Process", hearing: Hearing, listening: asyncio.Task[None]) -> Iterator[Mood]:
         """What its first connection does besides listening."""

@@ -296,7 +296,7 @@ class Process:
 
     async def _tell(self, run: str, hearing: Hearing) -> None:
         try:
-            driven = await self.running.attach(run)
+            driven = await self.running.attach(run, tenant=None)
             await hearing.listen(driven, 5.0)
         except NotFound as error:
             hearing.refused = type(error).__name__
@@ -306,7 +306,7 @@ class Process:
         """As `DELETE /v1/responses/{id}` does it."""
         try:
             row = await self.store.run(hearing.run)
-            await cancel.stop(cast(GatewayContext, self), row)
+            await cancel.stop(cast(GatewayContext, self), self.store, row)
             await self.store.erase(hearing.run)
         except BatonError as error:
             hearing.refused = type(error).__name__

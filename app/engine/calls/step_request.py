@@ -20,7 +20,7 @@ from app.core.run.progress import parent_of, speaks
 from app.core.run.state import RunState, StepState
 from app.errors import NotFound
 from app.providers.protocol import Request
-from app.store.protocol import Contents, Reader
+from app.store.protocol import ContentReads, Reader
 
 BRIEF_SECONDS = 2.0
 """The longest time for which a worker may write unnoticed, where another one could take over from it."""
@@ -112,12 +112,12 @@ def is_long(request: Request, provider: ProviderSpec) -> bool:
     return not request.live and provider.streams and request.worker.writing_seconds(tokens) > BRIEF_SECONDS
 
 
-async def see(store: Contents, state: RunState, n: int) -> tuple[Message, ...]:
+async def see(store: ContentReads, state: RunState, n: int) -> tuple[Message, ...]:
     """The exact messages of step `n` for its present worker. `NotFound` if content was erased."""
     return (await look(store, state, n)).messages(state.steps[n].worker)
 
 
-async def look(store: Contents, state: RunState, n: int, fresh: Mapping[str, bytes] = NOTHING) -> View:
+async def look(store: ContentReads, state: RunState, n: int, fresh: Mapping[str, bytes] = NOTHING) -> View:
     """Read what step `n` may see; `fresh` is content that is yet to be stored. `NotFound` if content was erased.
 
     Of what a nested step inherits, its task is made: the messages of the step that it is nested in.
@@ -146,16 +146,16 @@ async def look(store: Contents, state: RunState, n: int, fresh: Mapping[str, byt
     return View(step, task, asked, found[step.subtask, _text], granted(own, done), used, last, speaks(state, step))
 
 
-async def task_of(store: Contents, run: str, ref: str, fresh: Mapping[str, bytes] = NOTHING) -> Task:
+async def task_of(store: ContentReads, run: str, ref: str, fresh: Mapping[str, bytes] = NOTHING) -> Task:
     """A task by its ref; `fresh` are contents that are at hand. `NotFound` if it was erased."""
     task: Task = (await _records(store, run, {(ref, _task)}, fresh))[ref, _task]
     return task
 
 
 async def bodies_of(
-    store: Contents, run: str, refs: Sequence[str], fresh: Mapping[str, bytes] = NOTHING
+    store: ContentReads, run: str, refs: Sequence[str], fresh: Mapping[str, bytes] = NOTHING
 ) -> Mapping[str, bytes]:
-    """Contents by ref; `fresh` are some that are at hand. `NotFound` if one was erased."""
+    """ContentReads by ref; `fresh` are some that are at hand. `NotFound` if one was erased."""
     found = await _records(store, run, {(ref, bytes) for ref in refs}, fresh)
     return {ref: found[ref, bytes] for ref in refs}
 
@@ -177,7 +177,7 @@ def _messages(body: bytes) -> tuple[Message, ...]:
 
 
 async def _records(
-    store: Contents, run: str, wanted: set[tuple[str, Reader]], fresh: Mapping[str, bytes] = NOTHING
+    store: ContentReads, run: str, wanted: set[tuple[str, Reader]], fresh: Mapping[str, bytes] = NOTHING
 ) -> Mapping[tuple[str, Reader], Any]:
     """Records that are read from contents, stored or fresh; the empty ref is the empty text. `NotFound` if one was
     erased."""
@@ -190,7 +190,7 @@ async def _records(
     return found
 
 
-async def texts_of(store: Contents, run: str, refs: Iterable[str]) -> Mapping[str, str]:
+async def texts_of(store: ContentReads, run: str, refs: Iterable[str]) -> Mapping[str, str]:
     """Texts by ref; the empty ref is the empty text. `NotFound` if one was erased."""
     found = await _records(store, run, {(ref, _text) for ref in refs})
     return {ref: text for (ref, _), text in found.items()}

@@ -18,7 +18,7 @@ from app.core.run.events import TERMINAL, Event, RunAwaitingTool, RunResumed
 from app.core.run.state import NO_RESULTS, RunState, StepState, fold
 from app.engine.delivery.messages import Ended
 from app.errors import BatonError, NotFound
-from app.store.protocol import Store
+from app.store.protocol import ContentReads
 from app.telemetry import Telemetry
 
 RATE_LIMITED = errors.WorkerRateLimited.code
@@ -52,7 +52,7 @@ def of_turn(events: Sequence[Event], turn: int) -> Sequence[Event]:
     return events[begins[0] :] if begins else events
 
 
-async def read(store: Store, state: RunState) -> Ended:
+async def read(store: ContentReads, state: RunState) -> Ended:
     """A turn's end from the state; `NotFound` if its answer was erased."""
     wanted = refs(state)
     return told(state, await store.contents(state.run, wanted) if wanted else {})

@@ -175,7 +175,9 @@ class RunClient:
                         if conflict.public_code != MOVED:
                             raise
                         continue  # its cancellation was asked for
-            return await self.attach(came.run, turn=found.state.turn.number) if found is not None else None
+            if found is None:
+                return None
+            return await self.attach(came.run, turn=found.state.turn.number, tenant=order.tenant)
         raise Overloaded(retry_after=1.0)
 
     async def _resume(self, order: Order, found: Found) -> Driven:
@@ -213,16 +215,24 @@ class RunClient:
     # -- following
 
     async def attach(
-        self, run: str, at: Position = Position(), *, turn: int | None = None, once: str | None = None
+        self,
+        run: str,
+        at: Position = Position(),
+        *,
+        tenant: str | None,
+        turn: int | None = None,
+        once: str | None = None,
     ) -> Driven:
         """Follow a run's turn from `at` on, whichever engine drives it and whether or not it is over.
 
-        It is the latest turn, unless `turn` or the claim `once` that began it says which.
+        It is the latest turn, unless `turn` or the claim `once` that began it says which. The run is read as callers of
+        the `tenant` may read it (None: of any).
 
         Raises `NotFound` (no such run, or its answer was erased), `InvalidRequest` and `Conflict` (see
         `position.check`), `Overloaded`, `StoreUnavailable`.
         """
-        journal = await self._context.store.journal(run)
+        store = self._context.store.of_tenant(tenant)
+        journal = await store.journal(run)
         wanted = tool_results.turn_of(journal.events, once) if once is not None else turn
         state = turn_result.until_end(journal.events, wanted)
         present = self._followers.of(run)
@@ -240,7 +250,7 @@ class RunClient:
         audience = present.audience if present is not None else Audience(run)
         audience.admit(line, at, notes=notes)
         if present is None and state.replied:
-            audience.end(await turn_result.read(self._context.store, state))
+            audience.end(await turn_result.read(store, state))
         elif present is None:
             if len(self._followers) >= self._bound:
                 raise Overloaded(retry_after=1.0)

@@ -80,7 +80,7 @@ async def find(context: EngineContext, order: Order, came: Returned, waiting: Wa
     """
     known = waiting.take(came.run)
     if known is None or known.state.awaited.keys() != came.results.keys():
-        known = await _look_up(context, came.run, known)
+        known = await _look_up(context, order.tenant, came.run, known)
     state, tier = known.state, known.state.admitted.tier
     if known.owner.tenant != order.tenant or (tier != order.tier.name and known.owner.key != order.key):
         raise tool_results.unknown()
@@ -101,17 +101,18 @@ def _body(messages: Sequence[Message]) -> bytes:
     return orjson.dumps([message_to_json(message) for message in messages])
 
 
-async def _look_up(context: EngineContext, run: str, kept: Known | None) -> Known:
-    """The run as it is now, at least as far as its row has got. Raises `InvalidRequest` if there is none."""
+async def _look_up(context: EngineContext, tenant: str, run: str, kept: Known | None) -> Known:
+    """A tenant's run as it is now, at least as far as its row has got. Raises `InvalidRequest` if there is none."""
     try:
-        row = await context.store.run(run)
+        store = context.store.of_tenant(tenant)
+        row = await store.run(run)
     except NotFound:
         raise tool_results.unknown() from None
     if kept is None:
-        journal = await context.store.journal(run, upto=row.seq)
+        journal = await store.journal(run, upto=row.seq)
         salt, state = journal.salt, fold(journal.events)
     else:
-        journal = await context.store.journal(run, upto=row.seq, after=kept.state.seq)
+        journal = await store.journal(run, upto=row.seq, after=kept.state.seq)
         salt, state = kept.salt, fold(journal.events, kept.state)
     epoch = 0 if row.driver else row.epoch  # an engine that has taken it over is about to end it or to let go of it
     return Known(Owner(row.tenant, row.key), b"" if row.erased else salt, state, epoch)
@@ -182,6 +183,7 @@ def begin(context: EngineContext, order: Order, found: Found, gateway: str) -> B
         once=order.once,
         notify=context.notifies and notices.wanted(order.wire),
         lease=Lease("", now + untaken(context), turn.deadline),
+        tenant=order.tenant,
         seq=state.seq,
     )
     return Beginning(turn.number, turn.deadline, entry, tuple(found.shares))

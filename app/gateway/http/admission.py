@@ -43,7 +43,7 @@ from app.gateway.http import fault, request_span
 from app.gateway.http.auth import Caller
 from app.gateway.http.context import GatewayContext
 from app.gateway.http.request_log import RequestLog
-from app.store.protocol import TAKEN, KeyRow, Once
+from app.store.protocol import TAKEN, KeyRow, Once, TenantStore
 
 COUNTERS = 10_000
 BUSY_RETRY = 1.0
@@ -232,7 +232,7 @@ class Idempotency:
         """
         once = claim(request, caller, body)
         after = last_event(request) if body.get("stream") is True else None
-        found = await self._context.store.find_request_claim(once.id, self._context.now()) if once is not None else None
+        found = await self._store(caller).find_request_claim(once.id, self._context.now()) if once is not None else None
         if found is None:
             if after:
                 raise position.unknown()
@@ -241,7 +241,7 @@ class Idempotency:
             except Conflict as conflict:
                 if once is None or conflict.public_code != TAKEN:
                     raise
-                found = await self._context.store.find_request_claim(once.id, self._context.now())
+                found = await self._store(caller).find_request_claim(once.id, self._context.now())
         held = _same(once, found)
         begun = await self.follow(request, caller, held.run, after, once=held.id, at=at)
         request.scope["baton.headers"].append(REPLAYED)
@@ -264,7 +264,7 @@ class Idempotency:
         permit = self._admission.enter(caller.key, headers)
         try:
             place = at(after) if after is not None else Position()
-            driven = await self._context.runs.attach(run, place, turn=turn, once=once)
+            driven = await self._context.runs.attach(run, place, turn=turn, once=once, tenant=caller.tenant)
         except BaseException:
             permit.release()
             raise
@@ -295,7 +295,7 @@ class Idempotency:
         if once is None:
             return await act()
         now = self._context.now()
-        found = await self._context.store.find_request_claim(once.id, now)
+        found = await self._store(caller).find_request_claim(once.id, now)
         if found is None:
             done = await act()
             kept_reply = b"" if has_content else bytes(done.body)
@@ -308,6 +308,9 @@ class Idempotency:
         if not kept.reply:
             return await act()
         return Response(kept.reply, kept.status, media_type="application/json")
+
+    def _store(self, caller: Caller) -> TenantStore:
+        return self._context.store.of_tenant(caller.tenant)
 
     async def _begin(self, request: Request, caller: Caller, order: Order, once: Once | None) -> Begun:
         headers = request.scope["baton.headers"]

@@ -69,6 +69,10 @@ class Caller:
         """
         return None if self.key.all_tenants else self.key.tenant
 
+    def sees(self, tenant: str) -> bool:
+        """True if this caller may see what belongs to a tenant."""
+        return self.tenant in (None, tenant)
+
     def may(self, scope: str) -> bool:
         """True if the key carries `scope`; `admin` carries every one (`core/roles.py`)."""
         return permits(self.key.scopes, scope, all_tenants=self.key.all_tenants)

@@ -11,7 +11,7 @@ from app.core.run.state import Exchange, RunState
 from app.engine.calls.step_request import texts_of
 from app.engine.delivery.messages import Ended
 from app.gateway.responses.reply import Subject
-from app.store.protocol import Contents
+from app.store.protocol import ContentReads
 
 
 @record(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class StoredResponse:
     messages: tuple[Message, ...] = ()
 
 
-async def subject(store: Contents, state: RunState) -> Subject:
+async def subject(store: ContentReads, state: RunState) -> Subject:
     """The subject of the state's present turn. Raises `NotFound` if content was erased."""
     texts = await texts_of(store, state.run, {state.admitted.task, state.turn.request})
     task = task_from_json(orjson.loads(texts[state.admitted.task]))
@@ -32,7 +32,7 @@ async def subject(store: Contents, state: RunState) -> Subject:
     return Subject(state, task, asked)
 
 
-async def conversation(store: Contents, told: StoredResponse) -> tuple[Message, ...]:
+async def conversation(store: ContentReads, told: StoredResponse) -> tuple[Message, ...]:
     """The visible messages up to the end of a response: without its instructions, which are not carried over."""
     state, task = told.subject.state, told.subject.task
     messages = list(task.messages[1:] if told.subject.instructions is not None else task.messages)
@@ -44,7 +44,7 @@ async def conversation(store: Contents, told: StoredResponse) -> tuple[Message, 
     return tuple(messages)
 
 
-async def exchanged(store: Contents, state: RunState, turn: int) -> list[Message]:
+async def exchanged(store: ContentReads, state: RunState, turn: int) -> list[Message]:
     """A turn's calls of the caller's tools, as one message, and what came back, under the caller's ids."""
     parts = [(step.answers, use) for step in state.steps.values() for use in step.exchanges if use.turn == turn]
     parts.sort(key=lambda part: not part[0])

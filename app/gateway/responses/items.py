@@ -10,10 +10,10 @@ from app.gateway.responses.reply import Subject
 from app.gateway.responses.tool_search import loaded_by
 from app.gateway.responses.tools import Kind, call_item, kind_of, spelled
 from app.gateway.wire.query import ItemFilters
-from app.store.protocol import Contents
+from app.store.protocol import ContentReads
 
 
-async def page(store: Contents, of: Subject, filters: ItemFilters) -> dict[str, Any]:
+async def page(store: ContentReads, of: Subject, filters: ItemFilters) -> dict[str, Any]:
     """A list object; newest first unless `order=asc`."""
     given = await _given(store, of)
     box = of.asked.toolbox
@@ -32,7 +32,7 @@ async def page(store: Contents, of: Subject, filters: ItemFilters) -> dict[str, 
     return {"object": "list", "data": shown, **ends, "has_more": len(shown) < len(found)}
 
 
-async def _given(store: Contents, of: Subject) -> list[Message]:
+async def _given(store: ContentReads, of: Subject) -> list[Message]:
     """The messages that the request added; results follow the message that called for them."""
     turn = of.state.turn.number
     if turn:

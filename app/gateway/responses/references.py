@@ -20,7 +20,7 @@ from app.gateway.responses.input import (
 )
 from app.gateway.responses.request import ResponsesRequest
 from app.gateway.responses.tools import searched
-from app.store.protocol import Store
+from app.store.protocol import TenantStore
 
 MOST = 128
 CALLS: Final = ("fc_", "ctc_", "tsc_", "tso_")
@@ -29,7 +29,7 @@ Look = Callable[[str], Awaitable[StoredResponse]]
 """From a response's id to the response, if the caller may see it; `NotFound`."""
 
 
-async def resolved(store: Store, request: ResponsesRequest, look: Look) -> ResponsesRequest:
+async def resolved(store: TenantStore, request: ResponsesRequest, look: Look) -> ResponsesRequest:
     """The request with each reference replaced by what it names; `NotFound` or `InvalidRequest`."""
     if isinstance(request.input, str) or not any(isinstance(item, ItemReference) for item in request.input):
         return request
@@ -43,7 +43,7 @@ async def resolved(store: Store, request: ResponsesRequest, look: Look) -> Respo
     return request.model_copy(update={"input": items})
 
 
-async def _named(store: Store, name: str, place: int, found: dict[str, StoredResponse], look: Look) -> AnyItem:
+async def _named(store: TenantStore, name: str, place: int, found: dict[str, StoredResponse], look: Look) -> AnyItem:
     """A message of an output, a call of one, or the search before it."""
     try:
         call = name.partition("_")[2] if name.startswith(CALLS) else None
@@ -75,7 +75,7 @@ def _again(name: str, call: ToolCall, search: list[dict[str, Any]]) -> AnyItem:
     return CallItem(type="function_call", call_id=call.id, name=call.name, arguments=call.arguments)
 
 
-async def _caller(store: Store, call: str) -> str:
+async def _caller(store: TenantStore, call: str) -> str:
     """The response that made a call; `NotFound`."""
     run = run_of(call)
     if run is None:

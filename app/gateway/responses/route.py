@@ -75,7 +75,9 @@ def _begins(router: APIRouter, context: GatewayContext, keys: Keys, idempotency:
         """OpenAI's response: whole, in the background, or, with `stream: true`, as server-sent events."""
         asked, ignored = read_request(body, omits_search=context.omits_search)
         before = await _before(context, asked, caller)
-        asked = await resolved(context.store, asked, lambda response: _stored(context, response, caller))
+        asked = await resolved(
+            context.store.of_tenant(caller.tenant), asked, lambda response: _stored(context, response, caller)
+        )
         begun = await idempotency.begin(
             request, caller, body, lambda: _order(context, asked, ignored, before, caller), at=_from_the_start
         )
@@ -107,7 +109,9 @@ def _compacts(router: APIRouter, context: GatewayContext, keys: Keys, idempotenc
         """The messages of the user, and one item with notes of everything else: the next request's `input`."""
         asked, ignored = compaction.read_request(body)
         before = await _before(context, asked, caller)
-        found = await resolved(context.store, asked, lambda response: _stored(context, response, caller))
+        found = await resolved(
+            context.store.of_tenant(caller.tenant), asked, lambda response: _stored(context, response, caller)
+        )
         history = before.messages if before is not None else ()
 
         def order() -> Order:
@@ -162,7 +166,9 @@ def _counts(router: APIRouter, context: GatewayContext, keys: Keys, idempotency:
             if asked.model:
                 resolve_tier(context.catalog(), caller.key, asked.model)
             before = await _before(context, asked, caller)
-            found = await resolved(context.store, asked, lambda response: _stored(context, response, caller))
+            found = await resolved(
+                context.store.of_tenant(caller.tenant), asked, lambda response: _stored(context, response, caller)
+            )
             task = task_of(found, before.messages if before else (), _found(before) if before else ())
             likely = budget.estimate(task.messages, "").input + budget.tool_bytes(task.toolbox) // 4
             return _json(orjson.dumps({"object": "response.input_tokens", "input_tokens": likely}))
@@ -206,10 +212,13 @@ def _reads(router: APIRouter, context: GatewayContext, keys: Keys, idempotency: 
         responses=operations.replies(*operations.READING),
     )
     async def list_response_input_items(
-        told: Annotated[StoredResponse, Depends(stored)], filters: Annotated[query.ItemFilters, Query()]
+        told: Annotated[StoredResponse, Depends(stored)],
+        filters: Annotated[query.ItemFilters, Query()],
+        caller: reader,
     ) -> Response:
         """Newest first, unless `order=asc`."""
-        return _json(orjson.dumps(await items.page(context.store, told.subject, filters)))
+        store = context.store.of_tenant(caller.tenant)
+        return _json(orjson.dumps(await items.page(store, told.subject, filters)))
 
 
 def _ends(router: APIRouter, context: GatewayContext, keys: Keys, idempotency: Idempotency) -> None:
@@ -238,8 +247,8 @@ def _ends(router: APIRouter, context: GatewayContext, keys: Keys, idempotency: I
             told = await _stored(context, response, caller)
             if not told.subject.state.turn.wire.get("background"):
                 raise InvalidRequest(SYNCHRONOUS)
-            row = await context.store.run(told.subject.state.run)
-            await cancel.stop(context, row)
+            store = context.store.of_tenant(caller.tenant)
+            await cancel.stop(context, store, await store.run(told.subject.state.run))
             return _json(await _present(context, response, caller))
 
         return await idempotency.reply(request, caller, body, stopped, has_content=True)
@@ -254,9 +263,10 @@ def _ends(router: APIRouter, context: GatewayContext, keys: Keys, idempotency: I
     async def delete_response(response: ResponseId, caller: writer) -> Response:
         """Its run is cancelled if it goes on; the journal keeps what is no content."""
         told = await _stored(context, response, caller)
-        row = await context.store.run(told.subject.state.run)
-        await cancel.stop(context, row)
-        await context.store.erase(row.id)
+        store = context.store.of_tenant(caller.tenant)
+        row = await store.run(told.subject.state.run)
+        await cancel.stop(context, store, row)
+        await store.erase(row.id)
         return _json(orjson.dumps({"id": response, "object": "response", "deleted": True}))
 
 
@@ -316,6 +326,12 @@ async def _begun(context: GatewayContext, request: Request, begun: Begun, asked:
     return _json(reply.whole(await subject(context.store, ended.state), ended))
 
 
+async def _resolved(context: GatewayContext, asked: ResponsesRequest, caller: Caller) -> ResponsesRequest:
+    """The request with each reference to an item replaced by what it names."""
+    store = context.store.of_tenant(caller.tenant)
+    return await resolved(store, asked, lambda response: _stored(context, response, caller))
+
+
 async def _stored(context: GatewayContext, response: str, caller: Caller) -> StoredResponse:
     """A response of this caller's tenant that may be retrieved; `NotFound`."""
     parsed = reply.parse_id(response)
@@ -323,18 +339,17 @@ async def _stored(context: GatewayContext, response: str, caller: Caller) -> Sto
         raise NotFound(GONE)
     run, turn = parsed
     try:
-        row = await context.store.run(run)
-        journal = await context.store.journal(run)
+        store = context.store.of_tenant(caller.tenant)
+        row = await store.run(run)
+        journal = await store.journal(run)
         state = endings.until_end(journal.events, turn)
         wire = state.turn.wire
-        if caller.tenant not in (None, row.tenant) or wire.get("format") != "responses" or not wire.get("store"):
+        if not caller.sees(row.tenant) or wire.get("format") != "responses" or not wire.get("store"):
             raise NotFound(GONE)
         if turn > state.turn.number:
             raise NotFound(GONE)
         over = state.ended or state.state == "awaiting_tool"
-        return StoredResponse(
-            await subject(context.store, state), await endings.read(context.store, state) if over else None
-        )
+        return StoredResponse(await subject(store, state), await endings.read(store, state) if over else None)
     except NotFound:
         raise NotFound(GONE) from None
 
@@ -361,7 +376,8 @@ async def _before(context: GatewayContext, asked: ResponsesRequest, caller: Call
         raise Conflict(
             "The previous response is not complete yet; retrieve it until it is.", param="previous_response_id"
         )
-    return replace(told, messages=await conversation(context.store, told))
+    store = context.store.of_tenant(caller.tenant)
+    return replace(told, messages=await conversation(store, told))
 
 
 def _from_the_start(_after: int) -> Position:

@@ -29,7 +29,7 @@ from app.engine.calls.step_request import see
 from app.errors import NotFound
 from app.gateway.chat.reply import dollars, figures, usage_of
 from app.gateway.runs import exchanges, feedback
-from app.store.protocol import Journal, Ledger, RunRow, Store
+from app.store.protocol import ContentReads, Journal, Ledger, RunRow
 
 
 def summary(row: RunRow) -> dict[str, Any]:
@@ -205,7 +205,7 @@ def _outcome(finished: CallFinished) -> dict[str, Any]:
     }
 
 
-async def step_in_full(store: Store, state: RunState, events: Sequence[Event], n: int) -> dict[str, Any]:
+async def step_in_full(store: ContentReads, state: RunState, events: Sequence[Event], n: int) -> dict[str, Any]:
     """A step with the exact messages that its worker saw, its subtask, its output, and what each attempt said."""
     step = state.steps[n]
     outputs = {fact.call: fact.output for fact in facts(events, CallFinished) if fact.n == n}

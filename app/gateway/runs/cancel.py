@@ -12,13 +12,13 @@ from app.core.run.events import Kind, RunCancelAsked
 from app.errors import QueueUnavailable, RunEnded
 from app.gateway.http.context import GatewayContext
 from app.stepqueue.protocol import Committed, StepQueue
-from app.store.protocol import Entry, RunJournal, RunRow
+from app.store.protocol import Entry, RunRow, TenantStore
 
 PATIENCE, PAUSE = 3.0, 0.05
 """Seconds that a caller waits for the end that it has asked for, and between two looks."""
 
 
-async def ask(store: RunJournal, queue: StepQueue | None, row: RunRow, by: str, now: float) -> None:
+async def ask(store: TenantStore, queue: StepQueue | None, row: RunRow, by: str, now: float) -> None:
     """Journal the wish that a run should end, unless it is there already or comes too late."""
     if row.ended_at is not None:
         return
@@ -33,13 +33,14 @@ async def ask(store: RunJournal, queue: StepQueue | None, row: RunRow, by: str, 
             await queue.publish(row.driver, [Committed(row.id, appended.events)])
 
 
-async def stop(context: GatewayContext, row: RunRow) -> RunRow:
-    """Ask for a run's end in its caller's name, and wait for it a little; the row as it is then."""
-    await ask(context.store, context.queue, row, "caller", context.now())
-    return await settled(context.store, row, PATIENCE)
+async def stop(context: GatewayContext, store: TenantStore, row: RunRow) -> RunRow:
+    """Ask for a run's end in its caller's name, and wait for it a little; the row as it is then. `store` is that of the
+    caller's tenant."""
+    await ask(store, context.queue, row, "caller", context.now())
+    return await settled(store, row, PATIENCE)
 
 
-async def settled(store: RunJournal, row: RunRow, patience: float) -> RunRow:
+async def settled(store: TenantStore, row: RunRow, patience: float) -> RunRow:
     """The run's row once it has ended, or as it is when patience ends (seconds)."""
     with suppress(TimeoutError):
         async with asyncio.timeout(patience):

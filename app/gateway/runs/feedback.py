@@ -57,7 +57,7 @@ async def take(
         label=asked.label or "",
         comment=asked.comment,
     )
-    kept = await context.store.rate(given)
+    kept = await context.store.of_tenant(caller.tenant).rate(given)
     context.telemetry.count("baton_feedback_total", row.tier, kept.kind)
     return Response(
         orjson.dumps({"object": "run.feedback", "run": row.id, **shown(kept)}), media_type="application/json"

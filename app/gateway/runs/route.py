@@ -17,6 +17,7 @@ from pydantic import WithJsonSchema
 from starlette.requests import Request
 from starlette.responses import Response
 
+from app.core.records import record
 from app.core.run.events import Event
 from app.core.run.reply_ids import run_of_reply
 from app.core.run.state import fold
@@ -30,7 +31,7 @@ from app.gateway.http.sse import EventStream
 from app.gateway.openapi import operations, run_replies
 from app.gateway.runs import audit, cancel, feedback
 from app.gateway.wire import query
-from app.store.protocol import METADATA_TAG, Place, RunQuery, RunRow
+from app.store.protocol import METADATA_TAG, Place, RunQuery, RunRow, TenantStore
 
 SCHEMAS: Final[operations.Schemas] = {
     "CancelRequest": lambda: {"type": "object", "description": "Nothing: an empty object, or no body at all."},
@@ -43,6 +44,14 @@ StepNumber = Annotated[
     str, Path(alias="n", description="The step's number, from 0."), WithJsonSchema({"type": "integer", "minimum": 0})
 ]
 """Read as text: what is no number is a step that there is not (404), not a fault of the request (400)."""
+
+
+@record(frozen=True, slots=True)
+class VisibleRun:
+    """A run that the caller may see: its row, and the store by which the caller reads and changes it."""
+
+    row: RunRow
+    store: TenantStore
 
 
 def routes(context: GatewayContext, keys: Keys, idempotency: Idempotency) -> APIRouter:
@@ -67,10 +76,10 @@ def _lists(router: APIRouter, context: GatewayContext, keys: Keys) -> None:
     )
     async def list_runs(filters: Annotated[query.RunFilters, Query()], caller: reader) -> Response:
         """The runs of the key's tenant; of a key made with `--all-tenants`, those of every tenant."""
-        if filters.tenant is not None and caller.tenant not in (None, filters.tenant):
+        if filters.tenant is not None and not caller.sees(filters.tenant):
             raise InvalidRequest("Only a key of all tenants sees another tenant's runs.", param="tenant")
         wanted = _run_query(filters, caller.tenant or filters.tenant, await _behind(context, filters, caller))
-        rows = await context.store.runs(wanted)
+        rows = await context.store.of_tenant(caller.tenant).runs(wanted)
         shown = rows[: filters.limit]
         has_more = len(rows) > filters.limit
         following = query.as_cursor(_place(filters, shown[-1])) if has_more else None
@@ -79,8 +88,8 @@ def _lists(router: APIRouter, context: GatewayContext, keys: Keys) -> None:
 
 def _reads(router: APIRouter, context: GatewayContext, keys: Keys) -> None:
     """The audit trail of one run."""
-    audited = Annotated[RunRow, Depends(_visible(context, keys.needs("runs:read")))]
-    disclosed = Annotated[RunRow, Depends(_visible(context, keys.needs("runs:read", "audit:read")))]
+    audited = Annotated[VisibleRun, Depends(_visible(context, keys.needs("runs:read")))]
+    disclosed = Annotated[VisibleRun, Depends(_visible(context, keys.needs("runs:read", "audit:read")))]
     declared = operations.replies(*operations.READING)
 
     @router.get(
@@ -90,10 +99,11 @@ def _reads(router: APIRouter, context: GatewayContext, keys: Keys) -> None:
         response_model=run_replies.WholeRun,
         responses=declared,
     )
-    async def get_run(row: audited) -> Response:
+    async def get_run(found: audited) -> Response:
         """The run's plan, calls, money and ratings, without any content."""
-        journal = await context.store.journal(row.id)
-        return _json(audit.whole(row, journal, await context.store.feedback(row.id)))
+        row, store = found.row, found.store
+        journal = await store.journal(row.id)
+        return _json(audit.whole(row, journal, await store.feedback(row.id)))
 
     @router.get(
         "/{run}/events",
@@ -102,9 +112,9 @@ def _reads(router: APIRouter, context: GatewayContext, keys: Keys) -> None:
         response_model=run_replies.EventList,
         responses=declared,
     )
-    async def list_run_events(row: audited, filters: Annotated[query.EventFilters, Query()]) -> Response:
+    async def list_run_events(found: audited, filters: Annotated[query.EventFilters, Query()]) -> Response:
         """The events from which everything else about a run is derived, in order."""
-        journal = await context.store.journal(row.id, after=filters.after)
+        journal = await found.store.journal(found.row.id, after=filters.after)
         data = [_event(event) for event in journal.events[: filters.limit]]
         has_more = len(journal.events) > filters.limit
         return _json(_page(data, "seq", has_more, str(data[-1]["seq"]) if has_more else None))
@@ -116,24 +126,24 @@ def _reads(router: APIRouter, context: GatewayContext, keys: Keys) -> None:
         response_model=run_replies.StepInFull,
         responses=declared,
     )
-    async def get_run_step(row: disclosed, n: StepNumber) -> Response:
+    async def get_run_step(found: disclosed, n: StepNumber) -> Response:
         """One step with its content, which needs the scope `audit:read`."""
-        journal = await context.store.journal(row.id)
+        journal = await found.store.journal(found.row.id)
         state = fold(journal.events)
         if not n.isdecimal() or len(n) > 6 or int(n) not in state.steps:
             raise NotFound("The run has no step of that number.")
-        return _json(await audit.step_in_full(context.store, state, journal.events, int(n)))
+        return _json(await audit.step_in_full(found.store, state, journal.events, int(n)))
 
 
 def _streams(router: APIRouter, context: GatewayContext, keys: Keys, idempotency: Idempotency) -> None:
     reader = Annotated[Caller, keys.needs("runs:read")]
-    visible = Annotated[RunRow, Depends(_visible(context, keys.needs("runs:read")))]
+    visible = Annotated[VisibleRun, Depends(_visible(context, keys.needs("runs:read")))]
 
-    async def readable(row: visible, caller: reader) -> RunRow:
+    async def readable(found: visible, caller: reader) -> RunRow:
         """The run, if this key may read its answer: the key that began it, or one with `audit:read`."""
-        if row.key != caller.key.id and not caller.may("audit:read"):
+        if found.row.key != caller.key.id and not caller.may("audit:read"):
             raise Forbidden()
-        return row
+        return found.row
 
     @router.get(
         "/{run}/stream",
@@ -161,7 +171,7 @@ def _streams(router: APIRouter, context: GatewayContext, keys: Keys, idempotency
 def _acts(router: APIRouter, context: GatewayContext, keys: Keys, idempotency: Idempotency) -> None:
     """The routes that change something about a run."""
     writer = Annotated[Caller, keys.needs("runs:write")]
-    visible = Annotated[RunRow, Depends(_visible(context, keys.needs("runs:write")))]
+    visible = Annotated[VisibleRun, Depends(_visible(context, keys.needs("runs:write")))]
 
     @router.post(
         "/{run}/cancel",
@@ -174,11 +184,11 @@ def _acts(router: APIRouter, context: GatewayContext, keys: Keys, idempotency: I
     async def cancel_run(
         caller: writer,
         body: Annotated[dict[str, object], json_body(context.bounds, optional=True)],
-        row: visible,
+        found: visible,
         request: Request,
     ) -> Response:
         """Cancel it and wait a little for its end: `state` says what became of it. A run that has ended stays so."""
-        return await idempotency.reply(request, caller, body, lambda: _cancelled(context, row))
+        return await idempotency.reply(request, caller, body, lambda: _cancelled(context, found))
 
     @router.delete(
         "/{run}",
@@ -187,14 +197,14 @@ def _acts(router: APIRouter, context: GatewayContext, keys: Keys, idempotency: I
         response_model=run_replies.ErasedRun,
         responses=operations.replies(*operations.READING),
     )
-    async def erase_run(row: visible) -> Response:
+    async def erase_run(found: visible) -> Response:
         """Texts, comments and the salt of their hashes are erased; the journal keeps what is no content.
 
         It is cancelled first if it goes on. A run of any format can be erased; one that was erased stays so.
         """
-        await cancel.stop(context, row)
-        await context.store.erase(row.id)
-        return _json({"id": row.id, "object": "run", "erased": True})
+        await cancel.stop(context, found.store, found.row)
+        await found.store.erase(found.row.id)
+        return _json({"id": found.row.id, "object": "run", "erased": True})
 
     @router.post(
         "/{run}/feedback",
@@ -207,31 +217,32 @@ def _acts(router: APIRouter, context: GatewayContext, keys: Keys, idempotency: I
     async def rate_run(
         caller: writer,
         body: Annotated[dict[str, object], json_body(context.bounds)],
-        row: visible,
+        found: visible,
         request: Request,
     ) -> Response:
         """Store a rating of a run that has ended. With an `Idempotency-Key` the same request stores one rating."""
         made = claim(request, caller, body)
+        row = found.row
         return await idempotency.reply(request, caller, body, lambda: feedback.take(context, row, caller, body, made))
 
 
-def _visible(context: GatewayContext, needed: Any) -> Callable[..., Awaitable[RunRow]]:
-    """A dependency: the row of the run in the path, if a caller with the `needed` scopes may see it.
+def _visible(context: GatewayContext, needed: Any) -> Callable[..., Awaitable[VisibleRun]]:
+    """A dependency: the run in the path, if a caller with the `needed` scopes may see it.
 
     A run of another tenant is as absent as one that never was.
     """
 
-    async def visible(run: RunId, caller: Annotated[Caller, needed]) -> RunRow:
+    async def visible(run: RunId, caller: Annotated[Caller, needed]) -> VisibleRun:
         if not query.RUN_ID.fullmatch(run):
             raise NotFound()
-        name = run_of_reply(run)
+        name, store = run_of_reply(run), context.store.of_tenant(caller.tenant)
         try:
-            row = await context.store.run(name)
+            row = await store.run(name)
         except NotFound:
-            raise await _absent(context, caller, name) from None
-        if caller.tenant not in (None, row.tenant):
+            raise await _absent(store, caller, name) from None
+        if not caller.sees(row.tenant):
             raise NotFound()
-        return row
+        return VisibleRun(row, store)
 
     return visible
 
@@ -256,10 +267,10 @@ async def _behind(context: GatewayContext, filters: query.RunFilters, caller: Ca
             raise InvalidRequest("'after' is a place in a list of another 'sort'.", param="after", code="invalid_value")
         return place.first, place.run
     try:
-        row = await context.store.run(place)
+        row = await context.store.of_tenant(caller.tenant).run(place)
     except NotFound:
         row = None
-    if row is None or caller.tenant not in (None, row.tenant):
+    if row is None or not caller.sees(row.tenant):
         raise InvalidRequest("There is no run of the id in 'after'.", param="after", code="invalid_value")
     if filters.sort == "cost" and row.ended_at is None:
         raise InvalidRequest(
@@ -268,13 +279,13 @@ async def _behind(context: GatewayContext, filters: query.RunFilters, caller: Ca
     return _place(filters, row)[:2]
 
 
-async def _absent(context: GatewayContext, caller: Caller, run: str) -> NotFound:
+async def _absent(store: TenantStore, caller: Caller, run: str) -> NotFound:
     """The error for a run without a row: it was pruned, or this caller may not know that it ever was."""
     try:
-        left = await context.store.pruned_run(run)
+        left = await store.pruned_run(run)
     except NotFound:
         return NotFound()
-    if caller.tenant not in (None, left.tenant):
+    if not caller.sees(left.tenant):
         return NotFound()
     day = datetime.fromtimestamp(left.pruned_at, UTC).date()
     return RunPruned(
@@ -324,6 +335,6 @@ def _event(event: Event) -> dict[str, Any]:
     return {"object": "run.event", "seq": event.seq, "kind": event.kind.value, "at": event.at, "body": event.body}
 
 
-async def _cancelled(context: GatewayContext, row: RunRow) -> Response:
+async def _cancelled(context: GatewayContext, found: VisibleRun) -> Response:
     """Ask for a run's end, wait for it a little, and show the run as lists do: `state` says what became of it."""
-    return _json(audit.summary(await cancel.stop(context, row)))
+    return _json(audit.summary(await cancel.stop(context, found.store, found.row)))

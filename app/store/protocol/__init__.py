@@ -8,7 +8,7 @@ from typing import Protocol
 from app.store.protocol.availability import Availability
 from app.store.protocol.budgets import Budgets, BudgetUse
 from app.store.protocol.conductor_versions import ConductorVersions
-from app.store.protocol.contents import Contents, Reader
+from app.store.protocol.contents import ContentReads, Contents, Reader
 from app.store.protocol.entries import (
     MOVED,
     UNDECIDED,
@@ -44,6 +44,7 @@ from app.store.protocol.leases import Backlog, Due, Held, Lapsed, LeasesAndOutbo
 from app.store.protocol.notices import Notices
 from app.store.protocol.retention import ContentPage, ContentQuery, PrunedRun, PruneQuery, Retention
 from app.store.protocol.step_input import BRIEF, StepInput, StepInputs
+from app.store.protocol.tenancy import Tenancy, TenantStore
 
 __all__ = [
     "BRIEF",
@@ -64,6 +65,7 @@ __all__ = [
     "ConductorVersions",
     "ContentPage",
     "ContentQuery",
+    "ContentReads",
     "Contents",
     "Due",
     "Entry",
@@ -96,6 +98,8 @@ __all__ = [
     "StepInput",
     "StepInputs",
     "Store",
+    "Tenancy",
+    "TenantStore",
     "metadata_tag",
 ]
 
@@ -113,6 +117,7 @@ class Store(
     Keys,
     Budgets,
     Availability,
+    Tenancy,
     Protocol,
 ):
     """Everything that a store promises, for code that wires the parts together."""

@@ -7,8 +7,8 @@ Reader = Callable[[bytes], Any]
 """A pure function that makes an immutable value of a body."""
 
 
-class Contents(Protocol):
-    """Bodies by their content address. All verbs raise `StoreUnavailable`."""
+class ContentReads(Protocol):
+    """Bodies by their content address. Both verbs raise `StoreUnavailable`."""
 
     async def contents(self, run: str, refs: Sequence[str]) -> Mapping[str, bytes]:
         """The bodies that are still stored. A ref that is missing was erased."""
@@ -20,6 +20,10 @@ class Contents(Protocol):
         A value that was made of a cached body is cached with it, and evicted with it.
         """
         ...
+
+
+class Contents(ContentReads, Protocol):
+    """Contents, their erasure, and the snapshots of pools. All verbs raise `StoreUnavailable`."""
 
     async def erase(self, run: str) -> bool:
         """Erase all content of a run, its salt and the comments on it. The journal stays. False if there is no such

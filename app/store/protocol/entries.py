@@ -161,6 +161,9 @@ class Entry:
     transaction of the event that ends the turn, whoever writes that event."""
     lease: Lease | None = None
     """A change of hands. It needs `epoch`; from then on a writer with the old epoch has lost the run."""
+    tenant: str | None = None
+    """The tenant in whose name the entry is written. A run of another tenant is as absent as one that never was
+    (`NotFound`); the statement that writes the entry compares it. None for the service's own entries."""
     seq: int | None = None
     """Number of the last event that the writer knows. The entry is refused if there are later ones. An entry needs it
     that sums up all that came before (an end), or that an unseen wish would forbid (another turn)."""

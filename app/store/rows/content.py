@@ -91,10 +91,13 @@ def delete_bodies(conn: Connection, runs: Sequence[str], owners: frozenset[int])
     conn.execute(delete(TAGS).where(TAGS.c.run.in_(runs), of_callers))
 
 
-def erase_one(conn: Connection, statements: Statements, run: str) -> bool:
-    """Erase as `erase` does. False if there is no such run."""
+def erase_one(conn: Connection, statements: Statements, run: str, tenant: str | None) -> bool:
+    """Erase as `erase` does. False if there is no such run, or if it is not this tenant's (None: any tenant's)."""
+    theirs = (RUNS.c.id == run,) if tenant is None else (RUNS.c.id == run, RUNS.c.tenant == tenant)
+    if conn.execute(select(RUNS.c.id).where(*theirs)).first() is None:
+        return False
     erase(conn, statements, [run])
-    return conn.execute(select(RUNS.c.id).where(RUNS.c.id == run)).first() is not None
+    return True
 
 
 def keep_catalog(conn: Connection, digest: str, snapshot: bytes) -> None:

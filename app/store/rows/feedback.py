@@ -16,8 +16,12 @@ MOST = 200
 
 
 def add(conn: Connection, given: Feedback) -> Feedback:
-    """Store a rating. If one of that id is stored already, it stays, and is returned."""
-    if conn.execute(select(RUNS.c.id).where(RUNS.c.id == given.run).with_for_update()).one_or_none() is None:
+    """Store a rating. If one of that id is stored already, it stays, and is returned.
+
+    Raises `NotFound` if the rating's tenant has no such run.
+    """
+    theirs = RUNS.c.id == given.run, RUNS.c.tenant == given.tenant
+    if conn.execute(select(RUNS.c.id).where(*theirs).with_for_update()).one_or_none() is None:
         raise NotFound()
     row = FEEDBACK.c
     kept = conn.execute(select(FEEDBACK).where(row.id == given.id)).one_or_none()

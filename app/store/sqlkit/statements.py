@@ -56,6 +56,8 @@ Row = tuple[Any, ...]
 T = TypeVar("T")
 KnownRun = tuple[str, int]
 """The id of a run, and the revision that its row is expected to have."""
+OwnedRun = tuple[str, str]
+"""The id of a run, and the tenant to which it is expected to belong."""
 
 _RUN_COLUMNS = tuple(RUNS.columns.keys())
 BORN = _RUN_COLUMNS[: _RUN_COLUMNS.index("seq")]
@@ -333,14 +335,18 @@ class Statements:
         self.write = WriteStatements(dialect)
         if self.arrays:
             self._conditions = {
-                locks: (
+                (locks, owned): (
                     _nothing_but_locks() if locks else None,
-                    _one_is_current(locks=locks),
-                    self._all_are_current(moving=False, locks=locks),
-                    self._all_are_current(moving=True, locks=locks),
+                    _one_is_current(locks=locks, owned=owned),
+                    self._all_are_current(moving=False, locks=locks, owned=owned),
+                    self._all_are_current(moving=True, locks=locks, owned=owned),
                 )
                 for locks in (False, True)
+                for owned in (False, True)
             }
+            self._all_are_owned = Condition(select(_owned().label("holds")).cte("unchanged"), _OWNED)
+        one_of_theirs = RUNS.c.id == bindparam("its_id"), RUNS.c.tenant == bindparam("its_tenant")
+        self._owner = Prepared(select(RUNS.c.id).where(*one_of_theirs), dialect, ["its_id", "its_tenant"])
         self.new_run = Rows(RUNS, "insert")
         self.change_run = Rows(RUNS, "update", ENDLESS, ["id", "epoch"])
         self.end_run = Rows(RUNS, "update", LIVE, ["id", "epoch"])
@@ -439,6 +445,20 @@ class Statements:
         self.write(conn, *wanted)
         return True
 
+    def write_if_owned(self, conn: Connection, owned: Sequence[OwnedRun], *wanted: tuple[Rows, Sequence[Row]]) -> bool:
+        """Write if each of these runs belongs to the tenant that is given with it. If one does not, or is not there,
+        write nothing: False."""
+        if not owned:
+            self.write(conn, *wanted)
+            return True
+        if self.arrays:
+            written = self.write.only_if(self._all_are_owned, columns_of(owned, 2), True, *wanted)(conn)
+            return written is not None
+        if not all(self._owner.fetch(conn, *one) for one in owned):
+            return False
+        self.write(conn, *wanted)
+        return True
+
     def current_or_nothing(
         self,
         known: Sequence[KnownRun],
@@ -446,24 +466,28 @@ class Statements:
         result: T,
         *wanted: tuple[Rows, Sequence[Row]],
         locks: Sequence[int],
+        owned: Sequence[OwnedRun] = (),
     ) -> SingleStatement[T | None]:
         """The conditional write as one statement of Postgres. Its result is `result`, or None if nothing was written.
 
         It takes the `locks` of owners of texts, as `lock_texts` does, then locks the rows of the runs, and then the
         tickets of those that are `moving`, as `under_lock` does. The tickets of a single run need no lock of their own:
-        entries change them under the lock of the run's row.
+        entries change them under the lock of the run's row. Nothing is written either unless each `owned` run belongs
+        to its tenant.
         """
-        only_new, one, several, several_moving = self._conditions[bool(locks)]
+        only_new, one, several, several_moving = self._conditions[bool(locks), bool(owned)]
+        owners = columns_of(owned, 2) if owned else []
         if not known:  # there are only new runs
             return self.write.only_if(only_new, [locks] if locks else (), result, *wanted)
         if len(known) == 1:
-            return self.write.only_if(one, [locks, *known[0]] if locks else known[0], result, *wanted)
+            values = [locks, *known[0]] if locks else known[0]
+            return self.write.only_if(one, [*values, *owners] if owners else values, result, *wanted)
         values = [*columns_of(known, 2), *([locks] if locks else [])]
         if moving:
-            return self.write.only_if(several_moving, [*values, list(moving)], result, *wanted)
-        return self.write.only_if(several, values, result, *wanted)
+            return self.write.only_if(several_moving, [*values, list(moving), *owners], result, *wanted)
+        return self.write.only_if(several, [*values, *owners], result, *wanted)
 
-    def _all_are_current(self, *, moving: bool, locks: bool) -> Condition:
+    def _all_are_current(self, *, moving: bool, locks: bool, owned: bool) -> Condition:
         """Any number of runs have the revisions that are given, and their rows and tickets are locked."""
         given, names = unnested({"id": Text(), "revision": BigInteger()}, "_known")
         names += _LOCKS[:locks]
@@ -478,6 +502,8 @@ class Statements:
             locked = theirs.with_for_update().cte("locked_tickets")
             holds = and_(holds, select(func.count()).select_from(locked).scalar_subquery() >= literal_column("0"))
             names = [*names, "moving"]
+        if owned:
+            holds, names = and_(holds, _owned()), [*names, *_OWNED]
         return Condition(select(holds.label("holds")).cte("unchanged"), names)
 
     def _contents(self) -> Executable:
@@ -527,13 +553,28 @@ def _nothing_but_locks() -> Condition:
     return Condition(select(holds.label("holds")).cte("unchanged"), _LOCKS)
 
 
-def _one_is_current(*, locks: bool) -> Condition:
+_OWNED = ("id_owned", "tenant_owned")
+"""The names of the parameters with the ids of runs and with the tenants to which they must belong."""
+
+
+def _owned() -> ColumnElement[bool]:
+    """Each of these runs belongs to the tenant that is given with it."""
+    given, _ = unnested({"id": Text(), "tenant": Text()}, "_owned")
+    theirs = RUNS.join(given, (RUNS.c.id == given.c.id) & (RUNS.c.tenant == given.c.tenant))
+    count = select(func.count()).select_from(theirs).scalar_subquery()
+    return count == func.cardinality(bindparam("id_owned", type_=ARRAY(Text)))
+
+
+def _one_is_current(*, locks: bool, owned: bool) -> Condition:
     """The row of one run has the revision that is given, and is locked."""
     known = (*_after_locks(locks), RUNS.c.id == bindparam("id_known"), RUNS.c.revision == bindparam("revision_known"))
     current = select(RUNS.c.id).where(*known).with_for_update().cte("current_run")
     count = select(func.count()).select_from(current).scalar_subquery()
     names = [*_LOCKS[:locks], "id_known", "revision_known"]
-    return Condition(select((count == literal_column("1")).label("holds")).cte("unchanged"), names)
+    holds: ColumnElement[bool] = count == literal_column("1")
+    if owned:
+        holds, names = and_(holds, _owned()), [*names, *_OWNED]
+    return Condition(select(holds.label("holds")).cte("unchanged"), names)
 
 
 def shared_parts(*chosen: ColumnElement[bool]) -> CompoundSelect[Any]:

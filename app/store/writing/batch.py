@@ -32,7 +32,18 @@ from app.store.protocol import MOVED, TAKEN, Appended, Entry, Lease, Ledger, Mov
 from app.store.rows import texts
 from app.store.rows.idempotency import claim_row
 from app.store.rows.runs import CachedRows
-from app.store.sqlkit.statements import ENDLESS, LIVE, SEEN, SETTLED, TICKET, Row, Rows, SingleStatement, Statements
+from app.store.sqlkit.statements import (
+    ENDLESS,
+    LIVE,
+    SEEN,
+    SETTLED,
+    TICKET,
+    OwnedRun,
+    Row,
+    Rows,
+    SingleStatement,
+    Statements,
+)
 from app.store.sqlkit.tables import EVENTS, RUNS
 
 Outcome = Appended | Exception
@@ -193,6 +204,8 @@ class RowBatch:
         self._locked = locked
         self.locks: set[int] = set()
         """The locks of the owners whose texts are written."""
+        self.owned: set[OwnedRun] = set()
+        """The runs that must belong to a tenant for anything to be written, each with that tenant."""
         self._tags: list[tuple[Any, ...]] = []
         self._notices: list[tuple[Any, ...]] = []
 
@@ -202,6 +215,7 @@ class RowBatch:
         try:
             run = self._run(entry)
             _check_order(run, entry)
+            self._check_tenant(entry)
             ticket = self._ticket(entry.run, entry.move, entry.at) if entry.move else None
             self._check_rows(entry)
             money = _balance(run, entry)
@@ -225,6 +239,8 @@ class RowBatch:
         events = self._record(run, encoded)
         taken = self._file(run, entry)
         self._claims.make(entry.once, run.id)
+        if entry.tenant is not None and run.id not in self._born:
+            self.owned.add((run.id, entry.tenant))
         return Appended(events, ticket.claim if ticket and entry.move and entry.move.verb == "take" else 0, taken)
 
     def writes(self, statements: Statements) -> list[tuple[Rows, Sequence[Row]]]:
@@ -293,6 +309,14 @@ class RowBatch:
         if not allowed:
             raise LeaseLost
         return ticket
+
+    def _check_tenant(self, entry: Entry) -> None:
+        """Raise `NotFound` if a new run belongs to another tenant. For stored runs the write compares it (`owned`)."""
+        owner = entry.new.tenant if entry.new is not None else None
+        if entry.new is None and entry.run in self._born:
+            owner = self._born[entry.run][0].tenant
+        if entry.tenant is not None and owner not in (None, entry.tenant):
+            raise NotFound
 
     def _check_rows(self, entry: Entry) -> None:
         """Raise `Conflict` if a ticket that is to be taken as it is written exists already: it may have a holder."""
@@ -514,7 +538,10 @@ class Applied:
 
 
 def commit(conn: Connection, statements: Statements, batch: Sequence[EncodedEntry]) -> Applied:
-    """Apply the entries in order on locked rows, and write the changes. The caller commits."""
+    """Apply the entries in order on locked rows, and write the changes. The caller commits.
+
+    Raises `NotFound` if an entry is written in the name of a tenant to which its run does not belong.
+    """
     runs, moving = touched(batch)
     if len(runs) > 1:
         statements.plan_by_key(conn)
@@ -526,7 +553,8 @@ def commit(conn: Connection, statements: Statements, batch: Sequence[EncodedEntr
     shared = locked if statements.arrays else None
     rows = RowBatch(found, tickets, moving, Claims(statements.claims.fetch(conn, ids)), shared)
     outcomes = [rows.apply(encoded) for encoded in batch]
-    statements.write(conn, *rows.writes(statements))
+    if not statements.write_if_owned(conn, sorted(rows.owned), *rows.writes(statements)):
+        raise NotFound
     rows.write_later(conn, statements)
     return Applied(outcomes, rows)
 
@@ -585,7 +613,8 @@ def conditional_write(
     applied, wanted = speculative.done, speculative.rows.writes(statements)
     if statements.arrays:
         locks = sorted(speculative.rows.locks)
-        return statements.current_or_nothing(known, speculative.moving, applied, *wanted, locks=locks)
+        owned = sorted(speculative.rows.owned)
+        return statements.current_or_nothing(known, speculative.moving, applied, *wanted, locks=locks, owned=owned)
     return lambda conn: applied if statements.write_if_current(conn, known, *wanted) else None
 
 

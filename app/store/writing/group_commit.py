@@ -16,7 +16,7 @@ from functools import partial
 from math import inf
 from typing import cast
 
-from app.errors import BatonError, Conflict, StoreUnavailable
+from app.errors import BatonError, Conflict, NotFound, StoreUnavailable
 from app.network import retries
 from app.network.retries import retried
 from app.store.protocol import UNDECIDED, Appended
@@ -233,7 +233,7 @@ class GroupCommit:
         """The outcomes of a batch that could not be written."""
         if isinstance(error, Fault) and error.reason in AWAY:
             self._availability.report_away()
-        return [_unavailable(error) for _ in batch]
+        return [_refusal(error) for _ in batch]
 
     def _answer(self, batch: list[_Waiting], outcomes: list[Outcome]) -> None:
         """Give each caller of `put` its outcome."""
@@ -307,7 +307,7 @@ class GroupCommit:
             try:
                 outcomes += await self._commit([encoded])
             except Exception as error:
-                outcomes.append(_unavailable(error))
+                outcomes.append(_refusal(error))
         return outcomes
 
     async def _was_committed(self, outcomes: list[Outcome], fault: Fault) -> bool:
@@ -344,7 +344,10 @@ def _exists_already(outcome: Outcome) -> bool:
     return isinstance(outcome, Conflict) and outcome.public_code == Conflict.code
 
 
-def _unavailable(error: Exception) -> StoreUnavailable:
+def _refusal(error: Exception) -> BatonError:
+    """The outcome of an entry that could not be written, or whose run belongs to another tenant."""
+    if isinstance(error, NotFound):
+        return error
     if not isinstance(error, Fault):
         logger.error("the store could not write an entry to the journal", exc_info=error)
     unavailable = StoreUnavailable(retry_after=1.0)

@@ -1,0 +1,63 @@
+"""The store as one caller may use it: reads and writes that are made in the name of a tenant.
+
+Gateways take everything that a caller names by an id from here, so that a route that lacks a check shows nothing of
+another tenant's: the statement that commits a write compares the tenant. A run of another tenant is as absent as one
+that never was.
+"""
+
+from typing import Protocol
+
+from app.core.rating.feedback import Feedback
+from app.store.protocol.contents import ContentReads
+from app.store.protocol.entries import Appended, Entry
+from app.store.protocol.idempotency import Once
+from app.store.protocol.journal import Journal, RunQuery, RunRow
+from app.store.protocol.retention import PrunedRun
+
+
+class TenantStore(ContentReads, Protocol):
+    """The verbs of `Store` that a caller's requests need; they promise the same, for the runs of one tenant."""
+
+    async def append(self, entry: Entry) -> Appended:
+        """Behave as `RunJournal.append` does. `NotFound` if the run is not the tenant's."""
+        ...
+
+    async def journal(self, run: str, upto: int | None = None, after: int = 0) -> Journal:
+        """Behave as `RunJournal.journal` does."""
+        ...
+
+    async def run(self, run: str) -> RunRow:
+        """Behave as `RunJournal.run` does."""
+        ...
+
+    async def runs(self, query: RunQuery) -> tuple[RunRow, ...]:
+        """Behave as `RunJournal.runs` does."""
+        ...
+
+    async def erase(self, run: str) -> bool:
+        """Behave as `Contents.erase` does. False if the run is not the tenant's."""
+        ...
+
+    async def pruned_run(self, run: str) -> PrunedRun:
+        """Behave as `Retention.pruned_run` does."""
+        ...
+
+    async def rate(self, given: Feedback) -> Feedback:
+        """Behave as `Learning.rate` does. `NotFound` if the run is not the tenant's."""
+        ...
+
+    async def feedback(self, run: str) -> tuple[Feedback, ...]:
+        """Behave as `Learning.feedback` does."""
+        ...
+
+    async def find_request_claim(self, claim: str, now: float) -> Once | None:
+        """Behave as `RequestClaims.find_request_claim` does."""
+        ...
+
+
+class Tenancy(Protocol):
+    """The way to a tenant's store."""
+
+    def of_tenant(self, tenant: str | None) -> TenantStore:
+        """The store for callers of this tenant; None: for those who may see the runs of every tenant."""
+        ...
