@@ -5,16 +5,30 @@ The engines' messages come over the queue of one process; the journal is a list.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from itertools import permutations
 from types import SimpleNamespace
 from typing import cast
 
+import orjson
 import pytest
 
-from app.core.message.chat import Usage
-from app.core.run.events import CallFinished, CallIntended, Event, Fact, Kind, StepDone, fact_from_json
+from app.conductor.protocol import Policy
+from app.core.message.chat import Message, Task, Text, ToolCall, Usage, message_to_json
+from app.core.run.events import (
+    CallFinished,
+    CallIntended,
+    Event,
+    Fact,
+    Kind,
+    NamedCall,
+    RunAwaitingTool,
+    StepAwaitingTool,
+    StepDone,
+    StepToolResults,
+    fact_from_json,
+)
 from app.core.run.position import Position
 from app.core.run.state import fold
 from app.engine.calls.attempt import Reply
@@ -23,14 +37,17 @@ from app.engine.delivery.followers import Audience, Follower
 from app.engine.delivery.mailbox import Mailbox
 from app.engine.delivery.messages import Ended, Said, Told
 from app.engine.runs.client import RunClient
+from app.engine.runs.driver import Driver
+from app.engine.runs.registry import Drivers
 from app.engine.steps.dispatcher import Dispatcher
 from app.engine.steps.execution import Relay, Work
-from app.errors import Conflict
+from app.errors import Conflict, StoreUnavailable
 from app.stepqueue.memory import MemoryQueue
 from app.stepqueue.protocol import Committed, Delta, Listen, Live, Ticket
 from app.store.protocol import Journal, RunRow
 from app.store.rows.content import address
 from app.telemetry import Telemetry
+from tests.core.play import resumed
 from tests.harness.stand_ins import TEXTS, journal_of, row_of
 
 RUN, SALT, HOME = "run", b"salt", "gateway"
@@ -65,10 +82,27 @@ OF_THE_LOSS = Committed(RUN, LOSS, engine="heir", epoch=2)
 OF_THE_END = Committed(RUN, END, contents=((OUTPUT, ANSWER),), engine="heir", epoch=2)
 
 
+CALLING = Message("assistant", (Text("Mal sehen."),), calls=(ToolCall("id", "look", "{}"),))
+SAID = orjson.dumps(message_to_json(CALLING)).decode()
+CALLS = address(SALT, SAID.encode())
+FIRST_TURN = journaled(
+    finished("call_1", "ok"),
+    StepAwaitingTool(1, "call_1", CALLS, len("Mal sehen."), (NamedCall("id", "look"),)),
+    RunAwaitingTool(turn=0, until=2e9),
+    after=len(BEFORE),
+)
+SECOND_TURN = journaled(
+    resumed(1, 2e9), StepToolResults(1, "results", ("id",)), intended("call_2"), after=FIRST_TURN[-1].seq
+)
+"""Its caller has sent the results to another gateway."""
+
+
 class ListStore:
-    """A journal of which a part is committed, and the run's row."""
+    """A journal of which a part is committed, and the run's row. What happens while one of them is read is played by
+    `meanwhile`, once."""
 
     def __init__(self) -> None:
+        self.meanwhile: dict[str, Callable[[], Awaitable[object]]] = {}
         self.committed: tuple[Event, ...] = BEFORE
         self.driver = "heir"
         self.server_changes = 0
@@ -78,14 +112,25 @@ class ListStore:
         return self
 
     async def journal(self, _run: str, upto: int | None = None, after: int = 0) -> Journal:
-        return Journal(SALT, tuple(event for event in self.committed if event.seq > after))
+        read = tuple(event for event in self.committed if event.seq > after)
+        await self.meanwhile.pop("the journal is read", nothing)()
+        return Journal(SALT, read)
+
+    async def contents(self, _run: str, refs: Sequence[str]) -> Mapping[str, bytes]:
+        return {ref: {OUTPUT: ANSWER, CALLS: SAID}[ref].encode() for ref in refs}
 
     async def last_seqs(self, _runs: Sequence[str]) -> Mapping[str, int]:
         return {RUN: self.committed[-1].seq}
 
     async def run(self, run: str) -> RunRow:
         self.lookups += 1
-        return row_of(run, "acme", driver=self.driver)
+        row = row_of(run, "acme", driver=self.driver, seq=self.committed[-1].seq)
+        await self.meanwhile.pop("the run's row is read", nothing)()
+        return row
+
+
+async def nothing() -> None:
+    """Nothing happens."""
 
 
 class Caller:
@@ -119,6 +164,24 @@ class Gateway:
 
     async def receive(self, message: Live) -> None:
         await self.queue.publish(HOME, [message])
+        await self.settled()
+
+    async def receive_unread(self, message: Live) -> None:
+        """Receive a message while the journal cannot be read yet."""
+        await self.queue.publish(HOME, [message])
+
+    async def end(self) -> None:
+        """The run ends, and its engine sends that to those who follow it by now."""
+        self.store.committed = (*BEFORE, *LOSS, *END)
+        await self.queue.publish(HOME, [OF_THE_LOSS, OF_THE_END])
+
+    async def ended(self) -> None:
+        """Nobody is followed any more."""
+        while len(self.followers):  # noqa: ASYNC110 - an engine answers within few turns of the loop
+            await asyncio.sleep(0)
+
+    async def settled(self) -> None:
+        """All journals that were to be read have been read."""
         while self.followers._catching_up:  # noqa: ASYNC110 - the journal is at hand
             await asyncio.sleep(0)
 
@@ -132,6 +195,29 @@ async def gateway() -> AsyncIterator[Gateway]:
     async with queue.subscribe(HOME, here.followers.receive), asyncio.TaskGroup() as group:
         here.followers.open(group)
         yield here
+
+
+@asynccontextmanager
+async def engine(here: Gateway) -> AsyncIterator[tuple[Drivers, Driver]]:
+    """An engine that the run's row names, and a driver that it may use."""
+    health = SimpleNamespace(overhear=lambda *_seen: None)
+    parts = {"store": here.store, "queue": here.queue, "telemetry": Telemetry(), "health": health}
+    context = cast(EngineContext, SimpleNamespace(**parts, tick=lambda: 0.0, now=lambda: 1e9))
+    drivers = Drivers(context, home="heir", bound=9)
+    driver = Driver(
+        context,
+        home="heir",
+        state=fold(BEFORE),
+        task=Task(()),
+        salt=SALT,
+        conductor=cast(Policy, None),
+        epoch=1,
+        steps=None,
+        contents={},
+    )
+    async with here.queue.subscribe("heir", drivers.receive), asyncio.TaskGroup() as group:
+        drivers._group = group
+        yield drivers, driver
 
 
 async def played(messages: Sequence[Live], joins: int, lost: str) -> list[tuple[Caller, bool, str]]:
@@ -164,6 +250,120 @@ async def test_in_every_order_of_messages_callers_get_the_answer_or_are_told_why
                 assert not (stranded and knew), (messages, joins)
                 expected = (streamed, "answer_changed") if stranded else (ANSWER, None)
                 assert (caller.words, caller.error) == expected, (messages, joins)
+
+
+async def test_a_turn_that_ends_while_somebody_joins_ends_for_them_as_well() -> None:
+    """Its end was sent to those who were there, and nobody is followed any more when the journal has been read."""
+    async with gateway() as here:
+        first = await here.join()
+        here.store.meanwhile["the journal is read"] = here.end
+        second = await here.join()
+        await here.settled()
+    assert [(one.words, one.error) for one in (first, second)] == [(ANSWER, None)] * 2
+
+
+async def test_an_engine_that_has_gone_on_to_other_runs_says_so() -> None:
+    """The run ends after its row was read, which named the engine: nobody here was sent the end."""
+    async with gateway() as here, engine(here) as (drivers, _):
+
+        async def end() -> None:
+            here.store.committed = (*BEFORE, *LOSS, *END)
+
+        here.store.meanwhile["the run's row is read"] = end
+        caller = await here.join()
+        assert len(drivers) == 0
+        await here.ended()
+    assert (caller.words, caller.error) == (ANSWER, None)
+
+
+async def test_a_turn_that_ends_while_its_engine_is_asked_ends_for_who_asks() -> None:
+    """The engine has sent the events to others when it learns that somebody else wants them."""
+    async with gateway() as here, engine(here) as (drivers, driver):
+        drivers._drivers[RUN] = driver
+        here.store.committed = (*BEFORE, *LOSS, *END)
+        await driver.writer.receive((*LOSS, *END))
+        follower = here.followers.follow(fold(BEFORE), SALT, audience := Audience(RUN))
+        audience.admit(line := Mailbox[Told](9))
+        follower.engine, follower.engine_answers = "heir", True
+        await here.followers.ask(follower)
+        await here.ended()
+        caller = Caller(line)
+    assert (caller.words, caller.error) == (ANSWER, None)
+
+
+async def test_who_asks_an_engine_that_is_up_to_date_reads_nothing() -> None:
+    """The engine answers with an event that is known."""
+    async with gateway() as here, engine(here) as (drivers, driver):
+        drivers._drivers[RUN] = driver
+        await here.join()
+        await driver._folded(BEFORE[-1:])
+        del here.store.committed  # from here on nothing can be read
+        await driver.listen(Listen(RUN, HOME))
+        follower = here.followers.of(RUN)
+        assert follower is not None
+        assert follower.engine_answers
+        assert not here.followers._catching_up
+        here.followers.forget(follower)
+
+
+@pytest.mark.parametrize("outage", [False, True])
+async def test_callers_of_a_turn_get_its_reply_although_the_next_one_is_followed_by_then(outage: bool) -> None:
+    """A caller sent the results to another gateway before this one had received the calls."""
+    async with gateway() as here:
+        first = await here.join()
+        here.store.committed = (*BEFORE, *FIRST_TURN, *SECOND_TURN)
+        second = await here.join()
+        if outage:
+            here.store.meanwhile["the journal is read"] = unavailable
+        await here.settled()
+        await here.followers._look(healthy=True)
+        await here.settled()
+        assert (first.words, first.error) == ("Mal sehen.", None)
+        after = SECOND_TURN[-1].seq
+        end = journaled(finished("call_2", "ok"), DONE, SUCCESS, after=after)
+        here.store.committed += end
+        await here.receive(Committed(RUN, end, contents=((OUTPUT, ANSWER),)))
+        assert (second.words, second.error) == (ANSWER, None)
+        assert not here.followers._former
+
+
+async def test_a_turn_that_begins_while_somebody_joins_the_one_before_is_followed_on() -> None:
+    async with gateway() as here:
+
+        async def begin() -> None:
+            here.store.committed = (*BEFORE, *FIRST_TURN, *SECOND_TURN)
+            present.append(await here.join())
+
+        present: list[Caller] = []
+        here.store.meanwhile["the journal is read"] = begin
+        first = Caller((await here.client.attach(RUN, tenant=None, turn=0)).line)
+        assert (first.words, first.error) == ("Mal sehen.", None)
+        follower = here.followers.of(RUN)
+        assert follower is not None
+        assert follower.state.turn.number == 1
+        assert len(follower.audience) == 1
+        here.followers.forget(follower)
+
+
+async def test_a_follower_reads_on_for_itself_and_not_for_its_successor() -> None:
+    """One whose caller has left still reads its journal while another caller comes."""
+    async with gateway() as here:
+        former, goes_on = here.follow(), asyncio.Event()
+        here.store.meanwhile["the journal is read"] = goes_on.wait
+        here.followers.catch_up(former)
+        await asyncio.sleep(0)
+        here.followers.forget(former)
+        second = await here.join()
+        here.store.committed = (*BEFORE, *LOSS, *END)
+        await here.receive_unread(Committed(RUN, END[-1:]))
+        goes_on.set()
+        await here.settled()
+    assert (second.words, second.error) == (ANSWER, None)
+
+
+async def unavailable() -> None:
+    """The database is away."""
+    raise StoreUnavailable
 
 
 async def test_a_caller_whose_words_were_lost_goes_on_if_the_answer_begins_with_them() -> None:

@@ -4,7 +4,9 @@ An engine sends a run's events, and the words of its answer, to the gateway that
 event on. A `Follower` folds them in the order of their numbers, through the same `advance` as the writer, and fills the
 run's audience. The journal is what counts: a gap, or words of a call that is not known yet, sends the follower there;
 and every `POLL_SECONDS` (`UNHEALTHY_POLL_SECONDS` while the queue is unavailable) one query finds, for all followers
-of the process, the journals that have moved without their having received it.
+of the process, the journals that have moved without their having received it. A gateway that the admission does not
+name asks the run's engine to send to it as well. The engine answers with the latest event that it has sent to others,
+so that whatever was committed between the reading of the journal and that request is a gap like any other.
 
 The reply of a turn is sent once to each caller (an `Audience`), in order and without a gap, from wherever that caller
 wants to begin; a caller who cannot keep up gets the rest in larger pieces. Text that was sent cannot be taken back. So
@@ -290,14 +292,20 @@ class Follower:
         """The tick of the admission, until the first delta has come; None where this process did not admit the run."""
 
     def receive(self, message: Committed | Delta) -> bool:
-        """Take what an engine has sent; False if the journal has to be read before it can be used."""
+        """Take what an engine has sent; False if the journal has to be read before it can be used.
+
+        `Committed` without events answers a request to listen by an engine that knows no event to answer with; if it
+        does not name the engine either, the sender does not drive the run.
+        """
+        if isinstance(message, Committed) and not message.events and not message.engine:
+            return False
         self.engine_answers = True
         if isinstance(message, Committed):
             if message.engine:
                 self.engine, self.epoch = message.engine, message.epoch
             self._accept(message.contents)
             self.fold(message.events)
-            return not self._early and not self._pending
+            return bool(message.events) and not self._early and not self._pending
         call = self.state.calls.get(message.call)
         if call is None:
             if len(self._pending) < PENDING:
@@ -376,14 +384,17 @@ class Followers:
     """All followers of one process."""
 
     def __init__(self, context: EngineContext, *, home: str, ended: Callable[[Follower], None]) -> None:
-        """`home` is the address of this process; `ended` is called with each follower whose turn is over."""
+        """`home` is the address of this process; `ended` is called with the follower of a run's latest turn once its
+        callers have been sent the end."""
         self._context = context
         self._home = home
         self._ended = ended
         self._followers: dict[str, Follower] = {}
-        self._catching_up: set[str] = set()
-        """Runs whose journal is being read, and those that are to be read once more after that."""
-        self._again: set[str] = set()
+        self._former: set[Follower] = set()
+        """Followers of turns that are over, whose callers are not sent the reply yet while a later turn is followed."""
+        self._catching_up: set[Follower] = set()
+        """Followers that read their journal, and those that are to read it once more after that."""
+        self._again: set[Follower] = set()
         self._behind: dict[str, int] = {}
         """By run, how far those followers had come that were behind their journal at the latest look."""
         self._server_changes = 0
@@ -408,7 +419,7 @@ class Followers:
                     break
             await self._look(healthy=healthy)
         self._group = None
-        for follower in list(self._followers.values()):
+        for follower in [*self._followers.values(), *self._former]:
             self._drop(follower, LeaseLost(LET_GO))
 
     def of(self, run: str) -> Follower | None:
@@ -416,16 +427,22 @@ class Followers:
         return self._followers.get(run)
 
     def follow(self, state: RunState, salt: bytes, audience: Audience, *, is_new: bool = False) -> Follower:
-        """Follow a run from this state on; `is_new` says that its turn is being begun. Raises `Overloaded` while the
-        process is stopping."""
+        """Follow a run from this state on; `is_new` says that its turn is being begun. If an earlier turn of the run is
+        followed, that turn is over, and its callers are sent the reply as soon as it is read. Raises `Overloaded` while
+        the process is stopping."""
         if self._group is None:
             raise Overloaded(retry_after=1.0)
+        former = self._followers.get(state.run)
+        if former is not None:
+            self._former.add(former)
+            self.catch_up(former)
         follower = Follower(self._context, state=state, salt=salt, audience=audience, is_new=is_new)
         self._followers[state.run] = follower
         return follower
 
     def forget(self, follower: Follower) -> None:
         """Stop following a run."""
+        self._former.discard(follower)
         if self._followers.get(follower.state.run) is follower:
             del self._followers[follower.state.run]
 
@@ -438,35 +455,52 @@ class Followers:
         if follower.state.replied:
             self._end(follower)
         elif not understood:
-            self.catch_up(message.run)
+            self.catch_up(follower)
+
+    def fold(self, follower: Follower, events: Sequence[Event]) -> None:
+        """Fold events that were read of the run's journal, and end the turn if it is over by now."""
+        follower.fold(events)
+        if follower.state.replied:
+            self._end(follower)
 
     async def ask(self, follower: Follower) -> None:
         """Ask the run's engine to send to this process what it sends to the gateway that the run's admission names.
 
-        An engine from which nothing has come since it was last asked may not be the run's engine any more.
+        An engine from which nothing has come since it was last asked may not be the run's engine any more. The run's
+        row says then which one is, and whether the journal has moved.
         """
-        run, known = follower.state.run, follower.engine if follower.engine_answers else ""
+        run, engine = follower.state.run, follower.engine if follower.engine_answers else ""
         follower.engine_answers = False
         with suppress(QueueUnavailable, StoreUnavailable, NotFound):
-            engine = known or (await self._context.store.run(run)).driver
+            if not engine:
+                row = await self._context.store.run(run)
+                engine = row.driver
+                if row.seq > follower.state.seq:
+                    self.catch_up(follower)
             if engine:
                 await self._context.queue.publish(engine, [Listen(run, self._home)])
 
-    def catch_up(self, run: str) -> None:
+    def catch_up(self, follower: Follower) -> None:
         """Read the run's journal soon."""
-        if run in self._catching_up:
-            self._again.add(run)
-        elif self._group is not None and run in self._followers:
-            self._catching_up.add(run)
-            self._group.create_task(self._catch_up(self._followers[run]))
+        if follower in self._catching_up:
+            self._again.add(follower)
+        elif self._group is not None:
+            self._catching_up.add(follower)
+            self._group.create_task(self._catch_up(follower))
 
     def _end(self, follower: Follower) -> None:
         """End the turn: at once if the reply was sent with the events, else as soon as it is read."""
         if follower.finish():
-            self.forget(follower)
-            self._ended(follower)
+            self._over(follower)
         else:
-            self.catch_up(follower.state.run)
+            self.catch_up(follower)
+
+    def _over(self, follower: Follower) -> None:
+        """Stop following a run whose callers here have been sent an end."""
+        is_latest = self._followers.get(follower.state.run) is follower
+        self.forget(follower)
+        if is_latest:
+            self._ended(follower)
 
     async def _catch_up(self, follower: Follower) -> None:
         run = follower.state.run
@@ -487,20 +521,22 @@ class Followers:
             logging.getLogger("baton").error("follower", exc_info=bug)
             self._drop(follower, BatonError())
         finally:
-            self._catching_up.discard(run)
-        if follower.state.replied and follower.audience.ended:
-            self.forget(follower)
-            self._ended(follower)
-        elif run in self._again:
-            self._again.discard(run)
-            self.catch_up(run)
+            is_again = follower in self._again
+            self._again.discard(follower)
+            self._catching_up.discard(follower)
+        if follower.audience.ended:
+            self._over(follower)
+        elif is_again:
+            self.catch_up(follower)
 
     def _drop(self, follower: Follower, error: BatonError) -> None:
-        self.forget(follower)
         follower.audience.end(turn_result.without(follower.state, error))
+        self._over(follower)
 
     async def _look(self, *, healthy: bool) -> None:
         """Find out in one query which journals have moved, and ask engines again for what was not sent here."""
+        for former in self._former:
+            self.catch_up(former)
         if not self._followers:
             return
         try:
@@ -524,7 +560,7 @@ class Followers:
             except RunLost as error:
                 self._drop(follower, error)
             else:
-                self.catch_up(follower.state.run)
+                self.catch_up(follower)
         self._server_changes = changes
 
     def _read(self, moved: Mapping[str, int], *, healthy: bool) -> None:
@@ -533,5 +569,5 @@ class Followers:
         behind = {run: state.seq for run, state in known.items() if moved[run] > state.seq or state.replied}
         for run, seq in behind.items():
             if not healthy or self._behind.get(run) == seq:  # otherwise its events may still be on their way
-                self.catch_up(run)
+                self.catch_up(self._followers[run])
         self._behind = behind

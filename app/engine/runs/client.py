@@ -236,10 +236,13 @@ class RunClient:
         wanted = tool_results.turn_of(journal.events, once) if once is not None else turn
         state = turn_result.until_end(journal.events, wanted)
         present = self._followers.of(run)
+        if present is not None and not state.replied and present.state.turn.number > state.turn.number:
+            # The turn has ended while its journal was read.
+            return await self.attach(run, at, tenant=tenant, turn=turn, once=once)
         if present is not None and (state.replied or present.state.turn.number != state.turn.number):
-            present = None  # the reply is known, or the follower is of another turn
+            present = None  # the reply is known, or the follower is of an earlier turn
         if present is not None:  # it may not have received yet that the attempt was lost whose words it has
-            present.fold(journal.events)
+            self._followers.fold(present, journal.events)
             state = present.state
         position.check(state, at)
         line: Mailbox[Told] = Mailbox(LINE)

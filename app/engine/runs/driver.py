@@ -98,6 +98,8 @@ class Driver:
         """A proposal that was opened with the run's lease, and waits for `drive` to begin."""
         self._listening: dict[str, float] = {}
         """Further gateways that follow the run, with the tick until which they do."""
+        self._latest: tuple[Event, ...] = ()
+        """The last event that was sent to the run's followers; () if none was."""
         self._began = context.tick()
 
     @property
@@ -191,20 +193,21 @@ class Driver:
                 await self.writer.catch_up()
             elif isinstance(message, Planned):
                 await self._planned(message)
-            elif isinstance(message, Listen):
-                await self._listen(message)
 
-    async def _listen(self, message: Listen) -> None:
-        """Add a gateway that follows the run; the engines that execute its steps send it the answer from the
-        beginning."""
+    async def listen(self, message: Listen) -> None:
+        """Add a gateway that follows the run. It is sent the latest event, by which it finds out what it missed; and
+        the engines that execute the run's steps send it the answer from the beginning."""
         known = message.address in self.followers()
         if message.address != self.state.turn.gateway and (known or len(self._listening) < FOLLOWERS):
             self._listening[message.address] = self._context.tick() + LISTEN_SECONDS
+        latest = Committed(self.state.run, self._latest, engine=self._home, epoch=self.writer.row_epoch)
+        await self._send(message.address, [latest])
         if self._steps is None or not self._steps.listen(message):
             await self._send(DISPATCHERS, [message])
 
     async def _folded(self, events: Sequence[Event]) -> None:
         """Send events to the run's followers, with the texts of the reply where it is there and brief."""
+        self._latest = tuple(events[-1:])  # first: a gateway that begins to listen meanwhile is to know of them
         for at, finished in dated(events, CallFinished):
             age = max(self._context.now() - at, 0.0)
             self._context.health.overhear(self.state.calls[finished.call].worker, finished, age)

@@ -41,7 +41,7 @@ from app.errors import (
     StoreUnavailable,
     WorkerUnavailable,
 )
-from app.stepqueue.protocol import AGAIN, DISPATCHERS, Adopted, Committed, Delta, Live, Stop, Ticket
+from app.stepqueue.protocol import AGAIN, DISPATCHERS, Adopted, Committed, Delta, Listen, Live, Stop, Ticket
 from app.store.protocol import MOVED, Entry, Lease, Outbox
 
 WATCH_SECONDS = 0.25
@@ -161,11 +161,23 @@ class Drivers:
     def receive(self, message: Live) -> None:
         """Take a message to this process about one of its runs, or about one whose caller has come back."""
         driver = self._drivers.get(message.run)
-        if driver is not None:
+        if isinstance(message, Listen):
+            if self._group is not None:
+                self._group.create_task(self._listen(message))
+        elif driver is not None:
             if not isinstance(message, Delta | Stop | Adopted):
                 driver.inbox.put(message)
         elif isinstance(message, Committed):
             self._take_resumed(message)
+
+    async def _listen(self, message: Listen) -> None:
+        """Let a gateway follow a run. If it is not driven here, because it has ended or another engine has it, the
+        gateway is asked to look at the journal."""
+        driver = self._drivers.get(message.run)
+        if driver is not None:
+            return await driver.listen(message)
+        with suppress(QueueUnavailable):
+            await self._context.queue.publish(message.address, [Committed(message.run, ())])
 
     def _take_resumed(self, message: Committed) -> None:
         """Take a run whose caller has come back to a gateway that knew this process as its engine."""
