@@ -20,6 +20,7 @@ input, of a worker's prompt, of a provider's reply or of a key may ever be put i
 """
 
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import ClassVar, Literal
 
 FailureReason = Literal[
@@ -324,6 +325,25 @@ class RunOverBudget(RunEnded):
     status = 429
     type = "budget_error"
     code = "run_over_budget"
+
+
+class BudgetExhausted(RunOverBudget):
+    """A budget has not enough left for the run; ask an operator to raise it, or send the request again in its next
+    window."""
+
+    type = "insufficient_quota"
+    code = "insufficient_quota"
+
+    def __init__(self, budget: str, until: float, *, run: str = "") -> None:
+        """`budget` is the id of the budget, and `until` the end of its window in seconds since 1970."""
+        end = datetime.fromtimestamp(until, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        super().__init__(
+            f"The budget {budget} has not enough left for this run; its window ends at {end}. Ask an operator to raise "
+            "it, or send the request again after that time.",
+            run=run,
+        )
+        self.budget = budget
+        self.until = until
 
 
 class RunFailed(RunEnded):

@@ -54,6 +54,12 @@ COUNTERS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "baton_feedback_total": ("Ratings of runs that were received over HTTP.", ("tier", "kind")),
     "baton_tool_turns_total": ("Replies that asked for tool results.", ("tier",)),
     "baton_degraded_total": ("Runs that a fallback decided.", ("tier",)),
+    "baton_budget_refusals_total": ("Runs that ended because a budget had not enough left.", ("scope",)),
+    "baton_budget_warnings_total": ("Windows of budgets whose soft limit was reached.", ("scope",)),
+    "baton_budget_overrun_micro_usd_total": (
+        "Micro-dollars that providers billed beyond the worst case that was held in a budget.",
+        ("scope",),
+    ),
     "baton_dead_letters_total": ("Steps given up because their dispatchers stopped, one after the other.", ("tier",)),
     "baton_lease_lost_total": ("Writes refused because another process owns the run or the step.", ("kind",)),
     "baton_swept_total": ("Tickets sent again or found in the outbox, and runs taken over or handed over.", ("kind",)),

@@ -30,6 +30,7 @@ from app.conductor.model import ModelConductor
 from app.conductor.protocol import Policy
 from app.conductor.selector import Selector
 from app.conductor.styles import STYLES
+from app.core.pool.budgets import scope_of
 from app.core.pool.catalog import Catalog, ConductorSpec, ProviderSpec, Tier
 from app.core.rating.calibration import Trial, measured
 from app.core.run.notices import read_secrets
@@ -53,6 +54,7 @@ from app.providers.protocol import ClosableProvider, Provider
 from app.stepqueue.memory import MemoryQueue
 from app.stepqueue.protocol import SealKeys, StepQueue
 from app.store.sql import open_store
+from app.store.writing.budget_ledger import Signal
 from app.telemetry import Telemetry
 from app.tracing import SIGNALS, Tracing, exports
 
@@ -248,6 +250,7 @@ async def open_runtime(loaded: Loaded, *, now: Callable[[], float] = time.time) 
     seals = pool.peppers.seals
     async with opening as store, _queue(loaded, seals, telemetry) as queue, _tracing(home) as tracing:
         telemetry.watch_pool("database", lambda: store.pool_use)
+        store.on_signal = partial(_count_signal, telemetry)
         clock = Clock(now, time.monotonic, store.clock)
         versions = VersionReader(store, telemetry, time.monotonic)
         context = EngineContext(
@@ -283,6 +286,14 @@ async def open_runtime(loaded: Loaded, *, now: Callable[[], float] = time.time) 
             )
         finally:
             await pool.close()
+
+
+def _count_signal(telemetry: Telemetry, signal: Signal) -> None:
+    """Count what became of a budget."""
+    if signal.kind == "overrun":
+        telemetry.count("baton_budget_overrun_micro_usd_total", scope_of(signal.budget), by=signal.usd)
+    else:
+        telemetry.count("baton_budget_warnings_total", scope_of(signal.budget))
 
 
 def _gateway(context: EngineContext, settings: Settings, pool: Pool, runs: RunClient) -> GatewayContext:

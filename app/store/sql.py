@@ -66,6 +66,7 @@ from app.store.sqlkit.runner import AWAY, Fault, Runner, parse_url
 from app.store.sqlkit.sqlite import Sqlite
 from app.store.sqlkit.statements import Statements
 from app.store.writing.batch import EncodedEntry, RowCache, encode
+from app.store.writing.budget_ledger import Signal
 from app.store.writing.group_commit import DatabaseAvailability, GroupCommit
 from app.telemetry import PoolUse
 
@@ -136,7 +137,10 @@ class SqlStore:
         self.availability = availability = DatabaseAvailability(self.ready)
         self._row_cache = row_cache
         self._server_changes = 0
-        given = (runner, statements, self._add_committed, patience, availability, row_cache)
+        self.on_signal: Callable[[Signal], None] = lambda _signal: None
+        """Is called with what is to be counted of budgets: soft limits that were reached, and overruns."""
+        signalled = self._signalled
+        given = (runner, statements, self._add_committed, patience, availability, row_cache, signalled)
         self.writers = tuple(GroupCommit(*given) for _ in range(writers))
 
     @property
@@ -204,6 +208,9 @@ class SqlStore:
     def _add_committed(self, encoded: EncodedEntry, appended: Appended) -> None:
         self._forget_former_server()
         self._journals.add_committed(encoded, appended)
+
+    def _signalled(self, signal: Signal) -> None:
+        self.on_signal(signal)
 
     def _forget_former_server(self) -> int:
         """Forget what was read from, or written to, another server than the present one; its number of changes."""

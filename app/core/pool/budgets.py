@@ -108,6 +108,11 @@ def budget_id(account_id: str) -> str:
     return account_id.partition("#")[0]
 
 
+def scope_of(id_: str) -> str:
+    """Return the scope of a budget or an account, for the labels of metrics."""
+    return id_.split("/")[1]
+
+
 def _hashed(name: str) -> str:
     return hashlib.sha256(name.encode()).hexdigest()[:HASH_DIGITS]
 

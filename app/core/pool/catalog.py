@@ -211,6 +211,8 @@ class Worker:
     """The version of the API that its requests name, for formats that have one; empty: its provider's."""
     bars: tuple[Bar, ...] = ()
     """The rules of the pool file that keep it from requests with certain labels."""
+    priced: bool = True
+    """False if the pool file names no price: it is not called for a run to which budgets apply."""
 
     def writing_seconds(self, tokens: int) -> float:
         """Return the seconds in which it is expected to write so many tokens."""

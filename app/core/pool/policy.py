@@ -14,6 +14,7 @@ from app.core.pool.budget import input_bound, tool_bytes
 from app.core.pool.catalog import Card, Catalog, Tier, Worker
 from app.core.records import record
 
+NO_PRICE = "its price is not known, and a budget applies; write `price` in the pool file"
 NO_LOGPROBS = "tells no log-probabilities"
 REFUSALS: Mapping[str, str] = {name: f"takes no {name}" for name in SAMPLING}
 """The reason of a worker that refuses a sampling parameter, by parameter."""
@@ -73,6 +74,13 @@ def eligible(catalog: Catalog, tier: Tier, task: Task, labels: frozenset[str], o
         else:
             kept.append(worker)
     return Eligible(tuple(kept), excluded)
+
+
+def priced(choice: Eligible, budgets: Sequence[str]) -> Eligible:
+    """Without the workers of unknown price, if the run has accounts of budgets: what they cost could not be held."""
+    unknown = {worker.name: NO_PRICE for worker in choice.workers if budgets and not worker.priced}
+    kept = tuple(worker for worker in choice.workers if worker.name not in unknown)
+    return Eligible(kept, {**choice.excluded, **unknown}) if unknown else choice
 
 
 def healthy(choice: Eligible, ejected: Mapping[str, str]) -> Eligible:

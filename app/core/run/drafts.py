@@ -24,6 +24,9 @@ from app.core.run.events import (
 from app.core.run.progress import granted
 from app.core.run.state import RunState, StepState, Turn
 
+OVER_BUDGET = "run_over_budget"
+BUDGET_REASON = "budget "
+"""The beginning of the reason of a rejected plan that names a budget, and the end of that budget's window."""
 MOST_REASONS = 50
 """Reasons that are kept of a rejected plan."""
 
@@ -158,6 +161,7 @@ def ended(state: RunState, command: Finish) -> RunEnd:
     state = replace(state, end=make(step=command.step, stopped=command.stopped))
     answered = state.steps[command.step] if command.step is not None else None
     split = bill(state)
+    budget, until = _exhausted(state) if OVER_BUDGET in (command.error, command.stopped) else ("", None)
     return make(
         step=command.step,
         stopped=command.stopped,
@@ -170,7 +174,27 @@ def ended(state: RunState, command: Finish) -> RunEnd:
         fell_back=answered is not None and command.fell_back,
         error=command.error,
         retry_after=_retry_after(state, command.error),
+        budget=budget,
+        budget_until=until,
     )
+
+
+def _exhausted(state: RunState) -> tuple[str, float | None]:
+    """The budget that had not enough left for a step or for a plan, and the end of its window."""
+    for step in state.live:
+        if step.budget is not None:
+            return step.budget
+    tries = [*state.proposals[-1:], *(each[-1] for each in state.nested.values())]
+    reasons = [reason for one in tries for reason in one.reasons if reason.startswith(BUDGET_REASON)]
+    if not reasons:
+        return "", None
+    name, _, until = reasons[0].removeprefix(BUDGET_REASON).rpartition(" ")
+    return name, float(until)
+
+
+def plan_refused(budget: str, until: float) -> tuple[str, str]:
+    """The reasons of a proposal that is not made because a budget has not enough left for its call."""
+    return OVER_BUDGET, f"{BUDGET_REASON}{budget} {until:.0f}"
 
 
 def _retry_after(state: RunState, error: str) -> float | None:

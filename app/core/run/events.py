@@ -229,6 +229,8 @@ class RunAdmitted(Fact):
     traceparent: str = optional("")
     """The span of the request in W3C Trace Context; empty where the request belongs to no trace."""
     tracestate: str = optional("")
+    budgets: tuple[str, ...] = optional(())
+    """The accounts of budgets in which each of its holds is reserved, beside the run's own limit."""
 
     @property
     def trace(self) -> Trace:
@@ -308,6 +310,10 @@ class RunEnd(Fact):
     """True if the run was ended by a process that could not read its journal."""
     retry_after: float | None = optional(None)
     """Seconds after which the first of the workers that all limit the rate of requests can be called again."""
+    budget: str = optional("")
+    """The id of the budget that had not enough left, where that is why the run is over budget."""
+    budget_until: float | None = optional(None)
+    """The end of the window of that budget."""
 
 
 @fact(Kind.SUCCEEDED)
@@ -451,6 +457,8 @@ class CallIntended(Fact):
     watched: bool = optional(False)
     """True if the reply is a stream although nobody receives it as it comes: another worker takes over from one that is
     silent."""
+    budgets: tuple[str, ...] = optional(())
+    """The accounts of budgets in which the hold is reserved as well."""
 
 
 @fact(Kind.CALL_FINISHED)
@@ -563,6 +571,10 @@ class StepFailed(Fact):
     despite: str = optional("")
     retry_after: float | None = optional(None)
     """Seconds after which the first of its workers can be called again, if all of them limit the rate of requests."""
+    budget: str = optional("")
+    """The id of the budget that had not enough left for its call."""
+    budget_until: float | None = optional(None)
+    """The end of the window of that budget."""
 
 
 @fact(Kind.STEP_SKIPPED)

@@ -6,11 +6,14 @@ exact body, so that a receiver with the secret can detect a forged, changed or r
 
 import base64
 import binascii
+import hashlib
 import hmac
 import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from app.core.pool.budgets import Budget, Window
+from app.core.pool.catalog import MILLION
 from app.core.records import record
 from app.core.run.events import Fact, RunAwaitingTool, RunCancelled, RunEnd, RunSucceeded
 from app.core.run.reply_ids import formatted
@@ -20,6 +23,8 @@ SECRET_BYTES = range(24, 65)
 """Bytes of a secret, as the specification demands."""
 CUT_SHORT = frozenset({"length", "content_filter"})
 """Reasons for which a worker stops before its answer is complete."""
+SOFT_LIMIT = "budget.soft_limit"
+"""The word of a notice that a budget has reached its soft limit."""
 KEEP = 3 * 86_400.0
 """Seconds for which a delivery is tried."""
 SHORTEST, LONGEST = 5.0, 4 * 3_600.0
@@ -36,10 +41,14 @@ class Notice:
     word: str
     at: float
     tries: int = 0
+    about: str | None = None
+    """The JSON of its data, where it is not about a run: then `run` is an account, and `turn` the start of a window."""
 
     @property
     def id(self) -> str:
         """Return the event's id, which is the same at every try, so that a receiver can recognise repetitions."""
+        if self.about is not None:
+            return f"evt_{hashlib.sha256(f'{self.run} {self.turn} {self.word}'.encode()).hexdigest()[:32]}"
         return _of_turn(f"evt_{self.run.removeprefix('run_')}", self.turn)
 
 
@@ -71,14 +80,29 @@ def word(fact: Fact) -> str | None:
 
 def payload(notice: Notice) -> bytes:
     """Return the body of a delivery: the same bytes at every try."""
+    about_run = notice.about is None
     event = {
         "id": notice.id,
         "object": "event",
         "created_at": int(notice.at),
-        "type": f"response.{notice.word}",
-        "data": {"id": response_id(notice.run, notice.turn)},
+        "type": f"response.{notice.word}" if about_run else notice.word,
+        "data": {"id": response_id(notice.run, notice.turn)} if about_run else json.loads(notice.about or "{}"),
     }
     return json.dumps(event, separators=(",", ":")).encode()
+
+
+def soft_limit(budget: Budget, account: str, window: Window, spent: int) -> str:
+    """Return the JSON that the notice of a budget's soft limit sends as `data`. Money is in dollars."""
+    data = {
+        "budget": budget.id,
+        "account": account,
+        "window_start": window.start,
+        "window_end": window.end,
+        "limit_usd": budget.usd / MILLION,
+        "soft_limit": budget.soft,
+        "spent_usd": spent / MILLION,
+    }
+    return json.dumps(data, separators=(",", ":"))
 
 
 def read_secrets(text: str) -> tuple[bytes, ...]:

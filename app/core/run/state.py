@@ -148,6 +148,8 @@ class StepState:
     exchanges: tuple[Exchange, ...] = ()
     inherits: bool = False
     """True if its plan listed `user`, which inside a step is the parent's task."""
+    budget: tuple[str, float] | None = None
+    """The budget that had not enough left for its call, and the end of that budget's window."""
 
     @property
     def opens(self) -> bool:
@@ -641,7 +643,8 @@ def _step_done(state: RunState, fact: StepDone) -> Changes:
 
 
 def _step_failed(state: RunState, fact: StepFailed) -> Changes:
-    return _set_step(state, fact.n, state="failed", error=fact.error, retry_after=fact.retry_after)
+    budget = (fact.budget, fact.budget_until) if fact.budget_until is not None else None
+    return _set_step(state, fact.n, state="failed", error=fact.error, retry_after=fact.retry_after, budget=budget)
 
 
 def _step_skipped(state: RunState, fact: StepSkipped) -> Changes:

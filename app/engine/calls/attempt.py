@@ -69,6 +69,7 @@ class Purpose:
     repairs: str = ""
     tenant: str = ""
     watched: bool = False
+    budgets: tuple[str, ...] = ()
 
 
 SPARE_TOKENS, DECODED_CHARS = 256, 2_048
@@ -323,6 +324,7 @@ class Attempt:
             ignored=tuple(name for name in unsupported if getattr(self._request.sampling, name)),
             endpoint=endpoint_of(self._provider),
             watched=self._purpose.watched,
+            budgets=self._purpose.budgets,
         )
 
     @contextmanager

@@ -12,6 +12,7 @@ import orjson
 
 from app import errors
 from app.core.message.chat import message_from_json
+from app.core.pool.budgets import scope_of
 from app.core.run import position
 from app.core.run.bill import bill
 from app.core.run.events import TERMINAL, Event, RunAwaitingTool, RunResumed
@@ -121,6 +122,8 @@ def count(telemetry: Telemetry, state: RunState, seconds: float) -> None:
     tier = state.admitted.tier
     telemetry.count("baton_runs_total", tier, outcome(state.state, state.end.error if state.end is not None else ""))
     telemetry.observe("baton_run_seconds", seconds, tier)
+    if state.end is not None and state.end.budget:
+        telemetry.count("baton_budget_refusals_total", scope_of(state.end.budget))
     if state.degraded:
         telemetry.count("baton_degraded_total", tier)
     for proposal in state.proposals[1:]:
@@ -151,5 +154,7 @@ def ending_error(state: RunState) -> BatonError | None:
         error = errors.RunRateLimited(retry_after=end.retry_after, run=state.run)
         error.message = f"{error.message} {wait}".strip()
         return error
+    if end.budget_until is not None and state.state == "over_budget":
+        return errors.BudgetExhausted(end.budget, end.budget_until, run=state.run)
     named = ERRORS_OF_FAILED_RUNS.get(end.error) if state.state == "failed" else None
     return (named or ending)(code=end.error or None, run=state.run)

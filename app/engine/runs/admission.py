@@ -14,8 +14,9 @@ from app.core.message.task_body import TaskParts
 from app.core.plan.arms import steps_needed
 from app.core.plan.parse import by_name, read_plan
 from app.core.plan.workflow import Step
-from app.core.pool.catalog import Catalog, Limits, Tier
-from app.core.pool.policy import Eligible, Overrides, eligible, exclusion, healthy, unknown_names
+from app.core.pool.budgets import TEAM_FIELD, Scope
+from app.core.pool.catalog import Catalog, Limits, Tier, Worker
+from app.core.pool.policy import Eligible, Overrides, eligible, exclusion, healthy, priced, unknown_names
 from app.core.records import record
 from app.core.run import notices
 from app.core.run.events import RunAdmitted
@@ -93,6 +94,8 @@ class Order:
     """The id of the HTTP request, under which the run is found again; empty where there is none."""
     key_name: str = ""
     """The name of the API key, for logs."""
+    budgets: tuple[str, ...] = ()
+    """The accounts of budgets in which a new run's holds are reserved."""
 
     @property
     def owner(self) -> Owner:
@@ -105,6 +108,17 @@ class Moved:
     """The run's journal has reached the event `seq`, which may not have been received here."""
 
     seq: int
+
+
+async def with_budgets(context: EngineContext, order: Order) -> Order:
+    """An order with the accounts of the budgets that concern it: those of its key, user, team and tenant."""
+    names: dict[Scope, str] = {
+        "key": order.key,
+        "user": order.task.user or "",
+        "team": order.task.metadata.get(TEAM_FIELD, ""),
+    }
+    accounts = await context.store.budget_accounts(order.tenant, names)
+    return replace(order, budgets=accounts) if accounts else order
 
 
 def tags(order: Order) -> tuple[tuple[str, str], ...]:
@@ -142,6 +156,7 @@ def choose(context: EngineContext, order: Order) -> Eligible:
             f"baton.pool names a worker that is not in the pool; the pool is: {known}", param="baton.pool"
         )
     choice = eligible(context.catalog(), order.tier, order.task, order.labels, order.overrides)
+    choice = priced(choice, order.budgets)
     if not choice.workers:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in sorted(choice.excluded.items()))
         raise InvalidRequest(
@@ -178,11 +193,15 @@ def _policy(context: EngineContext, order: Order, choice: Eligible) -> tuple[Pol
             code="too_few_steps",
         )
     asked = spec.worker if spec.kind == "model" else None  # a selector leaves out a model that may not
-    if asked is None or not exclusion(context.catalog().workers[asked], order.labels):
+    if asked is None or _may_conduct(context.catalog().workers[asked], order):
         return context.conductor(order.tier), spec.kind
     names = [worker.name for worker in choice.workers]
     worker = order.tier.fallback if order.tier.fallback in names else names[0]
     return Given((Step(worker, answers=True),)), FALLBACK
+
+
+def _may_conduct(worker: Worker, order: Order) -> bool:
+    return not exclusion(worker, order.labels) and (worker.priced or not order.budgets)
 
 
 def entry(
@@ -213,6 +232,7 @@ def entry(
         deadline=admitted.deadline,
         cap=Ledger(order.limits.usd, order.limits.tokens),
         code=context.code,
+        budgets=order.budgets,
     )
     return Entry(
         run=context.name("run"),
@@ -294,4 +314,5 @@ def _admitted(
         key_name=order.key_name,
         traceparent=order.trace.parent,
         tracestate=order.trace.state,
+        budgets=order.budgets,
     )

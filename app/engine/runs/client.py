@@ -120,6 +120,7 @@ class RunClient:
 
     async def _begin(self, order: Order) -> Driven:
         await self._check_untaken()
+        order = await admission.with_budgets(self._context, order)
         catalog, choice = self._context.catalog(), admission.choose(self._context, order)
         conductor, kind = admission.conducted(self._context, order, choice)
         await self._context.pin(catalog)

@@ -39,7 +39,7 @@ from app.engine.calls.step_request import look, texts_of
 from app.engine.commit.run_writer import Append, Contents, patiently
 from app.engine.context import EngineContext
 from app.engine.steps import pending_outcomes
-from app.errors import BatonError, PlanRejected, WorkerUnavailable
+from app.errors import BatonError, BudgetExhausted, PlanRejected, WorkerUnavailable
 from app.network.retries import Left
 from app.providers.protocol import Request
 from app.store.protocol import Store
@@ -329,6 +329,8 @@ class Planner:
             raise PlanRejected(["the conductor's model is not in the pool file"])
         if exclusion(known, state.admitted.labels):  # since the admission; it reads the whole task (D6)
             raise WorkerUnavailable(code="conductor_not_cleared")
+        if state.admitted.budgets and not known.priced:
+            raise WorkerUnavailable(code="conductor_not_priced")
         version = await self._context.version(worker, state.run)
         served = _served(known, version, within)
         sampling = Sampling(temperature=temperature, top_p=1.0 if temperature else None, max_tokens=max_tokens)
@@ -373,6 +375,7 @@ class Planner:
             rejected=self._ref(told.rejected),
             version=version or "",
             tenant=state.admitted.tenant,
+            budgets=state.admitted.budgets,
         )
 
     def _sees(self, state: RunState) -> Access:
@@ -408,6 +411,8 @@ def faults(state: RunState, proposal: Proposal, planned: Planned) -> Sequence[st
     steps = state.steps_of(proposal)
     if planned.step is not None:
         return _misplaced(state, proposal, planned.step, steps)
+    if isinstance(planned.error, BudgetExhausted):
+        return drafts.plan_refused(planned.error.budget, planned.error.until)
     if isinstance(planned.error, PlanRejected) and planned.error.reasons:
         return planned.error.reasons
     if planned.error is not None:

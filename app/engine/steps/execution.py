@@ -41,7 +41,16 @@ from app.engine.context import EngineContext
 from app.engine.steps.pending_outcomes import Outcomes
 from app.engine.steps.step_log import StepLog
 from app.engine.worker_health import Choice
-from app.errors import BatonError, LeaseLost, NotFound, QueueUnavailable, RunEnded, RunOverBudget, StoreUnavailable
+from app.errors import (
+    BatonError,
+    BudgetExhausted,
+    LeaseLost,
+    NotFound,
+    QueueUnavailable,
+    RunEnded,
+    RunOverBudget,
+    StoreUnavailable,
+)
 from app.stepqueue.protocol import AGAIN, Committed, Delta, Live, Ticket
 from app.store.protocol import Due, Entry, Ledger, Move
 from app.store.rows.content import address
@@ -394,6 +403,10 @@ class Execution:
             try:
                 await self._intend(attempt, openers)
                 return attempt
+            except BudgetExhausted as refused:
+                step, code = self._ticket.step, RunOverBudget.code
+                failed = StepFailed(step, code, budget=refused.budget, budget_until=refused.until)
+                await self._fail(failed, openers)
             except RunOverBudget:
                 await self._fail(StepFailed(self._ticket.step, "run_over_budget"), openers)
         return None
@@ -423,7 +436,9 @@ class Execution:
         known = self._context.catalog().workers
         names = [step.worker, *(name for name in state.admitted.pool if name != step.worker)]
         present = [known[name] for name in names if name in known]
-        return [worker for worker in present if not exclusion(worker, state.admitted.labels)]
+        unpriced = [worker.name for worker in present if state.admitted.budgets and not worker.priced]
+        allowed = [worker for worker in present if not exclusion(worker, state.admitted.labels)]
+        return [worker for worker in allowed if worker.name not in unpriced]
 
     def _lost(self, state: RunState, step: StepState) -> tuple[Fact, ...]:
         """Outcomes for the intents of a dispatcher that is no more: `unknown`, and possibly billed."""
@@ -465,6 +480,7 @@ class Execution:
                 repairs=flawed.call if flawed is not None else "",
                 tenant=state.admitted.tenant,
                 watched=watched,
+                budgets=state.admitted.budgets,
             ),
         )
 

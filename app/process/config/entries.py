@@ -283,6 +283,7 @@ class WorkerEntry(Entry):
             drops=frozenset(one for one, treatment in table.items() if treatment != "take"),
             refuses=frozenset(one for one, treatment in table.items() if treatment == "refuse"),
             api_version=self.anthropic_version,
+            priced=self.price is not None,
         )
 
 

@@ -1,6 +1,6 @@
 """Rows of budgets, and the windows of their accounts. Entries change the windows (see `writing/budget_ledger.py`)."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
 from sqlalchemy import Connection, and_, delete, or_, select
@@ -32,6 +32,11 @@ def every(conn: Connection, tenant: str | None) -> tuple[Budget, ...]:
     if tenant is not None:
         query = query.where(BUDGETS.c.tenant == tenant)
     return tuple([Budget(**row._mapping) for row in conn.execute(query)])
+
+
+def named(conn: Connection, ids: Sequence[str]) -> tuple[Budget, ...]:
+    """The budgets that exist of these ids."""
+    return tuple([Budget(**row._mapping) for row in conn.execute(select(*_COLUMNS).where(BUDGETS.c.id.in_(ids)))])
 
 
 def tenants(conn: Connection) -> frozenset[str]:

@@ -6,10 +6,10 @@ from app.core.run.notices import Notice
 from app.store.sqlkit.tables import NOTICES
 
 
-def due(now: float, limit: int) -> Select[tuple[str, int, str, float, int]]:
+def due(now: float, limit: int) -> Select[tuple[str, int, str, float, int, str]]:
     """A query of the notices that may be tried, those due for longest first."""
     row = NOTICES.c
-    columns = (row.run, row.turn, row.word, row.at, row.tries)
+    columns = (row.run, row.turn, row.word, row.at, row.tries, row.about)
     return select(*columns).where(row.due <= now).order_by(row.due).limit(limit)
 
 
@@ -19,7 +19,7 @@ def take(conn: Connection, now: float, until: float, limit: int) -> tuple[Notice
     if rows:
         taken = tuple_(NOTICES.c.run, NOTICES.c.turn).in_([(row.run, row.turn) for row in rows])
         conn.execute(update(NOTICES).where(taken).values(due=until, tries=NOTICES.c.tries + 1))
-    return tuple([Notice(row.run, row.turn, row.word, row.at, row.tries + 1) for row in rows])
+    return tuple([Notice(row.run, row.turn, row.word, row.at, row.tries + 1, row.about) for row in rows])
 
 
 def close(conn: Connection, notice: Notice) -> bool:

@@ -45,6 +45,8 @@ from app.store.sqlkit.statements import (
     Statements,
 )
 from app.store.sqlkit.tables import EVENTS, RUNS
+from app.store.writing import budget_ledger
+from app.store.writing.budget_ledger import BudgetLedger, Charge, Signal
 
 Outcome = Appended | Exception
 
@@ -58,6 +60,7 @@ BEGINNINGS = frozenset({Kind.ADMITTED, Kind.RESUMED})
 MOST_RUNS = 8192
 """Most runs whose rows are cached."""
 _ID, _REVISION = SEEN.index("id"), SEEN.index("revision")
+_BUDGETS = SEEN.index("budgets")
 _STEP, _HOLDER = TICKET.index("step"), TICKET.index("holder")
 
 
@@ -186,9 +189,11 @@ class RowBatch:
         moving: Collection[str],
         claims: Claims,
         locked: Collection[int] | None = None,
+        budgets: BudgetLedger | None = None,
     ) -> None:
         """`tickets` are all tickets of the runs in `moving`. Only texts of owners whose lock is in `locked` are shared;
-        None: those of all, and `locks` are to be taken before the write."""
+        None: those of all, and `locks` are to be taken before the write. Without `budgets` no entry holds or settles
+        anything for a run that has accounts."""
         self._runs = {row[0]: _Run(*row) for row in runs}
         self._tickets = {(row[0], row[1]): _stored(row) for row in tickets}
         self._ticketed = set(moving)
@@ -208,6 +213,7 @@ class RowBatch:
         """The runs that must belong to a tenant for anything to be written, each with that tenant."""
         self._tags: list[tuple[Any, ...]] = []
         self._notices: list[tuple[Any, ...]] = []
+        self._budgets = budgets
 
     def apply(self, encoded: EncodedEntry) -> Outcome:
         """Check one entry and apply it, or return the exception that refuses it."""
@@ -220,6 +226,7 @@ class RowBatch:
             self._check_rows(entry)
             money = _balance(run, entry)
             self._claims.check(entry.once, entry.at)
+            charge = self._charge(run, entry)
         except (LeaseLost, RunEnded, RunOverBudget, NotFound, Conflict, ValueError) as refusal:
             return refusal
         if entry.new is not None:
@@ -230,6 +237,8 @@ class RowBatch:
             self._changed.add(run.id)
             run.revision += 1
         run.held_usd, run.held_tokens, run.spent_usd, run.spent_tokens = money
+        if charge is not None and self._budgets is not None:
+            self._budgets.apply(charge)
         if entry.move and ticket:
             self._move(run, ticket, entry.move)
         if entry.lease is not None:
@@ -295,6 +304,13 @@ class RowBatch:
         if run is not None:
             raise Conflict
         return _Run(entry.run, FIRST_EPOCH, entry.new.cap.usd, entry.new.cap.tokens, budgets=named(entry.new.budgets))
+
+    def _charge(self, run: _Run, entry: Entry) -> Charge | None:
+        """The changes that an entry makes to the run's accounts. Raises `BudgetExhausted` if one has not enough
+        left."""
+        if self._budgets is None or run.budgets is None:
+            return None
+        return self._budgets.charge(entry, budget_ledger.accounts_of(run.budgets))
 
     def _ticket(self, run: str, move: Move, at: float) -> _Ticket:
         """The ticket that is moved. Raises `LeaseLost` if the move has no right to it (D3)."""
@@ -530,6 +546,8 @@ class Applied:
 
     outcomes: list[Outcome]
     rows: RowBatch
+    signals: Sequence[Signal] = ()
+    """Refusals, warnings and overruns of budgets."""
 
     @property
     def left(self) -> Mapping[str, CachedRows | None]:
@@ -551,12 +569,26 @@ def commit(conn: Connection, statements: Statements, batch: Sequence[EncodedEntr
     found, tickets = statements.under_lock(conn, runs, moving)
     ids = sorted({encoded.entry.once.id for encoded in batch if encoded.entry.once is not None})
     shared = locked if statements.arrays else None
-    rows = RowBatch(found, tickets, moving, Claims(statements.claims.fetch(conn, ids)), shared)
+    claims = Claims(statements.claims.fetch(conn, ids))
+    budgets = budget_ledger.load(conn, _columns(found, batch), [encoded.entry for encoded in batch])
+    rows = RowBatch(found, tickets, moving, claims, shared, budgets)
     outcomes = [rows.apply(encoded) for encoded in batch]
     if not statements.write_if_owned(conn, sorted(rows.owned), *rows.writes(statements)):
         raise NotFound
     rows.write_later(conn, statements)
-    return Applied(outcomes, rows)
+    if budgets is None:
+        return Applied(outcomes, rows)
+    budgets.write(conn)
+    return Applied(outcomes, rows, budgets.signals)
+
+
+def _columns(found: Iterable[Row], batch: Sequence[EncodedEntry]) -> dict[str, str | None]:
+    """The accounts of the runs of a batch that have any, as their rows name them."""
+    columns = {row[_ID]: row[_BUDGETS] for row in found if row[_BUDGETS] is not None}
+    for encoded in batch:
+        if encoded.entry.new is not None and encoded.entry.new.budgets:
+            columns[encoded.entry.run] = named(encoded.entry.new.budgets)
+    return columns
 
 
 def touched(batch: Sequence[EncodedEntry]) -> tuple[list[str], list[str]]:
@@ -598,10 +630,18 @@ def apply_to_cached_rows(batch: Sequence[EncodedEntry], row_cache: RowCache) -> 
 def _needs_rows(entry: Entry, known: Mapping[str, CachedRows]) -> bool:
     if entry.once is not None or not fenced(entry):
         return True
+    if (entry.hold != NOTHING or entry.release != NOTHING) and _has_accounts(entry, known):
+        return True
     if entry.move is None or entry.move.verb != "take":
         return False
     tickets = known[entry.run].tickets or ()
     return any(ticket[_STEP] == entry.move.step and ticket[_HOLDER] is not None for ticket in tickets)
+
+
+def _has_accounts(entry: Entry, known: Mapping[str, CachedRows]) -> bool:
+    if entry.new is not None:
+        return bool(entry.new.budgets)
+    return known[entry.run].run[_BUDGETS] is not None
 
 
 def conditional_write(

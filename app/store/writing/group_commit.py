@@ -33,6 +33,7 @@ from app.store.writing.batch import (
     conditional_write,
     was_committed,
 )
+from app.store.writing.budget_ledger import Signal
 
 logger = logging.getLogger(__name__)
 
@@ -157,16 +158,18 @@ class GroupCommit:
         patience: float,
         availability: DatabaseAvailability,
         row_cache: RowCache | None = None,
+        signalled: Callable[[Signal], None] = lambda _signal: None,
     ) -> None:
-        """`committed` is called with each committed entry before the caller of `put` gets its result. `patience` is the
-        longest time in the queue behind other batches, in seconds. With a `row_cache` the first attempt does not read
-        rows that it holds."""
+        """`committed` is called with each committed entry before the caller of `put` gets its result, and `signalled`
+        with what is to be counted of budgets. `patience` is the longest time in the queue behind other batches, in
+        seconds. With a `row_cache` the first attempt does not read rows that it holds."""
         self._availability = availability
         self._row_cache = row_cache
         self._losses = runner.losses
         self._runner = runner
         self._statements = statements
         self._committed = committed
+        self._signalled = signalled
         self._patience = patience
         self._waiting: deque[_Waiting] = deque()
         self._bytes = 0
@@ -289,6 +292,8 @@ class GroupCommit:
             raise
         if self._row_cache is not None:
             self._row_cache.update(applied.left)
+        for signal in applied.signals:
+            self._signalled(signal)
         return applied.outcomes
 
     def _apply_to_cached_rows(self, batch: list[EncodedEntry]) -> Speculative | None:

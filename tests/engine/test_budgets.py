@@ -1,0 +1,78 @@
+"""Budgets over several runs, as a caller meets them: what is held for a run, and how one that cannot be paid ends."""
+
+from pathlib import Path
+
+import pytest
+
+from app.core.message.chat import Message, Task, Text
+from app.core.pool.budgets import Budget
+from app.core.run.events import Kind
+from app.errors import BudgetExhausted, InvalidRequest
+from app.gateway.http.fault import describe, headers_of
+from app.process.wiring import Runtime
+from tests.harness.in_process import events, finish, of, order, plan_text, plans, pool_text, running_service
+from tests.stubs import ProviderStub
+
+POOR = Budget("tenant", "tenant", "", "day", 100)
+"""A budget below the worst case of any call."""
+RICH = Budget("tenant", "user", "*", "month", 1_000_000)
+
+
+async def test_a_call_is_held_and_settled_in_the_budgets_of_its_run(stub: ProviderStub, opened: Runtime) -> None:
+    store = opened.context.store
+    await store.set_budget(RICH)
+    outcome = await finish(await opened.runs.start(order(opened, "baton-mini")))
+    journal = await events(opened, outcome.ended.state.run)
+    (intent,) = of(journal, Kind.CALL_INTENDED)
+    (use,) = await store.budget_use(RICH.id, 10)
+    assert (use.held, use.spent) == (0, outcome.ended.bill.usd)
+    assert intent["budgets"] == [use.account] == of(journal, Kind.ADMITTED)[0]["budgets"]
+
+
+@pytest.mark.parametrize("tier", ["baton-mini", "baton-ultra"])
+async def test_a_run_that_a_budget_cannot_pay_names_it_and_calls_nobody(
+    stub: ProviderStub, opened: Runtime, tier: str
+) -> None:
+    await opened.context.store.set_budget(POOR)
+    plans(stub, plan_text((0, "Solve it", ["user"])))
+    ended = (await finish(await opened.runs.start(order(opened, tier)))).ended
+    assert ended.state.state == "over_budget"
+    assert stub.requests == []
+    assert isinstance(ended.error, BudgetExhausted)
+    (use,) = await opened.context.store.budget_use(POOR.id, 10)
+    assert (ended.error.budget, ended.error.until, use.held) == (POOR.id, use.end, 0)
+    said = describe(ended.error)["error"]
+    assert (ended.error.status, said["type"], said["code"]) == (429, "insufficient_quota", "insufficient_quota")
+    assert POOR.id in said["message"]
+    assert headers_of(ended.error)["x-should-retry"] == "false"
+    assert 'baton_budget_refusals_total{scope="tenant"} 1.0' in opened.context.telemetry.exposition().decode()
+
+
+async def test_the_team_of_the_metadata_is_the_one_that_pays(opened: Runtime) -> None:
+    search = Budget("tenant", "team", "search", "day", 1_000_000)
+    await opened.context.store.set_budget(search)
+    task = Task((Message("user", (Text("Hello"),)),), metadata={"team": "search"})
+    await finish(await opened.runs.start(order(opened, "baton-mini", task=task)))
+    await finish(await opened.runs.start(order(opened, "baton-mini")))
+    (use,) = await opened.context.store.budget_use(search.id, 10)
+    assert use.spent == 26
+
+
+async def test_a_worker_of_unknown_price_is_not_called_where_a_budget_applies(
+    stub: ProviderStub, tmp_path: Path
+) -> None:
+    text = pool_text(stub).replace("price = { input = 1.00, output = 2.00, cached = 0.50 }\n", "")
+    async with running_service(tmp_path, text) as opened:
+        assert (await finish(await opened.runs.start(order(opened, "baton-mini")))).ended.error is None
+        await opened.context.store.set_budget(RICH)
+        with pytest.raises(InvalidRequest, match="its price is not known, and a budget applies"):
+            await opened.runs.start(order(opened, "baton-mini"))
+
+
+async def test_a_worker_that_is_free_by_its_price_is_called_though_the_budget_is_spent(
+    stub: ProviderStub, tmp_path: Path
+) -> None:
+    text = pool_text(stub).replace("input = 1.00, output = 2.00, cached = 0.50", "input = 0, output = 0")
+    async with running_service(tmp_path, text) as opened:
+        await opened.context.store.set_budget(Budget("tenant", "tenant", "", "day", 0))
+        assert (await finish(await opened.runs.start(order(opened, "baton-mini")))).ended.error is None
