@@ -118,6 +118,21 @@ async def test_the_first_server_is_noted_and_nothing_is_raised(migrated_postgres
         assert (await store.run("run")).epoch == 1
 
 
+async def test_connections_that_are_opened_at_once_do_not_write_one_after_the_other(migrated_postgres_url: str) -> None:
+    """All have read that no server is noted; those that come second find that it is by now, and commit nothing."""
+    url = migrated_postgres_url
+    await on(url, "TRUNCATE pulse", "SELECT 1")
+    conn = await asyncpg.connect(url)
+    try:
+        present = await generation.look(conn)
+        assert present is not None
+        async with conn.transaction():
+            await generation._begin(conn, present, known=False)
+            assert await conn.fetchval("SELECT pg_current_xact_id_if_assigned()") is None
+    finally:
+        await conn.close()
+
+
 async def test_a_schema_from_before_the_column_is_served_all_the_same(migrated_postgres_url: str) -> None:
     url = migrated_postgres_url
     await on(url, "ALTER TABLE pulse DROP COLUMN server", "SELECT 1")

@@ -26,10 +26,12 @@ SELECT CASE WHEN pg_is_in_recovery() THEN NULL ELSE
   (SELECT system_identifier FROM pg_control_system()) || '/' || substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8)
 END AS present, (SELECT server FROM pulse WHERE id = 1) AS noted
 """
-NOTE: Final = """
-INSERT INTO pulse (id, beats, server) VALUES (1, 0, $1)
-ON CONFLICT (id) DO UPDATE SET server = excluded.server
-"""
+NOTE: Final = (
+    "INSERT INTO pulse (id, beats, server) VALUES (1, 0, $1) ON CONFLICT (id) DO NOTHING",
+    "UPDATE pulse SET server = $1 WHERE id = 1 AND server IS DISTINCT FROM $1",
+)
+"""Writes nothing if another connection has noted that server meanwhile: the first connections to a new database are
+opened at once, and would otherwise wait for one another's commits."""
 LOCK: Final = "SELECT server FROM pulse WHERE id = 1 FOR UPDATE"
 NOW: Final = "extract(epoch FROM clock_timestamp())"
 RUNS: Final = """
@@ -62,7 +64,8 @@ async def _begin(driver: Any, present: str, *, known: bool) -> None:
     if known:
         for statement in (RUNS, TICKETS):
             await driver.execute(statement.format(step=STEP, now=NOW))
-    await driver.execute(NOTE, present)
+    for statement in NOTE:
+        await driver.execute(statement, present)
 
 
 def begin(conn: Connection, now: float) -> float | None:
