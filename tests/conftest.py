@@ -29,7 +29,7 @@ from sqlalchemy.engine import URL, make_url
 from app.cli.terminal import NOISY
 from app.store.sqlkit.migrate import migrate
 from app.store.sqlkit.statements import Statements
-from app.store.sqlkit.tables import FORMS, METADATA
+from app.store.sqlkit.tables import ADMIN_EVENTS, FORMS, METADATA
 from tests.harness import servers
 from tests.harness.waiting import PATIENCE_SECONDS
 
@@ -207,8 +207,9 @@ def migrated_database(postgres_server_url: str) -> Iterator[tuple[str, str]]:
     url = server.set(database=name).render_as_string(hide_password=False)
     asyncio.run(_execute(server, f'CREATE DATABASE "{name}" TEMPLATE template0'))
     migrate(url)
-    filled_by_tests = [table for table in METADATA.tables if table != FORMS.name]
-    yield url, "".join(f"DELETE FROM {table};" for table in filled_by_tests) + "UPDATE forms SET since = 0;"
+    filled_by_tests = [table for table in METADATA.tables if table not in (FORMS.name, ADMIN_EVENTS.name)]
+    kept = f"TRUNCATE {ADMIN_EVENTS.name}; UPDATE forms SET since = 0;"  # a trigger refuses to delete from this table
+    yield url, "".join(f"DELETE FROM {table};" for table in filled_by_tests) + kept
     asyncio.run(_execute(server, f'DROP DATABASE "{name}" WITH (FORCE)'))
 
 

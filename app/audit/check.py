@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from app.audit.absent import Earlier, absent
 from app.audit.account import Account, account
+from app.audit.administration import administration
 from app.audit.calls import calls, pending
 from app.audit.contents import contents
 from app.audit.lifecycle import lifecycle
@@ -50,9 +51,17 @@ class Auditor:
             for violation in earlier.compare(record):
                 report.add(violation)
         await absent(source, earlier, report, run=run, since=since)
-        if run is None and since is None and (left := await source.unnamed_texts()):
-            report.add(Violation("all runs", 0, "text-left", f"{left:,} texts are stored and belong to no run"))
+        if run is None and since is None:
+            await self._check_all(source, report)
         return report
+
+    async def _check_all(self, source: Source, report: Report) -> None:
+        """Check what belongs to no single run."""
+        if left := await source.unnamed_texts():
+            report.add(Violation("all runs", 0, "text-left", f"{left:,} texts are stored and belong to no run"))
+        found = await source.administration()
+        for violation in administration(found, report) if found is not None else ():
+            report.add(violation)
 
     def check(self, record: Record, pools: Pools, reigns: Reigns, report: Report) -> None:
         """Check one run and add its violations to the report."""

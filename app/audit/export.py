@@ -13,7 +13,7 @@ import orjson
 
 from app.core.pool.conductor_versions import Change
 from app.errors import ConfigInvalid
-from app.store.archive import Record, Stored
+from app.store.archive import Administration, Record, Stored
 from app.store.protocol import PrunedRun
 
 VERSION = 2
@@ -102,6 +102,10 @@ class Export:
     async def unnamed_texts(self) -> int:
         """Implements `journal_file.Source`: an export has every content as a whole."""
         return 0
+
+    async def administration(self) -> Administration | None:
+        """Implements `journal_file.Source`: an export has no keys and no log of their changes."""
+        return None
 
     async def orphans(self, limit: int) -> Sequence[tuple[str, bool]]:
         """Implements `journal_file.Source`: in an export everything belongs to a run of it."""

@@ -99,7 +99,7 @@ async def _add(settings: Settings, asked: Asked, now: float) -> None:
     )
     async with storage.opened(settings) as store:
         _check_name(await store.keys(), row, now)
-        await store.add_key(row)
+        await store.add_key(row, by=storage.operator())
     _print_secret(asked, settings, row, key, now, "The key, shown only this once:")
 
 
@@ -122,7 +122,8 @@ async def _rotate(settings: Settings, asked: Asked, now: float) -> None:
         pepper = peppers(settings)[0]
         key, digest = new_secret(row, pepper)
         mark = pepper_mark(pepper)
-        if not _is_in_force(row, now) or not await store.rotate_key(row.id, digest, now + overlap, mark):
+        by = storage.operator()
+        if not _is_in_force(row, now) or not await store.rotate_key(row.id, digest, now + overlap, mark, by=by):
             raise NotFound(f"The key {row.id} is not in force any more; make a new one with `baton keys add`.")
         row = await store.key(row.id) or row
     works = f"the old one works until {_day(now + overlap)} UTC" if overlap else "the old one does not work any more"
@@ -249,5 +250,5 @@ async def _revoke(settings: Settings, asked: Asked, now: float) -> None:
 
 async def _ended(store: Store, wanted: str, now: float) -> KeyRow:
     row = named(await store.keys(), wanted, now)
-    await store.revoke_key(row.id, now)
+    await store.revoke_key(row.id, now, by=storage.operator())
     return await store.key(row.id) or row

@@ -1,6 +1,7 @@
 """The configured database, for commands that read or write it without the rest of the service."""
 
 import asyncio
+import getpass
 import logging
 import re
 import sys
@@ -12,7 +13,7 @@ from app.core.run.kinds import RUN_STATES
 from app.core.run.reply_ids import run_of_reply
 from app.errors import ConfigInvalid, NotFound, RunPruned, StoreUnavailable
 from app.process.config import Settings, describe
-from app.store.protocol import RunQuery, RunRow, Store
+from app.store.protocol import Actor, RunQuery, RunRow, Store
 from app.store.sql import open_store
 from app.store.sqlkit import revisions
 
@@ -33,6 +34,14 @@ def shown(settings: Settings) -> str:
 def announce(settings: Settings) -> None:
     """Name the configured database on standard error."""
     print(f"database: {shown(settings)}", file=sys.stderr, flush=True)
+
+
+def operator() -> Actor:
+    """Return the author of the changes that a command makes: the user of the operating system."""
+    try:
+        return Actor(getpass.getuser(), "command")
+    except (KeyError, OSError):  # a container's user may have no name
+        return Actor("unknown", "command")
 
 
 @contextmanager

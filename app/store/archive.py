@@ -39,14 +39,18 @@ from app.store.rows.retention import prunable
 from app.store.sqlkit.postgres import postgres_engine
 from app.store.sqlkit.runner import parse_url
 from app.store.sqlkit.tables import (
+    ADMIN_EVENTS,
     CATALOGS,
     CONDUCTOR_CHANGES,
     CONTENTS,
     EVENTS,
     FEEDBACK,
+    FORMS,
+    KEYS,
     PRUNED_RUNS,
     RUNS,
     SHARED_CONTENTS,
+    TENANTS,
     TICKETS,
 )
 
@@ -84,6 +88,18 @@ class Record:
     tickets: tuple[Mapping[str, Any], ...]
 
 
+@record(frozen=True, slots=True)
+class Administration:
+    """The rows of keys and tenants, the changes of conductors' versions, and the log of all changes, oldest first."""
+
+    keys: tuple[Mapping[str, Any], ...]
+    tenants: tuple[Mapping[str, Any], ...]
+    changes: tuple[Change, ...]
+    events: tuple[Mapping[str, Any], ...]
+    since: float
+    """The time from which on every new key has its making in the log, in seconds since 1970."""
+
+
 class Archive:
     """A database that is open for reading."""
 
@@ -101,6 +117,10 @@ class Archive:
         query = select(table).order_by(table.c.at, table.c.id)
         rows = await self._read(lambda conn: conn.execute(query).all())
         return tuple(Change(**row._mapping) for row in rows)
+
+    async def administration(self) -> Administration:
+        """The keys, the tenants, and the log of who changed them."""
+        return await self._read(_administration)
 
     async def unnamed_texts(self) -> int:
         """The number of shared texts that no content of a run names (see `rows/texts.py`)."""
@@ -248,6 +268,19 @@ def _orphans(conn: Connection, limit: int) -> list[tuple[str, bool]]:
     pruned = set(conn.execute(kept).scalars())
     twice = select(PRUNED_RUNS.c.id).join(RUNS, RUNS.c.id == PRUNED_RUNS.c.id).limit(limit)
     return [(run, run in pruned) for run in runs] + [(run, True) for run in conn.execute(twice).scalars()]
+
+
+def _administration(conn: Connection) -> Administration:
+    changes = conn.execute(select(CONDUCTOR_CHANGES).order_by(CONDUCTOR_CHANGES.c.at, CONDUCTOR_CHANGES.c.id))
+    events = conn.execute(select(ADMIN_EVENTS).order_by(ADMIN_EVENTS.c.seq))
+    since = conn.execute(select(FORMS.c.since).where(FORMS.c.name == "admin_events")).scalar_one()
+    return Administration(
+        keys=tuple(_columns(row) for row in conn.execute(select(KEYS)).mappings()),
+        tenants=tuple(_columns(row) for row in conn.execute(select(TENANTS)).mappings()),
+        changes=tuple(Change(**row._mapping) for row in changes),
+        events=tuple(_columns(row) for row in events.mappings()),
+        since=float(since),
+    )
 
 
 def _fitting(conn: Connection, names: Sequence[str]) -> list[str]:

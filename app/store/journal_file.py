@@ -26,7 +26,7 @@ import orjson
 
 from app.core.pool.conductor_versions import Change
 from app.errors import ConfigInvalid
-from app.store.archive import Record
+from app.store.archive import Administration, Record
 from app.store.protocol import PrunedRun
 
 VERSION = 2
@@ -48,6 +48,10 @@ class Source(Protocol):
 
     async def unnamed_texts(self) -> int:
         """Return the number of texts of conversations that are stored although no run has them any more."""
+        ...
+
+    async def administration(self) -> Administration | None:
+        """Return the keys, the tenants and the log of their changes; None if the source does not have them."""
         ...
 
     async def orphans(self, limit: int) -> Sequence[tuple[str, bool]]:

@@ -24,6 +24,10 @@ from app.core.run.events import TERMINAL, Event, Kind
 from app.core.run.notices import Notice
 from app.errors import StoreUnavailable
 from app.store.protocol import (
+    PROCESS,
+    Actor,
+    AdminEvent,
+    AdminEventQuery,
     Appended,
     Backlog,
     BudgetUse,
@@ -42,10 +46,12 @@ from app.store.protocol import (
     RunQuery,
     RunRow,
     StepInput,
+    TenantRow,
     TenantStore,
 )
 from app.store.protocol.budgets import KNOWN_SECONDS
 from app.store.rows import (
+    admin_events,
     budgets,
     conductor_changes,
     content,
@@ -56,6 +62,7 @@ from app.store.rows import (
     rated_runs,
     retention,
     runs,
+    tenants,
     texts,
     trials,
 )
@@ -403,8 +410,8 @@ class SqlStore:
     async def learn(self, policy: str, learned: Learned, at: float) -> bool:
         return await self._write(partial(rated_runs.learn, policy=policy, learned=learned, at=at))
 
-    async def change(self, made: Change) -> None:
-        await self._write(partial(conductor_changes.add, change=made))
+    async def change(self, made: Change, *, by: Actor | None = None) -> None:
+        await self._write(partial(conductor_changes.add, change=made, by=by))
 
     async def changes(self) -> tuple[Change, ...]:
         return await self._read(conductor_changes.every)
@@ -417,14 +424,17 @@ class SqlStore:
     async def keys(self) -> tuple[KeyRow, ...]:
         return await self._read(keys.every)
 
-    async def add_key(self, row: KeyRow) -> bool:
-        return await self._write(partial(keys.add, key=row))
+    async def add_key(self, row: KeyRow, *, by: Actor = PROCESS) -> bool:
+        return await self._write(partial(keys.add, key=row, by=by))
 
-    async def revoke_key(self, public_id: str, at: float) -> bool:
-        return await self._write(partial(keys.revoke, public_id=public_id, at=at))
+    async def revoke_key(self, public_id: str, at: float, *, by: Actor = PROCESS) -> bool:
+        return await self._write(partial(keys.revoke, public_id=public_id, at=at, by=by))
 
-    async def rotate_key(self, public_id: str, digest: bytes, until: float, pepper: str | None = None) -> bool:
-        return await self._write(partial(keys.rotate, public_id=public_id, digest=digest, until=until, pepper=pepper))
+    async def rotate_key(
+        self, public_id: str, digest: bytes, until: float, pepper: str | None = None, *, by: Actor = PROCESS
+    ) -> bool:
+        work = partial(keys.rotate, public_id=public_id, digest=digest, until=until, pepper=pepper, by=by)
+        return await self._write(work)
 
     async def rehash_key(self, public_id: str, *, was: bytes, digest: bytes, pepper: str) -> bool:
         return await self._write(partial(keys.rehash, public_id=public_id, was=was, digest=digest, pepper=pepper))
@@ -450,6 +460,18 @@ class SqlStore:
         if tenant not in self._budgeted:
             return ()
         return await self._read(partial(budgets.accounts_of, tenant=tenant, names=names))
+
+    async def tenants(self) -> tuple[TenantRow, ...]:
+        return await self._read(tenants.every)
+
+    async def add_tenant(self, name: str, at: float, *, by: Actor = PROCESS) -> bool:
+        return await self._write(partial(tenants.add, name=name, at=at, by=by))
+
+    async def switch_tenant(self, name: str, at: float, *, enabled: bool, by: Actor = PROCESS) -> bool:
+        return await self._write(partial(tenants.switch, name=name, at=at, enabled=enabled, by=by))
+
+    async def admin_events(self, query: AdminEventQuery) -> tuple[AdminEvent, ...]:
+        return await self._read(partial(admin_events.page, query=query))
 
     async def clock(self) -> float:
         return await self._read(runs.clock)

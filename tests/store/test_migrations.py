@@ -208,7 +208,7 @@ def test_other_urls_are_refused_without_being_shown(written: str) -> None:
 
 
 def sharing_since(conn: Connection) -> float:
-    return float(conn.exec_driver_sql("SELECT since FROM forms").scalar_one())
+    return float(conn.exec_driver_sql("SELECT since FROM forms WHERE name = 'shared'").scalar_one())
 
 
 def test_contents_are_stored_in_parts_once_no_process_of_the_release_before_can_be_left(database: str) -> None:

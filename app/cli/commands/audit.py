@@ -1,6 +1,6 @@
 """`baton audit`."""
 
-from app.cli.commands.declarations import AS_JSON, SINCE, Group, argument, group, in_order, option
+from app.cli.commands.declarations import AS_JSON, COUNT, SINCE, SPAN, Group, argument, group, in_order, option
 
 CHOSEN = in_order(option("--run", help="Only the run of this id."), SINCE)
 
@@ -25,6 +25,16 @@ def define(root: Group) -> None:
     @in_order(CHOSEN, AS_JSON)
     def export() -> None:
         """Write the journal, with callers' texts, to a file of JSON lines."""
+
+    @audit.add("changes", "changes", "baton audit changes --since 7d", "baton audit changes --target 3f0c9a1e5b7d2c48")
+    @option("--tenant", help="Only changes to this tenant and its keys.")
+    @option("--target", help="Only changes to this key (by its id), tenant or conductor.")
+    @option("--actor", help="Only changes that this key, person or user has made.")
+    @option("--since", type=SPAN, metavar="SPAN", help="Only changes of the last 30m, 12h, 7d, ...")
+    @option("--limit", type=COUNT, default=50, help="The most changes to list.")
+    @AS_JSON
+    def changes() -> None:
+        """List who changed keys, tenants and conductors, the newest first."""
 
     @audit.add("rules", "audit", "baton audit rules")
     @AS_JSON

@@ -191,7 +191,9 @@ class Keys:
         if until <= self._context.tick():
             row = await self._look_up(mark, public, secret)
         now = self._context.now()
-        if row is None or row.revoked_at is not None or (row.expires_at is not None and row.expires_at <= now):
+        if row is None or row.revoked_at is not None or row.tenant_disabled_at is not None:
+            raise Unauthorized()
+        if row.expires_at is not None and row.expires_at <= now:
             raise Unauthorized()
         return row
 

@@ -5,6 +5,7 @@ Code that needs one of them should ask for that one. `journal.py` has the rules 
 
 from typing import Protocol
 
+from app.store.protocol.admin_events import PROCESS, Actor, AdminEvent, AdminEventQuery, AdminEvents
 from app.store.protocol.availability import Availability
 from app.store.protocol.budgets import Budgets, BudgetUse
 from app.store.protocol.conductor_versions import ConductorVersions
@@ -45,18 +46,24 @@ from app.store.protocol.notices import Notices
 from app.store.protocol.retention import ContentPage, ContentQuery, PrunedRun, PruneQuery, Retention
 from app.store.protocol.step_input import BRIEF, StepInput, StepInputs
 from app.store.protocol.tenancy import Tenancy, TenantStore
+from app.store.protocol.tenants import TenantRow, Tenants
 
 __all__ = [
     "BRIEF",
     "ERASED_TAGS",
     "METADATA_TAG",
     "MOVED",
+    "PROCESS",
     "REQUEST_TAG",
     "TAG_BYTES",
     "TAKEN",
     "TRACE_TAG",
     "UNDECIDED",
     "USER_TAG",
+    "Actor",
+    "AdminEvent",
+    "AdminEventQuery",
+    "AdminEvents",
     "Appended",
     "Availability",
     "Backlog",
@@ -99,7 +106,9 @@ __all__ = [
     "StepInputs",
     "Store",
     "Tenancy",
+    "TenantRow",
     "TenantStore",
+    "Tenants",
     "metadata_tag",
 ]
 
@@ -116,6 +125,8 @@ class Store(
     ConductorVersions,
     Keys,
     Budgets,
+    Tenants,
+    AdminEvents,
     Availability,
     Tenancy,
     Protocol,

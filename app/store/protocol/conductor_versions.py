@@ -3,13 +3,15 @@
 from typing import Protocol
 
 from app.core.pool.conductor_versions import Change
+from app.store.protocol.admin_events import Actor
 
 
 class ConductorVersions(Protocol):
     """Changes are only ever added. Both verbs raise `StoreUnavailable`."""
 
-    async def change(self, made: Change) -> None:
-        """Store a change."""
+    async def change(self, made: Change, *, by: Actor | None = None) -> None:
+        """Store a change, and log it in the same transaction. `by` is its author; None: the user `made.who` of a
+        command."""
         ...
 
     async def changes(self) -> tuple[Change, ...]:

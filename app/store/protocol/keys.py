@@ -3,6 +3,7 @@
 from typing import Protocol
 
 from app.core.records import record
+from app.store.protocol.admin_events import PROCESS, Actor
 
 
 @record(frozen=True, slots=True)
@@ -37,10 +38,12 @@ class KeyRow:
     """The time until which that secret still works, in seconds since 1970."""
     pepper: str | None = None
     """The mark of the pepper under which `digest` was made; None where an earlier release has made it."""
+    tenant_disabled_at: float | None = None
+    """The time at which its tenant was disabled, where the key was looked up by its id."""
 
 
 class Keys(Protocol):
-    """All verbs raise `StoreUnavailable`."""
+    """All verbs raise `StoreUnavailable`. Each change is logged in its transaction, with its author `by`."""
 
     async def key(self, public_id: str) -> KeyRow | None:
         """A key by its public id, revoked and expired ones included."""
@@ -50,15 +53,17 @@ class Keys(Protocol):
         """Every key, the newest first."""
         ...
 
-    async def add_key(self, row: KeyRow) -> bool:
+    async def add_key(self, row: KeyRow, *, by: Actor = PROCESS) -> bool:
         """Store a new key. False if the id exists already."""
         ...
 
-    async def revoke_key(self, public_id: str, at: float) -> bool:
+    async def revoke_key(self, public_id: str, at: float, *, by: Actor = PROCESS) -> bool:
         """Mark a key as revoked. False if there is no such key."""
         ...
 
-    async def rotate_key(self, public_id: str, digest: bytes, until: float, pepper: str | None = None) -> bool:
+    async def rotate_key(
+        self, public_id: str, digest: bytes, until: float, pepper: str | None = None, *, by: Actor = PROCESS
+    ) -> bool:
         """Give a key a new secret. The one before it works until `until`, and no earlier one works any longer. `pepper`
         is the mark of the pepper of the new digest.
 

@@ -5,15 +5,20 @@ from dataclasses import asdict
 from sqlalchemy import Connection, insert, select
 
 from app.core.pool.conductor_versions import Change
+from app.store.protocol import Actor
+from app.store.rows.admin_events import note
 from app.store.sqlkit.tables import CONDUCTOR_CHANGES
 
 MOST = 10_000
 """Most changes that are read. Operators make a few a day."""
 
 
-def add(conn: Connection, change: Change) -> None:
-    """Store a change."""
+def add(conn: Connection, change: Change, by: Actor | None) -> None:
+    """Store a change, and log it. `by` is its author; None: the user of a command."""
     conn.execute(insert(CONDUCTOR_CHANGES).values(asdict(change)))
+    author = by or Actor(change.who, "command")
+    after = {"change": change.id, "version": change.version, "share": change.share, "note": change.note}
+    note(conn, author, f"conductor.{change.kind}", change.conductor, tenant="", before=None, after=after)
 
 
 def every(conn: Connection) -> tuple[Change, ...]:

@@ -1,55 +1,98 @@
-"""Rows of API keys. They hold the digest of a secret, never the secret."""
+"""Rows of API keys. They hold the digest of a secret, never the secret. Every change is logged with its author."""
 
-from dataclasses import asdict
+import hashlib
+from collections.abc import Mapping
+from dataclasses import asdict, fields
 from typing import Any
 
 import orjson
-from sqlalchemy import Connection, Row, func, select, update
+from sqlalchemy import Connection, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
-from app.store.protocol import KeyRow
-from app.store.sqlkit.tables import KEYS
+from app.store.protocol import PROCESS, Actor, KeyRow
+from app.store.rows.admin_events import note
+from app.store.sqlkit.tables import KEYS, TENANTS
 
 _SETS = ("scopes", "tiers", "labels")
+_DIGESTS = ("digest", "previous_digest")
 
 
 def find(conn: Connection, public_id: str) -> KeyRow | None:
     """A key by its public id."""
-    row = conn.execute(select(KEYS).where(KEYS.c.id == public_id)).one_or_none()
-    return _key(row) if row else None
+    of_tenant = KEYS.outerjoin(TENANTS, TENANTS.c.name == KEYS.c.tenant)
+    wanted = select(KEYS, TENANTS.c.disabled_at.label("tenant_disabled_at")).select_from(of_tenant)
+    row = conn.execute(wanted.where(KEYS.c.id == public_id)).one_or_none()
+    return _key(row._mapping) if row else None
 
 
 def every(conn: Connection) -> tuple[KeyRow, ...]:
     """All keys, the newest first."""
-    return tuple(_key(row) for row in conn.execute(select(KEYS).order_by(KEYS.c.created_at.desc(), KEYS.c.id)))
+    rows = conn.execute(select(KEYS).order_by(KEYS.c.created_at.desc(), KEYS.c.id))
+    return tuple(_key(row._mapping) for row in rows)
 
 
-def add(conn: Connection, key: KeyRow) -> bool:
+def add(conn: Connection, key: KeyRow, by: Actor) -> bool:
     """Store a key. False if its id exists already."""
     insert = postgresql.insert if conn.dialect.name == "postgresql" else sqlite.insert
-    values = asdict(key) | {name: orjson.dumps(sorted(getattr(key, name))).decode() for name in _SETS}
-    return conn.execute(insert(KEYS).values(values).on_conflict_do_nothing()).rowcount == 1
+    values = {name: value for name, value in asdict(key).items() if name in KEYS.c}
+    values |= {name: orjson.dumps(sorted(getattr(key, name))).decode() for name in _SETS}
+    if conn.execute(insert(KEYS).values(values).on_conflict_do_nothing()).rowcount != 1:
+        return False
+    note(conn, by, "key.added", key.id, tenant=key.tenant, before=None, after=public(key))
+    return True
 
 
-def revoke(conn: Connection, public_id: str, at: float) -> bool:
+def revoke(conn: Connection, public_id: str, at: float, by: Actor) -> bool:
     """Mark a key as revoked. One that is revoked already keeps its time. False if there is no such key."""
-    since = func.coalesce(KEYS.c.revoked_at, at)
-    return conn.execute(update(KEYS).where(KEYS.c.id == public_id).values(revoked_at=since)).rowcount == 1
+    key = _locked(conn, public_id)
+    if key is None:
+        return False
+    if key.revoked_at is None:
+        _change(conn, key, {"revoked_at": at}, by, "key.revoked")
+    return True
 
 
-def rotate(conn: Connection, public_id: str, digest: bytes, until: float, pepper: str | None) -> bool:
+def rotate(conn: Connection, public_id: str, digest: bytes, until: float, pepper: str | None, by: Actor) -> bool:
     """Replace the digest of a key that is not revoked, and keep the earlier one. False if there is no such key."""
-    chosen = (KEYS.c.id == public_id) & KEYS.c.revoked_at.is_(None)
-    values = {"digest": digest, "previous_digest": KEYS.c.digest, "previous_until": until}
-    return conn.execute(update(KEYS).where(chosen).values(values | {"pepper": pepper})).rowcount == 1
+    key = _locked(conn, public_id)
+    if key is None or key.revoked_at is not None:
+        return False
+    values = {"digest": digest, "previous_digest": key.digest, "previous_until": until, "pepper": pepper}
+    _change(conn, key, values, by, "key.rotated")
+    return True
 
 
 def rehash(conn: Connection, public_id: str, was: bytes, digest: bytes, pepper: str) -> bool:
     """Replace a digest by one of the same secret under another pepper. False if the key has another digest by now."""
-    chosen = (KEYS.c.id == public_id) & (KEYS.c.digest == was)
-    return conn.execute(update(KEYS).where(chosen).values(digest=digest, pepper=pepper)).rowcount == 1
+    key = _locked(conn, public_id)
+    if key is None or key.digest != was:
+        return False
+    _change(conn, key, {"digest": digest, "pepper": pepper}, PROCESS, "key.rehashed")
+    return True
 
 
-def _key(row: Row[Any]) -> KeyRow:
-    values = dict(row._mapping)
+def public(key: KeyRow) -> dict[str, Any]:
+    """A key's fields as the log has them: in place of each digest a hash of it, which tells digests apart."""
+    shown: dict[str, Any] = {field.name: getattr(key, field.name) for field in fields(key) if field.name in KEYS.c}
+    for name in _SETS:
+        shown[name] = sorted(shown[name])
+    for name in _DIGESTS:
+        shown[name] = None if shown[name] is None else hashlib.sha256(shown[name]).hexdigest()
+    return shown
+
+
+def _locked(conn: Connection, public_id: str) -> KeyRow | None:
+    row = conn.execute(select(KEYS).where(KEYS.c.id == public_id).with_for_update()).one_or_none()
+    return _key(row._mapping) if row else None
+
+
+def _change(conn: Connection, key: KeyRow, values: dict[str, Any], by: Actor, action: str) -> None:
+    """Change columns of a locked row, and log it."""
+    conn.execute(update(KEYS).where(KEYS.c.id == key.id).values(**values))
+    after = KeyRow(**asdict(key) | values)
+    note(conn, by, action, key.id, tenant=key.tenant, before=public(key), after=public(after))
+
+
+def _key(row: Mapping[Any, Any]) -> KeyRow:
+    values = {str(name): value for name, value in row.items()}
     return KeyRow(**values | {name: frozenset(orjson.loads(values[name])) for name in _SETS})

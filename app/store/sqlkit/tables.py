@@ -15,6 +15,7 @@ from sqlalchemy import (
     Column,
     Double,
     Index,
+    Integer,
     LargeBinary,
     MetaData,
     Table,
@@ -335,6 +336,31 @@ BUDGET_HOLDS = Table(
     Column("usd", BigInteger, nullable=False),
     sqlite_with_rowid=False,
 )
+TENANTS = Table(
+    "tenants",
+    METADATA,
+    Column("name", Text, primary_key=True),
+    Column("created_at", Double, nullable=False),
+    Column("disabled_at", Double),  # when gateways stopped to accept its keys; NULL while they are accepted
+)
+
+# Who changed keys, tenants and conductors, and how. A trigger refuses to alter or delete a row.
+ADMIN_EVENTS = Table(
+    "admin_events",
+    METADATA,
+    Column("seq", BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=True),
+    Column("at", Double, nullable=False),
+    Column("actor", Text, nullable=False),
+    Column("via", Text, nullable=False),
+    Column("action", Text, nullable=False),
+    Column("target", Text, nullable=False),
+    Column("tenant", Text, nullable=False),  # empty for what all tenants share
+    Column("before", LargeBinary),  # JSON without secrets; NULL where there was nothing before
+    Column("after", LargeBinary),
+    sqlite_autoincrement=True,
+)
+Index("admin_events_by_target", ADMIN_EVENTS.c.target, ADMIN_EVENTS.c.seq)
+Index("admin_events_by_tenant", ADMIN_EVENTS.c.tenant, ADMIN_EVENTS.c.seq)
 
 # What is left of runs whose rows were deleted: enough to say so, and to prove a copy of the journal right.
 PRUNED_RUNS = Table(

@@ -1,0 +1,92 @@
+"""Rules about keys, tenants and conductors: each is as the log of changes says, and the log contradicts itself nowhere.
+
+A key that was made before the log began has no making in it; from its first logged change on it is checked all the
+same. The log's records of keys are computed here again from the rows, by code that shares nothing with their writer.
+"""
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+import orjson
+
+from app.audit.report import Report, Violation
+from app.store.archive import Administration
+
+UNLOGGED, BROKEN = "change-unlogged", "change-log-broken"
+OLDER = "keys from before the log of changes"
+LISTS = ("scopes", "tiers", "labels")
+DIGESTS = ("digest", "previous_digest")
+
+
+def administration(found: Administration, report: Report) -> Iterator[Violation]:
+    """Check every key, tenant and change of a conductor against the log."""
+    histories: defaultdict[tuple[str, str], list[Mapping[str, Any]]] = defaultdict(list)
+    for event in found.events:
+        histories[event["action"].partition(".")[0], event["target"]].append(event)
+    for (kind, name), history in histories.items():
+        if kind != "conductor":
+            yield from _chain(f"{kind} {name}", history)
+    for row in found.keys:
+        yield from _key(row, histories.pop(("key", row["id"]), []), found.since, report)
+    for row in found.tenants:
+        record = {"created_at": row["created_at"], "disabled_at": row["disabled_at"]}
+        yield from _agrees(f"tenant {row['name']}", record, histories.pop(("tenant", row["name"]), []))
+    yield from _changes(found, histories)
+    for kind, name in histories:
+        if kind != "conductor":
+            yield Violation(f"{kind} {name}", 0, UNLOGGED, f"the log has the {kind}, and it is not stored")
+
+
+def _chain(name: str, history: Sequence[Mapping[str, Any]]) -> Iterator[Violation]:
+    """Each change begins with what the one before has left."""
+    for earlier, later in pairwise(history):
+        if later["before"] is None or _read(later["before"]) != _read(earlier["after"]):
+            yield Violation(name, later["seq"], BROKEN, "the change does not begin with what the one before has left")
+
+
+def _key(
+    row: Mapping[str, Any], history: Sequence[Mapping[str, Any]], since: float, report: Report
+) -> Iterator[Violation]:
+    name = f"key {row['id']}"
+    if not history and row["created_at"] < since:
+        report.unverifiable[OLDER] += 1
+        return
+    record = dict(row)
+    for field in LISTS:
+        record[field] = orjson.loads(row[field])
+    for field in DIGESTS:
+        record[field] = None if row[field] is None else hashlib.sha256(row[field]).hexdigest()
+    yield from _agrees(name, record, history)
+
+
+def _agrees(name: str, record: Mapping[str, Any], history: Sequence[Mapping[str, Any]]) -> Iterator[Violation]:
+    if not history:
+        yield Violation(name, 0, UNLOGGED, "nothing in the log of changes has made it")
+        return
+    logged = _read(history[-1]["after"]) or {}
+    wrong = [field for field in sorted({*record, *logged}) if record.get(field) != logged.get(field)]
+    if wrong:
+        yield Violation(name, history[-1]["seq"], UNLOGGED, f"{', '.join(wrong)} changed without an entry in the log")
+
+
+def _changes(
+    found: Administration, histories: Mapping[tuple[str, str], Sequence[Mapping[str, Any]]]
+) -> Iterator[Violation]:
+    """Each change of a conductor's version since the log began stands in it."""
+    logged: dict[str, tuple[str, str, str]] = {}
+    for (kind, conductor), history in histories.items():
+        for event in history if kind == "conductor" else ():
+            after = _read(event["after"]) or {}
+            logged[str(after.get("change"))] = (conductor, event["action"], str(after.get("version")))
+    for change in found.changes:
+        expected = (change.conductor, f"conductor.{change.kind}", change.version)
+        if change.at >= found.since and logged.get(change.id) != expected:
+            words = f"the change {change.id} of the conductor's version is not in the log"
+            yield Violation(f"conductor {change.conductor}", 0, UNLOGGED, words)
+
+
+def _read(body: bytes | None) -> Any:
+    return None if body is None else orjson.loads(body)

@@ -1,0 +1,53 @@
+"""`baton audit changes` lists who changed keys, tenants and conductors, and what."""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+
+from rich.table import Table
+from rich.text import Text
+
+from app.cli import event_loop, storage, terminal
+from app.cli.asked import Asked
+from app.process.config import Settings, read
+from app.store.protocol import AdminEvent, AdminEventQuery
+
+
+def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> int:
+    """Carry out the command on the configured database. Returns the exit status."""
+    settings = read(environ)
+    terminal.log_to_stderr("warning")
+    storage.announce(settings)
+    query = AdminEventQuery(
+        limit=asked.limit,
+        tenant=asked.tenant,
+        target=asked.target,
+        actor=asked.actor,
+        since=now() - asked.since if asked.since else None,
+    )
+    found = event_loop.run(_read(settings, query))
+    if asked.json:
+        terminal.print_json([asdict(one) for one in found])
+        return 0
+    table = Table("at", "who", "via", "change", "target", "tenant", "fields", box=None, pad_edge=False)
+    for one in found:
+        at = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(one.at))
+        cells = (at, one.actor, one.via, one.action, one.target, one.tenant, fields(one))
+        table.add_row(*(Text(terminal.clean(cell), overflow="fold") for cell in cells))
+    terminal.out().print(table if found else "Nothing was changed.")
+    return 0
+
+
+async def _read(settings: Settings, query: AdminEventQuery) -> tuple[AdminEvent, ...]:
+    async with storage.opened(settings) as store:
+        return await store.admin_events(query)
+
+
+def fields(event: AdminEvent) -> str:
+    """Return the fields that a change has altered; of what is new, all that have a value."""
+    after = event.after or {}
+    if event.before is None:
+        return ", ".join(f"{name}: {value}" for name, value in after.items() if value and "digest" not in name)
+    before = event.before
+    changed = [name for name in after if after[name] != before.get(name)]
+    return ", ".join(name if "digest" in name else f"{name}: {before.get(name)} -> {after[name]}" for name in changed)

@@ -1,0 +1,64 @@
+"""The log of changes to keys, tenants and conductors: who changed what, when, and from what to what."""
+
+from collections.abc import Mapping
+from typing import Any, Literal, Protocol
+
+from app.core.records import record
+
+Via = Literal["key", "oidc", "command", "process"]
+
+
+@record(frozen=True, slots=True)
+class Actor:
+    """The one who makes a change: an API key's id, a person's subject at the OpenID provider, a user of the operating
+    system who runs a command, or the service itself."""
+
+    id: str
+    via: Via
+
+
+PROCESS = Actor("baton", "process")
+"""The service itself, for example when it makes the first key or hashes one anew."""
+
+
+@record(frozen=True, slots=True)
+class AdminEvent:
+    """One change. `before` and `after` have the public fields of what was changed, and no secret; None: there was
+    nothing before. `seq` counts changes in the order in which they were made; numbers may be missing."""
+
+    seq: int
+    at: float
+    """Seconds since 1970, by the database's clock."""
+    actor: str
+    via: Via
+    action: str
+    """The kind of the target and what was done with it, such as `key.revoked`."""
+    target: str
+    """The key's id, the tenant's name, or the conductor's worker."""
+    tenant: str
+    """The tenant whose key or tenant was changed; empty for what all tenants share."""
+    before: Mapping[str, Any] | None
+    after: Mapping[str, Any] | None
+
+
+@record(frozen=True, slots=True)
+class AdminEventQuery:
+    """Which changes are listed, the newest first; None means any."""
+
+    limit: int = 100
+    before: int | None = None
+    """Changes with a lower `seq` than this."""
+    tenant: str | None = None
+    target: str | None = None
+    actor: str | None = None
+    action: str | None = None
+    since: float | None = None
+    """Changes from this time on, in seconds since 1970."""
+
+
+class AdminEvents(Protocol):
+    """Changes are written by the verbs that make them, in the same transaction, and never altered or deleted."""
+
+    async def admin_events(self, query: AdminEventQuery) -> tuple[AdminEvent, ...]:
+        """The changes that a query chooses, the newest first. Raises `StoreUnavailable`."""
+        ...

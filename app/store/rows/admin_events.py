@@ -1,0 +1,53 @@
+"""Rows of the log of changes. They are only ever added: a trigger refuses to alter or delete one."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+from sqlalchemy import Connection, insert, select
+
+from app.store.protocol import Actor, AdminEvent, AdminEventQuery
+from app.store.rows.runs import clock
+from app.store.sqlkit.tables import ADMIN_EVENTS
+
+Fields = Mapping[str, Any] | None
+
+
+def note(conn: Connection, by: Actor, action: str, target: str, *, tenant: str, before: Fields, after: Fields) -> None:
+    """Add a change to the log, in the transaction that makes it."""
+    values = {
+        "at": clock(conn),
+        "actor": by.id,
+        "via": by.via,
+        "action": action,
+        "target": target,
+        "tenant": tenant,
+        "before": _body(before),
+        "after": _body(after),
+    }
+    conn.execute(insert(ADMIN_EVENTS).values(values))
+
+
+def page(conn: Connection, query: AdminEventQuery) -> tuple[AdminEvent, ...]:
+    """The changes that a query chooses, the newest first."""
+    table = ADMIN_EVENTS.c
+    chosen = select(ADMIN_EVENTS).order_by(table.seq.desc()).limit(query.limit)
+    if query.before is not None:
+        chosen = chosen.where(table.seq < query.before)
+    if query.since is not None:
+        chosen = chosen.where(table.at >= query.since)
+    for name in ("tenant", "target", "actor", "action"):
+        value = getattr(query, name)
+        if value is not None:
+            chosen = chosen.where(table[name] == value)
+    return tuple(event(row._mapping) for row in conn.execute(chosen))
+
+
+def event(row: Mapping[Any, Any]) -> AdminEvent:
+    """The change of a row."""
+    bodies = {name: orjson.loads(row[name]) if row[name] is not None else None for name in ("before", "after")}
+    return AdminEvent(**{str(name): value for name, value in row.items()} | bodies)
+
+
+def _body(fields: Fields) -> bytes | None:
+    return None if fields is None else orjson.dumps(dict(fields), option=orjson.OPT_SORT_KEYS)

@@ -1,0 +1,59 @@
+"""Rows of tenants."""
+
+from typing import Any
+
+from sqlalchemy import Connection, func, insert, select, update
+
+from app.store.protocol import Actor, TenantRow
+from app.store.rows.admin_events import note
+from app.store.sqlkit.tables import KEYS, TENANTS
+
+
+def every(conn: Connection) -> tuple[TenantRow, ...]:
+    """Every tenant, by name: those that were created, and those that only keys have."""
+    counted = select(KEYS.c.tenant, func.count()).group_by(KEYS.c.tenant)
+    keys = {name: count for name, count in conn.execute(counted)}
+    rows = {row.name: row for row in conn.execute(select(TENANTS))}
+    return tuple(_tenant(name, rows.get(name), keys.get(name, 0)) for name in sorted({*keys, *rows}))
+
+
+def _tenant(name: str, row: Any, keys: int) -> TenantRow:
+    if row is None:
+        return TenantRow(name, created_at=None, keys=keys)
+    return TenantRow(name, row.created_at, row.disabled_at, keys)
+
+
+def add(conn: Connection, name: str, at: float, by: Actor) -> bool:
+    """Create a tenant. False if it was created already."""
+    if _locked(conn, name) is not None:
+        return False
+    _insert(conn, name, at, by)
+    return True
+
+
+def switch(conn: Connection, name: str, at: float, by: Actor, *, enabled: bool) -> bool:
+    """Disable a tenant or enable it again. One that is disabled already keeps its time. False if there is none."""
+    row = _locked(conn, name)
+    if row is None and conn.execute(select(KEYS.c.id).where(KEYS.c.tenant == name).limit(1)).first() is None:
+        return False
+    if row is None:
+        _insert(conn, name, at, by)
+        row = _locked(conn, name)
+    if (row.disabled_at is None) == enabled:
+        return True
+    disabled_at = None if enabled else at
+    conn.execute(update(TENANTS).where(TENANTS.c.name == name).values(disabled_at=disabled_at))
+    before = {"created_at": row.created_at, "disabled_at": row.disabled_at}
+    after = before | {"disabled_at": disabled_at}
+    note(conn, by, f"tenant.{'enabled' if enabled else 'disabled'}", name, tenant=name, before=before, after=after)
+    return True
+
+
+def _locked(conn: Connection, name: str) -> Any:
+    return conn.execute(select(TENANTS).where(TENANTS.c.name == name).with_for_update()).one_or_none()
+
+
+def _insert(conn: Connection, name: str, at: float, by: Actor) -> None:
+    conn.execute(insert(TENANTS).values(name=name, created_at=at))
+    after = {"created_at": at, "disabled_at": None}
+    note(conn, by, "tenant.created", name, tenant=name, before=None, after=after)

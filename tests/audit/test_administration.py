@@ -1,0 +1,91 @@
+"""Whoever changes a key or a tenant past the log of changes is caught, and the log itself cannot be altered."""
+
+import sqlite3
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from app.audit.administration import OLDER
+from app.audit.check import Auditor
+from app.audit.report import Report
+from app.core.pool.conductor_versions import Change
+from app.providers.formats import adapter
+from app.store.archive import open_archive
+from app.store.protocol import Actor, KeyRow
+from app.store.sql import open_store
+
+ANNA = Actor("anna", "command")
+KEY = KeyRow("k1", "acme", "ci", b"digest", frozenset({"runs:read"}), 5.0, labels=frozenset({"phi"}), max_usd=7)
+
+
+async def audited(path: Path) -> Report:
+    async with open_archive(f"sqlite:///{path}") as archive:
+        return await Auditor(100.0, adapter).audit(archive)
+
+
+@pytest.fixture
+async def database(tmp_path: Path) -> Path:
+    """A database with a key that was rotated, a revoked one, a disabled tenant, and a promoted conductor."""
+    path = tmp_path / "baton.db"
+    async with open_store(f"sqlite:///{path}") as store:
+        assert await store.add_key(KEY, by=ANNA)
+        assert await store.rotate_key("k1", b"second", 50.0, "mark", by=ANNA)
+        assert await store.rehash_key("k1", was=b"second", digest=b"third", pepper="other")
+        assert await store.add_key(replace(KEY, id="k2", name="cd"))
+        assert await store.revoke_key("k2", 9.0, by=ANNA)
+        assert await store.add_tenant("acme", 3.0, by=ANNA)
+        assert await store.switch_tenant("acme", 8.0, enabled=False, by=ANNA)
+        await store.change(Change("c1", 20.0, "anna", "planner", "promoted", "v2"))
+    return path
+
+
+async def test_what_was_changed_through_the_service_agrees_with_its_log(database: Path) -> None:
+    report = await audited(database)
+    assert [str(one) for one in report.violations] == []
+    assert report.unverifiable.total() == 0
+
+
+@pytest.mark.parametrize(
+    ("statement", "said"),
+    [
+        ("UPDATE keys SET scopes = '[\"admin\"]' WHERE id = 'k1'", "key k1 seq 3 change-unlogged: scopes"),
+        ("UPDATE keys SET digest = x'00' WHERE id = 'k1'", "key k1 seq 3 change-unlogged: digest"),
+        ("UPDATE keys SET revoked_at = NULL WHERE id = 'k2'", "key k2 seq 5 change-unlogged: revoked_at"),
+        ("UPDATE keys SET id = 'k9' WHERE id = 'k1'", "key k9 seq 0 change-unlogged: nothing in the log"),
+        ("DELETE FROM keys WHERE id = 'k2'", "key k2 seq 0 change-unlogged: the log has the key"),
+        ("UPDATE tenants SET disabled_at = NULL", "tenant acme seq 7 change-unlogged: disabled_at"),
+        ("UPDATE conductor_changes SET version = 'v3'", "conductor planner seq 0 change-unlogged: the change c1"),
+    ],
+)
+async def test_a_change_past_the_log_is_caught(database: Path, statement: str, said: str) -> None:
+    with sqlite3.connect(database) as conn:
+        conn.execute(statement)
+    conn.close()
+    assert any(str(one).startswith(said) for one in (await audited(database)).violations)
+
+
+async def test_the_log_cannot_be_altered_and_contradicts_itself_where_it_was(database: Path) -> None:
+    conn = sqlite3.connect(database)
+    for statement in ("UPDATE admin_events SET actor = 'nobody'", "DELETE FROM admin_events"):
+        with pytest.raises(sqlite3.IntegrityError, match="only added to"):
+            conn.execute(statement)
+    conn.execute("DROP TRIGGER admin_events_kept_delete")
+    conn.execute("DELETE FROM admin_events WHERE action = 'key.rotated'")
+    conn.commit()
+    conn.close()
+    assert (await audited(database)).rules == {"change-log-broken": 1}
+
+
+async def test_a_key_from_before_the_log_cannot_be_verified(database: Path) -> None:
+    conn = sqlite3.connect(database)
+    conn.execute("UPDATE forms SET since = 1000 WHERE name = 'admin_events'")
+    conn.execute(
+        "INSERT INTO keys (id, tenant, name, digest, scopes, tiers, labels, created_at)"
+        " SELECT 'old', tenant, 'old', digest, scopes, tiers, labels, 900 FROM keys WHERE id = 'k1'"
+    )
+    conn.commit()
+    conn.close()
+    report = await audited(database)
+    assert report.clean
+    assert report.unverifiable == {OLDER: 1}

@@ -1,0 +1,71 @@
+"""The promise of the store seam about tenants and the log of changes; both databases."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from app.core.pool.conductor_versions import Change
+from app.store.protocol import PROCESS, Actor, AdminEventQuery, KeyRow, Store, TenantRow
+from app.store.rows import keys as key_rows
+
+ANNA = Actor("anna", "command")
+KEY = KeyRow("k1", "acme", "ci", b"digest", frozenset({"runs:read"}), 5.0)
+
+
+async def test_every_change_is_logged_with_its_author_and_without_secrets(store: Store) -> None:
+    await store.add_key(KEY, by=ANNA)
+    await store.add_key(replace(KEY, tenant="thief"), by=ANNA)  # the id is taken
+    await store.rotate_key("k1", b"second", 50.0, "mark", by=Actor("root", "key"))
+    await store.rehash_key("k1", was=b"second", digest=b"third", pepper="other")
+    await store.revoke_key("k1", 9.0, by=ANNA)
+    await store.revoke_key("k1", 10.0, by=ANNA)  # it is revoked already
+    await store.rotate_key("k1", b"fourth", 50.0, "mark", by=ANNA)  # a revoked key has no new secret
+    await store.change(Change("c1", 20.0, "bob", "planner", "promoted", "v2"))
+    logged = await store.admin_events(AdminEventQuery())
+    assert [(one.action, one.actor, one.via, one.target, one.tenant) for one in reversed(logged)] == [
+        ("key.added", "anna", "command", "k1", "acme"),
+        ("key.rotated", "root", "key", "k1", "acme"),
+        ("key.rehashed", PROCESS.id, "process", "k1", "acme"),
+        ("key.revoked", "anna", "command", "k1", "acme"),
+        ("conductor.promoted", "bob", "command", "planner", ""),
+    ]
+    of_key = logged[:0:-1]
+    assert [one.before for one in of_key] == [None, *[one.after for one in of_key[:-1]]]
+    assert dict(of_key[-1].after or {})["revoked_at"] == 9.0
+    shown = repr([(one.before, one.after) for one in logged])
+    assert not [secret for secret in ("b'digest'", "second", "third") if secret in shown]
+    assert await store.admin_events(AdminEventQuery(limit=2, before=logged[0].seq)) == logged[1:3]
+    assert await store.admin_events(AdminEventQuery(target="k1", actor="anna")) == (logged[1], logged[4])
+    assert await store.admin_events(AdminEventQuery(tenant="acme", action="key.rotated")) == (logged[3],)
+    assert await store.admin_events(AdminEventQuery(since=logged[0].at + 1)) == ()
+
+
+async def test_a_change_that_cannot_be_logged_is_not_made(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    await store.add_key(KEY)
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise RuntimeError
+
+    monkeypatch.setattr(key_rows, "note", fail)
+    with pytest.raises(RuntimeError):
+        await store.revoke_key("k1", 9.0)
+    with pytest.raises(RuntimeError):
+        await store.add_key(replace(KEY, id="k2"))
+    assert await store.keys() == (KEY,)
+
+
+async def test_tenants_are_created_disabled_and_enabled(store: Store) -> None:
+    await store.add_key(KEY)
+    assert await store.tenants() == (TenantRow("acme", created_at=None, keys=1),)
+    assert [await store.add_tenant("new", 3.0, by=ANNA) for _ in range(2)] == [True, False]
+    for _ in range(2):
+        assert await store.switch_tenant("acme", 8.0, enabled=False, by=ANNA)
+    assert await store.tenants() == (TenantRow("acme", 8.0, 8.0, 1), TenantRow("new", 3.0))
+    assert await store.key("k1") == replace(KEY, tenant_disabled_at=8.0)
+    assert await store.switch_tenant("acme", 9.0, enabled=True, by=ANNA)
+    assert await store.key("k1") == KEY
+    assert not await store.switch_tenant("nobody", 9.0, enabled=False)
+    logged = await store.admin_events(AdminEventQuery(actor="anna"))
+    actions = ["tenant.enabled", "tenant.disabled", "tenant.created", "tenant.created"]
+    assert [one.action for one in logged] == actions
