@@ -1,4 +1,4 @@
-"""Rules about keys, tenants and conductors: each is as the log of changes says, and the log contradicts itself nowhere.
+"""Rules about keys, tenants, budgets and conductors: each is as the log of changes says, which agrees with itself.
 
 A key that was made before the log began has no making in it; from its first logged change on it is checked all the
 same. The log's records of keys are computed here again from the rows, by code that shares nothing with their writer.
@@ -22,7 +22,7 @@ DIGESTS = ("digest", "previous_digest")
 
 
 def administration(found: Administration, report: Report) -> Iterator[Violation]:
-    """Check every key, tenant and change of a conductor against the log."""
+    """Check every key, tenant, budget and change of a conductor against the log."""
     histories: defaultdict[tuple[str, str], list[Mapping[str, Any]]] = defaultdict(list)
     for event in found.events:
         histories[event["action"].partition(".")[0], event["target"]].append(event)
@@ -34,16 +34,19 @@ def administration(found: Administration, report: Report) -> Iterator[Violation]
     for row in found.tenants:
         record = {"created_at": row["created_at"], "disabled_at": row["disabled_at"]}
         yield from _agrees(f"tenant {row['name']}", record, histories.pop(("tenant", row["name"]), []))
+    for row in found.budgets:
+        record = {name: value for name, value in row.items() if name != "id"}
+        yield from _agrees(f"budget {row['id']}", record, histories.pop(("budget", row["id"]), []))
     yield from _changes(found, histories)
-    for kind, name in histories:
-        if kind != "conductor":
+    for (kind, name), history in histories.items():
+        if kind != "conductor" and history[-1]["after"] is not None:
             yield Violation(f"{kind} {name}", 0, UNLOGGED, f"the log has the {kind}, and it is not stored")
 
 
 def _chain(name: str, history: Sequence[Mapping[str, Any]]) -> Iterator[Violation]:
     """Each change begins with what the one before has left."""
     for earlier, later in pairwise(history):
-        if later["before"] is None or _read(later["before"]) != _read(earlier["after"]):
+        if _read(later["before"]) != _read(earlier["after"]):
             yield Violation(name, later["seq"], BROKEN, "the change does not begin with what the one before has left")
 
 

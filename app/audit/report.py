@@ -140,7 +140,7 @@ RULES: Mapping[str, tuple[str, str]] = {
     "catalog-missing": ("I-4", "there is a snapshot of every pool that a run or a call names"),
     "catalog-altered": ("I-4", "a pool's snapshot has the digest that it is stored under"),
     # keys, tenants and conductors
-    "change-unlogged": ("N-8", "keys, tenants and conductors are as the log of changes says"),
+    "change-unlogged": ("N-8", "keys, tenants, budgets and conductors are as the log of changes says"),
     "change-log-broken": ("N-8", "each logged change begins with what the one before has left"),
     # runs that are not stored any more
     "run-lost": ("N-1", "a run is stored, or was pruned, which leaves a row; nothing else removes it"),

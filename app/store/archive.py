@@ -40,6 +40,7 @@ from app.store.sqlkit.postgres import postgres_engine
 from app.store.sqlkit.runner import parse_url
 from app.store.sqlkit.tables import (
     ADMIN_EVENTS,
+    BUDGETS,
     CATALOGS,
     CONDUCTOR_CHANGES,
     CONTENTS,
@@ -90,10 +91,11 @@ class Record:
 
 @record(frozen=True, slots=True)
 class Administration:
-    """The rows of keys and tenants, the changes of conductors' versions, and the log of all changes, oldest first."""
+    """The rows of keys, tenants and budgets, the changes of conductors' versions, and the log of all, oldest first."""
 
     keys: tuple[Mapping[str, Any], ...]
     tenants: tuple[Mapping[str, Any], ...]
+    budgets: tuple[Mapping[str, Any], ...]
     changes: tuple[Change, ...]
     events: tuple[Mapping[str, Any], ...]
     since: float
@@ -277,6 +279,7 @@ def _administration(conn: Connection) -> Administration:
     return Administration(
         keys=tuple(_columns(row) for row in conn.execute(select(KEYS)).mappings()),
         tenants=tuple(_columns(row) for row in conn.execute(select(TENANTS)).mappings()),
+        budgets=tuple(_columns(row) for row in conn.execute(select(BUDGETS)).mappings()),
         changes=tuple(Change(**row._mapping) for row in changes),
         events=tuple(_columns(row) for row in events.mappings()),
         since=float(since),

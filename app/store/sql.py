@@ -439,12 +439,12 @@ class SqlStore:
     async def rehash_key(self, public_id: str, *, was: bytes, digest: bytes, pepper: str) -> bool:
         return await self._write(partial(keys.rehash, public_id=public_id, was=was, digest=digest, pepper=pepper))
 
-    async def set_budget(self, budget: Budget) -> None:
-        await self._write(partial(budgets.put, budget=budget))
+    async def set_budget(self, budget: Budget, *, by: Actor = PROCESS) -> None:
+        await self._write(partial(budgets.put, budget=budget, by=by))
         self._budgeted_at = -inf
 
-    async def remove_budget(self, id_: str) -> bool:
-        return await self._write(partial(budgets.remove, id_=id_))
+    async def remove_budget(self, id_: str, *, by: Actor = PROCESS) -> bool:
+        return await self._write(partial(budgets.remove, id_=id_, by=by))
 
     async def budgets(self, tenant: str | None = None) -> tuple[Budget, ...]:
         return await self._read(partial(budgets.every, tenant=tenant))

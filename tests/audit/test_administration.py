@@ -9,6 +9,7 @@ import pytest
 from app.audit.administration import OLDER
 from app.audit.check import Auditor
 from app.audit.report import Report
+from app.core.pool.budgets import Budget
 from app.core.pool.conductor_versions import Change
 from app.providers.formats import adapter
 from app.store.archive import open_archive
@@ -36,6 +37,11 @@ async def database(tmp_path: Path) -> Path:
         assert await store.revoke_key("k2", 9.0, by=ANNA)
         assert await store.add_tenant("acme", 3.0, by=ANNA)
         assert await store.switch_tenant("acme", 8.0, enabled=False, by=ANNA)
+        await store.set_budget(Budget("acme", "tenant", "", "day", 5_000_000), by=ANNA)
+        await store.set_budget(Budget("acme", "tenant", "", "day", 6_000_000), by=ANNA)
+        await store.set_budget(Budget("acme", "key", "k1", "hour", 7), by=ANNA)
+        await store.remove_budget("acme/key/k1/hour", by=ANNA)
+        await store.set_budget(Budget("acme", "key", "k1", "hour", 8), by=ANNA)
         await store.change(Change("c1", 20.0, "anna", "planner", "promoted", "v2"))
     return path
 
@@ -55,6 +61,8 @@ async def test_what_was_changed_through_the_service_agrees_with_its_log(database
         ("UPDATE keys SET id = 'k9' WHERE id = 'k1'", "key k9 seq 0 change-unlogged: nothing in the log"),
         ("DELETE FROM keys WHERE id = 'k2'", "key k2 seq 0 change-unlogged: the log has the key"),
         ("UPDATE tenants SET disabled_at = NULL", "tenant acme seq 7 change-unlogged: disabled_at"),
+        ("UPDATE budgets SET usd = 9 WHERE scope = 'tenant'", "budget acme/tenant/-/day seq 9 change-unlogged: usd"),
+        ("DELETE FROM budgets WHERE scope = 'key'", "budget acme/key/k1/hour seq 0 change-unlogged: the log has"),
         ("UPDATE conductor_changes SET version = 'v3'", "conductor planner seq 0 change-unlogged: the change c1"),
     ],
 )

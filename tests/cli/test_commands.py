@@ -5,7 +5,6 @@ Services are real processes, and so is one command of each kind; the others are 
 
 import asyncio
 import gc
-import getpass
 import json
 import os
 import re
@@ -521,14 +520,6 @@ def test_names_of_keys_are_unique_among_those_in_force(tmp_path: Path) -> None:
     assert [(one["name"], one["in_force"]) for one in listed].count(("ci", True)) == 2
     assert {one["tenant"]: one["role"] for one in listed} == {"default": "caller", "other": "auditor"}
     assert not {"digest", "previous_digest", "key"} & set(listed[0])
-    logged = json.loads(baton(tmp_path, "audit", "changes", "--target", made["id"], "--json").out)
-    assert [(one["action"], one["actor"], one["via"]) for one in logged] == [
-        ("key.revoked", getpass.getuser(), "command"),
-        ("key.added", getpass.getuser(), "command"),
-    ]
-    shown = baton(tmp_path, "audit", "changes", "--limit", "2").out
-    assert "key.added" in shown
-    assert "revoked_at: None -> " in shown
 
 
 def test_wrong_keys_are_refused_in_words(tmp_path: Path) -> None:
@@ -542,17 +533,7 @@ def test_wrong_keys_are_refused_in_words(tmp_path: Path) -> None:
 
 
 def test_what_is_printed_can_be_read_by_programs(service: Service) -> None:
-    lines = (
-        "config",
-        "doctor",
-        "keys ls",
-        "runs ls",
-        "audit check",
-        "audit rules",
-        "audit changes",
-        "conductor ls",
-        "migrate --status",
-    )
+    lines = ("config", "doctor", "keys ls", "runs ls", "audit check", "audit rules", "conductor ls", "migrate --status")
     for line in lines:
         done = baton(service.folder, *line.split(), "--json")
         assert done.status == 0, done.err

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from app.core.pool.budgets import Budget, Scope
 from app.core.records import record
+from app.store.protocol.admin_events import PROCESS, Actor
 
 
 @record(frozen=True, slots=True)
@@ -28,13 +29,13 @@ class BudgetUse:
 
 
 class Budgets(Protocol):
-    """All verbs raise `StoreUnavailable`."""
+    """All verbs raise `StoreUnavailable`. Each change is logged in its transaction, with its author `by`."""
 
-    async def set_budget(self, budget: Budget) -> None:
+    async def set_budget(self, budget: Budget, *, by: Actor = PROCESS) -> None:
         """Store a budget. If there is one of its id, its amount, time zone and soft limit are replaced."""
         ...
 
-    async def remove_budget(self, id_: str) -> bool:
+    async def remove_budget(self, id_: str, *, by: Actor = PROCESS) -> bool:
         """Remove a budget: nothing is reserved in its accounts any more. False if there is none of this id.
 
         What was spent stays, and counts again if the budget is set again within the window.

@@ -2,28 +2,46 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from typing import Any
 
-from sqlalchemy import Connection, and_, delete, or_, select
+from sqlalchemy import Connection, and_, delete, or_, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from app.core.pool.budgets import EVERYBODY, Budget, Scope, accounts
-from app.store.protocol import BudgetUse
+from app.store.protocol import Actor, BudgetUse
+from app.store.rows.admin_events import note
 from app.store.sqlkit.tables import BUDGET_WINDOWS, BUDGETS
 
 _REPLACED = ("usd", "zone", "soft")
 
 
-def put(conn: Connection, budget: Budget) -> None:
-    """Store a budget, or replace amount, time zone and soft limit of the one that has its id."""
+def put(conn: Connection, budget: Budget, by: Actor) -> None:
+    """Store a budget, or replace amount, time zone and soft limit of the one of its id; logged with its author."""
     insert = postgresql.insert if conn.dialect.name == "postgresql" else sqlite.insert
-    row = asdict(budget) | {"id": budget.id}
-    replaced = {name: row[name] for name in _REPLACED}
-    conn.execute(insert(BUDGETS).values(row).on_conflict_do_update(index_elements=[BUDGETS.c.id], set_=replaced))
+    fields = asdict(budget)
+    if conn.execute(insert(BUDGETS).values(fields | {"id": budget.id}).on_conflict_do_nothing()).rowcount == 1:
+        note(conn, by, "budget.set", budget.id, tenant=budget.tenant, before=None, after=fields)
+        return
+    before = _locked(conn, budget.id)
+    replaced = {name: fields[name] for name in _REPLACED}
+    conn.execute(update(BUDGETS).where(BUDGETS.c.id == budget.id).values(replaced))
+    note(conn, by, "budget.set", budget.id, tenant=budget.tenant, before=before, after=(before or {}) | replaced)
 
 
-def remove(conn: Connection, id_: str) -> bool:
-    """Delete a budget. False if there is none of this id."""
-    return bool(conn.execute(delete(BUDGETS).where(BUDGETS.c.id == id_)).rowcount)
+def remove(conn: Connection, id_: str, by: Actor) -> bool:
+    """Delete a budget, and log it with its author. False if there is none of this id."""
+    before = _locked(conn, id_)
+    if before is None:
+        return False
+    conn.execute(delete(BUDGETS).where(BUDGETS.c.id == id_))
+    note(conn, by, "budget.removed", id_, tenant=before["tenant"], before=before, after=None)
+    return True
+
+
+def _locked(conn: Connection, id_: str) -> dict[str, Any] | None:
+    """The fields of a budget whose row is locked; None if there is none."""
+    row = conn.execute(select(*_COLUMNS).where(BUDGETS.c.id == id_).with_for_update()).one_or_none()
+    return asdict(Budget(**row._mapping)) if row else None
 
 
 def every(conn: Connection, tenant: str | None) -> tuple[Budget, ...]:

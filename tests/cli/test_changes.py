@@ -1,0 +1,27 @@
+"""`baton audit changes`: who changed which key, by the command line."""
+
+import getpass
+import json
+from pathlib import Path
+
+from tests.cli.test_commands import baton
+
+
+def test_the_log_names_the_user_and_what_changed(tmp_path: Path) -> None:
+    assert baton(tmp_path, "migrate").status == 0
+    assert baton(tmp_path, "audit", "changes").out == "Nothing was changed.\n"
+    made = json.loads(baton(tmp_path, "keys", "add", "ci", "--role", "auditor", "--json").out)
+    assert baton(tmp_path, "keys", "add", "cd").status == 0
+    assert baton(tmp_path, "keys", "revoke", "ci").status == 0
+    logged = json.loads(baton(tmp_path, "audit", "changes", "--target", made["id"], "--json").out)
+    user = getpass.getuser()
+    assert [(one["action"], one["actor"], one["via"]) for one in logged] == [
+        ("key.revoked", user, "command"),
+        ("key.added", user, "command"),
+    ]
+    assert made["key"].split("_")[2] not in json.dumps(logged)
+    shown = baton(tmp_path, "audit", "changes", "--limit", "1").out
+    assert "key.revoked" in shown
+    assert "revoked_at: None -> " in shown
+    assert "key.added" not in shown
+    assert baton(tmp_path, "audit", "check").status == 0
