@@ -112,9 +112,10 @@ class Moved:
 
 async def with_budgets(context: EngineContext, order: Order) -> Order:
     """An order with the accounts of the budgets that concern it: those of its key, user, team and tenant."""
+    user = order.task.user or order.task.echoed.get("safety_identifier") or ""
     names: dict[Scope, str] = {
         "key": order.key,
-        "user": order.task.user or "",
+        "user": user,
         "team": order.task.metadata.get(TEAM_FIELD, ""),
     }
     accounts = await context.store.budget_accounts(order.tenant, names)

@@ -1,0 +1,54 @@
+"""`baton budgets`: what is set, listed, shown and removed, in words and as JSON."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.test_commands import baton
+
+DAILY = ("budgets", "set", "2.50", "--per", "day", "--user", "*", "--zone", "Europe/Berlin", "--soft", "0.8")
+
+
+def test_a_budget_lives_from_set_to_rm(tmp_path: Path) -> None:
+    assert baton(tmp_path, "migrate").status == 0
+    assert baton(tmp_path, "budgets", "ls").out == "There are no budgets; `baton budgets set USD` makes one.\n"
+    assert baton(tmp_path, *DAILY).out == "default/user/*/day: $2.50 for each day (Europe/Berlin).\n"
+    assert "tenant/-/month" in baton(tmp_path, "budgets", "set", "500", "--per", "month").out
+    listed = baton(tmp_path, "budgets", "ls").out
+    assert "$2.50 each" in listed
+    assert "80%" in listed
+    shown = json.loads(baton(tmp_path, "budgets", "show", "default/user/*/day", "--of", "alice", "--json").out)
+    assert (shown["usd"], shown["per"], shown["zone"], shown["soft"]) == (2.5, "day", "Europe/Berlin", 0.8)
+    assert baton(tmp_path, "budgets", "rm", "default/user/*/day").status == 0
+    assert baton(tmp_path, "budgets", "rm", "default/user/*/day").status == 1
+    assert [one["id"] for one in json.loads(baton(tmp_path, "budgets", "ls", "--json").out)] == [
+        "default/tenant/-/month"
+    ]
+
+
+def test_a_key_is_named_as_its_owner_knows_it(tmp_path: Path) -> None:
+    assert baton(tmp_path, "migrate").status == 0
+    made = json.loads(baton(tmp_path, "keys", "add", "ci", "--json").out)
+    assert baton(tmp_path, "budgets", "set", "20", "--key", "ci").out.startswith(f"default/key/{made['id']}/day")
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("1 --user a --team b", "name one of --key, --user and --team"),
+        ("1 --zone Mars/Olympus", "time zone"),
+        ("1 --soft 80", "share above 0 and below 1"),
+        ("1 --key nobody", "There is no key"),
+    ],
+)
+def test_a_wrong_budget_is_refused_in_words(tmp_path: Path, line: str, words: str) -> None:
+    assert baton(tmp_path, "migrate").status == 0
+    done = baton(tmp_path, "budgets", "set", *line.split())
+    assert done.status in (1, 2)
+    assert words in done.err
+
+
+def test_no_command_makes_a_database(tmp_path: Path) -> None:
+    assert baton(tmp_path, "budgets", "ls").status == 1
+    assert not list(tmp_path.rglob("*.db*"))
