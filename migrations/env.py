@@ -6,6 +6,8 @@ from alembic import context
 from sqlalchemy import URL, Connection, text
 from sqlalchemy.pool import NullPool
 
+from app.store.sqlkit import row_security
+from app.store.sqlkit.migrate import newest, revision
 from app.store.sqlkit.postgres import postgres_engine
 from app.store.sqlkit.runner import parse_url
 from app.store.sqlkit.sqlite import sqlite_engine
@@ -27,6 +29,8 @@ def upgrade(connection: Connection) -> None:
         if connection.dialect.name == "postgresql":  # SQLite's transaction has the write lock already
             connection.execute(text("SELECT pg_advisory_xact_lock(:number)"), {"number": MIGRATION_LOCK})
         context.run_migrations()
+        if connection.dialect.name == "postgresql" and revision(connection) == newest():
+            row_security.enforce(connection)
 
 
 async def upgrade_postgres(url: URL) -> None:

@@ -80,7 +80,15 @@ async def of_schema(loaded: Loaded) -> list[Verdict]:
         words = "run `baton migrate`" if "baton migrate" in cause else remedy
         return Verdict("schema", "fail", f"{where}: {cause}", words)
 
-    return [await _within("schema", check, remedy)]
+    async def secured() -> Verdict:
+        found = await asyncio.to_thread(revisions.row_security, settings.database_url)
+        if found.reader:
+            return Verdict("row security", "ok", f"reads for callers are made by the role {found.reader}")
+        words = "not in force: reads for callers rely on the gateways' checks alone"
+        return Verdict("row security", "skip", words, found.reason)
+
+    schema = await _within("schema", check, remedy)
+    return [schema, await _within("row security", secured, remedy)] if schema.status == "ok" else [schema]
 
 
 async def of_house(loaded: Loaded, opened: Runtime, *, every: bool, exists: bool) -> list[Verdict]:

@@ -45,9 +45,21 @@ def _migrate(settings: Settings, asked: Asked, *, up: bool) -> int:
         return _print_status(settings, found, as_json=True)
     if found.is_current:
         terminal.out().print("The database has this version's schema.")
+        if terms := _row_security(settings):
+            terminal.out().print(terms, markup=False, soft_wrap=True)
     else:
         terminal.out().print(f"The database has the schema of revision {found.current}.", markup=False)
     return 0
+
+
+def _row_security(settings: Settings) -> str:
+    """The state of row-level security in words; empty for SQLite, which has none."""
+    if settings.database_url.startswith("sqlite"):
+        return ""
+    found = revisions.row_security(settings.database_url)
+    if found.reader:
+        return f"Row-level security is in force: reads for callers are made by the role {found.reader}."
+    return f"Row-level security is not in force: {found.reason}."
 
 
 def _print_status(settings: Settings, found: Status, *, as_json: bool) -> int:
@@ -65,4 +77,6 @@ def _print_status(settings: Settings, found: Status, *, as_json: bool) -> int:
         print(f"{len(found.pending)} to apply: run `baton migrate`.")
     else:
         print("The database has this version's schema.")
+        if terms := _row_security(settings):
+            print(terms)
     return int(not found.is_current)

@@ -186,6 +186,13 @@ class SqlStore:
         return self._shares_from
 
     async def journal(self, run: str, upto: int | None = None, after: int = 0) -> Journal:
+        return await self.journal_of(None, run, upto, after)
+
+    async def journal_of(self, tenant: str | None, run: str, upto: int | None = None, after: int = 0) -> Journal:
+        """The journal of a run, read for a tenant if there is one: never from the cache then, which knows no tenants,
+        unless the database knows none either."""
+        if tenant is not None and self._runner.isolates_tenants:
+            return await self.read_for(tenant, runs.journal(self._statements, run, after))
         changes = self._forget_former_server()
         kept, known = self._journals.journal(run, after)
         if known and upto is not None and known >= upto:
@@ -193,7 +200,7 @@ class SqlStore:
         # A cached journal is a prefix of the stored one, so only the later events are read.
         read = await self._read(runs.journal(self._statements, run, max(after, known)))
         if self.server_changes != changes:  # the cached part may never have reached this server
-            return await self.journal(run, upto, after)
+            return await self.journal_of(None, run, upto, after)
         if not read.salt:  # another process has erased the content: this one must not show what it has cached
             self._journals.forget(run)
         self._journals.extend(run, read.events)
@@ -227,6 +234,12 @@ class SqlStore:
         return self._server_changes
 
     async def contents(self, run: str, refs: Sequence[str]) -> Mapping[str, bytes]:
+        return await self.contents_of(None, run, refs)
+
+    async def contents_of(self, tenant: str | None, run: str, refs: Sequence[str]) -> Mapping[str, bytes]:
+        """The contents of a run, read for a tenant if there is one, as `journal_of` reads the journal."""
+        if tenant is not None and self._runner.isolates_tenants:
+            return await self.read_for(tenant, content.read(self._statements, run, refs)) if refs else {}
         found = self._journals.contents(run, refs)
         missing = [ref for ref in refs if ref not in found]
         if missing:
@@ -290,13 +303,21 @@ class SqlStore:
         return pruned
 
     async def pruned_run(self, run: str) -> PrunedRun:
-        return await self._read(partial(retention.pruned_run, name=run))
+        return await self.pruned_run_of(None, run)
+
+    async def pruned_run_of(self, tenant: str | None, run: str) -> PrunedRun:
+        """The row that stays of a pruned run, read for a tenant if there is one."""
+        return await self.read_for(tenant, partial(retention.pruned_run, name=run))
 
     async def overwrite_erased(self) -> bool:
         return await self._runner.empty_log()
 
     async def run(self, run: str) -> RunRow:
-        return await self._read(runs.run(self._statements, run), brief=True)
+        return await self.run_of(None, run)
+
+    async def run_of(self, tenant: str | None, run: str) -> RunRow:
+        """The row of a run, read for a tenant if there is one."""
+        return await self.read_for(tenant, runs.run(self._statements, run), brief=True)
 
     async def runs(self, query: RunQuery) -> tuple[RunRow, ...]:
         return await self._read(partial(runs.page, query=query))
@@ -499,8 +520,12 @@ class SqlStore:
         await self.availability.finished.wait()
         await self._runner.close()
 
+    async def read_for(self, tenant: str | None, work: Callable[[Connection], T], *, brief: bool = False) -> T:
+        """Read for a caller of this tenant; None: for one of all tenants, or for the service itself."""
+        return await self._with_retry(partial(self._runner.read, work, brief=brief, tenant=tenant))
+
     async def _read(self, work: Callable[[Connection], T], *, brief: bool = False) -> T:
-        return await self._with_retry(partial(self._runner.read, work, brief=brief))
+        return await self.read_for(None, work, brief=brief)
 
     async def _write(self, work: Callable[[Connection], T]) -> T:
         """Run work that may be done twice without harm: a COMMIT without an answer is reported as a failure."""
@@ -534,34 +559,35 @@ class SqlTenantStore:
         return await self._store.append(changed(entry, tenant=self._tenant))
 
     async def journal(self, run: str, upto: int | None = None, after: int = 0) -> Journal:
-        return await self._store.journal(run, upto, after)
+        return await self._store.journal_of(self._tenant, run, upto, after)
 
     async def run(self, run: str) -> RunRow:
-        return await self._store.run(run)
+        return await self._store.run_of(self._tenant, run)
 
     async def runs(self, query: RunQuery) -> tuple[RunRow, ...]:
-        return await self._store.runs(query)
+        return await self._store.read_for(self._tenant, partial(runs.page, query=query))
 
     async def contents(self, run: str, refs: Sequence[str]) -> Mapping[str, bytes]:
-        return await self._store.contents(run, refs)
+        return await self._store.contents_of(self._tenant, run, refs)
 
     async def records(self, run: str, wanted: Collection[tuple[str, Reader]]) -> Mapping[tuple[str, Reader], Any]:
-        return await self._store.records(run, wanted)
+        bodies = await self.contents(run, sorted({ref for ref, _ in wanted}))
+        return {(ref, read): read(bodies[ref]) for ref, read in wanted if ref in bodies}
 
     async def erase(self, run: str) -> bool:
         return await self._store.erase_of(run, self._tenant)
 
     async def pruned_run(self, run: str) -> PrunedRun:
-        return await self._store.pruned_run(run)
+        return await self._store.pruned_run_of(self._tenant, run)
 
     async def rate(self, given: Feedback) -> Feedback:
         return await self._store.rate(changed(given, tenant=self._tenant))
 
     async def feedback(self, run: str) -> tuple[Feedback, ...]:
-        return await self._store.feedback(run)
+        return await self._store.read_for(self._tenant, partial(feedback.of, run=run))
 
     async def find_request_claim(self, claim: str, now: float) -> Once | None:
-        return await self._store.find_request_claim(claim, now)
+        return await self._store.read_for(self._tenant, partial(idempotency.find, claim=claim, now=now))
 
 
 @dataclass(slots=True)

@@ -206,7 +206,7 @@ def dumped(server: Server, file: Path) -> None:
 
 def load_dump(server: Server, file: Path) -> None:
     """Load a dump into an empty Postgres."""
-    _client(server, "pg_restore", "--no-owner", f"--dbname={server.url}", given=file)
+    _client(server, "pg_restore", "--no-owner", "--no-acl", f"--dbname={server.url}", given=file)
 
 
 def _client(server: Server, name: str, *words: str, output: Path | None = None, given: Path | None = None) -> None:

@@ -52,6 +52,18 @@ async def stores(bouncer_url: str) -> AsyncIterator[list[SqlStore]]:
         yield [await stack.enter_async_context(store) for store in opened]
 
 
+async def test_reads_for_callers_of_two_tenants_do_not_mix(stores: list[SqlStore]) -> None:
+    """The role and the tenant of a reading transaction end with it, on whichever connection it was."""
+    for n, run in enumerate(RUNS):
+        await stores[0].append(admitted(run, tenant="ab"[n % 2]))
+
+    async def seen(tenant: str | None) -> set[str]:
+        return {row.tenant for row in await stores[1].of_tenant(tenant).runs(RunQuery(limit=100))}
+
+    found = await asyncio.gather(*[seen(tenant) for _ in range(6) for tenant in ("a", "b", None)])
+    assert found == [{"a"}, {"b"}, {"a", "b"}] * 6
+
+
 async def test_runs_are_written_and_read_from_two_processes(stores: list[SqlStore], postgres_url: str) -> None:
     one, other = stores
 

@@ -353,7 +353,7 @@ def claim(request: Request, caller: Caller, body: Mapping[str, object]) -> Once 
         )
     name = hashlib.sha256(f"{caller.key.tenant}\0{given[0]}".encode()).hexdigest()
     asked = f"{request.method}\n{request.scope['path']}\n".encode() + orjson.dumps(body, option=orjson.OPT_SORT_KEYS)
-    return Once(name, hashlib.sha256(asked).digest(), 0.0)
+    return Once(name, hashlib.sha256(asked).digest(), 0.0, tenant=caller.key.tenant)
 
 
 def last_event(request: Request) -> int | None:

@@ -23,6 +23,8 @@ class Once:
     run: str = ""
     status: int = 0
     reply: bytes = b""
+    tenant: str | None = None
+    """The tenant of the request. It is part of the id as well."""
 
 
 class RequestClaims(Protocol):

@@ -46,6 +46,6 @@ def forget(conn: Connection, now: float, limit: int) -> int:
     return len(gone)
 
 
-def claim_row(once: Once) -> tuple[str, bytes, float, str, int, bytes]:
+def claim_row(once: Once) -> tuple[str, bytes, float, str, int, bytes, str | None]:
     """The values of the columns `CLAIM`."""
-    return once.id, once.fingerprint, once.until, once.run, once.status, once.reply
+    return once.id, once.fingerprint, once.until, once.run, once.status, once.reply, once.tenant

@@ -30,7 +30,7 @@ from sqlalchemy.exc import DisconnectionError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 from sqlalchemy.pool import ConnectionPoolEntry, QueuePool
 
-from app.store.sqlkit import generation
+from app.store.sqlkit import generation, row_security
 from app.store.sqlkit.runner import LOCK_SECONDS, POOLING, Fault, reason_of, sqlstate
 from app.store.sqlkit.statements import BY_KEY, SingleStatement
 from app.telemetry import PoolUse
@@ -53,6 +53,8 @@ SET_BY_KEY = "; ".join([f"SET {name} = {value}" for name, value in BY_KEY.items(
 RESET_BY_KEY = "; ".join([f"RESET {name}" for name in BY_KEY])
 SETTINGS_SECONDS = 2.0
 """Seconds to wait for the settings of a new connection."""
+READER_SECONDS = 300.0
+"""Time after which the role of reads for callers is looked for again if there was none."""
 UNNAMED = ""
 """Name of the prepared statement that lasts until the next one is prepared."""
 
@@ -176,7 +178,7 @@ class Connections:
             if kept.connection.losses == self._losses and kept.connection.lives:
                 return kept
             async with asyncio.timeout_at(limit):
-                await self._discard(kept)
+                await self.discard(kept)
         stack = AsyncExitStack()
         with self._one_waits():
             async with asyncio.timeout_at(limit):
@@ -204,7 +206,7 @@ class Connections:
         if isinstance(error, asyncpg.InvalidCachedStatementError | asyncpg.OutdatedSchemaCacheError):
             checkout.connection.forget_statements()  # a table was altered
         with suppress(Exception):  # see `give`
-            await (self._check_in(checkout) if isinstance(error, asyncpg.PostgresError) else self._discard(checkout))
+            await (self._check_in(checkout) if isinstance(error, asyncpg.PostgresError) else self.discard(checkout))
 
     @asynccontextmanager
     async def connect(self, engine: AsyncEngine) -> AsyncIterator[AsyncConnection]:
@@ -269,7 +271,7 @@ class Connections:
             async with asyncio.timeout_at(limit):
                 await checkout.connection.raw.execute(SET_BY_KEY)
         except BaseException:
-            await self._discard(checkout)
+            await self.discard(checkout)
             raise
 
     async def _check_in(self, checkout: Checkout) -> None:
@@ -280,11 +282,12 @@ class Connections:
         try:
             await checkout.connection.raw.execute(RESET_BY_KEY, timeout=SETTINGS_SECONDS)
         except BaseException:
-            await self._discard(checkout)
+            await self.discard(checkout)
             raise
         await checkout.leave()
 
-    async def _discard(self, checkout: Checkout) -> None:
+    async def discard(self, checkout: Checkout) -> None:
+        """Close a connection."""
         try:
             await checkout.place.invalidate()
         finally:
@@ -312,6 +315,8 @@ class Postgres:
         self._reading = self._writing.execution_options(isolation_level="AUTOCOMMIT")
         self._connections = Connections(self._reading, settings, keeps_statements=not pools_transactions(url))
         self._seconds = work_seconds
+        self._reader_role: str | None = None
+        self._looks_for_reader_at = 0.0
         self.dialect = self._writing.dialect
         self._faults = (
             SQLAlchemyError,
@@ -334,7 +339,15 @@ class Postgres:
     def pool_use(self) -> PoolUse:
         return self._connections.use
 
-    def read(self, work: Callable[[Connection], T], *, brief: bool = False) -> Coroutine[Any, Any, T]:
+    @property
+    def isolates_tenants(self) -> bool:
+        return True
+
+    def read(
+        self, work: Callable[[Connection], T], *, brief: bool = False, tenant: str | None = None
+    ) -> Coroutine[Any, Any, T]:
+        if tenant is not None:
+            return self._read_for(tenant, work)
         return self._send(work) if isinstance(work, SingleStatement) else self._read(work)
 
     def write(self, work: Callable[[Connection], T], *, meant: object = None) -> Coroutine[Any, Any, T]:
@@ -346,6 +359,55 @@ class Postgres:
                 return await conn.run_sync(partial(_whole, work))
         except self._faults as error:
             raise self._fault(error) from error
+
+    async def _read_for(self, tenant: str, work: Callable[[Connection], T]) -> T:
+        """Read for a caller of a tenant, under row-level security if it is in force."""
+        reader = await self._reader()
+        if reader is None:
+            return await self.read(work)
+        if isinstance(work, SingleStatement):
+            return await self._send_in(row_security.begin(reader, tenant), work)
+        return await self._transact(partial(row_security.read_as, work=work, reader=reader, tenant=tenant))
+
+    async def _send_in(self, begin: str, statement: SingleStatement[T]) -> T:
+        """Carry out a statement that reads in a transaction of its own, which the text `begin` opens.
+
+        It is prepared apart from the same statement of the service's own reads: its plan depends on the role.
+        """
+        time = asyncio.get_running_loop().time
+        limit = time() + self._seconds
+        try:
+            checkout = await self._connections.take(limit)
+        except self._faults as error:
+            raise self._fault(error) from error
+        raw = checkout.connection.raw
+        try:
+            await raw.execute(begin, timeout=limit - time())
+            text = f"{statement.statement.text} {row_security.MARK}"
+            prepared = await checkout.connection.prepared(text, limit - time())
+            rows = await prepared.fetch(*statement.values, timeout=limit - time())
+            await raw.execute("COMMIT", timeout=limit - time())
+        except BaseException as error:
+            with suppress(Exception):
+                await self._connections.discard(checkout)  # its transaction may be open
+            if isinstance(error, self._faults):
+                raise self._fault(error) from error
+            raise
+        await self._connections.give(checkout)
+        return statement.made(rows)
+
+    async def _reader(self) -> str | None:
+        """The role of reads for callers. That there is none is looked up again after some time."""
+        time = asyncio.get_running_loop().time
+        if self._reader_role is None and time() >= self._looks_for_reader_at:
+            self._reader_role = await self._read(row_security.reader_of)
+            self._looks_for_reader_at = time() + READER_SECONDS
+            if self._reader_role is None:
+                logger.warning(
+                    "row-level security is not in force: reads for callers rely on the gateways' checks alone; "
+                    "`baton doctor` says what is missing"
+                )
+        return self._reader_role
 
     async def _transact(self, work: Callable[[Connection], T]) -> T:
         transaction = _Transaction(work)

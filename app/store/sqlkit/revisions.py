@@ -21,6 +21,7 @@ from app.core.records import record
 from app.errors import ConfigInvalid, StoreUnavailable
 from app.store.sqlkit.migrate import ONE_AT_A_TIME, alembic_config, reason
 from app.store.sqlkit.postgres import postgres_engine
+from app.store.sqlkit.row_security import RowSecurity, state
 
 CONNECT_SECONDS = 5.0
 
@@ -78,6 +79,24 @@ def connected(url: str) -> int:
     thread with a running loop."""
     parsed = _parsed(url)
     return 0 if parsed.get_backend_name() == "sqlite" else asyncio.run(_connected(parsed))
+
+
+def row_security(url: str) -> RowSecurity:
+    """The state of row-level security for reads that are made for callers; none is in force on SQLite. Must not be
+    called on a thread with a running loop."""
+    parsed = _parsed(url)
+    if parsed.get_backend_name() == "sqlite":
+        return RowSecurity("", "SQLite has none")
+    return asyncio.run(_row_security(parsed))
+
+
+async def _row_security(url: URL) -> RowSecurity:
+    engine = postgres_engine(url, poolclass=NullPool, connect_args={"timeout": CONNECT_SECONDS})
+    try:
+        async with asyncio.timeout(2 * CONNECT_SECONDS), engine.connect() as connection:
+            return await connection.run_sync(state)
+    finally:
+        await engine.dispose()
 
 
 async def _connected(url: URL) -> int:

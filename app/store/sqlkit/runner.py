@@ -77,10 +77,16 @@ class Runner(Protocol):
         """The use of the connections on which work has to wait for its turn."""
         ...
 
-    async def read(self, work: Callable[[Connection], T], *, brief: bool = False) -> T:
+    @property
+    def isolates_tenants(self) -> bool:
+        """True if the database itself can keep a read to the rows of one tenant."""
+        ...
+
+    async def read(self, work: Callable[[Connection], T], *, brief: bool = False, tenant: str | None = None) -> T:
         """Run work that writes nothing. Each of its statements sees what was committed before it.
 
-        `brief` promises that it looks up a single row by its key.
+        `brief` promises that it looks up a single row by its key. With a `tenant` the work sees only the rows of that
+        tenant where the database can see to it (`row_security.py`).
         """
         ...
 

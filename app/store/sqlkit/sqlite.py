@@ -52,7 +52,11 @@ class Sqlite:
         self.losses = 0
         self.server_changes = 0
 
-    async def read(self, work: Callable[[Connection], T], *, brief: bool = False) -> T:
+    @property
+    def isolates_tenants(self) -> bool:
+        return False
+
+    async def read(self, work: Callable[[Connection], T], *, brief: bool = False, tenant: str | None = None) -> T:
         if brief:
             with suppress(Fault):  # a thread then does it, or reports the fault
                 return self._run_in_loop(work, "BEGIN")

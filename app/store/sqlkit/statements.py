@@ -69,7 +69,7 @@ LIVE = _RUN_COLUMNS[len(BORN) :]
 ENDLESS = tuple(name for name in LIVE if name != "ended_at")
 """Columns of a run that may change by an entry that does not end it. To set `ended_at`, even to the value that it has,
 makes SQLite write the index of open runs anew: a quarter of the statement's time and a page of the log."""
-RUN = ("id", "epoch", "cap_usd", "cap_tokens", *LIVE, "thread", "budgets", "salt")
+RUN = ("id", "epoch", "cap_usd", "cap_tokens", *LIVE, "thread", "budgets", "tenant", "salt")
 """Columns of a run that an entry is checked against."""
 SEEN = RUN[:-1]
 """Columns of a run that the row cache holds (see `batch.RowCache`): it holds no run whose salt was erased."""

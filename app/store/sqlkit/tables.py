@@ -127,6 +127,7 @@ TEXTS = Table(
     Column("before", Text),  # the text that it follows; NULL for the first
     Column("spoken", Boolean, nullable=False),  # True if it stands for a message of the assistant's with this text
     Column("body", LargeBinary, nullable=False),
+    Column("tenant", Text),  # NULL where 0.2 or older stored it
 )
 Index("texts_by_before", TEXTS.c.before)
 
@@ -176,6 +177,7 @@ ONCE = Table(
     Column("run", Text, nullable=False),  # empty where no run came of the request
     Column("status", BigInteger, nullable=False),  # 0 where the reply is written from the run's journal
     Column("reply", LargeBinary, nullable=False),
+    Column("tenant", Text),  # NULL where 0.2 or older stored it
     sqlite_with_rowid=False,
 )
 Index("once_by_until", ONCE.c.until)

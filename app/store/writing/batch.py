@@ -110,6 +110,7 @@ class _Run:
     """Where the texts of its outputs belong, if its contents are shared (see `rows/texts.py`)."""
     budgets: str | None = None
     """A JSON array of the accounts in which its holds are reserved; None where there are none."""
+    tenant: str = ""
     salt: bytes | None = b""
     """None once its content was erased."""
     stored_epoch: int = field(init=False)
@@ -303,7 +304,14 @@ class RowBatch:
             return run
         if run is not None:
             raise Conflict
-        return _Run(entry.run, FIRST_EPOCH, entry.new.cap.usd, entry.new.cap.tokens, budgets=named(entry.new.budgets))
+        return _Run(
+            entry.run,
+            FIRST_EPOCH,
+            entry.new.cap.usd,
+            entry.new.cap.tokens,
+            tenant=entry.new.tenant,
+            budgets=named(entry.new.budgets),
+        )
 
     def _charge(self, run: _Run, entry: Entry) -> Charge | None:
         """The changes that an entry makes to the run's accounts. Raises `BudgetExhausted` if one has not enough
@@ -388,7 +396,7 @@ class RowBatch:
                 self._contents.append((run.id, ref, body))
                 continue
             self._shared.append(parts.content)
-            self._texts |= {text[0]: text for text in parts.texts}
+            self._texts |= {text[0]: (*text, run.tenant) for text in parts.texts}
 
     def _may_share(self, owner: str) -> bool:
         """True if texts of an owner may be written, whose lock is noted then."""

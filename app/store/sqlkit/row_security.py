@@ -1,0 +1,122 @@
+"""Row-level security: on Postgres a read that is made for a caller sees the rows of the caller's tenant, and no others.
+
+The tables have policies (migration 0022) that bind only roles whose names begin with `baton_reader_`. `baton migrate`
+makes one such role for the database, which cannot log in, may read the tables that callers' requests read, and owns
+nothing. A read for a caller is a transaction that takes this role and names the tenant, both until its end and no
+longer, so that it works behind a PgBouncer that pools transactions, too. The role neither owns the tables nor is exempt
+from policies, so a query without any condition on the tenant finds nothing of another's.
+
+Where the database's user may not create roles, reads are made as before, with the gateways' own checks alone;
+`baton migrate` and `baton doctor` say so.
+"""
+
+from collections.abc import Callable
+from typing import Final, TypeVar
+
+from sqlalchemy import Connection, text
+from sqlalchemy.exc import DBAPIError
+
+from app.core.records import record
+
+T = TypeVar("T")
+
+PREFIX: Final = "baton_reader_"
+READABLE: Final = (
+    "runs",
+    "pruned_runs",
+    "feedback",
+    "events",
+    "contents",
+    "shared_contents",
+    "tags",
+    "texts",
+    "once",
+)
+"""The tables that callers' requests read. Each has a policy."""
+TENANT: Final = "baton.tenant"
+"""The setting that the policies compare with a row's tenant."""
+NAME: Final = f"""
+SELECT '{PREFIX}' || CASE WHEN octet_length(current_database()) > 48 THEN md5(current_database())
+ELSE current_database() END
+"""
+READER: Final = f"""
+SELECT role.rolname FROM pg_class AS runs
+CROSS JOIN LATERAL aclexplode(runs.relacl) AS granted JOIN pg_roles AS role ON role.oid = granted.grantee
+WHERE runs.oid = to_regclass('runs') AND runs.relrowsecurity AND granted.privilege_type = 'SELECT'
+AND starts_with(role.rolname, '{PREFIX}') AND NOT role.rolsuper AND NOT role.rolbypassrls
+AND pg_has_role(current_user, role.oid,
+  CASE WHEN current_setting('server_version_num')::int < 160000 THEN 'MEMBER' ELSE 'SET' END)
+ORDER BY role.rolname LIMIT 1
+"""
+"""The role that this user may take for reads; no row if there is none."""
+TAKE: Final = text(f"SELECT set_config('role', :role, true), set_config('{TENANT}', :tenant, true)")
+MARK: Final = "/* for a caller */"
+"""What tells a statement that is prepared for callers' reads from the service's own."""
+
+
+@record(frozen=True, slots=True)
+class RowSecurity:
+    """The state of row-level security in a database."""
+
+    reader: str
+    """The role of reads for callers; empty if it is not in force."""
+    reason: str = ""
+    """Why it is not in force."""
+
+
+def read_as(conn: Connection, work: Callable[[Connection], T], *, reader: str, tenant: str) -> T:
+    """Run work that reads, in a transaction that ends with it, as the role `reader` for a tenant."""
+    conn.execute(TAKE, {"role": reader, "tenant": tenant})
+    return work(conn)
+
+
+def begin(reader: str, tenant: str) -> str:
+    """The text that begins a transaction as this role for this tenant, in one exchange and without parameters."""
+    return (
+        f"BEGIN; SELECT set_config('role', {_literal(reader)}, true), set_config('{TENANT}', {_literal(tenant)}, true)"
+    )
+
+
+def _literal(value: str) -> str:
+    """A string as SQL that holds no character of it, so that nothing has to be escaped."""
+    return f"convert_from(decode('{value.encode().hex()}', 'hex'), 'UTF8')"
+
+
+def reader_of(conn: Connection) -> str | None:
+    """The role by which this database's user may read for callers; None if row-level security is not in force."""
+    found: str | None = conn.execute(text(READER)).scalar_one_or_none()
+    return found
+
+
+def enforce(conn: Connection) -> RowSecurity:
+    """Make the reader's role and give it what it may read, as far as that is missing and this user may do it.
+
+    It is part of a migration's transaction. A refusal undoes nothing else.
+    """
+    if reader_of(conn) is not None:
+        return state(conn)
+    name: str = conn.execute(text(f"SELECT quote_ident(({NAME}))")).scalar_one()
+    known = conn.execute(text(f"SELECT 1 FROM pg_roles WHERE rolname = ({NAME})")).first()
+    try:
+        with conn.begin_nested():
+            if known is None:
+                conn.execute(text(f"CREATE ROLE {name} NOLOGIN"))
+            conn.execute(text(f"GRANT {name} TO CURRENT_USER"))
+            conn.execute(text(f"GRANT SELECT ON {', '.join(READABLE)} TO {name}"))
+    except DBAPIError as error:
+        if getattr(error.orig, "sqlstate", None) != "42501":
+            raise
+    return state(conn)
+
+
+def state(conn: Connection) -> RowSecurity:
+    """The state of row-level security for the reads of this database's user."""
+    reader = reader_of(conn)
+    if reader is not None:
+        return RowSecurity(reader)
+    name, user = conn.execute(text(f"SELECT ({NAME}), current_user")).one()
+    return RowSecurity(
+        "",
+        f'the user {user} may not create or take the role "{name}"; let a superuser run CREATE ROLE "{name}" NOLOGIN; '
+        f'GRANT "{name}" TO "{user}"; then run `baton migrate` again',
+    )

@@ -1,0 +1,166 @@
+"""Row-level security on Postgres: reads for a caller, with no condition of their own, find one tenant's rows alone."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
+
+import asyncpg
+import pytest
+from sqlalchemy import Connection, text
+from sqlalchemy.engine import make_url
+
+from app.core.rating.feedback import Feedback
+from app.errors import NotFound, StoreUnavailable
+from app.store.protocol import Once, RunQuery
+from app.store.sql import SqlStore, open_store
+from app.store.sqlkit import revisions
+from app.store.sqlkit.migrate import migrate
+from app.store.sqlkit.row_security import READABLE
+from tests.conformance.entries import admitted
+
+pytestmark = pytest.mark.integration
+
+OURS, THEIRS = "ours: it's \\ 'quoted' — ü", "other"
+RUNS = {"our-run": OURS, "their-run": THEIRS}
+COPIES = 400
+"""Enough rows for the planner to prefer an index wherever there is one that fits."""
+
+
+@pytest.fixture
+async def store(migrated_postgres_url: str) -> AsyncIterator[SqlStore]:
+    """Two tenants with one run each, which has a row in every table that callers may read."""
+    async with open_store(migrated_postgres_url) as opened:
+        for run, tenant in RUNS.items():
+            once = Once(f"claim of {run}", b"", 1e12, tenant=tenant)
+            entry = replace(admitted(run, tenant=tenant), once=once, tags=(("label", "red"),))
+            await opened.append(replace(entry, contents=(("ref", run.encode()),)))
+            await opened.rate(Feedback(f"fb of {run}", run, tenant, "key", 5.0, "explicit", "user", "", 1.0))
+            await opened._write(fill_of(run, tenant))
+        yield opened
+
+
+def fill_of(run: str, tenant: str) -> Any:
+    """Rows of the tables that a conversation and a pruned run leave."""
+
+    def work(conn: Connection) -> None:
+        mine = {"run": run, "tenant": tenant}
+        for statement in (
+            "INSERT INTO shared_contents (run, ref, owner, size, body) VALUES (:run, 'part', 1, 0, '')",
+            "INSERT INTO texts (id, spoken, body, tenant) VALUES ('text of ' || :run, false, '', :tenant)",
+            "INSERT INTO pruned_runs (id, tenant, state, created_at, ended_at, pruned_at, events, root, archive) "
+            "VALUES ('pruned ' || :run, :tenant, 'failed', 1, 1, 1, 1, '', '')",
+        ):
+            conn.execute(text(statement), mine)
+
+    return work
+
+
+async def counted(store: SqlStore, tenant: str | None) -> dict[str, int]:
+    """The rows of each table that a read without any condition finds."""
+
+    def work(conn: Connection) -> dict[str, int]:
+        return {table: conn.execute(text(f"SELECT count(*) FROM {table}")).scalar_one() for table in READABLE}
+
+    return await store.read_for(tenant, work)
+
+
+async def test_a_read_without_any_condition_finds_the_rows_of_one_tenant(store: SqlStore) -> None:
+    assert set((await counted(store, None)).values()) == {2}
+    assert set((await counted(store, OURS)).values()) == {1}
+    assert set((await counted(store, "")).values()) == {0}
+
+
+async def test_what_another_tenant_has_is_absent(store: SqlStore) -> None:
+    ours = store.of_tenant(OURS)
+    assert (await ours.run("our-run")).tenant == OURS
+    assert [row.id for row in await ours.runs(RunQuery())] == ["our-run"]
+    assert await ours.contents("our-run", ["ref"]) == {"ref": b"our-run"}
+    for absent in (ours.run("their-run"), ours.journal("their-run"), ours.pruned_run("pruned their-run")):
+        with pytest.raises(NotFound):
+            await absent
+    assert await ours.contents("their-run", ["ref"]) == {}
+    assert await ours.records("their-run", [("ref", len)]) == {}
+    assert await ours.feedback("their-run") == ()
+    assert await ours.find_request_claim("claim of their-run", 0.0) is None
+    assert await ours.find_request_claim("claim of our-run", 0.0) is not None
+
+
+async def test_a_connection_is_the_services_again_after_a_read_for_a_caller(store: SqlStore) -> None:
+    assert set((await counted(store, OURS)).values()) == {1}
+    role = await store._read(lambda conn: conn.execute(text("SELECT current_user, session_user")).one())
+    assert role[0] == role[1]
+    assert set((await counted(store, None)).values()) == {2}
+
+
+async def test_readers_may_not_write(store: SqlStore) -> None:
+    def write(conn: Connection) -> None:
+        conn.execute(text("UPDATE runs SET error = 'x'"))
+
+    with pytest.raises(StoreUnavailable):
+        await store.read_for(OURS, write)
+
+
+async def plan(store: SqlStore, statement: str, **values: Any) -> str:
+    def work(conn: Connection) -> str:
+        return "\n".join(conn.execute(text(f"EXPLAIN {statement}"), values).scalars())
+
+    return await store.read_for(OURS, work)
+
+
+async def test_every_policy_is_checked_by_an_index(store: SqlStore) -> None:
+    """Else a read for a caller would take the longer the more other tenants have stored."""
+    await store._write(fillers)
+    await store._write(lambda conn: conn.execute(text("ANALYZE")))
+    by_run = {"events": "run = 'our-run'", "contents": "run = 'our-run' AND ref = 'ref'"}
+    by_run |= {"shared_contents": "run = 'our-run' AND ref = 'part'", "feedback": "run = 'our-run'"}
+    keys = {"texts": "id = 'x'", "once": "id = 'x'", "runs": "id = 'our-run'", "pruned_runs": "id = 'x'"}
+    tags = {"tags": "name = 'label' AND value = 'red' AND run = 'our-run'"}
+    for table, condition in (by_run | keys | tags).items():
+        found = await plan(store, f"SELECT * FROM {table} WHERE {condition}")
+        assert "Seq Scan" not in found, found
+        if table in ("events", "contents", "shared_contents", "tags"):
+            assert "Index Scan using runs_pkey" in found, found
+    newest = "ORDER BY created_at DESC, id DESC LIMIT 20"
+    listed = await plan(store, f"SELECT * FROM runs WHERE tenant = :tenant {newest}", tenant=OURS)
+    assert "runs_by_tenant" in listed, listed
+
+
+def fillers(conn: Connection) -> None:
+    """Many rows of the other tenant in all tables: copies of its own, under other ids."""
+    for table in READABLE:
+        key = "id" if table in ("runs", "pruned_runs", "feedback", "texts", "once") else "run"
+        renamed = f"jsonb_build_object('{key}', old.{key} || n) || CASE WHEN '{table}' = 'feedback' "
+        renamed += "THEN jsonb_build_object('run', 'their-run' || n) ELSE '{}' END"
+        copied = f"(jsonb_populate_record(old, {renamed})).*"
+        mine = f"old.{key} LIKE '%their-run'"
+        many = f"generate_series(1, {COPIES}) AS n"
+        conn.execute(text(f"INSERT INTO {table} SELECT {copied} FROM {table} AS old, {many} WHERE {mine}"))
+
+
+async def test_a_user_who_may_not_create_roles_learns_what_is_missing(postgres_url: str) -> None:
+    """Managed servers give a database to a user who is no superuser; some do not let it create roles."""
+    server = make_url(postgres_url)
+    user = f"owner_{server.database}"
+    own = server.set(username=user, password="secret").render_as_string(hide_password=False)
+    admin = await asyncpg.connect(postgres_url)
+    try:
+        await admin.execute(f"""CREATE ROLE "{user}" LOGIN PASSWORD 'secret'""")
+        await admin.execute(f'ALTER DATABASE "{server.database}" OWNER TO "{user}"')
+        await asyncio.to_thread(migrate, own)
+        found = await asyncio.to_thread(revisions.row_security, own)
+        assert not found.reader
+        assert f'GRANT "baton_reader_{server.database}" TO "{user}"' in found.reason
+        async with open_store(own) as store:
+            await store.append(admitted("their-run", tenant=THEIRS))
+            assert (await store.of_tenant(OURS).run("their-run")).tenant == THEIRS, "the check is the gateway's alone"
+        await admin.execute(f'ALTER ROLE "{user}" CREATEROLE')
+        await asyncio.to_thread(migrate, own)
+        found = await asyncio.to_thread(revisions.row_security, own)
+        assert (found.reader, found.reason) == (f"baton_reader_{server.database}", "")
+        async with open_store(own) as store:
+            assert (await store.of_tenant(THEIRS).run("their-run")).tenant == THEIRS
+            with pytest.raises(NotFound):
+                await store.of_tenant(OURS).run("their-run")
+    finally:
+        await admin.close()
