@@ -18,13 +18,13 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import orjson
 
-from app.core.message.chat import Piece, ToolDelta, Words, message_to_json
+from app.core.message.chat import message_to_json
 from app.core.message.tools import TOKEN_BYTES, mint
 from app.core.pool.catalog import Worker
 from app.core.pool.policy import exclusion
@@ -33,12 +33,13 @@ from app.core.run.events import CallFinished, Fact, NamedCall, StepAwaitingTool,
 from app.core.run.kinds import AFTER_THE_END
 from app.core.run.state import RunState, StepState, fold
 from app.core.run.trace import Trace, continued
-from app.engine.calls.attempt import Attempt, Purpose, Reply, lost, tier_seconds
+from app.engine.calls.attempt import Attempt, Purpose, lost, tier_seconds
 from app.engine.calls.candidates import Candidates
 from app.engine.calls.step_request import NOTHING, View, is_long, look
 from app.engine.commit.colocation import LocalRuns
 from app.engine.context import EngineContext
 from app.engine.steps.pending_outcomes import Outcomes
+from app.engine.steps.relay import Relay
 from app.engine.steps.step_log import StepLog
 from app.engine.worker_health import Choice
 from app.errors import (
@@ -51,7 +52,7 @@ from app.errors import (
     RunOverBudget,
     StoreUnavailable,
 )
-from app.stepqueue.protocol import AGAIN, Committed, Delta, Live, Ticket
+from app.stepqueue.protocol import AGAIN, Committed, Live, Ticket
 from app.store.protocol import Due, Entry, Ledger, Move
 from app.store.rows.content import address
 
@@ -75,60 +76,6 @@ class Course:
     def step(self) -> StepState:
         """The step as it was in that state."""
         return self.view.step
-
-
-class Relay:
-    """The answer of one attempt on its way to the run's followers: what one read gave becomes one message.
-
-    Tool calls get the ids under which the caller knows them as they begin; the worker's own stay inside.
-    """
-
-    def __init__(self, run: str, step: int, call: str, reply: Reply, id_of: Callable[[int], str]) -> None:
-        """`id_of` gives the caller's id of a tool call, by its number."""
-        self._place = (run, step, call)
-        self._reply = reply
-        self._id_of = id_of
-        self._chars = self._tokens = 0
-        self._calls: list[ToolDelta] = []
-        self._sent = 0
-        self._held = False
-        self.heard = False
-        """True once text of the attempt may have been sent to a caller, so that no other attempt may follow."""
-
-    def so_far(self) -> Delta | None:
-        """All that was sent of the answer, for a follower that begins to listen; None if that is nothing."""
-        if not self._chars and not self._sent:
-            return None
-        self.heard = True
-        text, calls = self._reply.text[: self._chars], tuple(self._calls[: self._sent])
-        return Delta(*self._place, 0, text, self._reply.decoded(0)[: self._tokens], 0, calls)
-
-    def delta(self, pieces: Sequence[Piece]) -> Delta | None:
-        """The message that these pieces make; None if there is nothing to send of them.
-
-        A refusal is sent with the end, when it is known to be one.
-        """
-        text = "".join(piece.text for piece in pieces if isinstance(piece, Words))
-        self._calls += [self._named(piece) for piece in pieces if isinstance(piece, ToolDelta) and self._counts(piece)]
-        if self._reply.refuses:
-            text, self._held = "", True
-        elif self._held:
-            text, self._held = self._reply.text[self._chars :], False
-        decoded = self._reply.decoded(self._tokens) if text else ()
-        calls = tuple(self._calls[self._sent :])
-        if not text and not calls:
-            return None
-        delta = Delta(*self._place, self._chars, text, decoded, self._sent, calls)
-        self._chars += len(text)
-        self._tokens += len(decoded)
-        self._sent = len(self._calls)
-        return delta
-
-    def _counts(self, piece: ToolDelta) -> bool:
-        return self._reply.parallel or piece.index == 0
-
-    def _named(self, piece: ToolDelta) -> ToolDelta:
-        return replace(piece, id=self._id_of(piece.index) if piece.name else "")
 
 
 @dataclass(slots=True)
