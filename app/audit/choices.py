@@ -1,10 +1,13 @@
-"""Rules about a selector's decision: its probabilities add up, and the plan is the arm that was drawn."""
+"""Rules about a selector's decision: its probabilities add up, the plan is the arm that was drawn, and the arms that
+were left out before the draw could not be paid."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from app.audit.account import Account, Proposal
 from app.audit.report import Violation
+from app.core.pool.catalog import MILLION, Catalog
+from app.core.run.kinds import Kind
 
 SELECTOR, MODEL = "selector", "model"
 CRUMB = 1e-9
@@ -25,6 +28,8 @@ def decided(run: Account, proposal: Proposal) -> Iterator[Violation]:
         yield run.says("decision-wrong", seq, fault)
     elif fault := _unfollowed(run, proposal, decision):
         yield run.says("decision-unfollowed", seq, fault)
+    elif fault := _unmasked(run, proposal, decision):
+        yield run.says("mask-wrong", seq, fault)
 
 
 def _faulty(decision: Mapping[str, Any]) -> str:
@@ -56,3 +61,46 @@ def _unfollowed(run: Account, proposal: Proposal, decision: Mapping[str, Any]) -
         if outside := sorted(set(arm.split(" ")[1:]) - pool):
             return f"an arm has a worker outside the pool: {outside[0]}"
     return ""
+
+
+def _unmasked(run: Account, proposal: Proposal, decision: Mapping[str, Any]) -> str:
+    """Return the fault of the arms that were left out before the draw; empty if there is none."""
+    masked, left = decision.get("masked", {}), decision.get("left", {})
+    if not isinstance(masked, dict) or not isinstance(left, dict):
+        return "the arms that were left out are not an object"
+    if not masked:
+        return ""
+    spent = sum(fact.body["usd"] for fact in run.of(Kind.CALL_FINISHED) if fact.seq < proposal.opened.seq)
+    if left.get("usd") != max(run.limits["usd"] - spent, 0):
+        return f"{left.get('usd')} micro-dollars are said to be left, {run.limits['usd'] - spent} were"
+    for arm, price in masked.items():
+        if arm in decision["candidates"]:
+            return f"{arm[:80]} is left out, and a candidate"
+        if not isinstance(price, dict) or not any(price[name] > left.get(name, price[name]) for name in price):
+            return f"{arm[:80]} is left out although it could be paid"
+    return ""
+
+
+def affordable(run: Account, catalog: Catalog) -> Iterator[Violation]:
+    """Each arm that stood to be drawn could be paid, as far as its output at the floor of the tier goes, and each that
+    was left out for its price costs at least as much. Where no arm could be paid, one remains."""
+    floor = run.limits.get("floor_tokens")
+    for proposal in run.proposals:
+        decision = proposal.opened.body.get("decision")
+        if floor is None or not isinstance(decision, dict) or _unmasked(run, proposal, decision):
+            continue  # the latter is reported elsewhere
+        if not decision.get("masked"):
+            continue
+        left, candidates = decision["left"]["usd"], decision["candidates"]
+        dear = [arm for arm in candidates if len(candidates) > 1 and _outputs(arm, catalog, floor) > left]
+        for arm, price in decision["masked"].items():
+            if "usd" in price and price["usd"] < _outputs(arm, catalog, floor):
+                dear.append(arm)
+        for arm in dear:
+            yield run.says("mask-wrong", proposal.opened.seq, f"{arm[:80]} has another price than its workers'")
+
+
+def _outputs(arm: str, catalog: Catalog, floor: int) -> float:
+    """Return the micro-dollars of an arm's outputs at the floor, without its inputs."""
+    known = [catalog.workers[name] for name in arm.split(" ")[1:] if name in catalog.workers]
+    return sum(one.price.output * min(floor, one.card.max_output) for one in known) / MILLION

@@ -103,6 +103,7 @@ def _step_request(run: Account, call: Call, catalog: Catalog, worker: Worker) ->
     sampling = Sampling(temperature=asked.temperature, top_p=asked.top_p, max_tokens=cap, seed=asked.seed)
     if answers:
         sampling = replace(asked, max_tokens=cap if asked.max_tokens is None else min(asked.max_tokens or cap, cap))
+    sampling = _cut(call, sampling)
     if step.inherits is not (call.intent.body["template"] == "nested-1"):
         raise UnknownTemplate
     said: tuple[Message, ...] = (*_shown(run, step, call.intent.seq, task), *_transcript(run, step, call))
@@ -117,6 +118,12 @@ def _step_request(run: Account, call: Call, catalog: Catalog, worker: Worker) ->
     if call.intent.body.get("watched"):  # a stream, although nobody received it; so it cannot be if somebody did
         live = not live
     return Request(worker, said, sampling, form, logprobs, _toolbox(step, latest.toolbox), live)
+
+
+def _cut(call: Call, sampling: Sampling) -> Sampling:
+    """Return the sampling with its output cut to what the run could pay, if the intent says that it was."""
+    wanted = call.intent.body.get("wanted_tokens")
+    return replace(sampling, max_tokens=call.intent.body["max_tokens"]) if wanted == sampling.max_tokens else sampling
 
 
 def _is_last(run: Account, step: Step) -> bool:
@@ -226,11 +233,12 @@ def _plan_request(run: Account, call: Call, catalog: Catalog, worker: Worker) ->
     if style.template(brief) != call.intent.body["template"]:
         raise UnknownTemplate
     options = catalog.providers[worker.provider].options
-    temperature, steps = tier.conductor.temperature, brief.limits.steps
+    temperature, most = tier.conductor.temperature, style.answer_tokens(brief.limits.steps)
+    sampling = Sampling(temperature=temperature, top_p=1.0 if temperature else None, max_tokens=most)
     return Request(
         worker,
         style.messages(brief),
-        Sampling(temperature=temperature, top_p=1.0 if temperature else None, max_tokens=style.answer_tokens(steps)),
+        _cut(call, sampling),
         Form(style.schema(brief, positional=options.get("positional") == "true"), strict=True),
         ALTERNATIVES if options.get("logprobs") == "true" else None,
     )

@@ -7,6 +7,7 @@ from typing import Any
 
 from app.audit.account import Account, Call, Fact
 from app.audit.bodies import WHOLE_LIMITS
+from app.audit.choices import affordable
 from app.audit.contents import address
 from app.audit.recompose import EMBEDS, ERASED, UnknownTemplate, Unverifiable, recomposed
 from app.audit.report import Report, Violation
@@ -20,6 +21,8 @@ from app.errors import BatonError
 from app.providers.protocol import Provider, Request
 
 UNPINNED = "no snapshot of the pool"
+UNPAID = "over_budget"
+"""The reason for which a worker is passed over whose answer the run could not pay."""
 
 
 @dataclass(slots=True)
@@ -69,6 +72,7 @@ def requests(run: Account, pools: Pools, report: Report) -> Iterator[Violation]:
             yield run.says("worker-changed", call.intent.seq, f"{call.id}: the pool has no such worker")
             continue
         worker = _as_served(call, worker)
+        yield from _passed_over(run, call, catalog)
         yield from _worker(run, call, catalog, worker)
         yield from _price(run, call, worker)
         yield from _rendered(run, call, catalog, worker, pools, report)
@@ -95,6 +99,7 @@ def _admission(run: Account, pools: Pools) -> Iterator[Violation]:
         for rule in _barring(run, catalog, worker) if worker is not None else ():
             yield run.says("rule", 1, f"{name} is in the pool, and the rule {rule} excludes it")
     yield from _limits(run, tier)
+    yield from affordable(run, catalog)
 
 
 def _limits(run: Account, tier: Tier) -> Iterator[Violation]:
@@ -204,6 +209,21 @@ def _rejected(run: Account, call: Call) -> set[str]:
 
 
 # -- the money
+
+
+def _passed_over(run: Account, call: Call, catalog: Catalog) -> Iterator[Violation]:
+    """A worker that was passed over as too dear costs more at the floor of the tier, with at most twice the input of
+    this call, than what this call holds."""
+    body = call.intent.body
+    most_input = max(body["tokens_held"] - body["max_tokens"], 0)
+    for passed in body.get("passed_over") or ():
+        worker = catalog.workers.get(passed["worker"]) if passed.get("reason") == UNPAID else None
+        if worker is None:
+            continue
+        floor = min(run.limits.get("floor_tokens", 1), worker.card.max_output)
+        dearest = Price(max(worker.price.input, worker.price.cached), worker.price.output)
+        if _cost(dearest, 2 * most_input, 0, floor) <= body["usd_held"]:
+            yield run.says("mask-wrong", call.intent.seq, f"{worker.name} is passed over although it could be paid")
 
 
 def _price(run: Account, call: Call, worker: Worker) -> Iterator[Violation]:

@@ -88,6 +88,7 @@ def attempt(record: Record) -> str:
         seconds(record["seconds"]) + (f", first words after {seconds(first)}" if first else ""),
         *([f"endpoint {record['endpoint']}"] if record.get("endpoint") else []),
         *([f"ended by {record['finish']}"] if record.get("finish") not in (None, "stop") else []),
+        *([f"cut to {record['max_tokens']:,} output tokens by the budget"] if record.get("wanted_tokens") else []),
         *(["refused to answer"] if record.get("refused") else []),
         *([f"called although it was ejected ({record['despite']})"] if record.get("despite") else []),
         *passed_over(record),
@@ -217,7 +218,12 @@ def decision(record: Record) -> list[str]:
     learned = record["version"].partition("-")[0]
     by = f"posterior {learned}" if learned != "0" else "worker cards alone, before any rating"
     likely = [f"{name} {probability:.3g}" for name, probability in others if name != record["action"]][:3]
-    return [f"{said}, {reason}; by {by}", *([f"next likely: {', '.join(likely)}"] if likely else [])]
+    masked = record.get("masked", {})
+    return [
+        f"{said}, {reason}; by {by}",
+        *([f"next likely: {', '.join(likely)}"] if likely else []),
+        *([f"left out, because the budget does not bear them: {', '.join(masked)}"] if masked else []),
+    ]
 
 
 def why(run: Record) -> list[str]:

@@ -13,14 +13,19 @@ probabilities before the chosen conductor is asked for anything.
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Mapping
+from dataclasses import field
 from typing import Any, Protocol
 
 from app.core.message.chat import Message, Piece, Task
 from app.core.plan.workflow import Step
+from app.core.pool.amounts import Amount
 from app.core.pool.catalog import Limits, Worker
 from app.core.rating.decision import Choice
 from app.core.rating.features import Features
 from app.core.records import record
+
+NO_LIMIT = 1 << 62
+"""More tokens than any run has."""
 
 
 @record(frozen=True, slots=True)
@@ -64,6 +69,10 @@ class Brief:
     nests: bool = False
     """True if a step may be given to the conductor itself (`CONDUCTOR`), which then opens a workflow for it. Its
     ordinal follows those of the workers. `task` may be the task of such a step."""
+    tokens_left: int = NO_LIMIT
+    """Input and output tokens that the run's calls may still hold."""
+    planning: Amount = Amount()
+    """What a call of the tier's model for a plan holds at the least, for a chooser that may let it plan."""
 
 
 class Ask(Protocol):
@@ -136,6 +145,8 @@ class Chosen:
     seen: Features
     explore: float
     seed: str
+    masked: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """The choices that were left out before the draw because the run could not pay them: see `rating.decision`."""
 
 
 class Chooser(ABC):

@@ -2,18 +2,21 @@
 
 It generates no text. It chooses one of its arms (`plan/templates.py`) from the posterior over the arms' values for this
 request (`rating/posterior.py`), and reports the probability of the choice (`rating/decision.py`). One of the arms may
-be to let a model plan. The posterior is read for each choice and is kept up to date by
+be to let a model plan. Arms that the run cannot pay are left out before the draw, and the decision says which.
+The posterior is read for each choice and is kept up to date by
 `app/engine/conductors/ratings.py`; this module keeps no state. Random numbers are seeded by the run's id and the
 proposal's number, so that a choice can be repeated from the posterior that it names.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from random import Random
 from statistics import NormalDist
 
 from app.conductor.protocol import Brief, Chooser, Chosen, Conductor, Given, Sight
-from app.core.plan.templates import MODEL, arms
+from app.core.plan.pricing import ample, least, plan_price, question_tokens
+from app.core.plan.templates import MODEL, Arm, arms
+from app.core.pool.amounts import Amount
 from app.core.pool.catalog import SelectorSpec
 from app.core.rating.decision import Normals, decide
 from app.core.rating.features import asked, features
@@ -40,7 +43,8 @@ class Selector(Chooser):
     def choose(self, brief: Brief, seed: str, *, explores: bool, asks: bool, sight: Sight) -> Chosen:
         """Choose an arm for this brief; `protocol.Chooser` has the contract."""
         seen = features(asked(brief.task.messages), sight.vector)
-        open_ = arms(self._spec, brief.workers, brief.limits.steps, model=asks and self.model is not None)
+        every = arms(self._spec, brief.workers, brief.limits.steps, model=asks and self.model is not None)
+        open_, masked = affordable(every, brief)
         standing = self._standing()
         share = self._spec.explore if explores else None
         found = estimates(standing.posterior, self._spec, open_, brief.workers, seen)
@@ -48,7 +52,31 @@ class Selector(Chooser):
         choice = decide(found, share, _normals(random), random.random)
         arm = next(one for one in open_ if one.name == choice.action)
         conductor = self.model if arm.name == MODEL and self.model is not None else Given(arm.steps)
-        return Chosen(conductor, choice, self._policy, standing.version, seen, share or 0.0, seed)
+        return Chosen(conductor, choice, self._policy, standing.version, seen, share or 0.0, seed, masked)
+
+
+def affordable(every: Sequence[Arm], brief: Brief) -> tuple[Sequence[Arm], Mapping[str, Mapping[str, float]]]:
+    """The arms whose least price fits what the run may still spend, and the others with their prices.
+
+    Where none fits, the arm with the lowest price remains: its step is given to whoever can be paid.
+    """
+    floor, question = brief.limits.floor_tokens, question_tokens(brief.task)
+    left = Amount(brief.usd_left, brief.tokens_left)
+    if ample(brief.workers, max(len(arm.steps) for arm in every), question, floor, left.less(brief.planning)):
+        return every, {}
+    prices = {arm.name: _price(arm, brief, question) for arm in every}
+    masked = {name: {lack: getattr(price, lack)} for name, price in prices.items() if (lack := left.lack(price))}
+    if len(masked) == len(every):
+        del masked[min(masked, key=lambda name: prices[name].usd)]
+    return [arm for arm in every if arm.name not in masked], masked
+
+
+def _price(arm: Arm, brief: Brief, question: int) -> Amount:
+    """The least price of an arm; where the model plans, that of its call and of the cheapest answer."""
+    floor = brief.limits.floor_tokens
+    if arm.name != MODEL:
+        return plan_price(arm.steps, brief.workers, question, floor)
+    return brief.planning + min([least(one, question, floor) for one in brief.workers], key=lambda one: one.usd)
 
 
 def _normals(random: Random) -> Normals:

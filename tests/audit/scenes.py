@@ -32,6 +32,17 @@ pool = ["alpha", "beta", "gamma"]
 conductor = { kind = "selector", templates = ["answer", "answer-check"], checkers = ["gamma"] }
 limits = { steps = 3, attempts = 2, seconds = 30, output_tokens = 1000 }
 """
+POOR = """
+[workers.delta]
+provider = "stub"
+model = "delta"
+price = { input = 10.00, output = 20.00, cached = 5.00 }
+
+[tiers.baton-poor]
+pool = ["delta", "beta"]
+conductor = { kind = "fixed", shape = "single", workers = ["delta"] }
+limits = { steps = 3, attempts = 2, seconds = 30, output_tokens = 1000 }
+"""
 RULE = """
 [rules.records-stay]
 labels = ["record"]
@@ -41,7 +52,7 @@ deny = { provider = ["stub"] }
 
 async def play(folder: Path) -> Journal:
     """Run every scene and read the journal."""
-    async with ProviderStub() as stub, running_service(folder, pool_text(stub) + SELECTOR + RULE) as opened:
+    async with ProviderStub() as stub, running_service(folder, pool_text(stub) + SELECTOR + POOR + RULE) as opened:
         names = {}
         for scene in SCENES:
             stub.clear()
@@ -67,6 +78,17 @@ async def chosen(stub: ProviderStub, opened: Runtime) -> str:
 
 async def chosen_for_sure(stub: ProviderStub, opened: Runtime) -> str:
     return await _run(opened, "baton-learns", explore=False)
+
+
+async def chosen_within_means(stub: ProviderStub, opened: Runtime) -> str:
+    """Two calls cannot be paid, and one is cut."""
+    return await _run(opened, "baton-learns", limits=narrowed(opened, "baton-learns", usd=1_000))
+
+
+async def made_cheaper(stub: ProviderStub, opened: Runtime) -> str:
+    """The planned worker cannot be paid."""
+    limits = narrowed(opened, "baton-poor", usd=3_000)
+    return await _run(opened, "baton-poor", limits=limits)
 
 
 async def streamed(stub: ProviderStub, opened: Runtime) -> str:
@@ -250,6 +272,8 @@ SCENES = (
     single,
     chosen,
     chosen_for_sure,
+    chosen_within_means,
+    made_cheaper,
     streamed,
     conducted,
     versioned,

@@ -43,6 +43,20 @@ def decided_by_nobody(run: Forged) -> None:
     run.first(OPENED)["decision"] = {"layer": "selector"}
 
 
+def masked(decision: dict[str, Any], **price: float) -> None:
+    """One arm more is left out, at this price."""
+    arm = next(name for name in decision["candidates"] if name != decision["action"])
+    decision["candidates"][decision["action"]] += decision["candidates"].pop(arm)
+    decision["propensity"] = decision["candidates"][decision["action"]]
+    decision["masked"][arm] = price
+
+
+def unmasked(decision: dict[str, Any]) -> None:
+    """One arm that was left out stood to be drawn."""
+    arm, _ = decision["masked"].popitem()
+    decision["candidates"][arm] = 0.0
+
+
 CASES: tuple[Case, ...] = (
     case("decision-missing", "a selector without a decision", "chosen", undecided),
     case("decision-missing", "a decision of a fixed conductor", "single", decided_by_nobody),
@@ -54,6 +68,17 @@ CASES: tuple[Case, ...] = (
     case("decision-wrong", "a sure choice that was none", "chosen", decided(lambda one: one.update(explore=0.0))),
     case("decision-unfollowed", "another arm", "chosen", another_arm),
     case("decision-unfollowed", "a worker outside the pool", "chosen", decided(stranger)),
+    case("mask-wrong", "an arm that could be paid", "chosen_within_means", decided(lambda one: masked(one, usd=990))),
+    case("mask-wrong", "at another price", "chosen_within_means", decided(lambda one: one["masked"].update(
+        {next(iter(one["masked"])): {"usd": 1_001}}))),
+    case("mask-wrong", "more was left", "chosen_within_means", decided(lambda one: one["left"].update(usd=1_001))),
+    case("mask-wrong", "an arm too dear is drawn", "chosen_within_means", decided(unmasked)),
+    case("mask-wrong", "a text for the arms", "chosen_within_means", decided(lambda one: one.update(masked="dear"))),
+    case("mask-wrong", "a worker that could be paid", "single", in_first(INTENDED, put(
+        passed_over=[{"worker": "beta", "reason": "over_budget"}]))),
+    case("cut-wrong", "below the floor", "chosen_within_means", in_first(INTENDED, put(max_tokens=255))),
+    case("cut-wrong", "not cut at all", "chosen_within_means", in_first(INTENDED, lambda one: one.update(
+        wanted_tokens=one["max_tokens"]))),
     case("decision-unfollowed", "explored although forbidden", "chosen_for_sure",
          decided(lambda one: one.update(explore=0.05))),
 )  # fmt: skip

@@ -141,7 +141,8 @@ def test_a_rejected_plan_is_mended_then_a_worker_answers_alone() -> None:
     assert decide(twice, 0.0) == (Propose(3, 3, "fallback", 1, 1, 3),)
     assert decide(turned_down(opened, outage=True), 0.0) == (Propose(2, 3, "fallback", 1, 1, 3),)
     assert decide(turned_down(opened, DRIVER_LOST), 0.0) == (Propose(2, 3, "first", 1, 1, 3),)
-    assert decide(turned_down(opened, "run_over_budget"), 0.0) == (Finish(Kind.OVER_BUDGET, error="run_over_budget"),)
+    broke = turned_down(opened, "run_over_budget", outage=True)
+    assert decide(broke, 0.0) == (Propose(2, 3, "fallback", 1, 1, 3),), "a worker alone may be cheap enough"
     alone = inside(twice, 1, Step("cyd"), mode="fallback")
     assert alone.degraded
     gone = turned_down(inside(twice, 1, mode="fallback", close=False))
@@ -160,7 +161,7 @@ def test_an_end_that_was_decided_on_is_not_taken_back_for_a_step_that_could_go_o
     """What ran has been stopped, so nothing would come of it any more."""
     journal = planned(ITSELF, Step("bob"), Step("ada", "x", Access(True, (1,))), Step("cyd", "y", Access(True, (0, 2))))
     running = state_of(*journal, *queued(1), intent("c", 1), limits=Limits(steps=8, fan_out=2, depth=2))
-    broke = turned_down(inside(running, 0, Step("bob"), close=False), "run_over_budget")
+    broke = turned_down(inside(running, 0, Step("bob"), mode="fallback", close=False), "run_over_budget")
     (end,) = decide(broke, 0.0)
     assert end == Finish(Kind.OVER_BUDGET, error="run_over_budget")
     later = after(broke, outcome("c", 1), done(1, "c"))

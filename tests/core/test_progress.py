@@ -172,7 +172,8 @@ def test_a_run_begins_with_a_proposal() -> None:
         (rejected(reason=DRIVER_LOST, outage=True, mode="repair"), Propose(1, 0, "repair")),
         (rejected(mode="repair"), Propose(1, 0, "fallback")),
         (rejected(mode="fallback"), Finish(Kind.FAILED, error="plan_rejected")),
-        (rejected(reason=OVER, outage=True), Finish(Kind.OVER_BUDGET, error=OVER)),
+        (rejected(reason=OVER, outage=True), Propose(1, 0, "fallback")),
+        (rejected(reason=OVER, outage=True, mode="fallback"), Finish(Kind.OVER_BUDGET, error=OVER)),
     ],
 )
 def test_a_rejected_proposal_is_repaired_once_and_then_replaced(journal: list[Fact], command: Any) -> None:

@@ -58,6 +58,28 @@ def worst_case(worker: Worker, input_tokens: int, output_tokens: int) -> tuple[i
     return max(worker.price.cost(fresh), worker.price.cost(cached)), fresh.total
 
 
+def affordable_output(worker: Worker, input_tokens: int, wanted: int, *, floor: int, usd: int, tokens: int) -> int:
+    """The largest number of output tokens, of at most `wanted`, whose worst case fits `usd` micro-dollars and `tokens`.
+
+    0 if even `floor` tokens do not fit. A call that wants less than the floor is never cut.
+    """
+    low, high = min(floor, wanted), wanted
+    if not _fits(worker, input_tokens, low, usd, tokens):
+        return 0
+    while low < high:
+        middle = (low + high + 1) // 2
+        if _fits(worker, input_tokens, middle, usd, tokens):
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def _fits(worker: Worker, input_tokens: int, output_tokens: int, usd: int, tokens: int) -> bool:
+    hold = worst_case(worker, input_tokens, output_tokens)
+    return hold[0] <= usd and hold[1] <= tokens
+
+
 def estimate(messages: Sequence[Message], text: str) -> Usage:
     """The likely usage of a complete call whose provider reported none: four bytes a token, marked as estimated."""
     return Usage(input=-(-input_bound(messages) // 4), output=-(-len(text.encode()) // 4), estimated=True)

@@ -302,6 +302,13 @@ class Limits:
         most=16,
     )
     output_tokens: int = limit(4_096, about="Output tokens of one call.", words="output token{s} a call")
+    floor_tokens: int = limit(
+        256,
+        about="Output tokens to which a call may be cut where the money that is left does not pay for more; a call "
+        "that would have to be cut further is given to a cheaper worker, or is not made.",
+        words="output token{s} a call where money is short",
+        unsaid=256,
+    )
     tokens: int = limit(
         400_000, about="Input and output tokens over all calls of the run, the conductor's included.", words="token{s}"
     )

@@ -9,7 +9,9 @@ policies off line reads it there: `layer` ("selector"), `policy` and `version` (
 `features` (the ref of the feature vector, a content of the run in the form of `Features.to_json`), `candidates` (arm
 to probability; an arm that was not eligible is not there, and had 0), `action`, `propensity`, `explored` (whether the
 action is another one than the posterior's best), `explore` (the share that was spread), and `seed`; with an embedder
-also `embedder` (its name) and, if the features lack its vector, `blind` (why).
+also `embedder` (its name) and, if the features lack its vector, `blind` (why). Where arms were left out before the
+draw, `masked` has each of them with what it would have held at the least, as `{"usd": micro-dollars}` or `{"tokens":
+n}`, and `left` has what the run could still hold of both; such an arm is no candidate.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -54,6 +56,9 @@ class Decision:
     features: str
     explore: float
     seed: str
+    masked: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    left: Mapping[str, float] = field(default_factory=dict)
+    """What the run could still hold when arms were masked."""
     sight: Mapping[str, str] = field(default_factory=dict)
     """For a selector with an embedder: its name under `embedder`, and under `blind` the reason why it returned
     nothing."""
@@ -71,6 +76,8 @@ class Decision:
             "explored": self.choice.action != self.choice.best,
             "explore": self.explore,
             "seed": self.seed,
+            **({"masked": {arm: dict(price) for arm, price in self.masked.items()}} if self.masked else {}),
+            **({"left": dict(self.left)} if self.masked else {}),
             **self.sight,
         }
 

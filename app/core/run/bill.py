@@ -1,6 +1,7 @@
 """The usage of a run, split into what its caller sees and what the orchestration added (DESIGN §6)."""
 
 from app.core.message.chat import Usage, summed
+from app.core.pool.amounts import Amount
 from app.core.records import record
 from app.core.run.state import RunState
 
@@ -44,6 +45,16 @@ def bill(state: RunState) -> Bill:
         turn.estimated,
     )
     return Bill(visible, rest, turn, sum(call.usd for call in calls), total, state.usd)
+
+
+def unspent(state: RunState) -> Amount:
+    """The amount that calls of a run may still hold: its limits without what open calls hold and others cost."""
+    usd, tokens = state.admitted.limits.usd, state.admitted.limits.tokens
+    for call in state.calls.values():
+        is_open = call.outcome is None
+        usd -= call.usd_held if is_open else call.usd
+        tokens -= call.tokens_held if is_open else call.usage.total
+    return Amount(max(usd, 0), max(tokens, 0))
 
 
 def _said(state: RunState) -> Usage:

@@ -454,6 +454,8 @@ class CallIntended(Fact):
     """Sampling parameters that the provider does not support."""
     endpoint: str = optional("")
     """The name of the provider's endpoint that is called, where it has several."""
+    wanted_tokens: int = optional(0)
+    """The output tokens that it would have got if the money that was left had paid for them; 0: it has them."""
     watched: bool = optional(False)
     """True if the reply is a stream although nobody receives it as it comes: another worker takes over from one that is
     silent."""

@@ -5,7 +5,8 @@ decides the same.
 
     nothing proposed ........ Propose(first)         a step's inputs are settled .... Queue
     rejected once ........... Propose(repair)        all its inputs are lost ........ Skip
-    rejected again, or out .. Propose(fallback)      all steps settled, or time up .. Finish
+    rejected again, or out,
+    or not to be paid ....... Propose(fallback)      all steps settled, or time up .. Finish
     a round has answered .... Propose(first)         nothing goes on without tools .. Await
     a step is the conductor's Propose(its parent)    what is nested has answered .... Conclude
 
@@ -71,7 +72,7 @@ def _propose(state: RunState, parent: int | None = None) -> Command:
         return command
     if last.reasons == (DRIVER_LOST,):
         return changed(command, mode=last.mode)
-    if "run_over_budget" in last.reasons:
+    if "run_over_budget" in last.reasons and (last.mode == "fallback" or last.round > 1):
         return give_up(state, Kind.OVER_BUDGET, "run_over_budget")
     if last.mode == "first" and not last.outage:
         return changed(command, mode="repair")

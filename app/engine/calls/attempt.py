@@ -28,6 +28,7 @@ from app.core.message.response_format import Flaw, faults
 from app.core.message.tools import Gathering
 from app.core.plan.workflow import Access
 from app.core.pool import budget
+from app.core.pool.amounts import Amount
 from app.core.pool.breaker import Verdict
 from app.core.pool.catalog import Catalog, Deadlines, Worker
 from app.core.records import changed, record
@@ -70,6 +71,7 @@ class Purpose:
     tenant: str = ""
     watched: bool = False
     budgets: tuple[str, ...] = ()
+    wanted_tokens: int = 0
 
 
 SPARE_TOKENS, DECODED_CHARS = 256, 2_048
@@ -282,6 +284,47 @@ class Attempt:
         self.error: BatonError | None = None
         self._finished: CallFinished | None = None
 
+    def least(self, floor: int) -> Amount:
+        """The amount that it would hold if its output were cut to the floor."""
+        return Amount(*budget.worst_case(self.worker, self._input_bound, min(floor, self._max_output)))
+
+    def within(self, left: Amount, floor: int) -> "Attempt | None":
+        """This attempt, with its output cut to what the amount that is left pays for, if that is needed; None if it
+        does not pay for `floor` tokens. Only an attempt that is not made yet can be cut."""
+        if left.holds(Amount(self.hold.usd, self.hold.tokens)):
+            return self
+        fits = budget.affordable_output(
+            self.worker,
+            self._input_bound,
+            self._max_output,
+            floor=floor,
+            usd=left.usd,
+            tokens=left.tokens,
+        )
+        if not fits:
+            return None
+        sampling = changed(self._request.sampling, max_tokens=fits)
+        return self._again(changed(self._request, sampling=sampling))
+
+    def _again(self, request: Request) -> "Attempt":
+        """The same attempt with a shorter output."""
+        return Attempt(
+            self._context,
+            call=self.call,
+            step=self.step,
+            worker=request.worker,
+            request=request,
+            access=self._access,
+            number=self._number,
+            salt=self._salt,
+            deadline=self._deadline,
+            spare=self._spare,
+            purpose=changed(self._purpose, wanted_tokens=self._max_output),
+            extra=self._extra,
+            tier_seconds=self._tier_seconds,
+            trace=self._trace,
+        )
+
     @property
     def worker(self) -> Worker:
         """The worker that is called."""
@@ -323,6 +366,7 @@ class Attempt:
             repairs=self._purpose.repairs,
             ignored=tuple(name for name in unsupported if getattr(self._request.sampling, name)),
             endpoint=endpoint_of(self._provider),
+            wanted_tokens=self._purpose.wanted_tokens,
             watched=self._purpose.watched,
             budgets=self._purpose.budgets,
         )

@@ -5,17 +5,20 @@ Workers that are ejected, or have no retry budget left, are passed over (`health
 failure the same worker is waited for, with full-jitter backoff or as long as Retry-After says, but never beyond the
 run's time: then the next one is called, or the step fails at once. If only workers are left whose providers limit the
 rate of requests, the one that can be called first is waited for. A call that a rate limit refused is no attempt: a step
-may make as many of those as it has attempts, and its attempts besides.
+may make as many of those as it has attempts, and its attempts besides. A worker whose answer the run's money does not
+pay for, even if it is cut to the floor of the tier, is passed over for a cheaper one.
 """
 
 from collections.abc import Sequence
 
 from app.core.pool.breaker import BRIEFEST, NO_TIME, Place
 from app.core.pool.catalog import Worker
+from app.core.records import changed
 from app.engine.worker_health import Choice, Health
 from app.errors import (
     BatonError,
     RunOutOfQuota,
+    RunOverBudget,
     RunTooLong,
     WorkerError,
     WorkerMisconfigured,
@@ -28,6 +31,8 @@ BACKOFF, LONGEST_BACKOFF = 0.25, 8.0
 """Seconds: the first retry waits a random time below the one, each later one below twice as much, up to the other."""
 LONELY_BACKOFF = 30.0
 """Seconds that are waited for the only worker there is, if it asks for them."""
+UNPAID = "over_budget"
+"""The reason for which a worker is passed over whose answer the run cannot pay, however short it is cut."""
 NEWS, LOOK = 30.0, 0.2
 """Seconds to wait in all for what the first replacements find, and between two looks."""
 
@@ -50,6 +55,8 @@ class Candidates:
         self._limited: dict[str, tuple[Worker, float]] = {}
         """Workers that are not called because of a rate limit, each with the seconds that the run will have left when
         it can be called again."""
+        self._unpaid: dict[str, None] = {}
+        """Workers that are not called because the run's money does not pay for their answer."""
         self._told: dict[str, float] = {}
         """Each worker whose latest answer was a rate limit, with the same seconds."""
 
@@ -71,7 +78,16 @@ class Candidates:
 
     def choose(self, left: float) -> Choice:
         """Choose the worker to call now; none when all means are exhausted."""
-        return self._health.choose(self._offers() if self._left > 0 else [], left)
+        choice = self._health.choose(self._offers() if self._left > 0 else [], left)
+        if not self._unpaid:
+            return choice
+        unpaid = tuple((name, UNPAID) for name in self._unpaid)
+        return changed(choice, passed_over=(*unpaid, *choice.passed_over))
+
+    def unaffordable(self, worker: Worker) -> None:
+        """Leave out a worker for whose answer the run's money does not suffice: a cheaper one is asked in its stead."""
+        self._unpaid[worker.name] = None
+        self._workers = [other for other in self._workers if other is not worker]
 
     def _until_callable(self, left: float) -> float:
         """Seconds until the first rate limit is over, if that leaves time for an answer; its worker is called then."""
@@ -85,6 +101,8 @@ class Candidates:
 
     def error(self, choice: Choice) -> str:
         """The code of the error with which the step fails when that choice is none."""
+        if self._unpaid and self._left > 0:
+            return RunOverBudget.code
         return NO_TIME if choice.hopeless else _summary(self._errors)
 
     def retry_after(self, error: str, left: float) -> float | None:

@@ -22,13 +22,16 @@ import orjson
 from app.conductor.protocol import Brief, Chooser, Chosen, Conductor, Given, PastStep, Policy, Previous, Sight
 from app.core.message.chat import Form, Message, Piece, Sampling, Task, Text, Words
 from app.core.plan.arms import tier_of
+from app.core.plan.pricing import best_alone, least, question_tokens
 from app.core.plan.workflow import CONDUCTOR, PREVIOUS, Access, Step
+from app.core.pool.amounts import Amount
 from app.core.pool.catalog import Catalog, Worker
 from app.core.pool.policy import exclusion, spared
 from app.core.rating.decision import Decision
 from app.core.rating.features import asked, placed, viewed
 from app.core.records import record
 from app.core.run import drafts
+from app.core.run.bill import unspent
 from app.core.run.commands import Propose
 from app.core.run.events import Fact
 from app.core.run.progress import may_nest
@@ -39,7 +42,7 @@ from app.engine.calls.step_request import look, texts_of
 from app.engine.commit.run_writer import Append, Contents, patiently
 from app.engine.context import EngineContext
 from app.engine.steps import pending_outcomes
-from app.errors import BatonError, BudgetExhausted, PlanRejected, WorkerUnavailable
+from app.errors import BatonError, BudgetExhausted, PlanRejected, RunOverBudget, WorkerUnavailable
 from app.network.retries import Left
 from app.providers.protocol import Request
 from app.store.protocol import Store
@@ -49,6 +52,10 @@ from app.tracing import SPAN_PLAN
 NOT_CLEARED = "not_cleared"
 EMBEDS = "features-1"
 """The template of a call for an embedding: what the caller said last."""
+PROMPT_BYTES, CARD_BYTES = 2_500, 250
+"""About the bytes of a prompt for a plan, apart from the question, and those of each worker's card."""
+PLAN_TOKENS = 512
+"""Output tokens to which a call for a plan may be cut where money is short: those of a plan of about three steps."""
 STOP_WAIT = 2.0
 """Seconds that a stopped planner gets to write its call's outcome."""
 
@@ -141,13 +148,26 @@ class Planner:
         if not isinstance(self._policy, Chooser) or command.mode != "first":
             return None, []
         known = self._brief(state, command, Given(()))
+        known = replace(known, planning=self._planning_price(state, known))
         explores, seed = state.admitted.explore, f"{state.run}/{command.number}"
         sight = self._sights.get(command.number, Sight(blind=NOT_CLEARED))
         chosen = self._policy.choose(known, seed, explores=explores, asks=self._may_ask(state), sight=sight)
         self._conductor = chosen.conductor
         body = orjson.dumps(chosen.seen.to_json())
         ref = address(self._salt, body)
-        return _decision(chosen, ref, _told(self._policy.embedder, sight)), [(ref, body)]
+        left = {"usd": known.usd_left, "tokens": known.tokens_left}
+        return _decision(chosen, ref, left, _told(self._policy.embedder, sight)), [(ref, body)]
+
+    def _planning_price(self, state: RunState, known: Brief) -> Amount:
+        """The amount that a call of the tier's model for a plan needs; nothing if no model plans for the tier."""
+        catalog = self._context.catalog()
+        tier = catalog.tiers.get(state.admitted.tier)
+        worker = catalog.workers.get(tier.conductor.worker or "") if tier is not None else None
+        if worker is None:
+            return Amount()
+        prompt = question_tokens(known.task) + PROMPT_BYTES + CARD_BYTES * len(known.workers)
+        size = 2 * prompt  # a request with a schema counts with all of its bytes once more: see `Attempt`
+        return least(worker, size, max(PLAN_TOKENS, known.limits.floor_tokens))
 
     def _may_ask(self, state: RunState) -> bool:
         """True if the tier's model may plan for this run: it reads the whole task (D6), and should be healthy."""
@@ -269,12 +289,16 @@ class Planner:
         return found
 
     def _conductor_for(self, state: RunState, command: Propose) -> Conductor:
-        """The tier's conductor; for the fallback, one worker that simply answers."""
+        """The tier's conductor; for the fallback, one worker that simply answers and that the run can pay."""
         if command.mode != "fallback":
             return self._conductor
-        pool = state.admitted.pool
-        tier = tier_of(self._context.catalog(), state.admitted.tier, state.admitted.model)
+        catalog, pool = self._context.catalog(), state.admitted.pool
+        tier = tier_of(catalog, state.admitted.tier, state.admitted.model)
         worker = tier.fallback if tier and tier.fallback in pool else pool[0]
+        known = [catalog.workers[name] for name in pool if name in catalog.workers]
+        if known:
+            limits, question = state.admitted.limits, question_tokens(self._task)
+            worker = best_alone(known, worker, question, limits, unspent(state))
         return Given((Step(worker, answers=True),))
 
     def _brief(self, state: RunState, command: Propose, conductor: Conductor) -> Brief:
@@ -335,7 +359,7 @@ class Planner:
         served = _served(known, version, within)
         sampling = Sampling(temperature=temperature, top_p=1.0 if temperature else None, max_tokens=max_tokens)
         form = Form(schema, strict=True) if schema else None
-        attempt = Attempt(
+        asked = Attempt(
             self._context,
             call=self._context.name("call"),
             step=None,
@@ -350,6 +374,7 @@ class Planner:
             trace=self._span or self.trace,
             purpose=self._purpose(state, told, template, version),
         )
+        attempt = self._within_means(state, told, asked, embeds=template == EMBEDS)
         if version and self._context.health.is_out(known):  # its server, whichever of its models is asked
             raise WorkerUnavailable(code="conductor_out")
         if refusal := self._context.health.refusal(served, self._left()):
@@ -367,6 +392,18 @@ class Planner:
             outcome, content = (attempt.finished(),), attempt.contents
             settled = partial(append, outcome, contents=content, release=attempt.hold, spent=attempt.spent)
             await settled(within=pending_outcomes.OUTCOME_PATIENCE)
+
+    def _within_means(self, state: RunState, told: Brief, asked: Attempt, *, embeds: bool) -> Attempt:
+        """A call of a conductor, cut to what the run can pay if the cheapest worker is to answer after it.
+
+        Raises `RunOverBudget` if that is not enough for a short plan.
+        """
+        floor, question = told.limits.floor_tokens, question_tokens(told.task)
+        answer = min([least(one, question, floor) for one in told.workers], key=lambda one: one.usd, default=Amount())
+        attempt = asked.within(unspent(state).less(answer), 1 if embeds else max(PLAN_TOKENS, floor))
+        if attempt is None:
+            raise RunOverBudget
+        return attempt
 
     def _purpose(self, state: RunState, told: Brief, template: str, version: str) -> Purpose:
         return Purpose(
@@ -386,8 +423,18 @@ class Planner:
         return Access(True, (state.previous.step.n,) if state.previous is not None else ())
 
 
-def _decision(chosen: Chosen, features: str, sight: Mapping[str, str]) -> Decision:
-    return Decision(chosen.choice, chosen.policy, chosen.version, features, chosen.explore, chosen.seed, sight)
+def _decision(chosen: Chosen, features: str, left: Mapping[str, float], sight: Mapping[str, str]) -> Decision:
+    return Decision(
+        choice=chosen.choice,
+        policy=chosen.policy,
+        version=chosen.version,
+        features=features,
+        explore=chosen.explore,
+        seed=chosen.seed,
+        masked=chosen.masked,
+        left=left,
+        sight=sight,
+    )
 
 
 def _served(worker: Worker, version: str, within: float) -> Worker:
@@ -455,6 +502,7 @@ def brief(catalog: Catalog, task: Task, state: RunState, command: Propose, *, in
         workers=tuple(workers if instant else _shuffled(workers, state.run)),
         limits=replace(limits, steps=command.room) if command.room else limits,
         usd_left=max(limits.usd - state.usd, 0),
+        tokens_left=unspent(state).tokens,
         objections=last.reasons if last and repairs else (),
         rejected=rejected if repairs else "",
         run=state.run,

@@ -26,11 +26,15 @@ import orjson
 
 from app.core.message.chat import message_to_json
 from app.core.message.tools import TOKEN_BYTES, mint
+from app.core.plan.pricing import question_tokens
+from app.core.pool.amounts import Amount
 from app.core.pool.catalog import Worker
 from app.core.pool.policy import exclusion
 from app.core.records import changed, record
+from app.core.run.bill import unspent
 from app.core.run.events import CallFinished, Fact, NamedCall, StepAwaitingTool, StepDone, StepFailed
 from app.core.run.kinds import AFTER_THE_END
+from app.core.run.share import share
 from app.core.run.state import RunState, StepState, fold
 from app.core.run.trace import Trace, continued
 from app.engine.calls.attempt import Attempt, Purpose, lost, tier_seconds
@@ -60,6 +64,8 @@ SECRET = 1.0
 """Seconds for which an outcome may wait for the next entry of its step."""
 DELIVERIES = 3
 """Dispatchers that may stop while they execute one step before it is given up as a dead letter."""
+REFUSALS = 2
+"""Refused reservations after which a step fails for want of money; each time it asks for a share of what is left."""
 CLAIMS = 3
 """Tries at a claim that others move at the same time."""
 
@@ -166,18 +172,14 @@ class Execution:
         course = await self._course(state, fresh)
         if (left := self._left(state)) <= 0 or course.candidates.pause(left):
             return None
-        choice = course.candidates.choose(left)
-        if choice.worker is None:
+        attempt = self._affordable(course, left)
+        if isinstance(attempt, Choice):
             return None
-        try:
-            attempt = self._attempt(course, choice)
+        with attempt.promised():
             await self._context.pin(attempt.catalog)
-        except BaseException:
-            self._context.health.forgo(choice.worker, extra=choice.extra)
-            raise
         self._begun = course, attempt
         self._log.begin(state, self._ticket.step)
-        self._log.call(choice.worker.name)
+        self._log.call(attempt.worker.name)
         return attempt
 
     async def perform(self) -> None:
@@ -326,27 +328,29 @@ class Execution:
             course.candidates.failed(attempt.worker, attempt.error, told=self._heard, chance=chance, left=left)
             following = await self._next(course)
 
-    async def _next(self, course: Course, openers: tuple[Fact, ...] = ()) -> Attempt | None:
-        """The next attempt, its intent committed; None if there is none, and what becomes of the step is written."""
+    async def _next(self, course: Course, openers: tuple[Fact, ...] = (), refusals: int = 0) -> Attempt | None:
+        """The next attempt, its intent committed; None if there is none, and what becomes of the step is written.
+
+        `refusals` counts how often the store has refused to reserve for it.
+        """
         state, candidates = course.state, course.candidates
         await self._pause(candidates, state)
         if self._work.interrupted:
             await self._withdraw(openers)
         elif (left := self._left(state)) <= 0:
             await self._fail(StepFailed(self._ticket.step, "run_expired"), openers)
-        elif (choice := candidates.choose(left)).worker is None:
-            error = candidates.error(choice)
+        elif isinstance(attempt := self._affordable(course, left), Choice):
+            error = candidates.error(attempt)
             failed = StepFailed(
                 n=self._ticket.step,
                 error=error,
                 retry_after=candidates.retry_after(error, left),
                 left=round(left, 3),
-                passed_over=choice.passed_over,
-                despite=choice.despite,
+                passed_over=attempt.passed_over,
+                despite=attempt.despite,
             )
             await self._fail(failed, openers)
         else:
-            attempt = self._attempt(course, choice)
             try:
                 await self._intend(attempt, openers)
                 return attempt
@@ -355,8 +359,53 @@ class Execution:
                 failed = StepFailed(step, code, budget=refused.budget, budget_until=refused.until)
                 await self._fail(failed, openers)
             except RunOverBudget:
-                await self._fail(StepFailed(self._ticket.step, "run_over_budget"), openers)
+                if refusals < REFUSALS:  # calls that were not known here hold what this one was to have
+                    fresh = changed(course, state=await self._fold(None))
+                    return await self._next(fresh, openers, refusals + 1)
+                await self._fail(StepFailed(self._ticket.step, RunOverBudget.code), openers)
         return None
+
+    def _affordable(self, course: Course, left: float) -> Attempt | Choice:
+        """The next attempt by the first worker that the run's money pays for, its output cut to what is left of it; the
+        choice that names nobody if there is none. `left` are the run's seconds."""
+        candidates = course.candidates
+        while (choice := candidates.choose(left)).worker is not None:
+            try:
+                attempt = self._within_means(course, choice)
+            except BaseException:
+                self._context.health.forgo(choice.worker, extra=choice.extra)
+                raise
+            if attempt is not None:
+                self._number += 1
+                return attempt
+            self._context.health.forgo(choice.worker, extra=choice.extra)
+            candidates.unaffordable(choice.worker)
+        return choice
+
+    def _within_means(self, course: Course, choice: Choice) -> Attempt | None:
+        """The attempt that calls this worker within the step's share of the money; None if that is too little."""
+        attempt, state = self._attempt(course, choice), self._newest(course.state)
+        left = self._unspent(state)
+        if len(state.live) > 1:
+            floor = attempt.least(state.admitted.limits.floor_tokens)
+            workers = self._context.catalog().workers
+            left = share(state, course.step.n, left, floor, workers, question_tokens(course.view.task))
+        return attempt.within(left, state.admitted.limits.floor_tokens)
+
+    def _newest(self, state: RunState) -> RunState:
+        """The run's state as this process knows it now."""
+        known = self._local(state.run)
+        return known.state if known is not None and known.state.seq > state.seq else state
+
+    def _unspent(self, state: RunState) -> Amount:
+        """The amount that the run may still hold once the outcome that travels with the next intent is written."""
+        left = unspent(state)
+        for attempt in self._settled:
+            call = state.calls.get(attempt.call)
+            if call is not None and call.outcome is None:
+                spent = Amount(attempt.spent.usd, attempt.spent.tokens)
+                left = (left + Amount(attempt.hold.usd, attempt.hold.tokens)).less(spent)
+        return left
 
     def _left(self, state: RunState) -> float:
         return state.deadline - self._context.now()
@@ -397,14 +446,14 @@ class Execution:
 
     def _attempt(self, course: Course, choice: Choice) -> Attempt:
         self._ids = []
-        self._number += 1
+        number = self._number + 1
         state, view, worker = course.state, course.view, choice.called
         flawed = self._flawed if self._flawed is not None and self._flawed.worker.name == worker.name else None
         provider, flaw = self._context.catalog().providers[worker.provider], None
         if flawed is not None:
             flaw = flawed.reply.flaw
         request = view.request(worker, state.admitted.limits, streams=state.streams, provider=provider, flaw=flaw)
-        quick = self._number == 1 and self._context.health.is_quick(worker)
+        quick = number == 1 and self._context.health.is_quick(worker)
         watched = course.candidates.spare and not quick and is_long(request, provider)
         return Attempt(
             self._context,
@@ -413,7 +462,7 @@ class Execution:
             worker=worker,
             request=changed(request, live=True) if watched else request,
             access=view.step.access,
-            number=self._number,
+            number=number,
             salt=self._salt,
             deadline=state.deadline,
             spare=course.candidates.spare,

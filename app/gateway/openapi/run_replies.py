@@ -108,6 +108,10 @@ class Attempt(Reply):
     """The hash of the request as it was sent to the provider."""
     held: Amount
     """The amount that was reserved of the run's budget."""
+    max_tokens: int
+    """The most output tokens of the call."""
+    wanted_tokens: int | None
+    """The output tokens that it would have got if the budget had paid for them; null: it had them."""
     passed_over: list[Any]
     """Workers that were not called, each with the reason."""
     despite: Any

@@ -175,6 +175,8 @@ def _attempt(at: float, intent: CallIntended, events: Sequence[Event]) -> dict[s
         "access": intent.access.as_list(),
         "request": intent.request,
         "held": {"usd": dollars(intent.usd_held), "tokens": intent.tokens_held},
+        "max_tokens": intent.max_tokens,
+        "wanted_tokens": intent.wanted_tokens or None,
         "passed_over": _passed_over(intent.passed_over),
         "despite": intent.despite or None,
         "outcome": None,

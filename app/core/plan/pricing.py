@@ -1,0 +1,96 @@
+"""The least price of a plan before it is carried out, for comparing it with what a run may still spend (D7).
+
+It is what the plan's steps hold together if each of them may write no more than the floor of its tier
+(`Limits.floor_tokens`): the worst case of each at that length, with an input that holds whatever the steps that it sees
+may have written. A plan whose least price fits can be carried out, because the executor cuts output caps down to the
+floor where money is short.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+
+from app.core.message.chat import Task, message_to_json
+from app.core.plan.workflow import CONDUCTOR, Step
+from app.core.pool.amounts import Amount
+from app.core.pool.budget import input_bound, tool_bytes, worst_case
+from app.core.pool.catalog import Limits, Worker
+
+BYTES_A_TOKEN = 4
+"""Bytes of a usual token: a step that sees an output of so many tokens is sent this many times as many bytes."""
+FRAME_BYTES = 400
+"""Bytes around what a step sees of others: the introduction, the fences and the framing of messages."""
+SUBTASK_BYTES = 200
+"""Bytes of a usual subtask."""
+
+
+def question_tokens(task: Task) -> int:
+    """An upper bound of the input tokens of a request that has the caller's conversation and nothing else.
+
+    Definitions of tools and an answer's form are sent with the conversation in the provider's own JSON, all of which
+    then counts as it does in a reservation.
+    """
+    bound = input_bound(task.messages)
+    if task.form is None and not task.toolbox.tools:
+        return bound
+    whole = json.dumps([message_to_json(message) for message in task.messages], default=dict)
+    schema = json.dumps(task.form.schema, default=dict) if task.form is not None else ""
+    return bound + len(whole) + 2 * len(schema) + tool_bytes(task.toolbox) + FRAME_BYTES
+
+
+def least(worker: Worker, input_tokens: int, floor: int) -> Amount:
+    """The amount that one call holds if it may write `floor` tokens."""
+    return Amount(*worst_case(worker, input_tokens, min(floor, worker.card.max_output)))
+
+
+def seen_bytes(floor: int) -> int:
+    """About the most bytes of a finished step that another one is sent, if it wrote no more than `floor` tokens."""
+    return BYTES_A_TOKEN * floor + SUBTASK_BYTES + FRAME_BYTES
+
+
+def plan_price(steps: Sequence[Step], workers: Iterable[Worker], question: int, floor: int) -> Amount:
+    """The least price of a plan whose conversation has `question` tokens.
+
+    A step that the conductor takes itself costs as much as one by the cheapest worker; so does one by a worker that
+    is not there, which another one will replace.
+    """
+    known = {worker.name: worker for worker in workers}
+    total = Amount()
+    for step in steps:
+        size = (question if step.access.user else 0) + len(step.subtask.encode())
+        size += seen_bytes(floor) * (len(step.access.steps) + step.access.previous)
+        size += FRAME_BYTES if step.subtask or step.access.steps else 0
+        total += _step_price(step.worker, known, size, floor)
+    return total
+
+
+def _step_price(name: str, known: Mapping[str, Worker], size: int, floor: int) -> Amount:
+    worker = known.get(name) if name != CONDUCTOR else None
+    if worker is not None:
+        return least(worker, size, floor)
+    return min([least(one, size, floor) for one in known.values()], key=lambda one: one.usd, default=Amount())
+
+
+def ample(workers: Sequence[Worker], steps: int, question: int, floor: int, left: Amount) -> bool:
+    """Return True if any plan of so many steps over these workers fits, so that none needs to be priced."""
+    size = question + SUBTASK_BYTES + FRAME_BYTES + seen_bytes(floor) * (steps - 1)
+    dearest = [least(worker, size, floor) for worker in workers]
+    usd, tokens = max([one.usd for one in dearest], default=0), max([one.tokens for one in dearest], default=0)
+    return left.holds(Amount(steps * usd, steps * tokens))
+
+
+def best_alone(workers: Sequence[Worker], preferred: str, question: int, limits: Limits, left: Amount) -> str:
+    """The worker that is to answer alone, by name: the preferred one if the run can pay it at the floor.
+
+    Else the dearest one that the run can pay at its full length, else the cheapest at the floor. The preferred one, or
+    the first, if nobody can be paid.
+    """
+    floor = limits.floor_tokens
+    known = {worker.name: worker for worker in workers}
+    usual = known.get(preferred, workers[0])
+    if left.holds(least(usual, question, floor)):
+        return usual.name
+    whole = [one for one in workers if left.holds(least(one, question, limits.output_tokens))]
+    if whole:
+        return max(whole, key=lambda one: one.price.output).name
+    short = [one for one in workers if left.holds(least(one, question, floor))]
+    return min(short, key=lambda one: one.price.output, default=usual).name

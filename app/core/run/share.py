@@ -1,0 +1,47 @@
+"""The share of a run's money and tokens that the next call of one step may hold (D7).
+
+Each step that has yet to call keeps what it needs at the floor of its tier. What is left beyond that is divided evenly
+between the steps that may call now, so that neither parallel steps nor later ones are starved by the first call.
+"""
+
+from collections.abc import Mapping
+
+from app.core.plan.pricing import FRAME_BYTES, SUBTASK_BYTES, least, seen_bytes
+from app.core.pool.amounts import Amount
+from app.core.pool.catalog import Worker
+from app.core.run.state import RunState, StepState
+
+WIDE = 2
+"""Bytes that are reckoned for each character of an answer that is there."""
+
+
+def share(state: RunState, n: int, left: Amount, own: Amount, workers: Mapping[str, Worker], question: int) -> Amount:
+    """The amount that the next call of step `n` may hold of what is `left`; `own` is its need at the floor.
+
+    `question` is the number of input tokens of the caller's conversation.
+    """
+    others = [step for step in state.live if step.n != n and not step.settled and not step.opens]
+    calling = {call.step for call in state.open_calls}
+    waiting = [step for step in others if step.n not in calling]
+    if not waiting:
+        return left
+    kept = Amount()
+    for step in waiting:
+        kept += _needed(state, step, workers, question)
+    spare = left.less(kept + own)
+    ready = 1 + sum(step.state in ("queued", "running") for step in waiting)
+    return Amount(min(own.usd + spare.usd // ready, left.usd), min(own.tokens + spare.tokens // ready, left.tokens))
+
+
+def _needed(state: RunState, step: StepState, workers: Mapping[str, Worker], question: int) -> Amount:
+    """The amount that the next call of a step needs at the floor, as far as its input is known."""
+    worker = workers.get(step.worker)
+    if worker is None:
+        return Amount()
+    floor = state.admitted.limits.floor_tokens
+    size = question if step.access.user or step.inherits else 0
+    for n in step.access.steps:
+        earlier = state.steps[n]
+        size += WIDE * earlier.chars + SUBTASK_BYTES if earlier.settled else seen_bytes(floor)
+    size += SUBTASK_BYTES + FRAME_BYTES if step.subtask or step.access.steps else 0
+    return least(worker, size, floor)

@@ -1,0 +1,144 @@
+"""Runs whose budget is small: what they leave out, cut and replace instead of being refused."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.core.run.events import Kind
+from app.process.wiring import Runtime
+from tests.harness.in_process import (
+    SAYS,
+    WORKER,
+    Outcome,
+    events,
+    finish,
+    latest_request,
+    narrowed,
+    of,
+    order,
+    plan_text,
+    plans,
+    running_service,
+    speak,
+)
+from tests.stubs import ProviderStub
+
+DEAR = WORKER.replace("1.00", "10.00").replace("2.00", "20.00").replace("0.50", "5.00")
+POOL = """
+[providers.stub]
+format = "openai"
+base_url = "{url}"
+options = {{ positional = "true" }}
+
+{workers}
+
+[tiers.choosing]
+pool = ["alpha", "beta", "gamma"]
+conductor = {{ kind = "selector", templates = ["answer", "answer-check"], checkers = ["gamma"], explore = 1.0 }}
+limits = {{ steps = 5, attempts = 2, seconds = 30, output_tokens = 1000 }}
+
+[tiers.asking]
+pool = ["alpha", "beta", "gamma"]
+conductor = {{ kind = "selector", templates = ["answer"], worker = "planner", explore = 1.0 }}
+limits = {{ steps = 5, attempts = 2, seconds = 30, output_tokens = 1000 }}
+
+[tiers.single]
+pool = ["dear", "beta"]
+conductor = {{ kind = "fixed", shape = "single", workers = ["dear"] }}
+limits = {{ steps = 5, attempts = 2, seconds = 30, output_tokens = 1000 }}
+
+[tiers.wide]
+pool = ["alpha"]
+conductor = {{ kind = "fixed", shape = "self_consistency", width = 3 }}
+limits = {{ steps = 5, attempts = 2, seconds = 30, output_tokens = 1000, floor_tokens = 100 }}
+
+[tiers.planned]
+pool = ["dear", "beta", "gamma"]
+conductor = {{ kind = "model", worker = "planner" }}
+limits = {{ steps = 5, attempts = 2, seconds = 30, output_tokens = 1000 }}
+"""
+INPUT = 46
+"""Tokens that are reserved for the question."""
+
+
+@pytest.fixture
+async def opened(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[Runtime]:
+    workers = "".join(WORKER.format(name=name) for name in ("alpha", "beta", "gamma", "planner"))
+    speak(stub)
+    async with running_service(
+        tmp_path, POOL.format(url=stub.vllm_url, workers=workers + DEAR.format(name="dear"))
+    ) as it:
+        yield it
+
+
+async def run(opened: Runtime, tier: str, **limits: Any) -> tuple[Outcome, list[dict[str, Any]], list[dict[str, Any]]]:
+    """The outcome of a run with these limits, its opened plans, and its intents."""
+    outcome = await finish(await opened.runs.start(order(opened, tier, limits=narrowed(opened, tier, **limits))))
+    journal = await events(opened, outcome.ended.state.run)
+    return outcome, of(journal, Kind.PLAN_OPENED), of(journal, Kind.CALL_INTENDED)
+
+
+async def test_a_selector_draws_among_the_arms_that_it_can_pay(opened: Runtime) -> None:
+    outcome, [plan], [call] = await run(opened, "choosing", usd=1_000)
+    decision = plan["decision"]
+    assert outcome.ended.state.state == "succeeded"
+    assert set(decision["candidates"]) == {f"answer {name}" for name in ("alpha", "beta", "gamma")}
+    assert sum(decision["candidates"].values()) == pytest.approx(1)
+    assert decision["propensity"] == decision["candidates"][decision["action"]]
+    assert set(decision["masked"]) == {f"answer-check {name} gamma" for name in ("alpha", "beta", "gamma")}
+    assert all(price["usd"] > decision["left"]["usd"] == 1_000 for price in decision["masked"].values())
+    assert (call["wanted_tokens"], call["usd_held"]) == (1_000, 1_000)
+    _, [unmasked], _ = await run(opened, "choosing")
+    assert len(unmasked["decision"]["candidates"]) == 6
+    assert "masked" not in unmasked["decision"]
+
+
+async def test_a_selector_does_not_let_a_model_plan_that_it_cannot_pay(opened: Runtime) -> None:
+    outcome, [plan], _ = await run(opened, "asking", usd=2_000)
+    assert outcome.ended.state.state == "succeeded"
+    assert set(plan["decision"]["masked"]) == {"model"}
+
+
+async def test_an_output_is_cut_to_what_is_left_and_to_the_floor_at_the_most(
+    opened: Runtime, stub: ProviderStub
+) -> None:
+    outcome, _, [call] = await run(opened, "wide", usd=5 * INPUT + 2 * 300, steps=1)
+    assert outcome.ended.state.state == "succeeded"
+    assert (call["wanted_tokens"], call["max_tokens"]) == (1_000, (5 * INPUT + 600 - INPUT) // 2)
+    assert latest_request(stub, "alpha")["max_tokens"] == call["max_tokens"]
+    refused, _, calls = await run(opened, "wide", usd=INPUT + 2 * 100 - 1, steps=1)
+    assert (refused.ended.state.state, refused.ended.state.usd, calls) == ("over_budget", 0, [])
+
+
+async def test_steps_share_what_is_left(opened: Runtime) -> None:
+    outcome, _, calls = await run(opened, "wide", usd=6_000)
+    state = outcome.ended.state
+    assert (state.state, state.degraded) == ("succeeded", False)
+    first, second, third, last = [call["max_tokens"] for call in calls]
+    assert first == second == third
+    assert 100 < first < 1_000
+    assert last == 1_000, "what the others did not use is there again"
+
+
+async def test_a_cheaper_worker_answers_before_a_run_is_refused(opened: Runtime) -> None:
+    outcome, _, [call] = await run(opened, "single", usd=2_000)
+    assert outcome.ended.answer == SAYS["beta"]
+    assert call["passed_over"] == [{"worker": "dear", "reason": "over_budget"}]
+    assert outcome.ended.state.steps[0].worker == "beta"
+
+
+async def test_a_conductor_that_cannot_be_paid_is_not_asked(opened: Runtime, stub: ProviderStub) -> None:
+    outcome, opened_plans, [call] = await run(opened, "planned", usd=700)
+    assert ([plan["mode"] for plan in opened_plans], stub.of("planner")) == (["first", "fallback"], [])
+    assert outcome.ended.state.proposals[0].reasons == ("run_over_budget",)
+    assert (outcome.ended.state.state, outcome.ended.state.degraded, call["worker"]) == ("succeeded", True, "beta")
+
+
+async def test_a_plan_is_cut_where_money_is_short(opened: Runtime, stub: ProviderStub) -> None:
+    plans(stub, plan_text((0, "Solve it.", ["user"])))
+    outcome, _, calls = await run(opened, "planned", usd=12_000)
+    assert outcome.ended.state.state == "succeeded"
+    assert 512 <= calls[0]["max_tokens"] < calls[0]["wanted_tokens"]
+    assert latest_request(stub, "planner")["max_tokens"] == calls[0]["max_tokens"]
