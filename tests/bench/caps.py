@@ -1,0 +1,232 @@
+"""`python -m tests.bench.caps`: what runs do whose budget is small, over the tasks of the rehearsal.
+
+Each run has one random cap, of money or of time, on a random tier: `baton-mini` (one worker), `baton-ultra` (a model
+conducts), and `baton-select` (a selector). The table has, for each band of caps: the runs that were refused although
+the cap bears the cheapest worker's worst case at the tier's floor (which must be none), those that were answered, those
+whose answer was right, and the money that they cost. `--svg PATH` draws it.
+
+The service is the real one, in this process, over SQLite and the simulated workers. Those pause ten times as long as
+they usually do where caps of time are drawn, so that the noise of the machine counts for little, and not at all where
+caps of money are.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from importlib.resources import files
+from math import exp, log
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import httpx
+
+from app.core.message.chat import Task
+from app.core.pool.budget import input_bound, worst_case
+from app.core.pool.catalog import MILLION, Catalog
+from app.lab.calibration_tasks import FORM, BuiltIn, built_in
+from app.process.wiring import Runtime
+from tests.harness.in_process import calling, running_service
+
+TIERS = ("baton-mini", "baton-ultra", "baton-select")
+SELECT = """
+[tiers.baton-select]
+pool = "all"
+conductor = { kind = "selector" }
+limits = { steps = 5, fan_out = 4, tokens = 200_000, usd = 1.00, seconds = 180, output_tokens = 4_096 }
+"""
+FLOOR_TOKENS = 256
+"""The floor of a tier that does not set its own; a tree of before has none, and is measured by this one."""
+USD = (0.00005, 0.02)
+"""Dollars between which caps of money are drawn, evenly by their logarithm."""
+SECONDS = (0.2, 12.0)
+"""Seconds between which caps of time are drawn in the same way."""
+SLOWER = 10
+AT_ONCE = {"usd": 4, "seconds": 32}
+BANDS = 8
+QUIET = {"BATON_LOG_LEVEL": "error", "BATON_LEASE_SECONDS": "300"}
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """One run: its cap in dollars or seconds, and what came of it."""
+
+    kind: str
+    tier: str
+    cap: float
+    fits: bool
+    """True if the cap bears the cheapest worker's worst case at the floor, or the quickest worker's answer."""
+    status: int
+    code: str
+    right: bool
+    usd: float
+    degraded: bool
+    finish: str
+
+    @property
+    def answered(self) -> bool:
+        """True if the caller got an answer."""
+        return self.status == 200
+
+
+def pool_of(delay: int) -> str:
+    """The pool of the rehearsal with a tier that a selector conducts; `delay` is a factor on its pauses."""
+    text = files("app.process.config").joinpath("rehearsal.toml").read_text()
+    options = f'options = {{ delay = "{delay}", positional = true'
+    return text.replace("options = { positional = true", options) + SELECT
+
+
+def drawn(random: Random, between: tuple[float, float]) -> float:
+    """A cap, evenly by its logarithm."""
+    low, high = log(between[0]), log(between[1])
+    return exp(random.uniform(low, high))
+
+
+def cheapest(catalog: Catalog, tier: str, task: Task) -> int:
+    """The worst case of the cheapest worker of a tier at the floor, in micro-dollars."""
+    known = catalog.tiers[tier]
+    floor = getattr(known.efforts[known.effort], "floor_tokens", FLOOR_TOKENS)
+    size = input_bound(task.messages)
+    return min(worst_case(catalog.workers[name], size, floor)[0] for name in known.pool)
+
+
+async def played(opened: Runtime, client: httpx.AsyncClient, random: Random, kind: str, quickest: float) -> Played:
+    """Play one run with a random cap of this kind."""
+    tier, task = random.choice(TIERS), random.choice(built_in())
+    cap = drawn(random, USD if kind == "usd" else SECONDS)
+    catalog = opened.pool.catalog()
+    paid = int(cap * MILLION) >= cheapest(catalog, tier, task.task)
+    fits = paid if kind == "usd" else cap >= quickest
+    body = {
+        "model": tier,
+        "messages": [{"role": "system", "content": FORM}, {"role": "user", "content": task.question}],
+        "baton": {"budget": {kind: cap}},
+    }
+    reply = await client.post("/v1/chat/completions", json=body)
+    value: dict[str, Any] = reply.json()
+    row = await opened.context.store.run(reply.headers["x-baton-run"])
+    answered = reply.status_code == 200
+    choice = value["choices"][0] if answered else {}
+    return Played(
+        kind=kind,
+        tier=tier,
+        cap=cap,
+        fits=fits,
+        status=reply.status_code,
+        code="" if answered else value["error"]["code"],
+        right=answered and _right(task, choice["message"]["content"]),
+        usd=row.spent.usd / MILLION,
+        degraded=answered and bool(value["baton"]["degraded"]),
+        finish=choice.get("finish_reason", ""),
+    )
+
+
+def _right(task: BuiltIn, answer: str) -> bool:
+    grade = task.grader.grade(answer)
+    return bool(grade.score >= 1.0)
+
+
+async def quickest_answer(client: httpx.AsyncClient) -> float:
+    """Seconds that the slowest of a few answers of the quickest worker takes: a cap below them fits nobody."""
+    clock = asyncio.get_running_loop().time
+    took = []
+    for task in built_in()[:6]:
+        began = clock()
+        body = {
+            "model": "baton-mini",
+            "messages": [{"role": "system", "content": FORM}, {"role": "user", "content": task.question}],
+            "baton": {"pool": {"pin": "rehearsal-scribe"}},
+        }
+        (await client.post("/v1/chat/completions", json=body)).raise_for_status()
+        took.append(clock() - began)
+    return max(took)
+
+
+async def play(count: int, kind: str, seed: int) -> list[Played]:
+    """Play so many runs with caps of one kind."""
+    random, gate = Random(f"{seed} {kind}"), asyncio.Semaphore(AT_ONCE[kind])
+    with tempfile.TemporaryDirectory() as folder:
+        pool = pool_of(SLOWER if kind == "seconds" else 0)
+        async with running_service(Path(folder), pool, QUIET) as opened, calling(opened) as client:
+            quickest = await quickest_answer(client) if kind == "seconds" else 0.0
+
+            async def one(number: int) -> Played:
+                async with gate:
+                    return await played(opened, client, Random(f"{seed} {kind} {number}"), kind, quickest)
+
+            return await asyncio.gather(*[one(random.randrange(1 << 30)) for _ in range(count)])
+
+
+def bands(runs: Sequence[Played]) -> list[list[Played]]:
+    """The runs by their caps, in bands of nearly the same number."""
+    ordered = sorted(runs, key=lambda run: run.cap)
+    size = -(-len(ordered) // BANDS)
+    return [ordered[start : start + size] for start in range(0, len(ordered), size)]
+
+
+def table(runs: Sequence[Played], kind: str) -> list[str]:
+    """The lines of a Markdown table."""
+    unit = "dollars" if kind == "usd" else "seconds"
+    lines = [
+        f"| cap, {unit} | runs | fit the floor | refused of those | answered | degraded | right | dollars a run |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    return lines + [_row(f"{band[0].cap:.5f} to {band[-1].cap:.5f}", band) for band in (*bands(runs), list(runs))]
+
+
+def _row(name: str, band: Sequence[Played]) -> str:
+    fit = [run for run in band if run.fits]
+    figures = [
+        len(band),
+        len(fit),
+        sum(not run.answered for run in fit),
+        sum(run.answered for run in band),
+        sum(run.degraded for run in band),
+        sum(run.right for run in band),
+    ]
+    usd = sum(run.usd for run in band) / len(band)
+    return f"| {name} | {' | '.join(map(str, figures))} | {usd:.6f} |"
+
+
+def summary(runs: Sequence[Played], kind: str) -> list[str]:
+    """The lines that name how runs ended without an answer although their cap fits."""
+    lines = []
+    for tier in TIERS:
+        own = [run for run in runs if run.tier == tier and run.fits]
+        lost = [run for run in own if not run.answered]
+        spent = sum(run.usd > 0 for run in lost)
+        codes = ", ".join(sorted({run.code for run in lost})) or "none"
+        lines.append(
+            f"{kind} {tier}: {len(own)} fit, {len(lost)} without an answer ({codes}), {spent} after spending, "
+            f"{sum(run.right for run in own)} right"
+        )
+    return lines
+
+
+def main() -> int:
+    """See the module docstring. Returns 1 if a run was refused whose cap of money fits."""
+    parser = argparse.ArgumentParser(prog="python -m tests.bench.caps")
+    parser.add_argument("--caps", type=int, default=1_000)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--kind", choices=("usd", "seconds"))
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args()
+    kinds = (given.kind,) if given.kind else ("usd", "seconds")
+    runs: list[Played] = []
+    for kind in kinds:
+        found = asyncio.run(play(given.caps // len(kinds), kind, given.seed))
+        print(*table(found, kind), "", *summary(found, kind), "", sep="\n")
+        runs += found
+    if given.json is not None:
+        given.json.write_text(json.dumps([asdict(run) for run in runs]))
+    return int(any(run.fits and not run.answered for run in runs if run.kind == "usd"))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
