@@ -47,7 +47,7 @@ from app.errors import ConfigInvalid, WorkerMisconfigured
 from app.gateway.http.context import GatewayContext, Rates
 from app.gateway.http.ingress import Bounds
 from app.process.clock import Clock
-from app.process.config import Loaded, Settings, endpoint_secret, pepper_file, peppers
+from app.process.config import Loaded, Settings, endpoint_secret, pepper_file, peppers, rate_limits
 from app.providers.endpoints import Endpoints
 from app.providers.formats import adapter
 from app.providers.protocol import ClosableProvider, Provider
@@ -309,7 +309,12 @@ def _gateway(context: EngineContext, settings: Settings, pool: Pool, runs: RunCl
         tick=context.tick,
         name=context.name,
         bounds=Bounds(body=settings.max_body_bytes),
-        rates=Rates(running=settings.concurrent_runs),
+        rates=Rates(
+            running=settings.concurrent_runs,
+            key=rate_limits(settings.key_limits),
+            tenant=rate_limits(settings.tenant_limits),
+            user=rate_limits(settings.user_limits),
+        ),
         origins=settings.origins,
         remembered=settings.idempotency_hours * 3600,
         omits_search=settings.web_search == "omit",

@@ -13,6 +13,7 @@ from sqlalchemy import Connection
 
 from app.core.pool.budgets import Budget, Scope
 from app.core.pool.conductor_versions import Change
+from app.core.pool.rates import RateReply, RateRequest
 from app.core.rating.calibration import Trial
 from app.core.rating.evidence import Learned, Rated
 from app.core.rating.feedback import Feedback
@@ -57,6 +58,7 @@ from app.store.rows import (
     keys,
     notices,
     rated_runs,
+    rates,
     retention,
     runs,
     tenants,
@@ -485,6 +487,17 @@ class SqlStore:
 
     async def admin_events(self, query: AdminEventQuery) -> tuple[AdminEvent, ...]:
         return await self._read(partial(admin_events.page, query=query))
+
+    async def count_requests(self, asked: Sequence[RateRequest], now: float) -> tuple[RateReply, ...]:
+        return await self._write(partial(rates.count, asked=asked, now=now))
+
+    async def give_back(self, asked: RateRequest) -> None:
+        await self._write(partial(rates.give_back, asked=asked))
+
+    async def forget_windows(self, now: float, limit: int) -> int:
+        if not await self._read(partial(rates.any_lapsed, now=now)):
+            return 0
+        return await self._write(partial(rates.forget, now=now, limit=limit))
 
     async def clock(self) -> float:
         return await self._read(runs.clock)

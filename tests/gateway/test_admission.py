@@ -1,21 +1,20 @@
-"""Admission: rates, concurrency and the size of the process, and that every place comes back."""
+"""Admission: rates, open runs and the size of the process, and that every place comes back."""
 
 import asyncio
-import math
-from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
 import httpx
 import pytest
 
-from app.core.message.chat import Usage
+from app.core.pool.rates import RateLimits
 from app.engine.delivery.mailbox import Mailbox
 from app.engine.delivery.messages import Told
 from app.engine.runs.admission import Order
-from app.errors import StoreUnavailable
+from app.errors import ConfigInvalid, StoreUnavailable
 from app.gateway.http.context import Rates
-from tests.harness.stand_ins import GatewayStandIn, ask, ended
+from app.process.config import rate_limits, read
+from tests.harness.stand_ins import USED, GatewayStandIn, ask, ended
 from tests.harness.waiting import until
 
 
@@ -24,66 +23,111 @@ async def post(gateway: GatewayStandIn, key: str, **more: Any) -> httpx.Response
         return await client.post("/v1/chat/completions", json=ask(**more))
 
 
-async def test_a_rate_is_a_bucket_that_refills(gateway: GatewayStandIn) -> None:
+async def test_a_rate_holds_for_every_minute(gateway: GatewayStandIn) -> None:
     key = gateway.add_key("slow", rpm=3)
     replies = [await post(gateway, key) for _ in range(4)]
     assert [reply.status_code for reply in replies] == [200, 200, 200, 429]
     assert [reply.headers["x-ratelimit-remaining-requests"] for reply in replies] == ["2", "1", "0", "0"]
     refused = replies[-1]
-    assert refused.headers["retry-after"] == "20"
+    assert refused.headers["retry-after"] == "60"
     assert refused.headers["x-ratelimit-limit-requests"] == "3"
     assert refused.headers["x-ratelimit-reset-requests"] == "60.000s"
     assert refused.json()["error"]["type"] == "rate_limit_error"
-    gateway.ticks += 20
-    assert [(await post(gateway, key)).status_code for _ in range(2)] == [200, 429]
-    assert len(gateway.runs.orders) == 4
+    gateway.seconds += 59
+    assert (await post(gateway, key)).headers["retry-after"] == "1"
+    gateway.seconds += 1
+    assert [(await post(gateway, key)).status_code for _ in range(2)] == [200, 200]
+    assert len(gateway.runs.orders) == 5
+
+
+RESERVED = 16 * 2 + 14 + 50
+"""Tokens that are reserved for a run of a question of 14 bytes, and an answer of at most 50 tokens."""
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_tokens_are_settled_with_what_the_run_used(gateway: GatewayStandIn, stream: bool) -> None:
-    key = gateway.add_key("slow", tpm=120)
-    replies = [await post(gateway, key, stream=stream) for _ in range(4)]
-    assert [reply.status_code for reply in replies] == [200, 200, 200, 429]
-    expected = 11  # of the input, in tokens; each run uses 53
+async def test_tokens_are_reserved_and_settled_with_what_the_run_used(gateway: GatewayStandIn, stream: bool) -> None:
+    key = gateway.add_key("slow", tpm=200)
+    replies = [await post(gateway, key, stream=stream, max_tokens=50) for _ in range(4)]
+    assert [reply.status_code for reply in replies] == [200, 200, 429, 429]
     left = [int(reply.headers["x-ratelimit-remaining-tokens"]) for reply in replies]
-    assert left == [120 - expected, 120 - 53 - expected, 120 - 2 * 53 - expected, 0]
+    assert left == [200 - RESERVED, 200 - USED - RESERVED, 200 - 2 * USED, 200 - 2 * USED]
     refused = replies[-1]
-    debt = 3 * 53 - 120
-    assert refused.headers["retry-after"] == str(math.ceil((debt + expected) / 2))
-    assert refused.headers["x-ratelimit-limit-tokens"] == "120"
-    assert refused.headers["x-ratelimit-reset-tokens"] == f"{3 * 53 / 2:.3f}s"
+    assert refused.headers["retry-after"] == "60"
+    assert refused.headers["x-ratelimit-limit-tokens"] == "200"
+    assert refused.headers["x-ratelimit-reset-tokens"] == "60.000s"
     assert refused.json()["error"]["code"] == "rate_limit_exceeded"
-    gateway.ticks += (debt + expected) / 2
-    assert [(await post(gateway, key)).status_code for _ in range(2)] == [200, 429]
-    assert len(gateway.runs.orders) == 4
+    gateway.seconds += 60
+    assert (await post(gateway, key, max_tokens=50)).status_code == 200
+    assert len(gateway.runs.orders) == 3
 
 
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("path", ["chat/completions", "messages"])
-async def test_a_turn_is_settled_with_its_own_tokens(gateway: GatewayStandIn, path: str, stream: bool) -> None:
-    """Those of the turns before were settled with their replies."""
-    key = gateway.add_key("patient", tpm=1000)
-
-    async def script(_order: Order, run: str, line: Mailbox[Told]) -> None:
-        end = ended(run)
-        line.put(replace(end, bill=replace(end.bill, total=Usage(input=900))))
-
-    gateway.runs.script = script
-    body = {"model": "baton-mini", "max_tokens": 9, "messages": [{"role": "user", "content": "?"}], "stream": stream}
-    async with gateway.client(key) as client:
-        left = [(await client.post(f"/v1/{path}", json=body)).headers["x-ratelimit-remaining-tokens"] for _ in range(2)]
-    assert int(left[0]) - int(left[1]) == 53
+async def test_a_burst_reserves_the_most_output_of_each_run(gateway: GatewayStandIn) -> None:
+    """Of the most output that its tier allows, where the request names none."""
+    key = gateway.add_key("burst", tpm=3400)
+    assert await together(gateway, [key] * 4) == [200, 429, 429, 429]
+    gateway.seconds += 60
+    assert await together(gateway, [key] * 4, max_tokens=1000) == [200, 200, 200, 429]
 
 
-async def test_more_tokens_than_a_minute_has_are_served_from_a_full_bucket(gateway: GatewayStandIn) -> None:
+async def test_more_tokens_than_a_minute_has_are_served_alone(gateway: GatewayStandIn) -> None:
     key = gateway.add_key("small", tpm=5)
     assert [(await post(gateway, key)).status_code for _ in range(2)] == [200, 429]
-    gateway.ticks += 60 * 60
+    gateway.seconds += 60 * 60
     assert (await post(gateway, key)).status_code == 200
 
 
+async def test_a_run_that_was_not_begun_reserves_nothing(gateway: GatewayStandIn) -> None:
+    key = gateway.add_key("slow", tpm=200, concurrency=1)
+    gateway.runs.refusal = StoreUnavailable()
+    assert (await post(gateway, key, max_tokens=50)).status_code == 503
+    gateway.runs.refusal = None
+    reply = await post(gateway, key, max_tokens=50)
+    assert (reply.status_code, reply.headers["x-ratelimit-remaining-tokens"]) == (200, str(200 - RESERVED))
+
+
+async def test_a_request_without_limits_costs_no_query(gateway: GatewayStandIn) -> None:
+    assert (await post(gateway, gateway.add_key())).status_code == 200
+    assert (gateway.store.counted, gateway.store.windows) == (0, {})
+
+
+async def test_while_the_limits_cannot_be_counted_nothing_is_begun(gateway: GatewayStandIn) -> None:
+    limited, other = gateway.add_key("slow", rpm=9), gateway.add_key("other")
+    for key in (limited, other):
+        assert (await post(gateway, key)).status_code == 200
+    gateway.store.fault = StoreUnavailable()
+    assert [(await post(gateway, key)).status_code for key in (limited, other)] == [503, 200]
+
+
+async def test_a_tenant_has_its_limits_over_all_of_its_keys() -> None:
+    gateway = GatewayStandIn(rates=Rates(tenant=RateLimits(rpm=2)))
+    keys = [gateway.add_key("one1"), gateway.add_key("two2"), gateway.add_key("three3", tenant="other")]
+    replies = [await post(gateway, key) for key in (keys[0], keys[1], keys[1], keys[2])]
+    assert [reply.status_code for reply in replies] == [200, 200, 429, 200]
+    assert "this tenant" in replies[2].json()["error"]["message"]
+
+
+async def test_an_end_user_has_limits_within_a_tenant() -> None:
+    gateway = GatewayStandIn(rates=Rates(user=RateLimits(rpm=1)))
+    acme, other = gateway.add_key("one1"), gateway.add_key("two2", tenant="other")
+    asked = ((acme, "ann"), (acme, "bob"), (acme, "ann"), (other, "ann"), (acme, None), (acme, None))
+    statuses = [(await post(gateway, key, **({"user": user} if user else {}))).status_code for key, user in asked]
+    assert statuses == [200, 200, 429, 200, 200, 200]
+
+
+@pytest.mark.parametrize("text", ["rpm", "rpm=", "rpm=-1", "rps=4", "rpm=4 tpm=5", "tpm=1e3"])
+def test_a_setting_of_limits_that_cannot_be_read_is_refused(text: str) -> None:
+    with pytest.raises(ConfigInvalid, match="rpm=60, tpm=100000"):
+        read({"BATON_TENANT_LIMITS": text})
+
+
+def test_a_setting_names_any_of_the_limits() -> None:
+    found = read({"BATON_KEY_LIMITS": "rpm=60, concurrency = 8", "BATON_USER_LIMITS": ""})
+    assert rate_limits(found.key_limits) == RateLimits(rpm=60, concurrency=8)
+    assert not rate_limits(found.user_limits)
+
+
 async def test_every_reply_of_a_limited_key_says_its_rates() -> None:
-    gateway = GatewayStandIn(rates=Rates(rpm=2, tpm=1000, concurrency=0))
+    gateway = GatewayStandIn(rates=Rates(key=RateLimits(rpm=2, tpm=1000, concurrency=0)))
     reply = await post(gateway, gateway.add_key())
     assert reply.status_code == 429
     names = {name for name in reply.headers if name.startswith("x-ratelimit")}
@@ -93,7 +137,7 @@ async def test_every_reply_of_a_limited_key_says_its_rates() -> None:
 
 
 async def test_keys_do_not_share_a_rate() -> None:
-    gateway = GatewayStandIn(rates=Rates(rpm=1))
+    gateway = GatewayStandIn(rates=Rates(key=RateLimits(rpm=1)))
     keys = [gateway.add_key("one1"), gateway.add_key("two2")]
     assert [(await post(gateway, key)).status_code for key in keys * 2] == [200, 200, 429, 429]
 

@@ -15,6 +15,7 @@ from fastapi.routing import APIRoute
 
 from app.core.message.chat import Message, Task, Text, Usage, task_to_json
 from app.core.pool.catalog import Catalog, ConductorSpec, Limits, Price, ProviderSpec, Tier, Worker
+from app.core.pool.rates import RateReply, RateRequest, RunUse, Window, decide
 from app.core.rating.feedback import Feedback
 from app.core.run.bill import bill
 from app.core.run.events import Event, Fact, Kind, fact_from_json
@@ -124,6 +125,8 @@ def ended(run: str, answer: str = "Four.", error: BatonError | None = None) -> E
     return Ended(state, answer, "stop", bill(state), error)
 
 
+USED = 53
+"""Tokens of each run."""
 Script = Callable[[Order, str, Mailbox[Told]], Awaitable[None]]
 
 
@@ -143,6 +146,9 @@ class ScriptedDrivers:
         self.cancelled: list[tuple[str, str]] = []
         self.stopped = asyncio.Event()
         self.refusal: BatonError | None = None
+        self.uses: dict[str, RunUse] = {}
+        """What the journal has of the runs, for their rates."""
+        self.now: Callable[[], float] = lambda: 0.0
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._lines: dict[str, Mailbox[Told]] = {}
 
@@ -150,19 +156,21 @@ class ScriptedDrivers:
         """Start a run and its script."""
         if self.refusal is not None:
             raise self.refusal
-        run = f"run_{len(self.orders)}"
+        run = order.run or f"run_{len(self.orders)}"
         self.orders.append(order)
+        self.uses[run] = RunUse(seq=1, tokens=0, waits=False)
         state = state_of(run)
         turn = replace(state.turn, streams=order.streams, wire=order.wire)
         line = self._lines[run] = Mailbox(1_000_000)
         if self.script is say_four:
-            await say_four(order, run, line)
+            await self._play(order, run, line)
         else:
             self._tasks[run] = asyncio.create_task(self._play(order, run, line))
         return Driven(run, line, replace(state, turn=turn))
 
     async def _play(self, order: Order, run: str, line: Mailbox[Told]) -> None:
         await self.script(order, run, line)
+        self.uses[run] = RunUse(seq=2, tokens=USED, waits=False, ended_at=self.now())
 
     async def attach(self, run: str, at: Position = Position(), **_which: object) -> Driven:
         """Follow a run that has ended."""
@@ -180,6 +188,7 @@ class ScriptedDrivers:
         self.stopped.set()
         if run in self._tasks:
             self._tasks[run].cancel()
+        self.uses[run] = RunUse(seq=2, tokens=USED, waits=False, ended_at=self.now())
         self._lines[run].put(ended(run, "", RunCancelled()))
 
 
@@ -194,6 +203,9 @@ class ShelfStore:
         self.ratings: dict[str, Feedback] = {}
         self.fault: Exception | None = None
         self.lookups = 0
+        self.windows: dict[str, Window] = {}
+        self.uses: Mapping[str, RunUse] = {}
+        self.counted = 0
         self.queries: list[RunQuery] = []
 
     def _check(self) -> None:
@@ -263,6 +275,18 @@ class ShelfStore:
         self._check()
         return self.claims.setdefault(once.id, once)
 
+    async def count_requests(self, asked: Sequence[RateRequest], now: float) -> tuple[RateReply, ...]:
+        self._check()
+        self.counted += len(asked)
+        for name in [name for one in asked for name, _ in one.limits]:
+            self.windows.setdefault(name, Window())
+        return decide(self.windows, asked, self.uses, now)
+
+    async def give_back(self, asked: RateRequest) -> None:
+        self._check()
+        for name, _ in asked.limits:
+            self.windows[name].give_back(asked.run)
+
     async def rate(self, given: Feedback) -> Feedback:
         self._check()
         return self.ratings.setdefault(given.id, given)
@@ -319,6 +343,8 @@ class GatewayStandIn:
         self.ticks = 0.0
         self.names = 0
         self.peppers: tuple[bytes, ...] = (PEPPER,)
+        self.runs.now = lambda: self.seconds
+        self.store.uses = self.runs.uses
         self.telemetry = Telemetry()
         self.context = GatewayContext(
             store=cast(Store, self.store),

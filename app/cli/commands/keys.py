@@ -47,7 +47,7 @@ def _add(keys: Group) -> None:
     @option("--usd", type=DOLLARS, help="The most that one run may cost, in dollars.")
     @option("--rpm", type=COUNT, help="Requests a minute.")
     @option("--tpm", type=COUNT, help="Tokens a minute, over all calls of its runs.")
-    @option("--concurrency", type=COUNT, help="Requests at one time.")
+    @option("--concurrency", type=COUNT, help="Runs that may be open at one time.")
     @option("--expires", type=SPAN, metavar="SPAN", help="Its lifetime, such as 12h, 30d or 52w.")
     @in_order(POOL, AS_JSON)
     def add() -> None:

@@ -96,6 +96,8 @@ class Order:
     """The name of the API key, for logs."""
     budgets: tuple[str, ...] = ()
     """The accounts of budgets in which a new run's holds are reserved."""
+    run: str = ""
+    """The id that a new run gets, under which it was counted already; empty for any."""
 
     @property
     def owner(self) -> Owner:
@@ -236,7 +238,7 @@ def entry(
         budgets=order.budgets,
     )
     return Entry(
-        run=context.name("run"),
+        run=order.run or context.name("run"),
         at=now,
         events=(admitted,),
         new=new,

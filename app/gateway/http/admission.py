@@ -1,9 +1,8 @@
-"""Admission of requests by rates, concurrency and the size of this process, before anything costs money.
+"""Admission of requests by rates, open runs and the size of this process, before anything costs money.
 
-Counters are this process's own. A key has a bucket of requests and one of tokens, each of which holds one minute's
-worth and refills evenly. What was let in holds a `Permit`, which its owner gives back in a `finally`. Of a request's
-tokens only the input can be guessed beforehand; what its run has used in truth is settled at its end, and may leave a
-debt.
+The rates and open runs of keys, tenants and users are counted over all gateways (`rate_limits.py`); the requests that
+this process serves are its own matter. What was let in holds a `Permit`, which its owner releases in a `finally`: it
+stands for the place in this process. Nobody has to give a run's place back, because the journal says when it is over.
 
 `Idempotency-Key`: a POST that carries one is carried out once, however often and wherever it is sent.
 
@@ -21,129 +20,92 @@ Every POST route under /v1 hands its body to one of two verbs (a test walks the 
 """
 
 import hashlib
-import math
 import re
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field, replace
+from contextlib import suppress
+from dataclasses import replace
 
 import orjson
 from fastapi import Depends
 from starlette.requests import Request
 from starlette.responses import Response
 
-from app.core.message.chat import Task
-from app.core.pool.budget import input_bound
+from app.core.pool.rates import RateRequest
 from app.core.records import changed, record
 from app.core.run import position
 from app.core.run.position import Position
 from app.engine.delivery.messages import Driven
 from app.engine.runs.admission import Order
-from app.errors import Conflict, InvalidRequest, Overloaded, OverQuota, PlanRejected, RunUndecided
+from app.errors import (
+    BatonError,
+    Conflict,
+    InvalidRequest,
+    Overloaded,
+    PlanRejected,
+    RunUndecided,
+    StoreUnavailable,
+)
 from app.gateway.http import fault, request_span
 from app.gateway.http.auth import Caller
 from app.gateway.http.context import GatewayContext
+from app.gateway.http.rate_limits import Headers, RateLimiter
 from app.gateway.http.request_log import RequestLog
 from app.store.protocol import TAKEN, KeyRow, Once, TenantStore
 
-COUNTERS = 10_000
 BUSY_RETRY = 1.0
-"""Seconds to wait when too many requests run: about what a short run takes."""
-BYTES_A_TOKEN = 4
-"""Of a text, as a rule."""
-Headers = list[tuple[bytes, bytes]]
+"""Seconds to wait when too many requests are served: about what a short one takes."""
 KEY = re.compile(r"[ -~]{1,255}")
 EVENT = re.compile(r"[0-9]{1,15}")
 REPLAYED = (b"idempotent-replayed", b"true")
 
 
-@dataclass(slots=True)
-class _Bucket:
-    """A token bucket: the units that a key may still use; `most` a minute, None without a limit."""
-
-    unit: str
-    most: int | None = None
-    level: float = 0.0
-
-    def refill(self, most: int | None, seconds: float) -> None:
-        if self.most is None and most is not None:
-            self.level = float(most)
-        self.most = most
-        if most is not None:
-            self.level = min(float(most), self.level + seconds * most / 60)
-
-    def wait(self, amount: float) -> float:
-        """Seconds until `amount` may be taken; more than the bucket holds may be when it is full."""
-        if self.most is None:
-            return 0.0
-        missing = min(amount, self.most) - self.level
-        if missing <= 0 and self.most:
-            return 0.0
-        return missing * 60 / self.most if self.most else 60.0
-
-    def headers(self) -> Headers:
-        if self.most is None:
-            return []
-        reset = (self.most - self.level) * 60 / self.most if self.most else 60.0
-        figures = {"limit": str(self.most), "remaining": str(max(0, int(self.level))), "reset": f"{reset:.3f}s"}
-        return [(f"x-ratelimit-{name}-{self.unit}".encode(), value.encode()) for name, value in figures.items()]
-
-
-@dataclass(slots=True)
-class _Counter:
-    """One key's present use."""
-
-    at: float
-    requests: _Bucket = field(default_factory=lambda: _Bucket("requests"))
-    tokens: _Bucket = field(default_factory=lambda: _Bucket("tokens"))
-    running: int = 0
-
-
 class Permit:
-    """The right to run. `release` may be called more than once."""
+    """A place in this process. `release` may be called more than once."""
 
-    def __init__(self, admission: "Admission", counter: _Counter, runs: int, expected: int) -> None:
+    def __init__(self, admission: "Admission", counted: RateRequest | None) -> None:
         self._admission: Admission | None = admission
-        self._counter = counter
-        self._runs = runs
-        self._expected = expected
+        self._limiter = admission.limiter
+        self.counted = counted
+        """The request as it was counted; None if nothing limits it."""
 
-    def used(self, tokens: int) -> None:
-        """Replace the expected tokens by those that the run has used; a request that only follows a run uses none."""
-        if self._runs:
-            self._counter.tokens.level -= tokens - self._expected
-            self._expected = tokens
+    async def give_back(self) -> None:
+        """Forget the run that was counted: it was not begun."""
+        counted, self.counted = self.counted, None
+        if counted is not None:
+            with suppress(StoreUnavailable):  # it is forgotten by itself before long
+                await self._limiter.give_back(counted)
 
     def release(self) -> None:
         """Give the place back."""
         if self._admission is not None:
-            self._admission.leave(self._counter, self._runs)
+            self._admission.running -= 1
             self._admission = None
 
 
 class Admission:
-    """The counters of one gateway."""
+    """The places of one gateway, and the limits of its callers."""
 
     def __init__(self, context: GatewayContext) -> None:
         self._context = context
-        self._counters: dict[str, _Counter] = {}
+        self.limiter = RateLimiter(context)
         self.running = 0
 
-    def enter(self, key: KeyRow, headers: Headers, task: Task | None = None) -> Permit:
-        """Let a request in, or raise `OverQuota` or `Overloaded`. Rate headers are added to `headers` in each case.
+    async def enter(self, key: KeyRow, headers: Headers, order: Order | None = None) -> Permit:
+        """Let a request in, or raise `OverQuota`, `Overloaded` or `StoreUnavailable`. Rate headers are added to
+        `headers` in the first two cases.
 
-        A request without a `task` begins no run but follows one: it counts as a request of its key, not as a run.
+        A request without an `order` begins no run but follows one: it counts as a request, not as a run.
         """
-        counter = self._counter(key)
-        runs, tokens = int(task is not None), 0
-        if task is not None and counter.tokens.most is not None:
-            tokens = input_bound(task.messages) // BYTES_A_TOKEN
-        try:
-            self._check(key, counter, runs, tokens)
-        finally:
-            headers += counter.requests.headers() + counter.tokens.headers()
-        counter.running += runs
+        await self.capacity()
+        permit = Permit(self, self.limiter.request(key, order))
         self.running += 1
-        return Permit(self, counter, runs, tokens)
+        try:
+            if permit.counted is not None:
+                await self.limiter.count(permit.counted, headers)
+        except BaseException:
+            permit.release()
+            raise
+        return permit
 
     async def capacity(self) -> None:
         """Raise `Overloaded` if this process has no place for another run.
@@ -152,45 +114,6 @@ class Admission:
         costs the requests that are being served as little as possible."""
         if self.running >= self._context.rates.running:
             raise Overloaded(retry_after=BUSY_RETRY)
-
-    def leave(self, counter: _Counter, runs: int) -> None:
-        """Free the place of a permit."""
-        counter.running -= runs
-        self.running -= 1
-
-    def _counter(self, key: KeyRow) -> _Counter:
-        now, rates = self._context.tick(), self._context.rates
-        counter = self._counters.get(key.id)
-        if counter is None:
-            self._forget()
-            counter = self._counters[key.id] = _Counter(now)
-        counter.requests.refill(rates.rpm if key.rpm is None else key.rpm, now - counter.at)
-        counter.tokens.refill(rates.tpm if key.tpm is None else key.tpm, now - counter.at)
-        counter.at = now
-        return counter
-
-    def _check(self, key: KeyRow, counter: _Counter, runs: int, tokens: int) -> None:
-        rates = self._context.rates
-        most = rates.concurrency if key.concurrency is None else key.concurrency
-        if self.running >= rates.running:
-            raise Overloaded(retry_after=BUSY_RETRY)
-        if runs and most is not None and counter.running >= most:
-            message = "Too many requests of this key are running; wait for one to end."
-            raise OverQuota(message, limit="concurrency", retry_after=BUSY_RETRY)
-        if wait := counter.requests.wait(1):
-            raise OverQuota(limit="requests", retry_after=max(1, math.ceil(wait)))
-        if runs and (wait := counter.tokens.wait(max(tokens, 1))):
-            message = "Too many tokens for this key; wait as long as Retry-After says."
-            raise OverQuota(message, limit="tokens", retry_after=max(1, math.ceil(wait)))
-        counter.requests.level -= 1
-        counter.tokens.level -= tokens
-
-    def _forget(self) -> None:
-        """Make room by dropping the oldest counter that nobody uses."""
-        if len(self._counters) >= COUNTERS:
-            idle = next((key for key, counter in self._counters.items() if not counter.running), None)
-            if idle is not None:
-                del self._counters[idle]
 
 
 @record(frozen=True, slots=True)
@@ -261,7 +184,7 @@ class Idempotency:
         """Follow a run that exists, from behind the event `after`: the given turn, the one that a claim began, or the
         latest one."""
         headers = request.scope["baton.headers"]
-        permit = self._admission.enter(caller.key, headers)
+        permit = await self._admission.enter(caller.key, headers)
         try:
             place = at(after) if after is not None else Position()
             driven = await self._context.runs.attach(run, place, turn=turn, once=once, tenant=caller.tenant)
@@ -319,12 +242,9 @@ class Idempotency:
         if once is not None:
             until = self._context.now() + order.limits.seconds + self._context.remembered
             order = changed(order, once=replace(once, until=until))
-        permit = self._admission.enter(caller.key, headers, order.task)
+        permit = await self._admission.enter(caller.key, headers, order)
         try:
-            driven = await self._context.runs.start(order)
-        except PlanRejected as error:
-            permit.release()
-            raise fault.of_plan(error) from None
+            driven = await self._start(order, permit)
         except RunUndecided as error:
             permit.release()
             headers.append((b"x-baton-run", error.run.encode()))
@@ -338,6 +258,24 @@ class Idempotency:
         log.follow(driven)
         request_span.belongs_to(request.scope, driven.state)
         return Begun(driven, permit, order.limits.seconds, log)
+
+    async def _start(self, order: Order, permit: Permit) -> Driven:
+        """Begin the run of an order, under the id under which it was counted; what was not begun is given back."""
+        if permit.counted is not None:
+            order = changed(order, run=permit.counted.run)
+        try:
+            driven = await self._context.runs.start(order)
+        except RunUndecided:  # the journal will say
+            raise
+        except PlanRejected as error:
+            await permit.give_back()
+            raise fault.of_plan(error) from None
+        except BatonError:
+            await permit.give_back()
+            raise
+        if driven.replayed:  # another request has begun this turn
+            await permit.give_back()
+        return driven
 
 
 def claim(request: Request, caller: Caller, body: Mapping[str, object]) -> Once | None:

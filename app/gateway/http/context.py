@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import field
 
 from app.core.pool.catalog import Catalog
+from app.core.pool.rates import RateLimits
 from app.core.records import record
 from app.engine.runs.client import RunClient
 from app.gateway.http.ingress import Bounds
@@ -16,13 +17,21 @@ from app.tracing import Tracing
 
 @record(frozen=True, slots=True)
 class Rates:
-    """Admission limits. A key's own `rpm`, `tpm` and `concurrency` take the place of these defaults; None: no limit."""
+    """Admission limits: of this process, and of each key, tenant and user over all gateways."""
 
     running: int = 1_000
     """Chat requests that this process serves at one time, over all keys."""
-    rpm: int | None = None
-    tpm: int | None = None
-    concurrency: int | None = None
+    key: RateLimits = RateLimits()
+    """The limits of each key, as far as it has none of its own."""
+    tenant: RateLimits = RateLimits()
+    """The limits of each tenant, over all of its keys."""
+    user: RateLimits = RateLimits()
+    """The limits of each end user whom a tenant's requests name."""
+
+    @property
+    def limited(self) -> bool:
+        """True if there are limits for requests whose key has none of its own."""
+        return bool(self.key or self.tenant or self.user)
 
 
 @record(frozen=True, slots=True)

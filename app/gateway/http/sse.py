@@ -40,7 +40,6 @@ async def collect(context: GatewayContext, begun: Begun, receive: Receive) -> En
     try:
         ended = await _end(context, begun, receive)
         begun.log.end(begun.driven, ended)
-        begun.permit.used(ended.bill.turn.total)
     finally:
         begun.permit.release()
     if ended.error is not None:
@@ -192,7 +191,6 @@ class EventStream(Response):
             else:
                 self._ended = told
                 self._log.end(self._driven, told)
-                self._permit.used(told.bill.turn.total)
                 self._permit.release()  # before the caller can know that there is room for another request
                 frames.append(self._last(told))
         return b"".join(frames)

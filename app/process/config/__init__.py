@@ -23,7 +23,7 @@ from app.errors import ConfigInvalid
 from app.process.config.discovery import conductor_entries, discover
 from app.process.config.known import shipped
 from app.process.config.poolfile import Faults, Pool, build, endpoint_secret, merged, parse, secret_names
-from app.process.config.settings import Row, Settings, describe, pepper, pepper_file, peppers, read
+from app.process.config.settings import Row, Settings, describe, pepper, pepper_file, peppers, rate_limits, read
 
 __all__ = [
     "Loaded",
@@ -36,6 +36,7 @@ __all__ = [
     "pepper",
     "pepper_file",
     "peppers",
+    "rate_limits",
     "read",
     "read_catalog",
     "reload",

@@ -17,6 +17,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, ValidationInfo, field_validator
 
+from app.core.pool.rates import RateLimits
 from app.core.run.notices import read_secrets
 from app.errors import ConfigInvalid
 from app.process.config.secret_files import SUFFIX, secret
@@ -35,6 +36,7 @@ INNER = frozenset({"given", "in_files"})
 """Fields that are no settings."""
 PRIVATE = frozenset({"webhook_url"})
 """URLs of which `baton config` shows only the host."""
+FIGURE = re.compile(r"[0-9]{1,12}")
 FOREIGN = re.compile(r"BATON_API_KEY$|BATON_(TEST|BENCH)_|BATON_SERVICE_(HOST|PORT)|BATON_PORT_\d+_(TCP|UDP)")
 """A client's key, test variables, and the variables that Kubernetes adds to every pod for a Service called `baton`."""
 
@@ -122,6 +124,15 @@ class Settings(BaseModel):
     waiting_runs: int = Field(
         default=1_024, ge=1, le=1_000_000, description="Runs that may wait for an engine; more get a 429."
     )
+    key_limits: str = Field(
+        default="", description="Rate limits of a key that has none of its own: rpm=60, tpm=100000, concurrency=8."
+    )
+    tenant_limits: str = Field(
+        default="", description="Rate limits of each tenant, over all of its keys, written as BATON_KEY_LIMITS."
+    )
+    user_limits: str = Field(
+        default="", description="Rate limits of each end user whom requests name, written as BATON_KEY_LIMITS."
+    )
     steps: Literal["local", "spread"] = Field(
         default="local",
         description="Where steps are executed: by the engine of their run while it has free slots, or by any engine.",
@@ -208,6 +219,12 @@ class Settings(BaseModel):
             raise ValueError("must be a folder or s3://bucket/prefix; correct it")
         return value
 
+    @field_validator("key_limits", "tenant_limits", "user_limits")
+    @classmethod
+    def _limits(cls, value: str) -> str:
+        rate_limits(value)
+        return value
+
     @field_validator("cors_origins")
     @classmethod
     def _origins(cls, value: str) -> str:
@@ -240,6 +257,17 @@ class Settings(BaseModel):
         if value is not None and not re.match(rf"({allowed})(\+\w+)?://", value):
             raise ValueError(f"is not a URL that Baton can use; write it as {example}")
         return value
+
+
+def rate_limits(value: str) -> RateLimits:
+    """The limits of a setting such as `rpm=60, concurrency=8`. Raises `ValueError`."""
+    found: dict[str, int] = {}
+    for part in _listed(value):
+        name, _, figure = map(str.strip, part.partition("="))
+        if name not in ("rpm", "tpm", "concurrency") or not FIGURE.fullmatch(figure):
+            raise ValueError("must be limits such as rpm=60, tpm=100000, concurrency=8; correct it")
+        found[name] = int(figure)
+    return RateLimits(**found)
 
 
 def _listed(value: str) -> list[str]:

@@ -43,6 +43,7 @@ from app.store.protocol.keys import KeyRow, Keys
 from app.store.protocol.learning import Learning
 from app.store.protocol.leases import Backlog, Due, Held, Lapsed, LeasesAndOutbox
 from app.store.protocol.notices import Notices
+from app.store.protocol.rates import RateWindows
 from app.store.protocol.retention import ContentPage, ContentQuery, PrunedRun, PruneQuery, Retention
 from app.store.protocol.step_input import BRIEF, StepInput, StepInputs
 from app.store.protocol.tenancy import Tenancy, TenantStore
@@ -94,6 +95,7 @@ __all__ = [
     "Projection",
     "PruneQuery",
     "PrunedRun",
+    "RateWindows",
     "Reader",
     "RequestClaims",
     "Retention",
@@ -127,6 +129,7 @@ class Store(
     Budgets,
     Tenants,
     AdminEvents,
+    RateWindows,
     Availability,
     Tenancy,
     Protocol,

@@ -23,11 +23,11 @@ class KeyRow:
     max_usd: int | None = None
     """Cap on the cost of one run, in micro-dollars."""
     rpm: int | None = None
-    """Requests a minute."""
+    """Requests a minute, over all gateways; so are the next two."""
     tpm: int | None = None
     """Tokens a minute, over all calls of the key's runs."""
     concurrency: int | None = None
-    """Runs at the same time."""
+    """Runs that may be open at the same time; one that waits for its caller is not."""
     expires_at: float | None = None
     revoked_at: float | None = None
     all_tenants: bool = False

@@ -364,6 +364,18 @@ ADMIN_EVENTS = Table(
 Index("admin_events_by_target", ADMIN_EVENTS.c.target, ADMIN_EVENTS.c.seq)
 Index("admin_events_by_tenant", ADMIN_EVENTS.c.tenant, ADMIN_EVENTS.c.seq)
 
+# The requests, tokens and open runs of API keys, tenants and users that have limits (core/pool/rates.py). A window is
+# read and written under its row's lock.
+RATE_WINDOWS = Table(
+    "rate_windows",
+    METADATA,
+    Column("name", Text, primary_key=True),
+    Column("body", LargeBinary, nullable=False),
+    Column("until", Double, nullable=False),  # when nothing in it counts any more
+    sqlite_with_rowid=False,
+)
+Index("rate_windows_by_until", RATE_WINDOWS.c.until)
+
 # What is left of runs whose rows were deleted: enough to say so, and to prove a copy of the journal right.
 PRUNED_RUNS = Table(
     "pruned_runs",

@@ -1,0 +1,317 @@
+"""Rate limits: what an API key, a tenant or a user has used in the last minute, and which of its runs are open.
+
+A window is exact: at no time have more than `rpm` requests, or more than `tpm` tokens, been counted within the last
+`WINDOW_SECONDS`, and no more than `concurrency` runs are open. What is counted leaves the window when it is a minute
+old; requests that come within `SLOT_SECONDS` of each other leave it together, with the latest of them.
+
+Tokens are reserved when a run is admitted and settled once it is over, with what its row in the journal says it has
+used. Less than was reserved is taken off at once. More counts from then on, and for as many minutes as it is times the
+limit, so that the limit holds on average even where a run is larger than it.
+
+A run is a claim on the window until the journal says that it is over, or until `CLAIM_SECONDS` have passed without its
+admission. So a gateway that dies holds no place, and nobody has to give one back.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import orjson
+
+from app.core.records import record
+
+WINDOW_SECONDS = 60.0
+SLOT_SECONDS = 1.0
+"""What is counted within this many seconds is kept as one figure, so that a window has 61 of them at most."""
+CLAIM_SECONDS = 30.0
+"""Time within which a run that was let in is in the journal: longer than a gateway waits for any commit."""
+DAY_SECONDS = 86_400.0
+"""The longest time limit of a run."""
+BUSY_SECONDS = 1.0
+"""Seconds to wait when too many runs are open: about what a short run takes."""
+
+Unit = Literal["requests", "tokens"]
+Reason = Literal["requests", "tokens", "concurrency"]
+
+
+@record(frozen=True, slots=True)
+class RateLimits:
+    """The limits of one key, tenant or user; None: no limit."""
+
+    rpm: int | None = None
+    tpm: int | None = None
+    concurrency: int | None = None
+
+    def __bool__(self) -> bool:
+        return not (self.rpm is None and self.tpm is None and self.concurrency is None)
+
+
+@record(frozen=True, slots=True)
+class RateRequest:
+    """One request, under every limit that holds for it: it counts in all of these windows, or in none."""
+
+    limits: tuple[tuple[str, RateLimits], ...]
+    """The names of the windows, with their limits."""
+    run: str = ""
+    """The id that its run gets; empty if it begins none."""
+    resumes: str = ""
+    """The run that its tool results may belong to; empty if it has none."""
+    tokens: int = 0
+    """The tokens that are reserved for its run."""
+
+
+@record(frozen=True, slots=True)
+class RunUse:
+    """A run's row, as far as rates are concerned."""
+
+    seq: int
+    """The number of its last event."""
+    tokens: int
+    """Spent and held, over all of its turns."""
+    waits: bool
+    """True if it waits for its caller, who has the reply of the turn."""
+    ended_at: float | None = None
+
+
+@record(frozen=True, slots=True)
+class Figures:
+    """One unit of a window, as response headers show it."""
+
+    unit: Unit
+    limit: int
+    remaining: int
+    reset: float
+    """Seconds until the window is empty, if nothing more is counted."""
+
+
+@record(frozen=True, slots=True)
+class Refusal:
+    """The window and the limit that a request has reached, and the seconds after which it is worth trying again."""
+
+    window: str
+    reason: Reason
+    seconds: float
+
+
+@record(frozen=True, slots=True)
+class RateReply:
+    """The outcome of a request: the figures of its windows after it, and why it was refused, if it was."""
+
+    figures: tuple[Figures, ...]
+    refusal: Refusal | None = None
+
+
+@dataclass(slots=True)
+class Slot:
+    """An amount that was counted within `SLOT_SECONDS` of `opened`."""
+
+    opened: float
+    expires: float
+    amount: int
+
+
+@dataclass(slots=True)
+class Claim:
+    """A run that may be open."""
+
+    run: str
+    resumes: str
+    seq: int
+    """The last event of the resumed run when this turn of it was asked for."""
+    before: int
+    """The tokens of the resumed run then."""
+    tokens: int
+    """The reservation, counted in the slot that was opened at `slot`."""
+    slot: float
+    until: float
+    """The time until which the claim stands although the journal does not have the run."""
+
+
+@dataclass(slots=True)
+class Window:
+    """The use of one key, tenant or user."""
+
+    requests: list[Slot] = field(default_factory=list)
+    tokens: list[Slot] = field(default_factory=list)
+    claims: dict[str, Claim] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, body: bytes) -> "Window":
+        """The inverse of `written`."""
+        requests, tokens, claims = orjson.loads(body)
+        known = {one[0]: Claim(*one) for one in claims}
+        return cls([Slot(*one) for one in requests], [Slot(*one) for one in tokens], known)
+
+    def written(self) -> bytes:
+        """The window as JSON, which other processes read."""
+        claims = [_fields(one) for one in self.claims.values()]
+        return orjson.dumps([_figures(self.requests), _figures(self.tokens), claims])
+
+    @property
+    def runs(self) -> set[str]:
+        """The runs that have to be looked up before a request is counted."""
+        return {run for one in self.claims.values() for run in (one.run, one.resumes) if run}
+
+    def settle(self, runs: Mapping[str, RunUse], limits: RateLimits, now: float) -> None:
+        """Forget what is more than a minute old, and the runs that are over; count what these have used."""
+        self.requests = _current(self.requests, now)
+        for claim in list(self.claims.values()):
+            over = _over(claim, runs, now)
+            if over is None:
+                continue
+            used, at = over
+            del self.claims[claim.run]
+            self._take_off(claim, min(used, claim.tokens))
+            if used > claim.tokens and limits.tpm is not None:
+                _count(self.tokens, at, used - claim.tokens, limits.tpm)
+        self.tokens = _current(self.tokens, now)
+
+    def refusal(self, name: str, limits: RateLimits, asked: RateRequest, now: float) -> Refusal | None:
+        """The limit beyond which this request would be, if any."""
+        if asked.run and limits.concurrency is not None and len(self.claims) >= limits.concurrency:
+            return Refusal(name, "concurrency", BUSY_SECONDS)
+        if limits.rpm is not None and (wait := _wait(self.requests, 1, limits.rpm, now)):
+            return Refusal(name, "requests", wait)
+        if asked.run and limits.tpm is not None:
+            # A run that is larger than the limit is let in alone.
+            wanted = min(max(asked.tokens, 1), max(limits.tpm, 1))
+            if wait := _wait(self.tokens, wanted, limits.tpm, now):
+                return Refusal(name, "tokens", wait)
+        return None
+
+    def count(self, limits: RateLimits, asked: RateRequest, runs: Mapping[str, RunUse], now: float) -> None:
+        """Count a request that was not refused."""
+        if limits.rpm is not None:
+            _count(self.requests, now, 1, limits.rpm)
+        if not asked.run or (limits.tpm is None and limits.concurrency is None):
+            return
+        tokens, slot = 0, now
+        if limits.tpm is not None:
+            tokens = min(asked.tokens, limits.tpm)
+            slot = _count(self.tokens, now, tokens, limits.tpm)
+        former = runs.get(asked.resumes, RunUse(seq=0, tokens=0, waits=False))
+        until = now + CLAIM_SECONDS
+        self.claims[asked.run] = Claim(asked.run, asked.resumes, former.seq, former.tokens, tokens, slot, until)
+
+    @property
+    def until(self) -> float:
+        """The time from which nothing in the window counts any more; runs may be open for a day."""
+        slots = [one.expires for one in (*self.requests, *self.tokens)]
+        return max([*slots, *[one.until + DAY_SECONDS for one in self.claims.values()]], default=0.0)
+
+    def give_back(self, run: str) -> None:
+        """Forget a run that was not begun after all; the request still counts."""
+        claim = self.claims.pop(run, None)
+        if claim is not None:
+            self._take_off(claim, 0)
+
+    def figures(self, limits: RateLimits, now: float) -> tuple[Figures, ...]:
+        """The figures of the limits that the window has."""
+        found: list[Figures] = []
+        parts: tuple[tuple[Unit, int | None, list[Slot]], ...] = (
+            ("requests", limits.rpm, self.requests),
+            ("tokens", limits.tpm, self.tokens),
+        )
+        for unit, most, slots in parts:
+            if most is not None:
+                remaining = max(0, most - _total(slots))
+                reset = max([one.expires for one in slots if one.amount], default=now) - now
+                found.append(Figures(unit, most, remaining, reset))
+        return tuple(found)
+
+    def _take_off(self, claim: Claim, used: int) -> None:
+        """Reduce a reservation to what was used of it, while it still counts."""
+        for slot in self.tokens:
+            if slot.opened == claim.slot:
+                slot.amount -= claim.tokens - used
+
+
+def decide(
+    windows: Mapping[str, Window], asked: Sequence[RateRequest], runs: Mapping[str, RunUse], now: float
+) -> tuple[RateReply, ...]:
+    """Count these requests in the windows, in their order, as far as the limits allow.
+
+    `windows` has all that the requests name, and `runs` what the journal has of `Window.runs` and of resumed runs.
+    """
+    settled: set[str] = set()
+    replies = []
+    for one in asked:
+        named = [(name, windows[name], limits) for name, limits in one.limits]
+        for name, window, limits in named:
+            if name not in settled:
+                window.settle(runs, limits, now)
+                settled.add(name)
+        found = [window.refusal(name, limits, one, now) for name, window, limits in named]
+        refusal = next((each for each in found if each is not None), None)
+        for _, window, limits in named if refusal is None else ():
+            window.count(limits, one, runs, now)
+        figures = [each for _, window, limits in named for each in window.figures(limits, now)]
+        replies.append(RateReply(_tightest(figures), refusal))
+    return tuple(replies)
+
+
+def _tightest(figures: Iterable[Figures]) -> tuple[Figures, ...]:
+    """Of each unit, the figures of the window that has least left."""
+    found: dict[Unit, Figures] = {}
+    for one in figures:
+        if one.unit not in found or one.remaining < found[one.unit].remaining:
+            found[one.unit] = one
+    return tuple(found.values())
+
+
+def _over(claim: Claim, runs: Mapping[str, RunUse], now: float) -> tuple[int, float] | None:
+    """The tokens of a run, or of one turn of it, that is over, and when it was; None while it may be open."""
+    run, seq, before = runs.get(claim.run), 0, 0
+    if run is None and claim.resumes:
+        run, seq, before = runs.get(claim.resumes), claim.seq, claim.before
+    if run is None:
+        return (0, now) if claim.until <= now else None
+    if run.ended_at is not None:
+        return run.tokens - before, min(run.ended_at, now)
+    begun = run.seq > seq or claim.until <= now
+    return (run.tokens - before, now) if run.waits and begun else None
+
+
+def _current(slots: list[Slot], now: float) -> list[Slot]:
+    """The slots that still count. A clock that was ahead once must not make them count for longer than they would."""
+    kept = [one for one in slots if one.expires > now and one.amount > 0]
+    for one in kept:
+        if one.opened > now:
+            one.opened, one.expires = now, one.expires - (one.opened - now)
+    return kept
+
+
+def _count(slots: list[Slot], now: float, amount: int, limit: int) -> float:
+    """Count an amount, for a minute, or for as many as it is times the limit. Returns when its slot was opened."""
+    expires = now + WINDOW_SECONDS * max(1.0, amount / max(limit, 1))
+    if slots and 0.0 <= now - slots[-1].opened < SLOT_SECONDS:
+        slots[-1].amount += amount
+        slots[-1].expires = max(slots[-1].expires, expires)
+    else:
+        slots.append(Slot(now, expires, amount))
+    return slots[-1].opened
+
+
+def _wait(slots: Sequence[Slot], amount: int, limit: int, now: float) -> float:
+    """Seconds until an amount fits into the window; 0 if it does. Never, for a limit of 0, is a minute."""
+    over = _total(slots) + amount - limit
+    if over <= 0:
+        return 0.0
+    for one in sorted(slots, key=lambda slot: slot.expires):
+        over -= one.amount
+        if over <= 0:
+            return one.expires - now
+    return WINDOW_SECONDS
+
+
+def _total(slots: Iterable[Slot]) -> int:
+    return sum(one.amount for one in slots)
+
+
+def _figures(slots: Iterable[Slot]) -> list[tuple[float, float, int]]:
+    return [(one.opened, one.expires, one.amount) for one in slots]
+
+
+def _fields(claim: Claim) -> list[str | int | float]:
+    known: list[str | int | float] = [claim.run, claim.resumes, claim.seq, claim.before]
+    return [*known, claim.tokens, claim.slot, claim.until]

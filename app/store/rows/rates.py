@@ -1,0 +1,85 @@
+"""Rows of rate windows: `core/pool/rates.py` decides, and here its windows are read and written under lock.
+
+The windows of a request are locked in the order of their names. A run that is open is found in the table `runs`, in the
+same transaction, so that a place comes back with the commit that ends the run.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from sqlalchemy import Connection, bindparam, delete, select, update
+from sqlalchemy.dialects import postgresql, sqlite
+
+from app.core.pool.rates import RateReply, RateRequest, RunUse, Window, decide
+from app.store.sqlkit.tables import RATE_WINDOWS, RUNS
+
+_EMPTY = Window().written()
+_WRITE = (
+    update(RATE_WINDOWS)
+    .where(RATE_WINDOWS.c.name == bindparam("named"))
+    .values(body=bindparam("written"), until=bindparam("lasting"))
+)
+
+
+def count(conn: Connection, asked: Sequence[RateRequest], now: float) -> tuple[RateReply, ...]:
+    """Count requests in their windows, as far as the limits allow."""
+    windows = _locked(conn, sorted({name for one in asked for name, _ in one.limits}))
+    named = {run for window in windows.values() for run in window.runs}
+    runs = _uses(conn, named | {one.resumes for one in asked if one.resumes})
+    replies = decide(windows, asked, runs, now)
+    _write(conn, windows)
+    return replies
+
+
+def give_back(conn: Connection, asked: RateRequest) -> None:
+    """Forget the run of a request that was not begun."""
+    windows = _locked(conn, sorted(name for name, _ in asked.limits))
+    for window in windows.values():
+        window.give_back(asked.run)
+    _write(conn, windows)
+
+
+def any_lapsed(conn: Connection, now: float) -> bool:
+    """True if there is a window in which nothing counts any more."""
+    return conn.execute(select(RATE_WINDOWS.c.name).where(RATE_WINDOWS.c.until <= now).limit(1)).first() is not None
+
+
+def forget(conn: Connection, now: float, limit: int) -> int:
+    """Delete at most `limit` windows in which nothing counts, but none that a request is changing at the moment."""
+    found = select(RATE_WINDOWS.c.name).where(RATE_WINDOWS.c.until <= now).limit(limit)
+    gone = conn.execute(found.with_for_update(skip_locked=True)).scalars().all()
+    if gone:
+        conn.execute(delete(RATE_WINDOWS).where(RATE_WINDOWS.c.name.in_(gone)))
+    return len(gone)
+
+
+def _locked(conn: Connection, names: Sequence[str]) -> dict[str, Window]:
+    """The windows of these names, locked; new ones are made where there are none."""
+    found = _read(conn, names)
+    while missing := [name for name in names if name not in found]:
+        insert = postgresql.insert if conn.dialect.name == "postgresql" else sqlite.insert
+        rows = [{"name": name, "body": _EMPTY, "until": 0.0} for name in missing]
+        conn.execute(insert(RATE_WINDOWS).on_conflict_do_nothing(), rows)
+        found |= _read(conn, missing)  # a sweep may just have deleted a row that was there
+    return found
+
+
+def _read(conn: Connection, names: Sequence[str]) -> dict[str, Window]:
+    query = select(RATE_WINDOWS.c.name, RATE_WINDOWS.c.body).where(RATE_WINDOWS.c.name.in_(names))
+    rows = conn.execute(query.order_by(RATE_WINDOWS.c.name).with_for_update())
+    return {name: Window.read(body) for name, body in rows}
+
+
+def _write(conn: Connection, windows: Mapping[str, Window]) -> None:
+    rows = [{"named": name, "written": one.written(), "lasting": one.until} for name, one in windows.items()]
+    conn.execute(_WRITE, rows)
+
+
+def _uses(conn: Connection, names: Iterable[str]) -> dict[str, RunUse]:
+    """What the journal has of these runs."""
+    wanted = sorted(names)
+    if not wanted:
+        return {}
+    spent = RUNS.c.spent_tokens + RUNS.c.held_tokens
+    columns = (RUNS.c.id, RUNS.c.seq, spent, RUNS.c.state == "awaiting_tool", RUNS.c.ended_at)
+    rows = conn.execute(select(*columns).where(RUNS.c.id.in_(wanted)))
+    return {run: RunUse(seq, tokens, bool(waits), ended_at) for run, seq, tokens, waits, ended_at in rows}

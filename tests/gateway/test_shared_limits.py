@@ -1,0 +1,92 @@
+"""Rate limits over two gateways of one service: one database, and the real engine behind them."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from app.gateway.app import create_app
+from app.gateway.http.auth import mint
+from app.process.wiring import Runtime
+from tests.harness.in_process import ask, pool_text, running_service
+from tests.harness.waiting import PATIENCE_SECONDS, until
+from tests.stubs import Hang, ProviderStub
+
+
+@asynccontextmanager
+async def gateways(
+    folder: Path, stub: ProviderStub, **limits: int
+) -> AsyncIterator[tuple[Sequence[Runtime], Sequence[httpx.AsyncClient]]]:
+    """Two gateways with one limited key; the first is an engine too."""
+    pool = pool_text(stub)
+    async with running_service(folder, pool) as one, running_service(folder, pool, drives=False) as two:
+        scopes = ["runs:write", "runs:read"]
+        key, row = mint(one.gateway.pepper, tenant="acme", name="limited", scopes=scopes, now=0.0)
+        assert await one.gateway.store.add_key(replace(row, **limits))
+        made = [_client(opened, key) for opened in (one, two)]
+        async with made[0], made[1]:
+            yield (one, two), made
+
+
+def _client(opened: Runtime, key: str) -> httpx.AsyncClient:
+    transport = httpx.ASGITransport(create_app(opened.gateway), raise_app_exceptions=False)
+    headers = {"authorization": f"Bearer {key}"}
+    return httpx.AsyncClient(transport=transport, base_url="http://b", headers=headers, timeout=PATIENCE_SECONDS)
+
+
+async def together(clients: Sequence[httpx.AsyncClient], each: int, **more: Any) -> list[httpx.Response]:
+    return await asyncio.gather(*[ask(client, **more) for client in clients for _ in range(each)])
+
+
+async def test_both_gateways_together_let_a_keys_requests_through(tmp_path: Path, stub: ProviderStub) -> None:
+    async with gateways(tmp_path, stub, rpm=5) as (_, clients):
+        replies = await together(clients, 4)
+        passed = [reply for reply in replies if reply.status_code == 200]
+        assert sorted(reply.headers["x-ratelimit-remaining-requests"] for reply in passed) == ["0", "1", "2", "3", "4"]
+        assert {reply.status_code for reply in replies if reply not in passed} == {429}
+        body = {"model": "baton-mini", "max_tokens": 5, "messages": [{"role": "user", "content": "Hi"}]}
+        refused = [await clients[1].post("/v1/messages", json=body)]
+        refused.append(await clients[1].post("/v1/responses", json={"model": "baton-mini", "input": "Hi"}))
+    assert [reply.status_code for reply in refused] == [429, 429]
+    assert [1 <= int(reply.headers["retry-after"]) <= 60 for reply in refused] == [True, True]
+    assert refused[0].headers["anthropic-ratelimit-requests-remaining"] == "0"
+    assert refused[1].headers["x-ratelimit-remaining-requests"] == "0"
+
+
+async def test_a_burst_at_both_gateways_uses_no_more_than_the_tokens_of_a_minute(
+    tmp_path: Path, stub: ProviderStub
+) -> None:
+    async with gateways(tmp_path, stub, tpm=700) as (_, clients):
+        replies = await together(clients, 6, max_tokens=200)
+        used = [reply.json()["usage"]["total_tokens"] for reply in replies if reply.status_code == 200]
+        assert 1 <= len(used) <= 2
+        last = await ask(clients[1], max_tokens=600)
+    assert sum(used) <= 700
+    assert last.status_code == 200, "what the runs have not used is there again"
+    reserved = 16 * 2 + 14 + 600
+    assert int(last.headers["x-ratelimit-remaining-tokens"]) == 700 - sum(used) - reserved
+
+
+async def test_open_runs_of_a_gateway_that_is_gone_hold_their_places_until_the_journal_ends_them(
+    tmp_path: Path, stub: ProviderStub
+) -> None:
+    stub.script("alpha", Hang())
+    async with gateways(tmp_path, stub, concurrency=1) as ((engine, _), clients):
+        body = {"model": "baton-mini", "input": "Hi", "background": True}
+        begun = await clients[1].post("/v1/responses", json=body)
+        assert begun.status_code == 200, "its reply is over, and its run is open"
+        await stub.wait_for(1, "alpha")
+        refused = await ask(clients[0])
+        assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+        run = begun.headers["x-baton-run"]
+        engine.runs.cancel(run, "caller")
+
+        async def ended() -> bool:
+            return (await engine.context.store.run(run)).ended_at is not None
+
+        await until(ended)
+        assert (await ask(clients[0])).status_code == 200
