@@ -221,16 +221,14 @@ def _passed_over(run: Account, call: Call, catalog: Catalog) -> Iterator[Violati
         if worker is None:
             continue
         floor = min(run.limits.get("floor_tokens", 1), worker.card.max_output)
-        dearest = Price(max(worker.price.input, worker.price.cached), worker.price.output)
-        if _cost(dearest, 2 * most_input, 0, floor) <= body["usd_held"]:
+        if _dearest(worker.price, 2 * most_input, floor) <= body["usd_held"]:
             yield run.says("mask-wrong", call.intent.seq, f"{worker.name} is passed over although it could be paid")
 
 
 def _price(run: Account, call: Call, worker: Worker) -> Iterator[Violation]:
     held, price = call.intent.body, worker.price
     most_input = max(held["tokens_held"] - held["max_tokens"], 0)
-    dearest = Price(max(price.input, price.cached), price.output)
-    worst = _cost(dearest, most_input, 0, held["max_tokens"])
+    worst = _dearest(price, most_input, held["max_tokens"])
     if held["usd_held"] < worst:
         yield run.says("reservation-low", call.intent.seq, f"{held['usd_held']} held, {worst} is the worst case")
     if call.outcome is not None and call.went != "unknown":
@@ -239,14 +237,38 @@ def _price(run: Account, call: Call, worker: Worker) -> Iterator[Violation]:
 
 def _settled(run: Account, outcome: Fact, price: Price) -> Iterator[Violation]:
     usage: Mapping[str, Any] = outcome.body["usage"]
-    due = _cost(price, usage["input"], usage["cached"], usage["output"])
+    tier = price.long if price.long is not None and usage["input"] > price.long_after else price
+    due = _cost(tier, usage)
     if outcome.body["usd"] != due:
         yield run.says("cost-wrong", outcome.seq, f"{outcome.body['usd']} micro-dollars, its usage costs {due}")
 
 
-def _cost(price: Price, read: int, cached: int, written: int) -> int:
-    """Return a price in micro-dollars, rounded up."""
-    exact = max(read - cached, 0) * price.input + cached * price.cached + written * price.output
+def _dearest(price: Price, read: int, said: int) -> int:
+    """Return the most that a call of at most so many tokens can cost, in micro-dollars."""
+    tiers = [price] if price.long is None or read <= price.long_after else [price, price.long]
+    return max([_worst(tier, read, said) for tier in tiers])
+
+
+def _worst(price: Price, read: int, said: int) -> int:
+    """Return the most that so many tokens can cost at the rates of one tier, in micro-dollars, rounded up."""
+    dearest = max(price.input, price.cached, price.input if price.written is None else price.written)
+    spoken = max(price.output, price.output if price.reasoning is None else price.reasoning)
+    return (read * dearest + said * spoken + MILLION - 1) // MILLION
+
+
+def _cost(price: Price, usage: Mapping[str, Any]) -> int:
+    """Return the cost of a usage at the rates of one tier, in micro-dollars, rounded up."""
+    fresh = max(usage["input"] - usage["cached"], 0)
+    stored = min(usage.get("written", 0), fresh)
+    thought = usage["reasoning"]
+    parts = [
+        ((fresh - stored), price.input),
+        (stored, price.input if price.written is None else price.written),
+        (usage["cached"], price.cached),
+        (usage["output"] - thought, price.output),
+        (thought, price.output if price.reasoning is None else price.reasoning),
+    ]
+    exact = sum([int(tokens) * rate for tokens, rate in parts])
     return (exact + MILLION - 1) // MILLION
 
 

@@ -333,4 +333,4 @@ class Reply:
         read = None if None in known else sum(value or 0 for value in known)
         details = counts.get("output_tokens_details")
         thinking = details.get("thinking_tokens") if isinstance(details, dict) else None
-        return usage(read, counts.get("output_tokens"), parts[0], thinking)
+        return usage(read, counts.get("output_tokens"), parts[0], thinking, stored=parts[1])

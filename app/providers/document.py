@@ -82,15 +82,24 @@ def count(value: object) -> int | None:
     return value if type(value) is int and 0 <= value <= TOKENS else None
 
 
-def usage(into: object, out: object, cached: object = 0, reasoning: object = 0) -> Usage | None:
+def usage(into: object, out: object, cached: object = 0, reasoning: object = 0, stored: object = 0) -> Usage | None:
     """Return the billed tokens, with `cached` and `reasoning` cut to the totals that they are part of.
+
+    `stored` is the part of the input that the provider wrote to its cache.
 
     None if a total is missing or both are zero.
     """
     read, written = count(into), count(out)
     if read is None or written is None or read + written == 0:
         return None
-    return Usage(read, min(count(cached) or 0, read), written, min(count(reasoning) or 0, written))
+    kept = min(count(cached) or 0, read)
+    return Usage(
+        input=read,
+        cached=kept,
+        output=written,
+        reasoning=min(count(reasoning) or 0, written),
+        written=min(count(stored) or 0, read - kept),
+    )
 
 
 def tokens(value: object, who: str) -> list[Chosen]:

@@ -68,7 +68,7 @@ async def test_cached_and_reasoning_tokens_are_subsets_and_reasoning_is_not_part
 async def test_what_a_cache_wrote_is_input_too(stub: ProviderStub) -> None:
     stub.script("model-a", Reply(usage=Billed(input=100, cached=20, cache_write=50, output=5)))
     async with connected(FORMATS["anthropic"], stub) as line:
-        assert ending(await line.pieces(request())).usage == Usage(100, 20, 5, 0)
+        assert ending(await line.pieces(request())).usage == Usage(100, 20, 5, 0, written=50)
 
 
 async def test_no_usage_is_none_and_never_a_guess(line: Line) -> None:

@@ -1,6 +1,7 @@
 """Money: prices are exact integers rounded up, and what is reserved covers whatever a call may report."""
 
 from fractions import Fraction
+from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -57,6 +58,35 @@ def test_the_worst_case_covers_every_usage_within_its_bounds(
     usage = Usage(read, data.draw(st.integers(0, read)), said, data.draw(st.integers(0, said)))
     assert worker.price.cost(usage) <= usd
     assert usage.total <= tokens
+
+
+OTHER_RATES = st.none() | RATES
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_the_worst_case_covers_cache_writes_reasoning_and_the_price_of_long_prompts(data: st.DataObject) -> None:
+    def drawn(**more: Any) -> Price:
+        rates = [data.draw(RATES) for _ in range(3)]
+        return Price(*rates, data.draw(OTHER_RATES), data.draw(OTHER_RATES), **more)
+
+    price = drawn(long_after=data.draw(TOKENS), long=drawn())
+    most_in, most_out = data.draw(TOKENS), data.draw(TOKENS)
+    read, said = data.draw(st.integers(0, most_in)), data.draw(st.integers(0, most_out))
+    kept = data.draw(st.integers(0, read))
+    usage = Usage(read, kept, said, data.draw(st.integers(0, said)), written=data.draw(st.integers(0, read - kept)))
+    assert price.cost(usage) <= worst_case(Worker("ada", "stub", "ada", price), most_in, most_out)[0]
+
+
+def test_a_long_prompt_costs_the_price_of_long_prompts_altogether() -> None:
+    price = Price(1, 2, long_after=200_000, long=Price(2, 3))
+    assert price.cost(Usage(200_000, 0, 1_000_000)) == 3
+    assert price.cost(Usage(200_001, 0, 1_000_000)) == 4
+
+
+def test_cache_writes_and_reasoning_have_prices_of_their_own() -> None:
+    price = Price(4, 10, 1, written=5, reasoning=20)
+    assert price.cost(Usage(3 * MILLION, MILLION, 2 * MILLION, MILLION, written=MILLION)) == 4 + 1 + 5 + 10 + 20
 
 
 def test_more_cached_than_input_costs_no_less_than_nothing() -> None:

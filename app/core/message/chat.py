@@ -168,7 +168,8 @@ class Task:
 class Usage:
     """Tokens of one or several calls. `cached` is a subset of `input`, `reasoning` a subset of `output`.
 
-    `estimated` is true when a provider reported nothing and the figures are our upper bound.
+    `written` is the part of `input` that the provider wrote to its cache, which some of them bill higher. `estimated`
+    is true when a provider reported nothing and the figures are our upper bound.
     """
 
     input: int = 0
@@ -176,6 +177,7 @@ class Usage:
     output: int = 0
     reasoning: int = 0
     estimated: bool = False
+    written: int = 0
 
     @property
     def total(self) -> int:
@@ -185,11 +187,12 @@ class Usage:
 
 def summed(usages: Iterable[Usage]) -> Usage:
     """The sum of all of them, in one pass: each turn of a long run sums up all of its calls."""
-    used, cached, output, reasoning, estimated = 0, 0, 0, 0, False
+    used, cached, output, reasoning, estimated, written = 0, 0, 0, 0, False, 0
     for one in usages:
         used, cached, output = used + one.input, cached + one.cached, output + one.output
         reasoning, estimated = reasoning + one.reasoning, estimated or one.estimated
-    return Usage(used, cached, output, reasoning, estimated)
+        written += one.written
+    return Usage(used, cached, output, reasoning, estimated, written)
 
 
 TOGETHER = 32
@@ -362,15 +365,17 @@ def message_from_json(value: Mapping[str, Any]) -> Message:
 
 def usage_to_json(usage: Usage) -> dict[str, Any]:
     """A usage as plain JSON values; written out, because `asdict` copies deeply and this is on every call's path."""
-    return {
+    plain = {
         "input": usage.input,
         "cached": usage.cached,
         "output": usage.output,
         "reasoning": usage.reasoning,
         "estimated": usage.estimated,
     }
+    return {**plain, "written": usage.written} if usage.written else plain
 
 
 def usage_from_json(value: Mapping[str, Any]) -> Usage:
     """The inverse of `usage_to_json`."""
-    return Usage(value["input"], value["cached"], value["output"], value["reasoning"], value["estimated"])
+    counts = (value["input"], value["cached"], value["output"], value["reasoning"])
+    return Usage(*counts, value["estimated"], value.get("written", 0))

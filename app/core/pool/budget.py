@@ -52,10 +52,9 @@ def _of_tools(message: Message) -> int:
 
 
 def worst_case(worker: Worker, input_tokens: int, output_tokens: int) -> tuple[int, int]:
-    """(micro-dollars, tokens) to reserve before a call: nobody promises that cached input is the cheaper one."""
-    fresh = Usage(input=input_tokens, output=output_tokens)
-    cached = Usage(input=input_tokens, cached=input_tokens, output=output_tokens)
-    return max(worker.price.cost(fresh), worker.price.cost(cached)), fresh.total
+    """(micro-dollars, tokens) to reserve before a call, at the dearest of the rates that it may be billed at: nobody
+    promises that cached input is the cheaper one."""
+    return worker.price.worst(input_tokens, output_tokens), input_tokens + output_tokens
 
 
 def affordable_output(worker: Worker, input_tokens: int, wanted: int, *, floor: int, usd: int, tokens: int) -> int:
@@ -83,6 +82,13 @@ def _fits(worker: Worker, input_tokens: int, output_tokens: int, usd: int, token
 def estimate(messages: Sequence[Message], text: str) -> Usage:
     """The likely usage of a complete call whose provider reported none: four bytes a token, marked as estimated."""
     return Usage(input=-(-input_bound(messages) // 4), output=-(-len(text.encode()) // 4), estimated=True)
+
+
+def cancelled(messages: Sequence[Message], output_tokens: int, text: str) -> Usage:
+    """The likely usage of a streamed call that was cancelled: its input, and what had been received by then. A provider
+    stops when its connection is closed, so that the rest is not billed."""
+    likely = estimate(messages, text)
+    return Usage(input=likely.input, output=min(likely.output, output_tokens), estimated=True)
 
 
 def broken(input_tokens: int, output_tokens: int, text: str, unheard: int) -> Usage:

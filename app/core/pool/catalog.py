@@ -30,17 +30,40 @@ SPARED = 0.6
 
 @record(frozen=True, slots=True)
 class Price:
-    """Micro-dollars per million tokens."""
+    """Micro-dollars per million tokens.
+
+    `written` is for input that the provider writes to its cache, and `reasoning` for the part of the output that is
+    reasoning; None: as other input and output. A call with more than `long_after` input tokens costs `long` altogether.
+    """
 
     input: int = 0
     output: int = 0
     cached: int = 0
+    written: int | None = None
+    reasoning: int | None = None
+    long_after: int = 0
+    long: "Price | None" = None
 
     def cost(self, usage: Usage) -> int:
         """Return the cost of `usage` in micro-dollars, rounded up so that a sum is never below the bill."""
+        if self.long is not None and usage.input > self.long_after:
+            return self.long.cost(usage)
         fresh = max(usage.input - usage.cached, 0)
         exact = fresh * self.input + usage.cached * self.cached + usage.output * self.output
+        if usage.written and self.written is not None:
+            exact += min(usage.written, fresh) * (self.written - self.input)
+        if self.reasoning is not None:
+            exact += usage.reasoning * (self.reasoning - self.output)
         return -(-exact // MILLION)
+
+    def worst(self, input_tokens: int, output_tokens: int) -> int:
+        """Return the most that a call with at most so many tokens can cost, in micro-dollars, at any of its rates."""
+        rates = (self.input, self.cached, self.written or 0)
+        exact = input_tokens * max(rates) + output_tokens * max(self.output, self.reasoning or 0)
+        usual = -(-exact // MILLION)
+        if self.long is None or input_tokens <= self.long_after:
+            return usual
+        return max(usual, self.long.worst(input_tokens, output_tokens))
 
 
 @record(frozen=True, slots=True)

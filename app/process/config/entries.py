@@ -226,16 +226,37 @@ class ProviderEntry(Entry):
         )
 
 
-class PriceEntry(Entry):
-    """USD per million tokens. Without `cached`, cached input is counted like any input, so never too low."""
+class RatesEntry(Entry):
+    """USD per million tokens. Without `cached`, cached input is counted like any input, so never too low; likewise
+    `cache_write`, for input that the provider writes to its cache, and `reasoning`, for that part of the output."""
 
     input: Dollars
     output: Dollars
     cached: Dollars | None = None
+    cache_write: Dollars | None = None
+    reasoning: Dollars | None = None
 
     def core(self) -> Price:
         """Micro-dollars per million tokens."""
-        return Price(self.input, self.output, self.input if self.cached is None else self.cached)
+        cached = self.input if self.cached is None else self.cached
+        return Price(self.input, self.output, cached, self.cache_write, self.reasoning)
+
+
+class LongEntry(RatesEntry):
+    """The prices of a call with more input tokens than `above`."""
+
+    above: Count
+
+
+class PriceEntry(RatesEntry):
+    """The prices of a worker; `long` has those of long prompts, where they are others."""
+
+    long: LongEntry | None = None
+
+    def core(self) -> Price:
+        """Micro-dollars per million tokens."""
+        price = super().core()
+        return price if self.long is None else replace(price, long_after=self.long.above, long=self.long.core())
 
 
 class WorkerEntry(Entry):

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from app.core.message.chat import usage_to_json
 from app.core.run.bill import bill
 from app.core.run.state import RunState
 
@@ -47,7 +48,7 @@ def summary(state: RunState) -> dict[str, Any]:
         "proposals": [
             [one.number, one.state, one.mode, one.round, one.parent, len(one.reasons)] for one in state.all_proposals
         ],
-        "visible": asdict(split.visible),
-        "total": asdict(split.total),
+        "visible": usage_to_json(split.visible),
+        "total": usage_to_json(split.total),
         "usd": split.usd,
     }
