@@ -11,7 +11,7 @@ from app.errors import BudgetExhausted, InvalidRequest
 from app.gateway.http.fault import describe, headers_of
 from app.process.wiring import Runtime
 from tests.harness.in_process import events, finish, of, order, plan_text, plans, pool_text, running_service
-from tests.stubs import ProviderStub
+from tests.stubs import Hang, ProviderStub
 
 POOR = Budget("tenant", "tenant", "", "day", 100)
 """A budget below the worst case of any call."""
@@ -76,3 +76,18 @@ async def test_a_worker_that_is_free_by_its_price_is_called_though_the_budget_is
     async with running_service(tmp_path, text) as opened:
         await opened.context.store.set_budget(Budget("tenant", "tenant", "", "day", 0))
         assert (await finish(await opened.runs.start(order(opened, "baton-mini")))).ended.error is None
+
+
+async def test_a_cancelled_stream_costs_what_it_used_and_not_its_bound(stub: ProviderStub, opened: Runtime) -> None:
+    stub.always("alpha", Hang())
+    await opened.context.store.set_budget(RICH)
+    text = "Tell me a long story. " * 40
+    driven = await opened.runs.start(order(opened, "baton-mini", text, streams=True))
+    await stub.wait_for(1)
+    opened.runs.cancel(driven.run, "client")
+    await finish(driven)
+    (finished,) = of(await events(opened, driven.run), Kind.CALL_FINISHED)
+    assert finished["outcome"] == "cancelled"
+    assert len(text) / 4 <= finished["usage"]["input"] <= len(text) / 4 + 16
+    (use,) = await opened.context.store.budget_use(RICH.id, 10)
+    assert (use.held, use.spent) == (0, finished["usd"])

@@ -499,8 +499,8 @@ class Attempt:
 
     @property
     def usage(self) -> Usage:
-        """The usage as reported; else estimated: the likely figure for a complete call, an upper bound for a broken
-        one.
+        """The usage as reported; else estimated: the likely figure for a call that is complete or was cancelled, an
+        upper bound for a broken one.
 
         A call that failed before it said anything is not billed, but one that was given up may well be, and one whose
         adapter broke for words that we never saw.
@@ -510,6 +510,8 @@ class Attempt:
             return self.reply.end.usage
         if self.outcome == "ok":
             return budget.estimate(self._request.messages, written)
+        if self.outcome == "cancelled" and self._given is not None and self._request.live:
+            return budget.cancelled(self._request.messages, self._max_output, written)
         broke = self.error is not None and self.error.public_code == ADAPTER_BROKE
         given_up = broke or isinstance(self.error, WorkerTimeout)
         if self._given is None or (self.outcome == "error" and not written and not given_up):
