@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from openai import AsyncOpenAI, OpenAI
 
-from app.gateway.app import create_app
 from app.gateway.http.auth import mint
 from tests.clients import async_drives, sync_drives
 from tests.clients.npm import Missing, Node, install
 from tests.clients.reports import Report
 from tests.harness.in_process import pool_text, running_service
+from tests.harness.prepared_apps import app_over
 from tests.harness.stand_ins import serving
 from tests.stubs import Fail, ProviderStub, Reply, Truncate
 from tests.stubs.script import Usage
@@ -59,8 +59,9 @@ async def addressed(folder: Path, pool: str) -> AsyncIterator[Address]:
         scopes = ["runs:write", "runs:read"]
         key, row = mint(opened.gateway.pepper, tenant="acme", name="client", scopes=scopes, now=0.0)
         await opened.gateway.store.add_key(row)
-        async with serving(create_app(opened.gateway), opened.gateway) as url:
-            yield Address(url, key)
+        with app_over(opened.gateway) as app:
+            async with serving(app, opened.gateway) as url:
+                yield Address(url, key)
 
 
 @pytest.fixture

@@ -8,9 +8,9 @@ from typing import Any
 import httpx
 import orjson
 
-from app.gateway.app import create_app
 from app.gateway.http.auth import mint
 from app.process.wiring import Runtime
+from tests.harness.prepared_apps import app_over
 from tests.harness.stand_ins import serving
 from tests.harness.waiting import PATIENCE_SECONDS
 
@@ -27,11 +27,14 @@ async def key_of(opened: Runtime, tenant: str = "acme", scopes: tuple[str, ...] 
 @asynccontextmanager
 async def calling(opened: Runtime, key: str) -> AsyncIterator[httpx.AsyncClient]:
     """Open a client of the service's gateway on a real socket, so that streams arrive as they are written."""
-    async with (
-        serving(create_app(opened.gateway), opened.gateway) as url,
-        httpx.AsyncClient(base_url=url, headers={"authorization": f"Bearer {key}"}, timeout=PATIENCE_SECONDS) as client,
-    ):
-        yield client
+    with app_over(opened.gateway) as app:
+        async with (
+            serving(app, opened.gateway) as url,
+            httpx.AsyncClient(
+                base_url=url, headers={"authorization": f"Bearer {key}"}, timeout=PATIENCE_SECONDS
+            ) as client,
+        ):
+            yield client
 
 
 def body(text: str = "What is 2 + 2?", **more: Any) -> dict[str, Any]:

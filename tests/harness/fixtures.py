@@ -4,7 +4,7 @@ A file that needs another worker, pool or caller has a fixture of the same name 
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +13,19 @@ import pytest
 
 from app.process import wiring
 from tests.harness.in_process import calling, pool_text, running_service
+from tests.harness.prepared_apps import app_over
 from tests.harness.stand_ins import GatewayStandIn, row_of, shelve_content
 from tests.stubs import ProviderStub
 
 
 @pytest.fixture
-def gateway() -> GatewayStandIn:
+def gateway() -> Iterator[GatewayStandIn]:
     """A gateway whose store holds one run of the tenant `acme` and one of another."""
     stand_in = GatewayStandIn()
     stand_in.store.rows = [row_of("run_mine", "acme"), row_of("run_theirs", "other")]
     shelve_content(stand_in.store)
-    return stand_in
+    with app_over(stand_in.context) as stand_in.app:
+        yield stand_in
 
 
 @pytest.fixture(scope="session")

@@ -19,12 +19,12 @@ from app.core.pool.catalog import Limits
 from app.core.run.events import Event, Kind
 from app.engine.delivery.messages import Driven, Ended, Noted, Said
 from app.engine.runs.admission import Order
-from app.gateway.app import create_app
 from app.gateway.http.auth import mint
 from app.process.config import configure
 from app.process.wiring import Runtime, open_runtime
 from app.store.protocol import RunRow, Store
 from tests.harness.audited import look
+from tests.harness.prepared_apps import app_over
 from tests.harness.waiting import PATIENCE_SECONDS, until
 from tests.stubs import ProviderStub, Reply
 
@@ -150,12 +150,13 @@ async def calling(opened: Runtime) -> AsyncIterator[httpx.AsyncClient]:
     scopes = ["runs:write", "runs:read", "audit:read"]
     key, row = mint(opened.gateway.pepper, tenant="acme", name="caller", scopes=scopes, now=0.0)
     assert await opened.gateway.store.add_key(row)
-    transport = httpx.ASGITransport(create_app(opened.gateway), raise_app_exceptions=False)
     headers = {"authorization": f"Bearer {key}"}
-    async with httpx.AsyncClient(
-        transport=transport, base_url="http://baton", headers=headers, timeout=PATIENCE_SECONDS
-    ) as client:
-        yield client
+    with app_over(opened.gateway) as app:
+        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+        async with httpx.AsyncClient(
+            transport=transport, base_url="http://baton", headers=headers, timeout=PATIENCE_SECONDS
+        ) as client:
+            yield client
 
 
 async def ask(client: httpx.AsyncClient, **more: Any) -> httpx.Response:

@@ -5,6 +5,7 @@ import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, replace
+from functools import cached_property
 from typing import Any, cast
 
 import httpx
@@ -358,7 +359,11 @@ class GatewayStandIn:
             name=self._name,
             **changes,
         )
-        self.app: FastAPI = create_app(self.context)
+
+    @cached_property
+    def app(self) -> FastAPI:
+        """The application, made when it is first asked for, unless it was set before."""
+        return create_app(self.context)
 
     def _name(self, prefix: str) -> str:
         self.names += 1
