@@ -8,12 +8,10 @@ canary, promote, rollback  choose the version that conducts; gateways follow wit
 ls ....................... print the version in force, and every change with its time and author
 """
 
-import getpass
 import json
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 
@@ -23,11 +21,14 @@ from rich.text import Text
 from app.cli import deployment, event_loop, shadow, storage, terminal, train
 from app.cli.asked import Asked
 from app.core.pool.conductor_versions import Change, ChangeKind, Standing, refusal, standings
+from app.engine.conductors.changes import Wanted, checked, conducted, made
 from app.errors import ConfigInvalid
 from app.lab import manifest
+from app.process.conductor_server import conductor_server
 from app.process.config import Loaded, Settings, configure
 from app.providers.vllm import Management
 from app.store.archive import open_archive
+from app.store.protocol import Actor
 
 KINDS: Mapping[str, ChangeKind] = {
     "canary": "canary",
@@ -95,7 +96,7 @@ def _deploy(loaded: Loaded, asked: Asked) -> int:
     folder = Path(asked.folder)
     card, golden = manifest.read(folder)
     deployment.check_fit(card, loaded, asked.conductor)
-    with _server(loaded, asked.conductor) as server:
+    with conductor_server(loaded, asked.conductor) as server:
         note = deployment.deploy(server, folder, card, golden, asked.path or str(folder.resolve()))
     event_loop.run(_store(loaded.settings, asked, "loaded", card.name, note=note))
     if asked.json:
@@ -109,7 +110,7 @@ def _deploy(loaded: Loaded, asked: Asked) -> int:
 
 def _shadow(loaded: Loaded, asked: Asked, now: Callable[[], float]) -> int:
     compared = shadow.Compared()
-    with _server(loaded, asked.conductor) as server:
+    with conductor_server(loaded, asked.conductor) as server:
         event_loop.run(_compare(loaded.settings, server, asked, now(), compared))
     note = compared.as_json()
     event_loop.run(_store(loaded.settings, asked, "shadowed", asked.version, note=note))
@@ -133,62 +134,39 @@ async def _compare(settings: Settings, server: Management, asked: Asked, now: fl
 
 def _change(loaded: Loaded, asked: Asked) -> int:
     kind, version = KINDS[asked.verb], getattr(asked, "version", "")
-    if not deployment.conducted(loaded, asked.conductor):
+    if asked.conductor not in conducted(loaded.catalog):
         raise ConfigInvalid([f"{asked.conductor}: conducts no tier of the pool file"])
-    known = event_loop.run(_standing(loaded.settings, asked.conductor))
-    if reason := refusal(known, kind, version):
-        raise ConfigInvalid([reason])
-    if kind in ("canary", "promoted"):  # rolling back must be possible while the server is away
-        _check_served(loaded, asked.conductor, version)
-    moved, share = version or known.canary or known.live, getattr(asked, "share", 0.0)
-    event_loop.run(_store(loaded.settings, asked, kind, moved, share=share))
+    wanted = Wanted(asked.conductor, kind, version, getattr(asked, "share", 0.0))
+    event_loop.run(_make(loaded, asked, wanted))
     if kind == "unloaded":
-        with _server(loaded, asked.conductor) as server:
+        with conductor_server(loaded, asked.conductor) as server:
             server.unload(version)
     return _list(loaded.settings, 1, as_json=asked.json)
 
 
-def _check_served(loaded: Loaded, conductor: str, version: str) -> None:
-    """Raise `ConfigInvalid` if the server no longer has a version, for example after a restart."""
-    if not version:
-        return
-    with _server(loaded, conductor) as server:
-        if version not in server.models():
-            raise ConfigInvalid([f"the server no longer answers to {version}; deploy it again"])
+async def _make(loaded: Loaded, asked: Asked, wanted: Wanted) -> None:
+    """Make a change of what conducts, if it is possible."""
+
+    def served() -> list[str]:
+        with conductor_server(loaded, wanted.conductor) as server:
+            return server.models()
+
+    async with storage.opened(loaded.settings) as store:
+        await made(store, await checked(store, wanted, served), name=_name(), by=_author(asked))
 
 
-@contextmanager
-def _server(loaded: Loaded, conductor: str) -> Iterator[Management]:
-    """Yield the management interface of the server behind a conductor's worker."""
-    worker = loaded.catalog.workers.get(conductor)
-    if worker is None:
-        raise ConfigInvalid([f"{conductor}: there is no such worker in the pool file"])
-    spec = loaded.catalog.providers[worker.provider]
-    if spec.format != "openai":
-        raise ConfigInvalid([f"{conductor}: its provider speaks {spec.format}, and only vLLM can be managed"])
-    if spec.endpoints:
-        raise ConfigInvalid([f"{conductor}: its provider has several endpoints, and only one server can be managed"])
-    secret = loaded.secrets.get(worker.provider)
-    credentials = loaded.proxy_credentials.get(worker.provider)
-    server = Management(
-        spec.base_url,
-        secret.get_secret_value() if secret is not None else None,
-        route=spec.route,
-        proxy_credentials=credentials.get_secret_value() if credentials is not None else None,
-    )
-    try:
-        yield server
-    finally:
-        server.close()
-
-
-async def _store(
-    settings: Settings, asked: Asked, kind: ChangeKind, version: str, *, share: float = 0.0, note: str = ""
-) -> None:
-    """Store a change with the time of the database's clock, because changes are ordered by time and clocks differ."""
-    name, who = f"change_{time.time_ns():x}{secrets.token_hex(4)}", asked.who or getpass.getuser()
+async def _store(settings: Settings, asked: Asked, kind: ChangeKind, version: str, note: str) -> None:
+    """Store what was found about a version."""
     async with storage.opened(settings) as store:
-        await store.change(Change(name, await store.clock(), who, asked.conductor, kind, version, share, note))
+        await made(store, Wanted(asked.conductor, kind, version), name=_name(), by=_author(asked), note=note)
+
+
+def _name() -> str:
+    return f"change_{time.time_ns():x}{secrets.token_hex(4)}"
+
+
+def _author(asked: Asked) -> Actor:
+    return Actor(asked.who, "command") if asked.who else storage.operator()
 
 
 async def _standing(settings: Settings, conductor: str) -> Standing:

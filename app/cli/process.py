@@ -47,6 +47,9 @@ def _why_not_listening(settings: Settings, roles: Roles) -> str:
     if settings.metrics_port is not None:
         named = "BATON_METRICS_PORT", "BATON_METRICS_HOST and BATON_METRICS_PORT"
         places.append((settings.metrics_host or settings.host, settings.metrics_port, *named))
+    if roles.gateway and settings.admin_port is not None:
+        named = "BATON_ADMIN_PORT", "BATON_ADMIN_HOST and BATON_ADMIN_PORT"
+        places.append((settings.admin_host, settings.admin_port, *named))
     for host, port, another, both in places:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:

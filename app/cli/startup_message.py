@@ -31,6 +31,8 @@ def words(verb: str, started: Started, program: str) -> str:
     """Return the announcement. `program` is the command by which the program can be called from here."""
     where = f"is listening on {started.url}" if started.url else "is taking tickets"
     head = [f"\nBaton {where}  ({DOES[verb]})", f"Pool: {started.origin}"]
+    if started.admin is not None:
+        head.append(f"Admin API: {started.admin}/docs")
     if started.rehearsal:
         head.append(REHEARSAL)
     if started.url is None:
@@ -46,6 +48,7 @@ def as_json(verb: str, started: Started) -> str:
         "pool": started.origin,
         "rehearsal": started.rehearsal,
         "key": started.key,
+        "admin": started.admin,
     }
     return json.dumps(record)
 

@@ -86,6 +86,10 @@ class Health:
             if worker.provider in providers:
                 self._breakers.pop(_key(worker), None)
 
+    def state(self, worker: Worker) -> str:
+        """The state of its breaker: `closed`, `half_open`, or `open` while it is ejected."""
+        return self._of(_key(worker)).state(self._tick())
+
     def _level(self, key: Key) -> Callable[[], float]:
         return lambda: LEVELS[self._of(key).state(self._tick())]
 

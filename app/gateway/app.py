@@ -24,6 +24,12 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.errors import BatonError
+from app.gateway.admin import budgets as admin_budgets
+from app.gateway.admin import keys as admin_keys
+from app.gateway.admin import pool as admin_pool
+from app.gateway.admin import requests
+from app.gateway.admin import tenants as admin_tenants
+from app.gateway.admin.context import AdminContext
 from app.gateway.anthropic import reply as anthropic_reply
 from app.gateway.anthropic import route as messages
 from app.gateway.chat import completions
@@ -53,7 +59,7 @@ SHARED_FAMILIES: Final = frozenset({"models", "files", "skills", "complete"})
 """First segments behind /v1 of routes that Anthropic's clients ask for too; they name themselves by a header."""
 REQUEST_ID = re.compile(rb"[A-Za-z0-9][A-Za-z0-9_.:-]{0,127}")
 
-__all__ = ["GatewayContext", "create_app", "create_probes"]
+__all__ = ["GatewayContext", "create_admin", "create_app", "create_probes"]
 
 
 def create_app(context: GatewayContext, *, has_metrics: bool = True) -> FastAPI:
@@ -71,22 +77,46 @@ def create_app(context: GatewayContext, *, has_metrics: bool = True) -> FastAPI:
         runs.routes(context, keys, idempotency),
         health.routes(context),
         *([health.metrics(context)] if has_metrics else []),
-        documented=True,
+        root_page.routes(),
+        title="Baton",
+        schemas=SCHEMAS,
+    )
+
+
+def create_admin(context: AdminContext) -> FastAPI:
+    """The admin API with its description and its page, for a listener of its own."""
+    keys = Keys(context.gateway)
+    return _Application(
+        context.gateway,
+        admin_keys.routes(context, keys),
+        admin_tenants.routes(context, keys),
+        admin_budgets.routes(context, keys),
+        admin_pool.routes(context, keys),
+        health.routes(context.gateway),
+        title="Baton administration",
+        schemas=requests.SCHEMAS,
     )
 
 
 def create_probes(context: GatewayContext) -> FastAPI:
     """Only probes and metrics: the routes of a process that only executes steps."""
-    return _Application(context, health.routes(context), health.metrics(context), documented=False)
+    return _Application(context, health.routes(context), health.metrics(context))
 
 
 class _Application(FastAPI):
     """FastAPI with fewer layers around its routes: each layer is a coroutine and its closures in every open stream, and
     time in every request. `Frontdoor` renders errors, `ingress.py` bounds bodies, and spans are the engine's."""
 
-    def __init__(self, context: GatewayContext, *routers: APIRouter, documented: bool) -> None:
+    def __init__(
+        self,
+        context: GatewayContext,
+        *routers: APIRouter,
+        title: str = "Baton",
+        schemas: operations.Schemas | None = None,
+    ) -> None:
+        """With `schemas`, those of requests and events by name, the routes are described."""
         super().__init__(
-            title="Baton",
+            title=title,
             version=version("baton"),
             description="An orchestration API: one OpenAI-compatible endpoint in front of a conducted pool of models.",
             docs_url=None,
@@ -94,8 +124,9 @@ class _Application(FastAPI):
             openapi_url=None,
             redirect_slashes=False,
         )
-        if documented:
-            routers = (*routers, self._description(), docs_page.routes(), root_page.routes())
+        self._schemas = schemas or {}
+        if schemas is not None:
+            routers = (*routers, self._description(), docs_page.routes())
         routes = [route for router in routers for route in router.routes if isinstance(route, APIRoute)]
         for route in routes:
             if not isinstance(route, Direct):
@@ -126,7 +157,7 @@ class _Application(FastAPI):
     def openapi(self) -> dict[str, Any]:
         """FastAPI's description of the routes."""
         if self.openapi_schema is None:
-            self.openapi_schema = operations.complete(super().openapi(), SCHEMAS)
+            self.openapi_schema = operations.complete(super().openapi(), self._schemas)
         return self.openapi_schema
 
     def build_middleware_stack(self) -> ASGIApp:

@@ -25,11 +25,12 @@ from fastapi import FastAPI
 
 from app.engine.retention import ContentRetention, RunRetention, archiving
 from app.errors import ConfigInvalid, OursError
-from app.gateway.app import create_app, create_probes
+from app.gateway.app import create_admin, create_app, create_probes
 from app.gateway.http.auth import adopt, mint
 from app.gateway.http.connection import connection
 from app.network import retries
 from app.process import gc_policy
+from app.process.administration import admin_context
 from app.process.config import Loaded, Settings, reload
 from app.process.wiring import DRAIN_SECONDS, Runtime, check_roles, open_runtime
 from app.store.archive import open_archive
@@ -59,12 +60,14 @@ class Roles:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The announcement: where it listens (None: nowhere), where its pool came from, and a key that was just made."""
+    """The announcement: where it listens (None: nowhere), where its pool came from, a key that was just made, and where
+    the admin API listens."""
 
     url: str | None
     origin: str
     rehearsal: bool
     key: str | None
+    admin: str | None = None
 
 
 async def serve(loaded: Loaded, environ: Mapping[str, str], roles: Roles, announce: Callable[[Started], None]) -> None:
@@ -161,6 +164,11 @@ async def _listen(opened: Runtime, roles: Roles, stopping: asyncio.Event, announ
     if settings.metrics_port is not None:
         host = settings.metrics_host or settings.host
         servers.append(_server(opened, create_probes(opened.gateway), host, settings.metrics_port))
+    admin = None
+    if roles.gateway and settings.admin_port is not None:
+        app = create_admin(admin_context(opened, has_engine=roles.dispatcher))
+        admin = _server(opened, app, settings.admin_host, settings.admin_port)
+        servers.append(admin)
     first, *more = servers
     # Bound here, because an address in use ends the process, and cannot do so out of a task.
     sockets = [server.config.bind_socket() for server in more]
@@ -168,11 +176,11 @@ async def _listen(opened: Runtime, roles: Roles, stopping: asyncio.Event, announ
         key = group.create_task(_first_key(opened, roles))
         closer = group.create_task(_close_connections(first, opened.gateway.leaving))
         stopper = group.create_task(_stop(first, stopping))
-        announcer = group.create_task(_announce(servers, roles, key, opened.pool.loaded, announce))
+        announcer = group.create_task(_announce(servers, roles, key, opened.pool.loaded, announce, admin))
         for server, bound in zip(more, sockets, strict=True):
             group.create_task(server.serve([bound]))
         await first.serve()
-        for server in more:  # metrics are served until the last request is over
+        for server in more:  # metrics and the admin API are served until the last request is over
             server.should_exit = True
         for task in (key, closer, stopper, announcer):
             task.cancel()
@@ -201,13 +209,14 @@ async def _announce(
     key: asyncio.Task[str | None],
     loaded: Loaded,
     announce: Callable[[Started], None],
+    admin: "Server | None",
 ) -> None:
     for server in servers:
         await server.listening.wait()
     await asyncio.wait([key], timeout=retries.STARTUP_PAUSE)
     made = key.result() if key.done() else None
     url = servers[0].url if roles.gateway else None
-    announce(Started(url, loaded.origin, loaded.catalog.rehearsal, made))
+    announce(Started(url, loaded.origin, loaded.catalog.rehearsal, made, admin.url if admin is not None else None))
 
 
 class Server(uvicorn.Server):

@@ -43,6 +43,8 @@ from app.store.protocol import (
     Reader,
     RunQuery,
     RunRow,
+    SpendQuery,
+    SpendRow,
     StepInput,
     TenantRow,
     TenantStore,
@@ -61,6 +63,7 @@ from app.store.rows import (
     rates,
     retention,
     runs,
+    spending,
     tenants,
     texts,
     trials,
@@ -484,6 +487,9 @@ class SqlStore:
 
     async def switch_tenant(self, name: str, at: float, *, enabled: bool, by: Actor = PROCESS) -> bool:
         return await self._write(partial(tenants.switch, name=name, at=at, enabled=enabled, by=by))
+
+    async def spending(self, query: SpendQuery) -> tuple[SpendRow, ...]:
+        return await self._read(partial(spending.sums, query=query))
 
     async def admin_events(self, query: AdminEventQuery) -> tuple[AdminEvent, ...]:
         return await self._read(partial(admin_events.page, query=query))

@@ -6,8 +6,19 @@ from typing import Any
 import pytest
 
 from app.core.pool.conductor_versions import Change
-from app.store.protocol import PROCESS, Actor, AdminEventQuery, KeyRow, Store, TenantRow
+from app.store.protocol import (
+    PROCESS,
+    Actor,
+    AdminEventQuery,
+    KeyRow,
+    Ledger,
+    SpendQuery,
+    SpendRow,
+    Store,
+    TenantRow,
+)
 from app.store.rows import keys as key_rows
+from tests.conformance.entries import admitted, note
 
 ANNA = Actor("anna", "command")
 KEY = KeyRow("k1", "acme", "ci", b"digest", frozenset({"runs:read"}), 5.0)
@@ -69,3 +80,16 @@ async def test_tenants_are_created_disabled_and_enabled(store: Store) -> None:
     logged = await store.admin_events(AdminEventQuery(actor="anna"))
     actions = ["tenant.enabled", "tenant.disabled", "tenant.created", "tenant.created"]
     assert [one.action for one in logged] == actions
+
+
+async def test_spending_is_added_up_by_tenant_and_by_key(store: Store) -> None:
+    for run, tenant, key, at in (("a", "acme", "k1", 10.0), ("b", "acme", "k2", 20.0), ("c", "other", "k3", 20.0)):
+        await store.append(admitted(run, at, tenant=tenant, key=key))
+        await store.append(note(run, hold=Ledger(100, 10)))
+        await store.append(note(run, release=Ledger(40, 4), spent=Ledger(30, 3)))
+    rows = await store.spending(SpendQuery(since=10.0, until=20.0))
+    assert rows == (SpendRow("acme", None, runs=1, usd=30, held=60, tokens=3),)
+    rows = await store.spending(SpendQuery(since=0.0, until=99.0, by="key", tenant="acme"))
+    assert [(row.tenant, row.key, row.runs) for row in rows] == [("acme", "k1", 1), ("acme", "k2", 1)]
+    rows = await store.spending(SpendQuery(since=0.0, until=99.0, limit=1))
+    assert rows == (SpendRow("acme", None, runs=2, usd=60, held=120, tokens=6),)

@@ -314,6 +314,15 @@ def test_the_dashboard_and_the_rules_need_no_other_metrics(rules: list[dict[str,
     assert {name for name in others - exposed() - functions if name not in known} == set()
 
 
+def test_the_admin_api_is_not_published(compose: dict[str, Any]) -> None:
+    """Nobody reaches it by the ports that callers use: neither with Compose nor by the chart's Service and Ingress."""
+    assert [port.rpartition(":")[2] for port in compose["services"]["gateway"]["ports"]] == ["8080"]
+    service = (DEPLOY / "helm/templates/gateway.yaml").read_text().partition("kind: Service")[2]
+    assert re.findall(r"targetPort: (\S+)}", service) == ["http"]
+    network = (DEPLOY / "helm/templates/network.yaml").read_text()
+    assert set(re.findall(r"port: \{?(?:name: )?(\w+)", network)) == {"http", "metrics"}
+
+
 def test_prometheus_scrapes_gateways_and_engines(compose: dict[str, Any]) -> None:
     (job,) = yaml.safe_load((DEPLOY / "prometheus/prometheus.yaml").read_text())["scrape_configs"]
     (found,) = job["dns_sd_configs"]

@@ -5,23 +5,27 @@ it declares, and answers each role as the table says. `python -m tests.gateway.t
 """
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import httpx
 import pytest
 from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
 
+from app.core.pool.budgets import Budget
 from app.core.roles import ROLES, SCOPES, SERVICE_WIDE, permits, role_of, scopes_of
 from app.gateway.http.auth import Keys
+from app.store.protocol import AdminEventQuery, Store
 from tests.gateway.test_auth import BODIES, EXAMPLES
+from tests.harness.administration import AdminStandIn, administration
 from tests.harness.stand_ins import GatewayStandIn, api_routes, ask, row_of, shelve_content
 
 PAGE = Path(__file__).parents[2] / "deploy" / "docs" / "security.md"
-OPEN = "no key"
+ADMIN = "/admin/"
 ANY_KEY = "any key"
-WITHOUT_SCOPE = {"/v1/models", "/v1/models/{model:path}"}
+WITHOUT_SCOPE = {"/v1/models", "/v1/models/{model:path}", "/admin/v1/me"}
 """Routes that every valid key may use."""
 WITHOUT_KEY = {"/", "/healthz", "/readyz", "/metrics", "/openapi.json", "/docs", "/root_page.css"}
 WITHOUT_KEY |= {"/docs/swagger-ui-bundle.js", "/docs/swagger-ui.css", "/docs/start.js"}
@@ -76,14 +80,22 @@ def scope_table() -> Iterator[str]:
         yield f"| `{scope}` | {words}{everywhere} | {' | '.join(marks)} |"
 
 
+def every_route() -> list[Any]:
+    """Return the routes of the public listener and of the admin API's."""
+    return [*GatewayStandIn().app.routes, *AdminStandIn(cast(Store, None), GatewayStandIn()).app.routes]
+
+
 def test_every_route_stands_in_the_matrix() -> None:
     page = PAGE.read_text()
-    for line in (*scope_table(), *matrix(GatewayStandIn().app.routes)):
+    lines = [*scope_table(), *matrix(every_route())]
+    known = {line for line in page.splitlines() if re.match(r"\| `([A-Z]+ /|[a-z]+:)", line)}
+    assert known <= set(lines), "deploy/docs/security.md has routes or scopes that there are not"
+    for line in lines:
         assert line in page, f"deploy/docs/security.md lacks {line!r}; see python -m tests.gateway.test_roles"
 
 
 def test_every_route_declares_who_may_use_it() -> None:
-    found = declared(GatewayStandIn().app.routes)
+    found = declared(every_route())
     assert {path for (_, path), scopes in found.items() if scopes is None} == WITHOUT_KEY
     assert {path for (_, path), scopes in found.items() if scopes is not None and not scopes} == WITHOUT_SCOPE
     assert not [scopes for scopes in found.values() if scopes and scopes - set(SCOPES)]
@@ -92,7 +104,7 @@ def test_every_route_declares_who_may_use_it() -> None:
 def documented(page: str) -> dict[tuple[str, str], dict[str, bool]]:
     """Return the matrix as the page has it: whether each role may use each method and path."""
     found = {}
-    for method, path, marks in re.findall(r"^\| `([A-Z]+) (/v1/\S*)` \| [^|]* \| (.*) \|$", page, re.MULTILINE):
+    for method, path, marks in re.findall(r"^\| `([A-Z]+) (/\S*)` \| [^|]* \| (.*) \|$", page, re.MULTILINE):
         found[method, path] = dict(zip(ROLES, [mark == "yes" for mark in marks.split(" | ")], strict=True))
     return found
 
@@ -109,6 +121,8 @@ async def test_each_role_gets_what_the_matrix_says(gateway: GatewayStandIn, role
     wrong = []
     async with gateway.client(key) as client:
         for (method, path), allowed in documented(PAGE.read_text()).items():
+            if path.startswith(ADMIN):
+                continue
             url = re.sub(r"\{(\w+)(?::path)?\}", lambda found: EXAMPLES[found[1]], path)
             body = BODIES.get(path, ask()) if method == "POST" else None
             status = (await client.request(method, url, json=body)).status_code
@@ -123,6 +137,65 @@ async def test_each_role_gets_what_the_matrix_says(gateway: GatewayStandIn, role
     assert wrong == []
 
 
+ADMIN_BODIES: dict[str, dict[str, Any]] = {
+    "/admin/v1/keys": {"name": "made"},
+    "/admin/v1/tenants": {"name": "acme"},
+    "/admin/v1/budgets": {"scope": "key", "name": "target", "period": "day", "usd": 1},
+    "/admin/v1/policy/diff": {"pool": "[workers]"},
+    "/admin/v1/conductors/{conductor}/canary": {"version": "v1", "share": 0.5},
+    "/admin/v1/conductors/{conductor}/promote": {"version": "v1"},
+}
+ADMIN_EXAMPLES = {"key": "target", "tenant": "acme", "budget": "acme/key/target/day", "conductor": "alpha"}
+
+
+@pytest.fixture
+async def admin(tmp_path: Path) -> AsyncIterator[AdminStandIn]:
+    """An admin API whose tenant `acme` has a key and a budget."""
+    async with administration(tmp_path) as opened:
+        await opened.store.add_tenant("acme", 1.0)
+        await opened.add_key("target", "caller")
+        await opened.store.set_budget(Budget("acme", "key", "target", "day", 5))
+        yield opened
+
+
+async def knock(client: httpx.AsyncClient, method: str, path: str) -> httpx.Response:
+    """Send a request to a route of the admin API."""
+    url = re.sub(r"\{(\w+)(?::path)?\}", lambda found: ADMIN_EXAMPLES[found[1]], path)
+    return await client.request(method, url, json=ADMIN_BODIES.get(path, {}) if method == "POST" else None)
+
+
+async def test_each_role_gets_what_the_matrix_says_of_the_admin_api(admin: AdminStandIn) -> None:
+    """The keys are of all tenants, as the routes that change what tenants share demand."""
+    admin_routes = {one: marks for one, marks in documented(PAGE.read_text()).items() if one[1].startswith(ADMIN)}
+    keys = {role: await admin.add_key(role, role, tenant="home", all_tenants=True) for role in ROLES}
+    wrong = []
+    for role in (*ROLES, "nobody"):
+        async with admin.client(keys.get(role)) as client:
+            for (method, path), allowed in admin_routes.items():
+                status = (await knock(client, method, path)).status_code
+                expected = 401 if role == "nobody" else 403
+                if (status == expected) == allowed.get(role, False) or status >= 500:
+                    wrong.append((role, method, path, status))
+    assert wrong == []
+
+
+async def test_an_owner_of_another_tenant_sees_and_changes_nothing(admin: AdminStandIn) -> None:
+    async with admin.client(await admin.add_key("other", tenant="else")) as client:
+        for (method, path), scopes in declared(admin.app.routes).items():
+            if scopes is None:
+                continue
+            reply = await knock(client, method, path)
+            if scopes & SERVICE_WIDE:
+                assert reply.status_code == 403, path
+            elif "{" in path:
+                assert reply.status_code == 404, path
+            else:
+                assert not re.search('acme|:"target"', reply.text) or method == "POST", path
+    assert (await admin.store.key("target")) is not None
+    assert [one.usd for one in await admin.store.budgets("acme")] == [5]
+    assert not [one for one in await admin.store.admin_events(AdminEventQuery(tenant="acme")) if one.actor == "other"]
+
+
 def test_roles_are_sets_of_scopes() -> None:
     assert scopes_of(["caller"], ["audit:read"]) == {"runs:write", "runs:read", "audit:read"}
     assert scopes_of(["caller", "owner"], []) == {"runs:write", "runs:read", "admin"}
@@ -133,4 +206,4 @@ def test_roles_are_sets_of_scopes() -> None:
 
 
 if __name__ == "__main__":
-    print("\n".join(["", *scope_table(), "", *matrix(GatewayStandIn().app.routes)]))
+    print("\n".join(["", *scope_table(), "", *matrix(every_route())]))

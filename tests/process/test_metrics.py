@@ -52,13 +52,19 @@ def test_tenants_beyond_the_bound_are_counted_together() -> None:
     assert spent == {"a": 9, "b": 2, "c": None, "other": 20}
 
 
-def test_metrics_may_have_a_listener_of_their_own(tmp_path: Path) -> None:
-    port = free_port()
-    with running("serve", tmp_path, environment(tmp_path, BATON_METRICS_PORT=str(port))) as process:
+def test_metrics_and_the_admin_api_have_listeners_of_their_own(tmp_path: Path) -> None:
+    port, admin_port = free_port(), free_port()
+    settings = environment(tmp_path, BATON_METRICS_PORT=str(port), BATON_ADMIN_PORT=str(admin_port))
+    with running("serve", tmp_path, settings) as process:
+        places = {
+            "public": process.url,
+            "own": f"http://127.0.0.1:{port}",
+            "admin": f"http://127.0.0.1:{admin_port}",
+        }
         found = {
             (where, path): httpx.get(f"{url}{path}", timeout=PATIENCE_SECONDS, trust_env=False).status_code
-            for where, url in (("public", process.url), ("own", f"http://127.0.0.1:{port}"))
-            for path in ("/metrics", "/readyz", "/v1/models")
+            for where, url in places.items()
+            for path in ("/metrics", "/readyz", "/v1/models", "/admin/v1/keys")
         }
         assert process.stop() == 0
     assert found == {
@@ -68,4 +74,10 @@ def test_metrics_may_have_a_listener_of_their_own(tmp_path: Path) -> None:
         ("own", "/metrics"): 200,
         ("own", "/readyz"): 200,
         ("own", "/v1/models"): 404,
+        ("admin", "/metrics"): 404,
+        ("admin", "/readyz"): 200,
+        ("admin", "/v1/models"): 404,
+        ("public", "/admin/v1/keys"): 404,
+        ("own", "/admin/v1/keys"): 404,
+        ("admin", "/admin/v1/keys"): 401,
     }

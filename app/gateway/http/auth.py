@@ -26,7 +26,8 @@ from app.core.records import record
 from app.core.roles import SCOPES, permits
 from app.errors import BatonError, ConfigInvalid, Forbidden, Overloaded, StoreUnavailable, Unauthorized
 from app.gateway.http.context import GatewayContext
-from app.store.protocol import KeyRow
+from app.store.protocol import Actor, KeyRow
+from app.store.protocol.admin_events import Via
 
 KEY_FORMAT = re.compile(r"bt_([A-Za-z0-9]{4,32})_([A-Za-z0-9_-]{16,128})")
 ABSENT_DIGEST = hashlib.sha256(b"no such key").digest()
@@ -60,6 +61,15 @@ class Caller:
     """An authenticated caller."""
 
     key: KeyRow
+    via: Via = "key"
+    """`oidc` for a person, whose `key` has the rights that the settings give."""
+    csrf_token: str | None = None
+    """For a person: the value that a request must repeat to change something."""
+
+    @property
+    def actor(self) -> Actor:
+        """The author of what this caller changes."""
+        return Actor(self.key.id, self.via)
 
     @property
     def tenant(self) -> str | None:
@@ -89,10 +99,20 @@ def pepper_mark(pepper: bytes) -> str:
 
 
 def mint(
-    pepper: bytes, *, tenant: str, name: str, scopes: Iterable[str], now: float, expires_at: float | None = None
+    pepper: bytes,
+    *,
+    tenant: str,
+    name: str,
+    scopes: Iterable[str],
+    now: float,
+    expires_at: float | None = None,
+    public: str | None = None,
 ) -> tuple[str, KeyRow]:
-    """A new key: the string that is shown once, and the row that is stored. `ConfigInvalid` for an unknown scope."""
-    public = secrets.token_hex(8)
+    """A new key: the string that is shown once, and the row that is stored. `ConfigInvalid` for an unknown scope.
+
+    `public` is its public id, if that is chosen already.
+    """
+    public = public or secrets.token_hex(8)
     key = f"bt_{public}_{secrets.token_urlsafe(32)}"
     return key, adopt(key, pepper, tenant=tenant, name=name, scopes=scopes, now=now, expires_at=expires_at)
 

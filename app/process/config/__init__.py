@@ -39,6 +39,7 @@ __all__ = [
     "rate_limits",
     "read",
     "read_catalog",
+    "read_catalog_text",
     "reload",
 ]
 
@@ -88,8 +89,12 @@ def load(settings: Settings, environ: Mapping[str, str]) -> Loaded:
 
 def read_catalog(path: Path) -> Catalog:
     """Read the catalog of any pool file, whose secrets need not be set here. Raises `ConfigInvalid`."""
-    text = _text(path)
-    return parse(text, str(path), dict.fromkeys(secret_names(text), "none:none")).catalog
+    return read_catalog_text(_text(path), str(path))
+
+
+def read_catalog_text(text: str, source: str) -> Catalog:
+    """Read the catalog of the text of a pool file, which faults call `source`. Raises `ConfigInvalid`."""
+    return parse(text, source, dict.fromkeys(secret_names(text), "none:none")).catalog
 
 
 def reload(previous: Loaded, environ: Mapping[str, str]) -> tuple[Loaded, tuple[str, ...]]:

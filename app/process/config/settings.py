@@ -57,6 +57,13 @@ class Settings(BaseModel):
         le=65535,
         description="Port of a listener for probes and /metrics alone; unset: gateways have /metrics on BATON_PORT.",
     )
+    admin_host: str = Field(default="127.0.0.1", description="Address of the listener of the admin API.")
+    admin_port: int | None = Field(
+        default=None,
+        ge=0,
+        le=65535,
+        description="Port of the admin API, which no other listener serves; unset: there is none.",
+    )
     metrics_tenants: int = Field(
         default=TENANTS, ge=0, le=10_000, description="Tenants whose spending is counted apart; the rest is `other`."
     )

@@ -47,7 +47,7 @@ from app.store.protocol.rates import RateWindows
 from app.store.protocol.retention import ContentPage, ContentQuery, PrunedRun, PruneQuery, Retention
 from app.store.protocol.step_input import BRIEF, StepInput, StepInputs
 from app.store.protocol.tenancy import Tenancy, TenantStore
-from app.store.protocol.tenants import TenantRow, Tenants
+from app.store.protocol.tenants import SpendQuery, SpendRow, TenantRow, Tenants
 
 __all__ = [
     "BRIEF",
@@ -104,6 +104,8 @@ __all__ = [
     "RunRow",
     "RunSort",
     "Shared",
+    "SpendQuery",
+    "SpendRow",
     "StepInput",
     "StepInputs",
     "Store",

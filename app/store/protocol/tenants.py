@@ -1,6 +1,6 @@
-"""Tenants. A tenant exists once it was created, or once a key of it was made."""
+"""Tenants, and what they have spent. A tenant exists once it was created, or once a key of it was made."""
 
-from typing import Protocol
+from typing import Literal, Protocol
 
 from app.core.records import record
 from app.store.protocol.admin_events import PROCESS, Actor
@@ -19,6 +19,30 @@ class TenantRow:
     """The number of its keys, revoked ones included."""
 
 
+@record(frozen=True, slots=True)
+class SpendQuery:
+    """A report on the runs that were admitted from `since` until just before `until`, in seconds since 1970."""
+
+    since: float
+    until: float
+    tenant: str | None = None
+    """None: every tenant."""
+    by: Literal["tenant", "key"] = "tenant"
+    limit: int = 100
+
+
+@record(frozen=True, slots=True)
+class SpendRow:
+    """The sums of a tenant's runs, or of a key's. Money is in micro-dollars."""
+
+    tenant: str
+    key: str | None
+    runs: int
+    usd: int
+    held: int
+    tokens: int
+
+
 class Tenants(Protocol):
     """All verbs raise `StoreUnavailable`."""
 
@@ -32,4 +56,8 @@ class Tenants(Protocol):
 
     async def switch_tenant(self, name: str, at: float, *, enabled: bool, by: Actor = PROCESS) -> bool:
         """Disable a tenant, so that gateways accept none of its keys, or enable it again. False if there is none."""
+        ...
+
+    async def spending(self, query: SpendQuery) -> tuple[SpendRow, ...]:
+        """Sums over the runs of a window, by tenant or by key, the dearest first."""
         ...

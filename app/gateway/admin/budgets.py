@@ -1,0 +1,129 @@
+"""`/admin/v1/budgets`: what may be spent for a key, a user, a team or a tenant in each hour, day or month."""
+
+from dataclasses import asdict
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Path, Query
+
+from app.core.pool.budgets import Budget, faults
+from app.core.pool.catalog import MILLION
+from app.errors import Forbidden, InvalidRequest, NotFound
+from app.gateway.admin import replies
+from app.gateway.admin.context import AdminContext
+from app.gateway.admin.requests import BudgetFilters, BudgetRequest, read
+from app.gateway.admin.responses import as_json, as_page
+from app.gateway.http.auth import Caller, Keys
+from app.gateway.http.ingress import json_body
+from app.gateway.openapi import operations
+
+WINDOWS = 50
+"""The most periods of a budget's accounts that are shown."""
+BudgetId = Annotated[str, Path(alias="budget", description="The budget's id, such as `acme/key/0f3c/day`.")]
+
+
+def routes(context: AdminContext, keys: Keys) -> APIRouter:
+    """The routes of budgets."""
+    router = APIRouter(prefix="/admin/v1/budgets", tags=["budgets"])
+    _reads(router, context, keys)
+    _writes(router, context, keys)
+    return router
+
+
+def _reads(router: APIRouter, context: AdminContext, keys: Keys) -> None:
+    reader = Annotated[Caller, keys.needs("budgets:read")]
+
+    @router.get(
+        "",
+        operation_id="list_budgets",
+        summary="List budgets.",
+        response_model=replies.BudgetList,
+        responses=operations.replies(*operations.READING),
+    )
+    async def list_budgets(filters: Annotated[BudgetFilters, Query()], caller: reader) -> Any:
+        """The budgets of the caller's tenant; for a caller of all tenants, those of every tenant."""
+        found = [one for one in await context.gateway.store.budgets(caller.tenant) if caller.sees(one.tenant)]
+        found = [one for one in found if filters.tenant in (None, one.tenant)]
+        return as_page([_shown(one) for one in found], "id", filters.limit, filters.after)
+
+    @router.get(
+        "/{budget:path}",
+        operation_id="get_budget",
+        summary="Show a budget and its use.",
+        response_model=replies.BudgetInUse,
+        responses=operations.replies(*operations.READING),
+    )
+    async def get_budget(budget: BudgetId, caller: reader) -> Any:
+        """The budget with the latest periods of its accounts."""
+        found = await _visible(context, caller, budget)
+        windows = await context.gateway.store.budget_use(found.id, WINDOWS)
+        shown = [asdict(one) for one in windows]
+        for one in shown:
+            one |= {name: one[name] / MILLION for name in ("held", "spent", "overrun")}
+        return as_json(_shown(found) | {"windows": shown})
+
+
+def _writes(router: APIRouter, context: AdminContext, keys: Keys) -> None:
+    writer = Annotated[Caller, keys.needs("budgets:write")]
+
+    @router.post(
+        "",
+        operation_id="set_budget",
+        summary="Set a budget.",
+        response_model=replies.BudgetEntry,
+        responses=operations.replies(*operations.WRITING),
+        openapi_extra=operations.body("BudgetRequest", example={"scope": "tenant", "period": "month", "usd": 500}),
+    )
+    async def set_budget(caller: writer, given: Annotated[dict[str, object], json_body(context.gateway.bounds)]) -> Any:
+        """Gateways follow within seconds. The budget of a whole tenant is set by callers of all tenants only."""
+        asked = read(BudgetRequest, given)
+        tenant = asked.tenant or caller.key.tenant
+        if not caller.sees(tenant):
+            raise NotFound("There is no such tenant.")
+        wanted = Budget(
+            tenant,
+            asked.scope,
+            asked.name,
+            asked.period,
+            round(asked.usd * MILLION),
+            zone=asked.zone,
+            soft=asked.soft,
+            created_at=context.gateway.now(),
+        )
+        wrong = faults(wanted)
+        if wrong:
+            raise InvalidRequest(f"The budget is not valid: {'; '.join(wrong)}.", code="invalid_value")
+        _check_rights(caller, wanted)
+        await context.gateway.store.set_budget(wanted, by=caller.actor)
+        return as_json(_shown(await _visible(context, caller, wanted.id)))
+
+    @router.delete(
+        "/{budget:path}",
+        operation_id="remove_budget",
+        summary="Remove a budget.",
+        response_model=replies.Removed,
+        responses=operations.replies(*operations.READING),
+    )
+    async def remove_budget(budget: BudgetId, caller: writer) -> Any:
+        """Nothing is reserved in its accounts any more; what was spent stays in the log."""
+        found = await _visible(context, caller, budget)
+        _check_rights(caller, found)
+        return as_json(
+            {"id": found.id, "removed": await context.gateway.store.remove_budget(found.id, by=caller.actor)}
+        )
+
+
+def _check_rights(caller: Caller, budget: Budget) -> None:
+    """Raise `Forbidden` for the budget of a whole tenant, which only a caller of all tenants may raise."""
+    if budget.scope == "tenant" and not caller.key.all_tenants:
+        raise Forbidden("The budget of a whole tenant is set by keys of all tenants only.")
+
+
+async def _visible(context: AdminContext, caller: Caller, wanted: str) -> Budget:
+    for budget in await context.gateway.store.budgets(caller.tenant):
+        if budget.id == wanted and caller.sees(budget.tenant):
+            return budget
+    raise NotFound("There is no such budget.")
+
+
+def _shown(budget: Budget) -> dict[str, Any]:
+    return {"object": "budget", "id": budget.id, **asdict(budget), "usd": budget.usd / MILLION}

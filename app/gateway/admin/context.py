@@ -1,0 +1,21 @@
+"""The dependencies of the admin API: one record, made in `process/`."""
+
+from collections.abc import Callable, Sequence
+
+from app.core.pool.catalog import Catalog, Worker
+from app.core.records import record
+from app.gateway.http.context import GatewayContext
+
+
+@record(frozen=True, slots=True)
+class AdminContext:
+    """Dependencies of the admin API."""
+
+    gateway: GatewayContext
+    read_pool: Callable[[str], Catalog]
+    """Reads the text of a pool file, whose secrets need not be set here. Raises `ConfigInvalid`."""
+    versions: Callable[[str], Sequence[str]]
+    """The names of the models that a conductor's server serves; it blocks while it asks. Raises `ConfigInvalid` for a
+    conductor whose server cannot be asked, or a `WorkerError`."""
+    state: Callable[[Worker], str] | None = None
+    """The state of a worker's breaker, as the engine of this process has measured it; None without an engine."""

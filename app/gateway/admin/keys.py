@@ -1,0 +1,247 @@
+"""`/admin/v1/keys`: list, make, show, rotate and revoke API keys.
+
+Nobody can make a key, or learn the secret of one, that may do more than they may themselves.
+"""
+
+from dataclasses import replace
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Path, Query
+from starlette.requests import Request
+
+from app.core.pool.catalog import MILLION
+from app.core.roles import ROLES, role_of, scopes_of
+from app.errors import ConfigInvalid, Conflict, Forbidden, InvalidRequest, NotFound
+from app.gateway.admin import replies
+from app.gateway.admin.context import AdminContext
+from app.gateway.admin.requests import KeyFilters, KeyRequest, NoFields, RotateRequest, read
+from app.gateway.admin.responses import as_json, as_page
+from app.gateway.http.admission import claim
+from app.gateway.http.auth import Caller, Keys, mint, new_secret, pepper_mark
+from app.gateway.http.ingress import json_body
+from app.gateway.openapi import operations
+from app.store.protocol import KeyRow, Once
+
+PUBLIC_DIGITS = 16
+"""Hexadecimal digits of a key's id."""
+KeyId = Annotated[str, Path(alias="key", description="The key's id, which is between `bt_` and the next underscore.")]
+
+
+def routes(context: AdminContext, keys: Keys) -> APIRouter:
+    """The routes of keys."""
+    router = APIRouter(prefix="/admin/v1/keys", tags=["keys"])
+    _reads(router, context, keys)
+    _makes(router, context, keys)
+    _ends(router, context, keys)
+    return router
+
+
+def _reads(router: APIRouter, context: AdminContext, keys: Keys) -> None:
+    reader = Annotated[Caller, keys.needs("keys:read")]
+
+    @router.get(
+        "",
+        operation_id="list_keys",
+        summary="List keys, newest first.",
+        response_model=replies.KeyList,
+        responses=operations.replies(*operations.READING),
+    )
+    async def list_keys(filters: Annotated[KeyFilters, Query()], caller: reader) -> Any:
+        """The keys of the caller's tenant; for a caller of all tenants, those of every tenant."""
+        rows = [row for row in await context.gateway.store.keys() if caller.sees(row.tenant)]
+        rows = [row for row in rows if filters.tenant in (None, row.tenant)]
+        rows.sort(key=lambda row: (row.created_at, row.id), reverse=True)
+        now = context.gateway.now()
+        return as_page([shown(row, now) for row in rows], "id", filters.limit, filters.after)
+
+    @router.get(
+        "/{key}",
+        operation_id="get_key",
+        summary="Show a key.",
+        response_model=replies.Key,
+        responses=operations.replies(*operations.READING),
+    )
+    async def get_key(key: KeyId, caller: reader) -> Any:
+        """One key, never its secret."""
+        return as_json(shown(await _visible(context, caller, key), context.gateway.now()))
+
+
+def _makes(router: APIRouter, context: AdminContext, keys: Keys) -> None:
+    writer = Annotated[Caller, keys.needs("keys:write")]
+    body = Annotated[dict[str, object], json_body(context.gateway.bounds)]
+
+    @router.post(
+        "",
+        operation_id="create_key",
+        summary="Make a key.",
+        response_model=replies.NewKey,
+        responses=operations.replies(*operations.WRITING),
+        openapi_extra=operations.body("KeyRequest", example={"name": "ci", "roles": ["caller"]}),
+    )
+    async def create_key(request: Request, caller: writer, given: body) -> Any:
+        """The secret is in this reply and stored nowhere. With an `Idempotency-Key` the same request makes one key,
+        whose secret is only in the first reply: rotate the key if that reply was lost."""
+        asked = read(KeyRequest, given)
+        key, row = _minted(context, caller, asked, claim(request, caller, given))
+        _check_rights(caller, row)
+        earlier = await context.gateway.store.key(row.id)
+        if earlier is None:
+            await _check_name(context, row)
+            if await context.gateway.store.add_key(row, by=caller.actor):
+                return as_json(shown(row, context.gateway.now()) | {"key": key})
+            earlier = await context.gateway.store.key(row.id)
+        if earlier is None or _asked_for(earlier) != _asked_for(row):
+            raise Conflict()
+        return as_json(shown(earlier, context.gateway.now()) | {"key": None})
+
+    @router.post(
+        "/{key}/rotate",
+        operation_id="rotate_key",
+        summary="Give a key a new secret.",
+        response_model=replies.NewKey,
+        responses=operations.replies(*operations.WRITING),
+        openapi_extra=operations.body("RotateRequest", required=False),
+    )
+    async def rotate_key(
+        key: KeyId,
+        caller: writer,
+        given: Annotated[dict[str, object], json_body(context.gateway.bounds, optional=True)],
+    ) -> Any:
+        """Both secrets work until the overlap is over; gateways follow within five seconds."""
+        overlap = read(RotateRequest, given).overlap_seconds
+        store, now = context.gateway.store, context.gateway.now()
+        row = await _visible(context, caller, key)
+        _check_rights(caller, row)
+        secret, digest = new_secret(row, context.gateway.pepper)
+        mark = pepper_mark(context.gateway.pepper)
+        if not _is_in_force(row, now) or not await store.rotate_key(
+            row.id, digest, now + overlap, mark, by=caller.actor
+        ):
+            raise Conflict("The key is not in force any more; make a new one.", code="key_not_in_force")
+        return as_json(shown(await store.key(row.id) or row, now) | {"key": secret})
+
+
+def _ends(router: APIRouter, context: AdminContext, keys: Keys) -> None:
+    writer = Annotated[Caller, keys.needs("keys:write")]
+
+    @router.post(
+        "/{key}/revoke",
+        operation_id="revoke_key",
+        summary="End a key.",
+        response_model=replies.Key,
+        responses=operations.replies(*operations.WRITING),
+        openapi_extra=operations.body("NoFields", required=False),
+    )
+    async def revoke_key(
+        key: KeyId,
+        caller: writer,
+        given: Annotated[dict[str, object], json_body(context.gateway.bounds, optional=True)],
+    ) -> Any:
+        """Gateways follow within five seconds. A key that was revoked keeps the time of its end."""
+        read(NoFields, given)
+        row = await _visible(context, caller, key)
+        await context.gateway.store.revoke_key(row.id, context.gateway.now(), by=caller.actor)
+        return as_json(shown(await context.gateway.store.key(row.id) or row, context.gateway.now()))
+
+
+def shown(row: KeyRow, now: float) -> dict[str, Any]:
+    """A key without its secret. Times are seconds since 1970, amounts are dollars."""
+    return {
+        "object": "key",
+        "id": row.id,
+        "name": row.name,
+        "tenant": row.tenant,
+        "all_tenants": row.all_tenants,
+        "role": role_of(row.scopes) or None,
+        "scopes": sorted(row.scopes),
+        "tiers": sorted(row.tiers),
+        "labels": sorted(row.labels),
+        "usd": row.max_usd / MILLION if row.max_usd is not None else None,
+        "rpm": row.rpm,
+        "tpm": row.tpm,
+        "concurrency": row.concurrency,
+        "created_at": row.created_at,
+        "expires_at": row.expires_at,
+        "revoked_at": row.revoked_at,
+        "previous_until": row.previous_until,
+        "in_force": _is_in_force(row, now),
+    }
+
+
+def _minted(context: AdminContext, caller: Caller, asked: KeyRequest, once: Once | None) -> tuple[str, KeyRow]:
+    """The key and its row. Raises `InvalidRequest` for an unknown scope or tier, and `NotFound` for a tenant of others.
+
+    An Idempotency-Key determines the id, so that the same request finds the key that it has made.
+    """
+    tenant = asked.tenant or caller.key.tenant
+    if not caller.sees(tenant):
+        raise NotFound("There is no such tenant.")
+    unknown = sorted(set(asked.tiers) - set(context.gateway.catalog().tiers))
+    if unknown:
+        raise InvalidRequest("There is no tier of a name in 'tiers'.", param="tiers", code="invalid_value")
+    now = context.gateway.now()
+    try:
+        key, row = mint(
+            context.gateway.pepper,
+            tenant=tenant,
+            name=asked.name,
+            scopes=scopes_of(asked.roles, asked.scopes) or ROLES["caller"],
+            now=now,
+            expires_at=now + asked.expires_in if asked.expires_in is not None else None,
+            public=None if once is None else once.id[:PUBLIC_DIGITS],
+        )
+    except ConfigInvalid:
+        raise InvalidRequest("There is no scope of a name in 'scopes'.", param="scopes", code="invalid_value") from None
+    row = replace(
+        row,
+        tiers=frozenset(asked.tiers),
+        labels=frozenset(asked.labels),
+        max_usd=round(asked.usd * MILLION) if asked.usd is not None else None,
+        all_tenants=asked.all_tenants,
+        rpm=asked.rpm,
+        tpm=asked.tpm,
+        concurrency=asked.concurrency,
+    )
+    return key, row
+
+
+def _asked_for(row: KeyRow) -> tuple[Any, ...]:
+    """The fields that a request names, but the lifetime, whose end moves with the clock between two requests."""
+    limits = (row.max_usd, row.rpm, row.tpm, row.concurrency)
+    return (row.tenant, row.name, row.scopes, row.tiers, row.labels, row.all_tenants, *limits)
+
+
+def _check_rights(caller: Caller, row: KeyRow) -> None:
+    """Raise `Forbidden` if a key may do more than the caller, so that no right is gained by making or rotating keys."""
+    own = caller.key
+    within = (
+        "admin" in own.scopes or row.scopes <= own.scopes,
+        own.all_tenants or not row.all_tenants,
+        own.labels <= row.labels,
+        not own.tiers or (bool(row.tiers) and row.tiers <= own.tiers),
+        own.max_usd is None or (row.max_usd is not None and row.max_usd <= own.max_usd),
+        own.expires_at is None or (row.expires_at is not None and row.expires_at <= own.expires_at),
+    )
+    if not all(within):
+        raise Forbidden(
+            "The key may do more than the one who asks: its scopes, tenants, labels, tiers, cost or lifetime."
+        )
+
+
+async def _visible(context: AdminContext, caller: Caller, key: str) -> KeyRow:
+    """The key, or `NotFound` if there is none of this id in a tenant of the caller's."""
+    row = await context.gateway.store.key(key)
+    if row is None or not caller.sees(row.tenant):
+        raise NotFound("There is no such key.")
+    return row
+
+
+async def _check_name(context: AdminContext, new: KeyRow) -> None:
+    now = context.gateway.now()
+    for row in await context.gateway.store.keys():
+        if (row.tenant, row.name) == (new.tenant, new.name) and _is_in_force(row, now):
+            raise Conflict("A key in force of this tenant has the name already; choose another one.", code="name_taken")
+
+
+def _is_in_force(row: KeyRow, now: float) -> bool:
+    return row.revoked_at is None and (row.expires_at is None or row.expires_at > now)

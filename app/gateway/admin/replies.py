@@ -1,0 +1,241 @@
+"""Models of the admin API's replies, for its description."""
+
+from typing import Any, Literal
+
+from app.gateway.openapi.replies import Reply
+
+
+class Key(Reply):
+    """An API key without its secret. Times are seconds since 1970, amounts are dollars."""
+
+    object: Literal["key"]
+    id: str
+    name: str
+    tenant: str
+    all_tenants: bool
+    role: str | None
+    """The role that has exactly its scopes."""
+    scopes: list[str]
+    tiers: list[str]
+    """Empty: every tier."""
+    labels: list[str]
+    usd: float | None
+    rpm: int | None
+    tpm: int | None
+    concurrency: int | None
+    created_at: float
+    expires_at: float | None
+    revoked_at: float | None
+    previous_until: float | None
+    """The time until which the secret from before a rotation works."""
+    in_force: bool
+
+
+class NewKey(Key):
+    """A key with its secret, which is shown only this once."""
+
+    key: str | None
+    """Null where a repeated request with the same `Idempotency-Key` finds the key that was made."""
+
+
+class Listed(Reply):
+    """A page. `next` is the value of `after` for the page that follows."""
+
+    object: Literal["list"]
+    has_more: bool
+    next: str | None
+
+
+class KeyList(Listed):
+    """Keys, the newest first."""
+
+    data: list[Key]
+
+
+class Tenant(Reply):
+    """A tenant. `created_at` is null for one that keys have and nobody created."""
+
+    object: Literal["tenant"]
+    name: str
+    created_at: float | None
+    disabled_at: float | None
+    keys: int
+    """The number of its keys, revoked ones included."""
+
+
+class TenantList(Listed):
+    """Tenants, by name."""
+
+    data: list[Tenant]
+
+
+class ChangeEntry(Reply):
+    """One change, with the fields before and after it; digests of secrets are hashed."""
+
+    object: Literal["change"]
+    seq: int
+    at: float
+    actor: str
+    via: Literal["key", "oidc", "command", "process"]
+    action: str
+    target: str
+    tenant: str
+    before: dict[str, Any] | None
+    after: dict[str, Any] | None
+
+
+class ChangeList(Listed):
+    """Changes, the newest first."""
+
+    data: list[ChangeEntry]
+
+
+class Spent(Reply):
+    """The spending of a tenant, or of a key of it, on the runs that were admitted in a window."""
+
+    tenant: str
+    key: str | None
+    runs: int
+    usd: float
+    held_usd: float
+    """Reserved for calls that go on."""
+    tokens: int
+
+
+class Spending(Reply):
+    """The sums of a window, the dearest first."""
+
+    object: Literal["spending"]
+    since: float
+    until: float
+    by: Literal["tenant", "key"]
+    data: list[Spent]
+
+
+class BudgetEntry(Reply):
+    """A budget."""
+
+    object: Literal["budget"]
+    id: str
+    tenant: str
+    scope: str
+    name: str
+    period: str
+    usd: float
+    zone: str
+    soft: float | None
+    created_at: float
+
+
+class BudgetList(Listed):
+    """Budgets, in the order of their ids."""
+
+    data: list[BudgetEntry]
+
+
+class BudgetWindow(Reply):
+    """One period of an account of a budget. Amounts are dollars."""
+
+    account: str
+    start: int
+    end: int
+    held: float
+    spent: float
+    overrun: float
+    """The part of `spent` that providers billed beyond the worst case of their calls."""
+    warned_at: float | None
+
+
+class BudgetInUse(BudgetEntry):
+    """A budget with the latest periods of its accounts, the newest first and the dearest of those first."""
+
+    windows: list[BudgetWindow]
+
+
+class Removed(Reply):
+    """The entry that was removed."""
+
+    id: str
+    removed: bool
+
+
+class WorkerEntry(Reply):
+    """A worker of the pool in force."""
+
+    object: Literal["worker"]
+    name: str
+    provider: str
+    model: str
+    tiers: list[str]
+    region: str | None
+    retention: str | None
+    clearance: list[str]
+    rules: list[str]
+    """The rules that keep it from requests with some labels."""
+    state: Literal["closed", "half_open", "open"] | None
+    """The state of its circuit breaker in this process: `open` is ejected. Null where this process makes no calls."""
+
+
+class WorkerList(Listed):
+    """Workers, in the order of the pool file."""
+
+    data: list[WorkerEntry]
+
+
+class PolicyRule(Reply):
+    """A rule: of the requests with all of these labels, which workers it keeps away."""
+
+    name: str
+    labels: list[str]
+    excludes: list[str]
+
+
+class Policy(Reply):
+    """The rules in force, by the pool with this digest."""
+
+    object: Literal["policy"]
+    catalog: str
+    labels: list[str]
+    rules: list[PolicyRule]
+
+
+class PolicyDifference(Reply):
+    """A comparison of a pool file with the one in force: a witness for each tier and recipient that it widens."""
+
+    object: Literal["policy.difference"]
+    widens: bool
+    witnesses: list[dict[str, Any]]
+
+
+class ConductorVersion(Reply):
+    """The versions of a conductor. The empty version is the model that the pool file names."""
+
+    object: Literal["conductor"]
+    name: str
+    live: str
+    canary: str
+    share: float
+    """The share of the runs that the canary conducts."""
+    loaded: list[str]
+    before: list[str]
+
+
+class ConductorList(Listed):
+    """The conductors of the pool file."""
+
+    data: list[ConductorVersion]
+
+
+class Identity(Reply):
+    """The one who asks."""
+
+    object: Literal["identity"]
+    id: str
+    via: Literal["key", "oidc"]
+    tenant: str
+    all_tenants: bool
+    role: str | None
+    scopes: list[str]
+    expires_at: float | None
+    csrf_token: str | None
+    """For a person: the value of the header `x-csrf-token` that each change needs."""

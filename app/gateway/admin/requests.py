@@ -1,0 +1,211 @@
+"""Bodies and query parameters of the admin API."""
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Annotated, Any, Final, Literal, TypeVar
+
+from pydantic import Field, StringConstraints, ValidationError
+
+from app.core.pool.budgets import Period, Scope
+from app.gateway.openapi import operations
+from app.gateway.openapi.replies import Error
+from app.gateway.wire.baton_options import Label, WireModel
+from app.gateway.wire.parameters import invalid_request
+from app.gateway.wire.query import EventNumber, Moment, Parameters, Text, Whole
+
+PAGE = 100
+"""The most entries of a page, and the number where none is asked for."""
+MONTHS_SECONDS = 92 * 86_400
+"""The longest window of a report on spending."""
+Role = Literal["owner", "operator", "auditor", "developer", "caller"]
+Named = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.:@ -]{0,127}$")]
+TenantName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.:@-]{0,127}$")]
+Dollars = Annotated[float, Field(gt=0, le=1_000_000, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1, le=1_000_000_000)]
+Seconds = Annotated[int, Field(ge=0, le=10 * 366 * 86_400)]
+PoolText = Annotated[str, StringConstraints(min_length=1, max_length=1 << 20)]
+Limit = Annotated[Whole, Field(ge=1, le=PAGE)]
+Model = TypeVar("Model", bound=WireModel)
+
+
+class KeyRequest(WireModel):
+    """A new key. Its secret is in the reply, and nowhere else."""
+
+    name: Named
+    tenant: TenantName | None = None
+    """The tenant of the one who asks, if it is left out."""
+    roles: tuple[Role, ...] = ()
+    scopes: tuple[str, ...] = ()
+    """Without roles and scopes the key is a `caller`."""
+    tiers: tuple[str, ...] = ()
+    """Tiers that it may use; every tier if it is left out."""
+    labels: tuple[Label, ...] = ()
+    """Labels that are put on each of its tasks."""
+    usd: Dollars | None = None
+    """The most that one run may cost, in dollars."""
+    rpm: Count | None = None
+    """Requests a minute."""
+    tpm: Count | None = None
+    """Tokens a minute, over all calls of its runs."""
+    concurrency: Count | None = None
+    """Requests at one time."""
+    expires_in: Annotated[Seconds, Field(ge=1)] | None = None
+    """Its lifetime in seconds."""
+    all_tenants: bool = False
+    """True if its scopes reach every tenant."""
+
+
+class RotateRequest(WireModel):
+    """A new secret for a key."""
+
+    overlap_seconds: Seconds = 86_400
+    """How long the old secret still works; 0 ends it at once."""
+
+
+class NoFields(WireModel):
+    """Nothing: an empty object, or no body at all."""
+
+
+class TenantRequest(WireModel):
+    """A new tenant."""
+
+    name: TenantName
+
+
+class BudgetRequest(WireModel):
+    """A budget. One of the same tenant, scope, name and period is replaced."""
+
+    scope: Scope
+    period: Period
+    usd: Annotated[float, Field(ge=0, le=1_000_000_000, allow_inf_nan=False)]
+    """The amount that may be spent in each period, in dollars."""
+    name: Annotated[str, StringConstraints(max_length=256)] = ""
+    """The key's id, the user or the team; `*` for each of them that has no budget of its own; empty for the tenant."""
+    tenant: TenantName | None = None
+    """The tenant of the one who asks, if it is left out."""
+    zone: Annotated[str, StringConstraints(max_length=64)] = "UTC"
+    """A time zone of the IANA database, by whose clocks periods begin."""
+    soft: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """The share of the amount at which a warning is given."""
+
+
+class PoolRequest(WireModel):
+    """A pool file to compare with the one in force."""
+
+    pool: PoolText
+    """The text of the file (TOML)."""
+
+
+class TrialRequest(PoolRequest):
+    """A pool file to apply to past runs."""
+
+    since_seconds: Annotated[Seconds, Field(ge=1)] = 86_400
+    """How far back runs are looked at."""
+
+
+class VersionRequest(WireModel):
+    """The version of a conductor."""
+
+    version: Annotated[str, StringConstraints(min_length=1, max_length=256)]
+
+
+class CanaryRequest(VersionRequest):
+    """A version of a conductor that is to conduct a share of the runs."""
+
+    share: Annotated[float, Field(gt=0, lt=1)]
+
+
+class KeyFilters(Parameters):
+    """Which keys are listed."""
+
+    tenant: Text | None = None
+    """Keys of this tenant."""
+    limit: Limit = PAGE
+    """The most keys of a page."""
+    after: Text | None = None
+    """`next` of the page before."""
+
+
+class TenantFilters(Parameters):
+    """Which tenants are listed."""
+
+    limit: Limit = PAGE
+    """The most tenants of a page."""
+    after: Text | None = None
+    """`next` of the page before."""
+
+
+class ChangeFilters(Parameters):
+    """Which changes are listed; several parameters must all hold."""
+
+    tenant: Text | None = None
+    """Changes to this tenant, its keys and budgets."""
+    target: Text | None = None
+    """Changes to this key, tenant, budget or conductor."""
+    actor: Text | None = None
+    """Changes that this key, person or user has made."""
+    action: Text | None = None
+    """Changes of this kind, such as `key.revoked`."""
+    since: Moment | None = None
+    """Changes from this time on."""
+    limit: Limit = PAGE
+    """The most changes of a page."""
+    after: EventNumber | None = None
+    """`next` of the page before."""
+
+
+class BudgetFilters(Parameters):
+    """Which budgets are listed."""
+
+    tenant: Text | None = None
+    """Budgets of this tenant."""
+    limit: Limit = PAGE
+    """The most budgets of a page."""
+    after: Text | None = None
+    """`next` of the page before."""
+
+
+class SpendFilters(Parameters):
+    """The window of a report on spending, and what it is grouped by."""
+
+    by: Literal["tenant", "key"] = "tenant"
+    """The field by which spending is added up."""
+    tenant: Text | None = None
+    """Runs of this tenant."""
+    since: Moment | None = None
+    """Runs admitted from this time on; a day before the end if it is left out."""
+    until: Moment | None = None
+    """Runs admitted before this time; now if it is left out."""
+    limit: Limit = PAGE
+    """The most rows, the dearest first."""
+
+
+BODIES: Final = (
+    KeyRequest,
+    RotateRequest,
+    NoFields,
+    TenantRequest,
+    BudgetRequest,
+    PoolRequest,
+    VersionRequest,
+    CanaryRequest,
+)
+SCHEMAS: Final[operations.Schemas] = {
+    **{model.__name__: partial(operations.request_schema, model, model.__name__) for model in BODIES},
+    "Error": partial(operations.event_schema, Error),
+}
+"""The schemas of bodies, and of errors, which all routes refer to."""
+
+
+def read(model: type[Model], body: Mapping[str, Any]) -> Model:
+    """The body as a model; null is the same as a field that is left out. Raises `InvalidRequest`."""
+    given = {name: value for name, value in body.items() if value is not None}
+    try:
+        return model.model_validate(_frozen(given))
+    except ValidationError as error:
+        raise invalid_request(error, given) from None
+
+
+def _frozen(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The body with tuples for lists: the models are strict."""
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}

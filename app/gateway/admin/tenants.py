@@ -1,0 +1,207 @@
+"""`/admin/v1/tenants`, `/changes`, `/spend` and `/me`: tenants, who changed what, what was spent, and who asks."""
+
+from dataclasses import asdict
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Path, Query
+
+from app.core.pool.catalog import MILLION
+from app.core.roles import role_of
+from app.errors import Conflict, InvalidRequest, NotFound
+from app.gateway.admin import replies
+from app.gateway.admin.context import AdminContext
+from app.gateway.admin.requests import (
+    MONTHS_SECONDS,
+    ChangeFilters,
+    NoFields,
+    SpendFilters,
+    TenantFilters,
+    TenantRequest,
+    read,
+)
+from app.gateway.admin.responses import as_json, as_page, page
+from app.gateway.http.auth import Caller, Keys
+from app.gateway.http.ingress import json_body
+from app.gateway.openapi import operations
+from app.store.protocol import AdminEvent, AdminEventQuery, SpendQuery, TenantRow
+
+DAY_SECONDS = 86_400.0
+TenantPath = Annotated[str, Path(alias="tenant", description="The tenant's name.")]
+
+
+def routes(context: AdminContext, keys: Keys) -> APIRouter:
+    """The routes of tenants, changes, spending, and the one who asks."""
+    router = APIRouter(prefix="/admin/v1", tags=["tenants"])
+    _lists(router, context, keys)
+    _switches(router, context, keys)
+    _changes(router, context, keys)
+    _spending(router, context, keys)
+    _identity(router, keys)
+    return router
+
+
+def _lists(router: APIRouter, context: AdminContext, keys: Keys) -> None:
+    @router.get(
+        "/tenants",
+        operation_id="list_tenants",
+        summary="List tenants by name.",
+        response_model=replies.TenantList,
+        responses=operations.replies(*operations.READING),
+    )
+    async def list_tenants(
+        filters: Annotated[TenantFilters, Query()], caller: Annotated[Caller, keys.needs("tenants:read")]
+    ) -> Any:
+        """For a caller of one tenant, that tenant; else every one that was created or has keys."""
+        rows = [_shown(row) for row in await context.gateway.store.tenants() if caller.sees(row.name)]
+        return as_page(rows, "name", filters.limit, filters.after)
+
+    @router.post(
+        "/tenants",
+        operation_id="create_tenant",
+        summary="Create a tenant.",
+        response_model=replies.Tenant,
+        responses=operations.replies(*operations.WRITING),
+        openapi_extra=operations.body("TenantRequest", example={"name": "acme"}),
+    )
+    async def create_tenant(
+        caller: Annotated[Caller, keys.needs("tenants:write")],
+        given: Annotated[dict[str, object], json_body(context.gateway.bounds)],
+    ) -> Any:
+        """A tenant that was created already is shown as it is."""
+        name = read(TenantRequest, given).name
+        await context.gateway.store.add_tenant(name, context.gateway.now(), by=caller.actor)
+        return as_json(_shown(await _found(context, name)))
+
+
+def _switches(router: APIRouter, context: AdminContext, keys: Keys) -> None:
+    for verb, words in (("disable", "Accept no key of a tenant."), ("enable", "Accept a tenant's keys again.")):
+        _switch(router, context, keys, verb, words)
+
+
+def _switch(router: APIRouter, context: AdminContext, keys: Keys, verb: str, words: str) -> None:
+    @router.post(
+        f"/tenants/{{tenant}}/{verb}",
+        operation_id=f"{verb}_tenant",
+        summary=words,
+        response_model=replies.Tenant,
+        responses=operations.replies(*operations.WRITING),
+        openapi_extra=operations.body("NoFields", required=False),
+    )
+    async def switch_tenant(
+        tenant: TenantPath,
+        caller: Annotated[Caller, keys.needs("tenants:write")],
+        given: Annotated[dict[str, object], json_body(context.gateway.bounds, optional=True)],
+    ) -> Any:
+        """Gateways follow within five seconds. Runs that have begun go on."""
+        read(NoFields, given)
+        if verb == "disable" and tenant == caller.key.tenant:
+            raise Conflict(
+                "This would end the access of the one who asks; use a key of another tenant.", code="own_tenant"
+            )
+        now = context.gateway.now()
+        if not await context.gateway.store.switch_tenant(tenant, now, enabled=verb == "enable", by=caller.actor):
+            raise NotFound("There is no such tenant.")
+        return as_json(_shown(await _found(context, tenant)))
+
+
+def _changes(router: APIRouter, context: AdminContext, keys: Keys) -> None:
+    @router.get(
+        "/changes",
+        operation_id="list_changes",
+        summary="List who changed what, newest first.",
+        response_model=replies.ChangeList,
+        responses=operations.replies(*operations.READING),
+    )
+    async def list_changes(
+        filters: Annotated[ChangeFilters, Query()], caller: Annotated[Caller, keys.needs("changes:read")]
+    ) -> Any:
+        """Changes to keys, tenants, budgets and conductors; those of other tenants, and of what all tenants share, only
+        for a caller of all tenants."""
+        if filters.tenant is not None and not caller.sees(filters.tenant):
+            return page([], "seq", has_more=False)
+        query = AdminEventQuery(
+            limit=filters.limit + 1,
+            before=filters.after,
+            tenant=filters.tenant if filters.tenant is not None else caller.tenant,
+            target=filters.target,
+            actor=filters.actor,
+            action=filters.action,
+            since=filters.since,
+        )
+        found = await context.gateway.store.admin_events(query)
+        return page([_entry(one) for one in found[: filters.limit]], "seq", has_more=len(found) > filters.limit)
+
+
+def _spending(router: APIRouter, context: AdminContext, keys: Keys) -> None:
+    @router.get(
+        "/spend",
+        operation_id="get_spending",
+        summary="Add up what was spent in a window.",
+        response_model=replies.Spending,
+        responses=operations.replies(*operations.READING),
+    )
+    async def get_spending(
+        filters: Annotated[SpendFilters, Query()], caller: Annotated[Caller, keys.needs("spend:read")]
+    ) -> Any:
+        """Of the runs that were admitted in the window, from the journal, by tenant or by key, the dearest first."""
+        until = filters.until if filters.until is not None else context.gateway.now()
+        since = filters.since if filters.since is not None else until - DAY_SECONDS
+        if until - since > MONTHS_SECONDS:
+            raise InvalidRequest("The window must not be longer than 92 days.", param="since", code="invalid_value")
+        tenant = filters.tenant if filters.tenant is not None else caller.tenant
+        if tenant is not None and not caller.sees(tenant):
+            raise NotFound("There is no such tenant.")
+        query = SpendQuery(since=since, until=until, tenant=tenant, by=filters.by, limit=filters.limit)
+        rows = [
+            {
+                "tenant": row.tenant,
+                "key": row.key,
+                "runs": row.runs,
+                "usd": row.usd / MILLION,
+                "held_usd": row.held / MILLION,
+                "tokens": row.tokens,
+            }
+            for row in await context.gateway.store.spending(query)
+        ]
+        return as_json({"object": "spending", "since": since, "until": until, "by": filters.by, "data": rows})
+
+
+def _identity(router: APIRouter, keys: Keys) -> None:
+    @router.get(
+        "/me",
+        operation_id="get_identity",
+        summary="Show who asks.",
+        response_model=replies.Identity,
+        responses=operations.replies(401, 500, 503),
+    )
+    async def get_identity(caller: Annotated[Caller, keys.needs()]) -> Any:
+        """The key or the person, with tenant and scopes."""
+        key = caller.key
+        return as_json(
+            {
+                "object": "identity",
+                "id": key.id,
+                "via": caller.via,
+                "tenant": key.tenant,
+                "all_tenants": key.all_tenants,
+                "role": role_of(key.scopes) or None,
+                "scopes": sorted(key.scopes),
+                "expires_at": key.expires_at,
+                "csrf_token": caller.csrf_token,
+            }
+        )
+
+
+async def _found(context: AdminContext, name: str) -> TenantRow:
+    for row in await context.gateway.store.tenants():
+        if row.name == name:
+            return row
+    raise NotFound("There is no such tenant.")
+
+
+def _shown(row: TenantRow) -> dict[str, Any]:
+    return {"object": "tenant", **asdict(row)}
+
+
+def _entry(event: AdminEvent) -> dict[str, Any]:
+    return {"object": "change", **asdict(event)}

@@ -1,0 +1,26 @@
+"""Sums of the money that runs have spent, over the rows that the journal's writes keep."""
+
+from typing import Any
+
+from sqlalchemy import Connection, func, select
+
+from app.store.protocol import SpendQuery, SpendRow
+from app.store.sqlkit.tables import RUNS
+
+
+def sums(conn: Connection, query: SpendQuery) -> tuple[SpendRow, ...]:
+    """The sums of the runs that were admitted in a window, the dearest first."""
+    run = RUNS.c
+    groups = [run.tenant, run.key] if query.by == "key" else [run.tenant]
+    spent = func.sum(run.spent_usd)
+    figures = (func.count(), spent, func.sum(run.held_usd), func.sum(run.spent_tokens))
+    chosen = select(*groups, *figures).where(run.created_at >= query.since, run.created_at < query.until)
+    if query.tenant is not None:
+        chosen = chosen.where(run.tenant == query.tenant)
+    rows = conn.execute(chosen.group_by(*groups).order_by(spent.desc(), *groups).limit(query.limit))
+    return tuple(_row(list(row), by_key=query.by == "key") for row in rows)
+
+
+def _row(row: list[Any], *, by_key: bool) -> SpendRow:
+    runs, usd, held, tokens = map(int, row[-4:])
+    return SpendRow(tenant=row[0], key=row[1] if by_key else None, runs=runs, usd=usd, held=held, tokens=tokens)

@@ -1,0 +1,286 @@
+"""The admin API: keys, tenants, budgets, policy, conductors, and who changed them."""
+
+import json
+import re
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from app.core.pool.conductor_versions import Change
+from app.gateway.http.auth import KEY_FORMAT
+from tests.harness.administration import AdminStandIn, administration
+from tests.harness.stand_ins import CATALOG
+
+POOL = """
+[providers.rehearsal]
+format = "rehearsal"
+[workers.alpha]
+provider = "rehearsal"
+model = "sage"
+clearance = ["secret"]
+[tiers.baton-mini]
+pool = ["alpha"]
+"""
+
+
+@pytest.fixture
+async def admin(tmp_path: Path) -> AsyncIterator[AdminStandIn]:
+    async with administration(tmp_path) as opened:
+        yield opened
+
+
+async def asked(client: httpx.AsyncClient, method: str, path: str, **more: Any) -> dict[str, Any]:
+    """Send a request that must succeed, and return the reply."""
+    reply = await client.request(method, f"/admin/v1{path}", **more)
+    assert reply.status_code == 200, reply.text
+    found: dict[str, Any] = reply.json()
+    return found
+
+
+async def refused(client: httpx.AsyncClient, method: str, path: str, **more: Any) -> tuple[int, str]:
+    """Send a request that must be refused; return its status and the error's code."""
+    reply = await client.request(method, f"/admin/v1{path}", **more)
+    return reply.status_code, reply.json()["error"]["code"]
+
+
+async def statuses(admin: AdminStandIn, *keys: str) -> list[int]:
+    """Return the status that a new gateway gives each key."""
+    found = []
+    for key in keys:
+        async with admin.client(key, admin.gateway_app()) as client:
+            found.append((await client.get("/v1/models")).status_code)
+    return found
+
+
+async def test_a_key_is_made_rotated_and_revoked_and_the_log_says_by_whom(admin: AdminStandIn) -> None:
+    async with admin.client(await admin.add_key("boss")) as client:
+        made = await asked(client, "POST", "/keys", json={"name": "ci", "roles": ["caller"], "usd": 0.25, "rpm": 60})
+        first = made.pop("key")
+        assert KEY_FORMAT.fullmatch(first)
+        assert (made["role"], made["tenant"], made["usd"], made["in_force"]) == ("caller", "acme", 0.25, True)
+        assert await asked(client, "GET", f"/keys/{made['id']}") == made
+        rotated = await asked(client, "POST", f"/keys/{made['id']}/rotate", json={"overlap_seconds": 60})
+        assert await statuses(admin, first, rotated["key"]) == [200, 200]
+        ended = await asked(client, "POST", f"/keys/{made['id']}/revoke")
+        assert (ended["in_force"], ended["revoked_at"]) == (False, admin.gateway.now())
+        assert await statuses(admin, first, rotated["key"]) == [401, 401]
+        assert await refused(client, "POST", f"/keys/{made['id']}/rotate") == (409, "key_not_in_force")
+        logged = (await asked(client, "GET", f"/changes?target={made['id']}"))["data"]
+    assert [(one["action"], one["actor"], one["via"]) for one in logged] == [
+        ("key.revoked", "boss", "key"),
+        ("key.rotated", "boss", "key"),
+        ("key.added", "boss", "key"),
+    ]
+    assert not [secret for secret in (first, rotated["key"]) if secret.split("_")[2] in str(logged)]
+
+
+async def test_a_key_that_is_asked_for_again_is_made_once(admin: AdminStandIn) -> None:
+    again = {"idempotency-key": "one"}
+    async with admin.client(await admin.add_key("boss")) as client:
+        made = await asked(client, "POST", "/keys", json={"name": "ci"}, headers=again)
+        repeated = await asked(client, "POST", "/keys", json={"name": "ci"}, headers=again)
+        assert repeated == made | {"key": None}
+        other = {"name": "ci", "roles": ["owner"]}
+        assert await refused(client, "POST", "/keys", json=other, headers=again) == (409, "conflict")
+        assert await refused(client, "POST", "/keys", json={"name": "ci"}) == (409, "name_taken")
+        assert len((await asked(client, "GET", "/keys"))["data"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"name": "x", "scopes": ["runs:delete"]}, "scopes"),
+        ({"name": "x", "tiers": ["none"]}, "tiers"),
+        ({"name": "x", "roles": ["root"]}, "roles[0]"),
+        ({"name": ""}, "name"),
+        ({}, "name"),
+        ({"name": "x", "expires_in": 0}, "expires_in"),
+        ({"name": "x", "secret": "s"}, "secret"),
+    ],
+)
+async def test_a_request_that_is_not_valid_names_its_field(
+    admin: AdminStandIn, body: dict[str, Any], param: str
+) -> None:
+    async with admin.client(await admin.add_key("boss")) as client:
+        reply = await client.post("/admin/v1/keys", json=body)
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, param)
+
+
+async def test_nobody_gains_rights_by_making_or_rotating_keys(admin: AdminStandIn) -> None:
+    await admin.add_key("boss")
+    await admin.add_key("theirs", tenant="other")
+    limited = {"labels": frozenset({"phi"}), "tiers": frozenset({"baton-mini"}), "max_usd": 1_000_000}
+    key = await admin.add_key("oper", "operator", expires_at=2e9, **limited)
+    fitting: dict[str, Any] = {"name": "x", "labels": ["phi"], "tiers": ["baton-mini"], "usd": 0.5, "expires_in": 60}
+    wider: tuple[dict[str, Any], ...] = (
+        {"roles": ["owner"]},
+        {"roles": ["auditor"]},
+        {"all_tenants": True},
+        {"labels": []},
+        {"tiers": []},
+        {"usd": 1.5},
+        {"usd": None},
+        {"expires_in": None},
+    )
+    async with admin.client(key) as client:
+        for one in wider:
+            assert (await refused(client, "POST", "/keys", json=fitting | one))[0] == 403, one
+        assert await refused(client, "POST", "/keys/boss/rotate") == (403, "insufficient_scope")
+        assert await refused(client, "POST", "/keys", json=fitting | {"tenant": "other"}) == (404, "not_found")
+        assert await refused(client, "POST", "/keys/theirs/rotate") == (404, "not_found")
+        assert await refused(client, "POST", "/keys/theirs/revoke") == (404, "not_found")
+        assert await refused(client, "GET", "/keys/theirs") == (404, "not_found")
+        await asked(client, "POST", "/keys", json=fitting)
+        assert [row["tenant"] for row in (await asked(client, "GET", "/keys"))["data"]] == ["acme"] * 3
+
+
+async def test_a_tenant_is_created_disabled_and_enabled(admin: AdminStandIn) -> None:
+    theirs = await admin.add_key("theirs", "caller", tenant="new")
+    async with admin.client(await admin.add_key("root", tenant="ops", all_tenants=True)) as client:
+        made = await asked(client, "POST", "/tenants", json={"name": "new"})
+        assert await asked(client, "POST", "/tenants", json={"name": "new"}) == made
+        assert (made["keys"], made["disabled_at"]) == (1, None)
+        await asked(client, "POST", "/tenants/new/disable")
+        assert await statuses(admin, theirs) == [401]
+        await asked(client, "POST", "/tenants/new/enable")
+        assert await statuses(admin, theirs) == [200]
+        assert await refused(client, "POST", "/tenants/ops/disable") == (409, "own_tenant")
+        assert await refused(client, "POST", "/tenants/none/disable") == (404, "not_found")
+        names = [row["name"] for row in (await asked(client, "GET", "/tenants"))["data"]]
+    assert names == ["new", "ops"]
+    async with admin.client(await admin.add_key("boss")) as client:  # an owner of one tenant
+        assert await refused(client, "POST", "/tenants", json={"name": "x"}) == (403, "insufficient_scope")
+        assert [row["name"] for row in (await asked(client, "GET", "/tenants"))["data"]] == ["acme"]
+
+
+async def test_lists_go_on_behind_what_was_seen(admin: AdminStandIn) -> None:
+    key = await admin.add_key("boss")
+    for number in range(4):
+        await admin.add_key(f"mine{number}", "caller")
+        await admin.add_key(f"theirs{number}", "caller", tenant="other")
+    async with admin.client(key) as client:
+        for path, field in (("/keys", "id"), ("/changes", "seq")):
+            whole = [row[field] for row in (await asked(client, "GET", path))["data"]]
+            first = await asked(client, "GET", f"{path}?limit=3")
+            rest = await asked(client, "GET", f"{path}?limit=3&after={first['next']}")
+            assert [row[field] for row in (*first["data"], *rest["data"])] == whole
+            assert (first["has_more"], rest["has_more"], rest["next"]) == (True, False, None)
+            assert len(whole) == 5
+        assert await refused(client, "GET", "/keys?after=none") == (400, "invalid_value")
+        assert (await asked(client, "GET", "/changes?tenant=other"))["data"] == []
+
+
+async def test_what_was_spent_is_the_callers_tenants(admin: AdminStandIn) -> None:
+    async with admin.client(await admin.add_key("boss")) as client:
+        found = await asked(client, "GET", "/spend?by=key")
+        assert (found["data"], found["until"] - found["since"]) == ([], 86_400)
+        assert await refused(client, "GET", "/spend?tenant=other") == (404, "not_found")
+        assert await refused(client, "GET", "/spend?since=0") == (400, "invalid_value")
+
+
+async def test_budgets_are_set_shown_and_removed(admin: AdminStandIn) -> None:
+    wanted: dict[str, Any] = {"scope": "key", "name": "ci", "period": "day", "usd": 2.5, "soft": 0.8}
+    whole = {"scope": "tenant", "period": "month", "usd": 500}
+    async with admin.client(await admin.add_key("boss")) as client:
+        made = await asked(client, "POST", "/budgets", json=wanted)
+        assert made["id"] == "acme/key/ci/day"
+        assert await asked(client, "POST", "/budgets", json=wanted | {"usd": 3}) == made | {"usd": 3.0}
+        assert (await asked(client, "GET", "/budgets/acme/key/ci/day"))["windows"] == []
+        assert [row["usd"] for row in (await asked(client, "GET", "/budgets"))["data"]] == [3.0]
+        assert await refused(client, "POST", "/budgets", json=whole) == (403, "insufficient_scope")
+        assert await refused(client, "POST", "/budgets", json=wanted | {"zone": "Mars"}) == (400, "invalid_value")
+        assert await refused(client, "POST", "/budgets", json=wanted | {"tenant": "other"}) == (404, "not_found")
+        assert await asked(client, "DELETE", "/budgets/acme/key/ci/day") == {"id": made["id"], "removed": True}
+        assert await refused(client, "GET", "/budgets/acme/key/ci/day") == (404, "not_found")
+        logged = (await asked(client, "GET", "/changes?target=acme/key/ci/day"))["data"]
+        assert [one["action"] for one in logged] == ["budget.removed", "budget.set", "budget.set"]
+    async with admin.client(await admin.add_key("root", tenant="ops", all_tenants=True)) as client:
+        await asked(client, "POST", "/budgets", json=whole | {"tenant": "acme"})
+
+
+async def test_the_pool_and_its_rules_are_shown_and_a_file_is_compared(admin: AdminStandIn) -> None:
+    async with admin.client(await admin.add_key("devel", "developer")) as client:
+        workers = (await asked(client, "GET", "/workers"))["data"]
+        assert [(one["name"], one["state"], one["tiers"]) for one in workers] == [
+            ("alpha", "closed", ["baton-mini"]),
+            ("beta", "open", ["baton-mini", "baton-ultra"]),
+        ]
+        policy = await asked(client, "GET", "/policy")
+        assert (policy["catalog"], policy["rules"]) == (CATALOG.digest, [])
+        found = await asked(client, "POST", "/policy/diff", json={"pool": POOL})
+        assert found["widens"]
+        assert [one["recipient"]["worker"] for one in found["witnesses"]] == ["alpha"]
+        assert await refused(client, "POST", "/policy/diff", json={"pool": "["}) == (400, "invalid_pool")
+
+
+async def test_a_version_is_promoted_and_rolled_back_by_its_author(admin: AdminStandIn) -> None:
+    await admin.store.change(Change("c1", 1.0, "ann", "alpha", "loaded", "v1"))
+    async with admin.client(await admin.add_key("root", tenant="ops", all_tenants=True)) as client:
+        promote = {"json": {"version": "v1"}}
+        assert await refused(client, "POST", "/conductors/alpha/promote", **promote) == (409, "change_refused")
+        admin.served.append("v1")
+        canary = await asked(client, "POST", "/conductors/alpha/canary", json={"version": "v1", "share": 0.25})
+        assert (canary["canary"], canary["share"], canary["live"]) == ("v1", 0.25, "")
+        assert (await asked(client, "POST", "/conductors/alpha/promote", **promote))["live"] == "v1"
+        assert await refused(client, "POST", "/conductors/beta/promote", **promote) == (404, "not_found")
+        admin.served.clear()  # rolling back must be possible while the server is away
+        assert (await asked(client, "POST", "/conductors/alpha/rollback"))["live"] == ""
+        assert [row["name"] for row in (await asked(client, "GET", "/conductors"))["data"]] == ["alpha"]
+        logged = (await asked(client, "GET", "/changes?target=alpha"))["data"]
+    assert [(one["action"], one["actor"]) for one in logged][:2] == [
+        ("conductor.rolled_back", "root"),
+        ("conductor.promoted", "root"),
+    ]
+    async with admin.client(await admin.add_key("boss")) as client:  # conductors are shared by all tenants
+        assert await refused(client, "POST", "/conductors/alpha/rollback") == (403, "insufficient_scope")
+        assert (await asked(client, "GET", "/changes?target=alpha"))["data"] == []
+
+
+@pytest.mark.parametrize("fate", ["revoked", "rotated", "disabled", "expired"])
+async def test_two_gateways_follow_within_five_seconds(admin: AdminStandIn, fate: str) -> None:
+    """Each gateway has its own cache of keys; the change is made through the admin API."""
+    limit = {"expires_at": admin.gateway.now() + 4.9} if fate == "expired" else {}
+    key = await admin.add_key("leaked", "caller", **limit)
+    apps = [admin.gateway_app(), admin.gateway_app()]
+
+    async def accepted() -> list[bool]:
+        found = []
+        for app in apps:
+            async with admin.client(key, app) as client:
+                found.append((await client.get("/v1/models")).status_code == 200)
+        return found
+
+    assert await accepted() == [True, True]
+    async with admin.client(await admin.add_key("root", tenant="ops", all_tenants=True)) as client:
+        if fate == "revoked":
+            await asked(client, "POST", "/keys/leaked/revoke")
+        elif fate == "rotated":
+            await asked(client, "POST", "/keys/leaked/rotate", json={"overlap_seconds": 0})
+        elif fate == "disabled":
+            await asked(client, "POST", "/tenants/acme/disable")
+    admin.stand_in.seconds += 5.0
+    admin.stand_in.ticks += 5.0
+    assert await accepted() == [False, False]
+
+
+async def test_the_api_describes_itself(admin: AdminStandIn) -> None:
+    async with admin.client() as client:
+        document = (await client.get("/openapi.json")).json()
+        page = await client.get("/docs")
+    assert page.status_code == 200
+    assert document["info"]["title"] == "Baton administration"
+    described = {(method.upper(), path) for path, one in document["paths"].items() for method in one}
+    assert ("POST", "/admin/v1/keys/{key}/rotate") in described
+    assert not [path for _, path in described if path.startswith("/v1/")]
+    schemas = document["components"]["schemas"]
+    named = set(re.findall(r'"#/components/schemas/([^"]+)"', json.dumps(document)))
+    assert named <= set(schemas)
+    assert {"KeyRequest", "CanaryRequest", "KeyList", "Error"} <= set(schemas)
+
+
+async def test_the_public_listener_serves_none_of_it(admin: AdminStandIn) -> None:
+    async with admin.client(await admin.add_key("boss"), admin.gateway_app()) as client:
+        assert (await client.get("/admin/v1/keys")).status_code == 404
