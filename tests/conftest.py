@@ -23,7 +23,7 @@ from typing import Any
 import asyncpg
 import pytest
 from redis.asyncio import Redis
-from sqlalchemy import Dialect
+from sqlalchemy import Dialect, Engine, create_engine
 from sqlalchemy.engine import URL, make_url
 
 from app.cli.terminal import NOISY
@@ -152,15 +152,26 @@ def embedded_database(tmp_path: Path, make_schema: Callable[[str], None]) -> Non
 
 @pytest.fixture(scope="session", autouse=True)
 def shared_schema_and_statements(make_schema: Callable[[str], None]) -> Iterator[None]:
-    """Make the schema and the statements once, as a process does: a thousand stores are opened in this one."""
+    """Make the schema and the statements once, as a process does: a thousand stores are opened in this one.
+
+    The engines of SQLite files share what SQLAlchemy has compiled.
+    """
     known: dict[str, Statements] = {}
 
     def statements(dialect: Dialect) -> Statements:
         return known.get(dialect.name) or known.setdefault(dialect.name, Statements(dialect))
 
+    def engine(url: URL, **options: Any) -> Engine:
+        made = create_engine(url, **options)
+        made.dialect, made._compiled_cache = compiling.dialect, compiling._compiled_cache
+        return made
+
+    compiling = create_engine("sqlite://")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("app.store.sql.migrate", make_schema)
         patch.setattr("app.store.sql.Statements", statements)
+        patch.setattr("app.store.archive.create_engine", engine)
+        patch.setattr("app.store.sqlkit.sqlite.create_engine", engine)
         yield
 
 

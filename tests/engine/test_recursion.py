@@ -128,7 +128,7 @@ async def test_the_answer_inside_has_the_form_that_the_caller_wants(stub: Provid
     plans(stub, ALONE, plan_text((0, "First", ["user"]), (1, "Last", ["user", 0])))
     form = Form({"type": "object"}, strict=False)
     task = order(opened, TIER).task
-    task = Task(task.messages, Sampling(max_tokens=77), form)
+    task = Task(task.messages, Sampling(max_tokens=77), form=form)
     outcome = await run(opened, task=task, streams=True)
     assert outcome.ended.error is None
     caps = {str(call.json["messages"]): call.json["max_tokens"] for call in _sent(stub)}

@@ -4,6 +4,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
+from functools import cache
 from importlib.resources import files
 from typing import Any
 
@@ -26,8 +27,9 @@ class Known:
     options: Mapping[str, str] = field(default_factory=dict)
 
 
-def providers() -> dict[str, Known]:
-    """Return all known providers by name, in the order of the file."""
+@cache
+def providers() -> Mapping[str, Known]:
+    """Return all known providers by name, in the order of the file, which is read once."""
     table = tomllib.loads(shipped("known.toml"), parse_float=Decimal)
     return {
         name: Known(name, **{**entry, "keys": tuple(entry["keys"]), "models": tuple(entry["models"])})
