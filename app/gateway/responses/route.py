@@ -266,7 +266,8 @@ def _ends(router: APIRouter, context: GatewayContext, keys: Keys, idempotency: I
         store = context.store.of_tenant(caller.tenant)
         row = await store.run(told.subject.state.run)
         await cancel.stop(context, store, row)
-        await store.erase(row.id)
+        if not await store.erase(row.id):  # it was pruned just now
+            raise NotFound(GONE)
         return _json(orjson.dumps({"id": response, "object": "response", "deleted": True}))
 
 

@@ -203,7 +203,8 @@ def _acts(router: APIRouter, context: GatewayContext, keys: Keys, idempotency: I
         It is cancelled first if it goes on. A run of any format can be erased; one that was erased stays so.
         """
         await cancel.stop(context, found.store, found.row)
-        await found.store.erase(found.row.id)
+        if not await found.store.erase(found.row.id):  # it was pruned just now
+            raise NotFound()
         return _json({"id": found.row.id, "object": "run", "erased": True})
 
     @router.post(

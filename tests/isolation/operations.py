@@ -1,0 +1,287 @@
+"""Operations of two tenants on one service: every route of the route table, on their own runs and on each other's.
+
+Each tenant has a word of its own in everything that it sends, and workers repeat it. An operation leaks if its reply
+has the other tenant's word, or the id of a run of the other's that was not in the request; it meddles if a run of the
+other's is not as it was before. Each route has its request in `REQUESTS`; a route without one is a fault.
+"""
+
+import json
+import random
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+from fastapi import FastAPI
+
+from app.core.roles import ROLES
+from app.gateway.app import create_app
+from app.gateway.http.auth import mint
+from app.process.wiring import Runtime
+from app.store.protocol import RunRow
+from tests.harness.stand_ins import api_routes
+from tests.harness.waiting import PATIENCE_SECONDS, until
+from tests.stubs import Echo, ProviderStub, Reply, ToolCall
+from tests.stubs.record import Received
+
+TENANTS = ("amber", "birch")
+TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
+RUN_ID = re.compile(r"run_[0-9a-z]+")
+KEPT_RUNS = 40
+"""Most runs of a tenant that operations choose from."""
+
+
+class Mirror(Echo):
+    """A worker that repeats the request. It calls the tools that are on offer, unless it has their results."""
+
+    def reply(self, received: Received) -> Reply:
+        """The reply to a request."""
+        body = received.json
+        if body.get("tools") and body["messages"][-1]["role"] != "tool":
+            return Reply(chunks=(), tool_calls=(ToolCall("look"),), finish="tool")
+        return Reply(chunks=(json.dumps(body["messages"])[-2_000:],))
+
+
+@dataclass
+class Asked:
+    """One request."""
+
+    path: str
+    body: Any = None
+    headers: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass
+class Tenant:
+    """One tenant, its client, and what it has."""
+
+    name: str
+    client: httpx.AsyncClient
+    runs: list[str] = field(default_factory=list)
+    responses: list[str] = field(default_factory=list)
+    calls: list[str] = field(default_factory=list)
+    """Calls of tools that wait for their results."""
+    keys: list[str] = field(default_factory=list)
+    """Idempotency keys that it has used."""
+    every: set[str] = field(default_factory=set)
+    """All of its runs, those that were erased included."""
+
+    @property
+    def word(self) -> str:
+        """The word that is in everything that it sends."""
+        return f"secret-{self.name}-7f3a"
+
+
+Chosen = Callable[[list[str]], str]
+Request = Callable[[Tenant, Tenant, Chosen], Asked]
+"""A request of the first tenant that names something of the second; both may be the same one."""
+
+
+def chat(mine: Tenant, **more: Any) -> dict[str, Any]:
+    """The body of a chat completion."""
+    return {"model": "baton-mini", "messages": [{"role": "user", "content": f"{mine.word} asks."}], **more}
+
+
+def _chat(mine: Tenant, theirs: Tenant, chosen: Chosen) -> Asked:
+    kind = chosen(["plain", "stream", "tools", "results", "again", "user"])
+    if kind == "results" and theirs.calls:
+        call = chosen(theirs.calls)
+        made = {"id": call, "type": "function", "function": {"name": "look", "arguments": "{}"}}
+        said = [{"role": "assistant", "content": None, "tool_calls": [made]}]
+        said += [{"role": "tool", "tool_call_id": call, "content": f"{mine.word} found it."}]
+        return Asked("", chat(mine, tools=[TOOL]) | {"messages": [*chat(mine)["messages"], *said]})
+    if kind == "tools":
+        return Asked("", chat(mine, tools=[TOOL]))
+    if kind == "again":
+        return Asked("", chat(mine), {"Idempotency-Key": chosen(theirs.keys or ["first"])})
+    if kind == "user":
+        return Asked("", chat(mine, user=mine.word, metadata={"team": mine.word}))
+    return Asked("", chat(mine, stream=kind == "stream"))
+
+
+def _response(mine: Tenant, theirs: Tenant, chosen: Chosen) -> Asked:
+    body: dict[str, Any] = {"model": "baton-mini", "input": f"{mine.word} asks."}
+    kind = chosen(["plain", "background", "stream", "previous", "reference"])
+    if kind == "previous" and theirs.responses:
+        return Asked("", body | {"previous_response_id": chosen(theirs.responses)})
+    if kind == "reference" and theirs.responses:
+        item = chosen(theirs.responses).replace("resp_", "msg_", 1)
+        return Asked("", body | {"input": [{"type": "item_reference", "id": item}]})
+    return Asked("", body | {kind: kind in ("stream", "background"), "metadata": {"team": mine.word}})
+
+
+def _list(_mine: Tenant, theirs: Tenant, chosen: Chosen) -> Asked:
+    filters = [f"?after={chosen(theirs.runs)}"] if theirs.runs else []
+    filters += ["", f"?tenant={theirs.name}", f"?user={theirs.word}", f"?metadata.team={theirs.word}"]
+    return Asked(chosen(filters))
+
+
+def _named(_mine: Tenant, _theirs: Tenant, _chosen: Chosen) -> Asked:
+    return Asked("")
+
+
+def _continued(mine: Tenant, theirs: Tenant, chosen: Chosen) -> Asked:
+    body: dict[str, Any] = {"model": "baton-mini", "input": f"{mine.word} asks."}
+    return Asked("", body | ({"previous_response_id": chosen(theirs.responses)} if theirs.responses else {}))
+
+
+REQUESTS: Mapping[tuple[str, str], Request] = {
+    ("POST", "/v1/chat/completions"): _chat,
+    ("POST", "/v1/completions"): lambda mine, _theirs, _: Asked("", {"model": "baton-mini", "prompt": mine.word}),
+    ("POST", "/v1/messages"): lambda mine, _theirs, _: Asked("", chat(mine, max_tokens=50)),
+    ("POST", "/v1/messages/count_tokens"): lambda mine, _theirs, _: Asked("", chat(mine)),
+    ("GET", "/v1/models"): _named,
+    ("GET", "/v1/models/{model:path}"): _named,
+    ("POST", "/v1/responses"): _response,
+    ("POST", "/v1/responses/compact"): _continued,
+    ("POST", "/v1/responses/input_tokens"): _continued,
+    ("GET", "/v1/responses/{response}"): lambda _mine, _theirs, chosen: Asked(chosen(["", "?stream=true"])),
+    ("DELETE", "/v1/responses/{response}"): _named,
+    ("POST", "/v1/responses/{response}/cancel"): lambda _mine, _theirs, _: Asked("", {}),
+    ("GET", "/v1/responses/{response}/input_items"): _named,
+    ("GET", "/v1/runs"): _list,
+    ("GET", "/v1/runs/{run}"): _named,
+    ("DELETE", "/v1/runs/{run}"): _named,
+    ("POST", "/v1/runs/{run}/cancel"): lambda _mine, _theirs, _: Asked("", {}),
+    ("GET", "/v1/runs/{run}/events"): _named,
+    ("POST", "/v1/runs/{run}/feedback"): lambda mine, _theirs, _: Asked("", {"score": 1.0, "comment": mine.word}),
+    ("GET", "/v1/runs/{run}/steps/{n}"): _named,
+    ("GET", "/v1/runs/{run}/stream"): _named,
+}
+ERASES = {("DELETE", "/v1/runs/{run}"), ("DELETE", "/v1/responses/{response}")}
+
+
+@dataclass
+class Report:
+    """The operations that were carried out, and what was wrong with them."""
+
+    done: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """How often each route was asked for something of the other tenant's."""
+    reached: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """How often each route gave a tenant what is its own."""
+    leaks: list[str] = field(default_factory=list)
+    meddlings: list[str] = field(default_factory=list)
+    faults: list[str] = field(default_factory=list)
+    """Replies with a status of 500 or more."""
+
+    @property
+    def operations(self) -> int:
+        """The number of requests."""
+        return sum(self.done.values()) + sum(self.reached.values())
+
+
+def routes_of(app: FastAPI) -> list[tuple[str, str]]:
+    """Every method and path of the service that needs a key."""
+    found = []
+    for route in api_routes(list(app.routes)):
+        found += [(method, route.path) for method in sorted((route.methods or set()) - {"HEAD"})]
+    return [one for one in found if one[1].startswith("/v1/")]
+
+
+async def play(opened: Runtime, stub: ProviderStub, operations: int, seed: int, *, least: int = 1) -> Report:
+    """Carry out operations on a running service in turns; the first ones give each tenant runs of its own.
+
+    Raises KeyError for a route that `REQUESTS` lacks. Each route is asked `least` times for foreign things."""
+    stub.always("*", Mirror("mirror"))
+    chance = random.Random(seed)
+    app = create_app(opened.gateway)
+    routes = routes_of(app)
+    requests = [(route, REQUESTS[route]) for route in routes]
+    report = Report()
+    tenants = [await _tenant(opened, app, name) for name in TENANTS]
+    first = [(route, request) for route, request in requests if route[1] in ("/v1/chat/completions", "/v1/responses")]
+    plan = [(own, *one) for own in (True,) * 4 for one in first]
+    plan += [(own, *one) for own in (True, False) for _ in range(least) for one in requests if one[0] not in ERASES]
+    while len(plan) < operations // len(TENANTS):
+        plan.append((chance.random() < 0.5, *chance.choice(requests)))
+    plan += [(own, *one) for own in (False, True) for one in requests if one[0] in ERASES]
+    for own, route, request in plan:
+        for mine, other in (tenants, tenants[::-1]):
+            await _operate(opened, report, chance, route, request, mine, mine if own else other, other)
+    for one in tenants:
+        await one.client.aclose()
+    return report
+
+
+async def _tenant(opened: Runtime, app: FastAPI, name: str) -> Tenant:
+    key, row = mint(opened.gateway.pepper, tenant=name, name=name, scopes=sorted(ROLES["owner"]), now=0.0)
+    assert await opened.gateway.store.add_key(row)
+    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+    headers = {"authorization": f"Bearer {key}"}
+    client = httpx.AsyncClient(transport=transport, base_url="http://baton", headers=headers, timeout=PATIENCE_SECONDS)
+    return Tenant(name, client)
+
+
+async def _operate(
+    opened: Runtime,
+    report: Report,
+    chance: random.Random,
+    route: tuple[str, str],
+    request: Request,
+    mine: Tenant,
+    target: Tenant,
+    other: Tenant,
+) -> None:
+    """One request of `mine` about something of `target`; nothing of `other` may show or change unless it is `mine`."""
+    method, path = route
+    if ("{run}" in path and not target.runs) or ("{response}" in path and not target.responses):
+        return
+    asked = request(mine, target, chance.choice)
+    named = {"run": chance.choice(target.runs or [""]), "response": chance.choice(target.responses or [""])}
+    named |= {"n": "0", "model": "baton-mini"}
+    url = re.sub(r"\{(\w+)(?::path)?\}", lambda found: named[found[1]], path) + asked.path
+    headers = dict(asked.headers)
+    if method == "POST" and not headers and chance.random() < 0.2:
+        headers["Idempotency-Key"] = f"key {chance.randrange(1_000_000)}"
+    foreign = target is other
+    before = await _standing(opened, RUN_ID.findall(f"{url} {json.dumps(asked.body)}")) if foreign else {}
+    reply = await mine.client.request(method, url, json=asked.body, headers=headers)
+    told = f"{reply.text} {dict(reply.headers)}"
+    about = f"{mine.name}: {method} {url}"
+    known = set(RUN_ID.findall(f"{url} {json.dumps(asked.body)}"))
+    if other.word in told or (set(RUN_ID.findall(told)) & other.every) - known:
+        report.leaks.append(f"{about}: {reply.status_code}")
+    if reply.status_code >= 500:
+        report.faults.append(f"{about}: {reply.text[:200]}")
+    if foreign:
+        report.done[route] += 1
+        if before != await _standing(opened, before):
+            report.meddlings.append(about)
+        return
+    report.reached[route] += reply.status_code == 200
+    if route == ("POST", "/v1/responses") and reply.status_code == 200 and asked.body.get("background"):
+        await until(lambda: _is_over(opened, reply.json()["id"].removeprefix("resp_")))
+    _note(mine, route, named, reply, headers)
+
+
+async def _is_over(opened: Runtime, run: str) -> bool:
+    return (await opened.gateway.store.run(run)).ended_at is not None
+
+
+async def _standing(opened: Runtime, runs: Iterable[str]) -> dict[str, tuple[Any, ...]]:
+    """What a meddling with these runs would change: their rows, their ratings, and whether content is left."""
+    found = {}
+    store = opened.gateway.store
+    for name in runs:
+        row: RunRow = await store.run(name)
+        found[name] = (row.seq, row.state, row.erased, len(await store.feedback(name)))
+    return found
+
+
+def _note(mine: Tenant, route: tuple[str, str], named: Mapping[str, str], reply: httpx.Response, sent: Any) -> None:
+    """Keep what a reply has given to its tenant, for later operations."""
+    run = reply.headers.get("x-baton-run")
+    if route in ERASES:
+        gone = RUN_ID.findall(named["run"] if "{run}" in route[1] else named["response"])
+        mine.runs = [one for one in mine.runs if one not in gone]
+        mine.responses = [one for one in mine.responses if not any(name in one for name in gone)]
+    if run is None or route[0] != "POST" or reply.status_code != 200:
+        return
+    mine.every.add(run)
+    mine.runs = [*mine.runs, run][-KEPT_RUNS:]
+    mine.keys += [key for key in sent.values() if key not in mine.keys]
+    mine.calls = [*mine.calls, *re.findall(r"call_run_[0-9a-z_]+", reply.text)][-KEPT_RUNS:]
+    if route[1] == "/v1/responses":
+        mine.responses = [*mine.responses, f"resp_{run}"][-KEPT_RUNS:]
