@@ -47,6 +47,10 @@ PREVIEW_KEY = "baton-plan"
 POLL_SECONDS = 0.25
 CANCEL_SECONDS = 4.0
 """Seconds that a cancelled run needs at most, in addition to the lease of its owner."""
+FILTERS = ("tenant", "state", "tier", "topology", "model", "user", "request_id", "trace_id")
+"""Options whose values are filters of the same name."""
+TAGS = ("worker", "label", METADATA_TAG)
+"""Options whose values are tags of the same name."""
 COLUMNS = ("run", "when", "tier", "key", "state", "shape", "took", "tokens", "cost")
 NARROW = ("run", "when", "tier", "state", "took", "cost")
 WIDE, PREFIX = 130, 20
@@ -59,8 +63,6 @@ def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> i
     storage.announce(settings)
     if asked.verb == "ls":
         storage.check_state(asked.state)
-        if asked.metadata is not None and "=" not in asked.metadata:
-            raise ConfigInvalid(["--metadata: must be FIELD=VALUE"])
         event_loop.run(_list(settings, asked, now()))
     elif asked.verb == "show":
         event_loop.run(_show(settings, asked))
@@ -75,27 +77,10 @@ def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> i
 
 
 async def _list(settings: Settings, asked: Asked, now: float) -> None:
-    query = RunQuery(
-        tenant=asked.tenant,
-        state=asked.state,
-        tier=asked.tier,
-        since=now - asked.since if asked.since else None,
-        min_usd=asked.min_cost,
-        max_usd=asked.max_cost,
-        topology=asked.topology,
-        model=asked.model,
-        user=asked.user,
-        degraded=True if asked.degraded else None,
-        tags=tuple((name, value) for name in ("worker", "label", METADATA_TAG) if (value := getattr(asked, name))),
-        request_id=asked.request_id,
-        trace_id=asked.trace_id,
-        sort=asked.sort,
-        ascending=asked.reverse,
-        limit=min(asked.limit, 1_000),
-    )
     async with storage.opened(settings) as store:
         keys = await store.keys()
-        rows = await store.runs(replace(query, key=_key_id(keys, asked.key, now)))
+        order = {"sort": asked.sort, "ascending": asked.reverse, "limit": min(asked.limit, 1_000)}
+        rows = await store.runs(replace(query_of(asked, keys, now), **order))
     names = {key.id: key.name for key in keys}
     if asked.json:
         terminal.print_json([_summary(row, names) for row in rows])
@@ -104,6 +89,25 @@ async def _list(settings: Settings, asked: Asked, now: float) -> None:
     else:
         console = terminal.out()
         console.print(_table(rows, names, console.width))
+
+
+def query_of(asked: Asked, keys: Sequence[KeyRow], now: float) -> RunQuery:
+    """Return the query for the runs that the options in `FILTERS` and the times choose."""
+    if asked.metadata is not None and "=" not in asked.metadata:
+        raise ConfigInvalid(["--metadata: must be FIELD=VALUE"])
+    given: dict[str, Any] = {name: getattr(asked, name, None) for name in FILTERS}
+    tags = [(name, getattr(asked, name)) for name in TAGS if getattr(asked, name)]
+    before = getattr(asked, "before", None)
+    return RunQuery(
+        since=now - asked.since if asked.since else None,
+        until=now - before if before else None,
+        min_usd=getattr(asked, "min_cost", None),
+        max_usd=getattr(asked, "max_cost", None),
+        key=_key_id(keys, asked.key, now),
+        degraded=True if getattr(asked, "degraded", False) else None,
+        tags=tuple(tags),
+        **given,
+    )
 
 
 def _key_id(rows: Sequence[KeyRow], wanted: str | None, now: float) -> str | None:

@@ -43,7 +43,7 @@ from app.gateway.http.ingress import Direct
 from app.gateway.http.request_log import CLIENT_CLOSED, RequestLog, route_of
 from app.gateway.openapi import docs_page, operations, root_page
 from app.gateway.responses import route as responses
-from app.gateway.runs import models
+from app.gateway.runs import models, report_route
 from app.gateway.runs import route as runs
 from app.gateway.wire import unsupported_routes
 from app.gateway.wire.parameters import of_parameters
@@ -75,6 +75,7 @@ def create_app(context: GatewayContext, *, has_metrics: bool = True) -> FastAPI:
         responses.routes(context, keys, idempotency),
         models.routes(context, keys),
         runs.routes(context, keys, idempotency),
+        report_route.routes(context, keys),
         health.routes(context),
         *([health.metrics(context)] if has_metrics else []),
         root_page.routes(),

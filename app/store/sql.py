@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
 from typing import Any, TypeVar
@@ -15,6 +15,7 @@ from app.core.pool.budgets import Budget, Scope
 from app.core.pool.conductor_versions import Change
 from app.core.pool.rates import RateReply, RateRequest
 from app.core.rating.calibration import Trial
+from app.core.rating.economics import JournaledRun
 from app.core.rating.evidence import Learned, Rated
 from app.core.rating.feedback import Feedback
 from app.core.records import changed
@@ -61,6 +62,7 @@ from app.store.rows import (
     notices,
     rated_runs,
     rates,
+    reports,
     retention,
     runs,
     spending,
@@ -422,6 +424,12 @@ class SqlStore:
     ) -> tuple[Rated, ...]:
         return await self._read(partial(rated_runs.of, given=given, kinds=kinds, looked_at=looked_at))
 
+    async def journaled_runs(self, query: RunQuery) -> tuple[JournaledRun, ...]:
+        return await self._read(partial(reports.journaled_runs, query=query))
+
+    async def catalogs(self, digests: Sequence[str]) -> Mapping[str, bytes]:
+        return await self._read(partial(reports.catalogs, digests=digests))
+
     async def learned(self, policy: str, after: int) -> Learned | None:
         return await self._read(partial(rated_runs.known, policy=policy, after=after))
 
@@ -577,6 +585,10 @@ class SqlTenantStore:
 
     async def runs(self, query: RunQuery) -> tuple[RunRow, ...]:
         return await self._store.read_for(self._tenant, partial(runs.page, query=query))
+
+    async def journaled_runs(self, query: RunQuery) -> tuple[JournaledRun, ...]:
+        own = replace(query, tenant=self._tenant)
+        return await self._store.read_for(self._tenant, partial(reports.journaled_runs, query=own))
 
     async def contents(self, run: str, refs: Sequence[str]) -> Mapping[str, bytes]:
         return await self._store.contents_of(self._tenant, run, refs)

@@ -1,11 +1,13 @@
 """Every promise of the store seam to callers of one tenant about their writes; both databases."""
 
+from dataclasses import replace
+
 import pytest
 
 from app.core.rating.feedback import Feedback
 from app.core.run.events import Kind
 from app.errors import BatonError, NotFound
-from app.store.protocol import Appended, Entry, Store
+from app.store.protocol import METADATA_TAG, USER_TAG, Appended, Entry, RunQuery, Store, metadata_tag
 from tests.conformance.entries import admitted, note, settled
 from tests.harness.raw_facts import Raw
 
@@ -60,3 +62,19 @@ async def test_a_run_that_is_not_there_is_as_absent_as_a_foreign_one(store: Stor
     refused = await settled([store.of_tenant(THEIRS).append(note(run)) for run in ("run", "none")])
     assert [type(error) for error in refused] == [NotFound, NotFound]
     assert len({str(error) for error in refused if isinstance(error, BatonError)}) == 1
+
+
+async def test_a_report_reads_the_runs_of_its_tenant_with_all_that_belongs_to_them(store: Store) -> None:
+    tags = ((USER_TAG, "ann"), (METADATA_TAG, metadata_tag("team", "search")), ("label", "phi"))
+    for run, tenant in (("a", OURS), ("b", THEIRS), ("c", OURS)):
+        await store.append(replace(admitted(run, tenant=tenant), tags=tags))
+        await store.append(next_turn(run, 1))
+        await store.rate(replace(RATING, id=f"fb_{run}", run=run, tenant=tenant, comment="not for reports"))
+    query = RunQuery(ascending=True)
+    assert [run.id for run in await store.journaled_runs(query)] == ["a", "b", "c"]
+    found = await store.of_tenant(OURS).journaled_runs(replace(query, tenant=THEIRS))
+    assert [run.id for run in found] == ["a", "c"]
+    first = found[0]
+    assert ([event.seq for event in first.events], first.ended) == ([1], False)
+    assert (first.users, first.metadata) == (("ann",), ("team=search",))
+    assert first.ratings == (replace(RATING, id="fb_a", run="a"),)

@@ -27,6 +27,7 @@ NEEDS = {
     ("DELETE", "/v1/responses/{response}"): {"runs:write"},
     ("POST", "/v1/responses/{response}/cancel"): {"runs:write"},
     ("GET", "/v1/responses/{response}/input_items"): {"runs:read"},
+    ("GET", "/v1/reports"): {"runs:read"},
     ("GET", "/v1/models"): set(),
     ("GET", "/v1/models/{model:path}"): set(),
     ("GET", "/v1/runs"): {"runs:read"},

@@ -17,6 +17,7 @@ from fastapi.routing import APIRoute
 from app.core.message.chat import Message, Task, Text, Usage, task_to_json
 from app.core.pool.catalog import Catalog, ConductorSpec, Limits, Price, ProviderSpec, Tier, Worker
 from app.core.pool.rates import RateReply, RateRequest, RunUse, Window, decide
+from app.core.rating.economics import JournaledRun
 from app.core.rating.feedback import Feedback
 from app.core.run.bill import bill
 from app.core.run.events import Event, Fact, Kind, fact_from_json
@@ -254,6 +255,11 @@ class ShelfStore:
         rows.sort(key=lambda row: (row.created_at, row.id), reverse=True)
         rows = [row for row in rows if query.before is None or (row.created_at, row.id) < query.before]
         return tuple(rows[: query.limit])
+
+    async def journaled_runs(self, query: RunQuery) -> tuple[JournaledRun, ...]:
+        self._check()
+        self.queries.append(query)
+        return ()
 
     async def journal(self, run: str, upto: int | None = None, after: int = 0) -> Journal:
         self._check()

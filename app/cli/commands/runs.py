@@ -19,6 +19,14 @@ from app.cli.commands.declarations import (
     repeatable,
 )
 
+FILTERS = in_order(
+    only("tier", "worker", "label", "topology", "model"),
+    option("--user", help="Only runs whose request named this end user (user or safety_identifier)."),
+    option("--metadata", metavar="FIELD=VALUE", help="Only runs whose request had this field in its metadata."),
+    option("--key", help="Only runs of the key of this name or id."),
+    only("tenant"),
+)
+
 
 def define(root: Group) -> None:
     """Define the commands."""
@@ -34,15 +42,12 @@ def define(root: Group) -> None:
         "baton runs ls --metadata team=search --min-cost 0.01",
     )
     @option("--limit", type=COUNT, default=20, help="The most runs to list.")
-    @only("state", "tier", "worker", "label", "topology", "model")
-    @option("--user", help="Only runs whose request named this end user (user or safety_identifier).")
-    @option("--metadata", metavar="FIELD=VALUE", help="Only runs whose request had this field in its metadata.")
+    @only("state")
+    @FILTERS
     @option("--min-cost", type=DOLLARS, help="Only runs that cost this many dollars or more.")
     @option("--max-cost", type=DOLLARS, help="Only runs that cost this many dollars or less.")
-    @option("--key", help="Only runs of the key of this name or id.")
     @option("--request-id", metavar="ID", help="Only runs that the request with this x-request-id began or continued.")
     @option("--trace-id", metavar="ID", help="Only runs that a request of this trace began or continued.")
-    @only("tenant")
     @flag("--degraded", help="Only runs that a fallback decided.")
     @SINCE
     @option(
@@ -77,6 +82,7 @@ def define(root: Group) -> None:
 
     _define_removal(runs)
     _define_plan(root)
+    _define_report(root)
 
 
 def _define_plan(root: Group) -> None:
@@ -96,6 +102,41 @@ def _define_plan(root: Group) -> None:
     @in_order(POOL, AS_JSON)
     def plan() -> None:
         """Show how a question would be routed. Only the plan is made (and journaled); nothing is executed."""
+
+
+def _define_report(root: Group) -> None:
+    @root.add(
+        "report",
+        "report",
+        "baton report --since 30d --by tier --by worker",
+        "baton report --success graders --by week --zone Europe/Berlin --csv",
+        "baton report --part failures --parquet failures.parquet",
+    )
+    @option("--since", type=SPAN, metavar="SPAN", default="7d", help="Only runs of the last 30m, 12h, 7d, ...")
+    @option("--before", type=SPAN, metavar="SPAN", help="Only runs that began longer ago than 30m, 12h, 7d, ...")
+    @repeatable(
+        "--by", metavar="GROUPING", help="tier (default), tenant, key, user, metadata.FIELD, worker, topology, week."
+    )
+    @option(
+        "--success",
+        type=click.Choice(["feedback", "graders", "signals"]),
+        default="feedback",
+        help="What says that a query was successful: callers' feedback, graders, or what callers did.",
+    )
+    @option("--threshold", type=click.FloatRange(0, 1), default=0.5, help="The least score of a success.")
+    @option("--zone", default="UTC", help="The time zone of weeks.")
+    @FILTERS
+    @option(
+        "--part",
+        type=click.Choice(["summary", "groups", "dearest", "failures"]),
+        default="groups",
+        help="The part of --csv and --parquet.",
+    )
+    @AS_JSON
+    @flag("--csv", help="Print a part as CSV.")
+    @option("--parquet", metavar="FILE", help="Write a part to a Parquet file; needs the extra `parquet`.")
+    def report() -> None:
+        """Report what a successful query cost, what the dearest runs have in common, and what failed."""
 
 
 def _define_removal(runs: Group) -> None:

@@ -62,18 +62,25 @@ Schemas = Mapping[str, Callable[[], dict[str, Any]]]
 
 
 def replies(
-    *errors: int, bodies: Sequence[type[BaseModel]] = (Error,), events: str = "", terminal: str = ""
+    *errors: int,
+    bodies: Sequence[type[BaseModel]] = (Error,),
+    events: str = "",
+    terminal: str = "",
+    files: Sequence[str] = (),
 ) -> Responses:
     """The `responses` of a route: its 200 with the headers of every reply, and the statuses of its errors.
 
     `bodies` are the models of an error's body. They are referred to by name, so they must be part of some schema of
     events: FastAPI would compile a validator for each status of each route when the service starts, 30 ms in all, and
     give an error of a route that only streams the media type of its stream. `events` names the schema of a stream's
-    events; `terminal` is the data of a last event that is no JSON.
+    events; `terminal` is the data of a last event that is no JSON. `files` are media types in which the reply may come
+    as a file.
     """
     success: dict[str, Any] = {"description": "Success.", "headers": HEADERS}
     if events:
         success["content"] = {"text/event-stream": _stream(events, terminal)}
+    if files:
+        success["content"] = {one: {"schema": {"type": "string", "format": "binary"}} for one in files}
     declared: Responses = {200: success}
     for status in sorted(errors):
         content = {"application/json": {"schema": _one_of(bodies)}}

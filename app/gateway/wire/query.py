@@ -14,11 +14,12 @@ from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal, InvalidOperation
 from typing import Annotated, Any, Final, Literal, NamedTuple
 
 import orjson
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, field_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, field_validator
 from pydantic_core import PydanticCustomError
 
 from app.core.plan.workflow import Topology
 from app.core.pool.catalog import MILLION
+from app.core.rating.economics import GROUPINGS, METADATA, Success, known_grouping
 from app.core.run.reply_ids import REPLY_ID, run_of_reply
 from app.gateway.openapi.replies import RunState
 from app.gateway.wire.parameters import Includable
@@ -145,6 +146,7 @@ _DOLLARS = WithJsonSchema({"type": "number", "minimum": 0, "maximum": 1_000_000}
 MicroDollars = Annotated[int, BeforeValidator(micro_dollars), _DOLLARS]
 MicroDollarsAtMost = Annotated[int, BeforeValidator(micro_dollars_at_most), _DOLLARS]
 Text = Annotated[str, Field(max_length=TEXT)]
+MetadataField = Annotated[str, BeforeValidator(metadata_field), Field(max_length=TEXT)]
 TraceId = Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
 
 
@@ -181,7 +183,7 @@ class RunFilters(Parameters):
     """Runs whose request asked for this model id, as it was written."""
     user: Text | None = None
     """Runs whose request named this end user, by `user` or by `safety_identifier`."""
-    metadata: Annotated[str, BeforeValidator(metadata_field), Field(max_length=TEXT)] | None = None
+    metadata: MetadataField | None = None
     """Runs whose request had this field in its metadata: FIELD=VALUE."""
     tenant: Text | None = None
     """Runs of this tenant; only a key of all tenants may ask for another one than its own."""
@@ -207,6 +209,60 @@ class RunFilters(Parameters):
     """The most runs of a page."""
     after: Annotated[Any, BeforeValidator(behind), WithJsonSchema({"type": "string"})] = None
     """`next` of the page before, or its `last_id`."""
+
+
+def grouping(value: str) -> str:
+    """The name of a grouping of a report."""
+    if not (known_grouping(value) and value.isprintable() and len(value) <= TEXT):
+        raise _fault(f"it must be one of {', '.join(GROUPINGS)} and {METADATA}FIELD")
+    return value
+
+
+Grouping = Annotated[
+    str,
+    AfterValidator(grouping),
+    WithJsonSchema({"type": "string", "pattern": f"^({'|'.join(GROUPINGS)}|metadata\\..+)$", "maxLength": TEXT}),
+]
+
+
+class ReportFilters(Parameters):
+    """The runs that a report is about, and what it says of them."""
+
+    by: Annotated[list[Grouping], Field(min_length=1, max_length=8)] = ["tier"]
+    """What the runs are grouped by: `tier`, `tenant`, `key`, `user`, `worker`, `topology`, `week`, `metadata.FIELD`.
+    It may be given several times."""
+    success: Success = "feedback"
+    """Who says that a query was successful: callers' feedback, graders, or signals in what callers did."""
+    threshold: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.5
+    """The least score of a success."""
+    time_zone: Text = "UTC"
+    """The time zone of weeks, by its IANA name."""
+    since: Moment | None = None
+    """Runs that began at this time or later; by default a week before `until`."""
+    until: Moment | None = None
+    """Runs that began before this time; by default now."""
+    tier: Text | None = None
+    """Runs of this tier."""
+    key: Text | None = None
+    """Runs that this API key began, by the key's id."""
+    worker: Text | None = None
+    """Runs in which this worker took part."""
+    label: Text | None = None
+    """Runs with this label."""
+    topology: Topology | None = None
+    """Runs whose latest plan has this shape."""
+    model: Text | None = None
+    """Runs whose request asked for this model id, as it was written."""
+    user: Text | None = None
+    """Runs whose request named this end user, by `user` or by `safety_identifier`."""
+    metadata: MetadataField | None = None
+    """Runs whose request had this field in its metadata: FIELD=VALUE."""
+    tenant: Text | None = None
+    """Runs of this tenant; only a key of all tenants may ask for another one than its own."""
+    format: Literal["json", "csv", "parquet"] = "json"
+    """`json`: all figures; `csv` and `parquet`: the table of one part."""
+    part: Literal["summary", "groups", "dearest", "failures"] = "groups"
+    """The part that is written as a table."""
 
 
 class EventFilters(Parameters):

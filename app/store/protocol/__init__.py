@@ -44,6 +44,7 @@ from app.store.protocol.learning import Learning
 from app.store.protocol.leases import Backlog, Due, Held, Lapsed, LeasesAndOutbox
 from app.store.protocol.notices import Notices
 from app.store.protocol.rates import RateWindows
+from app.store.protocol.reports import Reports
 from app.store.protocol.retention import ContentPage, ContentQuery, PrunedRun, PruneQuery, Retention
 from app.store.protocol.step_input import BRIEF, StepInput, StepInputs
 from app.store.protocol.tenancy import Tenancy, TenantStore
@@ -97,6 +98,7 @@ __all__ = [
     "PrunedRun",
     "RateWindows",
     "Reader",
+    "Reports",
     "RequestClaims",
     "Retention",
     "RunJournal",
@@ -126,6 +128,7 @@ class Store(
     RequestClaims,
     Notices,
     Learning,
+    Reports,
     ConductorVersions,
     Keys,
     Budgets,

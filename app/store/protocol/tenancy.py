@@ -7,6 +7,7 @@ that never was.
 
 from typing import Protocol
 
+from app.core.rating.economics import JournaledRun
 from app.core.rating.feedback import Feedback
 from app.store.protocol.contents import ContentReads
 from app.store.protocol.entries import Appended, Entry
@@ -32,6 +33,10 @@ class TenantStore(ContentReads, Protocol):
 
     async def runs(self, query: RunQuery) -> tuple[RunRow, ...]:
         """Behave as `RunJournal.runs` does."""
+        ...
+
+    async def journaled_runs(self, query: RunQuery) -> tuple[JournaledRun, ...]:
+        """Behave as `Reports.journaled_runs` does."""
         ...
 
     async def erase(self, run: str) -> bool:

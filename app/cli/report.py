@@ -1,0 +1,173 @@
+"""`baton report` prints what runs cost and what came of it: a table, or one part of it as JSON, CSV or Parquet."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from app.cli import event_loop, run_words, storage, terminal
+from app.cli.asked import Asked
+from app.cli.runs import query_of
+from app.core.pool.catalog import MILLION
+from app.core.rating.economics import GROUPINGS, METADATA, TooManyGroups, Wanted, known_grouping
+from app.errors import ConfigInvalid
+from app.gateway.runs import reports
+from app.process.config import Settings, read
+
+SHOWN = 20
+"""Rows of each table that are printed; the other forms have all of them."""
+GROUP_COLUMNS = ("runs", "no answer", "no verdict", "successes", "cost", "cost of judged", "cost of a success")
+
+
+def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> int:
+    """Make the report. Returns 0, also where there are no runs."""
+    settings = read(environ)
+    terminal.log_to_stderr("warning")
+    unknown = [name for name in asked.by if not known_grouping(name)]
+    if unknown:
+        raise ConfigInvalid([f"--by: there are {', '.join(GROUPINGS)} and {METADATA}FIELD"])
+    if sum(map(bool, (asked.json, asked.csv, asked.parquet))) > 1:
+        raise ConfigInvalid(["choose one of --json, --csv and --parquet"])
+    storage.announce(settings)
+    figures = event_loop.run(_read(settings, asked, now()))
+    rows = reports.table(figures, asked.part)
+    if asked.json:
+        terminal.print_json(figures)
+    elif asked.csv:
+        print(reports.as_csv(rows, asked.part), end="", flush=True)
+    elif asked.parquet:
+        body = reports.as_parquet(rows, asked.part)
+        Path(asked.parquet).write_bytes(body)
+        terminal.err().print(f"{len(rows):,} rows are in {asked.parquet}.", markup=False)
+    else:
+        _print(figures)
+    return 0
+
+
+async def _read(settings: Settings, asked: Asked, now: float) -> dict[str, Any]:
+    try:
+        zone = reports.zone_of(asked.zone)
+    except ValueError as error:
+        raise ConfigInvalid([f"--zone: {error}"]) from None
+    wanted = Wanted(tuple(dict.fromkeys(asked.by)) or ("tier",), asked.success, asked.threshold)
+    async with storage.opened(settings) as store:
+        query = query_of(asked, await store.keys(), now)
+        try:
+            figures = await reports.make(store, store, query, wanted, zone)
+        except TooManyGroups as error:
+            raise ConfigInvalid([f"--by: {reports.too_many_groups(error)}"]) from None
+    return {"since": query.since, "until": query.until, "time_zone": asked.zone, **figures}
+
+
+# -- printing
+
+
+def _print(figures: Mapping[str, Any]) -> None:
+    console = terminal.out()
+    total, left_out = figures["total"], figures["left_out"]
+    period = f"{_moment(figures['since'])} to {_moment(figures['until'])}"
+    console.print(f"Runs admitted from {period} that have ended: {total['runs']:,}.", markup=False)
+    console.print(
+        f"Left out: {left_out['open']:,} that go on, {left_out['previews']:,} that were only planned.", markup=False
+    )
+    console.print(f"A success by {figures['success']}: {figures['definition']}", markup=False, soft_wrap=True)
+    if figures["threshold"] is not None:
+        console.print(f"The threshold is {figures['threshold']:g}.", markup=False)
+    groups = figures["groups"]
+    _print_rows(console, "Cost of a successful query", _group_rows([*groups, {"by": "all", "group": "", **total}]))
+    if total["runs"]:
+        _print_dearest(console, figures["dearest"])
+        _print_alternatives(console, figures)
+        _print_rows(console, "Failures", _failure_rows(figures["failures"]))
+
+
+def _print_rows(console: Console, title: str, rows: Sequence[Mapping[str, str]]) -> None:
+    if not rows:
+        return
+    table = Table(title=title, title_justify="left", box=None, header_style="bold", pad_edge=False)
+    for name in rows[0]:
+        table.add_column(name, justify="right" if name in (*GROUP_COLUMNS, "count", "of all", "lift") else "left")
+    shown = rows if len(rows) <= SHOWN else [*rows[: SHOWN - 1], rows[-1]]
+    for row in shown:
+        table.add_row(*map(terminal.clean, row.values()))
+    console.print()
+    console.print(table)
+    if len(shown) < len(rows):
+        console.print(f"... {len(rows) - len(shown):,} more rows: --json, --csv", markup=False)
+
+
+def _group_rows(groups: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
+    return [
+        {
+            "by": str(one["by"]),
+            "group": "(none)" if one["group"] is None else str(one["group"]),
+            "runs": f"{one['runs']:,}",
+            "no answer": f"{one['unanswered']:,}",
+            "no verdict": f"{one['without_verdict']:,}",
+            "successes": f"{one['successes']:,}",
+            "cost": _dollars(one["cost_usd"]),
+            "cost of judged": _dollars(one["judged_cost_usd"]),
+            "cost of a success": _dollars(one["cost_per_success_usd"]),
+        }
+        for one in groups
+    ]
+
+
+def _print_dearest(console: Console, dearest: Mapping[str, Any]) -> None:
+    share = "-" if dearest["share_of_cost"] is None else f"{dearest['share_of_cost']:.1%}"
+    words = f"The dearest {dearest['share_of_runs']:.0%} ({dearest['runs']:,} runs) make up {share} of the cost"
+    console.print(f"\n{words}; each costs {_dollars(dearest['from_cost_usd'])} or more.", markup=False)
+    rows = [
+        {
+            "feature": str(one["feature"]),
+            "value": str(one["value"]),
+            "runs": f"{one['runs']:,}",
+            "of all": f"{one['of_runs']:,}",
+            "lift": f"{one['lift']:.2f}",
+        }
+        for one in dearest["features"]
+    ]
+    _print_rows(console, "More frequent among them than among all runs", rows)
+
+
+def _print_alternatives(console: Console, figures: Mapping[str, Any]) -> None:
+    spared, cheapest = figures["access_lists"], figures["cheapest"]
+    console.print(
+        f"\nAccess lists spared {spared['spared_tokens']:,} tokens, {spared['share_spared']:.1%} of what the calls of "
+        f"steps would have read ({spared['calls_not_measured']:,} calls could not be measured).",
+        markup=False,
+        soft_wrap=True,
+    )
+    console.print(
+        f"The steps of {cheapest['runs']:,} runs cost {_dollars(cheapest['cost_usd'])}; with the cheapest worker of "
+        f"each run's pool the same tokens would have cost {_dollars(cheapest['cheapest_cost_usd'])}.",
+        markup=False,
+        soft_wrap=True,
+    )
+
+
+def _failure_rows(failures: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
+    return [
+        {
+            "level": one["level"],
+            "cause": f"{one['cause']} ({one['reason']})" if one["reason"] else one["cause"],
+            "shape": one["topology"],
+            "step": one["position"],
+            "worker": one["worker"],
+            "count": f"{one['count']:,}",
+            "first": _moment(one["first_at"]),
+            "last": _moment(one["last_at"]),
+            "for example": one["examples"][0],
+        }
+        for one in failures
+    ]
+
+
+def _dollars(amount: float | None) -> str:
+    return "-" if amount is None else terminal.dollars(amount * MILLION)
+
+
+def _moment(at: float | None) -> str:
+    return "now" if at is None else run_words.moment(at)[:16]

@@ -1,0 +1,572 @@
+"""The figures of a report on what runs cost, from the journals of runs that have ended and from their ratings.
+
+A `Report` takes one run after the other, in the order of their admission, and keeps sums: its memory grows with the
+number of groups and of distinct features, and by twelve bytes for each run. `deploy/docs/reports.md` defines every
+figure; a test compares each of them with a recomputation that shares no code with this module. Money is in
+micro-dollars here and in dollars in what `Report.figures` returns.
+"""
+
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, tzinfo
+from typing import Any, Literal
+
+from app.core.message.chat import Usage, usage_from_json
+from app.core.pool.catalog import MILLION, Price
+from app.core.rating.feedback import Feedback, FeedbackKind
+from app.core.records import record
+from app.core.run.events import Event, Json
+from app.core.run.kinds import TERMINAL, Kind
+
+Success = Literal["feedback", "graders", "signals"]
+KINDS: Mapping[str, FeedbackKind] = {"feedback": "explicit", "graders": "grader"}
+DEFINITIONS: Mapping[Success, str] = {
+    "feedback": "The mean of the latest score from each source of callers' feedback is at least the threshold; a run "
+    "without such a score has no verdict.",
+    "graders": "The mean of the latest score from each grader is at least the threshold; a run without such a score "
+    "has no verdict.",
+    "signals": "The run has an answer, and its caller neither stopped it nor asked the same again (`baton grade "
+    "--signs`); a run that ended without an answer for another reason has no verdict.",
+}
+SPARED = (
+    "For each call of a step that succeeded: the output tokens, without reasoning, of the earlier steps of the same "
+    "plan that were done and are not in its access list; and, where `user` is not in it and the plan is not nested, "
+    "the input tokens of the run's first such call whose access list was `user` alone."
+)
+CHEAPEST = (
+    "For each run: the least that the calls of its steps would have cost at the price of one worker of its pool, with "
+    "the tokens that they had, cached ones included, by the pool's snapshot at its admission; planning is left out."
+)
+READ = frozenset(
+    {
+        Kind.ADMITTED,
+        Kind.PLAN_OPENED,
+        Kind.PLAN_STEP,
+        Kind.PLAN_ACCEPTED,
+        Kind.PLAN_REJECTED,
+        Kind.CALL_INTENDED,
+        Kind.CALL_FINISHED,
+        Kind.STEP_AWAITING,
+        Kind.STEP_DONE,
+        Kind.STEP_FAILED,
+        Kind.CANCEL_ASKED,
+        *TERMINAL,
+    }
+)
+"""The kinds of events that a report needs."""
+HARMLESS = ("ok", "cancelled")
+"""The outcomes of calls that are no failures."""
+GROUPINGS = ("tier", "tenant", "key", "user", "worker", "topology", "week")
+METADATA = "metadata."
+"""The beginning of a grouping by a field of the requests' metadata."""
+DEAREST_PERCENT = 20
+MOST_GROUPS = 10_000
+"""The most groups of one grouping."""
+MOST_CLUSTERS = 1_000
+"""The most clusters of failures that are shown."""
+EXAMPLES = 3
+"""The most runs that are named as examples of a cluster."""
+STEPS_SHOWN = 5
+"""The number of steps, rounds or failed calls from which on runs have the same feature."""
+Prices = Mapping[str, Price]
+"""The prices of a pool's workers by their names."""
+
+
+class TooManyGroups(Exception):
+    """A grouping has more than `MOST_GROUPS` groups; the message is its name."""
+
+
+@record(frozen=True, slots=True)
+class JournaledRun:
+    """A run as a report reads it. `events` has at least the events of the kinds in `READ`, in their order."""
+
+    id: str
+    tenant: str
+    key: str
+    tier: str
+    state: str
+    topology: str | None
+    degraded: bool
+    created_at: float
+    ended: bool
+    events: tuple[Event, ...]
+    ratings: tuple[Feedback, ...] = ()
+    users: tuple[str, ...] = ()
+    metadata: tuple[str, ...] = ()
+    """Fields of the request's metadata, each as FIELD=VALUE."""
+
+    @property
+    def catalog(self) -> str:
+        """The digest of the pool's snapshot at the admission; empty where there is none."""
+        return str(self.events[0].body.get("catalog", "")) if self.events else ""
+
+
+@record(frozen=True, slots=True)
+class Wanted:
+    """The choices of whoever asks for a report."""
+
+    by: tuple[str, ...] = ("tier",)
+    """Names in `GROUPINGS`, or `METADATA` and the name of a field."""
+    success: Success = "feedback"
+    threshold: float = 0.5
+    """The least score of a success."""
+
+
+def known_grouping(name: str) -> bool:
+    """True for what `Wanted.by` may hold."""
+    return name in GROUPINGS or (name.startswith(METADATA) and len(name) > len(METADATA))
+
+
+# -- one run
+
+
+@dataclass(slots=True)
+class _Call:
+    """An intended call with its outcome, which is empty for a call whose outcome was never recorded."""
+
+    intent: Json
+    outcome: Json = field(default_factory=dict)
+
+    @property
+    def step(self) -> int | None:
+        number: int | None = self.intent["n"]
+        return number
+
+    @property
+    def worker(self) -> str:
+        return str(self.intent["worker"])
+
+    @property
+    def usage(self) -> Usage:
+        return usage_from_json(self.outcome["usage"]) if self.outcome else Usage()
+
+    @property
+    def succeeded(self) -> bool:
+        return bool(self.outcome) and self.outcome["outcome"] == "ok"
+
+
+class _Told:
+    """What the journal of one run says, by the names and numbers that its events refer to."""
+
+    def __init__(self, run: JournaledRun) -> None:
+        self.calls: dict[str, _Call] = {}
+        self.steps: dict[int, Json] = {}
+        self.done: dict[int, str] = {}
+        """The call that gave the output of each step that was done."""
+        self.opened: dict[int, Json] = {}
+        self.rounds: set[int] = set()
+        self.tools = False
+        self.preview = False
+        for event in run.events:
+            self._take(event.kind, event.body)
+        self.step_calls = [call for call in self.calls.values() if call.step is not None]
+        self.usd: int = sum(int(call.outcome["usd"]) for call in self.calls.values() if call.outcome)
+        self.workers = sorted({call.worker for call in self.step_calls})
+
+    def _take(self, kind: Kind, body: Json) -> None:
+        if kind is Kind.CALL_INTENDED:
+            self.calls[body["call"]] = _Call(body)
+        elif kind is Kind.CALL_FINISHED:
+            if body["call"] in self.calls:
+                self.calls[body["call"]].outcome = body
+        elif kind is Kind.PLAN_STEP:
+            self.steps[body["n"]] = body
+        elif kind is Kind.STEP_DONE:
+            self.done[body["n"]] = body["call"]
+        else:
+            self._take_plan(kind, body)
+
+    def _take_plan(self, kind: Kind, body: Json) -> None:
+        if kind is Kind.PLAN_OPENED:
+            self.opened[body["proposal"]] = body
+        elif kind is Kind.PLAN_ACCEPTED and body["steps"] and body["proposal"] in self.opened:
+            self.rounds.add(self.opened[body["proposal"]].get("round", 1))
+        elif kind is Kind.STEP_AWAITING:
+            self.tools = True
+        elif kind is Kind.ADMITTED:
+            self.preview = bool(body.get("preview"))
+
+    def position(self, n: int | None) -> str:
+        """The place of a step in its plan, from 0; `plan` for a call that plans, empty if the journal does not say."""
+        if n is None:
+            return "plan"
+        planned = self.steps.get(n)
+        opened = self.opened.get(planned["proposal"]) if planned is not None else None
+        return str(n - opened["base"]) if opened is not None else ""
+
+    def worker(self, n: int) -> str:
+        """The worker that was called last for a step, or the one that it was planned for."""
+        called = [call.worker for call in self.step_calls if call.step == n]
+        return called[-1] if called else str(self.steps.get(n, {}).get("worker", ""))
+
+
+def verdict(run: JournaledRun, wanted: Wanted) -> bool | None:
+    """True for a success, False for none, and None if there is no verdict."""
+    if wanted.success == "signals":
+        return _by_signals(run)
+    latest: dict[str, float] = {}
+    for one in sorted(run.ratings, key=lambda one: (one.at, one.id)):
+        if one.kind == KINDS[wanted.success] and one.score is not None:
+            latest[one.source] = one.score
+    return sum(latest.values()) / len(latest) >= wanted.threshold if latest else None
+
+
+def _by_signals(run: JournaledRun) -> bool | None:
+    if any(one.kind == "implicit" for one in run.ratings):
+        return False
+    if run.state == "succeeded":
+        return True
+    asked = [event.body.get("by") for event in run.events if event.kind is Kind.CANCEL_ASKED]
+    stopped = run.state == "cancelled" and bool(asked) and asked[0] in ("client", "caller")
+    return False if stopped else None
+
+
+def _up_to(number: int) -> str:
+    return f"{STEPS_SHOWN} or more" if number >= STEPS_SHOWN else str(number)
+
+
+def _features(run: JournaledRun, told: _Told) -> tuple[tuple[str, str], ...]:
+    failed = [call for call in told.step_calls if call.outcome and call.outcome["outcome"] not in HARMLESS]
+    return (
+        ("tier", run.tier),
+        ("topology", run.topology or "none"),
+        *(("worker", worker) for worker in told.workers),
+        ("rounds", _up_to(len(told.rounds))),
+        ("steps", _up_to(len({call.step for call in told.step_calls}))),
+        ("failed calls", _up_to(len(failed))),
+        ("tools", "called" if told.tools else "not called"),
+        ("fallback", "yes" if run.degraded else "no"),
+    )
+
+
+# -- sums over runs
+
+
+@dataclass(slots=True)
+class _Sums:
+    """The sums of one group of runs."""
+
+    runs: int = 0
+    unanswered: int = 0
+    usd: int = 0
+    judged: int = 0
+    successes: int = 0
+    judged_usd: int = 0
+
+    def add(self, usd: int, found: bool | None, *, answered: bool) -> None:
+        self.runs += 1
+        self.usd += usd
+        self.unanswered += not answered
+        if found is not None:
+            self.judged += 1
+            self.judged_usd += usd
+            self.successes += found
+
+    def shown(self) -> dict[str, Any]:
+        per_success = self.judged_usd / self.successes / MILLION if self.successes else None
+        return {
+            "runs": self.runs,
+            "unanswered": self.unanswered,
+            "cost_usd": self.usd / MILLION,
+            "judged": self.judged,
+            "without_verdict": self.runs - self.judged,
+            "successes": self.successes,
+            "judged_cost_usd": self.judged_usd / MILLION,
+            "cost_per_success_usd": round(per_success, 9) if per_success is not None else None,
+        }
+
+
+class _Dearest:
+    """The dearest runs and what they have in common. Keeps the cost and the number of the features of each run."""
+
+    def __init__(self) -> None:
+        self._costs = array("q")
+        self._kinds = array("I")
+        self._numbers: dict[tuple[tuple[str, str], ...], int] = {}
+
+    def add(self, usd: int, features: tuple[tuple[str, str], ...]) -> None:
+        self._costs.append(usd)
+        self._kinds.append(self._numbers.setdefault(features, len(self._numbers)))
+
+    def shown(self) -> dict[str, Any]:
+        """The figures. Of runs that cost the same the earlier ones count as dearer."""
+        runs = len(self._costs)
+        number = -(-runs * DEAREST_PERCENT // 100)
+        order = sorted(range(runs), key=self._costs.__getitem__, reverse=True)[:number]
+        usd, total = sum(self._costs[place] for place in order), sum(self._costs)
+        return {
+            "share_of_runs": DEAREST_PERCENT / 100,
+            "runs": number,
+            "cost_usd": usd / MILLION,
+            "share_of_cost": round(usd / total, 6) if total else None,
+            "from_cost_usd": self._costs[order[-1]] / MILLION if order else None,
+            "features": self._over_represented(order),
+        }
+
+    def _over_represented(self, order: Sequence[int]) -> list[dict[str, Any]]:
+        of_all, of_dearest = self._counted(range(len(self._kinds))), self._counted(order)
+        found = []
+        for (name, value), count in of_dearest.items():
+            everywhere = of_all[name, value]
+            lift = count * len(self._kinds) / (len(order) * everywhere)
+            if lift > 1:
+                shown = {"runs": count, "of_runs": everywhere, "lift": round(lift, 6)}
+                found.append({"feature": name, "value": value, **shown})
+        return sorted(found, key=lambda one: (-one["lift"], -one["runs"], one["feature"], one["value"]))
+
+    def _counted(self, places: Iterable[int]) -> dict[tuple[str, str], int]:
+        kinds = list(self._numbers)
+        times = [0] * len(kinds)
+        for place in places:
+            times[self._kinds[place]] += 1
+        counts: dict[tuple[str, str], int] = {}
+        for features, count in zip(kinds, times, strict=True):
+            for one in features if count else ():
+                counts[one] = counts.get(one, 0) + count
+        return counts
+
+
+@dataclass(slots=True)
+class _AccessLists:
+    """Tokens that access lists kept out of calls."""
+
+    calls: int = 0
+    input: int = 0
+    outputs: int = 0
+    conversations: int = 0
+    unmeasured: int = 0
+
+    def add(self, told: _Told) -> None:
+        fine = [call for call in told.step_calls if call.succeeded]
+        conversation = next((call.usage.input for call in fine if call.intent["access"] == ["user"]), None)
+        for call in fine:
+            planned = told.steps.get(call.step) if call.step is not None else None
+            if planned is None:
+                continue
+            self.calls += 1
+            self.input += call.usage.input
+            self.outputs += sum(_hidden(told, call, planned))
+            if "user" in call.intent["access"] or planned.get("parent") is not None:
+                continue
+            if conversation is None:
+                self.unmeasured += 1
+            else:
+                self.conversations += conversation
+
+    def shown(self) -> dict[str, Any]:
+        spared = self.outputs + self.conversations
+        return {
+            "method": SPARED,
+            "calls": self.calls,
+            "input_tokens": self.input,
+            "spared_tokens": spared,
+            "spared_output_tokens": self.outputs,
+            "spared_conversation_tokens": self.conversations,
+            "calls_not_measured": self.unmeasured,
+            "share_spared": round(spared / (spared + self.input), 6) if spared else 0.0,
+        }
+
+
+def _hidden(told: _Told, call: _Call, planned: Json) -> Iterator[int]:
+    """The tokens of each output that a call was not shown, though it is an earlier one of its plan."""
+    for n, giver in told.done.items():
+        other = told.steps.get(n)
+        if other is None or other["proposal"] != planned["proposal"] or n >= planned["n"]:
+            continue
+        if n not in call.intent["access"] and giver in told.calls:
+            usage = told.calls[giver].usage
+            yield usage.output - usage.reasoning
+
+
+@dataclass(slots=True)
+class _Cheapest:
+    """What the calls of steps cost, and what they would have cost with the cheapest worker of each run's pool."""
+
+    runs: int = 0
+    usd: int = 0
+    least: int = 0
+    unpriced: int = 0
+    workers: dict[str, int] = field(default_factory=dict)
+
+    def add(self, pool: Sequence[str], told: _Told, prices: Prices | None) -> None:
+        """Of workers that cost the same the first one of the pool counts as the cheapest."""
+        calls = [call for call in told.step_calls if call.outcome]
+        priced = [worker for worker in pool if prices and worker in prices]
+        if not calls:
+            return
+        if not prices or not priced:
+            self.unpriced += 1
+            return
+        usages = [call.usage for call in calls]
+        costs = {worker: sum(map(prices[worker].cost, usages)) for worker in priced}
+        cheapest = min(costs, key=costs.__getitem__)
+        self.runs += 1
+        self.usd += sum(int(call.outcome["usd"]) for call in calls)
+        self.least += costs[cheapest]
+        self.workers[cheapest] = self.workers.get(cheapest, 0) + 1
+
+    def shown(self) -> dict[str, Any]:
+        return {
+            "method": CHEAPEST,
+            "runs": self.runs,
+            "runs_without_prices": self.unpriced,
+            "cost_usd": self.usd / MILLION,
+            "cheapest_cost_usd": self.least / MILLION,
+            "difference_usd": (self.usd - self.least) / MILLION,
+            "cheapest_workers": dict(sorted(self.workers.items())),
+        }
+
+
+@record(frozen=True, slots=True)
+class _Failure:
+    """The cause and the shape of failures of one cluster."""
+
+    level: str
+    """`call`, `plan`, `step` or `run`."""
+    cause: str
+    reason: str
+    topology: str
+    position: str
+    worker: str
+
+
+@dataclass(slots=True)
+class _Cluster:
+    count: int
+    first_at: float
+    last_at: float
+    examples: list[str]
+
+
+class _Failures:
+    """Failures by cause and shape."""
+
+    def __init__(self) -> None:
+        self._clusters: dict[_Failure, _Cluster] = {}
+
+    def add(self, run: JournaledRun, told: _Told) -> None:
+        for event in run.events:
+            if (found := _failure(run, told, event.kind, event.body)) is not None:
+                self._count(found, event.at, run.id)
+
+    def _count(self, failure: _Failure, at: float, run: str) -> None:
+        cluster = self._clusters.get(failure)
+        if cluster is None:
+            self._clusters[failure] = _Cluster(1, at, at, [run])
+            return
+        cluster.count += 1
+        cluster.first_at, cluster.last_at = min(cluster.first_at, at), max(cluster.last_at, at)
+        if len(cluster.examples) < EXAMPLES and run not in cluster.examples:
+            cluster.examples.append(run)
+
+    def shown(self) -> tuple[list[dict[str, Any]], int]:
+        """The clusters, the largest first, and the number of those that are left out."""
+        names = ("level", "cause", "reason", "topology", "position", "worker")
+        rows = []
+        for failure, cluster in self._clusters.items():
+            shape = {name: getattr(failure, name) for name in names}
+            times = {"count": cluster.count, "first_at": cluster.first_at, "last_at": cluster.last_at}
+            rows.append({**shape, **times, "examples": cluster.examples})
+        rows.sort(key=lambda row: (-row["count"], *(row[name] for name in names)))
+        return rows[:MOST_CLUSTERS], max(len(rows) - MOST_CLUSTERS, 0)
+
+
+def _failure(run: JournaledRun, told: _Told, kind: Kind, body: Json) -> _Failure | None:
+    """The failure that an event stands for, if it does for one. A call that was cancelled is none."""
+    topology = run.topology or "none"
+    if kind is Kind.CALL_FINISHED and body["outcome"] not in HARMLESS:
+        call = told.calls.get(body["call"])
+        cause = str(body.get("error") or body["outcome"])
+        shape = (topology, told.position(body["n"]), call.worker if call is not None else "")
+        return _Failure("call", cause, str(body.get("reason", "")), *shape)
+    if kind is Kind.PLAN_REJECTED:
+        return _Failure("plan", "conductor_failed" if body["outage"] else "plan_rejected", "", topology, "plan", "")
+    if kind is Kind.STEP_FAILED:
+        n = body["n"]
+        return _Failure("step", body["error"], "", topology, told.position(n), told.worker(n))
+    if kind in TERMINAL and kind is not Kind.SUCCEEDED:
+        return _Failure("run", str(body.get("error") or run.state), run.state, topology, "", "")
+    return None
+
+
+# -- the report
+
+
+class Report:
+    """The figures over runs that are added one after the other, in the order of their admission and ids."""
+
+    def __init__(self, wanted: Wanted, zone: tzinfo) -> None:
+        """Weeks begin and end in the time zone."""
+        self._wanted = wanted
+        self._zone = zone
+        self._total = _Sums()
+        self._groups: dict[str, dict[str | None, _Sums]] = {name: {} for name in wanted.by}
+        self._dearest = _Dearest()
+        self._access_lists = _AccessLists()
+        self._cheapest = _Cheapest()
+        self._failures = _Failures()
+        self._open = 0
+        self._previews = 0
+
+    def add(self, run: JournaledRun, prices: Prices | None) -> None:
+        """Add a run, with the prices in its pool's snapshot; None where there is no such snapshot.
+
+        Raises `TooManyGroups`.
+        """
+        told = _Told(run)
+        if told.preview or not run.ended:
+            self._previews += told.preview
+            self._open += not told.preview
+            return
+        found = verdict(run, self._wanted)
+        answered = run.state == "succeeded"
+        self._total.add(told.usd, found, answered=answered)
+        for name, groups in self._groups.items():
+            for value in self._values(name, run, told):
+                if value not in groups and len(groups) >= MOST_GROUPS:
+                    raise TooManyGroups(name)
+                groups.setdefault(value, _Sums()).add(told.usd, found, answered=answered)
+        self._dearest.add(told.usd, _features(run, told))
+        self._access_lists.add(told)
+        self._cheapest.add(run.events[0].body["pool"], told, prices)
+        self._failures.add(run, told)
+
+    def figures(self) -> dict[str, Any]:
+        """All figures as JSON values."""
+        failures, left_out = self._failures.shown()
+        return {
+            "success": self._wanted.success,
+            "threshold": self._wanted.threshold if self._wanted.success in KINDS else None,
+            "definition": DEFINITIONS[self._wanted.success],
+            "left_out": {"open": self._open, "previews": self._previews},
+            "total": self._total.shown(),
+            "groups": self._grouped(),
+            "dearest": self._dearest.shown(),
+            "access_lists": self._access_lists.shown(),
+            "cheapest": self._cheapest.shown(),
+            "failures": failures,
+            "failures_left_out": left_out,
+        }
+
+    def _grouped(self) -> list[dict[str, Any]]:
+        rows = []
+        for name, groups in self._groups.items():
+            ordered = sorted(groups.items(), key=lambda one: (one[0] is None, one[0] or ""))
+            rows += [{"by": name, "group": value, **sums.shown()} for value, sums in ordered]
+        return rows
+
+    def _values(self, name: str, run: JournaledRun, told: _Told) -> Sequence[str | None]:
+        """The groups that a run belongs to. One that has none of them belongs to the group None."""
+        if name.startswith(METADATA):
+            beginning = name.removeprefix(METADATA) + "="
+            return [one.removeprefix(beginning) for one in run.metadata if one.startswith(beginning)] or [None]
+        if name == "user":
+            return run.users or [None]
+        if name == "worker":
+            return told.workers or [None]
+        if name == "week":
+            year, week, _ = datetime.fromtimestamp(run.created_at, self._zone).isocalendar()
+            return [f"{year}-W{week:02}"]
+        value: str | None = getattr(run, name)
+        return [value or None]

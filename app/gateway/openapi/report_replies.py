@@ -1,0 +1,121 @@
+"""Models of the reply of `/v1/reports`. They document, as those of `replies.py` do."""
+
+from typing import Literal
+
+from app.gateway.openapi.replies import Reply
+
+
+class Sums(Reply):
+    """The sums over some runs. Those without a verdict are in no cost per success."""
+
+    runs: int
+    unanswered: int
+    """Runs that ended in another state than `succeeded`."""
+    cost_usd: float
+    judged: int
+    """Runs with a verdict."""
+    without_verdict: int
+    successes: int
+    judged_cost_usd: float
+    cost_per_success_usd: float | None
+    """`judged_cost_usd` divided by `successes`; null without a success."""
+
+
+class GroupSums(Sums):
+    """The sums of one group of a grouping."""
+
+    by: str
+    group: str | None
+    """Null for the runs that have none of what is grouped by."""
+
+
+class LeftOut(Reply):
+    """Runs of the period that the report is not about."""
+
+    open: int
+    previews: int
+
+
+class OverRepresented(Reply):
+    """A feature that is more frequent among the dearest runs than among all."""
+
+    feature: str
+    value: str
+    runs: int
+    """The dearest runs that have it."""
+    of_runs: int
+    """All runs that have it."""
+    lift: float
+
+
+class Dearest(Reply):
+    """The dearest runs and what they have in common."""
+
+    share_of_runs: float
+    runs: int
+    cost_usd: float
+    share_of_cost: float | None
+    from_cost_usd: float | None
+    """What the cheapest of them cost."""
+    features: list[OverRepresented]
+
+
+class AccessLists(Reply):
+    """Tokens that access lists kept out of calls."""
+
+    method: str
+    calls: int
+    input_tokens: int
+    spared_tokens: int
+    spared_output_tokens: int
+    spared_conversation_tokens: int
+    calls_not_measured: int
+    share_spared: float
+
+
+class CheapestAlternative(Reply):
+    """What the calls of steps cost, and what the cheapest worker of each run's pool would have cost."""
+
+    method: str
+    runs: int
+    runs_without_prices: int
+    cost_usd: float
+    cheapest_cost_usd: float
+    difference_usd: float
+    cheapest_workers: dict[str, int]
+
+
+class Failures(Reply):
+    """Failures of one cause and shape."""
+
+    level: Literal["call", "plan", "step", "run"]
+    cause: str
+    reason: str
+    topology: str
+    position: str
+    """The step's place in its plan from 0; `plan` for planning."""
+    worker: str
+    count: int
+    first_at: float
+    last_at: float
+    examples: list[str]
+
+
+class Report(Reply):
+    """What the runs of a period cost and what came of it."""
+
+    object: Literal["report"]
+    since: float
+    until: float
+    time_zone: str
+    success: Literal["feedback", "graders", "signals"]
+    threshold: float | None
+    definition: str
+    left_out: LeftOut
+    total: Sums
+    groups: list[GroupSums]
+    dearest: Dearest
+    access_lists: AccessLists
+    cheapest: CheapestAlternative
+    failures: list[Failures]
+    failures_left_out: int

@@ -1,0 +1,123 @@
+"""`GET /v1/reports`: what the runs of a tenant cost and what came of it (`deploy/docs/reports.md`).
+
+A report reads many runs, so it is bounded in runs and in time, and a process makes one at a time.
+"""
+
+import asyncio
+from typing import Annotated, Any, Final
+
+import orjson
+from fastapi import APIRouter, Query
+from starlette.responses import Response
+
+from app.core.rating.economics import METADATA, TooManyGroups, Wanted
+from app.errors import ConfigInvalid, Forbidden, InvalidRequest, Overloaded
+from app.gateway.http.auth import Caller, Keys
+from app.gateway.http.context import GatewayContext
+from app.gateway.openapi import operations, report_replies
+from app.gateway.runs import reports
+from app.gateway.wire import query
+from app.store.protocol import METADATA_TAG, RunQuery
+
+MOST_RUNS: Final = 20_000
+"""The most runs of one report."""
+REPORT_SECONDS: Final = 30.0
+"""The longest time until a report is ready, the wait for the report before it included."""
+PERIOD_SECONDS: Final = 7 * 86_400.0
+"""The period that a report is about if the request does not say since when."""
+PARQUET: Final = "application/vnd.apache.parquet"
+TOO_LARGE: Final = (
+    f"The report would be about more than {MOST_RUNS:,} runs; choose a shorter period or a filter, or use "
+    "`baton report`."
+)
+
+
+def routes(context: GatewayContext, keys: Keys) -> APIRouter:
+    """The route of reports."""
+    router = APIRouter(prefix="/v1/reports", tags=["runs"])
+    reader = Annotated[Caller, keys.needs("runs:read")]
+    one_at_a_time = asyncio.Semaphore(1)
+
+    @router.get(
+        "",
+        operation_id="get_report",
+        summary="Report what runs cost and what came of it.",
+        response_model=report_replies.Report,
+        responses=operations.replies(*operations.READING, files=("text/csv", PARQUET)),
+    )
+    async def get_report(asked: Annotated[query.ReportFilters, Query()], caller: reader) -> Response:
+        """Over the runs of the key's tenant that have ended; of a key of all tenants, over those of every tenant.
+
+        To group by `user` or by `metadata.FIELD`, which callers wrote, the key needs the scope `audit:read` too.
+        """
+        _check(asked, caller)
+        try:
+            async with asyncio.timeout(REPORT_SECONDS), one_at_a_time:
+                figures = await _figures(context, asked, caller)
+        except TimeoutError:
+            raise Overloaded(
+                f"The report was not ready within {REPORT_SECONDS:.0f} seconds; choose a shorter period or a filter.",
+                retry_after=REPORT_SECONDS,
+            ) from None
+        return await _written(figures, asked)
+
+    return router
+
+
+def _check(asked: query.ReportFilters, caller: Caller) -> None:
+    """Raise `InvalidRequest` for another tenant, and `Forbidden` for groups that need another scope."""
+    if asked.tenant is not None and not caller.sees(asked.tenant):
+        raise InvalidRequest("Only a key of all tenants sees another tenant's runs.", param="tenant")
+    if any(name == "user" or name.startswith(METADATA) for name in asked.by) and not caller.may("audit:read"):
+        raise Forbidden()
+
+
+async def _figures(context: GatewayContext, asked: query.ReportFilters, caller: Caller) -> dict[str, Any]:
+    now = context.now()
+    until = now if asked.until is None else asked.until
+    since = until - PERIOD_SECONDS if asked.since is None else asked.since
+    tags = (("worker", asked.worker), ("label", asked.label), (METADATA_TAG, asked.metadata))
+    wanted = RunQuery(
+        tenant=caller.tenant or asked.tenant,
+        tier=asked.tier,
+        key=asked.key,
+        since=since,
+        until=until,
+        topology=asked.topology,
+        model=asked.model,
+        user=asked.user,
+        tags=tuple([(name, value) for name, value in tags if value is not None]),
+    )
+    try:
+        zone = reports.zone_of(asked.time_zone)
+    except ValueError as error:
+        raise InvalidRequest(f"Invalid value for 'time_zone': {error}.", param="time_zone") from None
+    chosen = Wanted(tuple(dict.fromkeys(asked.by)), asked.success, asked.threshold)
+    try:
+        figures = await reports.make(
+            context.store.of_tenant(caller.tenant), context.store, wanted, chosen, zone, most=MOST_RUNS
+        )
+    except reports.TooManyRuns:
+        raise InvalidRequest(TOO_LARGE, param="since", code="report_too_large") from None
+    except TooManyGroups as error:
+        message = f"The grouping {reports.too_many_groups(error)}."
+        raise InvalidRequest(message, param="by", code="report_too_large") from None
+    return {"object": "report", "since": since, "until": until, "time_zone": asked.time_zone, **figures}
+
+
+async def _written(figures: dict[str, Any], asked: query.ReportFilters) -> Response:
+    """The figures in the form that was asked for."""
+    if asked.format == "json":
+        return Response(orjson.dumps(figures), media_type="application/json")
+    rows = reports.table(figures, asked.part)
+    name = {"content-disposition": f'attachment; filename="report-{asked.part}.{asked.format}"'}
+    if asked.format == "csv":
+        return Response(reports.as_csv(rows, asked.part), media_type="text/csv; charset=utf-8", headers=name)
+    try:
+        body = await asyncio.to_thread(reports.as_parquet, rows, asked.part)
+    except ConfigInvalid:
+        raise InvalidRequest(
+            "This service does not write Parquet; ask for `csv`, or for the operator to install baton[parquet].",
+            param="format",
+        ) from None
+    return Response(body, media_type=PARQUET, headers=name)

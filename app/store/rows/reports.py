@@ -1,0 +1,76 @@
+"""Reads of runs with their journals and ratings, for reports. Plain functions over a connection."""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+import orjson
+from sqlalchemy import Connection, bindparam, select
+
+from app.core.rating.economics import READ, JournaledRun
+from app.core.rating.feedback import Feedback
+from app.core.records import changed
+from app.core.run.events import Event, Kind
+from app.store.protocol import ERASED_TAGS, METADATA_TAG, USER_TAG, RunQuery
+from app.store.rows import feedback
+from app.store.rows.runs import page
+from app.store.sqlkit.tables import CATALOGS, EVENTS, TAGS
+
+
+def journaled_runs(conn: Connection, query: RunQuery) -> tuple[JournaledRun, ...]:
+    """One page of runs."""
+    rows = page(conn, query)
+    names = [row.id for row in rows]
+    if not names:
+        return ()
+    events, ratings, tags = _events(conn, names), _ratings(conn, names), _tags(conn, names)
+    return tuple(
+        JournaledRun(
+            id=row.id,
+            tenant=row.tenant,
+            key=row.key,
+            tier=row.tier,
+            state=row.state,
+            topology=row.topology,
+            degraded=row.degraded,
+            created_at=row.created_at,
+            ended=row.ended_at is not None,
+            events=tuple(events[row.id]),
+            ratings=tuple(ratings[row.id]),
+            users=tuple(tags[row.id, USER_TAG]),
+            metadata=tuple(tags[row.id, METADATA_TAG]),
+        )
+        for row in rows
+    )
+
+
+def _events(conn: Connection, names: Sequence[str]) -> Mapping[str, list[Event]]:
+    found: defaultdict[str, list[Event]] = defaultdict(list)
+    wanted = (EVENTS.c.run.in_(names), EVENTS.c.kind.in_(sorted(kind.value for kind in READ)))
+    columns = (EVENTS.c.run, EVENTS.c.seq, EVENTS.c.kind, EVENTS.c.at, EVENTS.c.body)
+    for run, seq, kind, at, body in conn.execute(select(*columns).where(*wanted).order_by(EVENTS.c.run, EVENTS.c.seq)):
+        found[run].append(Event(run, seq, Kind(kind), at, orjson.loads(body)))
+    return found
+
+
+def _ratings(conn: Connection, names: Sequence[str]) -> Mapping[str, list[Feedback]]:
+    found: defaultdict[str, list[Feedback]] = defaultdict(list)
+    for one in feedback.of_all(conn, names):
+        found[one.run].append(changed(one, comment=""))
+    return found
+
+
+def _tags(conn: Connection, names: Sequence[str]) -> Mapping[tuple[str, str], list[str]]:
+    """The values of the tags with callers' words, by run and name. They are found by a partial index, for which the
+    planner must see the names."""
+    found: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
+    of_callers = TAGS.c.name.in_(bindparam("of_callers", ERASED_TAGS, expanding=True, literal_execute=True))
+    query = select(TAGS.c.run, TAGS.c.name, TAGS.c.value).where(TAGS.c.run.in_(names), of_callers)
+    for run, name, value in conn.execute(query.order_by(TAGS.c.run, TAGS.c.name, TAGS.c.value)):
+        found[run, name].append(value)
+    return found
+
+
+def catalogs(conn: Connection, digests: Sequence[str]) -> dict[str, bytes]:
+    """The stored snapshots with these digests."""
+    rows = conn.execute(select(CATALOGS.c.digest, CATALOGS.c.body).where(CATALOGS.c.digest.in_(digests)))
+    return {digest: bytes(body) for digest, body in rows}
