@@ -42,6 +42,11 @@ def is_texts(value: object) -> bool:
     return isinstance(value, list) and all(isinstance(entry, str) for entry in value)
 
 
+def is_set(value: object) -> bool:
+    """A list of strings, or a missing field."""
+    return value is None or is_texts(value)
+
+
 def is_access(value: object) -> bool:
     """An access list: `user` and step numbers, each once."""
     if not isinstance(value, list) or not all(entry == "user" or is_whole(entry) for entry in value):
@@ -119,6 +124,7 @@ FIELDS: Mapping[Kind, Mapping[str, Test]] = {
         "answers": is_truth,
         "parent": is_step,
         "inherits": is_mark,
+        "declassified": is_set,
     },
     Kind.PLAN_ACCEPTED: {"proposal": is_whole, "call": is_text, "steps": is_whole, "topology": is_text},
     Kind.PLAN_REJECTED: {"proposal": is_whole, "call": is_text, "reasons": is_texts, "outage": is_truth},
@@ -149,7 +155,7 @@ FIELDS: Mapping[Kind, Mapping[str, Test]] = {
         "finish": is_text,
     },
     Kind.STEP_AWAITING: {"n": is_whole, "call": is_text, "said": is_text, "calls": is_calls},
-    Kind.STEP_RESULTS: {"n": is_whole, "results": is_text, "ids": is_texts},
+    Kind.STEP_RESULTS: {"n": is_whole, "results": is_text, "ids": is_texts, "labels": is_set},
     Kind.AWAITING: {
         "turn": is_whole,
         "steps": is_access,
@@ -159,7 +165,14 @@ FIELDS: Mapping[Kind, Mapping[str, Test]] = {
         "visible": is_usage,
     },
     Kind.RESUMED: {"turn": is_whole, "deadline": is_number, "streams": is_truth, "request": is_text},
-    Kind.STEP_DONE: {"n": is_whole, "output": is_text, "chars": is_whole, "finish": is_text, "call": is_text},
+    Kind.STEP_DONE: {
+        "n": is_whole,
+        "output": is_text,
+        "chars": is_whole,
+        "finish": is_text,
+        "call": is_text,
+        "declassified": is_set,
+    },
     Kind.STEP_FAILED: {"n": is_whole, "error": is_text},
     Kind.STEP_SKIPPED: {"n": is_whole, "reason": is_text},
     **{kind: _END for kind in TERMINAL},

@@ -119,8 +119,9 @@ RULES: Mapping[str, tuple[str, str]] = {
     "output-over-limit": ("I-8", "a call may write at most what limits and worker allow"),
     "worker-changed": ("I-4", "provider and model of a call are those of the worker in the pool's snapshot"),
     "version-not-in-force": ("I-4", "a conductor is asked under the version that an operator had put in force"),
-    "rule": ("I-2", "every worker that was called is permitted by every rule of the pool file that applies"),
-    "clearance": ("I-2", "every worker that was called is cleared for all labels of the task"),
+    "rule": ("I-2", "every worker that was called is permitted by every rule that applies to what it reads"),
+    "clearance": ("I-2", "every worker that was called is cleared for all labels of what it reads"),
+    "declassified": ("I-2", "a text loses only labels that its writer had read and declassifies"),
     # money
     "over-cap": ("I-7", "when a call is intended, held and spent together are within the caps"),
     "reservation-low": ("I-7", "what is held for a call is at least its worst case"),

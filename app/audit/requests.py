@@ -9,6 +9,7 @@ from app.audit.account import Account, Call, Fact
 from app.audit.bodies import WHOLE_LIMITS
 from app.audit.choices import affordable
 from app.audit.contents import address
+from app.audit.labels import FROM_CALLER, FROM_CONDUCTOR, Read, labels_of, lowered, unfounded
 from app.audit.recompose import EMBEDS, ERASED, UnknownTemplate, Unverifiable, recomposed
 from app.audit.report import Report, Violation
 from app.core.message.chat import Text
@@ -62,6 +63,8 @@ def requests(run: Account, pools: Pools, report: Report) -> Iterator[Violation]:
             rule = "catalog-altered" if digest in pools.kept else "catalog-missing"
             yield run.says(rule, 1, f"there is no snapshot of the pool {digest[:12]} with this digest")
     yield from _admission(run, pools)
+    found = labels_of(run)
+    yield from unfounded(run)
     for call in run.calls.values():
         catalog = pools.catalog(call.intent.body["catalog"])
         if catalog is None:
@@ -73,7 +76,8 @@ def requests(run: Account, pools: Pools, report: Report) -> Iterator[Violation]:
             continue
         worker = _as_served(call, worker)
         yield from _passed_over(run, call, catalog)
-        yield from _worker(run, call, catalog, worker)
+        yield from lowered(run, found, call, catalog)
+        yield from _worker(run, call, catalog, worker, found.of_call(call))
         yield from _price(run, call, worker)
         yield from _rendered(run, call, catalog, worker, pools, report)
 
@@ -82,7 +86,7 @@ def requests(run: Account, pools: Pools, report: Report) -> Iterator[Violation]:
 
 
 def _admission(run: Account, pools: Pools) -> Iterator[Violation]:
-    """The run's pool and limits are within its tier's, and every worker in the pool is cleared for the task."""
+    """The run's pool and limits are within its tier's, and every worker in the pool may do some step of the task."""
     catalog = pools.catalog(run.admitted["catalog"])
     tier = tier_of(catalog, run.admitted["tier"], run.admitted["model"]) if catalog is not None else None
     if catalog is None or tier is None:
@@ -90,16 +94,27 @@ def _admission(run: Account, pools: Pools) -> Iterator[Violation]:
     pool, excluded = run.admitted["pool"], run.admitted["excluded"]
     if not pool or sorted([*pool, *excluded]) != sorted(tier.pool):
         yield run.says("pool-outside-tier", 1, f"pool and excluded workers together are not those of {tier.name}")
+    least = _least(run, catalog, tier)
     for name in pool:
         worker = catalog.workers.get(name)
-        if worker is not None and _uncleared(run, worker):
-            yield run.says(
-                "clearance", 1, f"{name} is in the pool and not cleared for {_uncleared(run, worker)} labels"
-            )
-        for rule in _barring(run, catalog, worker) if worker is not None else ():
+        if worker is not None and (missing := _uncleared(least, worker)):
+            yield run.says("clearance", 1, f"{name} is in the pool and not cleared for {missing} labels")
+        for rule in _barring(least, catalog, worker) if worker is not None else ():
             yield run.says("rule", 1, f"{name} is in the pool, and the rule {rule} excludes it")
     yield from _limits(run, tier)
     yield from affordable(run, catalog)
+
+
+def _least(run: Account, catalog: Catalog, tier: Tier) -> Read:
+    """Return what every worker of the run reads: under a model its subtasks, in a caller's own plan nothing, else the
+    conversation."""
+    conductor, labels = run.admitted["conductor"], frozenset(run.admitted["labels"])
+    if conductor == "caller":
+        return Read()
+    if conductor != "model":
+        return Read(labels, frozenset({FROM_CALLER}))
+    model = catalog.workers.get(tier.conductor.worker or "")
+    return Read(labels - (model.declassifies if model is not None else frozenset()), frozenset({FROM_CONDUCTOR}))
 
 
 def _limits(run: Account, tier: Tier) -> Iterator[Violation]:
@@ -112,9 +127,9 @@ def _limits(run: Account, tier: Tier) -> Iterator[Violation]:
             yield run.says("limits-widened", 1, f"{name} is {run.limits[name]}, the tier has {getattr(allowed, name)}")
 
 
-def _uncleared(run: Account, worker: Worker) -> int:
+def _uncleared(read: Read, worker: Worker) -> int:
     """Return the number of labels for which a worker is not cleared, by name or by its card's region and retention."""
-    card, missing = worker.card, set(run.admitted["labels"]) - worker.card.clearance
+    card, missing = worker.card, set(read.labels) - worker.card.clearance
     if card.region:
         missing.discard("region:" + card.region)
     if card.retention:
@@ -122,9 +137,9 @@ def _uncleared(run: Account, worker: Worker) -> int:
     return len(missing)
 
 
-def _barring(run: Account, catalog: Catalog, worker: Worker) -> list[str]:
-    """Return the names of the pool file's rules that keep this worker from the run's labels, from the rules alone."""
-    labels = set(run.admitted["labels"])
+def _barring(read: Read, catalog: Catalog, worker: Worker) -> list[str]:
+    """Return the names of the pool file's rules that keep this worker from what was read, from the rules alone."""
+    labels = set(read.labels | read.sources)
     found = []
     for rule in catalog.rules:
         if not set(rule.labels) <= labels:
@@ -157,14 +172,14 @@ def _as_served(call: Call, worker: Worker) -> Worker:
     return replace(worker, model=version) if isinstance(version, str) and version else worker
 
 
-def _worker(run: Account, call: Call, catalog: Catalog, worker: Worker) -> Iterator[Violation]:
+def _worker(run: Account, call: Call, catalog: Catalog, worker: Worker, read: Read) -> Iterator[Violation]:
     body, seq = call.intent.body, call.intent.seq
     if (body["provider"], body["model"]) != (worker.provider, worker.model):
         yield run.says("worker-changed", seq, f"{call.id}: provider or model is not that of {worker.name}")
-    if _uncleared(run, worker):
-        yield run.says("clearance", seq, f"{worker.name} is not cleared for {_uncleared(run, worker)} labels")
-    for rule in _barring(run, catalog, worker):
-        yield run.says("rule", seq, f"the rule {rule} keeps {worker.name} from the labels of this run")
+    if missing := _uncleared(read, worker):
+        yield run.says("clearance", seq, f"{worker.name} is not cleared for {missing} labels")
+    for rule in _barring(read, catalog, worker):
+        yield run.says("rule", seq, f"the rule {rule} keeps {worker.name} from the labels of what it reads")
     if call.step is not None and body["max_tokens"] > worker.card.max_output:
         yield run.says("output-over-limit", seq, f"{worker.name} writes at most {worker.card.max_output} tokens")
     if call.step is None:

@@ -11,12 +11,15 @@ from rich.text import Text
 
 from app.cli import event_loop, storage, terminal
 from app.cli.asked import Asked
-from app.core.pool.catalog import Catalog
+from app.core.pool.catalog import Catalog, Worker
 from app.core.pool.policy import exclusion
 from app.core.pool.policy_change import Widening, labels_of, recipients, widenings
-from app.core.pool.rules import Rule
+from app.core.pool.rules import CALLER, SOURCES, Reading, Rule
 from app.core.records import record
+from app.core.run.events import CallIntended, Event
 from app.core.run.kinds import Kind
+from app.core.run.labels import Flow, conversation
+from app.core.run.state import RunState, advance, begin
 from app.process.config import Settings, configure, read, read_catalog
 from app.store.archive import Record, open_archive
 
@@ -67,6 +70,7 @@ def _check(catalog: Catalog, *, as_json: bool) -> int:
                     }
                     for row in rows
                 ],
+                "declassifies": {worker.name: sorted(worker.declassifies) for worker in _lowering(catalog)},
                 "without_effect": idle,
             }
         )
@@ -78,6 +82,9 @@ def _check(catalog: Catalog, *, as_json: bool) -> int:
         table.add_row(*(Text(cell, overflow="fold") for cell in cells))
     console = terminal.out()
     console.print(table)
+    for worker in _lowering(catalog):
+        lost = ", ".join(sorted(worker.declassifies))
+        console.print(f"note: {worker.name} declassifies {lost}: what it writes loses these labels", markup=False)
     for words in idle:
         console.print(f"note: {words}", markup=False, soft_wrap=True)
     return FINE
@@ -95,7 +102,8 @@ def _shown(catalog: Catalog, tier: str, labels: tuple[str, ...]) -> Shown:
     shown, excluded = [], {}
     for recipient, worker in recipients(catalog, catalog.tiers[tier]).items():
         name = worker.name if recipient.role == "worker" else f"{worker.name} ({recipient.role})"
-        reason = exclusion(worker, frozenset(labels))
+        named = frozenset(labels)
+        reason = exclusion(worker, Reading(named - SOURCES, named & SOURCES | {CALLER}))
         if reason:
             excluded[name] = reason
         else:
@@ -103,11 +111,15 @@ def _shown(catalog: Catalog, tier: str, labels: tuple[str, ...]) -> Shown:
     return Shown(tier, labels, tuple(shown), excluded)
 
 
+def _lowering(catalog: Catalog) -> list[Worker]:
+    return [worker for worker in catalog.workers.values() if worker.declassifies]
+
+
 def _idle(catalog: Catalog) -> list[Rule]:
     """Return the rules that exclude nobody who is cleared for their labels."""
     effective: set[str] = set()
     for worker in catalog.workers.values():
-        effective |= {bar.rule for bar in worker.bars if bar.labels <= worker.card.cleared}
+        effective |= {bar.rule for bar in worker.bars if bar.labels <= worker.card.cleared | SOURCES}
     return [rule for rule in catalog.rules if rule.name not in effective]
 
 
@@ -126,6 +138,8 @@ def _diff(found: Sequence[Widening], *, as_json: bool) -> int:
         terminal.out().print("Nothing is shown to anybody who did not see it before.")
     for one in () if as_json else found:
         who = f"{one.recipient.worker} at {one.recipient.provider}, as {one.recipient.role}"
+        if one.through:
+            who += f", as what {', then '.join(one.through)} makes of it"
         labels = f"labels {', '.join(one.labels)}" if one.labels else "no label"
         line = f"widens: {one.tier} with {labels} is shown to {who}; before: {one.reason}"
         terminal.out().print(line, markup=False, soft_wrap=True)
@@ -140,6 +154,7 @@ def _witness(one: Widening) -> dict[str, Any]:
         "role": recipient.role,
         "worker": recipient.worker,
         "provider": recipient.provider,
+        "through": one.through,
         "before": one.reason,
     }
 
@@ -149,7 +164,7 @@ def _witness(one: Widening) -> dict[str, Any]:
 
 @record(frozen=True, slots=True)
 class Refused:
-    """A run with calls that the pool file would not have allowed, and the reason for each worker."""
+    """A run with calls that the pool file would not have allowed, and the first reason for each worker."""
 
     run: str
     tier: str
@@ -171,20 +186,35 @@ async def _tried(settings: Settings, catalog: Catalog, since: float | None) -> t
 
 
 def _refused(one: Record, catalog: Catalog) -> Refused | None:
-    bodies = [(event.kind, orjson.loads(event.body)) for event in one.events]
-    admitted = next((body for kind, body in bodies if kind == Kind.ADMITTED), None)
-    if admitted is None:
+    events = [
+        Event(str(one.row["id"]), event.seq, Kind(event.kind), event.at, orjson.loads(event.body))
+        for event in one.events
+    ]
+    if not events or events[0].kind is not Kind.ADMITTED:
         return None
-    labels = frozenset(admitted.get("labels", ()))
-    called = dict.fromkeys(body["worker"] for kind, body in bodies if kind == Kind.CALL_INTENDED)
-    reasons = {name: reason for name in called if (reason := _reason(catalog, name, labels))}
-    run, tier = str(one.row["id"]), str(admitted.get("tier", ""))
-    return Refused(run, tier, tuple(sorted(labels)), reasons) if reasons else None
+    state, reasons = begin(events[0]), dict[str, str]()
+    for event in events[1:]:
+        if isinstance(event.fact, CallIntended):
+            reason = _reason(catalog, state, event.fact)
+            if reason:
+                reasons.setdefault(event.fact.worker, reason)
+        state = advance(state, event)
+    labels = tuple(sorted(state.admitted.labels))
+    return Refused(state.run, state.admitted.tier, labels, reasons) if reasons else None
 
 
-def _reason(catalog: Catalog, worker: str, labels: frozenset[str]) -> str:
-    known = catalog.workers.get(worker)
-    return exclusion(known, labels) if known is not None else "is not in the pool file"
+def _reason(catalog: Catalog, state: RunState, call: CallIntended) -> str:
+    """Return the reason why the pool file would not have allowed a call, from the labels of what was read in it."""
+    known = catalog.workers.get(call.worker)
+    if known is None:
+        return "is not in the pool file"
+    found = Flow(state, catalog, lowered_now=True)
+    if call.n is not None:
+        return exclusion(known, found.readings[call.n])
+    open_proposal = state.unmade
+    if open_proposal is None:
+        return exclusion(known, conversation(state))
+    return exclusion(known, found.planner(open_proposal.round, open_proposal.parent))
 
 
 def _try(runs: int, refused: Sequence[Refused], *, as_json: bool) -> int:

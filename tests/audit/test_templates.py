@@ -6,6 +6,7 @@ there and here.
 
 import hashlib
 from dataclasses import asdict, replace
+from itertools import chain
 
 import orjson
 
@@ -39,6 +40,8 @@ MADE = {
 
 def digest(*conversations: tuple[Message, ...]) -> str:
     plain = [[asdict(message) for message in messages] for messages in conversations]
+    for message in chain.from_iterable(plain):
+        del message["labels"]  # no provider is sent them
     return hashlib.sha256(orjson.dumps(plain)).hexdigest()
 
 

@@ -53,3 +53,15 @@ def test_the_policy_is_shown_compared_and_tried(tmp_path: Path) -> None:
     (refused,) = json.loads(tried.out)["refused"]
     assert (tried.status, json.loads(tried.out)["runs"], refused["labels"]) == (1, 2, ["secret"])
     assert refused["refused"] == {"scribe": "excluded by the rule secrets-stay"}
+
+
+def test_a_new_declassifier_is_a_widening(tmp_path: Path) -> None:
+    old = SMALL_POOL.replace('model = "scribe"\nclearance = ["secret"]', 'model = "scribe"')
+    (tmp_path / "old.toml").write_text(old)
+    (tmp_path / "new.toml").write_text(old.replace('model = "sage"\n', 'model = "sage"\ndeclassifies = ["secret"]\n'))
+    widened = baton(tmp_path, "policy", "diff", "old.toml", "new.toml")
+    assert widened.status == 1
+    assert "labels secret is shown to scribe at rehearsal, as worker, as what sage makes of it" in widened.out
+    assert "before: not cleared for secret" in widened.out
+    assert baton(tmp_path, "policy", "diff", "new.toml", "old.toml").status == 0
+    assert "sage declassifies secret" in baton(tmp_path, "policy", "check", "new.toml").out

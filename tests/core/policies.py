@@ -1,7 +1,7 @@
 """Random pools with rules, and an evaluator of rules that shares no code with the product's.
 
-`python -m tests.core.policies` takes ten thousand pools and two thousand changes, and times the decisions for fifty
-workers; the tests take some hundred.
+`python -m tests.core.policies` takes ten thousand pools, two thousand changes and ten thousand runs
+(`information_flow.py`), and times the decisions for fifty workers; the tests take some hundred.
 """
 
 import argparse
@@ -13,22 +13,33 @@ from dataclasses import replace
 from itertools import combinations
 
 from app.core.pool.catalog import Card, Catalog, ConductorSpec, Limits, ProviderSpec, Tier, Worker, attributes
-from app.core.pool.policy import exclusion
+from app.core.pool.policy import exclusion, permits
 from app.core.pool.policy_change import widenings
-from app.core.pool.rules import ATTRIBUTES, Match, Rule, bars
+from app.core.pool.rules import ATTRIBUTES, Match, Reading, Rule, bars
+from tests.core import information_flow
 
 LABELS = ("record", "secret", "draft", "region:eu", "retention:none")
 PROVIDERS = ("house", "cloud", "far")
-REGIONS, RETENTIONS = ("eu", "us", None), ("none", "30d", None)
-Reach = set[tuple[str, str, str, tuple[str, ...]]]
-"""Tier, worker, its provider, and the labels of a request that it may be shown."""
+REGIONS, RETENTIONS = ("eu", None), ("none", None)
+FURTHER = ("us", "30d")
+"""Another region and another retention, for decisions; a comparison of two pools would have to enumerate them too."""
+CALLER, STEP, CONDUCTOR = "source:caller", "source:step", "source:conductor"
+SOURCES = (CALLER, STEP)
+"""The sources that random rules name."""
+Names = frozenset[str]
+Reach = set[tuple[str, str, str, str, bool, Names]]
+"""Tier, role, worker, its provider, and the labels that it may see: in what it reads itself, with the sources of that,
+or (true) in what is derived from a conversation."""
 
 
-def pool(chance: random.Random, workers: int = 6) -> Catalog:
+def pool(chance: random.Random, workers: int = 6, *, further: bool = False) -> Catalog:
     """A random pool: workers, rules, and two tiers."""
-    made = [_worker(f"w{number}", chance) for number in range(workers)]
+    made = [_worker(f"w{number}", chance, further=further) for number in range(workers)]
     names = [worker.name for worker in made]
-    tiers = [_tier(name, chance.sample(names, chance.randint(1, workers))) for name in ("mini", "ultra")]
+    tiers = [
+        _tier(name, chance.sample(names, chance.randint(1, workers)), chance.choice((None, None, names[0])))
+        for name in ("mini", "ultra")
+    ]
     rules = tuple(_rule(f"r{number}", names, chance) for number in range(chance.randint(0, 4)))
     endpoints = {name: ProviderSpec(name, "openai", base_url=f"https://{name}.example") for name in PROVIDERS}
     workers_by_name = {worker.name: worker for worker in made}
@@ -43,22 +54,26 @@ def compiled(catalog: Catalog) -> Catalog:
     return replace(catalog, workers=known)
 
 
-def _worker(name: str, chance: random.Random) -> Worker:
+def _worker(name: str, chance: random.Random, *, further: bool) -> Worker:
+    region, retention = FURTHER if further and chance.random() < 0.3 else (None, None)
     card = Card(
-        region=chance.choice(REGIONS),
-        retention=chance.choice(RETENTIONS),
+        region=region or chance.choice(REGIONS),
+        retention=retention or chance.choice(RETENTIONS),
         clearance=frozenset(label for label in LABELS if chance.random() < 0.5),
     )
-    return Worker(name, chance.choice(PROVIDERS), name, card=card)
+    lost = frozenset(label for label in card.cleared if chance.random() < 0.1)
+    return Worker(name, chance.choice(PROVIDERS), name, card=card, declassifies=lost)
 
 
-def _tier(name: str, workers: list[str]) -> Tier:
-    return Tier(name, tuple(workers), ConductorSpec("fixed"), workers[0], {"medium": Limits()})
+def _tier(name: str, workers: list[str], model: str | None) -> Tier:
+    conductor = ConductorSpec("model", worker=model) if model is not None else ConductorSpec("fixed")
+    return Tier(name, tuple(workers), conductor, workers[0], {"medium": Limits()})
 
 
 def _rule(name: str, workers: list[str], chance: random.Random) -> Rule:
     allow, deny = (_match(workers, chance) if chance.random() < 0.7 else None for _ in range(2))
     labels = frozenset(label for label in LABELS if chance.random() < 0.3)
+    labels |= frozenset(source for source in SOURCES if chance.random() < 0.1)
     return Rule(name, labels, allow, deny or (None if allow else _match(workers, chance)))
 
 
@@ -77,7 +92,7 @@ def _match(workers: list[str], chance: random.Random) -> Match:
 # -- the evaluator
 
 
-def allowed(catalog: Catalog, name: str, labels: frozenset[str]) -> bool:
+def allowed(catalog: Catalog, name: str, labels: Names, sources: Names = frozenset()) -> bool:
     """What the rules and the card say, evaluated from their text."""
     worker = catalog.workers[name]
     card = worker.card
@@ -86,7 +101,7 @@ def allowed(catalog: Catalog, name: str, labels: frozenset[str]) -> bool:
         if label not in card.clearance and not by_card:
             return False
     for rule in catalog.rules:
-        if any(label not in labels for label in rule.labels):
+        if any(label not in labels and label not in sources for label in rule.labels):
             continue
         if rule.allow is not None and not _all_have(worker, rule.allow):
             return False
@@ -107,21 +122,63 @@ def _all_have(worker: Worker, match: Match) -> bool:
     return not match.clearance or any(label in match.clearance for label in worker.card.clearance)
 
 
-def label_sets() -> Iterator[frozenset[str]]:
+def label_sets(labels: tuple[str, ...] = LABELS) -> Iterator[Names]:
     """All sets of the labels."""
-    for size in range(len(LABELS) + 1):
-        yield from map(frozenset, combinations(LABELS, size))
+    for size in range(len(labels) + 1):
+        yield from map(frozenset, combinations(labels, size))
 
 
-def reach(catalog: Catalog) -> Reach:
-    """Everything that the pool shows to anybody."""
-    return {
-        (tier.name, name, catalog.workers[name].provider, tuple(sorted(labels)))
-        for tier in catalog.tiers.values()
-        for name in tier.pool
-        for labels in label_sets()
-        if allowed(catalog, name, labels)
-    }
+def reach(catalog: Catalog, sources: tuple[str, ...] = ()) -> Reach:
+    """Everything that the pool shows to anybody, with each set of these sources."""
+    found: Reach = set()
+    for tier in catalog.tiers.values():
+        readers = [("worker", name) for name in tier.pool]
+        if tier.conductor.worker is not None:
+            readers.append(("conductor", tier.conductor.worker))
+        for role, name in readers:
+            who = (tier.name, role, name, catalog.workers[name].provider)
+            for labels in label_sets():
+                for origin in label_sets(sources):
+                    seen = origin if role == "worker" else origin | {CALLER}
+                    if allowed(catalog, name, labels, seen):
+                        found.add((*who, False, labels | origin))
+        for labels in label_sets():
+            for name in _sees_some_of(catalog, tier, labels):
+                found.add((tier.name, "worker", name, catalog.workers[name].provider, True, labels))
+    return found
+
+
+def _sees_some_of(catalog: Catalog, tier: Tier, labels: Names) -> set[str]:
+    """The workers of a tier that can come to see words of a conversation, or what is derived from them."""
+    words = {(labels, CALLER)}
+    model = tier.conductor.worker
+    if model is not None and allowed(catalog, model, labels, frozenset({CALLER})):
+        words.add((labels - catalog.workers[model].declassifies, CONDUCTOR))
+    seen: set[str] = set()
+    while True:
+        now = [
+            (name, carried)
+            for name in tier.pool
+            for carried, origin in words
+            if allowed(catalog, name, carried, frozenset({origin}))
+        ]
+        made = {(carried - catalog.workers[name].declassifies, STEP) for name, carried in now}
+        seen |= {name for name, _ in now}
+        if made <= words:
+            return seen
+        words |= made
+
+
+def named_sources(*catalogs: Catalog) -> tuple[str, ...]:
+    """The sources that the rules of the pools name."""
+    named = {label for catalog in catalogs for rule in catalog.rules for label in rule.labels}
+    return tuple(sorted(named.intersection(SOURCES)))
+
+
+def widens(old: Catalog, new: Catalog) -> Reach:
+    """What the new pool shows to anybody who did not see it under the old one."""
+    sources = named_sources(old, new)
+    return reach(new, sources) - reach(old, sources)
 
 
 # -- changes
@@ -129,7 +186,9 @@ def reach(catalog: Catalog) -> Reach:
 
 def change(catalog: Catalog, chance: random.Random) -> Catalog:
     """One random change of the file, in either direction."""
-    made = chance.choice((_without_a_rule, _other_clearance, _other_pool, _other_rule, _other_provider))
+    made = chance.choice(
+        (_without_a_rule, _other_clearance, _other_pool, _other_rule, _other_provider, _other_declassifier)
+    )
     return compiled(made(catalog, chance))
 
 
@@ -143,7 +202,14 @@ def _without_a_rule(catalog: Catalog, chance: random.Random) -> Catalog:
 def _other_clearance(catalog: Catalog, chance: random.Random) -> Catalog:
     worker = chance.choice(list(catalog.workers.values()))
     card = replace(worker.card, clearance=worker.card.clearance ^ {chance.choice(LABELS)})
-    return replace(catalog, workers={**catalog.workers, worker.name: replace(worker, card=card)})
+    kept = worker.declassifies & card.cleared
+    return replace(catalog, workers={**catalog.workers, worker.name: replace(worker, card=card, declassifies=kept)})
+
+
+def _other_declassifier(catalog: Catalog, chance: random.Random) -> Catalog:
+    worker = chance.choice(list(catalog.workers.values()))
+    lost = frozenset(label for label in worker.card.cleared if chance.random() < 0.4)
+    return replace(catalog, workers={**catalog.workers, worker.name: replace(worker, declassifies=lost)})
 
 
 def _other_provider(catalog: Catalog, chance: random.Random) -> Catalog:
@@ -155,7 +221,7 @@ def _other_provider(catalog: Catalog, chance: random.Random) -> Catalog:
 def _other_pool(catalog: Catalog, chance: random.Random) -> Catalog:
     tier = chance.choice(list(catalog.tiers.values()))
     workers = chance.sample(sorted(catalog.workers), chance.randint(1, len(catalog.workers)))
-    return replace(catalog, tiers={**catalog.tiers, tier.name: _tier(tier.name, workers)})
+    return replace(catalog, tiers={**catalog.tiers, tier.name: _tier(tier.name, workers, tier.conductor.worker)})
 
 
 def _other_rule(catalog: Catalog, chance: random.Random) -> Catalog:
@@ -170,7 +236,7 @@ def changes(chance: random.Random, wanted: int, *, widen: bool) -> Iterator[tupl
     while found < wanted:
         old = pool(chance)
         new = change(old, chance)
-        if bool(reach(new) - reach(old)) is widen:
+        if bool(widens(old, new)) is widen:
             found += 1
             yield old, new
 
@@ -179,17 +245,20 @@ def disagreements(chance: random.Random, pools: int) -> int:
     """Decisions in random pools about which the product and the evaluator differ."""
     differ = 0
     for _ in range(pools):
-        catalog = pool(chance)
+        catalog = pool(chance, further=True)
+        origin = frozenset(chance.sample(SOURCES, chance.randint(0, 2)))
         for name, worker in catalog.workers.items():
-            differ += sum(bool(exclusion(worker, one)) is allowed(catalog, name, one) for one in label_sets())
+            for labels in label_sets():
+                right, read = allowed(catalog, name, labels, origin), Reading(labels, origin)
+                differ += permits(worker, read) is not right or bool(exclusion(worker, read)) is right
     return differ
 
 
 def decision_microseconds(chance: random.Random) -> float:
     """The time of the decisions about one request for fifty workers, the median of many requests."""
-    workers = list(pool(chance, workers=50).workers.values())
-    requests = [frozenset(chance.sample(LABELS, 2)) for _ in range(2_000)]
-    taken = sorted(_timed(lambda one=one: [exclusion(worker, one) for worker in workers]) for one in requests)
+    workers = list(pool(chance, workers=50, further=True).workers.values())
+    requests = [Reading(frozenset(chance.sample(LABELS, 2)), frozenset({CALLER})) for _ in range(2_000)]
+    taken = sorted(_timed(lambda one=one: [permits(worker, one) for worker in workers]) for one in requests)
     return taken[len(taken) // 2] * 1e6
 
 
@@ -204,6 +273,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.core.policies")
     parser.add_argument("--pools", type=int, default=10_000)
     parser.add_argument("--changes", type=int, default=1_000)
+    parser.add_argument("--runs", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=0)
     chosen = parser.parse_args()
     chance = random.Random(f"policies {chosen.seed}")
@@ -212,8 +282,10 @@ def main() -> int:
     invented = sum(any(True for _ in widenings(*pair)) for pair in changes(chance, chosen.changes, widen=False))
     print(f"{chosen.pools:,} pools: {differ} decisions differ from the evaluator's")
     print(f"{chosen.changes:,} widenings: {missed} missed; {chosen.changes:,} other changes: {invented} reported")
+    flows = information_flow.explore(chance, chosen.runs, pool, allowed)
+    print(f"{chosen.runs:,} runs, {flows.calls:,} calls: {len(flows.leaks)} read what the rules forbid")
     print(f"decisions for fifty workers: {decision_microseconds(chance):.1f} us")
-    return int(bool(differ or missed or invented))
+    return int(bool(differ or missed or invented or flows.leaks))
 
 
 if __name__ == "__main__":

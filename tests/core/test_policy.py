@@ -8,6 +8,7 @@ import pytest
 from app.core.message.chat import Image, Message, Task, Text, Tool, Toolbox
 from app.core.pool.catalog import Card, Catalog, ConductorSpec, Limits, Tier, Worker
 from app.core.pool.policy import Eligible, Overrides, eligible, exclusion, healthy, unknown_names
+from app.core.pool.rules import Reading
 
 CARDS = {
     "plain": Card(),
@@ -60,7 +61,7 @@ WORDY_TOOLS = replace(SHORT, toolbox=Toolbox((Tool("look", "x" * 1_000),)))
 def test_every_exclusion_has_its_reason(
     task: Task, labels: tuple[str, ...], overrides: Overrides, excluded: dict[str, Any]
 ) -> None:
-    found = eligible(CATALOG, TIER, task, frozenset(labels), overrides)
+    found = eligible(CATALOG, TIER, task, Reading(frozenset(labels)), overrides)
     assert set(found.excluded) == set(excluded)
     assert all(reason in found.excluded[name] for name, reason in excluded.items())
     assert [worker.name for worker in found.workers] == [name for name in TIER.pool if name not in excluded]
@@ -91,11 +92,11 @@ def test_a_region_or_a_retention_is_what_the_card_says_and_nothing_where_it_says
     card: Card, labels: tuple[str, ...], missing: tuple[str, ...]
 ) -> None:
     worker = Worker("one", "stub", "one", card=card)
-    assert exclusion(worker, frozenset(labels)) == (f"not cleared for {', '.join(missing)}" if missing else "")
+    assert exclusion(worker, Reading(frozenset(labels))) == (f"not cleared for {', '.join(missing)}" if missing else "")
 
 
 def test_exclusions_are_sorted() -> None:
-    assert exclusion(CATALOG.workers["cleared"], frozenset({"z", "phi", "a"})) == "not cleared for a, z"
+    assert exclusion(CATALOG.workers["cleared"], Reading(frozenset({"z", "phi", "a"}))) == "not cleared for a, z"
 
 
 def test_a_model_id_means_a_tier_or_nothing() -> None:

@@ -6,10 +6,10 @@ import pytest
 
 from app.core.pool.policy import exclusion
 from app.core.pool.policy_change import MOST_LABELS, widenings
-from app.core.pool.rules import Match, Rule
+from app.core.pool.rules import Match, Reading, Rule
 from app.core.pool.snapshot import restored, snapshot
 from app.errors import ConfigInvalid
-from tests.core import policies
+from tests.core import information_flow, policies
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -23,8 +23,8 @@ def test_every_widening_has_a_true_witness(seed: int) -> None:
         found = list(widenings(old, new))
         assert found
         for one in found:
-            seen = (one.tier, one.recipient.worker, one.recipient.provider, one.labels)
-            assert seen in policies.reach(new) - policies.reach(old)
+            who = (one.tier, one.recipient.role, one.recipient.worker, one.recipient.provider)
+            assert (*who, bool(one.through), frozenset(one.labels)) in policies.widens(old, new)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -37,8 +37,8 @@ def test_more_labels_are_never_shown_to_more_workers() -> None:
     catalog = policies.pool(random.Random("monotone"))
     for worker in catalog.workers.values():
         for labels in policies.label_sets():
-            if exclusion(worker, labels):
-                assert all(exclusion(worker, labels | {label}) for label in policies.LABELS)
+            if exclusion(worker, Reading(labels)):
+                assert all(exclusion(worker, Reading(labels | {label})) for label in policies.LABELS)
 
 
 def test_more_labels_than_can_be_enumerated_are_refused() -> None:
@@ -56,3 +56,9 @@ def test_rules_survive_the_snapshot() -> None:
     again = restored(snapshot(catalog))
     assert again.rules == catalog.rules
     assert again.workers == catalog.workers
+
+
+def test_no_worker_reads_anything_derived_from_a_label_that_its_rules_forbid() -> None:
+    flows = information_flow.explore(random.Random("flows"), 200, policies.pool, policies.allowed)
+    assert flows.leaks == []
+    assert flows.calls > 100

@@ -63,11 +63,18 @@ class Message:
     """True in a `tool` message if the caller marked the call as failed."""
     keepsake: Mapping[str, Any] | None = None
     """Data that the provider of an assistant's turn wants back with it; see `Keepsake`."""
+    labels: frozenset[str] = frozenset()
+    """The labels that its caller put on it and on its parts. No provider is sent them."""
 
     @property
     def text(self) -> str:
         """The message's text parts, joined."""
         return "".join(part.text for part in self.parts if isinstance(part, Text))
+
+
+def labels_of(messages: Iterable[Message]) -> frozenset[str]:
+    """The labels of all of the messages."""
+    return frozenset[str]().union(*(message.labels for message in messages))
 
 
 @record(frozen=True, slots=True)
@@ -335,6 +342,8 @@ def message_to_json(message: Message) -> dict[str, Any]:
         value["calls"] = [{"id": call.id, "name": call.name, "arguments": call.arguments} for call in message.calls]
     if message.call_id:
         value |= {"call_id": message.call_id, "failed": message.failed}
+    if message.labels:
+        value["labels"] = sorted(message.labels)
     return value | ({"keepsake": message.keepsake} if message.keepsake else {})
 
 
@@ -360,7 +369,9 @@ def message_from_json(value: Mapping[str, Any]) -> Message:
     parts = [_part_from_json(part) for part in value["parts"]]
     calls = [ToolCall(**call) for call in value["calls"]] if "calls" in value else ()
     answers, failed = value.get("call_id", ""), value.get("failed", False)
-    return Message(value["role"], tuple(parts), value["name"], tuple(calls), answers, failed, value.get("keepsake"))
+    labels = frozenset(value["labels"]) if "labels" in value else frozenset()
+    keepsake = value.get("keepsake")
+    return Message(value["role"], tuple(parts), value["name"], tuple(calls), answers, failed, keepsake, labels)
 
 
 def usage_to_json(usage: Usage) -> dict[str, Any]:

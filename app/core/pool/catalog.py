@@ -236,6 +236,9 @@ class Worker:
     """The rules of the pool file that keep it from requests with certain labels."""
     priced: bool = True
     """False if the pool file names no price: it is not called for a run to which budgets apply."""
+    declassifies: frozenset[str] = frozenset()
+    """The labels that its output loses, although it has read them: the pool file trusts it to leave out what they stand
+    for."""
 
     def writing_seconds(self, tokens: int) -> float:
         """Return the seconds in which it is expected to write so many tokens."""

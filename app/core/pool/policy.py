@@ -1,9 +1,12 @@
 """The policy filter: the workers of the pool that may work on a task, chosen before planning (D6).
 
 The conductor reads the whole task and writes the subtasks, so a subtask carries the task's labels: filtering workers
-after planning would leak. A label such as `region:eu` or `retention:none` is compared with the region and retention on
-a worker's card, any other one with its clearance; then the rules of the pool file apply (`rules.py`). Every exclusion
-has a reason, which is journaled and names the rule.
+after planning alone would leak. A worker stays in the pool if it may do some step of the run; what it reads in each
+step is checked when the plan is accepted and when the step's messages are composed (`app/core/run/labels.py`).
+
+A label such as `region:eu` or `retention:none` is compared with the region and retention on a worker's card, any other
+one with its clearance; then the rules of the pool file apply (`rules.py`). Every exclusion has a reason, which is
+journaled and names the rule.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,6 +15,7 @@ from dataclasses import field
 from app.core.message.chat import SAMPLING, Sampling, Task
 from app.core.pool.budget import input_bound, tool_bytes
 from app.core.pool.catalog import Card, Catalog, Tier, Worker
+from app.core.pool.rules import Reading
 from app.core.records import record
 
 NO_PRICE = "its price is not known, and a budget applies; write `price` in the pool file"
@@ -56,15 +60,18 @@ class Needs:
     context: int
 
 
-def eligible(catalog: Catalog, tier: Tier, task: Task, labels: frozenset[str], overrides: Overrides) -> Eligible:
-    """Filter the tier's pool by the caller's overrides, by labels and clearances, and by what the task needs."""
+def eligible(catalog: Catalog, tier: Tier, task: Task, least: Reading, overrides: Overrides) -> Eligible:
+    """Filter the tier's pool by the caller's overrides, by labels and clearances, and by what the task needs.
+
+    `least` is what every worker of the run reads in any of its steps.
+    """
     size = input_bound(task.messages, tool_bytes(task.toolbox)) // 4
     needs = Needs(images=task.has_images, documents=task.has_documents, tools=task.needs_tools, context=size)
     kept: list[Worker] = []
     excluded: dict[str, str] = {}
     for name in tier.pool:
         worker = catalog.workers[name]
-        reason = _overridden(name, overrides) or exclusion(worker, labels) or _unable(worker, needs)
+        reason = _overridden(name, overrides) or exclusion(worker, least) or _unable(worker, needs)
         if not reason and task.logprobs is not None and not catalog.providers[worker.provider].gives_logprobs:
             reason = NO_LOGPROBS
         if not reason and worker.refuses:
@@ -102,15 +109,30 @@ def unknown_names(tier: Tier, overrides: Overrides) -> tuple[str, ...]:
     return tuple(sorted(named - set(tier.pool)))
 
 
-def exclusion(worker: Worker, labels: frozenset[str]) -> str:
-    """Return the reason why a worker may not be shown a request with these labels; empty if it may."""
-    missing = [label for label in labels - worker.card.clearance if not _is_granted(worker.card, label)]
+def permits(worker: Worker, reading: Reading) -> bool:
+    """True if a worker may read this: the decision of `exclusion`, without the sentence that gives its reason."""
+    labels = reading.labels
+    if not labels <= worker.card.clearance:
+        for label in labels - worker.card.clearance:
+            if not _is_granted(worker.card, label):
+                return False
+    if worker.bars:
+        labels = labels | reading.sources
+        for bar in worker.bars:
+            if bar.labels <= labels:
+                return False
+    return True
+
+
+def exclusion(worker: Worker, reading: Reading) -> str:
+    """Return the reason why a worker may not read this; empty if it may."""
+    if permits(worker, reading):
+        return ""
+    missing = [label for label in reading.labels - worker.card.clearance if not _is_granted(worker.card, label)]
     if missing:
         return f"not cleared for {', '.join(sorted(missing))}"
-    for bar in worker.bars:
-        if bar.labels <= labels:
-            return f"excluded by the rule {bar.rule}"
-    return ""
+    labels = reading.labels | reading.sources
+    return next(f"excluded by the rule {bar.rule}" for bar in worker.bars if bar.labels <= labels)
 
 
 def _is_granted(card: Card, label: str) -> bool:

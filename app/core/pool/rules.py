@@ -4,6 +4,9 @@ A rule applies to every request that carries all of its labels; without labels, 
 shown the request only if it matches the rule's `allow`, and only if it does not match its `deny`. Rules only take away:
 each worker must also be cleared for every label by its card, and a request with more labels is never shown to more
 workers. So every decision is defined, and a change of the rules can be compared by enumerating the labels.
+
+A rule may also name sources among its labels. A source says where words that are read come from. Baton sets it itself:
+nobody needs a clearance for it, and what is derived from the words does not inherit it.
 """
 
 from collections.abc import Iterable
@@ -12,6 +15,23 @@ from app.core.records import record
 
 ATTRIBUTES = ("worker", "provider", "region", "retention", "clearance")
 """The attributes of workers that a rule can ask for."""
+CALLER, TOOL, CONDUCTOR, STEP = "source:caller", "source:tool", "source:conductor", "source:step"
+"""The sources: the caller's conversation, results of the caller's tools, subtasks that a model wrote, and outputs of
+steps."""
+SOURCES = frozenset({CALLER, TOOL, CONDUCTOR, STEP})
+NOTHING: frozenset[str] = frozenset()
+
+
+@record(frozen=True, slots=True)
+class Reading:
+    """The labels of everything that somebody reads, and the sources of its words."""
+
+    labels: frozenset[str] = NOTHING
+    sources: frozenset[str] = NOTHING
+
+    def __or__(self, other: "Reading") -> "Reading":
+        """Return the reading of both."""
+        return Reading(self.labels | other.labels, self.sources | other.sources)
 
 
 @record(frozen=True, slots=True)

@@ -67,9 +67,11 @@ def planned(
     subtask: str,
     previous: int | None = None,
     parent: StepState | None = None,
+    declassified: frozenset[str] = frozenset(),
 ) -> PlanStep:
     """One step with its access list in the run's own numbers; `subtask` is the ref of its text, `previous` the step
-    that gave the answer of the round before, `parent` the one that it is nested in."""
+    that gave the answer of the round before, `parent` the one that it is nested in. The subtask has lost the labels
+    `declassified`."""
     return PlanStep(
         proposal=proposal,
         n=base + place,
@@ -81,6 +83,7 @@ def planned(
         tools=step.tools,
         parent=parent.n if parent is not None else None,
         inherits=parent is not None and step.access.user,
+        declassified=declassified,
     )
 
 

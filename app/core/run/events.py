@@ -387,6 +387,8 @@ class PlanStep(Fact):
     """The step that it is nested in."""
     inherits: bool = optional(False, along="parent")
     """True if its plan listed `user`, which inside a step is the parent's task."""
+    declassified: frozenset[str] = optional(frozenset())
+    """The labels that the subtask lost, because its writer declassifies them."""
 
 
 @fact(Kind.PLAN_ACCEPTED)
@@ -534,6 +536,8 @@ class StepToolResults(Fact):
     """Ref of the results."""
     ids: tuple[str, ...] = ()
     """The calls that they answer."""
+    labels: frozenset[str] = optional(frozenset())
+    """The labels that the caller put on them."""
 
 
 @fact(Kind.STEP_DONE)
@@ -557,6 +561,8 @@ class StepDone(Fact):
     stop_sequence: int | None = optional(None)
     """The place, among those of the request, of the stop sequence at which the worker stopped; None if it stopped
     otherwise, or if its provider does not say."""
+    declassified: frozenset[str] = optional(frozenset())
+    """The labels that the output lost, because its worker declassifies them."""
 
 
 @fact(Kind.STEP_FAILED)

@@ -92,7 +92,8 @@ class Exchange:
     chars: int = 0
     """Of the text beside the calls."""
     results: str = ""
-    """Ref of what came back; empty while it is awaited."""
+    labels: frozenset[str] = frozenset()
+    """Ref of what came back, empty while it is awaited, and the labels that the caller put on it."""
 
 
 @record(frozen=True, slots=True)
@@ -150,6 +151,9 @@ class StepState:
     """True if its plan listed `user`, which inside a step is the parent's task."""
     budget: tuple[str, float] | None = None
     """The budget that had not enough left for its call, and the end of that budget's window."""
+    subtask_lost: frozenset[str] = frozenset()
+    output_lost: frozenset[str] = frozenset()
+    """The labels that its subtask and its output lost, because those who wrote them declassify these labels."""
 
     @property
     def opens(self) -> bool:
@@ -181,7 +185,8 @@ class Proposal:
     parent: int | None = None
     """The step that it is nested in."""
     room: int = 0
-    """The largest number of its steps; 0 means the number in the limits."""
+    instant: bool = False
+    """The largest number of its steps, 0 for that of the limits; and true if no model wrote it."""
 
 
 @record(frozen=True, slots=True)
@@ -498,8 +503,12 @@ def _plan_opened(state: RunState, fact: PlanOpened) -> Changes:
             raise ValueError("a plan is opened while there is another one")
     elif number != state.round:
         raise ValueError("a round is opened before the one before it has answered")
-    proposal = Proposal(fact.proposal, fact.base, fact.mode, fact.conductor, round=number)
-    return {"proposals": (*state.proposals, proposal)}
+    return {"proposals": (*state.proposals, _proposal(fact))}
+
+
+def _proposal(fact: PlanOpened) -> Proposal:
+    made = Proposal(fact.proposal, fact.base, fact.mode, fact.conductor, round=fact.round, instant=fact.instant)
+    return changed(made, parent=fact.parent, room=fact.room)
 
 
 def _nested_opened(state: RunState, fact: PlanOpened, n: int) -> Changes:
@@ -510,16 +519,7 @@ def _nested_opened(state: RunState, fact: PlanOpened, n: int) -> Changes:
         raise ValueError(f"a plan is opened for step {parent.n}, which does not wait for one")
     if tries and tries[-1].state != "rejected":
         raise ValueError("a plan is opened while there is another one")
-    proposal = Proposal(
-        fact.proposal,
-        fact.base,
-        fact.mode,
-        fact.conductor,
-        round=fact.round,
-        parent=parent.n,
-        room=fact.room,
-    )
-    changes: Changes = {"nested": {**state.nested, parent.n: (*tries, proposal)}}
+    changes: Changes = {"nested": {**state.nested, parent.n: (*tries, _proposal(fact))}}
     changes["steps"] = {**state.steps, parent.n: changed(parent, state="running")}
     return changes | {"state": "running"} if state.state == "planned" else changes
 
@@ -535,6 +535,7 @@ def _plan_step(state: RunState, fact: PlanStep) -> Changes:
         answers=fact.answers,
         tools=fact.tools,
         inherits=fact.inherits,
+        subtask_lost=fact.declassified,
     )
     if step.n in state.steps:
         raise ValueError(f"step {step.n} is planned twice")
@@ -610,7 +611,7 @@ def _step_results(state: RunState, fact: StepToolResults) -> Changes:
     step = state.steps[fact.n]
     if state.state != "running" or (not step.settled and step.state != "awaiting_tool"):
         raise ValueError(f"step {step.n} waits for no results")
-    answered = changed(step.exchanges[-1], results=fact.results)
+    answered = changed(step.exchanges[-1], results=fact.results, labels=fact.labels)
     return _set_step(state, step.n, state="running", exchanges=(*step.exchanges[:-1], answered))
 
 
@@ -639,7 +640,7 @@ def _resumed(state: RunState, fact: RunResumed) -> Changes:
 def _step_done(state: RunState, fact: StepDone) -> Changes:
     said = {"output": fact.output, "chars": fact.chars, "logprobs": fact.logprobs, "refusal": fact.refusal}
     ended = {"call": fact.call, "finish": fact.finish, "stop_sequence": fact.stop_sequence}
-    return _set_step(state, fact.n, state="done", **said, **ended)
+    return _set_step(state, fact.n, state="done", **said, **ended, output_lost=fact.declassified)
 
 
 def _step_failed(state: RunState, fact: StepFailed) -> Changes:

@@ -16,11 +16,14 @@ from app.core.plan.parse import by_name, read_plan
 from app.core.plan.workflow import Step
 from app.core.pool.budgets import TEAM_FIELD, Scope
 from app.core.pool.catalog import Catalog, Limits, Tier, Worker
-from app.core.pool.policy import Eligible, Overrides, eligible, exclusion, healthy, priced, unknown_names
+from app.core.pool.policy import Eligible, Overrides, eligible, healthy, permits, priced, unknown_names
+from app.core.pool.rules import CALLER as CALLERS_WORDS
+from app.core.pool.rules import CONDUCTOR, Reading
 from app.core.records import record
 from app.core.run import notices
 from app.core.run.events import RunAdmitted
 from app.core.run.kinds import OnDisconnect
+from app.core.run.labels import refused_plan
 from app.core.run.state import CALLER, FALLBACK
 from app.core.run.trace import NO_TRACE, Trace
 from app.engine.context import EngineContext
@@ -70,6 +73,9 @@ class Order:
     tenant: str
     key: str
     labels: frozenset[str] = frozenset()
+    """The labels of the whole conversation: of the request, of the key, and of each message."""
+    on_messages: frozenset[str] = frozenset()
+    """The labels that do not stand on the whole request, but only on some of its messages."""
     overrides: Overrides = Overrides()
     plan: object | None = None
     streams: bool = False
@@ -158,7 +164,8 @@ def choose(context: EngineContext, order: Order) -> Eligible:
         raise InvalidRequest(
             f"baton.pool names a worker that is not in the pool; the pool is: {known}", param="baton.pool"
         )
-    choice = eligible(context.catalog(), order.tier, order.task, order.labels, order.overrides)
+    least = _least(context.catalog(), order)
+    choice = eligible(context.catalog(), order.tier, order.task, least, order.overrides)
     choice = priced(choice, order.budgets)
     if not choice.workers:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in sorted(choice.excluded.items()))
@@ -172,6 +179,22 @@ def choose(context: EngineContext, order: Order) -> Eligible:
     return healthy(choice, context.health.ejected(choice.workers))
 
 
+def _least(catalog: Catalog, order: Order) -> Reading:
+    """Return what every worker of the run reads in any step: where a model plans its subtask, in the caller's own plan
+    nothing. All fixed plans show the conversation."""
+    if order.plan is not None:
+        return Reading()
+    spec = order.tier.conductor
+    model = catalog.workers[spec.worker] if spec.kind == "model" and spec.worker is not None else None
+    if model is None or not permits(model, _conversation(order)):
+        return _conversation(order)
+    return Reading(order.labels - model.declassifies, frozenset({CONDUCTOR}))
+
+
+def _conversation(order: Order) -> Reading:
+    return Reading(order.labels, frozenset({CALLERS_WORDS}))
+
+
 def conducted(context: EngineContext, order: Order, choice: Eligible) -> tuple[Policy, str]:
     """The policy that plans the run, with its kind. `InvalidRequest` for a plan of the caller's that cannot be
     executed."""
@@ -179,7 +202,10 @@ def conducted(context: EngineContext, order: Order, choice: Eligible) -> tuple[P
         return _policy(context, order, choice)
     try:
         names = [worker.name for worker in choice.workers]
-        return Given(read_plan(order.plan, by_name(names), order.limits.steps)), CALLER
+        steps = read_plan(order.plan, by_name(names), order.limits.steps)
+        if refused := refused_plan(context.catalog(), order.labels, steps):
+            raise PlanRejected(refused)
+        return Given(steps), CALLER
     except PlanRejected as rejected:
         message = "; ".join(rejected.reasons)[:3000]
         raise InvalidRequest(f"The plan is not valid: {message}", param="baton.plan", code="invalid_plan") from None
@@ -204,7 +230,7 @@ def _policy(context: EngineContext, order: Order, choice: Eligible) -> tuple[Pol
 
 
 def _may_conduct(worker: Worker, order: Order) -> bool:
-    return not exclusion(worker, order.labels) and (worker.priced or not order.budgets)
+    return permits(worker, _conversation(order)) and (worker.priced or not order.budgets)
 
 
 def entry(

@@ -26,14 +26,15 @@ from app.core.plan.pricing import best_alone, least, question_tokens
 from app.core.plan.workflow import CONDUCTOR, PREVIOUS, Access, Step
 from app.core.pool.amounts import Amount
 from app.core.pool.catalog import Catalog, Worker
-from app.core.pool.policy import exclusion, spared
+from app.core.pool.policy import permits, spared
 from app.core.rating.decision import Decision
 from app.core.rating.features import asked, placed, viewed
 from app.core.records import record
 from app.core.run import drafts
 from app.core.run.bill import unspent
 from app.core.run.commands import Propose
-from app.core.run.events import Fact
+from app.core.run.events import Fact, StepSkipped
+from app.core.run.labels import Flow, conversation, matters, refusals
 from app.core.run.progress import may_nest
 from app.core.run.state import CALLER, FALLBACK, Proposal, RunState, StepState
 from app.core.run.trace import NO_TRACE
@@ -109,6 +110,8 @@ class Planner:
         self._text = ""
         self._sights: dict[int, Sight] = {}
         """The embedding of each proposal that waits for one, or why there is none, by proposal."""
+        self._lowers: frozenset[str] = frozenset()
+        """The labels that the subtasks of the plan in progress lose, because its writer declassifies them."""
         self._ejected: dict[int, Mapping[str, str]] = {}
         """The workers that are left out of each proposal because they fail, with the reasons."""
 
@@ -134,13 +137,18 @@ class Planner:
                 ejected=self._ejected.get(command.number),
             )
         ]
+        self._lowers = frozenset()
         if conductor.instant:
             steps = [step async for step in conductor.propose(known, partial(self._ask, append, known))]
             for place, step in enumerate(steps):
                 draft, new = self.step(state, command, place, step)
                 written.append(draft)
                 contents += new
-            written.append(drafts.accepted(command.number, "", [step.access.steps for step in steps]))
+            if refused := refusals(self._context.catalog(), state, written):
+                skips = [StepSkipped(command.base + place, "plan_rejected") for place in range(len(steps))]
+                written += [*skips, drafts.rejected(command.number, "", refused, outage=False)]
+            else:
+                written.append(drafts.accepted(command.number, "", [step.access.steps for step in steps]))
         return written, contents
 
     def _choose(self, state: RunState, command: Propose) -> tuple[Decision | None, list[tuple[str, bytes]]]:
@@ -173,7 +181,7 @@ class Planner:
         """True if the tier's model may plan for this run: it reads the whole task (D6), and should be healthy."""
         tier, known = self._context.catalog().tiers.get(state.admitted.tier), self._context.catalog().workers
         model = known.get(tier.conductor.worker or "") if tier is not None else None
-        if model is None or exclusion(model, state.admitted.labels):
+        if model is None or not permits(model, conversation(state)):
             return False
         return not self._context.health.refusal(model, self._left_of(state))
 
@@ -190,7 +198,22 @@ class Planner:
             ref,
             before.step.n if before is not None else None,
             state.steps[parent] if parent is not None else None,
+            declassified=self._lowered(state, proposal),
         ), contents
+
+    def _lowered(self, state: RunState, proposal: Propose | Proposal) -> frozenset[str]:
+        """The labels that a subtask loses of those that its writer has read."""
+        if not self._lowers:
+            return self._lowers
+        return self._lowers & Flow(state).planner(proposal.round, proposal.parent).labels
+
+    def _refused(self, state: RunState, command: Propose, step: Step, drafted: list[Fact]) -> list[str]:
+        """Return the reasons why the steps so far, of which this is the latest, may not be given to their workers: what
+        they read has labels (D6). It is added to those that are drafted."""
+        catalog = self._context.catalog()
+        if matters(state, catalog.workers.values()):
+            drafted.append(self.step(state, command, len(drafted), step)[0])
+        return refusals(catalog, state, drafted) if drafted else []
 
     def _ref(self, text: str) -> str:
         """A text's address; empty for the empty text."""
@@ -239,8 +262,14 @@ class Planner:
         try:
             known = self._brief(state, command, conductor)
             told = await shown(self._context.store, state, command, known, self._left)
+            drafted: list[Fact] = []
+            refused: list[str] = []
             async for step in conductor.propose(told, partial(self._ask, append, told)):
-                self._send(Planned(command.number, step))
+                refused = self._refused(state, command, step, drafted)
+                if not refused:
+                    self._send(Planned(command.number, step))
+            if refused:
+                raise PlanRejected(refused)
         except BatonError as caught:
             error = caught
         finally:
@@ -254,7 +283,7 @@ class Planner:
         if not isinstance(self._policy, Chooser) or self._policy.embedder is None or command.mode != "first":
             return None
         worker = self._context.catalog().workers.get(self._policy.embedder)
-        if worker is None or command.number in self._sights or exclusion(worker, state.admitted.labels):
+        if worker is None or command.number in self._sights or not permits(worker, conversation(state)):
             return None
         return worker
 
@@ -296,9 +325,11 @@ class Planner:
         tier = tier_of(catalog, state.admitted.tier, state.admitted.model)
         worker = tier.fallback if tier and tier.fallback in pool else pool[0]
         known = [catalog.workers[name] for name in pool if name in catalog.workers]
-        if known:
+        readers = [one for one in known if permits(one, conversation(state))] or known
+        if readers:
             limits, question = state.admitted.limits, question_tokens(self._task)
-            worker = best_alone(known, worker, question, limits, unspent(state))
+            preferred = worker if worker in [one.name for one in readers] else readers[0].name
+            worker = best_alone(readers, preferred, question, limits, unspent(state))
         return Given((Step(worker, answers=True),))
 
     def _brief(self, state: RunState, command: Propose, conductor: Conductor) -> Brief:
@@ -351,10 +382,11 @@ class Planner:
         state, known = self._state, self._context.catalog().workers.get(worker)
         if state is None or known is None:
             raise PlanRejected(["the conductor's model is not in the pool file"])
-        if exclusion(known, state.admitted.labels):  # since the admission; it reads the whole task (D6)
+        if not self._may_read(known, state):  # since the admission, or by what was read since then (D6)
             raise WorkerUnavailable(code="conductor_not_cleared")
         if state.admitted.budgets and not known.priced:
             raise WorkerUnavailable(code="conductor_not_priced")
+        self._lowers = known.declassifies
         version = await self._context.version(worker, state.run)
         served = _served(known, version, within)
         sampling = Sampling(temperature=temperature, top_p=1.0 if temperature else None, max_tokens=max_tokens)
@@ -404,6 +436,13 @@ class Planner:
         if attempt is None:
             raise RunOverBudget
         return attempt
+
+    def _may_read(self, model: Worker, state: RunState) -> bool:
+        """True if a model may be shown what the open proposal is planned from; before that, the conversation."""
+        proposal = state.unmade
+        if proposal is None or not matters(state, [model]):
+            return permits(model, conversation(state))
+        return permits(model, Flow(state).planner(proposal.round, proposal.parent))
 
     def _purpose(self, state: RunState, told: Brief, template: str, version: str) -> Purpose:
         return Purpose(

@@ -8,15 +8,18 @@ anything else ........................ 400 (run/tool_results.py)
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import field, replace
 
 import orjson
 
 from app.core.message import task_body
-from app.core.message.chat import Document, Image, Message, message_to_json
+from app.core.message.chat import Document, Image, Message, labels_of, message_to_json
+from app.core.pool.policy import exclusion
+from app.core.pool.rules import TOOL, Reading
 from app.core.records import record
 from app.core.run import drafts, notices, tool_results
 from app.core.run.events import Event, RunResumed, StepToolResults, facts
+from app.core.run.labels import reading_of
 from app.core.run.state import RunState, Turn, fold
 from app.core.run.tool_results import Returned, Standing
 from app.engine.commit.waiting_runs import Waiting
@@ -53,6 +56,8 @@ class Found:
     standing: Standing
     shares: Mapping[int, tuple[str, bytes]]
     """The results for each step, as content with its ref, by step."""
+    labels: Mapping[int, frozenset[str]] = field(default_factory=dict)
+    """The labels of the results for each step that have any."""
 
     @property
     def state(self) -> RunState:
@@ -93,8 +98,9 @@ async def find(context: EngineContext, order: Order, came: Returned, waiting: Wa
     if standing == "repeat":
         _check_same(state, shares)
     else:
-        _check_authority(context, order, state, portions)
-    return Found(known, standing, shares)
+        _check_authority(context, order, state, came, portions)
+    labels = {n: labels_of(share) for n, share in portions.items()} if order.labels else {}
+    return Found(known, standing, shares, labels)
 
 
 def _body(messages: Sequence[Message]) -> bytes:
@@ -125,18 +131,44 @@ def _check_same(state: RunState, shares: Mapping[int, tuple[str, bytes]]) -> Non
             raise tool_results.answered()
 
 
-def _check_authority(
-    context: EngineContext, order: Order, state: RunState, portions: Mapping[int, tuple[Message, ...]]
+def _check_labels(
+    context: EngineContext, order: Order, state: RunState, came: Returned, portions: Mapping[int, tuple[Message, ...]]
 ) -> None:
-    """Workers were chosen for the run's labels and for what it showed them; neither may grow without their having been
-    chosen for it."""
-    if not order.labels <= state.admitted.labels:
+    """The conversation has no other labels than it had. Results may have some, as long as a worker of the run may read
+    them: what others make of them carries these labels too."""
+    earlier = len(order.task.messages) - len(came.results) - len(came.tail)
+    known = {label for step in state.steps.values() for use in step.exchanges for label in use.labels}
+    before = labels_of(order.task.messages[:earlier])
+    on_all = order.labels - order.on_messages
+    if not (on_all <= state.admitted.labels and before <= state.admitted.labels | known):
         raise InvalidRequest(
             "The run that these results belong to was begun without some of the labels of this request; send the "
             "conversation without the last tool calls to begin another one.",
             param="baton.labels",
             code="labels_changed",
         )
+    workers = context.catalog().workers
+    pool = [workers[name] for name in state.admitted.pool if name in workers]
+    for n, messages in portions.items():
+        read = reading_of(state, n, pool) | Reading(labels_of(messages), frozenset({TOOL}))
+        reasons = {worker.name: exclusion(worker, read) for worker in pool}
+        if all(reasons.values()):
+            told = "; ".join(f"{name}: {reason}" for name, reason in sorted(reasons.items()))
+            raise InvalidRequest(
+                f"No worker of this run may read these tool results. {told[:2000]}",
+                param="messages",
+                code="no_eligible_worker",
+            )
+
+
+def _check_authority(
+    context: EngineContext, order: Order, state: RunState, came: Returned, portions: Mapping[int, tuple[Message, ...]]
+) -> None:
+    """Workers were chosen for the run's labels and for what it showed them; neither may grow without their having been
+    chosen for it."""
+    pool = [worker for worker in context.catalog().workers.values() if worker.bars]
+    if order.labels or pool:
+        _check_labels(context, order, state, came, portions)
     workers = context.catalog().workers
     for n, messages in portions.items():
         worker = workers.get(state.steps[n].worker)
@@ -171,7 +203,10 @@ def begin(context: EngineContext, order: Order, found: Found, gateway: str) -> B
         trace=order.trace,
     )
     resumed = drafts.resumed(turn, order.once.id if order.once is not None else "")
-    came = tuple(StepToolResults(n, ref, state.steps[n].exchanges[-1].ids) for n, (ref, _) in found.shares.items())
+    came = tuple(
+        StepToolResults(n, ref, state.steps[n].exchanges[-1].ids, found.labels.get(n, frozenset()))
+        for n, (ref, _) in found.shares.items()
+    )
     entry = Entry(
         run=state.run,
         at=now,

@@ -29,11 +29,12 @@ from app.core.message.tools import TOKEN_BYTES, mint
 from app.core.plan.pricing import question_tokens
 from app.core.pool.amounts import Amount
 from app.core.pool.catalog import Worker
-from app.core.pool.policy import exclusion
+from app.core.pool.rules import Reading
 from app.core.records import changed, record
 from app.core.run.bill import unspent
-from app.core.run.events import CallFinished, Fact, NamedCall, StepAwaitingTool, StepDone, StepFailed
+from app.core.run.events import CallFinished, Fact, NamedCall, PassedOver, StepAwaitingTool, StepDone, StepFailed
 from app.core.run.kinds import AFTER_THE_END
+from app.core.run.labels import readers
 from app.core.run.share import share
 from app.core.run.state import RunState, StepState, fold
 from app.core.run.trace import Trace, continued
@@ -77,6 +78,8 @@ class Course:
     state: RunState
     view: View
     candidates: Candidates
+    excluded: PassedOver
+    """The workers of the run that may not read what it sees, each with the reason."""
 
     @property
     def step(self) -> StepState:
@@ -146,6 +149,8 @@ class Execution:
         self._salt = b""
         self._along: Mapping[str, bytes] = NOTHING
         """Contents that were read together with the journal."""
+        self._reading = Reading()
+        """The labels of what the step may see; nothing where that can exclude nobody."""
         self._ids: list[str] = []
         self._flawed: Attempt | None = None
         """The attempt before, if its answer did not have the form that was asked for."""
@@ -309,7 +314,8 @@ class Execution:
         most, now = state.admitted.limits.attempts, [call for call in made if call.turn == state.turn.number]
         refused = min(sum(call.limited for call in now), most)
         attempts, free = most - (len(now) - refused), most - refused
-        return Course(state, view, Candidates(self._context.health, self._workers(state, view.step), attempts, free))
+        self._reading, workers, excluded = readers(state, view.step.n, self._workers(state, view.step))
+        return Course(state, view, Candidates(self._context.health, workers, attempts, free), excluded)
 
     async def _follow(self, course: Course, attempt: Attempt) -> None:
         """Make one call after the other, from a committed intent to the step's end."""
@@ -346,7 +352,7 @@ class Execution:
                 error=error,
                 retry_after=candidates.retry_after(error, left),
                 left=round(left, 3),
-                passed_over=attempt.passed_over,
+                passed_over=(*course.excluded, *attempt.passed_over),
                 despite=attempt.despite,
             )
             await self._fail(failed, openers)
@@ -432,9 +438,7 @@ class Execution:
         known = self._context.catalog().workers
         names = [step.worker, *(name for name in state.admitted.pool if name != step.worker)]
         present = [known[name] for name in names if name in known]
-        unpriced = [worker.name for worker in present if state.admitted.budgets and not worker.priced]
-        allowed = [worker for worker in present if not exclusion(worker, state.admitted.labels)]
-        return [worker for worker in allowed if worker.name not in unpriced]
+        return [worker for worker in present if worker.priced or not state.admitted.budgets]
 
     def _lost(self, state: RunState, step: StepState) -> tuple[Fact, ...]:
         """Outcomes for the intents of a dispatcher that is no more: `unknown`, and possibly billed."""
@@ -471,7 +475,7 @@ class Execution:
             trace=self._trace(state),
             purpose=Purpose(
                 template=view.template(worker, provider=provider, flaw=flaw),
-                passed_over=choice.passed_over,
+                passed_over=(*course.excluded, *choice.passed_over),
                 despite=choice.despite,
                 repairs=flawed.call if flawed is not None else "",
                 tenant=state.admitted.tenant,
@@ -605,6 +609,7 @@ class Execution:
             logprobs=attempt.logprobs,
             refusal=attempt.reply.refuses,
             stop_sequence=attempt.reply.stop_sequence,
+            declassified=attempt.worker.declassifies & self._reading.labels,
         )
 
     def _awaiting(self, step: StepState, attempt: Attempt) -> tuple[Fact, tuple[tuple[str, bytes], ...]]:

@@ -11,6 +11,7 @@ from typing import get_args
 
 from app.core.plan.templates import MOST
 from app.core.pool.catalog import Auth, WireFormat
+from app.core.pool.rules import SOURCES
 from app.process.config.entries import (
     ALL,
     EvaluationEntry,
@@ -85,8 +86,12 @@ def check(draft: Fact) -> Iterator[Fault]:
 
 
 def _rules(draft: Fact) -> Iterator[Fault]:
-    """Yield the names in rules that are of no worker or provider: such a rule would silently not do what it says."""
+    """Yield the names in rules that are of no worker, provider or source: such a rule would silently not do what it
+    says."""
     for name, rule in draft.rules.items():
+        for label in getattr(rule, "labels", ()):
+            if label.startswith("source:") and label not in SOURCES:
+                yield ("rules", name, "labels"), f"has {label}, which is no source; use {', '.join(sorted(SOURCES))}"
         for part in ("allow", "deny"):
             match = getattr(rule, part, None)
             if match is None:
@@ -148,6 +153,7 @@ def _workers(draft: Fact) -> Iterator[Fault]:
     for name, worker in whole.items():
         if worker.provider not in draft.providers:
             yield ("workers", name, "provider"), _unknown("provider", worker.provider, draft.providers)
+        yield from _labels(name, worker)
         if places[worker.provider, worker.model] > 1:
             yield ("workers", name, "model"), "is used by another worker of the same provider too; keep one of them"
         if (provider := draft.providers.get(worker.provider)) is not None:
@@ -160,6 +166,15 @@ def _workers(draft: Fact) -> Iterator[Fault]:
     for name, entry in draft.providers.items():
         if entry is not None:
             yield from _sampling(("providers", name), entry.sampling, entry)
+
+
+def _labels(name: str, worker: WorkerEntry) -> Iterator[Fault]:
+    """Yield labels that a worker cannot be cleared for, or cannot take away because it may not read them."""
+    for label in sorted(SOURCES.intersection(worker.clearance)):
+        yield ("workers", name, "clearance"), f"has {label}, which Baton sets itself; write a rule that names it"
+    told = {f"region:{worker.region}", f"retention:{worker.retention}"}
+    for label in sorted(set(worker.declassifies) - set(worker.clearance) - told):
+        yield ("workers", name, "declassifies"), f"has {label}, for which the worker is not cleared; add a clearance"
 
 
 def _sampling(place: tuple[str, str], table: Mapping[str, str], provider: ProviderEntry) -> Iterator[Fault]:

@@ -274,6 +274,7 @@ class WorkerEntry(Entry):
     region: str | None = None
     retention: str | None = None
     clearance: Names = []
+    declassifies: Names = []
     speed: Annotated[Number, Field(gt=0, allow_inf_nan=False)] | None = None
     sampling: Parameters = {}
     anthropic_version: Annotated[str, AfterValidator(_version)] = ""
@@ -305,6 +306,7 @@ class WorkerEntry(Entry):
             refuses=frozenset(one for one, treatment in table.items() if treatment == "refuse"),
             api_version=self.anthropic_version,
             priced=self.price is not None,
+            declassifies=frozenset(self.declassifies),
         )
 
 
