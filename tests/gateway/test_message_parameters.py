@@ -130,12 +130,12 @@ def test_every_field_is_driven_by_a_test() -> None:
 @pytest.mark.parametrize(
     ("read", "theirs", "beyond"),
     [
-        (blocks.TextBlock, sdk.TextBlockParam, set()),
-        (blocks.ImageBlock, sdk.ImageBlockParam, set()),
-        (blocks.DocumentBlock, sdk.DocumentBlockParam, set()),
-        (blocks.SearchResultBlock, sdk.SearchResultBlockParam, set()),
+        (blocks.TextBlock, sdk.TextBlockParam, {"baton"}),
+        (blocks.ImageBlock, sdk.ImageBlockParam, {"baton"}),
+        (blocks.DocumentBlock, sdk.DocumentBlockParam, {"baton"}),
+        (blocks.SearchResultBlock, sdk.SearchResultBlockParam, {"baton"}),
         (blocks.ToolUseBlock, sdk.ToolUseBlockParam, set()),
-        (blocks.ToolResultBlock, sdk.ToolResultBlockParam, set()),
+        (blocks.ToolResultBlock, sdk.ToolResultBlockParam, {"baton"}),
         (blocks.ThinkingBlock, sdk.ThinkingBlockParam, set()),
         (blocks.RedactedThinkingBlock, sdk.RedactedThinkingBlockParam, set()),
         (tools.WireTool, sdk.ToolParam, set()),

@@ -182,7 +182,9 @@ async def test_a_refused_parameter_may_ask_for_nothing(gateway: GatewayStandIn, 
     ],
 )
 def test_what_is_nested_has_every_field(ours: type[BaseModel], theirs: type) -> None:
-    beyond = {"cache_control"} | ({"role", "refusal", "annotations", "tool_calls"} if ours is TextPart else set())
+    beyond = {"cache_control", "baton"} | (
+        {"role", "refusal", "annotations", "tool_calls"} if ours is TextPart else set()
+    )
     assert set(ours.model_fields) - beyond == set(typing.get_type_hints(theirs))
 
 

@@ -6,7 +6,7 @@ from pydantic import Discriminator, Field, StringConstraints
 
 from app.core.message.chat import Document, Image, Part, Text
 from app.gateway.anthropic.tools import CacheMark, Name
-from app.gateway.wire.baton_options import WireModel
+from app.gateway.wire.baton_options import PartOptions, WireModel
 from app.gateway.wire.documents import framed, unsupported
 
 CallId = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{1,256}$")]
@@ -17,6 +17,7 @@ class TextBlock(WireModel):
 
     type: Literal["text"]
     text: str
+    baton: PartOptions | None = None
     cache_control: CacheMark | None = None
     citations: list[Any] | None = None
 
@@ -41,6 +42,7 @@ class ImageBlock(WireModel):
 
     type: Literal["image"]
     source: Annotated[Base64Source | UrlSource, Discriminator("type")]
+    baton: PartOptions | None = None
     cache_control: CacheMark | None = None
     transformations: None = None
 
@@ -82,6 +84,7 @@ class DocumentBlock(WireModel):
     title: str | None = None
     context: str | None = None
     citations: Citations | None = None
+    baton: PartOptions | None = None
     cache_control: CacheMark | None = None
 
 
@@ -93,6 +96,7 @@ class SearchResultBlock(WireModel):
     title: str
     content: Annotated[list[TextBlock], Field(max_length=512)]
     citations: Citations | None = None
+    baton: PartOptions | None = None
     cache_control: CacheMark | None = None
 
 
@@ -126,6 +130,7 @@ class ToolResultBlock(WireModel):
     tool_use_id: CallId
     content: str | list[Annotated[ResultPart, Discriminator("type")]] | None = None
     is_error: bool | None = None
+    baton: PartOptions | None = None
     cache_control: CacheMark | None = None
     toolset_name: None = None
 

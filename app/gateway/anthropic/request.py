@@ -28,7 +28,7 @@ from app.gateway.anthropic.blocks import (
     result_of,
 )
 from app.gateway.anthropic.tools import KNOWN, AnyTool, CacheMark, ToolChoice, allow, toolbox_of
-from app.gateway.wire.baton_options import BatonOptions, WireModel
+from app.gateway.wire.baton_options import BatonOptions, PartOptions, WireModel, labels_on
 from app.gateway.wire.parameters import check_kinds, invalid_request
 from app.gateway.wire.response_formats import check
 
@@ -55,6 +55,7 @@ class Turn(WireModel):
 
     role: Literal["user", "assistant", "system"]
     content: str | Annotated[list[Block], Field(max_length=1_024, fail_fast=True)]
+    baton: PartOptions | None = None
 
 
 class Thinking(WireModel):
@@ -172,7 +173,9 @@ def _checked(model: type[Read], given: dict[str, Any]) -> Read:
 def task_of(asked: TokenCountRequest) -> Task:
     """The conversation, the tools and the form of the answer; how to decode is not in it."""
     system = asked.system if isinstance(asked.system, str) else [block.text for block in asked.system or ()]
-    first = _spoken("system", (Text(system),) if isinstance(system, str) else tuple(map(Text, system)))
+    told = (Text(system),) if isinstance(system, str) else tuple(map(Text, system))
+    marked = labels_on(*asked.system) if isinstance(asked.system, list) else frozenset()
+    first = _spoken("system", told, marked)
     messages = (message for place, turn in enumerate(asked.messages) for message in _messages(turn, place))
     return Task(
         (*first, *messages),
@@ -247,30 +250,36 @@ def _unanswered(waiting: Mapping[str, str]) -> InvalidRequest:
 def _messages(turn: Turn, place: int) -> Iterator[Message]:
     """A turn as messages: results of tools first, each a message of its own, then what was said along with them."""
     if isinstance(turn.content, str):
-        yield Message(turn.role, (Text(turn.content),))
+        yield Message(turn.role, (Text(turn.content),), labels=labels_on(turn))
         return
     calls: list[ToolCall] = []
     parts: list[Part] = []
+    whole = frozenset(turn.baton.labels) if turn.baton is not None else frozenset()
+    marked = whole
     for at, block in enumerate(turn.content):
         where = f"messages.{place}.content.{at}"
         if isinstance(block, ToolResultBlock):
             allow(turn.role == "user" and not parts, where, "results of tools come first in a user's turn")
             result = result_of(block, where)
-            yield Message("tool", result, call_id=block.tool_use_id, failed=bool(block.is_error))
+            labels = whole | labels_on(block)
+            yield Message("tool", result, call_id=block.tool_use_id, failed=bool(block.is_error), labels=labels)
         elif isinstance(block, ToolUseBlock):
             allow(turn.role == "assistant", where, "only an assistant's turn calls tools")
             calls.append(ToolCall(block.id, block.name, orjson.dumps(block.input).decode()))
         elif isinstance(block, TextBlock | ImageBlock | DocumentBlock | SearchResultBlock):
             allow(isinstance(block, TextBlock) or turn.role == "user", where, "only a user's turn holds such a block")
             parts += parts_of(block, where)
+            marked |= labels_on(block)
     if calls:
-        yield Message("assistant", tuple(parts), calls=tuple(calls))
+        yield Message("assistant", tuple(parts), calls=tuple(calls), labels=marked)
     else:
-        yield from _spoken(turn.role, tuple(parts))
+        yield from _spoken(turn.role, tuple(parts), marked)
 
 
-def _spoken(role: Literal["user", "assistant", "system"], parts: tuple[Part, ...]) -> tuple[Message, ...]:
-    return (Message(role, parts),) if parts else ()
+def _spoken(
+    role: Literal["user", "assistant", "system"], parts: tuple[Part, ...], labels: frozenset[str]
+) -> tuple[Message, ...]:
+    return (Message(role, parts, labels=labels),) if parts else ()
 
 
 def _referred(turns: list[Turn]) -> Iterator[tuple[str, str]]:

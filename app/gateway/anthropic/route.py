@@ -10,6 +10,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from app.core.message.chat import labels_of
 from app.core.pool import budget
 from app.engine.runs.admission import Order
 from app.gateway.anthropic import reply as reply
@@ -83,8 +84,9 @@ def _begins(router: APIRouter, context: GatewayContext, keys: Keys, idempotency:
 
         def order() -> Order:
             asked, ignored = read_request(body)
+            task = whole_task(asked)
             return order_of(
-                whole_task(asked),
+                task,
                 resolve_tier(context.catalog(), caller.key, asked.model),
                 caller.key,
                 model=asked.model,
@@ -93,6 +95,7 @@ def _begins(router: APIRouter, context: GatewayContext, keys: Keys, idempotency:
                 streams=asked.stream,
                 ignored=ignored,
                 wire={"format": "messages"},
+                on_messages=labels_of(task.messages),
             )
 
         begun = await idempotency.begin(request, caller, body, order)

@@ -15,7 +15,7 @@ from app.engine.runs.admission import Order
 from app.errors import InvalidRequest
 from app.gateway.chat.tools import CallId, CallsOfTurn, Choice, Tools, calls_of, check_conversation, toolbox_of
 from app.gateway.wire import custom_tools
-from app.gateway.wire.baton_options import BatonOptions, WireModel, order_of
+from app.gateway.wire.baton_options import BatonOptions, PartOptions, WireModel, labels_on, order_of
 from app.gateway.wire.documents import FILE, file_parts
 from app.gateway.wire.parameters import NAME, PARAMETERS, check_kinds, invalid_request, is_ignored, unknown_parameter
 from app.gateway.wire.response_formats import ResponseFormat, form_of
@@ -57,6 +57,7 @@ class TextPart(WireModel):
 
     type: Literal["text"]
     text: str
+    baton: PartOptions | None = None
     prompt_cache_breakpoint: CacheBreakpoint | None = None
     cache_control: CacheMark | None = None
     # The reply that it came in: OpenAI's Agents SDK for JavaScript writes the rest of that next to the text. It has no
@@ -72,6 +73,7 @@ class RefusalPart(WireModel):
 
     type: Literal["refusal"]
     refusal: str
+    baton: PartOptions | None = None
 
 
 class ImageUrl(WireModel):
@@ -86,6 +88,7 @@ class ImagePart(WireModel):
 
     type: Literal["image_url"]
     image_url: ImageUrl
+    baton: PartOptions | None = None
     prompt_cache_breakpoint: CacheBreakpoint | None = None
     cache_control: CacheMark | None = None
 
@@ -103,6 +106,7 @@ class FilePart(WireModel):
 
     type: Literal["file"]
     file: FileData
+    baton: PartOptions | None = None
     prompt_cache_breakpoint: CacheBreakpoint | None = None
     cache_control: CacheMark | None = None
 
@@ -119,6 +123,7 @@ class WireMessage(WireModel):
     refusal: str | None = None
     tool_calls: CallsOfTurn | None = None
     tool_call_id: CallId | None = None
+    baton: PartOptions | None = None
     # Of replies that are sent back as they came; `parsed` is what the official clients' helpers have read in them.
     annotations: Annotated[list[Any], Field(max_length=512)] | None = None
     audio: None = None
@@ -232,6 +237,7 @@ def to_order(request: ChatRequest, ignored: tuple[str, ...], tier: Tier, key: Ke
         streams=request.stream,
         ignored=ignored,
         wire={"format": "chat"} | ({"usage": True} if usage else {}) | ({"custom": custom} if custom else {}),
+        on_messages=labels_on(*request.messages),
     )
 
 
@@ -278,7 +284,14 @@ def _check(message: WireMessage, place: int) -> None:
 
 def _message(message: WireMessage) -> Message:
     calls = calls_of(message.tool_calls) if message.tool_calls else ()
-    return Message(message.role, _parts(message), message.name, calls, message.tool_call_id or "")
+    return Message(
+        role=message.role,
+        parts=_parts(message),
+        name=message.name,
+        calls=calls,
+        call_id=message.tool_call_id or "",
+        labels=labels_on(message),
+    )
 
 
 def _parts(message: WireMessage) -> tuple[Part, ...]:

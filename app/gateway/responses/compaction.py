@@ -76,9 +76,11 @@ def _renamed(messages: Iterable[Message]) -> list[Message]:
 def compacted(of: Subject, ended: Ended) -> bytes:
     """A `response.compaction`: the user's messages, and the item that stands for everything else."""
     run, conversation = of.state.run, of.task.messages[:-1]
+    labels = sorted(of.state.admitted.labels)
+    marks = {"baton": {"labels": labels}} if labels else {}
     kept = [one for one in conversation if one.role == "user" and not is_notes(one)]
-    output = [message_item(f"{run}_in{place}", message) for place, message in enumerate(kept)]
-    output.append({"id": f"cmp_{run}", "type": "compaction", "encrypted_content": encoded(ended.answer)})
+    output = [message_item(f"{run}_in{place}", message) | marks for place, message in enumerate(kept)]
+    output.append({"id": f"cmp_{run}", "type": "compaction", "encrypted_content": encoded(ended.answer)} | marks)
     return orjson.dumps(
         {
             "id": formatted(FORMAT, run, 0),

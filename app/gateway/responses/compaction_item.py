@@ -12,7 +12,7 @@ from pydantic import StringConstraints
 
 from app.core.message.chat import Message, Text
 from app.errors import InvalidRequest
-from app.gateway.wire.baton_options import WireModel
+from app.gateway.wire.baton_options import PartOptions, WireModel, labels_on
 
 MARK: Final = "baton1."
 """The beginning of what Baton has encoded; other servers' content has another."""
@@ -25,6 +25,7 @@ class CompactionItem(WireModel):
     type: Literal["compaction"]
     encrypted_content: Annotated[str, StringConstraints(max_length=20_971_520)]
     id: Annotated[str, StringConstraints(max_length=256)] | None = None
+    baton: PartOptions | None = None
     created_by: str | None = None
 
 
@@ -46,7 +47,7 @@ def message_of(item: CompactionItem, place: int) -> Message:
             param=f"input[{place}].encrypted_content",
             code="invalid_encrypted_content",
         )
-    return Message("user", (Text(PREFACE + notes),))
+    return Message("user", (Text(PREFACE + notes),), labels=labels_on(item))
 
 
 def is_notes(message: Message) -> bool:

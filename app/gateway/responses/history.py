@@ -23,6 +23,13 @@ class StoredResponse:
     ended: Ended | None
     messages: tuple[Message, ...] = ()
 
+    @property
+    def labels(self) -> frozenset[str]:
+        """The labels of its conversation, of the results of tools in it, and thus of its output."""
+        state = self.subject.state
+        used = [use.labels for step in state.steps.values() for use in step.exchanges]
+        return state.admitted.labels.union(*used)
+
 
 async def subject(store: ContentReads, state: RunState) -> Subject:
     """The subject of the state's present turn. Raises `NotFound` if content was erased."""

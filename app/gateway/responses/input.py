@@ -17,7 +17,7 @@ from app.gateway.responses.compaction_item import CompactionItem
 from app.gateway.responses.tool_search import Execution, ToolSearch
 from app.gateway.responses.tools import MOST, AnyTool, FunctionName, Loadable, flat, functions, names_of
 from app.gateway.wire import custom_tools
-from app.gateway.wire.baton_options import WireModel
+from app.gateway.wire.baton_options import PartOptions, WireModel, labels_on
 from app.gateway.wire.documents import FILE, file_parts
 
 CallId = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.:|-]{1,256}$")]
@@ -37,6 +37,7 @@ class InputText(WireModel):
 
     type: Literal["input_text"]
     text: str
+    baton: PartOptions | None = None
     prompt_cache_breakpoint: dict[str, Any] | None = None
 
 
@@ -47,6 +48,7 @@ class InputImage(WireModel):
     image_url: Annotated[str, StringConstraints(pattern=IMAGE)]
     detail: Literal["auto", "low", "high", "original"] | None = None
     file_id: None = None
+    baton: PartOptions | None = None
     prompt_cache_breakpoint: dict[str, Any] | None = None
 
 
@@ -59,6 +61,7 @@ class InputFile(WireModel):
     file_url: str | None = None
     filename: Annotated[str, StringConstraints(max_length=512)] | None = None
     detail: Literal["auto", "low", "high"] | None = None
+    baton: PartOptions | None = None
     prompt_cache_breakpoint: dict[str, Any] | None = None
 
 
@@ -67,6 +70,7 @@ class OutputText(WireModel):
 
     type: Literal["output_text"]
     text: str
+    baton: PartOptions | None = None
     annotations: list[Any] = []
     logprobs: list[Any] | None = None
 
@@ -76,6 +80,7 @@ class Refused(WireModel):
 
     type: Literal["refusal"]
     refusal: str
+    baton: PartOptions | None = None
 
 
 AnyPart = Annotated[InputText | InputImage | InputFile | OutputText | Refused, Discriminator("type")]
@@ -87,6 +92,7 @@ class MessageItem(WireModel):
     type: Literal["message"] | None = None
     role: Role
     content: str | Annotated[list[AnyPart], Field(max_length=512, fail_fast=True)]
+    baton: PartOptions | None = None
     id: ItemId = None
     status: Status = None
     phase: Literal["commentary", "final_answer"] | None = None
@@ -97,6 +103,7 @@ class AnyCall(WireModel):
 
     call_id: CallId
     name: FunctionName
+    baton: PartOptions | None = None
     id: ItemId = None
     status: Status = None
     caller: Caller | None = None
@@ -124,6 +131,7 @@ class OutputItem(WireModel):
     type: Literal["function_call_output", "custom_tool_call_output"]
     call_id: CallId
     output: str | list[Annotated[InputText | InputImage | InputFile, Discriminator("type")]]
+    baton: PartOptions | None = None
     id: ItemId = None
     status: Status = None
     name: str | None = None
@@ -243,17 +251,17 @@ def _check_outputs(items: Iterable[AnyItem]) -> None:
 def _messages(items: Iterable[AnyItem]) -> Iterator[Message]:
     for place, item in enumerate(items):
         if isinstance(item, MessageItem):
-            yield Message(item.role, _parts(item, place))
+            yield Message(item.role, _parts(item, place), labels=labels_on(item))
         elif isinstance(item, CallItem):
             call = ToolCall(item.call_id, flat(item.namespace, item.name), item.arguments)
-            yield Message("assistant", (), calls=(call,))
+            yield Message("assistant", (), calls=(call,), labels=labels_on(item))
         elif isinstance(item, CustomCallItem):
             call = ToolCall(item.call_id, flat(item.namespace, item.name), custom_tools.arguments_of(item.input))
-            yield Message("assistant", (), calls=(call,))
+            yield Message("assistant", (), calls=(call,), labels=labels_on(item))
         elif isinstance(item, OutputItem):
             output = item.output
             parts = (Text(output),) if isinstance(output, str) else _of_parts(output, f"input[{place}].output")
-            yield Message("tool", parts, call_id=item.call_id)
+            yield Message("tool", parts, call_id=item.call_id, labels=labels_on(item))
         elif isinstance(item, CompactionItem):
             yield compaction_item.message_of(item, place)
         elif isinstance(item, SearchCallItem | SearchOutputItem):
@@ -288,7 +296,7 @@ def _joined(messages: Iterable[Message]) -> Iterator[Message]:
     last: Message | None = None
     for message in messages:
         if last is not None and last.role == "assistant" == message.role and message.calls and not message.parts:
-            last = replace(last, calls=(*last.calls, *message.calls))
+            last = replace(last, calls=(*last.calls, *message.calls), labels=last.labels | message.labels)
             continue
         if last is not None:
             yield last

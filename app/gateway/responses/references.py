@@ -20,6 +20,7 @@ from app.gateway.responses.input import (
 )
 from app.gateway.responses.request import ResponsesRequest
 from app.gateway.responses.tools import searched
+from app.gateway.wire.baton_options import PartOptions
 from app.store.protocol import TenantStore
 
 MOST = 128
@@ -50,13 +51,14 @@ async def _named(store: TenantStore, name: str, place: int, found: dict[str, Sto
         response = await _caller(store, call) if call is not None else name.replace("msg_", "resp_", 1)
         if response not in found:
             found[response] = await look(response)
-        told = found[response].ended
+        told, labels = found[response].ended, PartOptions.model_construct(labels=sorted(found[response].labels))
         if told is not None and call is None and told.answer:
             part = OutputText(type="output_text", text=told.answer)
-            return MessageItem(type="message", role="assistant", content=[part])
+            return MessageItem(type="message", role="assistant", content=[part], baton=labels)
         for one in told.calls if told is not None else ():
             if one.id == call:
-                return _again(name, one, searched(found[response].subject.asked.toolbox, one, ()))
+                again = _again(name, one, searched(found[response].subject.asked.toolbox, one, ()))
+                return again.model_copy(update={"baton": labels}) if isinstance(again, CallItem) else again
         raise NotFound()
     except NotFound:
         raise NotFound(

@@ -13,7 +13,7 @@ from fastapi import APIRouter, Depends, Path, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
-from app.core.message.chat import Tool
+from app.core.message.chat import Tool, labels_of
 from app.core.pool import budget
 from app.core.run import position
 from app.core.run.position import Position
@@ -115,8 +115,9 @@ def _compacts(router: APIRouter, context: GatewayContext, keys: Keys, idempotenc
         history = before.messages if before is not None else ()
 
         def order() -> Order:
+            task = compaction.task_of(found, history)
             return order_of(
-                compaction.task_of(found, history),
+                task,
                 resolve_tier(context.catalog(), caller.key, asked.model),
                 caller.key,
                 model=asked.model,
@@ -125,6 +126,8 @@ def _compacts(router: APIRouter, context: GatewayContext, keys: Keys, idempotenc
                 streams=False,
                 ignored=ignored,
                 wire={"format": compaction.FORMAT},
+                on_messages=labels_of(task.messages),
+                before=before.labels if before is not None else frozenset(),
             )
 
         begun = await idempotency.begin(request, caller, body, order)
@@ -290,8 +293,9 @@ def _order(
     wire |= {"background": True} if asked.background else {}
     wire |= {"previous": asked.previous_response_id} if asked.previous_response_id else {}
     wire |= {"effort": reasoning.effort, "summary": reasoning.summary} if reasoning is not None else {}
+    task = task_of(asked, history, found)
     order = order_of(
-        task_of(asked, history, found),
+        task,
         resolve_tier(context.catalog(), caller.key, asked.model),
         caller.key,
         model=asked.model,
@@ -300,6 +304,8 @@ def _order(
         streams=asked.stream or asked.background,  # a background one may be streamed from any time on
         ignored=ignored,
         wire=wire,
+        on_messages=labels_of(task.messages),
+        before=before.labels if before is not None else frozenset(),
     )
     return replace(order, on_disconnect="finish", followed=asked.stream) if asked.background else order
 

@@ -51,6 +51,28 @@ class Budget(_Budget):  # type: ignore[misc]  # its fields are those of `NARROWE
     """Limits of this run; they can only narrow those of the effort level."""
 
 
+class PartOptions(WireModel):
+    """The `baton` field of a message, of a part of one, or of a tool's result."""
+
+    labels: Annotated[list[Label], Field(max_length=64, fail_fast=True)] = []
+
+
+def labels_on(*holders: BaseModel) -> frozenset[str]:
+    """The labels that stand on messages, parts and results, and on whatever is inside them."""
+    found: set[str] = set()
+    for holder in holders:
+        fields = holder.__dict__
+        if (options := fields.get("baton")) is not None:
+            found.update(options.labels)
+        for name in ("content", "output", "source"):
+            inner = fields.get(name)
+            if isinstance(inner, list):
+                found |= labels_on(*inner)
+            elif isinstance(inner, BaseModel):
+                found |= labels_on(inner)
+    return frozenset(found)
+
+
 class PoolChoice(WireModel):
     """Which workers of the tier's pool may be used."""
 
@@ -99,12 +121,19 @@ def order_of(
     streams: bool,
     ignored: tuple[str, ...],
     wire: Mapping[str, Any],
+    on_messages: frozenset[str] = frozenset(),
+    before: frozenset[str] = frozenset(),
 ) -> Order:
-    """The order of a run for a request. `wire` holds what the reply depends on besides the run."""
+    """The order of a run for a request. `wire` holds what the reply depends on besides the run.
+
+    `on_messages` are the labels that stand on messages and their parts; `before` those of the run whose conversation
+    this one continues.
+    """
     level = nearest_effort(tier, effort)
     extension = extension or NO_OPTIONS
     pool = extension.pool or WHOLE_POOL
     steps = streams and extension.stream_steps
+    on_all = key.labels.union(extension.labels, before)
     return Order(
         task=task,
         tier=tier,
@@ -113,7 +142,8 @@ def order_of(
         limits=narrowed(tier.efforts[level], extension.budget, key.max_usd),
         tenant=key.tenant,
         key=key.id,
-        labels=key.labels.union(extension.labels),
+        labels=on_all | on_messages,
+        on_messages=on_messages - on_all,
         overrides=Overrides(frozenset(pool.allow), frozenset(pool.deny), pool.pin),
         plan=extension.plan,
         streams=streams,

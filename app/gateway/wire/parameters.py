@@ -90,7 +90,10 @@ PARAMETERS: Final[Mapping[str, Parameter]] = {
     "reasoning_effort": _honoured("The tier's limits for that effort, or for the nearest lower one that it has."),
     "user": _honoured("Kept with the task."),
     "metadata": _honoured("Kept with the task: at most 16 entries of at most 64 and 512 characters."),
-    "baton": _honoured("Baton's extension: budget, pool, labels, plan, stream_steps, on_disconnect, explore."),
+    "baton": _honoured(
+        "Baton's extension: budget, pool, labels (which messages and parts may have, too), plan, stream_steps, "
+        "on_disconnect, explore."
+    ),
     # Tools and formats of the answer.
     "tools": _honoured(
         "At most 128 functions and custom tools, whose grammar is told in words and kept by no decoder. Only workers "

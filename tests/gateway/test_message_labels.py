@@ -1,0 +1,123 @@
+"""Labels on messages, parts and results, as callers of each wire format send them."""
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import httpx2
+import pytest
+from anthropic import AsyncAnthropic, BadRequestError
+from openai import AsyncOpenAI
+
+from app.process.wiring import Runtime
+from tests.harness.in_process import WORKERS, calling, pool_text, running_service
+from tests.stubs import ProviderStub
+
+
+@pytest.fixture
+async def opened(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[Runtime]:
+    """A service whose workers but beta are cleared for `phi`."""
+    text = pool_text(stub)
+    for name in WORKERS:
+        if name != "beta":
+            text = text.replace(f"[workers.{name}]", f'[workers.{name}]\nclearance = ["phi"]')
+    async with running_service(tmp_path, text) as running:
+        yield running
+
+
+MARK = {"labels": ["phi"]}
+ASKS: dict[str, tuple[str, dict[str, Any]]] = {
+    "chat, a message": ("chat/completions", {"messages": [{"role": "user", "content": "Hi", "baton": MARK}]}),
+    "chat, a part": (
+        "chat/completions",
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": "Hi", "baton": MARK}]}]},
+    ),
+    "messages, a turn": ("messages", {"max_tokens": 9, "messages": [{"role": "user", "content": "Hi", "baton": MARK}]}),
+    "messages, a block": (
+        "messages",
+        {"max_tokens": 9, "messages": [{"role": "user", "content": [{"type": "text", "text": "Hi", "baton": MARK}]}]},
+    ),
+    "messages, a system block": (
+        "messages",
+        {
+            "max_tokens": 9,
+            "system": [{"type": "text", "text": "Be brief.", "baton": MARK}],
+            "messages": [{"role": "user", "content": "Hi"}],
+        },
+    ),
+    "responses, a message": ("responses", {"input": [{"role": "user", "content": "Hi", "baton": MARK}]}),
+    "responses, a part": (
+        "responses",
+        {"input": [{"role": "user", "content": [{"type": "input_text", "text": "Hi", "baton": MARK}]}]},
+    ),
+}
+
+
+async def test_labels_stand_on_messages_and_parts_of_every_format(stub: ProviderStub, opened: Runtime) -> None:
+    async with calling(opened) as client:
+        for what, (route, body) in ASKS.items():
+            reply = await client.post(f"/v1/{route}", json={"model": "baton-mini"} | body)
+            assert reply.status_code == 200, (what, reply.text)
+            run = (await client.get(f"/v1/runs/{reply.headers['x-baton-run']}")).json()
+            assert (run["labels"], run["excluded"]) == (["phi"], {"beta": "not cleared for phi"}), what
+    assert stub.of("alpha")
+    assert "phi" not in json.dumps([received.json for received in stub.requests])
+
+
+async def test_openais_client_sends_labels(opened: Runtime) -> None:
+    marked: Any = {"role": "user", "content": "Hi", "baton": MARK}
+    async with calling(opened) as client:
+        openai = AsyncOpenAI(base_url="http://baton/v1", api_key="none", http_client=client, max_retries=0)
+        mini: Any = {"model": "baton-mini", "extra_headers": {"authorization": client.headers["authorization"]}}
+        for reply in (
+            await openai.chat.completions.with_raw_response.create(messages=[marked], **mini),
+            await openai.responses.with_raw_response.create(input=[marked], **mini),
+        ):
+            run = await client.get(f"/v1/runs/{reply.headers['x-baton-run']}")
+            assert run.json()["labels"] == ["phi"]
+
+
+async def test_anthropics_client_sends_labels() -> None:
+    sent: list[Any] = []
+
+    def received(request: httpx2.Request) -> httpx2.Response:
+        sent.append(json.loads(request.content))
+        return httpx2.Response(400)
+
+    marked: Any = {"role": "user", "content": "Hi", "baton": MARK}
+    transport = httpx2.AsyncClient(transport=httpx2.MockTransport(received))
+    async with AsyncAnthropic(base_url="http://baton", api_key="none", http_client=transport, max_retries=0) as client:
+        with pytest.raises(BadRequestError):
+            await client.messages.create(model="baton-mini", messages=[marked], max_tokens=9)
+    assert sent[0]["messages"] == [marked]
+
+
+async def asked(client: httpx.AsyncClient, **body: Any) -> dict[str, Any]:
+    reply = await client.post("/v1/responses", json={"model": "baton-mini"} | body)
+    assert reply.status_code == 200, reply.text
+    run = (await client.get(f"/v1/runs/{reply.headers['x-baton-run']}")).json()
+    return {"id": reply.json()["id"], "output": reply.json()["output"], "labels": run["labels"]}
+
+
+async def test_labels_of_earlier_turns_persist(opened: Runtime) -> None:
+    """With the response before, with an item of it, and with what a compaction leaves of it."""
+    async with calling(opened) as client:
+        first = await asked(client, input=[{"role": "user", "content": "Hi", "baton": MARK}])
+        second = await asked(client, input="And?", previous_response_id=first["id"])
+        third = await asked(client, input=[{"id": second["output"][0]["id"]}, {"role": "user", "content": "And?"}])
+        assert (first["labels"], second["labels"], third["labels"]) == (["phi"], ["phi"], ["phi"])
+        compacted = await client.post(
+            "/v1/responses/compact", json={"model": "baton-mini", "previous_response_id": first["id"]}
+        )
+        again = await asked(client, input=[*compacted.json()["output"], {"role": "user", "content": "And?"}])
+        assert again["labels"] == ["phi"]
+
+
+async def test_a_label_that_is_none_is_refused_where_it_stands(opened: Runtime) -> None:
+    async with calling(opened) as client:
+        body = {"messages": [{"role": "user", "content": "Hi", "baton": {"labels": ["two words"]}}]}
+        refused = await client.post("/v1/chat/completions", json={"model": "baton-mini"} | body)
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"] == "messages[0].baton.labels[0]"
