@@ -30,6 +30,8 @@ from app.gateway.admin import pool as admin_pool
 from app.gateway.admin import requests
 from app.gateway.admin import tenants as admin_tenants
 from app.gateway.admin.context import AdminContext
+from app.gateway.admin.people import Access
+from app.gateway.admin.people import routes as login_routes
 from app.gateway.anthropic import reply as anthropic_reply
 from app.gateway.anthropic import route as messages
 from app.gateway.chat import completions
@@ -86,9 +88,11 @@ def create_app(context: GatewayContext, *, has_metrics: bool = True) -> FastAPI:
 
 def create_admin(context: AdminContext) -> FastAPI:
     """The admin API with its description and its page, for a listener of its own."""
-    keys = Keys(context.gateway)
+    people = context.people
+    keys = Keys(context.gateway) if people is None else Access(context.gateway, people)
     return _Application(
         context.gateway,
+        *([login_routes(keys, people)] if people is not None and isinstance(keys, Access) else []),
         admin_keys.routes(context, keys),
         admin_tenants.routes(context, keys),
         admin_budgets.routes(context, keys),

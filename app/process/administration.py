@@ -1,13 +1,18 @@
 """The dependencies of the admin API, made of a running process."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pkgutil import resolve_name
 
 from app.core.pool.catalog import Catalog
 from app.gateway.admin.context import AdminContext
+from app.gateway.admin.people import Grant, People, Provider
 from app.process.conductor_server import conductor_server
-from app.process.config import read_catalog_text
+from app.process.config import Settings, read_catalog_text
+from app.process.config.role_rules import role_rules
 from app.process.wiring import Runtime
 
+PROVIDER = "app.network.oidc:OpenIdProvider"
+"""Imported by name where people log in: Authlib and its cryptography take a tenth of a second to load."""
 POSTED = "the pool file"
 """The name of a posted pool file in its faults."""
 
@@ -23,4 +28,28 @@ def admin_context(opened: Runtime, *, has_engine: bool) -> AdminContext:
             return server.models()
 
     state = opened.pool.health.state if has_engine else None
-    return AdminContext(opened.gateway, read_pool, versions, state)
+    people = _people(opened, opened.pool.loaded.settings)
+    return AdminContext(opened.gateway, read_pool, versions, people, state)
+
+
+def _people(opened: Runtime, settings: Settings) -> People | None:
+    """How people log in; None without an OpenID provider."""
+    if settings.oidc_issuer is None or settings.oidc_client_id is None or settings.admin_url is None:
+        return None
+    made: Callable[..., Provider] = resolve_name(PROVIDER)
+    secret = settings.oidc_client_secret
+    provider = made(
+        settings.oidc_issuer,
+        settings.oidc_client_id,
+        secret.get_secret_value() if secret is not None else None,
+        f"{settings.admin_url}/admin/callback",
+        now=opened.gateway.now,
+    )
+    rules = role_rules(settings.oidc_roles)
+    return People(
+        provider,
+        tuple(Grant(rule.claim, rule.value, rule.role, rule.tenant) for rule in rules),
+        scopes=settings.oidc_scopes,
+        seconds=settings.oidc_session_minutes * 60,
+        secure=settings.admin_url.startswith("https:"),
+    )

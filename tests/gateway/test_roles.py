@@ -25,9 +25,10 @@ from tests.harness.stand_ins import GatewayStandIn, api_routes, ask, row_of, she
 PAGE = Path(__file__).parents[2] / "deploy" / "docs" / "security.md"
 ADMIN = "/admin/"
 ANY_KEY = "any key"
-WITHOUT_SCOPE = {"/v1/models", "/v1/models/{model:path}", "/admin/v1/me"}
+WITHOUT_SCOPE = {"/v1/models", "/v1/models/{model:path}", "/admin/v1/me", "/admin/logout"}
 """Routes that every valid key may use."""
 WITHOUT_KEY = {"/", "/healthz", "/readyz", "/metrics", "/openapi.json", "/docs", "/root_page.css"}
+WITHOUT_KEY |= {"/admin/login", "/admin/callback"}
 WITHOUT_KEY |= {"/docs/swagger-ui-bundle.js", "/docs/swagger-ui.css", "/docs/start.js"}
 """Routes that need no key."""
 
@@ -39,7 +40,7 @@ def needs(route: APIRoute) -> frozenset[str] | None:
     while pending:
         one = pending.pop()
         pending += one.dependencies
-        if getattr(one.call, "__func__", None) is Keys.caller:
+        if isinstance(getattr(one.call, "__self__", None), Keys):
             found = (found or set()) | set(one.own_oauth_scopes or ())
     return None if found is None else frozenset(found)
 

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx
 from fastapi import FastAPI
@@ -12,6 +12,7 @@ from fastapi import FastAPI
 from app.core.pool.catalog import ConductorSpec, Limits, Tier
 from app.core.roles import ROLES
 from app.gateway.admin.context import AdminContext
+from app.gateway.admin.people import People, Provider
 from app.gateway.app import create_admin, create_app
 from app.gateway.http.auth import mint
 from app.process.config import read_catalog_text
@@ -29,6 +30,8 @@ CONDUCTED = replace(
     },
 )
 """The pool of the stand-ins, with a tier that a model conducts."""
+PEOPLE = People(cast(Provider, None), ())
+"""Logins at a provider that no test asks."""
 
 
 @dataclass
@@ -46,6 +49,7 @@ class AdminStandIn:
             self.gateway,
             read_pool=lambda text: read_catalog_text(text, "the pool file"),
             versions=lambda _conductor: self.served,
+            people=PEOPLE,
             state=lambda worker: "open" if worker.name == "beta" else "closed",
         )
         self.app: FastAPI = create_admin(self.context)

@@ -14,6 +14,14 @@ from tests.harness.servers import free_port
 from tests.harness.waiting import PATIENCE_SECONDS
 from tests.stubs import ProviderStub, Reply
 
+LOGINS = {
+    "BATON_ADMIN_URL": "http://127.0.0.1",
+    "BATON_OIDC_ISSUER": "http://127.0.0.1:9",
+    "BATON_OIDC_CLIENT_ID": "baton",
+    "BATON_OIDC_ROLES": "groups=all=>owner",
+}
+"""Logins at a provider that is away."""
+
 
 @pytest.fixture
 async def service(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[Runtime]:
@@ -54,7 +62,7 @@ def test_tenants_beyond_the_bound_are_counted_together() -> None:
 
 def test_metrics_and_the_admin_api_have_listeners_of_their_own(tmp_path: Path) -> None:
     port, admin_port = free_port(), free_port()
-    settings = environment(tmp_path, BATON_METRICS_PORT=str(port), BATON_ADMIN_PORT=str(admin_port))
+    settings = environment(tmp_path, BATON_METRICS_PORT=str(port), BATON_ADMIN_PORT=str(admin_port), **LOGINS)
     with running("serve", tmp_path, settings) as process:
         places = {
             "public": process.url,
@@ -64,7 +72,7 @@ def test_metrics_and_the_admin_api_have_listeners_of_their_own(tmp_path: Path) -
         found = {
             (where, path): httpx.get(f"{url}{path}", timeout=PATIENCE_SECONDS, trust_env=False).status_code
             for where, url in places.items()
-            for path in ("/metrics", "/readyz", "/v1/models", "/admin/v1/keys")
+            for path in ("/metrics", "/readyz", "/v1/models", "/admin/v1/keys", "/admin/login")
         }
         assert process.stop() == 0
     assert found == {
@@ -80,4 +88,7 @@ def test_metrics_and_the_admin_api_have_listeners_of_their_own(tmp_path: Path) -
         ("public", "/admin/v1/keys"): 404,
         ("own", "/admin/v1/keys"): 404,
         ("admin", "/admin/v1/keys"): 401,
+        ("public", "/admin/login"): 404,
+        ("own", "/admin/login"): 404,
+        ("admin", "/admin/login"): 503,
     }

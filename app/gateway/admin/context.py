@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 
 from app.core.pool.catalog import Catalog, Worker
 from app.core.records import record
+from app.gateway.admin.people import People
 from app.gateway.http.context import GatewayContext
 
 
@@ -17,5 +18,7 @@ class AdminContext:
     versions: Callable[[str], Sequence[str]]
     """The names of the models that a conductor's server serves; it blocks while it asks. Raises `ConfigInvalid` for a
     conductor whose server cannot be asked, or a `WorkerError`."""
+    people: People | None = None
+    """How people log in; None: only keys are accepted."""
     state: Callable[[Worker], str] | None = None
     """The state of a worker's breaker, as the engine of this process has measured it; None without an engine."""

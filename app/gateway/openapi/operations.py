@@ -143,7 +143,7 @@ def complete(document: dict[str, Any], schemas: Schemas) -> dict[str, Any]:
     for operations in document["paths"].values():
         for operation in operations.values():
             operation["responses"].pop("422", None)
-            stream = operation["responses"]["200"]["content"].get("text/event-stream", {})
+            stream = operation["responses"]["200"].get("content", {}).get("text/event-stream", {})
             stream.pop("schema", None)  # of a stream as one text, where `itemSchema` describes its events
     for name, make in schemas.items():
         schema = _without_nulls(make())

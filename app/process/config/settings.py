@@ -20,6 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, V
 from app.core.pool.rates import RateLimits
 from app.core.run.notices import read_secrets
 from app.errors import ConfigInvalid
+from app.process.config.role_rules import role_rules
 from app.process.config.secret_files import SUFFIX, secret
 from app.telemetry import TENANTS, RequestLines
 
@@ -63,6 +64,26 @@ class Settings(BaseModel):
         ge=0,
         le=65535,
         description="Port of the admin API, which no other listener serves; unset: there is none.",
+    )
+    admin_url: str | None = Field(
+        default=None, description="Address of the admin API as browsers reach it, for logins at an OpenID provider."
+    )
+    oidc_issuer: str | None = Field(
+        default=None, description="Issuer URL of the OpenID provider at which people log in to the admin API."
+    )
+    oidc_client_id: str | None = Field(default=None, description="Id of Baton as a client of the OpenID provider.")
+    oidc_client_secret: SecretStr | None = Field(
+        default=None, description="Secret of Baton as a client of the OpenID provider; unset: a public client."
+    )
+    oidc_scopes: str = Field(
+        default="openid", description="Scopes that the OpenID provider is asked for, separated by spaces."
+    )
+    oidc_roles: str = Field(
+        default="",
+        description="Roles by claims: claim=value=>role@tenant, separated by semicolons; the first that fits counts.",
+    )
+    oidc_session_minutes: float = Field(
+        default=15.0, gt=0, le=1_440, description="How long a person's session lasts before they log in again."
     )
     metrics_tenants: int = Field(
         default=TENANTS, ge=0, le=10_000, description="Tenants whose spending is counted apart; the rest is `other`."
@@ -194,7 +215,21 @@ class Settings(BaseModel):
     def _lower(cls, value: object) -> object:
         return value.lower() if isinstance(value, str) else value
 
-    @field_validator("conductor_url", "archive_endpoint")
+    @field_validator("oidc_roles")
+    @classmethod
+    def _roles(cls, value: str) -> str:
+        role_rules(value)
+        return value
+
+    @field_validator("oidc_issuer")
+    @classmethod
+    def _issuer(cls, value: str | None) -> str | None:
+        problem = url_problem(value) if value is not None else None
+        if problem:
+            raise ValueError(problem)
+        return value  # a slash at its end is part of an issuer's name
+
+    @field_validator("conductor_url", "archive_endpoint", "admin_url")
     @classmethod
     def _http(cls, value: str | None) -> str | None:
         problem = url_problem(value) if value is not None else None
@@ -440,7 +475,20 @@ def _unknown(environ: Mapping[str, str], known: Mapping[str, str]) -> list[str]:
 
 
 def _incomplete(given: Mapping[str, str]) -> list[str]:
-    return [*_without_conductor(given), *_without_webhook(given)]
+    return [*_without_conductor(given), *_without_webhook(given), *_without_provider(given)]
+
+
+def _without_provider(given: Mapping[str, str]) -> list[str]:
+    if "oidc_issuer" in given:
+        needed = ("admin_port", "admin_url", "oidc_client_id", "oidc_roles")
+        missing = [f"{PREFIX}{name.upper()}" for name in needed if name not in given]
+        return [f"{name}: is not set; BATON_OIDC_ISSUER needs it" for name in missing]
+    names = ("oidc_client_id", "oidc_client_secret", "oidc_roles")
+    return [
+        f"{PREFIX}{name.upper()}: is set without BATON_OIDC_ISSUER; set both, or none"
+        for name in names
+        if name in given
+    ]
 
 
 def _without_webhook(given: Mapping[str, str]) -> list[str]:

@@ -1,0 +1,259 @@
+"""People who log in at an OpenID provider: `/admin/login`, `/admin/callback`, `/admin/logout`, and their sessions.
+
+A session is a cookie that is signed under a key derived from the pepper: HttpOnly, SameSite=Lax, Secure behind HTTPS,
+and valid for a few minutes. It holds the person's subject and those of their claims that the settings name, no rights:
+these are found in the settings anew for each request, so that a session ends with the rule that gave it rights. A
+request that changes something must repeat the session's CSRF token in `x-csrf-token`.
+"""
+
+import base64
+import hashlib
+import hmac
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Protocol
+
+import orjson
+from fastapi import APIRouter, Security
+from fastapi.security import APIKeyCookie, SecurityScopes
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+
+from app.core.records import record
+from app.core.roles import ROLES
+from app.errors import Forbidden, InvalidRequest, Unauthorized
+from app.gateway.http.auth import API_KEY, BEARER, Caller, Keys
+from app.gateway.http.context import GatewayContext
+from app.gateway.openapi import operations
+from app.store.protocol import KeyRow
+
+SESSION, LOGIN = "baton_session", "baton_login"
+"""The cookies of a session, and of a login that goes on."""
+CSRF_HEADER = "x-csrf-token"
+LOGIN_SECONDS = 600.0
+"""Longest time from the beginning of a login to its end."""
+SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
+START = "/docs"
+"""The page after a login."""
+COOKIE = APIKeyCookie(
+    name=SESSION, scheme_name="session", auto_error=False, description="The session of a person, from `/admin/login`."
+)
+
+
+@record(frozen=True, slots=True)
+class Grant:
+    """A rule: who has this value in this claim has a role in a tenant; None: in all tenants."""
+
+    claim: str
+    value: str
+    role: str
+    tenant: str | None
+
+
+class Provider(Protocol):
+    """The OpenID provider (`network/oidc.py`)."""
+
+    async def login_url(self, scopes: str, *, state: str, nonce: str, verifier: str) -> str:
+        """The address where a person logs in."""
+        ...
+
+    async def claims(self, code: str, *, nonce: str, verifier: str) -> Mapping[str, Any]:
+        """The claims of a person who came back with a code. Raises `Forbidden` or `OursError`."""
+        ...
+
+
+@record(frozen=True, slots=True)
+class People:
+    """How people log in, and what they may do. The first of `grants` that fits counts."""
+
+    provider: Provider
+    grants: tuple[Grant, ...]
+    scopes: str = "openid"
+    """The scopes that the provider is asked for."""
+    seconds: float = 900.0
+    """The length of a session."""
+    secure: bool = True
+    """True if browsers reach the admin API by HTTPS."""
+
+
+class Access(Keys):
+    """Finds the caller of the admin API: a key, as everywhere, or without one the person of the session."""
+
+    def __init__(self, context: GatewayContext, people: People) -> None:
+        super().__init__(context)
+        self._people = people
+
+    async def caller(
+        self,
+        request: Request,
+        scopes: SecurityScopes,
+        bearer: Annotated[object, Security(BEARER)],
+        header: Annotated[object, Security(API_KEY)],
+        session: Annotated[object, Security(COOKIE)] = None,
+    ) -> Caller:
+        """The caller, if they have every one of `scopes`; raises `Unauthorized` or `Forbidden`."""
+        given = request.cookies.get(SESSION)
+        if given is None or bearer is not None or header is not None:
+            return await super().caller(request, scopes, bearer, header)
+        found = self.person(given)
+        request.scope["baton.log"].key = found.key
+        if request.method not in SAFE and not _same(request.headers.get(CSRF_HEADER, ""), found.csrf_token or ""):
+            raise Forbidden("The header x-csrf-token must repeat the token of GET /admin/v1/me.", code="csrf_token")
+        if not all(found.may(scope) for scope in scopes.scopes):
+            raise Forbidden()
+        return found
+
+    def person(self, cookie: str) -> Caller:
+        """The person of a session, with the rights that the settings give them now. Raises `Unauthorized`."""
+        kept = self.opened(cookie, "session")
+        row = self.rights(kept["sub"], [tuple(one) for one in kept["claims"]], kept["until"]) if kept else None
+        if row is None:
+            raise Unauthorized("The session is over; log in at /admin/login, or send a Baton key.")
+        return Caller(row, via="oidc", csrf_token=_mac(self._key(), b"csrf", cookie.encode()).hex())
+
+    def rights(self, subject: str, claims: Sequence[tuple[str, str]], until: float) -> KeyRow | None:
+        """The rights of a person with these claims until a time, as those of a key; None if no rule fits."""
+        for grant in self._people.grants:
+            if (grant.claim, grant.value) in claims:
+                return KeyRow(
+                    id=subject,
+                    tenant=grant.tenant or "default",
+                    name=subject,
+                    digest=b"",
+                    scopes=ROLES[grant.role],
+                    created_at=until - self._people.seconds,
+                    expires_at=until,
+                    all_tenants=grant.tenant is None,
+                )
+        return None
+
+    def sealed(self, purpose: str, fields: Mapping[str, Any], seconds: float) -> str:
+        """A text of these fields, signed, and valid for a time."""
+        body = orjson.dumps({**fields, "until": self._context.now() + seconds})
+        mac = _mac(self._key(), purpose.encode(), body)
+        return base64.urlsafe_b64encode(mac + body).decode().rstrip("=")
+
+    def opened(self, text: str, purpose: str) -> dict[str, Any] | None:
+        """The fields of a signed text; None if it is not valid for this purpose, or not any more."""
+        try:
+            raw = base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
+        except ValueError:
+            return None
+        mac, body = raw[:32], raw[32:]
+        if not any(
+            [
+                hmac.compare_digest(_mac(_session_key(one), purpose.encode(), body), mac)
+                for one in self._context.peppers()
+            ]
+        ):
+            return None
+        found: dict[str, Any] = orjson.loads(body)
+        return found if found["until"] > self._context.now() else None
+
+    def secret_of(self, state: str, purpose: str) -> str:
+        """The nonce or the PKCE verifier of a login, which follows from its state and the pepper."""
+        return base64.urlsafe_b64encode(_mac(self._key(), purpose.encode(), state.encode())).decode().rstrip("=")
+
+    def _key(self) -> bytes:
+        return _session_key(self._context.pepper)
+
+
+def _session_key(pepper: bytes) -> bytes:
+    return hashlib.blake2b(pepper, person=b"baton people").digest()
+
+
+def _mac(key: bytes, purpose: bytes, body: bytes) -> bytes:
+    return hmac.digest(key, purpose + b"\0" + body, "sha256")
+
+
+def _same(given: str, expected: str) -> bool:
+    return hmac.compare_digest(given.encode(), expected.encode())
+
+
+def routes(access: Access, people: People) -> APIRouter:
+    """The routes by which people log in and out."""
+    router = APIRouter(prefix="/admin", tags=["people"])
+    _logins(router, access, people)
+    _logouts(router, access, people)
+    return router
+
+
+def _logins(router: APIRouter, access: Access, people: People) -> None:
+    @router.get(
+        "/login",
+        operation_id="log_in",
+        summary="Log in at the OpenID provider.",
+        response_class=Response,
+        responses=operations.replies(500, 503),
+    )
+    async def log_in() -> Response:
+        """Leads to the provider, which sends the browser back to `/admin/callback`."""
+        state = secrets.token_urlsafe(24)
+        nonce, verifier = access.secret_of(state, "nonce"), access.secret_of(state, "verifier")
+        url = await people.provider.login_url(people.scopes, state=state, nonce=nonce, verifier=verifier)
+        reply = RedirectResponse(url, 303, {"cache-control": "no-store"})
+        _set(reply, people, LOGIN, access.sealed("login", {"state": state}, LOGIN_SECONDS), LOGIN_SECONDS)
+        return reply
+
+    @router.get(
+        "/callback",
+        operation_id="finish_login",
+        summary="End a login.",
+        response_class=Response,
+        responses=operations.replies(400, 403, 500, 503),
+    )
+    async def finish_login(request: Request) -> Response:
+        """Checks the login and sets the session's cookie."""
+        begun = access.opened(request.cookies.get(LOGIN, ""), "login")
+        state, code = request.query_params.get("state", ""), request.query_params.get("code", "")
+        if begun is None or not _same(state, begun["state"]):
+            raise InvalidRequest(
+                "The login was not begun in this browser, or too long ago; log in again.", code="login_not_begun"
+            )
+        if not code:
+            raise Forbidden("The identity provider did not confirm the login; log in again.", code="login_refused")
+        nonce, verifier = access.secret_of(state, "nonce"), access.secret_of(state, "verifier")
+        claims = await people.provider.claims(code, nonce=nonce, verifier=verifier)
+        subject, named = str(claims["sub"]), _named(claims, people.grants)
+        if access.rights(subject, named, 0.0) is None:
+            raise Forbidden("No rule in BATON_OIDC_ROLES gives you a role.", code="no_role")
+        reply = RedirectResponse(START, 303, {"cache-control": "no-store"})
+        session = access.sealed("session", {"sub": subject, "claims": named}, people.seconds)
+        _set(reply, people, SESSION, session, people.seconds)
+        reply.delete_cookie(LOGIN, path="/admin")
+        return reply
+
+
+def _logouts(router: APIRouter, access: Access, people: People) -> None:
+    @router.post(
+        "/logout",
+        operation_id="log_out",
+        summary="End the session of this browser.",
+        response_class=Response,
+        responses=operations.replies(401, 403, 500, 503),
+    )
+    async def log_out(caller: Annotated[Caller, access.needs()]) -> Response:
+        """Removes the session's cookie."""
+        reply = Response(orjson.dumps({"ended": True}), media_type="application/json")
+        reply.delete_cookie(SESSION, path="/", secure=people.secure, httponly=True, samesite="lax")
+        return reply
+
+
+def _named(claims: Mapping[str, Any], grants: Sequence[Grant]) -> list[tuple[str, str]]:
+    """The claims that some rule names, each with one of the values of the person; a claim may be a list."""
+    found = []
+    for claim, value in dict.fromkeys((grant.claim, grant.value) for grant in grants):
+        given = claims.get(claim)
+        if value in (given if isinstance(given, list) else [given]) and _is_trusted(claim, claims):
+            found.append((claim, value))
+    return found
+
+
+def _is_trusted(claim: str, claims: Mapping[str, Any]) -> bool:
+    """An e-mail address that the provider has not verified is anybody's."""
+    return claim != "email" or claims.get("email_verified") is True
+
+
+def _set(reply: Response, people: People, name: str, value: str, seconds: float) -> None:
+    path = "/" if name == SESSION else "/admin"
+    reply.set_cookie(name, value, max_age=int(seconds), path=path, secure=people.secure, httponly=True, samesite="lax")

@@ -1,0 +1,160 @@
+"""Logins of people at an OpenID provider: the authorization code flow with PKCE, by Authlib, and ID tokens by joserfc.
+
+A login sends the person to the provider (`login_url`), who comes back with a code; `claims` exchanges it for an ID
+token and returns its claims, once signature, issuer, audience, lifetime and nonce are right. The provider's addresses
+and keys are read from its discovery document and remembered for `KNOWN_SECONDS`; keys are read again for a signature by
+a key that is not known. Imported by name where an issuer is configured.
+"""
+
+import asyncio
+import base64
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import Any, Final
+from urllib.parse import quote
+
+import httpx
+from authlib.oauth2.rfc6749.parameters import prepare_grant_uri, prepare_token_request
+from authlib.oauth2.rfc7636 import create_s256_code_challenge
+from joserfc import jwt
+from joserfc.errors import InvalidKeyIdError, JoseError
+from joserfc.jwk import KeySet
+
+from app.errors import Forbidden, OursError
+from app.network.http_client import async_client
+
+ALGORITHMS: Final = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
+"""Signatures by a key pair. A token without a signature, or with one by a shared secret, is refused."""
+LOGIN_SECONDS = 20.0
+"""Longest time for all requests of one login."""
+KNOWN_SECONDS = 3_600.0
+LEEWAY_SECONDS = 60
+"""Seconds by which the clocks of provider and gateway may differ."""
+
+
+class OpenIdProvider:
+    """One provider, as the client that is registered there under `client_id`."""
+
+    def __init__(
+        self, issuer: str, client_id: str, client_secret: str | None, redirect_url: str, *, now: Callable[[], float]
+    ) -> None:
+        """`redirect_url` is the address to which the provider sends a person back. `now` gives seconds since 1970."""
+        self._issuer = issuer
+        self._client_id = client_id
+        self._client_secret = client_secret
+        self._redirect_url = redirect_url
+        self._now = now
+        self._metadata: tuple[float, Mapping[str, Any]] | None = None
+        self._keys: KeySet | None = None
+
+    async def login_url(self, scopes: str, *, state: str, nonce: str, verifier: str) -> str:
+        """The address at the provider where a person logs in. Raises `OursError` if the provider cannot be reached."""
+        async with self._client() as client:
+            metadata = await self._discovered(client)
+        url: str = prepare_grant_uri(
+            str(metadata["authorization_endpoint"]),
+            self._client_id,
+            "code",
+            redirect_uri=self._redirect_url,
+            scope=scopes,
+            state=state,
+            nonce=nonce,
+            code_challenge=create_s256_code_challenge(verifier),
+            code_challenge_method="S256",
+        )
+        return url
+
+    async def claims(self, code: str, *, nonce: str, verifier: str) -> Mapping[str, Any]:
+        """The claims of the person who came back with a code. Raises `Forbidden` if the provider does not confirm the
+        login, or `OursError` if it cannot be reached."""
+        async with self._client() as client:
+            return await self._checked(client, await self._exchanged(client, code, verifier), nonce)
+
+    async def _exchanged(self, client: httpx.AsyncClient, code: str, verifier: str) -> str:
+        """The ID token that the provider gives for a code."""
+        endpoint = str((await self._discovered(client))["token_endpoint"])
+        fields = {"redirect_uri": self._redirect_url, "code": code, "code_verifier": verifier}
+        if self._client_secret is None:
+            fields["client_id"] = self._client_id
+        body: str = prepare_token_request("authorization_code", **fields)
+        headers = {"content-type": "application/x-www-form-urlencoded", **self._credentials()}
+        reply = await client.post(endpoint, content=body, headers=headers)
+        if reply.is_client_error:
+            raise _refused()
+        return str(_object(reply).get("id_token", ""))
+
+    def _credentials(self) -> dict[str, str]:
+        """The header by which a client with a secret proves who it is (RFC 6749, 2.3.1)."""
+        if self._client_secret is None:
+            return {}
+        pair = f"{quote(self._client_id, safe='')}:{quote(self._client_secret, safe='')}"
+        return {"authorization": f"Basic {base64.b64encode(pair.encode()).decode()}"}
+
+    async def _checked(self, client: httpx.AsyncClient, token: str, nonce: str) -> Mapping[str, Any]:
+        """The claims of an ID token that this provider has signed for this client and login."""
+        expected = jwt.JWTClaimsRegistry(
+            now=int(self._now()),
+            leeway=LEEWAY_SECONDS,
+            iss={"essential": True, "value": self._issuer},
+            aud={"essential": True, "value": self._client_id},
+            exp={"essential": True},
+            sub={"essential": True},
+            nonce={"essential": True, "value": nonce},
+        )
+        try:
+            found = await self._decoded(client, token)
+            expected.validate(found.claims)
+        except (JoseError, ValueError):
+            raise _refused() from None
+        if found.claims.get("azp", self._client_id) != self._client_id:
+            raise _refused()
+        return dict(found.claims)
+
+    async def _decoded(self, client: httpx.AsyncClient, token: str) -> jwt.Token:
+        """The token, if its signature is by a key of the provider's; unknown keys are asked for once."""
+        if self._keys is not None:
+            try:
+                return jwt.decode(token, self._keys, algorithms=list(ALGORITHMS))
+            except InvalidKeyIdError:
+                pass
+        metadata = await self._discovered(client)
+        keys: Any = _object(await client.get(str(metadata["jwks_uri"])))
+        self._keys = KeySet.import_key_set(keys)
+        return jwt.decode(token, self._keys, algorithms=list(ALGORITHMS))
+
+    async def _discovered(self, client: httpx.AsyncClient) -> Mapping[str, Any]:
+        """The provider's discovery document, which must be the issuer's own."""
+        if self._metadata is not None and self._metadata[0] > self._now():
+            return self._metadata[1]
+        found = _object(await client.get(f"{self._issuer.rstrip('/')}/.well-known/openid-configuration"))
+        needed = ("authorization_endpoint", "token_endpoint", "jwks_uri")
+        if found.get("issuer") != self._issuer or not all(found.get(name) for name in needed):
+            raise OursError("The identity provider does not describe the issuer in BATON_OIDC_ISSUER.", retry_after=1.0)
+        self._metadata = (self._now() + KNOWN_SECONDS, found)
+        return found
+
+    @asynccontextmanager
+    async def _client(self) -> AsyncIterator[httpx.AsyncClient]:
+        """A client for one login. A provider that cannot be reached, or takes too long, is an `OursError`."""
+        headers = {"accept": "application/json", "accept-encoding": "identity"}
+        try:
+            async with asyncio.timeout(LOGIN_SECONDS), async_client(headers=headers) as client:
+                yield client
+        except (httpx.HTTPError, OSError, TimeoutError):
+            raise OursError("The identity provider cannot be reached; try again shortly.", retry_after=1.0) from None
+
+
+def _object(reply: httpx.Response) -> dict[str, Any]:
+    """The JSON object of a reply."""
+    reply.raise_for_status()
+    try:
+        found = reply.json()
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise OursError("The identity provider sent no JSON object.", retry_after=1.0)
+    return found
+
+
+def _refused() -> Forbidden:
+    return Forbidden("The identity provider did not confirm the login; log in again.", code="login_refused")

@@ -1,0 +1,177 @@
+"""People log in to the admin API at a real OpenID provider, in a process of its own."""
+
+import time
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import httpx
+import pytest
+from fastapi import FastAPI
+from joserfc import jwt
+from joserfc.jwk import ECKey, KeySet
+
+from app.errors import Forbidden
+from app.gateway.admin.people import SESSION, Grant, People
+from app.gateway.app import create_admin
+from app.network.oidc import OpenIdProvider
+from tests.harness.administration import AdminStandIn, administration
+from tests.harness.openid_provider import openid_provider
+from tests.harness.waiting import PATIENCE_SECONDS
+
+HOME = "http://baton"
+BACK = f"{HOME}/admin/callback"
+GRANTS = (Grant("groups", "owners", "owner", "acme"), Grant("email", "ben@example.com", "owner", None))
+
+
+@pytest.fixture(scope="module")
+def issuer() -> Iterator[str]:
+    with openid_provider() as url:
+        yield url
+
+
+@pytest.fixture
+async def admin(tmp_path: Path) -> AsyncIterator[AdminStandIn]:
+    async with administration(tmp_path) as opened:
+        opened.stand_in.seconds = time.time()  # the provider's clock is real
+        yield opened
+
+
+@pytest.fixture
+def people(issuer: str, admin: AdminStandIn) -> People:
+    """The provider with Baton as a registered client, and two rules."""
+    client = httpx.post(f"{issuer}/oauth2/clients", json={"redirect_uris": [BACK]}, timeout=PATIENCE_SECONDS).json()
+    now = admin.gateway.now
+    provider = OpenIdProvider(issuer, client["client_id"], client["client_secret"], BACK, now=now)
+    return People(provider, GRANTS, scopes="openid email", secure=False)
+
+
+def app_with(admin: AdminStandIn, people: People) -> FastAPI:
+    return create_admin(replace(admin.context, people=people))
+
+
+async def begun(browser: httpx.AsyncClient, person: str, **form: str) -> dict[str, str]:
+    """Log in as a person at the provider; return what it sends back to Baton."""
+    sent = await browser.get("/admin/login")
+    assert sent.status_code == 303
+    async with httpx.AsyncClient(timeout=PATIENCE_SECONDS, trust_env=False) as outside:
+        answer = await outside.post(sent.headers["location"], data={"sub": person} | form)
+    assert answer.headers["location"].startswith(BACK), answer.text
+    return {name: values[0] for name, values in parse_qs(urlsplit(answer.headers["location"]).query).items()}
+
+
+async def logged_in(browser: httpx.AsyncClient, person: str) -> httpx.Response:
+    return await browser.get("/admin/callback", params=await begun(browser, person))
+
+
+def code_of(reply: httpx.Response) -> tuple[int, str]:
+    return reply.status_code, reply.json()["error"]["code"]
+
+
+async def test_a_person_logs_in_changes_something_and_logs_out(admin: AdminStandIn, people: People) -> None:
+    async with admin.client(app=app_with(admin, people)) as browser:
+        assert (await browser.get("/admin/v1/me")).status_code == 401
+        reply = await logged_in(browser, "ann")
+        assert (reply.status_code, reply.headers["location"]) == (303, "/docs")
+        cookie = next(one for one in reply.headers.get_list("set-cookie") if one.startswith(SESSION))
+        assert {"HttpOnly", "SameSite=lax", "Max-Age=900"} <= set(cookie.split("; "))
+        me = (await browser.get("/admin/v1/me")).json()
+        assert (me["id"], me["via"], me["tenant"], me["role"], me["all_tenants"]) == (
+            "ann",
+            "oidc",
+            "acme",
+            "owner",
+            False,
+        )
+        assert code_of(await browser.post("/admin/v1/keys", json={"name": "ci"})) == (403, "csrf_token")
+        csrf = {"x-csrf-token": me["csrf_token"]}
+        made = await browser.post("/admin/v1/keys", json={"name": "ci", "expires_in": 60}, headers=csrf)
+        assert made.status_code == 200, made.text
+        (change,) = (await browser.get(f"/admin/v1/changes?target={made.json()['id']}")).json()["data"]
+        assert (change["actor"], change["via"]) == ("ann", "oidc")
+        assert (await browser.post("/admin/logout", headers=csrf)).status_code == 200
+        assert (await browser.get("/admin/v1/me")).status_code == 401
+
+
+async def test_a_session_ends_with_its_time_its_rule_and_its_signature(admin: AdminStandIn, people: People) -> None:
+    async with admin.client(app=app_with(admin, people)) as browser:
+        await logged_in(browser, "ann")
+        kept = browser.cookies[SESSION]
+    session = {"cookie": f"{SESSION}={kept}"}
+    demoted = replace(people, grants=(replace(GRANTS[0], role="auditor"),))
+    nobody = replace(people, grants=())
+    found = []
+    for rules in (people, demoted, nobody):
+        async with admin.client(app=app_with(admin, rules)) as browser:
+            reply = await browser.get("/admin/v1/me", headers=session)
+            found.append((reply.status_code, reply.json().get("role")))
+    assert found == [(200, "owner"), (200, "auditor"), (401, None)]
+    async with admin.client(app=app_with(admin, people)) as browser:
+        for forged in (kept[:-2] + "AA", kept[2:], "", "é"):
+            forgery = {"cookie": f"{SESSION}={forged}".encode()}
+            assert (await browser.get("/admin/v1/me", headers=forgery)).status_code == 401, forged
+        admin.stand_in.seconds += 899
+        assert (await browser.get("/admin/v1/me", headers=session)).status_code == 200
+        admin.stand_in.seconds += 1
+        assert (await browser.get("/admin/v1/me", headers=session)).status_code == 401
+    async with admin.client(app=admin.gateway_app()) as browser:  # callers' routes take keys alone
+        assert (await browser.get("/v1/models", headers=session)).status_code == 401
+
+
+async def test_a_login_is_bound_to_its_browser_and_its_code(admin: AdminStandIn, people: People) -> None:
+    app = app_with(admin, people)
+    async with admin.client(app=app) as browser, admin.client(app=app) as thief:
+        stolen = await begun(browser, "ann")
+        assert code_of(await thief.get("/admin/callback", params=stolen)) == (400, "login_not_begun")
+        own = await begun(thief, "ben")
+        mixed = {"code": stolen["code"], "state": own["state"]}  # another login's verifier
+        assert code_of(await thief.get("/admin/callback", params=mixed)) == (403, "login_refused")
+        assert (await browser.get("/admin/callback", params=await begun(browser, "ann"))).status_code == 303
+        denied = await begun(browser, "ann", action="deny")
+        assert (await browser.get("/admin/callback", params=denied)).status_code in (400, 403)
+
+
+async def test_who_has_no_rule_gets_nowhere(admin: AdminStandIn, people: People) -> None:
+    """The provider has not verified ben's address."""
+    async with admin.client(app=app_with(admin, people)) as browser:
+        assert code_of(await logged_in(browser, "ben")) == (403, "no_role")
+        assert (await browser.get("/admin/v1/me")).status_code == 401
+
+
+async def test_a_provider_that_is_away_is_a_503(admin: AdminStandIn, people: People) -> None:
+    away = OpenIdProvider("http://127.0.0.1:9", "id", None, BACK, now=admin.gateway.now)
+    async with admin.client(app=app_with(admin, replace(people, provider=away))) as browser:
+        assert code_of(await browser.get("/admin/login")) == (503, "unavailable")
+
+
+KEY = ECKey.generate_key("P-256", {"kid": "one"})
+RIGHT: dict[str, Any] = {"iss": "https://id", "aud": "baton", "sub": "ann", "nonce": "n", "exp": 2_000, "iat": 1_000}
+
+
+@pytest.mark.parametrize(
+    ("changes", "key"),
+    [
+        ({}, KEY),
+        ({"iss": "https://else"}, KEY),
+        ({"aud": "else"}, KEY),
+        ({"aud": ["baton", "else"], "azp": "else"}, KEY),
+        ({"nonce": "m"}, KEY),
+        ({"nonce": None}, KEY),
+        ({"exp": 900}, KEY),
+        ({"sub": None}, KEY),
+        ({}, ECKey.generate_key("P-256", {"kid": "one"})),
+    ],
+)
+async def test_only_a_token_for_this_login_is_believed(changes: dict[str, Any], key: ECKey) -> None:
+    provider = OpenIdProvider("https://id", "baton", "secret", BACK, now=lambda: 1_100.0)
+    provider._keys = KeySet([KEY])
+    claims = {name: value for name, value in (RIGHT | changes).items() if value is not None}
+    token = jwt.encode({"alg": "ES256", "kid": "one"}, claims, key)
+    async with provider._client() as client:
+        if not changes and key is KEY:
+            assert (await provider._checked(client, token, "n"))["sub"] == "ann"
+            return
+        with pytest.raises(Forbidden):
+            await provider._checked(client, token, "n")
