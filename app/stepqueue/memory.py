@@ -8,7 +8,7 @@ import asyncio
 import itertools
 import logging
 import time
-from collections import Counter, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -34,6 +34,33 @@ class _Taken:
     until: float
 
 
+class _Lane:
+    """The tickets of one tier that wait: those of a tenant in their order, and one of each tenant in turn."""
+
+    def __init__(self) -> None:
+        self._tenants: OrderedDict[str, deque[Ticket]] = OrderedDict()
+
+    def __bool__(self) -> bool:
+        return bool(self._tenants)
+
+    def add(self, ticket: Ticket) -> None:
+        self._tenants.setdefault(ticket.tenant, deque()).append(ticket)
+
+    def put_back(self, ticket: Ticket) -> None:
+        """Put a ticket at the head of its tenant's, whose turn is next."""
+        self._tenants.setdefault(ticket.tenant, deque()).appendleft(ticket)
+        self._tenants.move_to_end(ticket.tenant, last=False)
+
+    def take(self) -> Ticket:
+        """The oldest ticket of the tenant whose turn it is; the tenant's next turn comes after all others'."""
+        tenant, waiting = next(iter(self._tenants.items()))
+        ticket = waiting.popleft()
+        self._tenants.move_to_end(tenant)
+        if not waiting:
+            del self._tenants[tenant]
+        return ticket
+
+
 class MemoryQueue:
     """Tickets of steps, and then those of runs, in one bounded lane per tier; the order of `tiers` is their priority.
 
@@ -43,7 +70,7 @@ class MemoryQueue:
     def __init__(self, tiers: Sequence[str], *, lease: float = LEASE_SECONDS, bound: int = BOUND) -> None:
         """`lease` is in seconds; `bound` holds for each lane. `tiers` must not be empty."""
         names = [(whole, tier) for whole in (False, True) for tier in tiers]
-        self._lanes: dict[tuple[bool, str], deque[Ticket]] = {name: deque() for name in names}
+        self._lanes = {name: _Lane() for name in names}
         self._last = tuple(tiers)[-1]
         self._lease = lease
         self._bound = bound
@@ -62,6 +89,11 @@ class MemoryQueue:
         """Return True until the queue is closed."""
         return not self._closed
 
+    @property
+    def crowded(self) -> bool:
+        """See the seam."""
+        return any(whole and lane for (whole, _), lane in self._lanes.items())
+
     async def __aenter__(self) -> Self:
         return self
 
@@ -76,7 +108,7 @@ class MemoryQueue:
             raise QueueUnavailable("The step queue is full; nothing is lost, the sweeper will ring again.")
         self._load.update(wanted)
         for ticket in tickets:
-            self._lanes[self._lane(ticket)].append(ticket)
+            self._lanes[self._lane(ticket)].add(ticket)
         self._bell.set()
 
     async def take(self, slots: int, wait: float) -> list[Ticket]:
@@ -152,7 +184,7 @@ class MemoryQueue:
         found: list[Ticket] = []
         for name, lane in self._lanes.items():
             while lane and len(found) < slots:
-                ticket = replace(lane.popleft(), receipt=str(next(self._receipts)))
+                ticket = replace(lane.take(), receipt=str(next(self._receipts)))
                 self._taken[ticket.receipt] = _Taken(ticket, name, now + self._lease)
                 found.append(ticket)
         return found
@@ -162,7 +194,7 @@ class MemoryQueue:
         expired = list(itertools.takewhile(lambda item: item[1].until <= now, self._taken.items()))
         for receipt, taken in reversed(expired):
             del self._taken[receipt]
-            self._lanes[taken.lane].appendleft(replace(taken.ticket, version=AGAIN, trace=NO_TRACE))
+            self._lanes[taken.lane].put_back(replace(taken.ticket, version=AGAIN, trace=NO_TRACE))
 
     def _next_return(self, now: float) -> float:
         """When a ticket may come back at the earliest. What others take from now on cannot come back within a lease."""

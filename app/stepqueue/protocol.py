@@ -55,6 +55,9 @@ class Ticket:
     when it comes again, since that engine may be gone, and its span with it."""
     at: float = 0.0
     """When the step was queued, in seconds since 1970; 0 where that is not known."""
+    tenant: str = ""
+    """The tenant of the run, which takes turns with others. It is read when the ticket is queued, and need not come
+    with a delivery."""
 
 
 @record(frozen=True, slots=True)
@@ -119,12 +122,18 @@ Live = Committed | Delta | Stop | Listen | Adopted
 
 
 class StepQueue(Protocol):
-    """Six verbs, two for its own life, and a word on how it is."""
+    """Six verbs, two for its own life, and two words on how it is."""
 
     @property
     def healthy(self) -> bool:
         """False while tickets or messages may not get through, as far as is known: then look into the database instead
         of waiting for them. Asking costs nothing."""
+        ...
+
+    @property
+    def crowded(self) -> bool:
+        """True if runs wait that nobody has taken yet, as far as is known: a new one must not overtake them. Asking
+        costs nothing."""
         ...
 
     async def enqueue(self, tickets: Sequence[Ticket]) -> None:
@@ -133,6 +142,9 @@ class StepQueue(Protocol):
 
     async def take(self, slots: int, wait: float) -> list[Ticket]:
         """At most `slots` tickets, higher tiers first as configured; [] after `wait` seconds without one.
+
+        Of the tickets of a tier that wait, each tenant in turn has one taken, its oldest: with n tenants a ticket that
+        is its tenant's first to wait is among the next n that are taken, however many another tenant has.
 
         A ticket whose lease has expired comes with the version `AGAIN`.
         """

@@ -11,6 +11,9 @@ These are the names that Baton uses in Redis:
 name                          what             lives
 {prefix}:2:steps:{tier}       stream           for ever: an empty one is small, and deleting it would delete its
 {prefix}:2:runs:{tier}                         group; its entries live until `done` deletes them
+{name of a stream}:tenants    list             the tenants with tickets in the next lists, in the order of their turns
+{name of a stream}:of:{tenant} list            a tenant's tickets that wait; both live while more wait than are taken,
+                                               or until nothing was queued for `TURNS_SECONDS`
   dispatchers                 consumer group   with its stream; made again, from the first entry, when missing
     {host}-{pid}-{chance}     consumer, one    until the process closes, or until it has been silent for
                               per process      `CONSUMER_SECONDS` with nothing pending, since a killed process
@@ -138,6 +141,11 @@ class RedisQueue:
         return not (self._closed or breaker.open or breaker.full) and all(
             subscriber.subscribed for subscriber in self._subscribers
         )
+
+    @property
+    def crowded(self) -> bool:
+        """See the seam."""
+        return self._streams.runs_wait
 
     async def __aenter__(self) -> Self:
         await self._tasks.__aenter__()

@@ -1,5 +1,11 @@
 """Tickets on Redis Streams: one stream per tier, one consumer group on each, strict priority between them.
 
+While tickets wait in a stream, tenants take turns. An entry that is added then is a right to the next ticket: its own
+ticket goes to the end of a list of its tenant's, and whoever reads the entry is given the first ticket of the tenant
+whose turn it is (`NEXT`). An entry that is added while none waits has its own ticket. So order costs nothing while
+there is room for all, and one more exchange for each read when there is not. If the lists are lost, an entry stands for
+the ticket that is in it; a process of an older release takes that one, too.
+
 Everything here raises redis-py's own errors and waits as long as its sockets do; `RedisQueue` bounds and translates.
 
 Tickets come back by time and not by emptiness: every look goes for abandoned ones first when a tenth of a lease has
@@ -36,6 +42,49 @@ FIELD: Final = b"t"
 """The field of a stream's entry with the ticket."""
 TRACE_FIELD: Final = b"trace"
 """The field with the ticket's trace, if it has one."""
+TURN_FIELD: Final = b"turn"
+"""The field of an entry whose ticket waits in the list of its tenant."""
+TURNS_SECONDS: Final = 3600
+"""Seconds after which the lists of tenants are forgotten, if nothing was queued meanwhile."""
+ADD: Final = f"""
+local lane, group, ticket, trace, tenant = KEYS[1], ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+local turns = lane .. ':tenants'
+local waiting = redis.call('XLEN', lane)
+if waiting == 0 then
+  for _, name in ipairs(redis.call('LRANGE', turns, 0, -1)) do redis.call('DEL', lane .. ':of:' .. name) end
+  redis.call('DEL', turns)
+else
+  local pending = redis.pcall('XPENDING', lane, group)
+  if not pending.err then waiting = waiting - pending[1] end
+end
+local fields = {{'t', ticket}}
+if trace ~= '' then fields[3], fields[4] = 'trace', trace end
+if waiting > 0 then
+  local own = lane .. ':of:' .. tenant
+  if redis.call('RPUSH', own, ticket .. '\\n' .. trace) == 1 then redis.call('RPUSH', turns, tenant) end
+  redis.call('EXPIRE', own, {TURNS_SECONDS})
+  redis.call('EXPIRE', turns, {TURNS_SECONDS})
+  fields[#fields + 1], fields[#fields + 2] = 'turn', '1'
+end
+return redis.call('XADD', lane, '*', unpack(fields))
+"""
+"""Adds an entry, and its ticket to its tenant's if others wait."""
+NEXT: Final = """
+local lane, most, found = KEYS[1], tonumber(ARGV[1]), {}
+local turns = lane .. ':tenants'
+while #found < most do
+  local tenant = redis.call('LPOP', turns)
+  if not tenant then break end
+  local own = lane .. ':of:' .. tenant
+  local ticket = redis.call('LPOP', own)
+  if ticket then found[#found + 1] = {tenant, ticket} end
+  if redis.call('LLEN', own) > 0 then redis.call('RPUSH', turns, tenant) end
+end
+return {redis.call('LLEN', turns), found}
+"""
+"""Takes tickets of tenants in turn. Returns how many tenants have more, and each ticket with its tenant."""
+TURN: Final = "turn"
+"""The last word of the receipt of an entry that is a right to a ticket."""
 CONSUMER_SECONDS: Final = 3600
 FAULTS: Final = (RedisError, OSError, TimeoutError, RuntimeError)
 """The exceptions that mean that the server or the network between has failed.
@@ -159,18 +208,31 @@ class Streams:
         """True if the last read may have left tickets in the streams."""
         self._bound = bound
         self._lengths: dict[str, int] = {}
+        self._tenants_waiting: dict[str, int] = {}
+        """The tenants with tickets that wait, by lane, after the last turns that were taken."""
         self.undecodable = 0
+
+    @property
+    def runs_wait(self) -> bool:
+        """True if tickets of runs were left to wait when turns were taken last."""
+        return any(self._tenants_waiting.get(lane, 0) for lane in self._by_kind.runs.values())
 
     async def add(self, tickets: Sequence[Ticket]) -> None:
         """One round trip; another one for lanes that were full last time. Raises `QueueUnavailable` if one still is."""
         wanted = sorted({self._lane(ticket) for ticket in tickets})
         await self._check_room([lane for lane in wanted if self._lengths.get(lane, 0) >= self._bound])
-        replies = await self._commands.call(*self._queued(tickets), *(("XLEN", lane) for lane in wanted))
+        added = [_added(self._lane(ticket), ticket) for ticket in tickets]
+        try:
+            replies = await self._commands.call(*added, *(("XLEN", lane) for lane in wanted))
+        except ResponseError as refusal:
+            if "OOM" in str(refusal) and not isinstance(refusal, OutOfMemoryError):  # how a script says it
+                raise OutOfMemoryError(str(refusal)) from refusal
+            raise
         self._lengths.update(zip(wanted, replies[len(tickets) :], strict=True))
 
     async def look(self, slots: int, block: float) -> list[Ticket]:
         """Abandoned tickets if their time has come, else new ones by priority, else what comes in `block` seconds."""
-        return await self._with_groups(lambda: self._look(slots, block))
+        return await self._in_turn(await self._with_groups(lambda: self._look(slots, block)))
 
     async def claim(self, tickets: Sequence[Ticket]) -> None:
         """Set the idle time of deliveries to zero; those that are gone stay gone."""
@@ -296,7 +358,8 @@ class Streams:
         for entry, fields in filter(None, entries):
             try:
                 named = _fields(fields or ())
-                ticket = unpack_ticket(named.get(FIELD, b""), f"{entry.decode()} {lane}")
+                turn = f" {TURN}" if TURN_FIELD in named else ""
+                ticket = unpack_ticket(named.get(FIELD, b""), f"{entry.decode()} {lane}{turn}")
                 found.append(traced(ticket, named.get(TRACE_FIELD, b"")))
             except Undecodable:
                 bad.append(entry.decode())
@@ -313,6 +376,22 @@ class Streams:
 
     def _queued(self, tickets: Sequence[Ticket]) -> list[Command]:
         return [("XADD", self._lane(ticket), "*", *_packed(ticket)) for ticket in tickets]
+
+    async def _in_turn(self, found: list[Ticket]) -> list[Ticket]:
+        """Exchange the tickets of entries that are rights to a ticket for those whose turn it is. An entry for which
+        there is none keeps its own."""
+        entries: dict[str, list[int]] = {}
+        for place, ticket in enumerate(found):
+            _, lane, turn = _receipt(ticket)
+            if turn and ticket.version != AGAIN:
+                entries.setdefault(lane, []).append(place)
+        for lane, places in entries.items():
+            ((left, taken),) = await self._commands.call(("EVAL", NEXT, 1, lane, len(places)))
+            self._tenants_waiting[lane] = left
+            for place, (tenant, packed) in zip(places, taken, strict=False):
+                with suppress(Undecodable):
+                    found[place] = _waiting(tenant, packed, found[place].receipt)
+        return found
 
 
 def _struck_out(deliveries: Mapping[str, Sequence[str]]) -> list[Command]:
@@ -336,10 +415,17 @@ def _by_stream(tickets: Sequence[Ticket]) -> dict[str, list[str]]:
     """Entry ids by stream, from the receipts; tickets that no `take` has given out have none."""
     found: dict[str, list[str]] = {}
     for ticket in tickets:
-        entry, _, lane = ticket.receipt.partition(" ")
+        entry, lane, _ = _receipt(ticket)
         if lane:
             found.setdefault(lane, []).append(entry)
     return found
+
+
+def _receipt(ticket: Ticket) -> tuple[str, str, bool]:
+    """The entry of a delivery, its stream, and whether it is a right to a ticket; empty for a ticket without one."""
+    entry, _, rest = ticket.receipt.partition(" ")
+    lane, _, turn = rest.partition(" ")
+    return entry, lane, turn == TURN
 
 
 def _is_group_missing(fault: Exception) -> bool:
@@ -349,8 +435,22 @@ def _is_group_missing(fault: Exception) -> bool:
 
 def _packed(ticket: Ticket) -> tuple[str | bytes, ...]:
     """The fields of a stream's entry, with their names."""
-    known = (FIELD, pack_ticket(ticket))
-    return (*known, TRACE_FIELD, pack_trace(ticket)) if ticket.trace else known
+    fields: tuple[str | bytes, ...] = (FIELD, pack_ticket(ticket))
+    if ticket.trace:
+        fields += (TRACE_FIELD, pack_trace(ticket))
+    return (*fields, TURN_FIELD, b"1") if _receipt(ticket)[2] else fields
+
+
+def _added(lane: str, ticket: Ticket) -> Command:
+    """The command that adds a ticket behind those that wait."""
+    trace = pack_trace(ticket) if ticket.trace else b""
+    return ("EVAL", ADD, 1, lane, GROUP, pack_ticket(ticket), trace, ticket.tenant)
+
+
+def _waiting(tenant: bytes, packed: bytes, receipt: str) -> Ticket:
+    """A ticket out of its tenant's list, under the receipt of the entry that was the right to it."""
+    data, _, trace = packed.partition(b"\n")
+    return changed(traced(unpack_ticket(data, receipt), trace), tenant=tenant.decode())
 
 
 def pack_ticket(ticket: Ticket) -> bytes:

@@ -344,6 +344,9 @@ class SqlStore:
     async def lapsed(self, now: float) -> tuple[Lapsed, ...]:
         return await self._read(partial(runs.lapsed, now=now))
 
+    async def untaken(self, now: float) -> Mapping[str, int]:
+        return await self._read(partial(runs.untaken, now=now))
+
     async def waiting(self, most: int) -> int:
         return await self._read(partial(runs.waiting, most=most))
 

@@ -108,6 +108,53 @@ async def test_a_taker_gets_no_more_than_it_has_room_for(queue: StepQueue) -> No
     assert len(await queue.take(9, 0)) == 3
 
 
+def of(tenant: str, *numbers: int, step: int = WHOLE_RUN) -> list[Ticket]:
+    return [replace(ticket(number), step=step, tenant=tenant) for number in numbers]
+
+
+@pytest.mark.parametrize("step", [0, WHOLE_RUN])
+async def test_tenants_take_turns_however_many_tickets_one_of_them_has(open_queue: Opener, step: int) -> None:
+    """A flood of 500, two takers of four at a time, and then one ticket each of two other tenants."""
+    async with open_queue() as one, open_queue() as two:
+        await one.enqueue(of("flood", *range(500), step=step))
+        first = await one.take(4, 1.0) + await two.take(4, 1.0)
+        assert len(first) == 8
+        await one.enqueue(of("small", 1000, step=step))
+        await two.enqueue(of("other", 2000, step=step))
+        await one.enqueue(of("flood", 500, step=step))
+        third = [(await taker.take(1, 1.0))[0] for taker in (one, two, one)]
+        assert {each.run for each in third} >= {"run-1000", "run-2000"}, (
+            "each within as many takes as there are tenants"
+        )
+        left = [each for taker in (one, two) for each in await taker.take(400, 1.0)]
+        assert {each.run for each in [*first, *third, *left]} == {f"run-{n}" for n in [*range(501), 1000, 2000]}
+        assert [each.seq for each in left] == sorted(each.seq for each in left), "a tenant's own come in their order"
+        await one.done([*first, *third, *left])
+        assert await one.take(1, 0.0) == []
+
+
+async def test_a_ticket_that_waited_for_its_turn_keeps_its_trace_and_comes_back(open_queue: Opener) -> None:
+    trace = Trace(f"00-{'a' * 32}-{'b' * 16}-01")
+    async with open_queue() as queue:
+        await queue.enqueue([replace(each, trace=trace, at=5.0) for each in of("flood", *range(3), step=0)])
+        taken = await queue.take(3, 1.0)
+        assert [(each.run, each.trace, each.at) for each in taken] == [(f"run-{n}", trace, 5.0) for n in range(3)]
+        back: list[Ticket] = []
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while len(back) < 3:
+                back += await queue.take(3, LEASE)
+        assert {(each.run, each.version) for each in back} == {(f"run-{n}", AGAIN) for n in range(3)}
+
+
+async def test_runs_that_wait_are_noted(queue: StepQueue) -> None:
+    assert not queue.crowded
+    await queue.enqueue(of("flood", *range(4)))
+    assert await queue.take(2, 1.0)
+    assert queue.crowded
+    assert await queue.take(4, 1.0)
+    assert not queue.crowded
+
+
 async def test_a_tier_that_is_not_configured_goes_with_the_last(queue: StepQueue) -> None:
     await queue.enqueue([ticket(1, "of tomorrow"), ticket(2, "ultra")])
     assert bare(await queue.take(2, 0)) == [ticket(2, "ultra"), ticket(1, "of tomorrow")]

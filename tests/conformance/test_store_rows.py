@@ -40,9 +40,11 @@ LOGGED = 24 + 4096
 async def test_a_ticket_is_taken_held_and_finished(store: Store) -> None:
     await store.append(admitted("run"))
     await store.append(queued("run"))
-    assert await store.due("run", 0) == Due("run", 0, "mini", "driver", version=0, claim=0, until=2.0, seq=2)
+    assert await store.due("run", 0) == Due(
+        "run", 0, "mini", "driver", version=0, claim=0, until=2.0, seq=2, tenant="tenant"
+    )
     assert (await store.append(take("run", 0, "a"))).claim == 1
-    held = Due("run", 0, "mini", "driver", version=1, claim=1, until=10.0, seq=2, holder="a")
+    held = Due("run", 0, "mini", "driver", version=1, claim=1, until=10.0, seq=2, holder="a", tenant="tenant")
     assert await store.due("run", 0) == held
     await store.append(moved("run", "hold", 1))
     assert await store.due("run", 0) == replace(held, version=2, seq=3)
@@ -300,6 +302,21 @@ async def test_a_lease_changes_hands_with_an_entry(store: Store) -> None:
     assert await store.renew_leases("home", {"run": 3}, 20.0) == {"run": 4}
     with pytest.raises(LeaseLost):
         await store.append(Entry("run", 4.0, lease=Lease("thief", 9.0, 70.0)))
+
+
+async def test_a_tenant_with_fewer_runs_under_way_is_taken_over_first(store: Store) -> None:
+    for number in range(6):
+        await store.append(admitted(f"flood-{number}", tenant="flood", driver="", lease_until=1.0 + number))
+    await store.append(admitted("small", tenant="small", driver="", lease_until=9.0))
+    assert await store.untaken(10.0) == {"flood": 6, "small": 1}
+    first = await store.take_over("engine", 10.0, 30.0, 2, KINDS)
+    assert {row.id for row in first} == {"flood-0", "small"}
+    await store.append(admitted("small-2", tenant="other", driver="", lease_until=9.0))
+    assert [row.id for row in await store.take_over("engine", 10.0, 30.0, 1, KINDS)] == ["small-2"]
+    assert [row.id for row in await store.take_over("engine", 10.0, 30.0, 9, KINDS)] == [
+        f"flood-{n}" for n in range(1, 6)
+    ]
+    assert await store.untaken(10.0) == {}
 
 
 async def test_a_run_that_waits_is_taken_over_when_its_wait_is_over(store: Store) -> None:

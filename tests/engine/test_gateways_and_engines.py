@@ -7,7 +7,7 @@ import asyncio
 import sqlite3
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -167,23 +167,54 @@ async def test_gateways_count_together_the_runs_that_wait_for_an_engine(stub: Pr
         running_service(tmp_path, pool_text(stub), settings, drives=False) as other,
         http_calling(other) as client,
     ):
-        waiting = [await one.runs.start(order(one, "baton-mini")) for _ in range(2)]
+        waiting = [await one.runs.start(replace(order(one, "baton-mini"), tenant="acme")) for _ in range(2)]
 
         async def counted() -> bool:
-            return sum(kind.runs for kind in await one.context.store.lapsed(one.context.now())) == 2
+            return await one.context.store.untaken(one.context.now()) == {"acme": 2}
 
         await until(counted)
         reply = await ask(client)
         assert (reply.status_code, reply.json()["error"]["code"]) == (429, "rate_limit_exceeded")
         assert int(reply.headers["retry-after"]) >= 1
         assert len(await other.context.store.runs(RunQuery())) == 2
+        waiting.append(await other.runs.start(order(other, "baton-mini")))  # another tenant has its share
         async with running_service(tmp_path, pool_text(stub), settings):
-            assert [(await finish(driven)).ended.error for driven in waiting] == [None, None]
+            assert [(await finish(driven)).ended.error for driven in waiting] == [None, None, None]
 
             async def answered() -> bool:
                 return (await ask(client)).status_code == 200
 
             await until(answered)
+
+
+@pytest.fixture(params=["memory", pytest.param("redis", marks=pytest.mark.integration)])
+def queue_settings(request: pytest.FixtureRequest) -> dict[str, str]:
+    """Settings of a queue in the process, and of one over Redis."""
+    return {"BATON_REDIS_URL": request.getfixturevalue("redis_url")} if request.param == "redis" else {}
+
+
+async def test_a_flood_of_one_tenant_does_not_keep_anothers_run_waiting(
+    stub: ProviderStub, tmp_path: Path, queue_settings: dict[str, str]
+) -> None:
+    """One slot, a flood of runs, then one run of another tenant: each tenant in turn has one taken."""
+    stub.script("alpha", Hang())
+    settings = {"BATON_CONCURRENT_STEPS": "1"} | queue_settings
+    async with running_service(tmp_path, pool_text(stub), settings) as engine:
+
+        async def begin(tenant: str) -> Driven:
+            return await engine.runs.start(replace(order(engine, "baton-mini", tenant), tenant=tenant))
+
+        first = await begin("flood")
+        await stub.wait_for(1, "alpha")
+        flood = [await begin("flood") for _ in range(30)]
+        small = await begin("small")
+        flood.append(await begin("flood"))
+        engine.runs.cancel(first.run, "caller")
+        assert (await finish(small)).ended.error is None
+        assert [(await finish(driven)).ended.error for driven in flood] == [None] * 31
+        asked = [str(sent.json["messages"][-1]["content"]) for sent in stub.of("alpha")]
+    assert len(asked) == 33
+    assert asked.index("small") <= 1 + 2 + 1, "the one that held the slot, one for each tenant, and one that was found"
 
 
 async def test_an_undecided_admission_is_cancelled_once_the_database_takes_its_gateways_wish(

@@ -107,6 +107,11 @@ class Bell:
         """False from the first call that failed until the server is back."""
         return not self._noticed or self._server.down_until <= self._seam.time()
 
+    @property
+    def crowded(self) -> bool:
+        """False: as over Redis, what waits is known to those who take it."""
+        return False
+
     async def enqueue(self, tickets: Sequence[Ticket]) -> None:
         await self._arrive("queue.ring")
         seam = self._seam

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Iterable
 
+from app.core.records import changed
 from app.core.run.state import RunState
 from app.core.run.trace import Trace
 from app.engine.context import EngineContext
@@ -18,15 +19,18 @@ async def enqueue(context: EngineContext, state: RunState, outbox: Iterable[Outb
     """
     tier, seq, now = state.admitted.tier, state.seq, context.now()
     rung = [row for row in outbox if row.rung]
-    await _queue(
-        context,
-        [Ticket(state.run, row.step, tier, row.driver, seq, row.version, trace=trace, at=now) for row in rung],
-    )
+    known = Ticket(state.run, WHOLE_RUN, tier, "", seq, trace=trace, at=now, tenant=state.admitted.tenant)
+    await _queue(context, [changed(known, step=row.step, driver=row.driver, version=row.version) for row in rung])
 
 
 async def offer_run(context: EngineContext, state: RunState) -> None:
     """Queue a ticket for a run that nobody drives; while the queue is unavailable, engines poll for such runs."""
-    await _queue(context, [Ticket(state.run, WHOLE_RUN, state.admitted.tier, "", state.seq)])
+    await _queue(context, [run_ticket(state)])
+
+
+def run_ticket(state: RunState) -> Ticket:
+    """The ticket of a run that nobody drives."""
+    return Ticket(state.run, WHOLE_RUN, state.admitted.tier, "", state.seq, tenant=state.admitted.tenant)
 
 
 async def _queue(context: EngineContext, tickets: list[Ticket]) -> None:
@@ -43,4 +47,4 @@ async def _queue(context: EngineContext, tickets: list[Ticket]) -> None:
 
 def due_ticket(due: Due) -> Ticket:
     """The ticket of an outbox row that was found by polling: the engine that takes it claims the row first."""
-    return Ticket(due.run, due.step, due.tier, due.driver, due.seq, AGAIN)
+    return Ticket(due.run, due.step, due.tier, due.driver, due.seq, AGAIN, tenant=due.tenant)

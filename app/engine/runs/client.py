@@ -7,6 +7,7 @@ the admission itself, together with the plan and the first intents.
 """
 
 import asyncio
+from collections.abc import Mapping
 from math import inf
 from weakref import WeakValueDictionary
 
@@ -56,8 +57,9 @@ class RunClient:
     def __init__(
         self, context: EngineContext, *, home: str, bound: int, untaken: int, engine: Drivers | None = None
     ) -> None:
-        """`home` is the address of this process; at most `bound` runs are followed at once, and none is admitted while
-        more than `untaken` runs wait for an engine. `engine` is that of this process, if it has one."""
+        """`home` is the address of this process; at most `bound` runs are followed at once. While `untaken` runs or
+        more wait for an engine, a run is admitted only if its tenant has less than its share of them. `engine` is that
+        of this process, if it has one."""
         self._context = context
         self._home = home
         self._bound = bound
@@ -71,8 +73,8 @@ class RunClient:
         """The owners of runs that were begun here and are followed, by run."""
         self._turning: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         """Runs whose next turn is just being begun here."""
-        self._untaken = -inf, 0
-        """The tick at which the runs that nobody has taken were counted, and their number."""
+        self._untaken: tuple[float, Mapping[str, int]] = -inf, {}
+        """The tick at which the runs that nobody has taken were counted, and their number by tenant."""
         self._open = False
 
     def __len__(self) -> int:
@@ -119,7 +121,7 @@ class RunClient:
     # -- a new run
 
     async def _begin(self, order: Order) -> Driven:
-        await self._check_untaken()
+        await self._check_untaken(order.tenant)
         order = await admission.with_budgets(self._context, order)
         catalog, choice = self._context.catalog(), admission.choose(self._context, order)
         conductor, kind = admission.conducted(self._context, order, choice)
@@ -130,7 +132,7 @@ class RunClient:
         line, follower = self._follow(order, state, salt)
         try:
             with self.cancellations.undecided(entry.run, state.turn):
-                if self.engine is not None and self.engine.has_room:
+                if self.engine is not None and self._can_take_now:
                     await self.engine.admit(entry, state, salt, order.task, conductor)
                 else:
                     await self._context.store.append(entry)
@@ -141,16 +143,23 @@ class RunClient:
         follower.is_recorded = True
         return Driven(entry.run, line, follower.state)
 
-    async def _check_untaken(self) -> None:
-        """Raise `OverQuota` while more runs wait for an engine than engines can be expected to take soon."""
-        if self.engine is not None and self.engine.has_room:
+    @property
+    def _can_take_now(self) -> bool:
+        """True if the engine of this process may take a new run at once: it has room, and none waits for it."""
+        return self.engine is not None and self.engine.has_room and not self._context.queue.crowded
+
+    async def _check_untaken(self, tenant: str) -> None:
+        """Raise `OverQuota` while more runs wait for an engine than engines can be expected to take soon. A tenant with
+        less than its share of them is let in all the same."""
+        if self._can_take_now:
             return
         counted, waiting = self._untaken
         if not 0.0 <= self._context.tick() - counted < COUNT_SECONDS:
-            waiting = sum(kind.runs for kind in await self._context.store.lapsed(self._context.now()))
+            waiting = await self._context.store.untaken(self._context.now())
             counted = self._context.tick()
         self._untaken = counted, waiting
-        if waiting >= self._untaken_bound:
+        share = self._untaken_bound // len({*waiting, tenant})
+        if sum(waiting.values()) >= self._untaken_bound and waiting.get(tenant, 0) >= share:
             raise OverQuota(
                 "More runs wait for an engine than can be begun soon. Send the request again.",
                 limit="waiting_runs",

@@ -28,12 +28,11 @@ from app.core.run.state import CALLER, FALLBACK, RunState, StepState, fold, tent
 from app.engine.calls.attempt import given_up
 from app.engine.calls.step_request import NOTHING, bodies_of, task_of
 from app.engine.commit.run_writer import ending, projection
-from app.engine.commit.tickets import due_ticket
+from app.engine.commit.tickets import due_ticket, run_ticket
 from app.engine.context import EngineContext
 from app.engine.delivery.turn_result import outcome
 from app.engine.runs.driver import Driver
 from app.errors import NotFound, PlanRejected, QueueUnavailable, StoreUnavailable
-from app.stepqueue.protocol import WHOLE_RUN, Ticket
 from app.store.protocol import Entry, Lapsed, Ledger, Outbox, Projection, RunRow, Store
 
 RESTORED = "restored"
@@ -273,7 +272,7 @@ async def hand_back(context: EngineContext, home: str, drivers: Mapping[str, Dri
     with suppress(StoreUnavailable, QueueUnavailable):
         given = await context.store.renew_leases(home, epochs, context.now() - GIVEN_UP_SECONDS) if epochs else ()
         states = [drivers[run].state for run in given]
-        await context.queue.enqueue([Ticket(one.run, WHOLE_RUN, one.admitted.tier, "", one.seq) for one in states])
+        await context.queue.enqueue([run_ticket(one) for one in states])
 
 
 def is_begun(state: RunState) -> bool:

@@ -22,6 +22,7 @@ from app.core.run.events import Event, Kind
 from app.core.run.state import RunState, fold, tentative
 from app.engine.calls.step_request import NOTHING
 from app.engine.commit.colocation import StepStarter
+from app.engine.commit.tickets import run_ticket
 from app.engine.commit.waiting_runs import Waiting
 from app.engine.context import EngineContext
 from app.engine.runs import run_span
@@ -261,9 +262,8 @@ class Drivers:
         self._adopted.append(state.run)
         with suppress(QueueUnavailable):
             await self._context.queue.publish(DISPATCHERS, [Adopted(state.run, self._home)])
-            tier, seq = state.admitted.tier, driver.state.seq
-            tickets = [Ticket(state.run, n, tier, self._home, seq, AGAIN, trace=driver.trace) for n in steps]
-            await self._context.queue.enqueue(tickets)
+            known = changed(run_ticket(driver.state), driver=self._home, version=AGAIN, trace=driver.trace)
+            await self._context.queue.enqueue([changed(known, step=n) for n in steps])
 
     def _driver(
         self,

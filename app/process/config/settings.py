@@ -150,7 +150,10 @@ class Settings(BaseModel):
     )
     concurrent_steps: int = Field(default=64, ge=1, le=10_000, description="Steps that one engine executes at once.")
     waiting_runs: int = Field(
-        default=1_024, ge=1, le=1_000_000, description="Runs that may wait for an engine; more get a 429."
+        default=1_024,
+        ge=1,
+        le=1_000_000,
+        description="Runs that may wait for an engine; beyond, tenants that have their share of them get a 429.",
     )
     key_limits: str = Field(
         default="", description="Rate limits of a key that has none of its own: rpm=60, tpm=100000, concurrency=8."

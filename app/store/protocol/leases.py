@@ -47,6 +47,8 @@ class Due:
     """The dispatcher that has the claim, lapsed or not. None if nobody has it."""
     lost: int = 0
     """Number of earlier claims that lapsed without an outcome."""
+    tenant: str = ""
+    """The tenant of the run."""
 
 
 class Held(NamedTuple):
@@ -76,13 +78,18 @@ class LeasesAndOutbox(Protocol):
         """The number of runs that wait to be taken over, by tier and code version."""
         ...
 
+    async def untaken(self, now: float) -> Mapping[str, int]:
+        """The number of runs that wait for an engine, by tenant."""
+        ...
+
     async def take_over(
         self, driver: str, now: float, until: float, limit: int, kinds: Sequence[tuple[str, str]]
     ) -> tuple[RunRow, ...]:
         """Take over runs whose lease lapsed, and their tickets: the epoch is one higher, the driver is this one.
 
-        Only runs whose (tier, code) is among `kinds` are taken, and those past their deadline. Returns the rows after
-        the change.
+        Only runs whose (tier, code) is among `kinds` are taken, and those past their deadline. The tenant with the
+        fewest runs that are driven comes first, each time that one is taken, and its oldest run. Returns the rows
+        after the change.
         """
         ...
 

@@ -10,6 +10,7 @@ from sqlalchemy import (
     ColumnElement,
     Connection,
     Select,
+    and_,
     bindparam,
     case,
     exists,
@@ -155,10 +156,33 @@ def lapsed(conn: Connection, now: float) -> tuple[Lapsed, ...]:
     return tuple([Lapsed(*row) for row in rows])
 
 
+def untaken(conn: Connection, now: float) -> dict[str, int]:
+    """The number of lapsed runs of each tenant."""
+    query = select(RUNS.c.tenant, func.count()).where(*_lapsed(now)).group_by(RUNS.c.tenant)
+    return {tenant: count for tenant, count in conn.execute(query)}
+
+
 def waiting(conn: Connection, most: int) -> int:
     """The number of runs that wait for tool results, counted up to `most`."""
     open_ones = select(RUNS.c.id).where(RUNS.c.ended_at.is_(None), RUNS.c.state == "awaiting_tool").limit(most)
     return conn.execute(select(func.count()).select_from(open_ones.subquery())).scalar_one()
+
+
+def _turns(now: float, ours: ColumnElement[bool]) -> Select[Any]:
+    """Lapsed runs with their turns: a tenant's oldest has as its turn the number of runs of the tenant that are driven,
+    and each later one the next number. So whoever has fewest under way is next, however many wait. Among equal turns
+    the time decides who is first: the oldest run would always be that of the longest queue."""
+    driven = and_(RUNS.c.lease_until > now, RUNS.c.state != "awaiting_tool", RUNS.c.driver != "")
+    under_way = func.sum(case((driven, 1), else_=0)).over(partition_by=RUNS.c.tenant)
+    can_go = and_(*_lapsed(now), ours)
+    age = (RUNS.c.lease_until, RUNS.c.id)
+    number = func.row_number().over(partition_by=(RUNS.c.tenant, can_go), order_by=age)
+    columns = (RUNS.c.id, RUNS.c.lease_until, can_go.label("can_go"), (under_way + number).label("turn"))
+    every = select(*columns).where(RUNS.c.ended_at.is_(None)).subquery()
+    equal = func.count().over(partition_by=every.c.turn)
+    oldest = func.row_number().over(partition_by=every.c.turn, order_by=(every.c.lease_until, every.c.id))
+    place = (oldest + int(now * 1000)) % equal
+    return select(every.c.id, every.c.turn, place.label("place")).where(every.c.can_go)
 
 
 def take_over(
@@ -166,8 +190,10 @@ def take_over(
 ) -> tuple[RunRow, ...]:
     """Take over lapsed runs, and have their tickets report to the new driver. Rows that others lock are skipped."""
     ours = or_(RUNS.c.deadline <= now, tuple_(RUNS.c.tier, RUNS.c.code).in_(kinds))
-    query = select(RUNS.c.id).where(*_lapsed(now), ours).order_by(RUNS.c.lease_until).limit(limit)
-    names = conn.execute(query.with_for_update(skip_locked=True)).scalars().all()
+    turns = _turns(now, ours).subquery()
+    query = select(RUNS.c.id).join(turns, turns.c.id == RUNS.c.id).where(*_lapsed(now))
+    query = query.order_by(turns.c.turn, turns.c.place).limit(limit)
+    names = conn.execute(query.with_for_update(of=RUNS, skip_locked=True)).scalars().all()
     if not names:
         return ()
     former = select(RUNS.c.driver).where(RUNS.c.id == TICKETS.c.run).scalar_subquery()
@@ -235,7 +261,7 @@ def write_pulse(conn: Connection) -> None:
 def _tickets() -> Select[Any]:
     ticket = TICKETS.c
     columns = (ticket.run, ticket.step, ticket.tier, ticket.driver, ticket.version, ticket.claim, ticket.until)
-    return select(*columns, RUNS.c.seq, ticket.holder, ticket.lost).join(RUNS, RUNS.c.id == ticket.run)
+    return select(*columns, RUNS.c.seq, ticket.holder, ticket.lost, RUNS.c.tenant).join(RUNS, RUNS.c.id == ticket.run)
 
 
 def _filters(query: RunQuery) -> list[ColumnElement[bool]]:
