@@ -1,0 +1,91 @@
+"""A pool file's policy as a table: who may be shown which requests, and which rules are without effect. Pure.
+
+`baton policy check` and the admin API show it.
+"""
+
+from collections.abc import Mapping
+from itertools import chain
+from typing import Any
+
+from app.core.pool.catalog import Catalog, Worker
+from app.core.pool.policy import exclusion
+from app.core.pool.policy_change import Widening, labels_of, recipients
+from app.core.pool.rules import CALLER, SOURCES, Reading, Rule
+from app.core.records import record
+
+
+@record(frozen=True, slots=True)
+class Shown:
+    """The recipients that may be shown a tier's requests with exactly these labels, and why the others may not."""
+
+    tier: str
+    labels: tuple[str, ...]
+    shown: tuple[str, ...]
+    excluded: Mapping[str, str]
+
+
+def rows(catalog: Catalog) -> list[Shown]:
+    """Return a row for each tier and each set of labels that matters: none, each alone, and those of each rule."""
+    alone = [(label,) for label in labels_of(catalog)]
+    of_rules = [tuple(sorted(rule.labels)) for rule in catalog.rules]
+    sets = dict.fromkeys(chain([()], alone, of_rules))
+    return [_shown(catalog, name, labels) for name in catalog.tiers for labels in sets]
+
+
+def _shown(catalog: Catalog, tier: str, labels: tuple[str, ...]) -> Shown:
+    shown, excluded = [], {}
+    for recipient, worker in recipients(catalog, catalog.tiers[tier]).items():
+        name = worker.name if recipient.role == "worker" else f"{worker.name} ({recipient.role})"
+        named = frozenset(labels)
+        reason = exclusion(worker, Reading(named - SOURCES, named & SOURCES | {CALLER}))
+        if reason:
+            excluded[name] = reason
+        else:
+            shown.append(name)
+    return Shown(tier, labels, tuple(shown), excluded)
+
+
+def lowering(catalog: Catalog) -> list[Worker]:
+    """Return the workers that declassify: what they write loses labels."""
+    return [worker for worker in catalog.workers.values() if worker.declassifies]
+
+
+def without_effect(catalog: Catalog) -> list[str]:
+    """Return, in words, the rules that exclude nobody who is cleared for their labels."""
+    effective: set[str] = set()
+    for worker in catalog.workers.values():
+        effective |= {bar.rule for bar in worker.bars if bar.labels <= worker.card.cleared | SOURCES}
+    return [_words(rule) for rule in catalog.rules if rule.name not in effective]
+
+
+def _words(rule: Rule) -> str:
+    labels = ", ".join(sorted(rule.labels)) or "any request"
+    return f"the rule {rule.name} excludes nobody who is cleared for {labels}"
+
+
+def table(catalog: Catalog) -> dict[str, Any]:
+    """Return the whole table as a JSON value."""
+    shown = [
+        {"tier": row.tier, "labels": row.labels, "recipients": row.shown, "excluded": dict(row.excluded)}
+        for row in rows(catalog)
+    ]
+    return {
+        "rules": [rule.name for rule in catalog.rules],
+        "shown": shown,
+        "declassifies": {worker.name: sorted(worker.declassifies) for worker in lowering(catalog)},
+        "without_effect": without_effect(catalog),
+    }
+
+
+def witness(one: Widening) -> dict[str, Any]:
+    """Return the witness of a widening as a JSON value."""
+    recipient = one.recipient
+    return {
+        "tier": one.tier,
+        "labels": one.labels,
+        "role": recipient.role,
+        "worker": recipient.worker,
+        "provider": recipient.provider,
+        "through": one.through,
+        "before": one.reason,
+    }

@@ -1,0 +1,58 @@
+"""Past runs under another pool file: which of their calls it would have refused. Pure.
+
+`baton policy try` and the admin API use it.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from app.core.pool.catalog import Catalog
+from app.core.pool.policy import exclusion
+from app.core.records import record
+from app.core.run.events import CallIntended, Event
+from app.core.run.kinds import Kind
+from app.core.run.labels import Flow, conversation
+from app.core.run.state import RunState, advance, begin
+
+
+@record(frozen=True, slots=True)
+class Refused:
+    """A run with calls that the pool file would not have allowed, and the first reason for each worker."""
+
+    run: str
+    tier: str
+    labels: tuple[str, ...]
+    reasons: Mapping[str, str]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it as a JSON value."""
+        return {"run": self.run, "tier": self.tier, "labels": self.labels, "refused": dict(self.reasons)}
+
+
+def refused(events: Sequence[Event], catalog: Catalog) -> Refused | None:
+    """Return the calls of a run that the catalog would have refused; None if there are none."""
+    if not events or events[0].kind is not Kind.ADMITTED:
+        return None
+    state, reasons = begin(events[0]), dict[str, str]()
+    for event in events[1:]:
+        if isinstance(event.fact, CallIntended):
+            reason = _reason(catalog, state, event.fact)
+            if reason:
+                reasons.setdefault(event.fact.worker, reason)
+        state = advance(state, event)
+    labels = tuple(sorted(state.admitted.labels))
+    return Refused(state.run, state.admitted.tier, labels, reasons) if reasons else None
+
+
+def _reason(catalog: Catalog, state: RunState, call: CallIntended) -> str:
+    """Return the reason why the pool file would not have allowed a call, from the labels of what was read in it."""
+    known = catalog.workers.get(call.worker)
+    if known is None:
+        return "is not in the pool file"
+    found = Flow(state, catalog, lowered_now=True)
+    if call.n is not None:
+        return exclusion(known, found.readings[call.n])
+    open_proposal = state.unmade
+    if open_proposal is None:
+        return exclusion(known, conversation(state))
+    return exclusion(known, found.planner(open_proposal.round, open_proposal.parent))
