@@ -26,6 +26,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from app.errors import BatonError
 from app.gateway.admin import budgets as admin_budgets
 from app.gateway.admin import keys as admin_keys
+from app.gateway.admin import policy as admin_policy
 from app.gateway.admin import pool as admin_pool
 from app.gateway.admin import requests
 from app.gateway.admin import tenants as admin_tenants
@@ -97,6 +98,7 @@ def create_admin(context: AdminContext) -> FastAPI:
         admin_tenants.routes(context, keys),
         admin_budgets.routes(context, keys),
         admin_pool.routes(context, keys),
+        admin_policy.routes(context, keys),
         health.routes(context.gateway),
         title="Baton administration",
         schemas=requests.SCHEMAS,

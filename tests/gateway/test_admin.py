@@ -3,14 +3,20 @@
 import json
 import re
 from collections.abc import AsyncIterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from app.core.pool.catalog import Limits
 from app.core.pool.conductor_versions import Change
+from app.core.run.events import fact_from_json
+from app.core.run.kinds import Kind
 from app.gateway.http.auth import KEY_FORMAT
+from app.store.protocol import Entry, Projection
+from tests.conformance.entries import new_run
 from tests.harness.administration import AdminStandIn, administration
 from tests.harness.stand_ins import CATALOG
 
@@ -24,6 +30,22 @@ clearance = ["secret"]
 [tiers.baton-mini]
 pool = ["alpha"]
 """
+
+ADMITTED = {
+    "deadline": 2e9,
+    "conductor": "fixed",
+    "streams": False,
+    "labels": [],
+    "excluded": {},
+    "effort": "medium",
+    "model": "baton-mini",
+    "catalog": "0" * 64,
+    "rehearsal": True,
+    "ignored": [],
+    "preview": False,
+    "wire": {},
+}
+"""The other fields of an admission."""
 
 
 @pytest.fixture
@@ -74,7 +96,7 @@ async def test_a_key_is_made_rotated_and_revoked_and_the_log_says_by_whom(admin:
         ("key.rotated", "boss", "key"),
         ("key.added", "boss", "key"),
     ]
-    assert not [secret for secret in (first, rotated["key"]) if secret.split("_")[2] in str(logged)]
+    assert not [secret for secret in (first, rotated["key"]) if secret.split("_", 2)[2] in str(logged)]
 
 
 async def test_a_key_that_is_asked_for_again_is_made_once(admin: AdminStandIn) -> None:
@@ -208,8 +230,31 @@ async def test_the_pool_and_its_rules_are_shown_and_a_file_is_compared(admin: Ad
         assert (policy["catalog"], policy["rules"]) == (CATALOG.digest, [])
         found = await asked(client, "POST", "/policy/diff", json={"pool": POOL})
         assert found["widens"]
-        assert [one["recipient"]["worker"] for one in found["witnesses"]] == ["alpha"]
+        assert {one["worker"] for one in found["witnesses"]} == {"alpha"}
+        table = await asked(client, "POST", "/policy/check", json={"pool": POOL})
+        (secret,) = [row for row in table["shown"] if row["labels"] == ["secret"]]
+        assert (secret["tier"], secret["recipients"]) == ("baton-mini", ["alpha"])
         assert await refused(client, "POST", "/policy/diff", json={"pool": "["}) == (400, "invalid_pool")
+
+
+async def test_a_pool_file_is_tried_on_past_runs_of_the_tenant(admin: AdminStandIn) -> None:
+    """The file knows one of the two workers that were called."""
+    admitted = {"task": "t", "tier": "baton-mini", "limits": asdict(Limits()), "pool": ["alpha", "gone"]}
+    for run, tenant in (("run_a", "acme"), ("run_b", "other")):
+        call = {"n": None, "attempt": 1, "provider": "p", "model": "m", "access": [], "request": "00", "bytes": 1}
+        call |= {"max_tokens": 9, "usd_held": 1, "tokens_held": 1}
+        facts = [
+            fact_from_json(Kind.ADMITTED, admitted | ADMITTED),
+            *(fact_from_json(Kind.CALL_INTENDED, call | {"call": name, "worker": name}) for name in ("alpha", "gone")),
+        ]
+        new = new_run(tenant=tenant)
+        await admin.store.append(Entry(run, admin.gateway.now(), tuple(facts), new=new, row=Projection()))
+    async with admin.client(await admin.add_key("devel", "developer")) as client:
+        found = await asked(client, "POST", "/policy/try", json={"pool": POOL})
+    assert (found["runs"], found["all"]) == (1, True)
+    assert found["refused"] == [
+        {"run": "run_a", "tier": "baton-mini", "labels": [], "refused": {"gone": "is not in the pool file"}}
+    ]
 
 
 async def test_a_version_is_promoted_and_rolled_back_by_its_author(admin: AdminStandIn) -> None:

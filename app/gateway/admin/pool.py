@@ -1,6 +1,5 @@
-"""`/admin/v1/workers`, `/policy` and `/conductors`: the pool in force, who may see what, and which versions conduct."""
+"""`/admin/v1/workers` and `/conductors`: the pool in force, and which versions conduct."""
 
-import asyncio
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Annotated, Any
@@ -9,13 +8,11 @@ from fastapi import APIRouter, Path
 
 from app.core.pool.catalog import Catalog, Worker
 from app.core.pool.conductor_versions import ChangeKind, Standing, standings
-from app.core.pool.policy_change import labels_of, widenings
-from app.core.pool.rules import Rule
 from app.engine.conductors import changes
-from app.errors import ConfigInvalid, Conflict, InvalidRequest, NotFound, Overloaded
+from app.errors import ConfigInvalid, Conflict, NotFound
 from app.gateway.admin import replies
 from app.gateway.admin.context import AdminContext
-from app.gateway.admin.requests import CanaryRequest, NoFields, PoolRequest, VersionRequest, read
+from app.gateway.admin.requests import CanaryRequest, NoFields, VersionRequest, read
 from app.gateway.admin.responses import as_json, page
 from app.gateway.http.auth import Caller, Keys
 from app.gateway.http.ingress import json_body
@@ -34,11 +31,9 @@ BODIES: Mapping[ChangeKind, type[WireModel]] = {"canary": CanaryRequest, "promot
 
 
 def routes(context: AdminContext, keys: Keys) -> APIRouter:
-    """The routes of workers, policy and conductors."""
+    """The routes of workers and conductors."""
     router = APIRouter(prefix="/admin/v1", tags=["pool"])
     _workers(router, context, keys)
-    _policy(router, context, keys)
-    _difference(router, context, keys)
     _conductors(router, context, keys)
     for verb, kind, words in CHANGES:
         _conductor_change(router, context, keys, verb, kind, words)
@@ -69,75 +64,9 @@ def _worker(context: AdminContext, catalog: Catalog, worker: Worker) -> dict[str
         "region": worker.card.region,
         "retention": worker.card.retention,
         "clearance": sorted(worker.card.clearance),
-        "rules": sorted(_rules_of(worker)),
+        "rules": sorted({bar.rule for bar in worker.bars}),
         "state": context.state(worker) if context.state is not None else None,
     }
-
-
-def _policy(router: APIRouter, context: AdminContext, keys: Keys) -> None:
-    @router.get(
-        "/policy",
-        operation_id="get_policy",
-        summary="Show the rules in force.",
-        response_model=replies.Policy,
-        responses=operations.replies(*operations.READING),
-    )
-    async def get_policy(caller: Annotated[Caller, keys.needs("policy:read")]) -> Any:
-        """Each rule of the pool file with the workers that it excludes."""
-        catalog = context.gateway.catalog()
-        rules = [_rule(catalog, rule) for rule in catalog.rules]
-        labels = list(labels_of(catalog))
-        return as_json({"object": "policy", "catalog": catalog.digest, "labels": labels, "rules": rules})
-
-
-def _rule(catalog: Catalog, rule: Rule) -> dict[str, Any]:
-    excluded = [one.name for one in catalog.workers.values() if rule.name in _rules_of(one)]
-    return {"name": rule.name, "labels": sorted(rule.labels), "excludes": excluded}
-
-
-def _rules_of(worker: Worker) -> frozenset[str]:
-    return frozenset(bar.rule for bar in worker.bars)
-
-
-def _difference(router: APIRouter, context: AdminContext, keys: Keys) -> None:
-    busy = asyncio.Lock()
-
-    @router.post(
-        "/policy/diff",
-        operation_id="compare_policy",
-        summary="Compare a pool file with the one in force.",
-        response_model=replies.PolicyDifference,
-        responses=operations.replies(*operations.WRITING),
-        openapi_extra=operations.body("PoolRequest"),
-    )
-    async def compare_policy(
-        caller: Annotated[Caller, keys.needs("policy:read")],
-        given: Annotated[dict[str, object], json_body(context.gateway.bounds)],
-    ) -> Any:
-        """Proves that the file shows nothing to anybody who does not see it now, or gives a witness for each tier and
-        recipient. It is only compared, never taken into force."""
-        new = _read_pool(context, read(PoolRequest, given).pool)
-        if busy.locked():
-            raise Overloaded("Another pool file is being compared; try again shortly.", retry_after=1.0)
-        async with busy:
-            old = context.gateway.catalog()
-            try:
-                found = await asyncio.to_thread(lambda: list(widenings(old, new)))
-            except ConfigInvalid as error:
-                raise _unfit(error) from None
-        witnesses = [asdict(one) for one in found]
-        return as_json({"object": "policy.difference", "widens": bool(found), "witnesses": witnesses})
-
-
-def _read_pool(context: AdminContext, text: str) -> Catalog:
-    try:
-        return context.read_pool(text)
-    except ConfigInvalid as error:
-        raise _unfit(error) from None
-
-
-def _unfit(error: ConfigInvalid) -> InvalidRequest:
-    return InvalidRequest(f"The pool file is not valid: {'; '.join(error.faults)}", param="pool", code="invalid_pool")
 
 
 def _conductors(router: APIRouter, context: AdminContext, keys: Keys) -> None:

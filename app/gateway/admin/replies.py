@@ -199,6 +199,30 @@ class Policy(Reply):
     rules: list[PolicyRule]
 
 
+class PolicyTable(Reply):
+    """The policy of a pool file: for each tier and set of labels who may be shown such requests."""
+
+    object: Literal["policy.table"]
+    rules: list[str]
+    shown: list[dict[str, Any]]
+    declassifies: dict[str, list[str]]
+    """The labels that each declassifying worker takes away."""
+    without_effect: list[str]
+    """The rules that exclude nobody, in words."""
+
+
+class PolicyTrial(Reply):
+    """A pool file applied to past runs."""
+
+    object: Literal["policy.trial"]
+    runs: int
+    """The number of runs that were looked at."""
+    all: bool
+    """False if there are more runs in that time."""
+    refused: list[dict[str, Any]]
+    """Runs with calls that the file would have refused, with the reason for each worker."""
+
+
 class PolicyDifference(Reply):
     """A comparison of a pool file with the one in force: a witness for each tier and recipient that it widens."""
 

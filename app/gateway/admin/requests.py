@@ -187,6 +187,7 @@ BODIES: Final = (
     TenantRequest,
     BudgetRequest,
     PoolRequest,
+    TrialRequest,
     VersionRequest,
     CanaryRequest,
 )

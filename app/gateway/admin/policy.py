@@ -1,0 +1,167 @@
+"""`/admin/v1/policy`: the rules in force, and what another pool file would change: who is shown what, and past runs.
+
+A posted file is only read and compared, never taken into force. One file is looked at after the other: the space of
+labels may be large.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Annotated, Any, TypeVar
+
+from fastapi import APIRouter
+
+from app.core.pool import policy_table
+from app.core.pool.catalog import Catalog, Worker
+from app.core.pool.policy_change import labels_of, widenings
+from app.core.pool.rules import Rule
+from app.core.run.policy_trial import Refused, refused
+from app.errors import ConfigInvalid, InvalidRequest, NotFound, Overloaded
+from app.gateway.admin import replies
+from app.gateway.admin.context import AdminContext
+from app.gateway.admin.requests import PoolRequest, TrialRequest, read
+from app.gateway.admin.responses import as_json
+from app.gateway.http.auth import Caller, Keys
+from app.gateway.http.ingress import json_body
+from app.gateway.openapi import operations
+from app.store.protocol import RunQuery, TenantStore
+
+MOST_RUNS = 1_000
+"""The most past runs to which a file is applied, the newest."""
+PAGE = 100
+T = TypeVar("T")
+
+
+def routes(context: AdminContext, keys: Keys) -> APIRouter:
+    """The routes of the policy."""
+    router = APIRouter(prefix="/admin/v1/policy", tags=["policy"])
+    turn = Turn()
+    _in_force(router, context, keys)
+    _check(router, context, keys, turn)
+    _difference(router, context, keys, turn)
+    _trial(router, context, keys, turn)
+    return router
+
+
+class Turn:
+    """Work on pool files, one after the other, and off the event loop."""
+
+    def __init__(self) -> None:
+        self._lock = asyncio.Lock()
+
+    async def do(self, work: Callable[[], T]) -> T:
+        """Do it on a thread. Raises `Overloaded` while other work goes on, and `InvalidRequest` for a faulty file."""
+        if self._lock.locked():
+            raise Overloaded("Another pool file is being looked at; try again shortly.", retry_after=1.0)
+        async with self._lock:
+            try:
+                return await asyncio.to_thread(work)
+            except ConfigInvalid as error:
+                words = f"The pool file is not valid: {'; '.join(error.faults)}"
+                raise InvalidRequest(words, param="pool", code="invalid_pool") from None
+
+
+def _in_force(router: APIRouter, context: AdminContext, keys: Keys) -> None:
+    @router.get(
+        "",
+        operation_id="get_policy",
+        summary="Show the rules in force.",
+        response_model=replies.Policy,
+        responses=operations.replies(*operations.READING),
+    )
+    async def get_policy(caller: Annotated[Caller, keys.needs("policy:read")]) -> Any:
+        """Each rule of the pool file with the workers that it excludes."""
+        catalog = context.gateway.catalog()
+        rules = [_rule(catalog, rule) for rule in catalog.rules]
+        labels = list(labels_of(catalog))
+        return as_json({"object": "policy", "catalog": catalog.digest, "labels": labels, "rules": rules})
+
+
+def _rule(catalog: Catalog, rule: Rule) -> dict[str, Any]:
+    excluded = [one.name for one in catalog.workers.values() if rule.name in _rules_of(one)]
+    return {"name": rule.name, "labels": sorted(rule.labels), "excludes": excluded}
+
+
+def _rules_of(worker: Worker) -> frozenset[str]:
+    return frozenset(bar.rule for bar in worker.bars)
+
+
+def _check(router: APIRouter, context: AdminContext, keys: Keys, turn: Turn) -> None:
+    @router.post(
+        "/check",
+        operation_id="check_policy",
+        summary="Show who may see what under a pool file.",
+        response_model=replies.PolicyTable,
+        responses=operations.replies(*operations.WRITING),
+        openapi_extra=operations.body("PoolRequest"),
+    )
+    async def check_policy(
+        caller: Annotated[Caller, keys.needs("policy:read")],
+        given: Annotated[dict[str, object], json_body(context.gateway.bounds)],
+    ) -> Any:
+        """For each tier and each set of labels that matters the recipients, as `baton policy check` prints them."""
+        text = read(PoolRequest, given).pool
+        return as_json({"object": "policy.table"} | await turn.do(lambda: policy_table.table(context.read_pool(text))))
+
+
+def _difference(router: APIRouter, context: AdminContext, keys: Keys, turn: Turn) -> None:
+    @router.post(
+        "/diff",
+        operation_id="compare_policy",
+        summary="Compare a pool file with the one in force.",
+        response_model=replies.PolicyDifference,
+        responses=operations.replies(*operations.WRITING),
+        openapi_extra=operations.body("PoolRequest"),
+    )
+    async def compare_policy(
+        caller: Annotated[Caller, keys.needs("policy:read")],
+        given: Annotated[dict[str, object], json_body(context.gateway.bounds)],
+    ) -> Any:
+        """Proves that the file shows nothing to anybody who does not see it now, or gives a witness for each tier and
+        recipient, as `baton policy diff` does."""
+        text, old = read(PoolRequest, given).pool, context.gateway.catalog()
+        found = await turn.do(lambda: list(widenings(old, context.read_pool(text))))
+        witnesses = [policy_table.witness(one) for one in found]
+        return as_json({"object": "policy.difference", "widens": bool(found), "witnesses": witnesses})
+
+
+def _trial(router: APIRouter, context: AdminContext, keys: Keys, turn: Turn) -> None:
+    @router.post(
+        "/try",
+        operation_id="try_policy",
+        summary="Apply a pool file to past runs.",
+        response_model=replies.PolicyTrial,
+        responses=operations.replies(*operations.WRITING),
+        openapi_extra=operations.body("TrialRequest"),
+    )
+    async def try_policy(
+        caller: Annotated[Caller, keys.needs("policy:read", "runs:read")],
+        given: Annotated[dict[str, object], json_body(context.gateway.bounds)],
+    ) -> Any:
+        """The newest runs of the caller's tenant, at most a thousand, with calls that the file would have refused."""
+        asked = read(TrialRequest, given)
+        new = await turn.do(lambda: context.read_pool(asked.pool))
+        store = context.gateway.store.of_tenant(caller.tenant)
+        query = RunQuery(tenant=caller.tenant, since=context.gateway.now() - asked.since_seconds, limit=PAGE)
+        runs, found = await _tried(store, new, query)
+        listed = [one.as_json() for one in found]
+        return as_json({"object": "policy.trial", "runs": runs, "all": runs < MOST_RUNS, "refused": listed})
+
+
+async def _tried(store: TenantStore, catalog: Catalog, query: RunQuery) -> tuple[int, list[Refused]]:
+    """The number of runs that were looked at, the newest first, and those that would have been refused."""
+    looked_at, found = 0, list[Refused]()
+    while looked_at < MOST_RUNS:
+        rows = await store.runs(query)
+        for row in rows:
+            try:
+                one = refused((await store.journal(row.id)).events, catalog)
+            except NotFound:  # pruned meanwhile
+                continue
+            if one is not None:
+                found.append(one)
+        looked_at += len(rows)
+        if len(rows) < PAGE:
+            break
+        query = replace(query, before=(rows[-1].created_at, rows[-1].id))
+    return looked_at, found
