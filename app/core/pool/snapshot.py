@@ -8,6 +8,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass, replace
+from functools import cache
 from types import UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
@@ -45,15 +46,25 @@ def _plain(value: Any) -> Any:
     return [_plain(entry) for entry in value] if isinstance(value, tuple) else value
 
 
+def _record(kind: Any, value: Mapping[str, Any]) -> Any:
+    hints = _hints(kind)
+    known = [field.name for field in fields(kind) if field.name in value]
+    return kind(**{name: _made(hints[name], value[name]) for name in known})
+
+
+@cache
+def _hints(kind: type[Any]) -> Mapping[str, Any]:
+    """The types of a record's fields, by name: to evaluate them took half of the time of restoring a catalog."""
+    return get_type_hints(kind)
+
+
 def _made(kind: Any, value: Any) -> Any:
     """A value of the type that a field is declared with."""
     origin, arguments = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType):
         return None if value is None else _made(next(one for one in arguments if one is not type(None)), value)
     if is_dataclass(kind):
-        hints = get_type_hints(kind)
-        known = [field.name for field in fields(kind) if field.name in value]
-        return kind(**{name: _made(hints[name], value[name]) for name in known})  # type: ignore[operator]
+        return _record(kind, value)
     if origin is Mapping:
         return {name: _made(arguments[1], entry) for name, entry in value.items()}
     if origin is tuple:
