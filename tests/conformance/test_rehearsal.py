@@ -432,7 +432,7 @@ async def judged(question: str, answer: str, steps: int = 5) -> list[Step]:
 
 
 async def test_the_conductor_takes_a_right_answer_and_has_most_wrong_ones_mended() -> None:
-    questions = [pair for _, make in SPECIALISTS for pair in hard_questions(make, 12)]
+    questions = [pair for _, make in SPECIALISTS for pair in hard_questions(make, 6)]
     mended = 0
     for question, answer in questions:
         assert await judged(question, answer) == []
@@ -447,7 +447,7 @@ async def test_the_conductor_takes_a_right_answer_and_has_most_wrong_ones_mended
 
 
 async def test_orchestration_is_worth_it() -> None:
-    questions = [pair for _, make in SPECIALISTS for pair in hard_questions(make, 30)]
+    questions = [pair for _, make in SPECIALISTS for pair in hard_questions(make, 12)]
     alone = await score("sage", questions)
     right = 0
     for question, answer in questions:

@@ -40,12 +40,17 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 READ_BY_COMMANDS: Final = re.compile(r"BATON_\w+|STUB_KEY")
 """Variables that only `app.cli` reads, when it runs. Any other variable may matter to the interpreter or an import."""
 PRELOADED: Final = (
+    "alembic.command",
     "app.cli.process",
     "app.cli.commands",
+    "app.cli.runs",
+    "app.stepqueue.redis",
     "pydantic.v1",
     "rich.status",
     "sqlalchemy.dialects.postgresql.asyncpg",
+    "uvicorn.lifespan.off",
 )
+"""Modules that most processes import, if only once they have started."""
 LONGEST_POLL_SECONDS: Final = 0.02
 
 
