@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx
 
+from app.core.records import changed
 from app.gateway.app import create_app
 from app.gateway.http.auth import mint
 from app.process.wiring import Runtime
@@ -90,3 +91,19 @@ async def test_open_runs_of_a_gateway_that_is_gone_hold_their_places_until_the_j
 
         await until(ended)
         assert (await ask(clients[0])).status_code == 200
+
+
+async def test_a_key_that_was_revoked_at_one_gateway_ends_at_the_other_within_five_seconds(
+    tmp_path: Path, stub: ProviderStub
+) -> None:
+    async with gateways(tmp_path, stub, rpm=9) as ((one, two), clients):
+        ticks = two.gateway.tick()
+        headers = dict(clients[1].headers)
+        late = changed(two.gateway, tick=lambda: ticks)
+        transport = httpx.ASGITransport(create_app(late), raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://b", headers=headers) as client:
+            assert (await client.get("/v1/models")).status_code == 200
+            (row,) = [row for row in await one.gateway.store.keys() if row.name == "limited"]
+            assert await one.gateway.store.revoke_key(row.id, one.gateway.now())
+            ticks += 5.0
+            assert (await client.get("/v1/models")).status_code == 401
