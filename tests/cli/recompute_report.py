@@ -61,7 +61,7 @@ for run in runs:
                 spared["spared_output_tokens"] += giver["usage"]["output"] - giver["usage"]["reasoning"]
         if "user" not in one["access"] and steps[one["n"]].get("parent") is None:
             spared["calls_not_measured" if heard is None else "spared_conversation_tokens"] += heard or 1
-    bills = Counter({name: 0 for name in start["pool"] if over})
+    bills = Counter({name: 0 for name in start["pool"] if over and pools[start["catalog"]][name]["priced"]})
     for name, use in ((name, end["usage"]) for name in bills for _, end in over):
         price, fresh = pools[start["catalog"]][name]["price"], {"input": use["input"] - use["cached"]}
         bills[name] -= sum((use | fresh)[part] * price[part] for part in ("input", "cached", "output")) // -(10**6)

@@ -115,12 +115,14 @@ class _Prices:
 
 
 def _prices(snapshot: bytes | None) -> dict[str, Price] | None:
-    """The prices in a snapshot; None if there is none, or if this version cannot read it."""
+    """The known prices in a snapshot; None if there is no snapshot, or if this version cannot read it."""
     try:
         workers = restored(snapshot).workers if snapshot is not None else None
     except (ValueError, TypeError, KeyError):
         return None
-    return {name: worker.price for name, worker in workers.items()} if workers is not None else None
+    if workers is None:
+        return None
+    return {name: worker.price for name, worker in workers.items() if worker.priced}
 
 
 def too_many_groups(error: TooManyGroups) -> str:
