@@ -51,11 +51,17 @@ async def test_sqlite_reads_no_other_run(tmp_path: Path) -> None:
                 sent.clear()
                 await store.runs(query)
                 plans.append(await store._read(lambda conn: explained(sent[:1], conn)))
+            await store.append(admitted("run"))
+            for work in (store.journaled_runs(RunQuery()), store.erase_contents(["run"])):
+                sent.clear()
+                await work
+                of_tags = [one for one in sent if "tags" in one[0]]
+                plans.append(await store._read(lambda conn: explained(of_tags, conn)))  # noqa: B023
     finally:
         event.remove(Engine, "before_cursor_execute", noted)
     assert found.count("SEARCH runs USING PRIMARY KEY") == len(QUERIES), found
-    for plan, index in zip(plans, BY_COST.values(), strict=True):
-        assert f"USING INDEX {index}'" in plan or f"USING INDEX {index} (" in plan, plan
+    for plan, index in zip(plans, (*BY_COST.values(), "tags_of_callers", "tags_of_callers"), strict=True):
+        assert f"INDEX {index}'" in plan or f"INDEX {index} (" in plan, plan
         assert "TEMP B-TREE" not in plan, "the rows are sorted"
 
 
@@ -86,6 +92,10 @@ async def test_postgres_reads_no_other_run(migrated_postgres_url: str) -> None:
         async with open_store(migrated_postgres_url) as store:
             assert [[row.id for row in await store.runs(query)] for query in QUERIES] == [["run-7"]] * len(QUERIES)
             dearest = [[row.spent.usd for row in await store.runs(query)] for query in BY_COST]
+            for reader in (store, store.of_tenant("tenant")):
+                page = await reader.journaled_runs(RunQuery(ascending=True, since=0.5, limit=3, sort="cost"))
+                assert [run.users for run in page] == [("r-1",), ("r-2",), ("r-3",)]
+            assert await store.erase_contents(["run-7"]) == 1
             assert dearest == [[5_000, 4_999, 4_998], [43, 44, 45], [4_990, 4_989, 4_988], [4_989, 4_988, 4_987]]
         after = await _read(conn)
     finally:
