@@ -12,7 +12,8 @@ from app.core.plan.workflow import Access
 from app.core.pool.breaker import Breaker
 from app.core.records import changed
 from app.core.run.commands import Propose
-from app.core.run.state import Call, Exchange, Proposal, RunState, StepState, Turn
+from app.core.run.exchange import Exchange
+from app.core.run.state import Call, Proposal, RunState, StepState, Turn
 from app.stepqueue.protocol import Ticket
 from app.store.protocol import Entry, Outbox
 

@@ -67,6 +67,8 @@ class Database:
         cursor = self.conn.connection.cursor()
         for table in (*METADATA.tables, "witness", "buried"):  # the last two, because deleting is witnessed too
             cursor.execute(f"DELETE FROM {table}")
+        # The form that a migration writes: since when changes of keys and budgets are logged.
+        cursor.execute("INSERT INTO forms (name, since) VALUES ('admin_events', 0)")
 
     def rows(self, query: str, *values: object) -> list[tuple[Any, ...]]:
         """What the oracle reads, past all product code."""

@@ -34,6 +34,7 @@ from app.core.run.events import (
     StepSkipped,
     StepToolResults,
 )
+from app.core.run.exchange import Exchange
 from app.core.run.kinds import AFTER_THE_END, ENDED, RUN_ARROWS, STEP_ARROWS, TERMINAL, Kind, Mode, OnDisconnect
 from app.core.run.trace import NO_TRACE, Trace
 
@@ -75,25 +76,6 @@ class Call:
     def failed(self) -> bool:
         """True if it has ended without an answer: what was streamed of it is no part of any answer."""
         return self.outcome not in (None, "ok")
-
-
-@record(frozen=True, slots=True)
-class Exchange:
-    """One use of the caller's tools by a step: the worker's message with its calls, and the results."""
-
-    call: str
-    worker: str
-    said: str
-    """Ref of the message, with the ids that the worker knows its calls by."""
-    ids: tuple[str, ...]
-    """The ids that the caller knows them by, in the same order."""
-    turn: int
-    """The turn that ended with them."""
-    chars: int = 0
-    """Of the text beside the calls."""
-    results: str = ""
-    labels: frozenset[str] = frozenset()
-    """Ref of what came back, empty while it is awaited, and the labels that the caller put on it."""
 
 
 @record(frozen=True, slots=True)
