@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 
-from app.audit.account import SETTLING, Account, Fact
+from app.audit.account import SETTLING, Account, Fact, Step
 from app.audit.report import Violation
 from app.core.run.kinds import AFTER_THE_END, RUN_ARROWS, TERMINAL, Kind
 
@@ -109,11 +109,30 @@ def _succeeded(run: Account, end: Fact) -> str:
     if run.admitted["preview"]:
         return "" if last.accepted is not None and last.steps else "a preview succeeded without an accepted plan"
     if not run.answered:
-        return "succeeded though the answering step is not done"
+        return _cut_short(run, end)
     ended = last.answer is not None or (last.accepted is not None and not last.steps)
     if ended == bool(end.body.get("stopped")):
         return "the last round has an answer or accepts one, or something has stopped it"
     return ""
+
+
+def _cut_short(run: Account, end: Fact) -> str:
+    """Return the fault of a success without an answering step: money or time was over, and a step stands in for it."""
+    short = SHORT.get(end.body.get("stopped", ""))
+    if short is None or stand_in(run) is None:
+        return "succeeded though the answering step is not done"
+    return short(run, end)
+
+
+def stand_in(run: Account) -> Step | None:
+    """Return the step whose output stands in for the answer of a run that had no money or time for it: the last one
+    of its first workflow that has an output and was asked for the whole answer."""
+    own = run.tries()
+    if not own or own[-1].round > 1 or own[-1].accepted is None:
+        return None
+    fit = [step for step in own[-1].steps if step.plan.body.get("complete") and step.done is not None]
+    spoken = [step for step in fit if step.done and step.done.body["chars"] and not step.done.body.get("refusal")]
+    return spoken[-1] if spoken else None
 
 
 def _failed(run: Account, end: Fact) -> str:
@@ -124,7 +143,11 @@ def _failed(run: Account, end: Fact) -> str:
 def _wasted(run: Account, end: Fact) -> str:
     """Return a fault if an earlier round has answered, because a failure in a later round must not lose the answer."""
     spared = run.erased or run.unread or end.body.get("error") == "tool_results_missing"
-    return "a round before the last one has answered" if run.answered[:-1] and not spared else ""
+    if spared:
+        return ""
+    if not run.answered and stand_in(run) is not None:
+        return "a step had given an output that stands in for the answer"
+    return "a round before the last one has answered" if run.answered[:-1] else ""
 
 
 def _cancelled(run: Account, end: Fact) -> str:
@@ -133,19 +156,29 @@ def _cancelled(run: Account, end: Fact) -> str:
 
 
 def _expired(run: Account, end: Fact) -> str:
-    if wasted := _wasted(run, end):
-        return wasted
+    return _wasted(run, end) or _early(run, end)
+
+
+def _early(run: Account, end: Fact) -> str:
+    """Return a fault if the run ended for want of time before its deadline, and no step lacked the time."""
     early = run.turns[-1].until - end.at
     hopeless = any(fact.body["error"] == NO_TIME for fact in run.of(Kind.STEP_FAILED))
     return f"expired {early:.1f} s before the deadline" if early > 0 and not hopeless else ""
 
 
 def _over_budget(run: Account, end: Fact) -> str:
+    return _wasted(run, end) or _unpaid(run, end)
+
+
+def _unpaid(run: Account, end: Fact) -> str:
+    """Return a fault if the run ended for want of money, and nothing of it lacked any."""
     steps = any(fact.body["error"] == OVER_BUDGET for fact in run.of(Kind.STEP_FAILED))
     plans = any(OVER_BUDGET in fact.body["reasons"] for fact in run.of(Kind.PLAN_REJECTED))
-    return _wasted(run, end) if steps or plans else "over budget though no reservation was refused"
+    return "" if steps or plans else "over budget though no reservation was refused"
 
 
+SHORT: Mapping[str, Callable[[Account, Fact], str]] = {OVER_BUDGET: _unpaid, "run_expired": _early}
+"""The reasons for which a step may stand in for the answering one, and what must be true of each."""
 _FOUNDATIONS: Mapping[Kind, Callable[[Account, Fact], str]] = {
     Kind.SUCCEEDED: _succeeded,
     Kind.FAILED: _failed,
@@ -161,15 +194,14 @@ def _answer(run: Account, end: Fact) -> Iterator[Violation]:
         if end.body["step"] is not None or end.body.get("answer"):
             yield run.says("answer-wrong", end.seq, "an answer without a success")
         return
-    if not run.answered:
-        return
-    last = run.answered[-1]
-    chosen = last.answer
+    fallen = stand_in(run) if not run.answered else None
+    chosen = fallen if fallen is not None or not run.answered else run.answered[-1].answer
     if chosen is None or chosen.done is None:
         return
     recorded = (end.body["step"], end.body.get("answer"), end.body.get("finish"), end.body.get("fell_back"))
     said = chosen.done.body
-    due = (chosen.n, said["output"], said["finish"], chosen is not last.steps[-1])
+    is_last = fallen is None and chosen is run.answered[-1].steps[-1]
+    due = (chosen.n, said["output"], said["finish"], not is_last)
     for name, found, wanted in zip(("step", "output", "finish", "fell_back"), recorded, due, strict=True):
         if found != wanted:
             yield run.says("answer-wrong", end.seq, f"{name} is not that of step {chosen.n}")

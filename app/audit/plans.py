@@ -1,9 +1,10 @@
 """Rules about proposals: one at a time, in the right mode, within pool and limits, with access lists that name only
 earlier steps. The rules about nested workflows are in `nesting.py`."""
 
+import re
 from collections.abc import Iterator, Sequence
 
-from app.audit.account import Account, Fact, Proposal
+from app.audit.account import Account, Fact, Proposal, Step
 from app.audit.choices import decided
 from app.audit.nesting import itself, nested, own_inputs, room
 from app.audit.report import Violation
@@ -13,6 +14,7 @@ from app.core.run.kinds import Kind
 FIRST, REPAIR, FALLBACK = "first", "repair", "fallback"
 UNCONDUCTED = frozenset({"caller", FALLBACK})
 """The conductors whose runs have one round."""
+DENIALS = frozenset({"not", "no", "never", "without", "don't"})
 DRIVER_LOST = ["the driver was lost while the plan was made"]
 """The reasons for which a proposal is made again in the same mode."""
 
@@ -115,6 +117,8 @@ def _steps(run: Account, proposal: Proposal) -> Iterator[Violation]:
         seq = step.plan.seq
         if step.plan.body["worker"] not in pool:
             yield run.says("worker-outside-pool", seq, f"step {step.n} is planned for a worker outside the pool")
+        if step.plan.body.get("complete") and not _may_stand_in(run, proposal, step):
+            yield run.says("stand-in-wrong", seq, f"step {step.n} is not asked for the whole answer")
         if not set(own_inputs(run, step)) <= earlier:
             fault = f"step {step.n} lists a step that is neither an earlier one of its plan nor the previous answer"
             yield run.says("access-forward", seq, fault)
@@ -122,6 +126,22 @@ def _steps(run: Account, proposal: Proposal) -> Iterator[Violation]:
     for step in proposal.steps[:-1]:
         if step.plan.body["answers"]:
             yield run.says("answering-step", step.plan.seq, f"step {step.n} answers, and others follow")
+
+
+def _may_stand_in(run: Account, proposal: Proposal, step: Step) -> bool:
+    """Return True if a step's output may stand in for the answer: it does not answer itself, sees the conversation,
+    and a sentence of its subtask asks for the final answer without a denial. An erased subtask is believed."""
+    body = step.plan.body
+    if proposal.parent is not None or body["answers"] or "user" not in body["access"]:
+        return False
+    text = run.record.contents.get(body["subtask"]) if body["subtask"] else b""
+    if not text:
+        return True
+    for sentence in re.split(r"[.;:!?]", text.decode(errors="replace").lower()):
+        before, asked, _ = sentence.partition("final answer")
+        if asked and not DENIALS & set(re.findall(r"[a-z']+", before)):
+            return True
+    return False
 
 
 def _verdict(run: Account, proposal: Proposal) -> Iterator[Violation]:

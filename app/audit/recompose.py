@@ -268,6 +268,7 @@ def _brief(run: Account, call: Call, proposal: Proposal, catalog: Catalog) -> Br
         round=proposal.round if around is None else 1,
         previous=_previous(run, proposal) if proposal.round > 1 and around is None else None,
         nests=CONDUCTOR in proposal.opened.body["order"],
+        seconds_left=call.intent.body.get("seconds_left"),
     )
 
 
@@ -310,6 +311,10 @@ TEMPLATES: Mapping[str, Recipe] = {
     "compact-1": _plan_request,
     "nesting-1": _plan_request,
     "nesting-further-1": _plan_request,
+    "plan-2": _plan_request,
+    "further-2": _plan_request,
+    "nesting-2": _plan_request,
+    "nesting-further-2": _plan_request,
     EMBEDS: _features_request,
 }
 """The functions that make requests, by the template that their intents name. Old templates stay as long as their

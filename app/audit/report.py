@@ -126,6 +126,7 @@ RULES: Mapping[str, tuple[str, str]] = {
     "over-cap": ("I-7", "when a call is intended, held and spent together are within the caps"),
     "reservation-low": ("I-7", "what is held for a call is at least its worst case"),
     "cut-wrong": ("I-7", "an output is cut only where money is short, and to the floor of the tier at the most"),
+    "stand-in-wrong": ("I-14", "only the output of a step that was asked for the whole answer may stand in for it"),
     "mask-wrong": ("I-7", "an arm or a worker is left out as too dear only if it is, and the others are affordable"),
     "cost-wrong": ("N-7", "a call costs its usage at the worker's price; an unknown outcome costs what was held"),
     "usage-wrong": ("I-15", "cached is part of input, reasoning part of output"),

@@ -22,6 +22,8 @@ from app.errors import BatonError
 from app.providers.protocol import Provider, Request
 
 UNPINNED = "no snapshot of the pool"
+ROUNDING = 5.0
+"""Seconds that may pass between choosing the deadline and writing the admission."""
 UNPAID = "over_budget"
 """The reason for which a worker is passed over whose answer the run could not pay."""
 
@@ -193,6 +195,8 @@ def _conductor(run: Account, call: Call, catalog: Catalog, worker: Worker) -> It
         yield run.says("worker-outside-pool", seq, f"{worker.name} is not the conductor of {tier.name}")
     if call.intent.body.get("usd_left") not in _left(run, call):
         yield run.says("brief-wrong", seq, f"{call.id} is told another budget than there was")
+    if (call.intent.body.get("seconds_left") or 0) > run.limits["seconds"] + ROUNDING:
+        yield run.says("brief-wrong", seq, f"{call.id} is told of more time than the run has")
     told = call.intent.body.get("rejected")
     if told and told not in _rejected(run, call):
         yield run.says("brief-wrong", seq, f"{call.id} is shown what was not the rejected plan")

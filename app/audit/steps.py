@@ -105,8 +105,10 @@ def _queued(run: Account, step: Step) -> Iterator[Violation]:
             yield run.says("queued-too-early", fact.seq, f"step {step.n} is queued before step {late[0]} is settled")
         proposal = run.proposals[step.plan.body["proposal"]]
         accepted = proposal.accepted
-        if step.plan.body["answers"] and (accepted is None or accepted.seq > fact.seq):
-            yield run.says("queued-too-early", fact.seq, f"step {step.n} answers and its plan is not accepted yet")
+        if (accepted is None or accepted.seq > fact.seq) and (
+            step.plan.body["answers"] or proposal.opened.body.get("waits")
+        ):
+            yield run.says("queued-too-early", fact.seq, f"step {step.n} waits for its plan, which is not accepted yet")
 
 
 def _fan_out(run: Account) -> Iterator[Violation]:

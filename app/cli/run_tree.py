@@ -87,7 +87,7 @@ def _facts(run: run_words.Record, question: str | None, full: bool) -> list[tupl
         facts.append(("ignored", ", ".join(run["ignored"])))
     if run["error"]:
         facts.append(("error", run["error"]))
-    if run["end"].get("fell_back"):
+    if run["end"].get("fell_back") and not run["end"].get("stopped"):
         facts.append(("answer", "the last step returned nothing, so the last step with an output answers"))
     return facts
 

@@ -29,6 +29,8 @@ ERRORS: Mapping[str | None, str] = {
     "dead_letter": "several dispatchers in a row stopped while they worked on it, so it was given up; see the runbook",
     "content_erased": "its input was erased",
 }
+STOPPED = "degraded: the last round failed ({stopped}), so the previous answer is used"
+STOPPED_SHORT = "degraded: the run could not finish its plan ({stopped}), so the best answer until then is used"
 ITSELF = "the conductor itself"
 ENOUGH = "it accepted the previous answer"
 EXCERPT = 300
@@ -246,7 +248,8 @@ def why(run: Record) -> list[str]:
     if inner := {one.get("parent") for one in run["proposals"]} - {None}:
         said.append(f"{count(len(inner), 'step')} taken by the conductor itself, each with a workflow of its own")
     if stopped := run["end"].get("stopped"):
-        said.append(f"degraded: the last round failed ({stopped}), so the previous answer is used")
+        said.append(STOPPED_SHORT if run["end"].get("fell_back") and run["rounds"] == 1 else STOPPED)
+        said[-1] = said[-1].format(stopped=stopped)
     elif run["degraded"] and not run["preview"]:
         said.append("degraded: a fallback decided, or a step that others needed was lost")
     return said

@@ -16,6 +16,8 @@ TEMPLATE, FURTHER = "plan-1", "further-1"
 NESTING, NESTING_FURTHER = "nesting-1", "nesting-further-1"
 """The names of the prompts for the first and for a further round, recorded with each call; the latter two are for
 conductors that may take steps themselves. Whoever changes the words must change the name."""
+TIMED = {TEMPLATE: "plan-2", FURTHER: "further-2", NESTING: "nesting-2", NESTING_FURTHER: "nesting-further-2"}
+"""The names of the same prompts where they say how much time is left."""
 PREVIOUS_CHARS = 16_000
 """Characters of the previous answer that are shown, half from its beginning and half from its end. A worker that may
 see the answer sees all of it."""
@@ -81,9 +83,10 @@ Write a corrected plan."""
 
 def template(brief: Brief) -> str:
     """Return the name of the prompt that `messages` makes from this brief."""
+    name = FURTHER if brief.previous is not None else TEMPLATE
     if brief.nests:
-        return NESTING_FURTHER if brief.previous is not None else NESTING
-    return FURTHER if brief.previous is not None else TEMPLATE
+        name = NESTING_FURTHER if brief.previous is not None else NESTING
+    return name if brief.seconds_left is None else TIMED[name]
 
 
 def answer_tokens(steps: int) -> int:
@@ -97,6 +100,7 @@ def messages(brief: Brief) -> tuple[Message, ...]:
     cards = "\n".join(_card(ordinal, worker) for ordinal, worker in enumerate(brief.workers))
     cards += f"\n{ITSELF.format(ordinal=len(brief.workers))}" if brief.nests else ""
     budget = f"Budget left: ${brief.usd_left / MILLION:.4f}."
+    budget += f" Time left: {brief.seconds_left:.0f} s." if brief.seconds_left is not None else ""
     offered = f"\n\n{TOOLS.format(tools=_tools(brief.task.toolbox))}" if brief.task.toolbox.tools else ""
     system = Message("system", (Text(f"{role}\n\nWorkers:\n{cards}{offered}"),))
     asked: tuple[Message, ...] = (system, Message("user", (Text(f"{_question(brief)}\n\n{budget}"),)))

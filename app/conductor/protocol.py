@@ -73,6 +73,12 @@ class Brief:
     """Input and output tokens that the run's calls may still hold."""
     planning: Amount = Amount()
     """What a call of the tier's model for a plan holds at the least, for a chooser that may let it plan."""
+    planning_seconds: float = 0.0
+    """The seconds that such a call is likely to take."""
+    seconds_left: float | None = None
+    """Seconds until the run's deadline; None where nobody says."""
+    paces: Mapping[str, float] = field(default_factory=dict)
+    """The seconds that a call of each worker is likely to take, for a chooser."""
 
 
 class Ask(Protocol):

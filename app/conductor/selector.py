@@ -2,19 +2,20 @@
 
 It generates no text. It chooses one of its arms (`plan/templates.py`) from the posterior over the arms' values for this
 request (`rating/posterior.py`), and reports the probability of the choice (`rating/decision.py`). One of the arms may
-be to let a model plan. Arms that the run cannot pay are left out before the draw, and the decision says which.
-The posterior is read for each choice and is kept up to date by
-`app/engine/conductors/ratings.py`; this module keeps no state. Random numbers are seeded by the run's id and the
-proposal's number, so that a choice can be repeated from the posterior that it names.
+be to let a model plan. Arms that the run cannot pay, or has no time for, are left out before the draw, and the decision
+says which. The posterior is read for each choice and is kept up to date by `app/engine/conductors/ratings.py`; this
+module keeps no state. Random numbers are seeded by the run's id and the proposal's number, so that a choice can be
+repeated from the posterior that it names.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
+from math import inf
 from random import Random
 from statistics import NormalDist
 
 from app.conductor.protocol import Brief, Chooser, Chosen, Conductor, Given, Sight
-from app.core.plan.pricing import ample, least, plan_price, question_tokens
+from app.core.plan.pricing import ample, least, plan_price, plan_seconds, question_tokens
 from app.core.plan.templates import MODEL, Arm, arms
 from app.core.pool.amounts import Amount
 from app.core.pool.catalog import SelectorSpec
@@ -56,19 +57,37 @@ class Selector(Chooser):
 
 
 def affordable(every: Sequence[Arm], brief: Brief) -> tuple[Sequence[Arm], Mapping[str, Mapping[str, float]]]:
-    """The arms whose least price fits what the run may still spend, and the others with their prices.
+    """The arms whose least price fits what the run may still spend, and whose likely duration fits its time; and the
+    others with their prices or durations.
 
-    Where none fits, the arm with the lowest price remains: its step is given to whoever can be paid.
+    Where none fits, the cheapest and quickest arm remains: its step is given to whoever can be paid.
     """
     floor, question = brief.limits.floor_tokens, question_tokens(brief.task)
-    left = Amount(brief.usd_left, brief.tokens_left)
-    if ample(brief.workers, max(len(arm.steps) for arm in every), question, floor, left.less(brief.planning)):
+    left, most = Amount(brief.usd_left, brief.tokens_left), max(len(arm.steps) for arm in every)
+    time_left = brief.seconds_left if brief.seconds_left is not None else inf
+    slowest = brief.planning_seconds + max(most, 1) * max(brief.paces.values(), default=0.0)
+    if slowest <= time_left and ample(brief.workers, most, question, floor, left.less(brief.planning)):
         return every, {}
-    prices = {arm.name: _price(arm, brief, question) for arm in every}
-    masked = {name: {lack: getattr(price, lack)} for name, price in prices.items() if (lack := left.lack(price))}
+    masked: dict[str, Mapping[str, float]] = {}
+    ranks: dict[str, tuple[bool, bool, float, int]] = {}
+    for arm in every:
+        price, seconds = _price(arm, brief, question), _seconds(arm, brief)
+        lack = left.lack(price)
+        ranks[arm.name] = bool(lack), seconds > time_left, seconds if not lack else 0.0, price.usd
+        if lack:
+            masked[arm.name] = {lack: price.usd if lack == "usd" else price.tokens}
+        elif seconds > time_left:
+            masked[arm.name] = {"seconds": seconds}
     if len(masked) == len(every):
-        del masked[min(masked, key=lambda name: prices[name].usd)]
+        del masked[min(masked, key=lambda name: ranks[name])]
     return [arm for arm in every if arm.name not in masked], masked
+
+
+def _seconds(arm: Arm, brief: Brief) -> float:
+    """The likely seconds of an arm; where the model plans, those of its call and of the quickest answer."""
+    if arm.name == MODEL:
+        return brief.planning_seconds + min(brief.paces.values(), default=0.0)
+    return plan_seconds([(step.worker, step.access.steps) for step in arm.steps], brief.paces, brief.limits.fan_out)
 
 
 def _price(arm: Arm, brief: Brief, question: int) -> Amount:

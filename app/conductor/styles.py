@@ -46,7 +46,7 @@ STYLES: Mapping[str, Style] = {
     "general": Style(
         prompt.messages,
         prompt.template,
-        (prompt.TEMPLATE, prompt.FURTHER, prompt.NESTING, prompt.NESTING_FURTHER),
+        (prompt.TEMPLATE, prompt.FURTHER, prompt.NESTING, prompt.NESTING_FURTHER, *prompt.TIMED.values()),
         prompt.answer_tokens,
         prompt.SUBTASK_CHARS,
         offers_tools=True,

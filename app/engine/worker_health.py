@@ -24,6 +24,8 @@ QUICK_SHARE = 0.25
 """The share of the time that a worker may be silent for, within which the replies of a quick worker are complete."""
 SLOW_SECONDS = 3_600.0
 """Seconds for which a worker does not count as quick after a reply that took longer."""
+FIRST_SECONDS, USUAL_TOKENS = 0.6, 300
+"""Seconds until a worker begins to answer, and the tokens of its answer, where no calls of it are known."""
 NEW: Final = Breaker()
 Key = tuple[str, str]
 
@@ -167,6 +169,14 @@ class Health:
     def hopeless(self, worker: Worker) -> float:
         """Seconds within which the worker would not answer."""
         return self._of(_key(worker)).hopeless
+
+    def usual_seconds(self, worker: Worker) -> float:
+        """The seconds that a call of it is likely to take: by its latest calls, else by the speed on its card; 0 if
+        neither is known."""
+        measured = breaker.usual(self._of(_key(worker)))
+        if measured is not None or worker.card.speed is None:
+            return measured or 0.0
+        return FIRST_SECONDS + worker.writing_seconds(USUAL_TOKENS)
 
     def affords(self, worker: Worker, place: Place) -> bool:
         """True if the worker's retry budget has room."""

@@ -12,6 +12,7 @@ from app.store.archive import Record, open_archive
 from tests.harness.in_process import finish, narrowed, order, plan, plan_text, pool_text, running_service
 from tests.stubs import Fail, Hang, ProviderStub, Reply
 from tests.stubs import ToolCall as Calls
+from tests.stubs import Usage as Used
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +87,24 @@ async def chosen_within_means(stub: ProviderStub, opened: Runtime) -> str:
 
 
 async def made_cheaper(stub: ProviderStub, opened: Runtime) -> str:
-    """The planned worker cannot be paid."""
+    """The worker that the caller planned cannot be paid."""
     limits = narrowed(opened, "baton-poor", usd=3_000)
-    return await _run(opened, "baton-poor", limits=limits)
+    return await _run(opened, "baton-poor", limits=limits, plan=plan(("delta", "", ["user"])))
+
+
+async def replanned(stub: ProviderStub, opened: Runtime) -> str:
+    """The conductor's plans cost more than what is left, so that one worker answers alone."""
+    long = plan_text(*[(0, "Draft it", ["user"])] * 4, (1, "Answer", ["user", 0, 1, 2, 3]))
+    stub.script("planner", Reply(chunks=(long,)), Reply(chunks=(long,)))
+    return await _run(opened, "baton-ultra", limits=narrowed(opened, "baton-ultra", usd=25_000, floor_tokens=1000))
+
+
+async def cut_short(stub: ProviderStub, opened: Runtime) -> str:
+    """There is no money for the step that answers, and the one before it was asked for the whole answer."""
+    steps = plan(("alpha", "Give the final answer.", ["user"]), ("beta", "Check it.", ["user", 0]))
+    stub.script("alpha", Reply(chunks=("Four.",), usage=Used(input=40, output=900)))
+    limits = narrowed(opened, "baton-ultra", usd=2_200, floor_tokens=1000)
+    return await _run(opened, "baton-ultra", plan=steps, limits=limits)
 
 
 async def streamed(stub: ProviderStub, opened: Runtime) -> str:
@@ -165,7 +181,8 @@ async def expired(stub: ProviderStub, opened: Runtime) -> str:
 
 
 async def over_budget(stub: ProviderStub, opened: Runtime) -> str:
-    return await _run(opened, "baton-mini", limits=narrowed(opened, "baton-mini", usd=10))
+    limits = narrowed(opened, "baton-mini", usd=10)
+    return await _run(opened, "baton-mini", limits=limits, plan=plan(("alpha", "", ["user"])))
 
 
 async def previewed(stub: ProviderStub, opened: Runtime) -> str:
@@ -274,6 +291,8 @@ SCENES = (
     chosen_for_sure,
     chosen_within_means,
     made_cheaper,
+    replanned,
+    cut_short,
     streamed,
     conducted,
     versioned,

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from tests.audit.forgery import Case, Forged, case, in_first, put
+from tests.audit.forgery import Case, Forged, case, in_first, in_last, put
 
 OPENED, STEP, INTENDED = "plan.opened", "plan.step", "call.intended"
 
@@ -57,6 +57,14 @@ def unmasked(decision: dict[str, Any]) -> None:
     decision["candidates"][arm] = 0.0
 
 
+def over_budget(run: Forged) -> None:
+    """The run ends with the error although a step had given an answer."""
+    run.events[-1].kind = "run.over_budget"
+    for name in ("step", "answer", "finish", "stopped", "fell_back"):
+        run.end.pop(name, None)
+    run.end.update(step=None, error="run_over_budget")
+
+
 CASES: tuple[Case, ...] = (
     case("decision-missing", "a selector without a decision", "chosen", undecided),
     case("decision-missing", "a decision of a fixed conductor", "single", decided_by_nobody),
@@ -76,6 +84,15 @@ CASES: tuple[Case, ...] = (
     case("mask-wrong", "a text for the arms", "chosen_within_means", decided(lambda one: one.update(masked="dear"))),
     case("mask-wrong", "a worker that could be paid", "single", in_first(INTENDED, put(
         passed_over=[{"worker": "beta", "reason": "over_budget"}]))),
+    case("stand-in-wrong", "a step that is asked for something else", "debated", in_first(STEP, put(complete=True))),
+    case("stand-in-wrong", "the answering step", "single", in_first(STEP, put(complete=True))),
+    case("end-unfounded", "there was money", "cut_short", in_last("step.failed", put(error="worker_failed"))),
+    case("end-unfounded", "no step may stand in", "cut_short", in_first(STEP, lambda one: one.pop("complete"))),
+    case("end-unfounded", "over budget with a step that may stand in", "cut_short", over_budget),
+    case("answer-wrong", "another step stands in", "cut_short", lambda run: run.end.update(step=1)),
+    case("degraded-wrong", "not degraded though cut short", "cut_short", lambda run: run.end.update(degraded=False)),
+    case("queued-too-early", "before the plan is accepted", "conducted", in_first(OPENED, put(waits=True))),
+    case("brief-wrong", "more time than the run has", "conducted", in_first(INTENDED, put(seconds_left=99), n=None)),
     case("cut-wrong", "below the floor", "chosen_within_means", in_first(INTENDED, put(max_tokens=255))),
     case("cut-wrong", "not cut at all", "chosen_within_means", in_first(INTENDED, lambda one: one.update(
         wanted_tokens=one["max_tokens"]))),

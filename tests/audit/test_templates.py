@@ -34,6 +34,10 @@ MADE = {
     "nested-1": "68cb404d6734d631b54ded7f577d1737b153c6fbb955c5d9fb08f72329c7884e",
     "nesting-1": "2e33d027086b6f60670745e33955aaa295161167f9a1b2a0e1462fc38a78a5a6",
     "nesting-further-1": "88d2e6a949c3c2c73191fd61cd2f1398ef384165d9b3f6e779ad3457a556e586",
+    "further-2": "3051c12e41c53239070f1190113d4764b3322c8c7afed9910d0e190c72ca2e9f",
+    "nesting-2": "56fcbc9662d6fa7239e40432ea4452b619d3f394cf2686e27660e9fb1c6f6333",
+    "nesting-further-2": "70c1938515aecff0db1d697dc981bafac9223e31c13e91f1b5fc8a1f475bfcb3",
+    "plan-2": "786ab12c30888850b3615ca53356250fdbe508181b48b7f5dcc80753f22ea3d3",
     "plan-1": "c2b745dc3c8e390e0faea30965045c4ca525a369299958d35e40d496b4762b50",
 }
 
@@ -68,16 +72,17 @@ def nested_steps() -> str:
     return digest(*(visibility.compose(Task(view), "Answer", one) for view in around for one in ((), seen)))
 
 
-def plans(*, nests: bool = False) -> str:
+def plans(*, nests: bool = False, timed: bool = False) -> str:
     workers = (Worker("a", "p", "m", Price(1, 2, 3), Card(("code",), speed=3.5)), Worker("b", "p", "m"))
     brief = Brief(TASK, workers, Limits(), 1_500_000)
     repair = Brief(TASK, workers, Limits(), 1_500_000, ("step 0: unknown field",), "{}")
     tools = Toolbox((Tool("look_up", "Looks something up."),))
     offered = Brief(Task(CONVERSATION, toolbox=tools), workers, Limits(), 0)
-    return digest(*(prompt.messages(replace(one, nests=nests)) for one in (brief, repair, offered)))
+    left = 17.0 if timed else None
+    return digest(*(prompt.messages(replace(one, nests=nests, seconds_left=left)) for one in (brief, repair, offered)))
 
 
-def further_plans(*, nests: bool = False) -> str:
+def further_plans(*, nests: bool = False, timed: bool = False) -> str:
     last = PastStep(CONDUCTOR if nests else "c", "", ("user", "previous", 0), False)
     past = (PastStep("b", "Draft", ("user",), True), last)
     briefs = [
@@ -85,7 +90,8 @@ def further_plans(*, nests: bool = False) -> str:
         for mended in ((), (("no plan",), "{"))
         for before in (Previous(past, "Four."), Previous(past[:1], ""), Previous(past, "12345678" * 3_000))
     ]
-    return digest(*(prompt.messages(replace(one, nests=nests)) for one in briefs))
+    left = 17.0 if timed else None
+    return digest(*(prompt.messages(replace(one, nests=nests, seconds_left=left)) for one in briefs))
 
 
 def compact_plans() -> str:
@@ -110,6 +116,9 @@ def test_a_template_is_what_it_was() -> None:
     made = {visibility.TEMPLATE: steps(), prompt.TEMPLATE: plans(), prompt.FURTHER: further_plans()}
     made |= {visibility.JSON_MODE: steps(), visibility.NESTED: nested_steps(), prompt.NESTING: plans(nests=True)}
     made |= {prompt.NESTING_FURTHER: further_plans(nests=True), compact.TEMPLATE: compact_plans(), EMBEDS: looks()}
+    made |= {"plan-2": plans(timed=True), "further-2": further_plans(timed=True)}
+    made |= {"nesting-2": plans(nests=True, timed=True)}
+    made |= {"nesting-further-2": further_plans(nests=True, timed=True)}
     assert made == MADE
     assert calibrated_plans() == CALIBRATED
 

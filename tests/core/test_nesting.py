@@ -151,15 +151,22 @@ def test_a_rejected_plan_is_mended_then_a_worker_answers_alone() -> None:
 
 def test_what_is_lost_for_want_of_money_or_time_ends_the_run() -> None:
     nested = after(inside(OPENED, 1, Step("bob"), Step("cyd", "x", Access(True, (0,)))), *queued(2))
-    assert decide(after(nested, failed(2, "run_over_budget")), 0.0) == (
-        Finish(Kind.OVER_BUDGET, error="run_over_budget"),
-    )
-    assert decide(after(nested, failed(2, "no_time")), 0.0) == (Finish(Kind.EXPIRED, error="run_expired"),)
+    for error, end in (
+        ("run_over_budget", Finish(Kind.SUCCEEDED, 0, True, stopped="run_over_budget")),
+        ("no_time", Finish(Kind.SUCCEEDED, 0, True, stopped="run_expired")),
+    ):
+        branch = after(nested, failed(2, error))
+        assert decide(branch, 0.0) == (Queue((3,)),), "the step that answers may do without it"
+        lost = after(branch, *queued(3), failed(3, error))
+        assert decide(lost, 0.0) == (Conclude(1, None, error),)
+        assert decide(after(lost, *drafts.settled(lost, Conclude(1, None, error))), 0.0) == (end,)
 
 
 def test_an_end_that_was_decided_on_is_not_taken_back_for_a_step_that_could_go_on() -> None:
     """What ran has been stopped, so nothing would come of it any more."""
-    journal = planned(ITSELF, Step("bob"), Step("ada", "x", Access(True, (1,))), Step("cyd", "y", Access(True, (0, 2))))
+    journal = planned(
+        ITSELF, Step("bob", "w"), Step("ada", "x", Access(True, (1,))), Step("cyd", "y", Access(True, (0, 2)))
+    )
     running = state_of(*journal, *queued(1), intent("c", 1), limits=Limits(steps=8, fan_out=2, depth=2))
     broke = turned_down(inside(running, 0, Step("bob"), mode="fallback", close=False), "run_over_budget")
     (end,) = decide(broke, 0.0)

@@ -18,7 +18,7 @@ from app.core.run.commands import Finish, Propose, Queue, Skip
 from app.core.run.events import TERMINAL, Fact, Kind, RunSucceeded, fact_from_json
 from app.core.run.kinds import ENDED, Mode
 from app.core.run.progress import confirmed, decide
-from app.core.run.state import DRIVER_LOST, ROUND_OVER, RUN_ENDED, RunState, advance, answer_of, fold
+from app.core.run.state import DRIVER_LOST, ROUND_OVER, RUN_ENDED, RunState, advance, answer_of, fold, tentative
 from tests.core.play import DEADLINE, POOL, Play, admission, called, done, failed, intent, numbered, outcome
 from tests.harness.ends import end_of
 
@@ -81,10 +81,14 @@ def test_every_history_ends_in_exactly_one_terminal_state(seed: int) -> None:
         assert end_of(end).answer == answer.output
         workflow = end.workflow(next(one.round for one in end.proposals if one.number == answer.proposal))
         assert end_of(end).fell_back == (answer is not workflow[-1])
-        assert workflow[-1].state == "done"
         last = end.proposals[-1]
         taken = answer in end.current or (last.state == "accepted" and not end.current)
-        assert bool(end_of(end).stopped) != taken
+        if end_of(end).stopped and end.round == 1:
+            assert answer.complete, "it stands in for the answering step, which had no money or time"
+            assert workflow[-1].state != "done"
+        else:
+            assert workflow[-1].state == "done"
+            assert bool(end_of(end).stopped) != taken
     for proposal in end.proposals:
         access = [step.access.steps for step in end.steps.values() if step.proposal == proposal.number]
         before = end.answer(proposal.round - 1)
@@ -294,12 +298,51 @@ def test_cancel_comes_before_the_deadline_and_the_deadline_before_everything_els
 
 
 def test_a_step_over_budget_ends_the_run() -> None:
-    state = state_of(*planned(seeing(), seeing()), *queued(0, 1), failed(0, OVER))
-    assert decide(state, 0.0) == (Finish(Kind.OVER_BUDGET, error=OVER),)
+    branch = [*planned(seeing(), seeing()), *queued(0, 1), failed(0, OVER)]
+    assert decide(state_of(*branch), 0.0) == (), "the answering step is still at work"
+    assert decide(state_of(*branch, failed(1, OVER)), 0.0) == (Finish(Kind.OVER_BUDGET, error=OVER),)
+    skipped = planned(seeing(user=False), seeing(0, user=False))
+    lost = [*skipped, *queued(0), failed(0, OVER)]
+    assert decide(state_of(*lost), 0.0) == (Skip(1),)
+    gone = drafts.skipped([state_of(*skipped).steps[1]], "inputs_lost")
+    assert decide(state_of(*lost, *gone), 0.0) == (Finish(Kind.OVER_BUDGET, error=OVER),)
+
+
+WHOLE = Step("bob", "Solve it. Give the complete final answer.")
+"""A step that is asked for the whole answer, whichever step answers."""
+
+
+@pytest.mark.parametrize(("error", "now"), [(OVER, 0.0), (NO_TIME, 0.0), ("", DEADLINE)])
+def test_a_run_without_money_or_time_for_its_answer_ends_with_the_best_output_so_far(error: str, now: float) -> None:
+    plan = planned(WHOLE, seeing(), WHOLE, WHOLE, seeing(0, 1))
+    written = [*plan, *answered(0), *answered(1), *answered(2, chars=0), *queued(3, 4)]
+    state = state_of(*written, *([failed(4, error)] if error else []))
+    [end] = decide(state, now)
+    assert end == Finish(Kind.SUCCEEDED, 0, True, stopped=OVER if error == OVER else "run_expired")
+    assert confirmed(end, state, now) == end
+    later = tentative(state, [intent("call-3", 3), outcome("call-3", 3), done(3, "call-3")])
+    assert confirmed(end, later, now) == replace(end, step=3), "a better one has come meanwhile"
+    ended = tentative(later, [drafts.ended(later, end)])
+    assert (ended.degraded, ended.end and ended.end.fell_back) == (True, True)
+
+
+def test_what_was_not_asked_for_the_answer_or_failed_otherwise_does_not_stand_in() -> None:
+    for step in (seeing(), Step("bob", "Plan it. Do not give the final answer."), replace(WHOLE, access=Access(False))):
+        lost = [*planned(step, seeing(0)), *answered(0), *queued(1), failed(1, OVER)]
+        assert decide(state_of(*lost), 0.0) == (Finish(Kind.OVER_BUDGET, error=OVER),)
+    failing = [*planned(WHOLE, seeing(0)), *answered(0), *queued(1), failed(1)]
+    assert decide(state_of(*failing), 0.0) == (Finish(Kind.FAILED, error="worker_failed"),), "an outage is no answer"
+
+
+def test_no_step_begins_before_a_plan_that_waits_is_accepted() -> None:
+    opened = drafts.opened(Propose(0, 0, "first"), "model", POOL, instant=False, waits=True)
+    steps = planned(seeing(), seeing(0))[1:]
+    assert decide(state_of(opened, *steps[:-1]), 0.0) == ()
+    assert decide(state_of(opened, *steps), 0.0) == (Queue((0,)),)
 
 
 def test_a_step_that_nobody_could_do_in_time_ends_the_run_before_its_deadline() -> None:
-    state = state_of(*planned(seeing(), seeing()), *queued(0, 1), failed(0, NO_TIME))
+    state = state_of(*planned(seeing(), seeing()), *queued(0, 1), failed(0, NO_TIME), failed(1, NO_TIME))
     assert decide(state, 0.0) == (Finish(Kind.EXPIRED, error="run_expired"),)
 
 

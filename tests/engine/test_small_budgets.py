@@ -8,6 +8,7 @@ import pytest
 
 from app.core.run.events import Kind
 from app.process.wiring import Runtime
+from tests.harness.ends import end_of
 from tests.harness.in_process import (
     SAYS,
     WORKER,
@@ -18,12 +19,14 @@ from tests.harness.in_process import (
     narrowed,
     of,
     order,
+    plan,
     plan_text,
     plans,
     running_service,
     speak,
 )
-from tests.stubs import ProviderStub
+from tests.stubs import ProviderStub, Reply
+from tests.stubs import Usage as Used
 
 DEAR = WORKER.replace("1.00", "10.00").replace("2.00", "20.00").replace("0.50", "5.00")
 POOL = """
@@ -53,6 +56,16 @@ limits = {{ steps = 5, attempts = 2, seconds = 30, output_tokens = 1000 }}
 pool = ["alpha"]
 conductor = {{ kind = "fixed", shape = "self_consistency", width = 3 }}
 limits = {{ steps = 5, attempts = 2, seconds = 30, output_tokens = 1000, floor_tokens = 100 }}
+
+[tiers.checked]
+pool = ["dear", "beta"]
+conductor = {{ kind = "fixed", shape = "chain", workers = ["dear", "beta"] }}
+limits = {{ steps = 5, attempts = 2, seconds = 30, output_tokens = 1000 }}
+
+[tiers.asked]
+pool = ["beta", "gamma"]
+conductor = {{ kind = "model", worker = "planner" }}
+limits = {{ steps = 5, attempts = 2, seconds = 30, output_tokens = 1000, floor_tokens = 900 }}
 
 [tiers.planned]
 pool = ["dear", "beta", "gamma"]
@@ -123,10 +136,60 @@ async def test_steps_share_what_is_left(opened: Runtime) -> None:
 
 
 async def test_a_cheaper_worker_answers_before_a_run_is_refused(opened: Runtime) -> None:
-    outcome, _, [call] = await run(opened, "single", usd=2_000)
+    limits = narrowed(opened, "single", usd=2_000)
+    asked = order(opened, "single", limits=limits, plan=plan(("dear", "", ["user"])))
+    outcome = await finish(await opened.runs.start(asked))
+    [call] = of(await events(opened, outcome.ended.state.run), Kind.CALL_INTENDED)
     assert outcome.ended.answer == SAYS["beta"]
     assert call["passed_over"] == [{"worker": "dear", "reason": "over_budget"}]
     assert outcome.ended.state.steps[0].worker == "beta"
+
+
+async def test_a_fixed_plan_that_cannot_be_paid_is_replaced_by_one_worker(opened: Runtime) -> None:
+    outcome, opened_plans, [call] = await run(opened, "checked", usd=1_500)
+    state = outcome.ended.state
+    assert ([plan["mode"] for plan in opened_plans], call["worker"]) == (["first", "fallback"], "beta")
+    assert state.proposals[0].reasons[0] == "run_over_budget"
+    assert state.proposals[0].reasons[1].startswith("the plan costs $")
+    assert (state.state, state.degraded) == ("succeeded", True)
+
+
+async def test_a_conductor_repairs_a_plan_that_is_too_dear_and_none_of_its_steps_begins_before(
+    opened: Runtime, stub: ProviderStub
+) -> None:
+    long = plan_text(*[(0, "Draft it.", ["user"])] * 4, (0, "Answer.", ["user", 0, 1, 2, 3]))
+    plans(stub, long, plan_text((0, "Solve it.", ["user"])))
+    outcome, opened_plans, calls = await run(opened, "asked", usd=14_000)
+    assert [plan["mode"] for plan in opened_plans] == ["first", "repair"]
+    assert all(plan["waits"] for plan in opened_plans)
+    assert [call["n"] for call in calls] == [None, None, 5]
+    told = "".join(message["content"] for message in latest_request(stub, "planner")["messages"])
+    assert "is left: name fewer steps or cheaper workers" in told
+    assert "Time left: " in told
+    assert (outcome.ended.state.state, outcome.ended.state.degraded) == ("succeeded", False)
+
+
+async def test_a_conductor_whose_plans_are_both_too_dear_is_replaced_by_one_worker(
+    opened: Runtime, stub: ProviderStub
+) -> None:
+    long = plan_text(*[(0, "Draft it.", ["user"])] * 4, (0, "Answer.", ["user", 0, 1, 2, 3]))
+    plans(stub, long, long)
+    outcome, opened_plans, _ = await run(opened, "asked", usd=14_000)
+    assert [plan["mode"] for plan in opened_plans] == ["first", "repair", "fallback"]
+    assert (outcome.ended.state.state, outcome.ended.state.degraded) == ("succeeded", True)
+
+
+async def test_the_best_answer_so_far_is_given_where_the_money_ends_in_the_middle(
+    opened: Runtime, stub: ProviderStub
+) -> None:
+    steps = plan(("beta", "Give the final answer.", ["user"]), ("gamma", "Check it.", ["user", 0]))
+    stub.script("beta", Reply(chunks=("The draft.",), usage=Used(input=40, output=300)))
+    limits = narrowed(opened, "planned", usd=1_200)
+    outcome = await finish(await opened.runs.start(order(opened, "planned", limits=limits, plan=steps)))
+    state = outcome.ended.state
+    assert (state.state, state.degraded, outcome.ended.error) == ("succeeded", True, None)
+    assert (outcome.ended.answer, outcome.ended.finish) == ("The draft.", "stop")
+    assert (end_of(state).stopped, end_of(state).fell_back) == ("run_over_budget", True)
 
 
 async def test_a_conductor_that_cannot_be_paid_is_not_asked(opened: Runtime, stub: ProviderStub) -> None:

@@ -94,3 +94,17 @@ def best_alone(workers: Sequence[Worker], preferred: str, question: int, limits:
         return max(whole, key=lambda one: one.price.output).name
     short = [one for one in workers if left.holds(least(one, question, floor))]
     return min(short, key=lambda one: one.price.output, default=usual).name
+
+
+def plan_seconds(steps: Sequence[tuple[str, Sequence[int]]], paces: Mapping[str, float], fan_out: int) -> float:
+    """The likely seconds of a plan: along its longest path, and at least what `fan_out` steps at once can do.
+
+    Each step is given as its worker and the earlier steps that it reads, counted from 0; `paces` are the seconds of a
+    call of each worker. A step of a worker that is not among them takes no time.
+    """
+    ends: list[float] = []
+    for worker, inputs in steps:
+        begins = max([ends[n] for n in inputs], default=0.0)
+        ends.append(begins + paces.get(worker, 0.0))
+    total = sum([paces.get(worker, 0.0) for worker, _ in steps])
+    return max(max(ends, default=0.0), total / max(fan_out, 1))

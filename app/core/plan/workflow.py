@@ -5,6 +5,7 @@ ever. In a plan, and in an access list as a conductor writes it, steps are count
 `Access.shifted` translates.
 """
 
+import re
 from collections.abc import Sequence
 from typing import Literal
 
@@ -13,6 +14,8 @@ from app.core.records import record
 Topology = Literal["single", "chain", "fan-out", "tree", "debate"]
 CONDUCTOR = "@conductor"
 """The worker of a step that the conductor itself takes: it opens a workflow for it. No worker can have this name."""
+FINAL = re.compile(r"(?P<sentence>[^.;:!?]*)final answer", re.IGNORECASE)
+DENIAL = re.compile(r"\b(?:not|no|never|without|don't)\b", re.IGNORECASE)
 PREVIOUS = "previous"
 """The entry of an access list by which the plan of a further round names the answer of the round before."""
 
@@ -59,6 +62,13 @@ class Step:
     """The conductor's probability of this worker, where its decoder reports it."""
     tools: bool = False
     """True if it may call the caller's tools; the answering step always may."""
+
+
+def asks_for_answer(subtask: str) -> bool:
+    """Return True if a subtask asks for the final answer to the task, as conductors are told to write it; an empty
+    subtask is the task itself."""
+    found = FINAL.search(subtask)
+    return not subtask or (found is not None and DENIAL.search(subtask, found.start("sentence"), found.end()) is None)
 
 
 @record(frozen=True, slots=True)

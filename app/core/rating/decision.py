@@ -11,7 +11,8 @@ to probability; an arm that was not eligible is not there, and had 0), `action`,
 action is another one than the posterior's best), `explore` (the share that was spread), and `seed`; with an embedder
 also `embedder` (its name) and, if the features lack its vector, `blind` (why). Where arms were left out before the
 draw, `masked` has each of them with what it would have held at the least, as `{"usd": micro-dollars}` or `{"tokens":
-n}`, and `left` has what the run could still hold of both; such an arm is no candidate.
+n}`, or would have taken, as `{"seconds": s}`, and `left` has what the run could still hold or take; such an arm is no
+candidate.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from app.core.plan.workflow import Step, topology
+from app.core.plan.workflow import Step, asks_for_answer, topology
 from app.core.run.bill import bill
 from app.core.run.commands import Await, Conclude, Finish, Propose, Skip
 from app.core.run.events import (
@@ -39,10 +39,12 @@ def opened(
     *,
     decision: Mapping[str, Any] | None = None,
     ejected: Mapping[str, str] | None = None,
+    waits: bool = False,
 ) -> PlanOpened:
     """`conductor` is asked, and is shown the workers in this order; `decision` is that of a selector.
 
-    `ejected` are workers of the run's pool that this engine leaves out because they fail, with the reasons.
+    `ejected` are workers of the run's pool that this engine leaves out because they fail, with the reasons. `waits`
+    says that no step begins before the plan is accepted.
     """
     return PlanOpened(
         proposal=command.number,
@@ -56,6 +58,7 @@ def opened(
         parent=command.parent,
         room=command.room,
         ejected=ejected or None,
+        waits=waits,
     )
 
 
@@ -81,6 +84,7 @@ def planned(
         answers=step.answers,
         probability=step.probability,
         tools=step.tools,
+        complete=parent is None and not step.answers and step.access.user and asks_for_answer(step.subtask),
         parent=parent.n if parent is not None else None,
         inherits=parent is not None and step.access.user,
         declassified=declassified,

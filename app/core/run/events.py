@@ -365,6 +365,8 @@ class PlanOpened(Fact):
     """How many steps a nested plan may have."""
     ejected: Mapping[str, str] | None = optional(None)
     """Workers of the run's pool that are left out because they fail, each with the reason."""
+    waits: bool = optional(False)
+    """True if no step begins before the plan is accepted: the run's money or time does not bear every plan."""
 
 
 @fact(Kind.PLAN_STEP)
@@ -383,6 +385,8 @@ class PlanStep(Fact):
     """The conductor's probability of this worker, where its decoder reports one."""
     tools: bool = optional(False)
     """True if it may call the caller's tools; the answering step always may."""
+    complete: bool = optional(False)
+    """True if it asks for the whole answer although another step answers: see `StepState.complete`."""
     parent: int | None = optional(None)
     """The step that it is nested in."""
     inherits: bool = optional(False, along="parent")
@@ -443,6 +447,8 @@ class CallIntended(Fact):
     """The name of the form in which the messages were composed."""
     usd_left: int | None = optional(None)
     """Of a planning call: the money that the conductor was told is left."""
+    seconds_left: int | None = optional(None)
+    """Of a planning call: the seconds that the conductor was told are left."""
     rejected: str = optional("", along="usd_left")
     """Of a planning call: ref of the rejected text that it is to repair."""
     version: str = optional("")

@@ -65,6 +65,9 @@ def _attempts(state: RunState, n: int) -> list[Call]:
     of = state.steps[n].proposal
     rounds = range(1, next(one.round for one in state.proposals if one.number == of))
     earlier = [workflow[-1].n for number in rounds if (workflow := state.workflow(number))]
+    cut_short = state.end is not None and state.end.stopped and state.round == 1
+    if cut_short and state.answering is not None:
+        earlier.append(state.answering.n)  # what it had sent is not the answer, which another step gave before
     steps = [state.steps[m] for m in (*earlier, n)]
     return [call for step in steps for call in state.calls.values() if call.step == step.n or call.id == step.call]
 

@@ -11,8 +11,10 @@ decides the same.
     a step is the conductor's Propose(its parent)    what is nested has answered .... Conclude
 
 A round that has answered is followed by another one while the limits allow it: its conductor is shown the answer, and
-takes it for final with the empty plan. Whatever goes wrong after the first answer (no plan, no money, no time, a lost
-step) ends the run with the last answer that there is, as a degraded success; only a cancellation does not.
+takes it for final with the empty plan. A run whose money or time does not suffice for the answering step ends with the
+best output that another step of its workflow gave, if that was asked for the whole answer. Whatever goes wrong after
+the first round's answer (no plan, no money, no time, a lost step) ends the run with the last answer that there is, as a
+degraded success; only a cancellation does not.
 
 A step that the conductor itself takes is the task of a nested workflow (recursion). Its plan's `user` is that step's
 view: the subtask, and what the step's access list grants, nothing else. So authority never widens inside, and what is
@@ -38,6 +40,9 @@ from app.core.run.state import (
     answer_of,
 )
 
+EXPIRED, OVER_BUDGET = "run_expired", "run_over_budget"
+"""The errors of a run that has no time, or no money, left."""
+
 
 def decide(state: RunState, now: float) -> tuple[Command, ...]:
     """Return what the driver should do now; () means: wait for an event or for the deadline."""
@@ -48,19 +53,25 @@ def decide(state: RunState, now: float) -> tuple[Command, ...]:
     if state.state == "awaiting_tool":
         return (Finish(Kind.EXPIRED, error=NO_RESULTS),) if now >= state.turn.until else ()
     if now >= state.deadline:
-        return (give_up(state, Kind.EXPIRED, "run_expired"),)
+        return (give_up(state, Kind.EXPIRED, EXPIRED),)
     live = state.live
-    lost = {step.error for step in live}
-    if NO_TIME in lost:
-        return (give_up(state, Kind.EXPIRED, "run_expired"),)
-    if "run_over_budget" in lost:
-        return (give_up(state, Kind.OVER_BUDGET, "run_over_budget"),)
+    answering = state.answering
+    if answering is not None and answering.settled and answering.state != "done" and (short := _short(live)):
+        return (give_up(state, *short),)
     proposal = state.proposal
     if proposal is None or proposal.state == "rejected":
         return (_propose(state),)
     if state.admitted.preview:
         return (Finish(Kind.SUCCEEDED),) if state.accepted else ()
     return _schedule(state, live) or _within(state, live) or _await(state) or _finish(state)
+
+
+def _short(live: Sequence[StepState]) -> tuple[Kind, str] | None:
+    """The end of a run whose answering step is lost, if that or another step had no time or no money."""
+    lost = {step.error for step in live}
+    if NO_TIME in lost:
+        return Kind.EXPIRED, EXPIRED
+    return (Kind.OVER_BUDGET, OVER_BUDGET) if OVER_BUDGET in lost else None
 
 
 def _propose(state: RunState, parent: int | None = None) -> Command:
@@ -72,9 +83,10 @@ def _propose(state: RunState, parent: int | None = None) -> Command:
         return command
     if last.reasons == (DRIVER_LOST,):
         return changed(command, mode=last.mode)
-    if "run_over_budget" in last.reasons and (last.mode == "fallback" or last.round > 1):
-        return give_up(state, Kind.OVER_BUDGET, "run_over_budget")
-    if last.mode == "first" and not last.outage:
+    unpaid = OVER_BUDGET in last.reasons
+    if unpaid and (last.mode == "fallback" or last.round > 1):
+        return give_up(state, Kind.OVER_BUDGET, OVER_BUDGET)
+    if last.mode == "first" and not last.outage and not unpaid:
         return changed(command, mode="repair")
     if parent is not None and last.mode == "fallback":
         return Conclude(parent, error="plan_rejected")
@@ -84,14 +96,33 @@ def _propose(state: RunState, parent: int | None = None) -> Command:
 
 
 def give_up(state: RunState, kind: Kind, error: str) -> Finish:
-    """The end of a run that cannot go on: with the last answer there is, if an earlier round has given one."""
+    """The end of a run that cannot go on: with the last answer there is, if an earlier round has given one, or in the
+    first round, for want of money or time, with the best output that may stand in for the answer."""
     if state.previous is None:
-        return Finish(kind, error=error)
+        return _best_end(state, error) or Finish(kind, error=error)
     final = state.accepted and not state.current  # the empty plan has taken the answer before
     answer = state.previous if final else state.answer(state.round)
     if answer is not None:
         return Finish(Kind.SUCCEEDED, answer.step.n, answer.fell_back)
     return Finish(Kind.SUCCEEDED, state.previous.step.n, state.previous.fell_back, stopped=error)
+
+
+def _best_end(state: RunState, error: str) -> Finish | None:
+    """The end of a run of one round that has no money or time left: with its answer, if that has come by now, or with
+    what may stand in for it; None if there is neither."""
+    if error not in (EXPIRED, OVER_BUDGET) or state.round > 1:
+        return None
+    if (answer := state.answer(1)) is not None:
+        return Finish(Kind.SUCCEEDED, answer.step.n, answer.fell_back)
+    best = best_so_far(state)
+    return Finish(Kind.SUCCEEDED, best.n, True, stopped=error) if best is not None else None
+
+
+def best_so_far(state: RunState) -> StepState | None:
+    """The last step of the first round's workflow whose output may stand in for the answer; None if there is none."""
+    steps = state.current if state.accepted and state.round == 1 else ()
+    done = [step for step in steps if step.complete and step.state == "done" and step.chars and not step.refusal]
+    return done[-1] if done else None
 
 
 def confirmed(command: Finish, state: RunState, decided: float) -> Finish:
@@ -106,7 +137,8 @@ def confirmed(command: Finish, state: RunState, decided: float) -> Finish:
 def _schedule(state: RunState, live: Sequence[StepState]) -> tuple[Command, ...]:
     """Steps to queue or to skip. A failed or empty input is left out; a step is skipped if nothing is left to see.
 
-    While a plan still streams, its steps start as they come; the one that answers waits until the plan is accepted.
+    While a plan still streams, its steps start as they come, unless money or time is short; the one that answers waits
+    until the plan is accepted.
     """
     busy = sum(step.state in ("queued", "running", "awaiting_tool") and not step.opens for step in live)
     unmade = state.unmade
@@ -114,7 +146,7 @@ def _schedule(state: RunState, live: Sequence[StepState]) -> tuple[Command, ...]
     skips: list[Command] = []
     for step in live:
         inputs = [state.steps[n] for n in step.access.steps]
-        known = not step.answers or unmade is None or step.proposal != unmade.number
+        known = unmade is None or step.proposal != unmade.number or not (step.answers or unmade.waits)
         if step.state != "waiting" or not known or not all(earlier.settled for earlier in inputs):
             continue
         if inputs and not (step.access.user or step.inherits) and not any(earlier.chars for earlier in inputs):

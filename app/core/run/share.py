@@ -4,7 +4,7 @@ Each step that has yet to call keeps what it needs at the floor of its tier. Wha
 between the steps that may call now, so that neither parallel steps nor later ones are starved by the first call.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from app.core.plan.pricing import FRAME_BYTES, SUBTASK_BYTES, least, seen_bytes
 from app.core.pool.amounts import Amount
@@ -25,12 +25,18 @@ def share(state: RunState, n: int, left: Amount, own: Amount, workers: Mapping[s
     waiting = [step for step in others if step.n not in calling]
     if not waiting:
         return left
-    kept = Amount()
-    for step in waiting:
-        kept += _needed(state, step, workers, question)
+    kept = needed(state, waiting, workers, question)
     spare = left.less(kept + own)
     ready = 1 + sum(step.state in ("queued", "running") for step in waiting)
     return Amount(min(own.usd + spare.usd // ready, left.usd), min(own.tokens + spare.tokens // ready, left.tokens))
+
+
+def needed(state: RunState, steps: Sequence[StepState], workers: Mapping[str, Worker], question: int) -> Amount:
+    """The amount that the next calls of all these steps need at the floor."""
+    total = Amount()
+    for step in steps:
+        total += _needed(state, step, workers, question)
+    return total
 
 
 def _needed(state: RunState, step: StepState, workers: Mapping[str, Worker], question: int) -> Amount:

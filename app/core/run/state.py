@@ -131,6 +131,9 @@ class StepState:
     exchanges: tuple[Exchange, ...] = ()
     inherits: bool = False
     """True if its plan listed `user`, which inside a step is the parent's task."""
+    complete: bool = False
+    """True if it sees the conversation and is asked for the whole answer although another step answers: its output may
+    stand in for an answer that the run has no money or time for."""
     budget: tuple[str, float] | None = None
     """The budget that had not enough left for its call, and the end of that budget's window."""
     subtask_lost: frozenset[str] = frozenset()
@@ -167,8 +170,11 @@ class Proposal:
     parent: int | None = None
     """The step that it is nested in."""
     room: int = 0
+    """The largest number of its steps; 0 means the number in the limits."""
     instant: bool = False
-    """The largest number of its steps, 0 for that of the limits; and true if no model wrote it."""
+    """True if no model wrote it."""
+    waits: bool = False
+    """True if no step of it begins before it is accepted."""
 
 
 @record(frozen=True, slots=True)
@@ -490,7 +496,7 @@ def _plan_opened(state: RunState, fact: PlanOpened) -> Changes:
 
 def _proposal(fact: PlanOpened) -> Proposal:
     made = Proposal(fact.proposal, fact.base, fact.mode, fact.conductor, round=fact.round, instant=fact.instant)
-    return changed(made, parent=fact.parent, room=fact.room)
+    return changed(made, parent=fact.parent, room=fact.room, waits=fact.waits)
 
 
 def _nested_opened(state: RunState, fact: PlanOpened, n: int) -> Changes:
@@ -516,6 +522,7 @@ def _plan_step(state: RunState, fact: PlanStep) -> Changes:
         access=fact.access,
         answers=fact.answers,
         tools=fact.tools,
+        complete=fact.complete,
         inherits=fact.inherits,
         subtask_lost=fact.declassified,
     )

@@ -63,6 +63,7 @@ class Purpose:
 
     template: str = ""
     usd_left: int | None = None
+    seconds_left: int | None = None
     rejected: str = ""
     version: str = ""
     passed_over: PassedOver = ()
@@ -359,6 +360,7 @@ class Attempt:
             catalog=self.catalog.digest,
             template=self._purpose.template,
             usd_left=self._purpose.usd_left,
+            seconds_left=self._purpose.seconds_left,
             rejected=self._purpose.rejected,
             version=self._purpose.version,
             passed_over=self._purpose.passed_over,

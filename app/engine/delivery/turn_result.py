@@ -129,7 +129,7 @@ def count(telemetry: Telemetry, state: RunState, seconds: float) -> None:
     for proposal in state.proposals[1:]:
         if proposal.round > 1 and proposal.state == "accepted":
             telemetry.count("baton_rounds_total", tier, "opened" if proposal.topology else "accepted")
-    if state.end is not None and state.end.stopped:
+    if state.end is not None and state.end.stopped and state.round > 1:
         telemetry.count("baton_rounds_total", tier, "stopped")
 
 

@@ -243,7 +243,8 @@ class Driver:
             self.writer.look_again()  # a proposal that waited for an embedding can be opened now
             return
         current = self.state.steps_of(proposal)
-        if found := faults(self.state, proposal, planned):
+        found = faults(self.state, proposal, planned) or self._planner.objections(self.state, proposal, planned)
+        if found:
             await self._planner.stop()  # it may still be running: this end need not be its own
             return await self._reject(found, outage=planned.outage)
         if planned.step is not None:

@@ -22,9 +22,10 @@ import orjson
 from app.conductor.protocol import Brief, Chooser, Chosen, Conductor, Given, PastStep, Policy, Previous, Sight
 from app.core.message.chat import Form, Message, Piece, Sampling, Task, Text, Words
 from app.core.plan.arms import tier_of
-from app.core.plan.pricing import best_alone, least, question_tokens
+from app.core.plan.pricing import least, question_tokens
 from app.core.plan.workflow import CONDUCTOR, PREVIOUS, Access, Step
 from app.core.pool.amounts import Amount
+from app.core.pool.breaker import NO_TIME
 from app.core.pool.catalog import Catalog, Worker
 from app.core.pool.policy import permits, spared
 from app.core.rating.decision import Decision
@@ -42,6 +43,7 @@ from app.engine.calls.attempt import Attempt, Purpose, tier_seconds
 from app.engine.calls.step_request import look, texts_of
 from app.engine.commit.run_writer import Append, Contents, patiently
 from app.engine.context import EngineContext
+from app.engine.runs.means import PLAN_TOKENS, Means
 from app.engine.steps import pending_outcomes
 from app.errors import BatonError, BudgetExhausted, PlanRejected, RunOverBudget, WorkerUnavailable
 from app.network.retries import Left
@@ -51,12 +53,10 @@ from app.store.rows.content import address
 from app.tracing import SPAN_PLAN
 
 NOT_CLEARED = "not_cleared"
+SHAPED = frozenset({"fixed", "random"})
+"""The conductors whose plans have a shape that does not depend on the run's money."""
 EMBEDS = "features-1"
 """The template of a call for an embedding: what the caller said last."""
-PROMPT_BYTES, CARD_BYTES = 2_500, 250
-"""About the bytes of a prompt for a plan, apart from the question, and those of each worker's card."""
-PLAN_TOKENS = 512
-"""Output tokens to which a call for a plan may be cut where money is short: those of a plan of about three steps."""
 STOP_WAIT = 2.0
 """Seconds that a stopped planner gets to write its call's outcome."""
 
@@ -92,6 +92,7 @@ class Planner:
         self._context = context
         self._task = task
         self._salt = salt
+        self._means = Means(context, task)
         self._policy = conductor
         self._conductor = conductor if not isinstance(conductor, Chooser) else conductor.model or Given(())
         """The conductor that proposes: for a chooser the one that it chose last, and at first the one that repairs."""
@@ -135,11 +136,16 @@ class Planner:
                 conductor.instant,
                 decision=decision.body() if decision is not None else None,
                 ejected=self._ejected.get(command.number),
+                waits=not conductor.instant and self._means.are_short(state, known.workers, known.limits.steps),
             )
         ]
         self._lowers = frozenset()
         if conductor.instant:
             steps = [step async for step in conductor.propose(known, partial(self._ask, append, known))]
+            if objections := self._objections(state, command, steps):
+                self._context.telemetry.count("baton_plans_total", state.admitted.tier, "rejected")
+                reasons = (RunOverBudget.code, *objections)
+                return [*written, drafts.rejected(command.number, "", reasons, outage=False)], contents
             for place, step in enumerate(steps):
                 draft, new = self.step(state, command, place, step)
                 written.append(draft)
@@ -151,31 +157,44 @@ class Planner:
                 written.append(drafts.accepted(command.number, "", [step.access.steps for step in steps]))
         return written, contents
 
+    def _objections(self, state: RunState, command: Propose, steps: Sequence[Step]) -> Sequence[str]:
+        """The reasons why the plan of a fixed shape does not fit the run's money or time. A selector has left out what
+        does not fit, and a plan of the caller's, or an arm's, is carried out as far as it goes."""
+        if command.mode != "first" or state.admitted.conductor not in SHAPED:
+            return ()
+        tier = tier_of(self._context.catalog(), state.admitted.tier, state.admitted.model)
+        if tier is None or tier.conductor.whole:
+            return ()
+        return self._means.objections(state, steps)
+
+    def objections(self, state: RunState, proposal: Proposal, planned: Planned) -> Sequence[str]:
+        """The reasons why a model's plan that is complete does not fit the run's money or time. None if its steps did
+        not wait for it to be complete, because any plan fits."""
+        if not proposal.waits or planned.step is not None or planned.error is not None:
+            return ()
+        return self._means.objections_to(state, state.steps_of(proposal))
+
     def _choose(self, state: RunState, command: Propose) -> tuple[Decision | None, list[tuple[str, bytes]]]:
         """A chooser's decision, where there is one to be made, with the features that it rests on."""
         if not isinstance(self._policy, Chooser) or command.mode != "first":
             return None, []
         known = self._brief(state, command, Given(()))
-        known = replace(known, planning=self._planning_price(state, known))
+        seconds = self._means.seconds_left(state)
+        known = replace(
+            known,
+            planning=self._means.planning(state, known.workers),
+            planning_seconds=self._means.planning_seconds(state),
+            seconds_left=seconds,
+            paces=self._means.paces(known.workers),
+        )
         explores, seed = state.admitted.explore, f"{state.run}/{command.number}"
         sight = self._sights.get(command.number, Sight(blind=NOT_CLEARED))
         chosen = self._policy.choose(known, seed, explores=explores, asks=self._may_ask(state), sight=sight)
         self._conductor = chosen.conductor
         body = orjson.dumps(chosen.seen.to_json())
         ref = address(self._salt, body)
-        left = {"usd": known.usd_left, "tokens": known.tokens_left}
+        left = {"usd": known.usd_left, "tokens": known.tokens_left, "seconds": seconds}
         return _decision(chosen, ref, left, _told(self._policy.embedder, sight)), [(ref, body)]
-
-    def _planning_price(self, state: RunState, known: Brief) -> Amount:
-        """The amount that a call of the tier's model for a plan needs; nothing if no model plans for the tier."""
-        catalog = self._context.catalog()
-        tier = catalog.tiers.get(state.admitted.tier)
-        worker = catalog.workers.get(tier.conductor.worker or "") if tier is not None else None
-        if worker is None:
-            return Amount()
-        prompt = question_tokens(known.task) + PROMPT_BYTES + CARD_BYTES * len(known.workers)
-        size = 2 * prompt  # a request with a schema counts with all of its bytes once more: see `Attempt`
-        return least(worker, size, max(PLAN_TOKENS, known.limits.floor_tokens))
 
     def _may_ask(self, state: RunState) -> bool:
         """True if the tier's model may plan for this run: it reads the whole task (D6), and should be healthy."""
@@ -261,6 +280,9 @@ class Planner:
         self._span = span.trace
         try:
             known = self._brief(state, command, conductor)
+            if not self._means.has_time_to_plan(state, known.workers):
+                raise WorkerUnavailable(code=f"conductor_{NO_TIME}")
+            known = replace(known, seconds_left=float(max(int(self._means.seconds_left(state)), 0)))
             told = await shown(self._context.store, state, command, known, self._left)
             drafted: list[Fact] = []
             refused: list[str] = []
@@ -321,16 +343,7 @@ class Planner:
         """The tier's conductor; for the fallback, one worker that simply answers and that the run can pay."""
         if command.mode != "fallback":
             return self._conductor
-        catalog, pool = self._context.catalog(), state.admitted.pool
-        tier = tier_of(catalog, state.admitted.tier, state.admitted.model)
-        worker = tier.fallback if tier and tier.fallback in pool else pool[0]
-        known = [catalog.workers[name] for name in pool if name in catalog.workers]
-        readers = [one for one in known if permits(one, conversation(state))] or known
-        if readers:
-            limits, question = state.admitted.limits, question_tokens(self._task)
-            preferred = worker if worker in [one.name for one in readers] else readers[0].name
-            worker = best_alone(readers, preferred, question, limits, unspent(state))
-        return Given((Step(worker, answers=True),))
+        return Given((Step(self._means.alone(state), answers=True),))
 
     def _brief(self, state: RunState, command: Propose, conductor: Conductor) -> Brief:
         known = brief(
@@ -448,6 +461,7 @@ class Planner:
         return Purpose(
             template=template,
             usd_left=told.usd_left,
+            seconds_left=int(told.seconds_left) if told.seconds_left is not None else None,
             rejected=self._ref(told.rejected),
             version=version or "",
             tenant=state.admitted.tenant,

@@ -1,0 +1,141 @@
+"""The means of one run: the money, tokens and seconds that are left to it, and the plans that they bear.
+
+Money is compared with a plan's least price (`plan/pricing.py`); time with its likely duration, from what the workers'
+latest calls took in this process, else from the speed on their cards. A worker of which neither is known is expected to
+take no time, so that nothing is refused for what nobody knows.
+"""
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+
+from app.core.message.chat import Task
+from app.core.plan.arms import tier_of
+from app.core.plan.pricing import ample, best_alone, least, plan_price, plan_seconds, question_tokens
+from app.core.plan.workflow import Step
+from app.core.pool.amounts import Amount
+from app.core.pool.catalog import MILLION, Worker
+from app.core.pool.policy import permits
+from app.core.run.bill import unspent
+from app.core.run.labels import conversation
+from app.core.run.share import needed
+from app.core.run.state import RunState, StepState
+from app.engine.context import EngineContext
+
+PROMPT_BYTES, CARD_BYTES = 2_500, 250
+"""About the bytes of a prompt for a plan, apart from the question, and those of each worker's card."""
+PLAN_TOKENS = 512
+"""Output tokens to which a call for a plan may be cut where money is short: those of a plan of about three steps."""
+
+
+class Means:
+    """The means of one run, as its planner uses them."""
+
+    def __init__(self, context: EngineContext, task: Task) -> None:
+        self._context = context
+        self._task = task
+
+    @cached_property
+    def question(self) -> int:
+        """Input tokens of the caller's conversation, at the most."""
+        return question_tokens(self._task)
+
+    def seconds_left(self, state: RunState) -> float:
+        """Seconds until the run's deadline."""
+        return state.deadline - self._context.now()
+
+    def workers(self, state: RunState) -> Sequence[Worker]:
+        """The workers of the run's pool that the pool file still has."""
+        known = self._context.catalog().workers
+        return [known[name] for name in state.admitted.pool if name in known]
+
+    def paces(self, workers: Sequence[Worker]) -> Mapping[str, float]:
+        """The seconds that a call of each of these workers is likely to take, by name; 0 where that is not known."""
+        return {worker.name: self._context.health.usual_seconds(worker) for worker in workers}
+
+    # -- the call for a plan
+
+    def planner(self, state: RunState) -> Worker | None:
+        """The model that plans for the run's tier; None if none does."""
+        catalog = self._context.catalog()
+        tier = tier_of(catalog, state.admitted.tier, state.admitted.model)
+        return catalog.workers.get(tier.conductor.worker or "") if tier is not None else None
+
+    def planning(self, state: RunState, workers: Sequence[Worker]) -> Amount:
+        """The amount that a call of that model for a plan needs; nothing if no model plans for the tier."""
+        worker = self.planner(state)
+        if worker is None:
+            return Amount()
+        prompt = self.question + PROMPT_BYTES + CARD_BYTES * len(workers)
+        size = 2 * prompt  # a request with a schema counts with all of its bytes once more: see `Attempt`
+        return least(worker, size, max(PLAN_TOKENS, state.admitted.limits.floor_tokens))
+
+    def planning_seconds(self, state: RunState) -> float:
+        """The seconds that such a call is likely to take."""
+        worker = self.planner(state)
+        return self._context.health.usual_seconds(worker) if worker is not None else 0.0
+
+    def has_time_to_plan(self, state: RunState, workers: Sequence[Worker]) -> bool:
+        """Return True if a worker could answer after the tier's model has planned."""
+        quickest = min(self.paces(workers).values(), default=0.0)
+        return self.planning_seconds(state) + quickest <= self.seconds_left(state)
+
+    # -- plans
+
+    def are_short(self, state: RunState, workers: Sequence[Worker], steps: int) -> bool:
+        """Return True if a plan of so many steps over these workers could cost more, or take longer, than what is
+        left."""
+        floor, left = state.admitted.limits.floor_tokens, unspent(state)
+        slowest = self.planning_seconds(state) + steps * max(self.paces(workers).values(), default=0.0)
+        return slowest > self.seconds_left(state) or not ample(workers, steps, self.question, floor, left)
+
+    def objections(self, state: RunState, steps: Sequence[Step]) -> list[str]:
+        """The reasons why a plan does not fit; none if it does."""
+        known = self.workers(state)
+        price = plan_price(steps, known, self.question, state.admitted.limits.floor_tokens)
+        shape = [(step.worker, step.access.steps) for step in steps]
+        return self._objections(state, known, price, shape)
+
+    def objections_to(self, state: RunState, steps: Sequence[StepState]) -> list[str]:
+        """The reasons why a plan whose steps are journaled does not fit; none if it does."""
+        catalog = self._context.catalog().workers
+        price = needed(state, [step for step in steps if not step.settled], catalog, self.question)
+        places = {step.n: place for place, step in enumerate(steps)}
+        shape = []
+        for step in steps:
+            inputs = [places[n] for n in step.access.steps if n in places]
+            shape.append((step.worker, inputs))
+        return self._objections(state, self.workers(state), price, shape)
+
+    def _objections(
+        self, state: RunState, workers: Sequence[Worker], price: Amount, shape: Sequence[tuple[str, Sequence[int]]]
+    ) -> list[str]:
+        left, time_left = unspent(state), self.seconds_left(state)
+        seconds = plan_seconds(shape, self.paces(workers), state.admitted.limits.fan_out)
+        found = []
+        if price.usd > left.usd:
+            found.append(
+                f"the plan costs ${price.usd / MILLION:.6f} at the least, and ${left.usd / MILLION:.6f} is left: name "
+                "fewer steps or cheaper workers"
+            )
+        if price.tokens > left.tokens:
+            found.append(f"the plan takes {price.tokens} tokens at the least, and {left.tokens} are left")
+        if seconds > time_left:
+            found.append(
+                f"the plan takes about {seconds:.1f} s, and {time_left:.1f} s are left: name fewer steps one after the "
+                "other, or quicker workers"
+            )
+        return found
+
+    def alone(self, state: RunState) -> str:
+        """The worker that answers alone where nothing else was planned: the tier's fallback, or the best one that may
+        read the conversation and that the money and the time bear."""
+        known, pool = self.workers(state), state.admitted.pool
+        workers = [worker for worker in known if permits(worker, conversation(state))] or known
+        tier = tier_of(self._context.catalog(), state.admitted.tier, state.admitted.model)
+        usual = tier.fallback if tier is not None and tier.fallback in pool else pool[0]
+        if not workers:
+            return usual
+        paces, left = self.paces(workers), self.seconds_left(state)
+        quick = [worker for worker in workers if paces[worker.name] <= left]
+        quickest = min(workers, key=lambda worker: paces[worker.name])
+        return best_alone(quick or [quickest], usual, self.question, state.admitted.limits, unspent(state))
