@@ -103,7 +103,9 @@ class SimRunner:
         self.server_changes = 0
         self.pool_use = PoolUse(0, 1, 0, 0)
 
-    async def read(self, work: Callable[[Connection], T], *, brief: bool = False) -> T:
+    isolates_tenants = False
+
+    async def read(self, work: Callable[[Connection], T], *, brief: bool = False, tenant: str | None = None) -> T:
         """Run work that writes nothing."""
         await self._arrive("store.read")
         result = self._run(work) if work is not clock else cast(T, EPOCH + self._seam.time())
