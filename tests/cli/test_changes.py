@@ -1,4 +1,4 @@
-"""`baton audit changes`: who changed which key, by the command line."""
+"""`baton audit changes` and `baton tenants`: who changed which key and tenant, by the command line."""
 
 import getpass
 import json
@@ -24,4 +24,12 @@ def test_the_log_names_the_user_and_what_changed(tmp_path: Path) -> None:
     assert "key.revoked" in shown
     assert "revoked_at: None -> " in shown
     assert "key.added" not in shown
+    assert baton(tmp_path, "tenants", "disable", "default").status == 0
+    (tenant,) = json.loads(baton(tmp_path, "tenants", "ls", "--json").out)
+    assert (tenant["name"], tenant["keys"], tenant["disabled_at"] is None) == ("default", 2, False)
+    assert "in force" in baton(tmp_path, "tenants", "enable", "default").out
+    assert "in force" in baton(tmp_path, "tenants", "add", "acme").out
+    assert "no such tenant" in baton(tmp_path, "tenants", "disable", "none").err
+    newest = json.loads(baton(tmp_path, "audit", "changes", "--limit", "1", "--json").out)
+    assert [(one["action"], one["target"], one["actor"]) for one in newest] == [("tenant.created", "acme", user)]
     assert baton(tmp_path, "audit", "check").status == 0
