@@ -10,6 +10,7 @@ import copy
 import logging
 import re
 from collections.abc import Mapping, MutableMapping, Sequence
+from dataclasses import replace
 from importlib.metadata import version
 from typing import Any, Final
 
@@ -89,6 +90,8 @@ def create_app(context: GatewayContext, *, has_metrics: bool = True) -> FastAPI:
 
 def create_admin(context: AdminContext) -> FastAPI:
     """The admin API with its description and its page, for a listener of its own."""
+    # No other site's page may read it, whatever BATON_CORS_ORIGINS allows callers.
+    context = replace(context, gateway=replace(context.gateway, origins=frozenset()))
     people = context.people
     keys = Keys(context.gateway) if people is None else Access(context.gateway, people)
     return _Application(

@@ -87,7 +87,7 @@ async def test_a_person_logs_in_changes_something_and_logs_out(admin: AdminStand
         )
         assert code_of(await browser.post("/admin/v1/keys", json={"name": "ci"})) == (403, "csrf_token")
         csrf = {"x-csrf-token": me["csrf_token"]}
-        made = await browser.post("/admin/v1/keys", json={"name": "ci", "expires_in": 60}, headers=csrf)
+        made = await browser.post("/admin/v1/keys", json={"name": "ci"}, headers=csrf)
         assert made.status_code == 200, made.text
         (change,) = (await browser.get(f"/admin/v1/changes?target={made.json()['id']}")).json()["data"]
         assert (change["actor"], change["via"]) == ("ann", "oidc")
@@ -131,6 +131,19 @@ async def test_a_login_is_bound_to_its_browser_and_its_code(admin: AdminStandIn,
         assert (await browser.get("/admin/callback", params=await begun(browser, "ann"))).status_code == 303
         denied = await begun(browser, "ann", action="deny")
         assert (await browser.get("/admin/callback", params=denied)).status_code in (400, 403)
+
+
+async def test_no_other_site_and_no_disabled_tenant_gets_in(admin: AdminStandIn, people: People) -> None:
+    allowing = replace(admin.context.gateway, origins=frozenset({"https://else.example.com"}))
+    app = create_admin(replace(admin.context, gateway=allowing, people=people))
+    async with admin.client(app=app) as browser:
+        await logged_in(browser, "ann")
+        elsewhere = {"origin": "https://else.example.com"}
+        reply = await browser.get("/admin/v1/me", headers=elsewhere)
+        assert (reply.status_code, "access-control-allow-origin" in reply.headers) == (200, False)
+        await admin.store.add_tenant("acme", 1.0)
+        await admin.store.switch_tenant("acme", 2.0, enabled=False)
+        assert (await browser.get("/admin/v1/me")).status_code == 401
 
 
 async def test_who_has_no_rule_gets_nowhere(admin: AdminStandIn, people: People) -> None:

@@ -212,7 +212,10 @@ def _asked_for(row: KeyRow) -> tuple[Any, ...]:
 
 
 def _check_rights(caller: Caller, row: KeyRow) -> None:
-    """Raise `Forbidden` if a key may do more than the caller, so that no right is gained by making or rotating keys."""
+    """Raise `Forbidden` if a key may do more than the caller, so that no right is gained by making or rotating keys.
+
+    A key may outlive a person's session, but not the key that made it.
+    """
     own = caller.key
     within = (
         "admin" in own.scopes or row.scopes <= own.scopes,
@@ -220,7 +223,9 @@ def _check_rights(caller: Caller, row: KeyRow) -> None:
         own.labels <= row.labels,
         not own.tiers or (bool(row.tiers) and row.tiers <= own.tiers),
         own.max_usd is None or (row.max_usd is not None and row.max_usd <= own.max_usd),
-        own.expires_at is None or (row.expires_at is not None and row.expires_at <= own.expires_at),
+        caller.via == "oidc"
+        or own.expires_at is None
+        or (row.expires_at is not None and row.expires_at <= own.expires_at),
     )
     if not all(within):
         raise Forbidden(

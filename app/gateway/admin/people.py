@@ -96,12 +96,19 @@ class Access(Keys):
         if given is None or bearer is not None or header is not None:
             return await super().caller(request, scopes, bearer, header)
         found = self.person(given)
+        await self._check_tenant(found)
         request.scope["baton.log"].key = found.key
         if request.method not in SAFE and not _same(request.headers.get(CSRF_HEADER, ""), found.csrf_token or ""):
             raise Forbidden("The header x-csrf-token must repeat the token of GET /admin/v1/me.", code="csrf_token")
         if not all(found.may(scope) for scope in scopes.scopes):
             raise Forbidden()
         return found
+
+    async def _check_tenant(self, found: Caller) -> None:
+        """Raise `Unauthorized` if the person's tenant is disabled."""
+        for row in await self._context.store.tenants() if found.tenant is not None else ():
+            if row.name == found.tenant and row.disabled_at is not None:
+                raise Unauthorized("The tenant is disabled; ask an owner of all tenants to enable it.")
 
     def person(self, cookie: str) -> Caller:
         """The person of a session, with the rights that the settings give them now. Raises `Unauthorized`."""
