@@ -1,11 +1,12 @@
 """The audit: applies every rule to the account of each run. Memory is bounded by the largest page of runs."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from app.audit.absent import Earlier, absent
 from app.audit.account import Account, account
 from app.audit.administration import administration
+from app.audit.budgets import Books, budgets
 from app.audit.calls import calls, pending
 from app.audit.contents import contents
 from app.audit.lifecycle import lifecycle
@@ -20,11 +21,11 @@ from app.audit.tooling import tooling
 from app.audit.versions import Reigns, versions
 from app.core.pool.catalog import ProviderSpec
 from app.providers.protocol import Provider
-from app.store.archive import Record
+from app.store.archive import AccountSums, Record
 from app.store.journal_file import Source
 
 Rule = Callable[[Account], Iterator[Violation]]
-RULES: tuple[Rule, ...] = (lifecycle, plans, steps, tooling, calls, money, row, contents)
+RULES: tuple[Rule, ...] = (lifecycle, plans, steps, tooling, calls, money, budgets, row, contents)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,26 +45,33 @@ class Auditor:
     ) -> Report:
         """Check every run that is chosen. With `against`, an earlier export, also whether any of it is missing."""
         report = Report()
+        books, before = Books(), await source.accounts() or {}
         earlier = await Earlier.of(against, run=run, since=since)
         pools, reigns = Pools(self.adapter, await source.catalogs()), Reigns.by(await source.changes())
         async for record in source.records(run=run, since=since):
-            self.check(record, pools, reigns, report)
+            self.check(record, pools, reigns, report, books)
             for violation in earlier.compare(record):
                 report.add(violation)
         await absent(source, earlier, report, run=run, since=since)
         if run is None and since is None:
-            await self._check_all(source, report)
+            await self._check_all(source, report, books, before)
         return report
 
-    async def _check_all(self, source: Source, report: Report) -> None:
+    async def _check_all(self, source: Source, report: Report, books: Books, before: Mapping[str, AccountSums]) -> None:
         """Check what belongs to no single run."""
         if left := await source.unnamed_texts():
             report.add(Violation("all runs", 0, "text-left", f"{left:,} texts are stored and belong to no run"))
         found = await source.administration()
         for violation in administration(found, report) if found is not None else ():
             report.add(violation)
+        after = await source.accounts()
+        if found is None or after is None:
+            return
+        removed = {event["target"] for event in found.events if event["action"] == "budget.removed"}
+        for violation in books.compare(before, after, removed=removed, pruned=report.pruned > 0):
+            report.add(violation)
 
-    def check(self, record: Record, pools: Pools, reigns: Reigns, report: Report) -> None:
+    def check(self, record: Record, pools: Pools, reigns: Reigns, report: Report, books: Books | None = None) -> None:
         """Check one run and add its violations to the report."""
         told = account(record, self.now, self.patient)
         report.runs += 1
@@ -74,6 +82,8 @@ class Auditor:
         if not told.begun:
             return
         report.pending += pending(told)
+        if books is not None:
+            books.add(told)
         for rule in RULES:
             for violation in rule(told):
                 report.add(violation)

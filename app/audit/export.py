@@ -13,7 +13,7 @@ import orjson
 
 from app.core.pool.conductor_versions import Change
 from app.errors import ConfigInvalid
-from app.store.archive import Administration, Record, Stored
+from app.store.archive import AccountSums, Administration, Record, Stored
 from app.store.protocol import PrunedRun
 
 VERSION = 2
@@ -105,6 +105,10 @@ class Export:
 
     async def administration(self) -> Administration | None:
         """Implements `journal_file.Source`: an export has no keys and no log of their changes."""
+        return None
+
+    async def accounts(self) -> Mapping[str, AccountSums] | None:
+        """Implements `journal_file.Source`: an export has no accounts of budgets."""
         return None
 
     async def orphans(self, limit: int) -> Sequence[tuple[str, bool]]:

@@ -132,6 +132,7 @@ RULES: Mapping[str, tuple[str, str]] = {
     "usage-wrong": ("I-15", "cached is part of input, reasoning part of output"),
     "bill-wrong": ("N-7 I-15", "the run's bill is the sum over its calls, split into visible and orchestration"),
     "row-ledger": ("N-7", "caps, held and spent of the run's row are those of its limits and calls"),
+    "budget-wrong": ("N-7", "calls are held in the accounts of their run, which spend what the journal says"),
     # the row, the outbox, the contents
     "row-projection": ("N-7", "the columns of the run's row follow from its events"),
     "ticket-missing": ("N-2", "a step that is queued or running has its ticket in the outbox"),

@@ -22,6 +22,7 @@ from sqlalchemy import (
     create_engine,
     event,
     exists,
+    func,
     select,
     tuple_,
     union,
@@ -40,6 +41,8 @@ from app.store.sqlkit.postgres import postgres_engine
 from app.store.sqlkit.runner import parse_url
 from app.store.sqlkit.tables import (
     ADMIN_EVENTS,
+    BUDGET_HOLDS,
+    BUDGET_WINDOWS,
     BUDGETS,
     CATALOGS,
     CONDUCTOR_CHANGES,
@@ -90,6 +93,15 @@ class Record:
 
 
 @record(frozen=True, slots=True)
+class AccountSums:
+    """The sums over all windows of an account, in micro-dollars; `holds` is the sum of the holds of its calls."""
+
+    spent: int
+    held: int
+    holds: int
+
+
+@record(frozen=True, slots=True)
 class Administration:
     """The rows of keys, tenants and budgets, the changes of conductors' versions, and the log of all, oldest first."""
 
@@ -123,6 +135,10 @@ class Archive:
     async def administration(self) -> Administration:
         """The keys, the tenants, and the log of who changed them."""
         return await self._read(_administration)
+
+    async def accounts(self) -> Mapping[str, AccountSums]:
+        """The sums over all windows of each account of a budget."""
+        return await self._read(_accounts)
 
     async def unnamed_texts(self) -> int:
         """The number of shared texts that no content of a run names (see `rows/texts.py`)."""
@@ -284,6 +300,15 @@ def _administration(conn: Connection) -> Administration:
         events=tuple(_columns(row) for row in events.mappings()),
         since=float(since),
     )
+
+
+def _accounts(conn: Connection) -> dict[str, AccountSums]:
+    """In one statement, so that a hold and its window are read as they are together."""
+    row, hold = BUDGET_WINDOWS.c, BUDGET_HOLDS.c
+    held = select(func.sum(hold.usd)).where(hold.account == row.account).scalar_subquery()
+    sums = (func.sum(row.spent), func.sum(row.held), func.coalesce(held, 0))
+    query = select(row.account, *sums).group_by(row.account)
+    return {name: AccountSums(int(spent), int(held), int(holds)) for name, spent, held, holds in conn.execute(query)}
 
 
 def _fitting(conn: Connection, names: Sequence[str]) -> list[str]:

@@ -26,7 +26,7 @@ import orjson
 
 from app.core.pool.conductor_versions import Change
 from app.errors import ConfigInvalid
-from app.store.archive import Administration, Record
+from app.store.archive import AccountSums, Administration, Record
 from app.store.protocol import PrunedRun
 
 VERSION = 2
@@ -52,6 +52,10 @@ class Source(Protocol):
 
     async def administration(self) -> Administration | None:
         """Return the keys, the tenants and the log of their changes; None if the source does not have them."""
+        ...
+
+    async def accounts(self) -> Mapping[str, AccountSums] | None:
+        """Return the sums over all windows of each account of a budget; None if the source does not have them."""
         ...
 
     async def orphans(self, limit: int) -> Sequence[tuple[str, bool]]:

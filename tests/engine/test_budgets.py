@@ -1,5 +1,6 @@
 """Budgets over several runs, as a caller meets them: what is held for a run, and how one that cannot be paid ends."""
 
+import sqlite3
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from app.core.run.events import Kind
 from app.errors import BudgetExhausted, InvalidRequest
 from app.gateway.http.fault import describe, headers_of
 from app.process.wiring import Runtime
+from tests.harness.audited import look
 from tests.harness.in_process import events, finish, of, order, plan_text, plans, pool_text, running_service
 from tests.stubs import Hang, ProviderStub
 
@@ -91,3 +93,30 @@ async def test_a_cancelled_stream_costs_what_it_used_and_not_its_bound(stub: Pro
     assert len(text) / 4 <= finished["usage"]["input"] <= len(text) / 4 + 16
     (use,) = await opened.context.store.budget_use(RICH.id, 10)
     assert (use.held, use.spent) == (0, finished["usd"])
+
+
+@pytest.mark.parametrize(
+    ("statement", "said"),
+    [
+        ("UPDATE budget_windows SET spent = spent - 1", "is spent, the journal has"),
+        ("UPDATE budget_windows SET spent = spent + 1", "is spent, the journal has"),
+        ("UPDATE budget_windows SET held = 5", "5 is held, its calls hold 0"),
+        ("DELETE FROM budget_windows", "0 is spent, the journal has"),
+        (
+            "UPDATE events SET body = CAST(replace(CAST(body AS TEXT), '\"budgets\":', '\"other\":') AS BLOB)",
+            "is not held in",
+        ),
+    ],
+)
+async def test_an_account_that_is_not_what_the_journal_says_is_found(
+    stub: ProviderStub, tmp_path: Path, statement: str, said: str
+) -> None:
+    async with running_service(tmp_path, pool_text(stub)) as opened:
+        await opened.context.store.set_budget(RICH)
+        await finish(await opened.runs.start(order(opened, "baton-mini")))
+    with sqlite3.connect(tmp_path / "baton.db") as database:
+        if "events" in statement:
+            statement += " WHERE kind = 'call.intended'"
+        database.execute(statement)
+    found = (await look(f"sqlite:///{tmp_path}/baton.db")).violations
+    assert any(one.rule == "budget-wrong" and said in str(one) for one in found), found
