@@ -176,11 +176,13 @@ async def _play(opened: Runtime, row: Mapping[str, Any]) -> dict[str, int]:
     async def one_after_the_other() -> None:
         for number in numbers:
             if row["jumps"] and number == row["runs"] // 3:
-                opened.clock._offset += JUMP_SECONDS
+                opened.clock._offset += JUMP_SECONDS  # as if the machine's clock were set
             word = await _run(opened, row, number)
             counts[word] = counts.get(word, 0) + 1
 
     await asyncio.gather(*(one_after_the_other() for _ in range(AT_ONCE)))
+    if row["jumps"]:
+        opened.clock._offset -= JUMP_SECONDS
     return counts
 
 
