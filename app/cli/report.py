@@ -31,7 +31,7 @@ def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> i
     if sum(map(bool, (asked.json, asked.csv, asked.parquet))) > 1:
         raise ConfigInvalid(["choose one of --json, --csv and --parquet"])
     storage.announce(settings)
-    figures = event_loop.run(_read(settings, asked, now()))
+    figures, names = event_loop.run(_read(settings, asked, now()))
     rows = reports.table(figures, asked.part)
     if asked.json:
         terminal.print_json(figures)
@@ -42,29 +42,32 @@ def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> i
         Path(asked.parquet).write_bytes(body)
         terminal.err().print(f"{len(rows):,} rows are in {asked.parquet}.", markup=False)
     else:
-        _print(figures)
+        _print(figures, names)
     return 0
 
 
-async def _read(settings: Settings, asked: Asked, now: float) -> dict[str, Any]:
+async def _read(settings: Settings, asked: Asked, now: float) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the figures, and the names of the API keys by their ids."""
     try:
         zone = reports.zone_of(asked.zone)
     except ValueError as error:
         raise ConfigInvalid([f"--zone: {error}"]) from None
     wanted = Wanted(tuple(dict.fromkeys(asked.by)) or ("tier",), asked.success, asked.threshold)
     async with storage.opened(settings) as store:
-        query = query_of(asked, await store.keys(), now)
+        keys = await store.keys()
+        query = query_of(asked, keys, now)
         try:
             figures = await reports.make(store, store, query, wanted, zone)
         except TooManyGroups as error:
             raise ConfigInvalid([f"--by: {reports.too_many_groups(error)}"]) from None
-    return {"since": query.since, "until": query.until, "time_zone": asked.zone, **figures}
+    period = {"since": query.since, "until": query.until, "time_zone": asked.zone}
+    return period | figures, {key.id: key.name for key in keys}
 
 
 # -- printing
 
 
-def _print(figures: Mapping[str, Any]) -> None:
+def _print(figures: Mapping[str, Any], names: Mapping[str, str]) -> None:
     console = terminal.out()
     total, left_out = figures["total"], figures["left_out"]
     period = f"{_moment(figures['since'])} to {_moment(figures['until'])}"
@@ -75,8 +78,8 @@ def _print(figures: Mapping[str, Any]) -> None:
     console.print(f"A success by {figures['success']}: {figures['definition']}", markup=False, soft_wrap=True)
     if figures["threshold"] is not None:
         console.print(f"The threshold is {figures['threshold']:g}.", markup=False)
-    groups = figures["groups"]
-    _print_rows(console, "Cost of a successful query", _group_rows([*groups, {"by": "all", "group": "", **total}]))
+    _print_rows(console, "Cost of a successful query", _group_rows(figures["groups"], names))
+    _print_rows(console, "All of them", _group_rows([{"by": "all", "group": "", **total}], names))
     if total["runs"]:
         _print_dearest(console, figures["dearest"])
         _print_alternatives(console, figures)
@@ -89,20 +92,19 @@ def _print_rows(console: Console, title: str, rows: Sequence[Mapping[str, str]])
     table = Table(title=title, title_justify="left", box=None, header_style="bold", pad_edge=False)
     for name in rows[0]:
         table.add_column(name, justify="right" if name in (*GROUP_COLUMNS, "count", "of all", "lift") else "left")
-    shown = rows if len(rows) <= SHOWN else [*rows[: SHOWN - 1], rows[-1]]
-    for row in shown:
+    for row in rows[:SHOWN]:
         table.add_row(*map(terminal.clean, row.values()))
     console.print()
     console.print(table)
-    if len(shown) < len(rows):
-        console.print(f"... {len(rows) - len(shown):,} more rows: --json, --csv", markup=False)
+    if len(rows) > SHOWN:
+        console.print(f"... and {len(rows) - SHOWN:,} more: --json and --csv have all of them", markup=False)
 
 
-def _group_rows(groups: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
+def _group_rows(groups: Sequence[Mapping[str, Any]], names: Mapping[str, str]) -> list[dict[str, str]]:
     return [
         {
             "by": str(one["by"]),
-            "group": "(none)" if one["group"] is None else str(one["group"]),
+            "group": _group(one["by"], one["group"], names),
             "runs": f"{one['runs']:,}",
             "no answer": f"{one['unanswered']:,}",
             "no verdict": f"{one['without_verdict']:,}",
@@ -113,6 +115,13 @@ def _group_rows(groups: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
         }
         for one in groups
     ]
+
+
+def _group(by: str, group: str | None, names: Mapping[str, str]) -> str:
+    """A group in words: an API key by its name, where that is known."""
+    if group is None:
+        return "(none)"
+    return names.get(group, group) if by == "key" else group
 
 
 def _print_dearest(console: Console, dearest: Mapping[str, Any]) -> None:
