@@ -10,7 +10,6 @@ import copy
 import logging
 import re
 from collections.abc import Mapping, MutableMapping, Sequence
-from dataclasses import replace
 from importlib.metadata import version
 from typing import Any, Final
 
@@ -25,15 +24,6 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.errors import BatonError
-from app.gateway.admin import budgets as admin_budgets
-from app.gateway.admin import keys as admin_keys
-from app.gateway.admin import policy as admin_policy
-from app.gateway.admin import pool as admin_pool
-from app.gateway.admin import requests
-from app.gateway.admin import tenants as admin_tenants
-from app.gateway.admin.context import AdminContext
-from app.gateway.admin.people import Access
-from app.gateway.admin.people import routes as login_routes
 from app.gateway.anthropic import reply as anthropic_reply
 from app.gateway.anthropic import route as messages
 from app.gateway.chat import completions
@@ -63,7 +53,7 @@ SHARED_FAMILIES: Final = frozenset({"models", "files", "skills", "complete"})
 """First segments behind /v1 of routes that Anthropic's clients ask for too; they name themselves by a header."""
 REQUEST_ID = re.compile(rb"[A-Za-z0-9][A-Za-z0-9_.:-]{0,127}")
 
-__all__ = ["GatewayContext", "create_admin", "create_app", "create_probes"]
+__all__ = ["Application", "GatewayContext", "create_app", "create_probes"]
 
 
 def create_app(context: GatewayContext, *, has_metrics: bool = True) -> FastAPI:
@@ -71,7 +61,7 @@ def create_app(context: GatewayContext, *, has_metrics: bool = True) -> FastAPI:
     it has a listener of its own."""
     keys, admission = Keys(context), Admission(context)
     idempotency = Idempotency(context, admission)
-    return _Application(
+    return Application(
         context,
         chat.routes(context, keys, idempotency),
         completions.routes(context, keys, idempotency),
@@ -88,32 +78,12 @@ def create_app(context: GatewayContext, *, has_metrics: bool = True) -> FastAPI:
     )
 
 
-def create_admin(context: AdminContext) -> FastAPI:
-    """The admin API with its description and its page, for a listener of its own."""
-    # No other site's page may read it, whatever BATON_CORS_ORIGINS allows callers.
-    context = replace(context, gateway=replace(context.gateway, origins=frozenset()))
-    people = context.people
-    keys = Keys(context.gateway) if people is None else Access(context.gateway, people)
-    return _Application(
-        context.gateway,
-        *([login_routes(keys, people)] if people is not None and isinstance(keys, Access) else []),
-        admin_keys.routes(context, keys),
-        admin_tenants.routes(context, keys),
-        admin_budgets.routes(context, keys),
-        admin_pool.routes(context, keys),
-        admin_policy.routes(context, keys),
-        health.routes(context.gateway),
-        title="Baton administration",
-        schemas=requests.SCHEMAS,
-    )
-
-
 def create_probes(context: GatewayContext) -> FastAPI:
     """Only probes and metrics: the routes of a process that only executes steps."""
-    return _Application(context, health.routes(context), health.metrics(context))
+    return Application(context, health.routes(context), health.metrics(context))
 
 
-class _Application(FastAPI):
+class Application(FastAPI):
     """FastAPI with fewer layers around its routes: each layer is a coroutine and its closures in every open stream, and
     time in every request. `Frontdoor` renders errors, `ingress.py` bounds bodies, and spans are the engine's."""
 

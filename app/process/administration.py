@@ -1,11 +1,14 @@
-"""The dependencies of the admin API, made of a running process."""
+"""The admin API of a running process. Imported by name where it has a port."""
 
 from collections.abc import Callable, Sequence
 from pkgutil import resolve_name
 
+from fastapi import FastAPI
+
 from app.core.pool.catalog import Catalog
 from app.gateway.admin.context import AdminContext
 from app.gateway.admin.people import Grant, People, Provider
+from app.gateway.administration import create_admin
 from app.process.conductor_server import conductor_server
 from app.process.config import Settings, read_catalog_text
 from app.process.config.role_rules import role_rules
@@ -17,8 +20,13 @@ POSTED = "the pool file"
 """The name of a posted pool file in its faults."""
 
 
+def admin_app(opened: Runtime, *, has_engine: bool) -> FastAPI:
+    """The admin API of this process; `has_engine` says that it calls workers."""
+    return create_admin(admin_context(opened, has_engine=has_engine))
+
+
 def admin_context(opened: Runtime, *, has_engine: bool) -> AdminContext:
-    """The dependencies of the admin API of this process; `has_engine` says that it calls workers."""
+    """The dependencies of the admin API of this process."""
 
     def read_pool(text: str) -> Catalog:
         return read_catalog_text(text, POSTED)

@@ -19,22 +19,24 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from pkgutil import resolve_name
 
 import uvicorn
 from fastapi import FastAPI
 
 from app.engine.retention import ContentRetention, RunRetention, archiving
 from app.errors import ConfigInvalid, OursError
-from app.gateway.app import create_admin, create_app, create_probes
+from app.gateway.app import create_app, create_probes
 from app.gateway.http.auth import adopt, mint
 from app.gateway.http.connection import connection
 from app.network import retries
 from app.process import gc_policy
-from app.process.administration import admin_context
 from app.process.config import Loaded, Settings, reload
 from app.process.wiring import DRAIN_SECONDS, Runtime, check_roles, open_runtime
 from app.store.archive import open_archive
 
+ADMIN = "app.process.administration:admin_app"
+"""Imported by name where the admin API has a port."""
 FIRST_KEY = "first"
 FIRST_SCOPES = ("runs:write", "runs:read", "audit:read", "admin")
 ACCEPTED = 8
@@ -166,7 +168,8 @@ async def _listen(opened: Runtime, roles: Roles, stopping: asyncio.Event, announ
         servers.append(_server(opened, create_probes(opened.gateway), host, settings.metrics_port))
     admin = None
     if roles.gateway and settings.admin_port is not None:
-        app = create_admin(admin_context(opened, has_engine=roles.dispatcher))
+        made: Callable[..., FastAPI] = resolve_name(ADMIN)
+        app = made(opened, has_engine=roles.dispatcher)
         admin = _server(opened, app, settings.admin_host, settings.admin_port)
         servers.append(admin)
     first, *more = servers

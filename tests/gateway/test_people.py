@@ -15,7 +15,7 @@ from joserfc.jwk import ECKey, KeySet
 
 from app.errors import Forbidden
 from app.gateway.admin.people import SESSION, Grant, People
-from app.gateway.app import create_admin
+from app.gateway.administration import create_admin
 from app.network.oidc import OpenIdProvider
 from tests.harness.administration import AdminStandIn, administration
 from tests.harness.openid_provider import openid_provider

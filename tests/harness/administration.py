@@ -13,7 +13,8 @@ from app.core.pool.catalog import ConductorSpec, Limits, Tier
 from app.core.roles import ROLES
 from app.gateway.admin.context import AdminContext
 from app.gateway.admin.people import People, Provider
-from app.gateway.app import create_admin, create_app
+from app.gateway.administration import create_admin
+from app.gateway.app import create_app
 from app.gateway.http.auth import mint
 from app.process.config import read_catalog_text
 from app.store.protocol import Store
