@@ -9,10 +9,11 @@ conversation with these labels. So a new worker that declassifies labels is a wi
 is derived from them.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import combinations
 
 from app.core.pool.catalog import Catalog, Tier, Worker
-from app.core.pool.policy import exclusion, permits
+from app.core.pool.policy import exclusion
 from app.core.pool.rules import CALLER, CONDUCTOR, SOURCES, STEP, Reading
 from app.core.records import record
 from app.errors import ConfigInvalid
@@ -85,25 +86,85 @@ def widenings(old: Catalog, new: Catalog) -> Iterator[Widening]:
     No witness is a proof that nothing is. A tier that the old file does not have is compared with all of its tiers
     together. Raises `ConfigInvalid` for more than `MOST_LABELS` labels.
     """
-    labels = labels_of(old, new)
-    if len(labels) > MOST_LABELS:
-        named = f"the two files name {len(labels)} labels"
-        raise ConfigInvalid([f"{named}, and the sets of at most {MOST_LABELS} can be enumerated; name fewer"])
-    before = {name: recipients(old, tier) for name, tier in old.tiers.items()}
+    bits = Bits(labels_of(old, new))
+    before = {name: _compiled(bits, old, tier) for name, tier in old.tiers.items()}
     derives = _derives(old) or _derives(new)
     for name, tier in new.tiers.items():
-        compared = {name: before[name]} if name in before else before
-        left: dict[Recipient, tuple[Worker, list[Worker]]] = {}
-        for recipient, worker in recipients(new, tier).items():
-            earlier = [known[recipient] for known in compared.values() if recipient in known]
-            witness = _witness(recipient.role, worker, earlier, labels)
+        compared = [before[name]] if name in before else list(before.values())
+        now, left = _compiled(bits, new, tier), list[Recipient]()
+        if any(_same(now, one) for one in compared):
+            continue
+        for recipient, reader in now.items():
+            earlier = [known[recipient] for known in compared if recipient in known]
+            witness = _witness(bits, recipient.role, reader, earlier)
             if witness is not None:
-                yield Widening(name, recipient, witness, _reason(earlier, _read(witness)))
+                yield Widening(name, recipient, bits.names(witness), _reason(earlier, bits.reading(witness)))
             elif recipient.role == "worker" and derives:
-                left[recipient] = worker, earlier
-        if left:
-            old_tiers = [old.tiers[one] for one in compared]
-            yield from _derived(name, left, (new, tier), [(old, one) for one in old_tiers], labels)
+                left.append(recipient)
+        yield from _derived(bits, name, left, now, compared)
+
+
+class Bits:
+    """Sets of labels and sources as whole numbers with a bit for each, so that many sets are compared quickly."""
+
+    def __init__(self, labels: Sequence[str]) -> None:
+        """`labels` are all labels, and the sources that rules name. Raises `ConfigInvalid` if they are too many."""
+        if len(labels) > MOST_LABELS:
+            named = f"the two files name {len(labels)} labels"
+            raise ConfigInvalid([f"{named}, and the sets of at most {MOST_LABELS} can be enumerated; name fewer"])
+        every = dict.fromkeys((*labels, *sorted(SOURCES)))
+        self._bit = {name: 1 << place for place, name in enumerate(every)}
+        self.enumerated = self.of(labels)
+        self.labels = self.of(set(labels) - SOURCES)
+
+    def of(self, names: Iterable[str]) -> int:
+        """Return the set of those names that are known."""
+        return sum(self._bit[name] for name in set(names) if name in self._bit)
+
+    def names(self, chosen: int) -> tuple[str, ...]:
+        """Return the names of a set, labels first."""
+        return tuple(name for name, bit in self._bit.items() if chosen & bit)
+
+    def reading(self, chosen: int) -> Reading:
+        """Return a set as what is read."""
+        named = frozenset(self.names(chosen))
+        return Reading(named - SOURCES, named & SOURCES)
+
+
+@record(frozen=True, slots=True)
+class Reader:
+    """A recipient's permissions: the labels that it is not cleared for, the sets that rules keep from it, and those
+    labels of what it reads that its output keeps."""
+
+    worker: Worker
+    uncleared: int
+    barred: tuple[int, ...]
+    kept: int
+
+    def may(self, read: int) -> bool:
+        """Return whether it may read this set."""
+        return not read & self.uncleared and (not self.barred or all(bar & read != bar for bar in self.barred))
+
+
+Readers = Mapping[Recipient, Reader]
+
+
+def _compiled(bits: Bits, catalog: Catalog, tier: Tier) -> Readers:
+    found = {}
+    for recipient, worker in recipients(catalog, tier).items():
+        uncleared = bits.labels & ~bits.of(worker.card.cleared)
+        barred = tuple(bits.of(bar.labels) for bar in worker.bars)
+        found[recipient] = Reader(worker, uncleared, barred, bits.labels & ~bits.of(worker.declassifies))
+    return found
+
+
+def _same(new: Readers, old: Readers) -> bool:
+    """True if the same recipients have the same permissions."""
+    return _permissions(new) == _permissions(old)
+
+
+def _permissions(readers: Readers) -> Mapping[Recipient, tuple[int, tuple[int, ...], int]]:
+    return {who: (one.uncleared, one.barred, one.kept) for who, one in readers.items()}
 
 
 def _derives(catalog: Catalog) -> bool:
@@ -113,74 +174,60 @@ def _derives(catalog: Catalog) -> bool:
     return any(not rule.labels.isdisjoint(SOURCES) for rule in catalog.rules)
 
 
-def _witness(role: str, worker: Worker, earlier: Sequence[Worker], labels: Sequence[str]) -> tuple[str, ...] | None:
-    """Return the smallest set of labels and sources that the worker may read, and none of its earlier forms might; None
-    if there is none. Conductors and embedders always read the conversation."""
-    cleared = [label for label in labels if label in worker.card.cleared or label in SOURCES]
-    for chosen in _subsets(cleared):
-        found = _read(chosen)
-        if role != "worker":
-            found |= Reading(sources=frozenset({CALLER}))
-        if permits(worker, found) and not any(permits(one, found) for one in earlier):
+def _witness(bits: Bits, role: str, reader: Reader, earlier: Sequence[Reader]) -> int | None:
+    """Return the smallest set of labels and sources that a recipient may read, and none of its earlier forms might, if
+    there is one. Conductors and embedders always read the conversation."""
+    always = bits.of({CALLER}) if role != "worker" else 0
+    for chosen in _subsets(bits.enumerated & ~reader.uncleared):
+        read = chosen | always
+        if reader.may(read) and not any(one.may(read) for one in earlier):
             return chosen
     return None
 
 
-Place = tuple[Catalog, Tier]
-
-
 def _derived(
-    name: str,
-    left: Mapping[Recipient, tuple[Worker, list[Worker]]],
-    new: Place,
-    old: Sequence[Place],
-    labels: Sequence[str],
+    bits: Bits, name: str, left: Sequence[Recipient], now: Readers, compared: Sequence[Readers]
 ) -> Iterator[Widening]:
     """Yield a witness for each recipient that is shown more of what others make of a conversation."""
-    waiting = dict(left)
-    for chosen in _subsets([label for label in labels if label not in SOURCES]):
-        now = words(*new, frozenset(chosen))
-        then = [known for place in old for known in words(*place, frozenset(chosen))]
-        for recipient, (worker, earlier) in list(waiting.items()):
-            shown = next((read for read in now if permits(worker, read)), None)
-            if shown is None or any(permits(one, read) for one in earlier for read in then):
+    waiting = list(left)
+    for chosen in _subsets(bits.labels) if waiting else ():
+        made = words(bits, now, chosen)
+        made_before = [known for one in compared for known in words(bits, one, chosen)]
+        for recipient in tuple(waiting):
+            earlier = [known[recipient] for known in compared if recipient in known]
+            shown = next((read for read in made if now[recipient].may(read)), None)
+            if shown is None or any(one.may(read) for one in earlier for read in made_before):
                 continue
-            del waiting[recipient]
-            reason = _reason(earlier, Reading(frozenset(chosen), frozenset({CALLER})))
-            yield Widening(name, recipient, chosen, reason or "nothing of it was shown to it", now[shown])
+            waiting.remove(recipient)
+            reason = _reason(earlier, bits.reading(chosen | bits.of({CALLER})))
+            through = tuple(reader.worker.name for reader in made[shown])
+            yield Widening(name, recipient, bits.names(chosen), reason or "nothing of it was shown to it", through)
 
 
-def words(catalog: Catalog, tier: Tier, labels: frozenset[str]) -> Mapping[Reading, tuple[str, ...]]:
+def words(bits: Bits, readers: Readers, labels: int) -> Mapping[int, tuple[Reader, ...]]:
     """Return all that can be made of a conversation with these labels, as it is read, each with those who made it."""
-    known = recipients(catalog, tier)
-    start = Reading(labels, frozenset({CALLER}))
-    found: dict[Reading, tuple[str, ...]] = {start: ()}
-    for recipient, model in known.items():
-        if recipient.role == "conductor" and permits(model, start):
-            found.setdefault(Reading(labels - model.declassifies, frozenset({CONDUCTOR})), (model.name,))
-    workers = [worker for recipient, worker in known.items() if recipient.role == "worker"]
+    start, step, planned = labels | bits.of({CALLER}), bits.of({STEP}), bits.of({CONDUCTOR})
+    found: dict[int, tuple[Reader, ...]] = {start: ()}
+    for recipient, reader in readers.items():
+        if recipient.role == "conductor" and reader.may(start):
+            found.setdefault(start & reader.kept | planned, (reader,))
+    workers = [reader for recipient, reader in readers.items() if recipient.role == "worker"]
     queue = list(found)
     for read in queue:
-        for worker in workers:
-            made = Reading(read.labels - worker.declassifies, frozenset({STEP}))
-            if made not in found and permits(worker, read):
-                found[made] = (*found[read], worker.name)
+        for reader in workers:
+            made = read & reader.kept | step
+            if made not in found and reader.may(read):
+                found[made] = (*found[read], reader)
                 queue.append(made)
     return found
 
 
-def _read(chosen: Sequence[str]) -> Reading:
-    """The reading that a set of labels and sources stands for."""
-    named = frozenset(chosen)
-    return Reading(named - SOURCES, named & SOURCES)
-
-
-def _subsets(labels: Sequence[str]) -> Iterator[tuple[str, ...]]:
+def _subsets(whole: int) -> Iterator[int]:
     """Yield all subsets, small ones first."""
-    places = sorted(range(1 << len(labels)), key=int.bit_count)
-    for places_taken in places:
-        yield tuple(label for place, label in enumerate(labels) if places_taken >> place & 1)
+    places = [1 << place for place in range(whole.bit_length()) if whole >> place & 1]
+    for size in range(len(places) + 1):
+        yield from map(sum, combinations(places, size))
 
 
-def _reason(earlier: Sequence[Worker], read: Reading) -> str:
-    return exclusion(earlier[0], read) if earlier else "it was not a recipient of this tier"
+def _reason(earlier: Sequence[Reader], read: Reading) -> str:
+    return exclusion(earlier[0].worker, read) if earlier else "it was not a recipient of this tier"
