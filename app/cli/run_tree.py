@@ -102,6 +102,8 @@ def _step(tree: Tree, step: run_words.Record, *, answers: bool, full: bool, plan
     branch = tree.add(title)
     lines: list[tuple[str, str | None]] = [
         ("sees", run_words.sees(step["access"])),
+        ("labels", ", ".join(step.get("labels", ())) or None),
+        ("declassified", ", ".join(step.get("declassified", ())) or None),
         ("subtask", _shown(step["subtask"], full) if step["subtask"] != "" else "none: it answers the conversation"),
         ("chosen", run_words.choice(step)),
         *[(f"attempt {call['attempt']}", run_words.attempt(call)) for call in step["attempts"]],

@@ -61,6 +61,7 @@ async def test_labels_stand_on_messages_and_parts_of_every_format(stub: Provider
             reply = await client.post(f"/v1/{route}", json={"model": "baton-mini"} | body)
             assert reply.status_code == 200, (what, reply.text)
             run = (await client.get(f"/v1/runs/{reply.headers['x-baton-run']}")).json()
+            assert [(step["labels"], step["declassified"]) for step in run["steps"]] == [(["phi"], [])]
             assert (run["labels"], run["excluded"]) == (["phi"], {"beta": "not cleared for phi"}), what
     assert stub.of("alpha")
     assert "phi" not in json.dumps([received.json for received in stub.requests])

@@ -179,6 +179,10 @@ class AuditedStep(StepSummary):
     round: int
     planned_worker: str
     probability: float | None
+    labels: list[str]
+    """The labels of what it read."""
+    declassified: list[str]
+    """The labels that its output lost, because its worker declassifies them."""
     tools: Any
     error: str | None
     passed_over: list[Any]

@@ -23,6 +23,7 @@ from app.core.run.events import (
     dated,
     facts,
 )
+from app.core.run.labels import Flow
 from app.core.run.state import RunState, fold
 from app.core.run.trace import continued
 from app.engine.calls.step_request import see
@@ -140,6 +141,8 @@ def _step(state: RunState, n: int, events: Sequence[Event]) -> dict[str, Any]:
         "planned_worker": planned.worker if planned is not None else step.worker,
         "probability": planned.probability if planned is not None else None,
         "access": step.access.as_list(),
+        "labels": sorted(Flow(state).readings[n].labels),
+        "declassified": sorted(step.output_lost),
         "tools": step.tools,
         "state": step.state,
         "error": step.error or None,
