@@ -197,6 +197,17 @@ async def test_a_further_round_reads_the_labels_of_the_one_before(stub: Provider
     assert stub.of("beta") == []
 
 
+async def test_a_fixed_plan_that_shows_too_much_is_not_carried_out(stub: ProviderStub, tmp_path: Path) -> None:
+    """The second round of this tier lets beta check the answer before; the first one's is the run's then."""
+    rule = '\n[rules.words-of-callers-only]\nlabels = ["source:step"]\ndeny = { worker = ["beta"] }\n'
+    async with running_service(tmp_path, pool(stub) + rule) as opened:
+        outcome = await finish(await opened.runs.start(order(opened, "baton-again")))
+        rejected: list[PlanRejected] = await of_kind(opened, outcome, Kind.PLAN_REJECTED)
+    assert (outcome.ended.state.state, outcome.ended.answer) == ("succeeded", "Hello there.")
+    assert "excluded by the rule words-of-callers-only" in rejected[0].reasons[0]
+    assert stub.of("beta") == []
+
+
 async def test_the_labels_of_a_tools_result_go_with_what_is_made_of_it(stub: ProviderStub, opened: Runtime) -> None:
     stub.script("beta", calling_tools(look("a")))
     talk = Talk(opened, "baton-ultra", extra={"plan": plan(("beta", "", ["user"]))})
