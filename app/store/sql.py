@@ -20,7 +20,7 @@ from app.core.rating.evidence import Learned, Rated
 from app.core.rating.feedback import Feedback
 from app.core.records import changed
 from app.core.run.events import Event, Kind
-from app.core.run.notices import Notice
+from app.core.run.notices import FailedNotice, Notice
 from app.errors import StoreUnavailable
 from app.store.protocol import (
     PROCESS,
@@ -395,6 +395,15 @@ class SqlStore:
 
     async def close_notice(self, notice: Notice) -> bool:
         return await self._write(partial(notices.close, notice=notice))
+
+    async def fail_notice(self, notice: Notice, at: float, reason: str) -> bool:
+        return await self._write(partial(notices.fail, notice=notice, at=at, reason=reason))
+
+    async def failed_notices(self, limit: int) -> tuple[FailedNotice, ...]:
+        return await self._read(partial(notices.failed, limit=limit))
+
+    async def resend_notices(self, given_up: Sequence[Notice], now: float) -> int:
+        return await self._write(partial(notices.resend, given_up=given_up, now=now))
 
     async def put_off_notice(self, notice: Notice, due: float) -> bool:
         return await self._write(partial(notices.put_off, notice=notice, due=due))

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from app.core.run.events import TERMINAL, Kind, fact_from_json
-from app.core.run.notices import Notice
+from app.core.run.notices import KEEP_FAILED, FailedNotice, Notice
 from app.errors import LeaseLost, RunEnded
 from app.store.protocol import Appended, Entry, Lease, Store
 from tests.conformance.entries import Opener, admitted, note, settled
@@ -107,6 +107,26 @@ async def test_a_notice_is_closed_by_anybody_and_put_off_by_its_holder_only(stor
     assert not await store.close_notice(second)
     assert not await store.put_off_notice(second, 0.0)
     assert (await taken(store, now=99.0), await store.pending_notices(10)) == ((), 0)
+
+
+async def test_a_notice_that_is_given_up_is_kept_and_sent_again_when_asked_for(store: Store) -> None:
+    await store.append(told("run"))
+    await store.append(event("run", Kind.SUCCEEDED))
+    (first,) = await taken(store)
+    assert await store.fail_notice(first, 12.0, "HTTP 410")
+    assert (await taken(store, now=9e9), await store.pending_notices(10)) == ((), 0)
+    assert await store.failed_notices(10) == (FailedNotice(first, 12.0, "HTTP 410"),)
+    assert not await store.put_off_notice(first, 13.0)
+    assert await store.resend_notices([first, replace(first, run="other")], 20.0) == 1
+    assert await store.failed_notices(10) == ()
+    assert await taken(store, now=20.0, until=30.0) == (first,)
+    assert await store.resend_notices([first], 21.0) == 0, "it is being tried"
+    assert await store.fail_notice(first, 31.0, "timeout")
+    await store.append(told("later"))
+    await store.append(event("later", Kind.SUCCEEDED))
+    (later,) = await taken(store)
+    assert await store.fail_notice(later, 32.0 + KEEP_FAILED, "timeout")
+    assert [one.notice.run for one in await store.failed_notices(10)] == ["later"], "the other is too old"
 
 
 async def test_pending_notices_are_counted_up_to_a_bound_and_old_ones_forgotten(store: Store) -> None:

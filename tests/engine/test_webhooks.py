@@ -244,6 +244,12 @@ async def test_a_receiver_that_is_gone_is_not_tried_again(
         await receiver.wait_for(2)
         await none_left(opened)
         assert outcomes(opened) == [1, 0, 1], "it is that delivery alone"
+        (kept,) = await opened.context.store.failed_notices(10)
+        assert (kept.notice.run, kept.reason) == (run, "HTTP 410")
+        assert await opened.context.store.resend_notices([kept.notice], opened.context.now()) == 1
+        await receiver.wait_for(3)
+        await none_left(opened)
+        assert (await opened.context.store.failed_notices(10), outcomes(opened)) == ((), [2, 0, 1])
     (given_up,) = [record for record in caplog.records if record.message == GIVEN_UP]
     assert given_up.levelname == "ERROR"
     assert (given_up.fields["run"], given_up.fields["status"]) == (run, 410)  # type: ignore[attr-defined]

@@ -8,7 +8,19 @@ from collections.abc import Sequence
 import click
 
 from app.cli.asked import Asked
-from app.cli.commands import audit, budgets, conductor, keys, learning, operations, policy, runs, tenants, training
+from app.cli.commands import (
+    audit,
+    budgets,
+    conductor,
+    keys,
+    learning,
+    operations,
+    policy,
+    runs,
+    tenants,
+    training,
+    webhooks,
+)
 from app.cli.commands.declarations import Group
 
 DESCRIPTION = """Baton: one OpenAI-compatible endpoint in front of a conducted pool of models.
@@ -22,7 +34,7 @@ def command_line() -> Group:
     """Return the whole command line."""
     root = Group("baton", help=DESCRIPTION, context_settings={"help_option_names": ["-h", "--help"]})
     click.version_option(package_name="baton", prog_name="baton", message="%(prog)s %(version)s")(root)
-    for module in (operations, keys, tenants, budgets, runs, policy, audit, learning, training, conductor):
+    for module in (operations, keys, tenants, budgets, webhooks, runs, policy, audit, learning, training, conductor):
         module.define(root)
     return root
 

@@ -27,6 +27,8 @@ SOFT_LIMIT = "budget.soft_limit"
 """The word of a notice that a budget has reached its soft limit."""
 KEEP = 3 * 86_400.0
 """Seconds for which a delivery is tried."""
+KEEP_FAILED = 30 * 86_400.0
+"""Seconds for which a notice is kept that was given up."""
 SHORTEST, LONGEST = 5.0, 4 * 3_600.0
 """Seconds between two tries, on the average: at first, and at last."""
 
@@ -50,6 +52,15 @@ class Notice:
         if self.about is not None:
             return f"evt_{hashlib.sha256(f'{self.run} {self.turn} {self.word}'.encode()).hexdigest()[:32]}"
         return _of_turn(f"evt_{self.run.removeprefix('run_')}", self.turn)
+
+
+@record(frozen=True, slots=True)
+class FailedNotice:
+    """A notice that was given up at `failed_at`, with the reason: an HTTP status, or why there was no response."""
+
+    notice: Notice
+    failed_at: float
+    reason: str
 
 
 def response_id(run: str, turn: int) -> str:
@@ -78,6 +89,11 @@ def word(fact: Fact) -> str | None:
     return "failed" if isinstance(fact, RunEnd) else None
 
 
+def kind(notice: Notice) -> str:
+    """Return the type of the event that a delivery reports."""
+    return notice.word if notice.about is not None else f"response.{notice.word}"
+
+
 def payload(notice: Notice) -> bytes:
     """Return the body of a delivery: the same bytes at every try."""
     about_run = notice.about is None
@@ -85,7 +101,7 @@ def payload(notice: Notice) -> bytes:
         "id": notice.id,
         "object": "event",
         "created_at": int(notice.at),
-        "type": f"response.{notice.word}" if about_run else notice.word,
+        "type": kind(notice),
         "data": {"id": response_id(notice.run, notice.turn)} if about_run else json.loads(notice.about or "{}"),
     }
     return json.dumps(event, separators=(",", ":")).encode()

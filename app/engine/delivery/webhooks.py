@@ -169,7 +169,8 @@ class Webhooks:
             return self._context.telemetry.count("baton_webhooks_total", "delivered")
         again = notices.next_try(notice, now, self._context.chance(), result.wait)
         if result.status == GONE or again is None:
-            if await store.close_notice(notice):
+            reason = result.reason or f"HTTP {result.status}"
+            if await store.fail_notice(notice, now, reason):
                 self._context.telemetry.count("baton_webhooks_total", "failed")
                 self._log(
                     logging.ERROR,

@@ -1,8 +1,9 @@
 """Notices: ends of turns that are to be delivered to a caller's webhook. Entries write them (`Entry.notify`)."""
 
+from collections.abc import Sequence
 from typing import Protocol
 
-from app.core.run.notices import Notice
+from app.core.run.notices import FailedNotice, Notice
 
 
 class Notices(Protocol):
@@ -13,7 +14,19 @@ class Notices(Protocol):
         ...
 
     async def close_notice(self, notice: Notice) -> bool:
-        """Delete a notice that was delivered or given up, whoever has taken it by now. False if it is gone already."""
+        """Delete a notice that was delivered, whoever has taken it by now. False if it is gone already."""
+        ...
+
+    async def fail_notice(self, notice: Notice, at: float, reason: str) -> bool:
+        """Give a notice up: it is not taken any more, and is kept for `KEEP_FAILED` seconds. False if it is gone."""
+        ...
+
+    async def failed_notices(self, limit: int) -> tuple[FailedNotice, ...]:
+        """The notices that were given up, the latest first."""
+        ...
+
+    async def resend_notices(self, given_up: Sequence[Notice], now: float) -> int:
+        """Have notices that were given up tried again at once. Returns the number of those that still exist."""
         ...
 
     async def put_off_notice(self, notice: Notice, due: float) -> bool:

@@ -1,9 +1,14 @@
 """Rows of notices that wait for their delivery. The entry that ends the turn writes them (see `writing/batch.py`)."""
 
-from sqlalchemy import Connection, Select, delete, func, literal, select, tuple_, update
+from collections.abc import Sequence
 
-from app.core.run.notices import Notice
+from sqlalchemy import ColumnElement, Connection, Select, delete, func, literal, select, tuple_, update
+
+from app.core.run.notices import KEEP_FAILED, FailedNotice, Notice
 from app.store.sqlkit.tables import NOTICES
+
+NEVER = 1e11
+"""A time thousands of years from now, in seconds since 1970."""
 
 
 def due(now: float, limit: int) -> Select[tuple[str, int, str, float, int, str]]:
@@ -24,20 +29,53 @@ def take(conn: Connection, now: float, until: float, limit: int) -> tuple[Notice
 
 def close(conn: Connection, notice: Notice) -> bool:
     """Delete a notice, whoever has claimed it. False if it is gone already."""
+    return bool(conn.execute(delete(NOTICES).where(*_same(notice))).rowcount)
+
+
+def fail(conn: Connection, notice: Notice, at: float, reason: str) -> bool:
+    """Mark a notice as given up, and delete those that were given up long ago. False if it is gone already.
+
+    It is never due again: processes of a release that does not know the mark do not take it either.
+    """
     row = NOTICES.c
-    return bool(conn.execute(delete(NOTICES).where(row.run == notice.run, row.turn == notice.turn)).rowcount)
+    conn.execute(delete(NOTICES).where(row.failed_at < at - KEEP_FAILED))
+    changes = {"failed_at": at, "reason": reason, "due": NEVER}
+    return bool(conn.execute(update(NOTICES).where(*_same(notice)).values(changes)).rowcount)
+
+
+def failed(conn: Connection, limit: int) -> tuple[FailedNotice, ...]:
+    """The notices that were given up, the latest first."""
+    row = NOTICES.c
+    query = select(NOTICES).where(row.failed_at.is_not(None)).order_by(row.failed_at.desc(), row.run, row.turn)
+    found = []
+    for one in conn.execute(query.limit(limit)):
+        notice = Notice(one.run, one.turn, one.word, one.at, one.tries, one.about)
+        found.append(FailedNotice(notice, one.failed_at, one.reason))
+    return tuple(found)
+
+
+def resend(conn: Connection, given_up: Sequence[Notice], now: float) -> int:
+    """Have notices that were given up tried again. Returns their number."""
+    changes = {"failed_at": None, "reason": None, "due": now, "tries": 0}
+    chosen = NOTICES.c.failed_at.is_not(None)
+    again = [conn.execute(update(NOTICES).where(*_same(one), chosen).values(changes)).rowcount for one in given_up]
+    return sum(again)
+
+
+def _same(notice: Notice) -> tuple[ColumnElement[bool], ...]:
+    return NOTICES.c.run == notice.run, NOTICES.c.turn == notice.turn
 
 
 def put_off(conn: Connection, notice: Notice, due: float) -> bool:
     """Have a notice tried again from then on. False if somebody else has claimed it meanwhile."""
     row = NOTICES.c
-    mine = (row.run == notice.run, row.turn == notice.turn, row.tries == notice.tries)
+    mine = (row.run == notice.run, row.turn == notice.turn, row.tries == notice.tries, row.failed_at.is_(None))
     return bool(conn.execute(update(NOTICES).where(*mine).values(due=due)).rowcount)
 
 
 def count(conn: Connection, most: int) -> int:
-    """The number of notices, counted up to `most`."""
-    some = select(literal(1)).select_from(NOTICES).limit(most).subquery()
+    """The number of notices that are still tried, counted up to `most`."""
+    some = select(literal(1)).select_from(NOTICES).where(NOTICES.c.failed_at.is_(None)).limit(most).subquery()
     return int(conn.execute(select(func.count()).select_from(some)).scalar_one())
 
 
