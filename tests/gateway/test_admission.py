@@ -193,6 +193,16 @@ async def test_the_process_has_its_size(stream: bool) -> None:
         assert await together(gateway, keys, stream=stream) == [200, 200, 503]
 
 
+async def test_a_flood_of_one_tenant_leaves_places_for_others() -> None:
+    gateway = GatewayStandIn(rates=Rates(running=16))
+    flood, other = gateway.add_key("flood"), gateway.add_key("other", tenant="other")
+    assert await together(gateway, [flood] * 20) == [200] * 16 + [503] * 4, "a tenant alone has all places"
+    assert await together(gateway, [other]) == [200]
+    assert await together(gateway, [flood] * 20 + [other] * 2) == [200] * 16 + [503] * 6
+    gateway.ticks += 600.1
+    assert await together(gateway, [flood] * 20) == [200] * 16 + [503] * 4
+
+
 async def test_a_run_that_cannot_start_gives_its_place_back() -> None:
     gateway = GatewayStandIn(rates=Rates(running=1))
     key = gateway.add_key()

@@ -21,6 +21,7 @@ Every POST route under /v1 hands its body to one of two verbs (a test walks the 
 
 import hashlib
 import re
+from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -54,16 +55,65 @@ from app.store.protocol import TAKEN, KeyRow, Once, TenantStore
 
 BUSY_RETRY = 1.0
 """Seconds to wait when too many requests are served: about what a short one takes."""
+OTHERS_SECONDS = 600.0
+"""Time after its last request for which a tenant counts as one that may come again."""
+TENANTS = 1_000
+"""Tenants whose last requests are remembered."""
 KEY = re.compile(r"[ -~]{1,255}")
 EVENT = re.compile(r"[0-9]{1,15}")
 REPLAYED = (b"idempotent-replayed", b"true")
 
 
+class Places:
+    """The requests that a gateway serves, and by whom.
+
+    The last eighth of the places is for others than the tenant that has all the rest, if another one has been served
+    within `OTHERS_SECONDS`: so a flood of one tenant leaves room for the next, and a tenant alone has all places.
+    """
+
+    def __init__(self, context: GatewayContext) -> None:
+        self.running = 0
+        self._context = context
+        self._held: Counter[str] = Counter()
+        self._served: OrderedDict[str, float] = OrderedDict()
+        """When each tenant was let in last, the latest at the end."""
+
+    @property
+    def full(self) -> bool:
+        """True if there is none left for anybody."""
+        return self.running >= self._context.rates.running
+
+    def has_share(self, tenant: str) -> bool:
+        """True if the tenant has all places that it may have beside others."""
+        most = self._context.rates.running
+        if self._held[tenant] < most - most // 8:
+            return False
+        since = self._context.tick() - OTHERS_SECONDS
+        return any(at >= since and other != tenant for other, at in self._served.items())
+
+    def take(self, tenant: str) -> None:
+        """Note a request that was let in."""
+        self.running += 1
+        self._held[tenant] += 1
+        self._served[tenant] = self._context.tick()
+        self._served.move_to_end(tenant)
+        if len(self._served) > TENANTS:
+            self._served.popitem(last=False)
+
+    def give(self, tenant: str) -> None:
+        """Note that a request is over."""
+        self.running -= 1
+        self._held[tenant] -= 1
+        if not self._held[tenant]:
+            del self._held[tenant]
+
+
 class Permit:
     """A place in this process. `release` may be called more than once."""
 
-    def __init__(self, admission: "Admission", counted: RateRequest | None) -> None:
-        self._admission: Admission | None = admission
+    def __init__(self, admission: "Admission", tenant: str, counted: RateRequest | None) -> None:
+        self._places: Places | None = admission.places
+        self._tenant = tenant
         self._limiter = admission.limiter
         self.counted = counted
         """The request as it was counted; None if nothing limits it."""
@@ -77,18 +127,17 @@ class Permit:
 
     def release(self) -> None:
         """Give the place back."""
-        if self._admission is not None:
-            self._admission.running -= 1
-            self._admission = None
+        if self._places is not None:
+            self._places.give(self._tenant)
+            self._places = None
 
 
 class Admission:
     """The places of one gateway, and the limits of its callers."""
 
     def __init__(self, context: GatewayContext) -> None:
-        self._context = context
         self.limiter = RateLimiter(context)
-        self.running = 0
+        self.places = Places(context)
 
     async def enter(self, key: KeyRow, headers: Headers, order: Order | None = None) -> Permit:
         """Let a request in, or raise `OverQuota`, `Overloaded` or `StoreUnavailable`. Rate headers are added to
@@ -97,8 +146,10 @@ class Admission:
         A request without an `order` begins no run but follows one: it counts as a request, not as a run.
         """
         await self.capacity()
-        permit = Permit(self, self.limiter.request(key, order))
-        self.running += 1
+        if self.places.has_share(key.tenant):
+            raise Overloaded(retry_after=BUSY_RETRY)
+        permit = Permit(self, key.tenant, self.limiter.request(key, order))
+        self.places.take(key.tenant)
         try:
             if permit.counted is not None:
                 await self.limiter.count(permit.counted, headers)
@@ -112,7 +163,7 @@ class Admission:
 
         A dependency of routes that begin runs, which comes first: a request that is refused here was not read, and
         costs the requests that are being served as little as possible."""
-        if self.running >= self._context.rates.running:
+        if self.places.full:
             raise Overloaded(retry_after=BUSY_RETRY)
 
 
