@@ -1,9 +1,9 @@
 # fmt: off
-"""Recomputes the figures of `baton report --json` as deploy/docs/reports.md defines them, with nothing of Baton's code:
-python recompute_report.py EXPORT.jsonl RATINGS.jsonl '{"by": [...], "success": ..., "threshold": ..., "zone": ...}'"""
+"""Recomputes the figures of `baton report --json` from EXPORT RATINGS OPTIONS, with nothing of Baton's code."""
 import base64, datetime, json, pathlib, sys, zoneinfo  # noqa: E401, I001
 from collections import Counter
 pools, runs, wanted = {}, [], json.loads(sys.argv[3])
+zone = zoneinfo.ZoneInfo(wanted["zone"])
 export, ratings = ([json.loads(line) for line in pathlib.Path(path).read_text().splitlines()] for path in sys.argv[1:3])
 for line in export:
     if "catalog" in line:
@@ -17,12 +17,13 @@ def of(run, kind):
 def verdict(run):
     mine = sorted([one for one in ratings if one["run"] == run["id"]], key=lambda one: (one["at"], one["id"]))
     if wanted["success"] == "signals":
-        stopped = run["state"] == "cancelled" and of(run, "run.cancel_asked")[0]["by"] in ("client", "caller")
-        bad = stopped or any(one["kind"] == "implicit" for one in mine)
-        return not bad if bad or run["state"] == "succeeded" else None
+        by = of(run, "run.cancel_asked")[0]["by"] if run["state"] == "cancelled" else ""
+        stopped = {"abandoned"} if by == "client" else {"cancelled"} if by == "caller" else set()
+        run["sources"] = {one["source"] for one in mine if one["kind"] == "implicit"} | stopped
+        return not run["sources"] if run["sources"] or run["state"] == "succeeded" else None
     kind = {"feedback": "explicit", "graders": "grader"}[wanted["success"]]
-    scores = {one["source"]: one["score"] for one in mine if one["kind"] == kind and one["score"] is not None}.values()
-    return sum(scores) / len(scores) >= wanted["threshold"] if scores else None
+    run["sources"] = scores = {x["source"]: x["score"] for x in mine if x["kind"] == kind and x["score"] is not None}
+    return sum(scores.values()) / len(scores) >= wanted["threshold"] if scores else None
 def sums(some):
     judged = [run for run in some if run["verdict"] is not None]
     wins, spent = sum(run["verdict"] for run in judged), sum(run["usd"] for run in judged) / 1e6
@@ -32,7 +33,7 @@ def sums(some):
 previews, going_on = ([run for run in runs if of(run, "run.admitted")[0]["preview"] == planned and
                       (planned or run["ended_at"] is None)] for planned in (True, False))
 runs = [run for run in sorted(runs, key=lambda run: (run["created_at"], run["id"])) if run not in previews + going_on]
-spared, cheap, best, clusters = Counter(calls_not_measured=0), Counter(), Counter(), {}
+spared, cheap, best, clusters, fair = Counter(calls_not_measured=0), Counter(), Counter(), {}, ("ok", "cancelled")
 for run in runs:
     start, ends = of(run, "run.admitted")[0], {end["call"]: end for end in of(run, "call.finished")}
     steps, opened = {one["n"]: one for one in of(run, "plan.step")}, {p["proposal"]: p for p in of(run, "plan.opened")}
@@ -41,14 +42,12 @@ for run in runs:
     run["usd"], run["verdict"] = sum(end["usd"] for end in ends.values()), verdict(run)
     task = next(line["body"] for line in run["lines"] if line.get("content") == start["task"])
     task, workers = json.loads(base64.b64decode(task)), {one["worker"] for one in work}
-    run["by"] = {name: {run[name]} - {None} for name in ("tier", "tenant", "key", "topology")}
-    run["by"] |= {f"metadata.{name}": [value] for name, value in task["metadata"].items()} | {"worker": workers}
-    run["by"]["user"] = {task["user"], task.get("echoed", {}).get("safety_identifier")} - {None}
-    day = datetime.datetime.fromtimestamp(run["created_at"], zoneinfo.ZoneInfo(wanted["zone"]))
-    run["by"]["week"] = [day.strftime("%G-W%V")]
+    run["by"] = {name: {run[name]} - {None} for name in ("tier", "tenant", "key", "topology")} | {"worker": workers}
+    run["by"] |= {f"metadata.{name}": [value] for name, value in task["metadata"].items()} | {
+        "week": [datetime.datetime.fromtimestamp(run["created_at"], zone).strftime("%G-W%V")],
+        "user": {task["user"], task.get("echoed", {}).get("safety_identifier")} - {None}}
     counts = {"rounds": {opened[one["proposal"]].get("round", 1) for one in of(run, "plan.accepted") if one["steps"]},
-              "failed calls": [end for _, end in over if end["outcome"] not in ("ok", "cancelled")],
-              "steps": {one["n"] for one in work}}
+              "failed calls": [e for _, e in over if e["outcome"] not in fair], "steps": {one["n"] for one in work}}
     run["has"] = [(name, "5 or more" if len(those) >= 5 else str(len(those))) for name, those in counts.items()] + [
         *(("worker", one) for one in workers), ("fallback", "yes" if run["degraded"] else "no"), ("tier", run["tier"]),
         ("tools", "called" if of(run, "step.awaiting_tool") else "not called"), ("topology", run["topology"] or "none")]
@@ -77,7 +76,7 @@ for run in runs:
                 "plan.rejected": ("plan", ("plan_rejected", "conductor_failed")[body.get("outage", 0)], "", where, ""),
                 "step.failed": ("step", error, "", where, who[-1]), "run.failed": ended, "run.cancelled": ended,
                 "run.expired": ended, "run.over_budget": ended}
-        if (found := ends.get(kind)) and body.get("outcome") not in ("ok", "cancelled"):
+        if (found := ends.get(kind)) and body.get("outcome") not in fair:
             clusters.setdefault((*found[:3], run["topology"] or "none", *found[3:]), []).append((at, run["id"]))
 groups = {(name, value): [run for run in runs if value in (run["by"].get(name) or [None])] for name in wanted["by"]
           for value in {one for run in runs for one in run["by"].get(name) or [None]}}
@@ -87,6 +86,7 @@ lifts = [(there[one] * len(runs) / len(top) / usual[one], one) for one in there]
 spared["spared_tokens"] = hidden = spared["spared_output_tokens"] + spared["spared_conversation_tokens"]
 print(json.dumps({
     "left_out": {"open": len(going_on), "previews": len(previews)}, "total": sums(runs),
+    "sources": Counter(name for run in runs for name in run["sources"]),
     "groups": [{"by": by, "group": value} | sums(some) for (by, value), some in groups.items()],
     "dearest": {"runs": len(top), "cost_usd": sums(top)["cost_usd"],
                 "share_of_cost": round(sum(run["usd"] for run in top) / sum(run["usd"] for run in runs), 6),

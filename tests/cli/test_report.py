@@ -162,7 +162,7 @@ def test_every_figure_is_the_one_that_the_export_gives(
     again = json.loads(subprocess.run(command, check=True, capture_output=True, timeout=100).stdout)
     assert figures["total"]["runs"] > 190
     assert figures["total"]["runs"] % 5, "one fifth of them is no whole number"
-    for part in ("total", "left_out"):
+    for part in ("total", "left_out", "sources"):
         assert figures[part] == again[part]
     for part in ("access_lists", "cheapest"):
         assert without(figures[part], "method") == again[part]

@@ -7,14 +7,14 @@ micro-dollars here and in dollars in what `Report.figures` returns.
 """
 
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, tzinfo
 from typing import Any, Literal
 
 from app.core.message.chat import Usage, usage_from_json
 from app.core.pool.catalog import MILLION, Price
-from app.core.rating.feedback import Feedback, FeedbackKind
+from app.core.rating.feedback import Feedback, FeedbackKind, sign
 from app.core.records import record
 from app.core.run.events import Event, Json
 from app.core.run.kinds import TERMINAL, Kind
@@ -204,22 +204,30 @@ class _Told:
 def verdict(run: JournaledRun, wanted: Wanted) -> bool | None:
     """True for a success, False for none, and None if there is no verdict."""
     if wanted.success == "signals":
-        return _by_signals(run)
+        answered = True if run.state == "succeeded" else None
+        return False if _signs(run) else answered
+    scores = _scores(run, KINDS[wanted.success])
+    return sum(scores.values()) / len(scores) >= wanted.threshold if scores else None
+
+
+def sources(run: JournaledRun, wanted: Wanted) -> Collection[str]:
+    """The names of the sources that a verdict goes by: those of scores, or the signs in what the caller did."""
+    return _signs(run) if wanted.success == "signals" else _scores(run, KINDS[wanted.success])
+
+
+def _scores(run: JournaledRun, kind: FeedbackKind) -> Mapping[str, float]:
+    """The latest score of each source of this kind."""
     latest: dict[str, float] = {}
     for one in sorted(run.ratings, key=lambda one: (one.at, one.id)):
-        if one.kind == KINDS[wanted.success] and one.score is not None:
+        if one.kind == kind and one.score is not None:
             latest[one.source] = one.score
-    return sum(latest.values()) / len(latest) >= wanted.threshold if latest else None
+    return latest
 
 
-def _by_signals(run: JournaledRun) -> bool | None:
-    if any(one.kind == "implicit" for one in run.ratings):
-        return False
-    if run.state == "succeeded":
-        return True
-    asked = [event.body.get("by") for event in run.events if event.kind is Kind.CANCEL_ASKED]
-    stopped = run.state == "cancelled" and bool(asked) and asked[0] in ("client", "caller")
-    return False if stopped else None
+def _signs(run: JournaledRun) -> Collection[str]:
+    """The signs that were noted of the run, and the one in its journal."""
+    noted = {one.source for one in run.ratings if one.kind == "implicit"}
+    return noted | ({sign(run.events)} - {""})
 
 
 def _up_to(number: int) -> str:
@@ -506,6 +514,7 @@ class Report:
         self._access_lists = _AccessLists()
         self._cheapest = _Cheapest()
         self._failures = _Failures()
+        self._sources: dict[str, int] = {}
         self._open = 0
         self._previews = 0
 
@@ -520,6 +529,8 @@ class Report:
             self._open += not told.preview
             return
         found = verdict(run, self._wanted)
+        for name in sources(run, self._wanted):
+            self._sources[name] = self._sources.get(name, 0) + 1
         answered = run.state == "succeeded"
         self._total.add(told.usd, found, answered=answered)
         for name, groups in self._groups.items():
@@ -539,6 +550,7 @@ class Report:
             "success": self._wanted.success,
             "threshold": self._wanted.threshold if self._wanted.success in KINDS else None,
             "definition": DEFINITIONS[self._wanted.success],
+            "sources": dict(sorted(self._sources.items())),
             "left_out": {"open": self._open, "previews": self._previews},
             "total": self._total.shown(),
             "groups": self._grouped(),

@@ -111,6 +111,8 @@ class Report(Reply):
     success: Literal["feedback", "graders", "signals"]
     threshold: float | None
     definition: str
+    sources: dict[str, int]
+    """The runs of each source of scores, or with each sign, by its name."""
     left_out: LeftOut
     total: Sums
     groups: list[GroupSums]
