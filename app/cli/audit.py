@@ -19,7 +19,6 @@ from app.cli.asked import Asked
 from app.errors import StoreUnavailable
 from app.process.config import read
 from app.providers.formats import adapter
-from app.store.archive import open_archive
 from app.store.journal_file import write
 
 SHOWN = 200
@@ -55,14 +54,14 @@ async def _check(asked: Asked, environ: Mapping[str, str], now: float) -> Report
         export = Export(Path(asked.file))
         return await Auditor(export.at, adapter).audit(export, run=asked.run, since=since, against=earlier)
     settings = read(environ)
-    async with storage.used(settings), open_archive(settings.database_url) as archive:
+    async with storage.used(settings), storage.journals(settings) as archive:
         return await Auditor(now, adapter).audit(archive, run=asked.run, since=since, against=earlier)
 
 
 async def _export(asked: Asked, environ: Mapping[str, str], now: float) -> int:
     since = now - asked.since if asked.since else None
     settings = read(environ)
-    async with storage.used(settings), open_archive(settings.database_url) as archive:
+    async with storage.used(settings), storage.journals(settings) as archive:
         runs = await write(archive, Path(asked.file), now=now, run=asked.run, since=since)
     if asked.json:
         terminal.print_json({"file": asked.file, "runs": runs})

@@ -27,7 +27,6 @@ from app.lab import manifest
 from app.process.conductor_server import conductor_server
 from app.process.config import Loaded, Settings, configure
 from app.providers.vllm import Management
-from app.store.archive import open_archive
 from app.store.protocol import Actor
 
 KINDS: Mapping[str, ChangeKind] = {
@@ -125,7 +124,7 @@ async def _compare(settings: Settings, server: Management, asked: Asked, now: fl
     known = await _standing(settings, asked.conductor)
     if reason := refusal(known, "shadowed", asked.version):
         raise ConfigInvalid([reason])
-    async with storage.used(settings), open_archive(settings.database_url) as archive:
+    async with storage.used(settings), storage.journals(settings) as archive:
         async for case in shadow.cases(archive, asked.conductor, now - asked.since, now, compared):
             if compared.plans >= asked.limit:
                 break

@@ -42,11 +42,23 @@ async def _erase(settings: Settings, asked: Asked, now: Callable[[], float]) -> 
         if asked.run:
             erased = await _erase_one(store, asked.run, patience, now)
         else:
-            erased = await erase_matching(store, query, lambda rows: _end(store, rows, patience, now()))
+            erased = await _erase_all(store, query, patience, now)
     if asked.json:
         terminal.print_json({"runs": erased.runs, "erased": True, "overwritten": erased.overwritten})
     else:
         terminal.out().print(_report(settings, erased), soft_wrap=True)
+
+
+async def _erase_all(store: Store, query: ContentQuery, patience: float, now: Callable[[], float]) -> Erased:
+    """Erase what the query selects. Of a whole tenant, the keys under which its contents are encrypted are destroyed,
+    too: first they are taken out of use, so that no process writes under them any more."""
+    whole = query.tenant is not None and query == ContentQuery(tenant=query.tenant)
+    if whole and query.tenant is not None:
+        await asyncio.sleep(await store.retire_content_keys(query.tenant, now()))
+    erased = await erase_matching(store, query, lambda rows: _end(store, rows, patience, now()))
+    if whole and query.tenant is not None:
+        await store.destroy_content_keys(query.tenant)
+    return erased
 
 
 async def _erase_one(store: Store, wanted: str, patience: float, now: Callable[[], float]) -> Erased:

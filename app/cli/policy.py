@@ -17,7 +17,7 @@ from app.core.run.events import Event
 from app.core.run.kinds import Kind
 from app.core.run.policy_trial import Refused
 from app.process.config import Settings, configure, read, read_catalog
-from app.store.archive import Record, open_archive
+from app.store.archive import Record
 
 FINE, REFUSED = 0, 1
 
@@ -84,7 +84,7 @@ def _diff(found: Sequence[Widening], *, as_json: bool) -> int:
 async def _tried(settings: Settings, catalog: Catalog, since: float | None) -> tuple[int, list[Refused]]:
     """Return the number of runs, and those with calls that would have been refused, oldest first."""
     runs, refused = 0, []
-    async with storage.used(settings), open_archive(settings.database_url) as archive:
+    async with storage.used(settings), storage.journals(settings) as archive:
         records: AsyncIterator[Record] = archive.records(since=since)
         async for one in records:
             runs += 1

@@ -7,7 +7,6 @@ from app.cli import event_loop, storage, terminal
 from app.cli.asked import Asked
 from app.engine.retention import Pruned, Pruning, archiving, prune_query
 from app.process.config import Settings, read
-from app.store.archive import open_archive
 from app.store.protocol import PruneQuery
 
 
@@ -43,7 +42,7 @@ async def _prune(settings: Settings, query: PruneQuery, now: Callable[[], float]
         return True
 
     kept = archiving(settings.archive, settings.archive_endpoint, contents=settings.archive_content)
-    async with storage.opened(settings) as store, open_archive(settings.database_url) as journals:
+    async with storage.opened(settings) as store, storage.journals(settings) as journals:
         done = await Pruning(store, journals, kept, now=now, name=_name, rest=rest).prune(query)
         await store.overwrite_erased()
     return done

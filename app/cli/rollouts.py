@@ -12,7 +12,6 @@ from app.errors import ConfigInvalid
 from app.lab.journal_rollouts import Skipped, Wanted, rollout
 from app.lab.rollouts import Rollout, to_line
 from app.process.config import Settings, read
-from app.store.archive import open_archive
 
 
 def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> int:
@@ -62,7 +61,7 @@ async def collect(settings: Settings, chosen: Wanted, since: float | None) -> tu
     """Return the rollouts of the configured database, oldest first, and the number of runs left out, by reason."""
     found: list[Rollout] = []
     skipped: Counter[str] = Counter()
-    async with storage.opened(settings) as store, open_archive(settings.database_url) as archive:
+    async with storage.opened(settings) as store, storage.journals(settings) as archive:
         catalogs: dict[str, Catalog] = {digest: restored(body) for digest, body in (await archive.catalogs()).items()}
         async for record in archive.records(since=since):
             try:

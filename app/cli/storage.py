@@ -6,13 +6,14 @@ import logging
 import re
 import sys
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from datetime import UTC, datetime
 
 from app.core.run.kinds import RUN_STATES
 from app.core.run.reply_ids import run_of_reply
 from app.errors import ConfigInvalid, NotFound, RunPruned, StoreUnavailable
-from app.process.config import Settings, describe
+from app.process.config import Settings, content_keys, describe
+from app.store.archive import Archive, open_archive
 from app.store.protocol import Actor, RunQuery, RunRow, Store
 from app.store.sql import open_store
 from app.store.sqlkit import revisions
@@ -74,10 +75,16 @@ async def used(settings: Settings) -> AsyncIterator[None]:
         raise StoreUnavailable(f"The database {shown(settings)} cannot be used: {words}.") from None
 
 
+def journals(settings: Settings) -> AbstractAsyncContextManager[Archive]:
+    """Open the configured database for reading its journal, within `used`."""
+    return open_archive(settings.database_url, content_keys(settings))
+
+
 @asynccontextmanager
 async def opened(settings: Settings) -> AsyncIterator[Store]:
     """Open the store of the configured database, as `used` does."""
-    async with used(settings), open_store(settings.database_url, connections=2) as store:
+    opening = open_store(settings.database_url, connections=2, content_keys=content_keys(settings))
+    async with used(settings), opening as store:
         yield store
 
 

@@ -47,7 +47,7 @@ from app.errors import ConfigInvalid, WorkerMisconfigured
 from app.gateway.http.context import GatewayContext, Rates
 from app.gateway.http.ingress import Bounds
 from app.process.clock import Clock
-from app.process.config import Loaded, Settings, endpoint_secret, pepper_file, peppers, rate_limits
+from app.process.config import Loaded, Settings, content_keys, endpoint_secret, pepper_file, peppers, rate_limits
 from app.providers.endpoints import Endpoints
 from app.providers.formats import adapter
 from app.providers.protocol import ClosableProvider, Provider
@@ -246,7 +246,7 @@ async def open_runtime(loaded: Loaded, *, now: Callable[[], float] = time.time) 
     chance = random.Random(fresh.bytes(16)).random
     standings = Standings()
     pool = Pool(loaded, Health(telemetry, tick=time.monotonic, chance=chance), standings)
-    opening = open_store(settings.database_url, grace=settings.lease_seconds)
+    opening = open_store(settings.database_url, grace=settings.lease_seconds, content_keys=content_keys(settings))
     seals = pool.peppers.seals
     async with opening as store, _queue(loaded, seals, telemetry) as queue, _tracing(home) as tracing:
         telemetry.watch_pool("database", lambda: store.pool_use)

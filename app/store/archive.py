@@ -35,10 +35,11 @@ from app.core.pool.conductor_versions import Change
 from app.core.records import record
 from app.errors import StoreUnavailable
 from app.store.protocol import PrunedRun, PruneQuery
-from app.store.rows import content, texts
+from app.store.rows import content, content_keys, texts
 from app.store.rows.retention import prunable
 from app.store.sqlkit.postgres import postgres_engine
 from app.store.sqlkit.runner import parse_url
+from app.store.sqlkit.sealing import Keyring, Open, UnknownKeys
 from app.store.sqlkit.tables import (
     ADMIN_EVENTS,
     BUDGET_HOLDS,
@@ -117,8 +118,9 @@ class Administration:
 class Archive:
     """A database that is open for reading."""
 
-    def __init__(self, engine: Engine | AsyncEngine) -> None:
+    def __init__(self, engine: Engine | AsyncEngine, keyring: Keyring) -> None:
         self._engine = engine
+        self._keyring = keyring
 
     async def catalogs(self) -> Mapping[str, bytes]:
         """The snapshot of every pool that was in force, by its digest (`core/pool/snapshot.py`)."""
@@ -148,7 +150,7 @@ class Archive:
         """Every run; or the run with this id; or the runs admitted from `since` on, in seconds since 1970."""
         after: tuple[float, str] | None = None
         where = _chosen(RUNS, run, since)
-        while page := await self._read(partial(_page, where=where, after=after)):
+        while page := await self._read(partial(_page, where=where, after=after, opened=self._keyring.open)):
             for one in page:
                 yield one
             after = place(page[-1])
@@ -158,7 +160,14 @@ class Archive:
 
         Without `contents` the runs look as if their content had been erased.
         """
-        work = partial(_page, where=prunable(query), after=after, limit=PRUNED_PAGE, contents=contents)
+        work = partial(
+            _page,
+            where=prunable(query),
+            after=after,
+            limit=PRUNED_PAGE,
+            opened=self._keyring.open,
+            contents=contents,
+        )
         return await self._read(work)
 
     async def pruned(self, *, run: str | None = None, since: float | None = None) -> AsyncIterator[PrunedRun]:
@@ -182,7 +191,16 @@ class Archive:
         return await self._read(partial(_orphans, limit=limit))
 
     async def _read(self, work: Callable[[Connection], T]) -> T:
-        """Run work in one read-only transaction, whose statements all see the same snapshot."""
+        """Run work in one read-only transaction, whose statements all see the same snapshot; again with each content
+        key that it needs."""
+        while True:
+            try:
+                return await self._read_once(work)
+            except UnknownKeys as unknown:
+                rows = await self._read_once(partial(content_keys.of_ids, ids=unknown.ids))
+                self._keyring.load(rows, unknown.ids)
+
+    async def _read_once(self, work: Callable[[Connection], T]) -> T:
         try:
             if isinstance(self._engine, Engine):
                 with self._engine.begin() as conn:
@@ -194,13 +212,17 @@ class Archive:
 
 
 @asynccontextmanager
-async def open_archive(url: str) -> AsyncIterator[Archive]:
-    """Open the archive of a database. Raises `ConfigInvalid` for the URL, and `StoreUnavailable` for a missing file."""
+async def open_archive(url: str, content_keys: Sequence[bytes] = ()) -> AsyncIterator[Archive]:
+    """Open the archive of a database. Raises `ConfigInvalid` for the URL, and `StoreUnavailable` for a missing file.
+
+    `content_keys` are the master keys of contents that are encrypted.
+    """
+    keyring = Keyring(content_keys)
     parsed = parse_url(url)
     if parsed.get_backend_name() == "sqlite":
         engine = _sqlite(parsed)
         try:
-            yield Archive(engine)
+            yield Archive(engine, keyring)
         finally:
             engine.dispose()
         return
@@ -211,7 +233,7 @@ async def open_archive(url: str) -> AsyncIterator[Archive]:
         execution_options={"isolation_level": "REPEATABLE READ", "postgresql_readonly": True},
     )
     try:
-        yield Archive(remote)
+        yield Archive(remote, keyring)
     finally:
         await remote.dispose()
 
@@ -255,6 +277,7 @@ def _page(
     after: tuple[float, str] | None,
     limit: int | None = None,
     *,
+    opened: Open,
     contents: bool = True,
 ) -> list[Record]:
     """The next page of runs."""
@@ -265,9 +288,10 @@ def _page(
         del row["thread"]  # it says how contents are stored, and no more about the run
     names = [row["id"] for row in rows]
     if not contents:
-        return _records(conn, [row | {"salt": None} for row in rows], names, contents=False)
+        bare = [row | {"salt": None} for row in rows]
+        return _records(conn, bare, names, opened=opened, contents=False)
     names = _fitting(conn, names)
-    return _records(conn, rows[: len(names)], names)
+    return _records(conn, rows[: len(names)], names, opened=opened)
 
 
 def _pruned(conn: Connection, query: Select[Any]) -> list[PrunedRun]:
@@ -325,11 +349,16 @@ def _fitting(conn: Connection, names: Sequence[str]) -> list[str]:
 
 
 def _records(
-    conn: Connection, rows: Sequence[Mapping[str, Any]], names: Sequence[str], *, contents: bool = True
+    conn: Connection,
+    rows: Sequence[Mapping[str, Any]],
+    names: Sequence[str],
+    *,
+    opened: Open,
+    contents: bool = True,
 ) -> list[Record]:
     events: defaultdict[str, list[Stored]] = defaultdict(list)
     tickets: defaultdict[str, list[Mapping[str, Any]]] = defaultdict(list)
-    bodies = content.of_runs(conn, names) if names and contents else {}
+    bodies = content.of_runs(conn, names, opened) if names and contents else {}
     if names:
         columns = (EVENTS.c.run, EVENTS.c.seq, EVENTS.c.kind, EVENTS.c.at, EVENTS.c.body)
         query = select(*columns).where(EVENTS.c.run.in_(names)).order_by(EVENTS.c.run, EVENTS.c.seq)

@@ -74,12 +74,14 @@ from app.store.sqlkit import generation
 from app.store.sqlkit.migrate import migrate, newest, revision
 from app.store.sqlkit.postgres import Postgres
 from app.store.sqlkit.runner import AWAY, Fault, Runner, parse_url
+from app.store.sqlkit.sealing import UnknownKeys
 from app.store.sqlkit.sqlite import Sqlite
 from app.store.sqlkit.statements import Statements
 from app.store.writing.batch import EncodedEntry, RowCache, encode
 from app.store.writing.budget_ledger import Signal
 from app.store.writing.group_commit import DatabaseAvailability, GroupCommit
 from app.store.writing.journal_cache import JournalCache
+from app.store.writing.tenant_keys import TenantKeys
 from app.telemetry import PoolUse
 
 T = TypeVar("T")
@@ -92,14 +94,21 @@ READY_SECONDS = 2.0
 
 @asynccontextmanager
 async def open_store(
-    url: str, *, grace: float = 5.0, patience: float = 5.0, connections: int = 10, writers: int = 1
+    url: str,
+    *,
+    grace: float = 5.0,
+    patience: float = 5.0,
+    connections: int = 10,
+    writers: int = 1,
+    content_keys: Sequence[bytes] = (),
 ) -> AsyncIterator["SqlStore"]:
     """Open a store for the length of the block. All waiting entries are committed before the block is left.
 
     An SQLite file is created and migrated. A Postgres database must have been migrated (`baton migrate`), but need not
     be up. `grace` is the time in seconds after which a ticket is overdue whose announcement nobody answered, `patience`
     the longest time in seconds that an entry waits for its batch, `connections` the most connections to Postgres, and
-    `writers` the number of batches that may be committed at the same time.
+    `writers` the number of batches that may be committed at the same time. `content_keys` are the master keys under
+    which contents are encrypted, the present one first; without any, contents are stored plain.
     """
     parsed = parse_url(url)
     # Neither connects before it is used, so that a process can start while its database is down.
@@ -108,7 +117,8 @@ async def open_store(
         await asyncio.to_thread(migrate, url)
         writers = 1
     # SQLite is in this process: optimistic writes would save no round trip.
-    store = SqlStore(runner, writers, grace, patience, RowCache() if runner.dialect.name == "postgresql" else None)
+    row_cache = RowCache() if runner.dialect.name == "postgresql" else None
+    store = SqlStore(runner, writers, grace, patience, row_cache, content_keys)
     failure: Exception | None = None
     async with asyncio.TaskGroup() as group:
         group.create_task(store.availability.run())
@@ -128,7 +138,13 @@ class SqlStore:
     """Implements `protocol.Store`, which documents all public methods."""
 
     def __init__(
-        self, runner: Runner, writers: int, grace: float, patience: float, row_cache: RowCache | None = None
+        self,
+        runner: Runner,
+        writers: int,
+        grace: float,
+        patience: float,
+        row_cache: RowCache | None = None,
+        content_keys: Sequence[bytes] = (),
     ) -> None:
         self._runner = runner
         self._grace = grace
@@ -140,6 +156,8 @@ class SqlStore:
         """The tenants that had budgets at the loop's time `_budgeted_at`."""
         self._budgeted_at = -inf
         self._statements = statements = Statements(runner.dialect)
+        self._tenant_keys = TenantKeys(content_keys, self._read, self._write)
+        self._opened = self._tenant_keys.keyring.open
         self.availability = availability = DatabaseAvailability(self.ready)
         self._row_cache = row_cache
         self._server_changes = 0
@@ -175,7 +193,8 @@ class SqlStore:
         )
         if entry.shared is not None and entry.at < await self._shared_since():
             entry = changed(entry, shared=None)
-        return await writer.put(encode(entry))
+        key = await self._tenant_keys.key_for(entry)
+        return await writer.put(encode(entry, key))
 
     async def _shared_since(self) -> float:
         """The time from which on contents may be stored in parts. It is read once."""
@@ -208,7 +227,7 @@ class SqlStore:
     async def step_input(self, run: str, after: int = 0) -> StepInput:
         changes = self._forget_former_server()
         kept, known = self._journals.journal(run, after)
-        read, rows = await self._read(runs.step_input(self._statements, run, max(after, known)))
+        read, rows = await self._read(runs.step_input(self._statements, run, max(after, known), self._opened))
         if self.server_changes != changes:
             return await self.step_input(run, after)
         if rows is not None and self._row_cache is not None:
@@ -238,11 +257,12 @@ class SqlStore:
     async def contents_of(self, tenant: str | None, run: str, refs: Sequence[str]) -> Mapping[str, bytes]:
         """The contents of a run, read for a tenant if there is one, as `journal_of` reads the journal."""
         if tenant is not None and self._runner.isolates_tenants:
-            return await self.read_for(tenant, content.read(self._statements, run, refs)) if refs else {}
+            read = content.read(self._statements, run, refs, self._opened)
+            return await self.read_for(tenant, read) if refs else {}
         found = self._journals.contents(run, refs)
         missing = [ref for ref in refs if ref not in found]
         if missing:
-            found |= await self._read(content.read(self._statements, run, missing))
+            found |= await self._read(content.read(self._statements, run, missing, self._opened))
         return found
 
     async def records(self, run: str, wanted: Collection[tuple[str, Reader]]) -> Mapping[tuple[str, Reader], Any]:
@@ -273,7 +293,7 @@ class SqlStore:
     async def runs_with_content(
         self, query: ContentQuery, after: tuple[float, str] | None = None, limit: int = 200
     ) -> ContentPage:
-        return await self._read(partial(retention.page, query=query, after=after, limit=limit))
+        return await self._read(partial(retention.page, query=query, after=after, limit=limit, opened=self._opened))
 
     async def erase_contents(self, runs: Sequence[str]) -> int:
         erased = 0
@@ -434,7 +454,8 @@ class SqlStore:
     async def rated(
         self, given: Sequence[Feedback], kinds: Sequence[Kind], looked_at: Callable[[Sequence[Event]], str]
     ) -> tuple[Rated, ...]:
-        return await self._read(partial(rated_runs.of, given=given, kinds=kinds, looked_at=looked_at))
+        work = partial(rated_runs.of, given=given, kinds=kinds, looked_at=looked_at, opened=self._opened)
+        return await self._read(work)
 
     async def journaled_runs(self, query: RunQuery) -> tuple[JournaledRun, ...]:
         return await self._read(partial(reports.journaled_runs, query=query))
@@ -453,6 +474,15 @@ class SqlStore:
 
     async def changes(self) -> tuple[Change, ...]:
         return await self._read(conductor_changes.every)
+
+    async def rewrap_content_keys(self) -> tuple[int, int]:
+        return await self._tenant_keys.rewrap()
+
+    async def retire_content_keys(self, tenant: str, at: float) -> float:
+        return await self._tenant_keys.retire(tenant, at)
+
+    async def destroy_content_keys(self, tenant: str) -> int:
+        return await self._tenant_keys.destroy(tenant)
 
     async def key(self, public_id: str) -> KeyRow | None:
         if not self.availability.healthy:
@@ -565,7 +595,15 @@ class SqlStore:
         return found
 
     async def _with_retry(self, call: Callable[[], Coroutine[object, object, T]]) -> T:
-        """Call once more if a pooled connection was dead or another transaction in the way; else report the fault."""
+        """Call once more if a pooled connection was dead or another transaction in the way; else report the fault. With
+        each content key that it needs, it is called again."""
+        while True:
+            try:
+                return await self._with_one_retry(call)
+            except UnknownKeys as unknown:
+                await self._tenant_keys.load(unknown.ids)
+
+    async def _with_one_retry(self, call: Callable[[], Coroutine[object, object, T]]) -> T:
         try:
             try:
                 return await call()

@@ -12,6 +12,7 @@ import sqlalchemy as sa
 from alembic import op
 
 from app.store.rows import texts
+from app.store.sqlkit.sealing import plain
 from app.store.sqlkit.tables import CONTENTS, SHARED_CONTENTS
 
 revision = "0017"
@@ -76,7 +77,7 @@ def make_contents_whole(conn: sa.Connection) -> None:
     """Store all contents as processes of 0.2 read them. SQL alone, without a database, would lose those in parts."""
     theirs = SHARED_CONTENTS.c.run
     while names := conn.execute(sa.select(theirs).distinct().limit(RUNS_AT_ONCE)).scalars().all():
-        for run, bodies in texts.of_runs(conn, names).items():
+        for run, bodies in texts.of_runs(conn, names, plain).items():
             stored = conn.execute(sa.select(CONTENTS.c.ref).where(CONTENTS.c.run == run)).scalars().all()
             rows = [{"run": run, "ref": ref, "body": body} for ref, body in bodies.items() if ref not in stored]
             if rows:

@@ -56,7 +56,7 @@ def main() -> int:
         folder, environ = Path(name), {"BATON_DATABASE_URL": url}
         report = asyncio.run(played(folder, environ, given.operations, given.seed))
         commands = words_of_others(folder, environ)
-    print(f"{report.operations} operations in {time.monotonic() - began:.0f} s on {given.database}")
+    print(f"{report.sent} operations in {time.monotonic() - began:.0f} s on {given.database}")
     for route in sorted(REQUESTS):
         print(f"  {route[0]:6} {route[1]:40} {report.reached[route]:6} own  {report.done[route]:6} foreign")
     for name, found in commands.items():

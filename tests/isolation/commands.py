@@ -18,6 +18,7 @@ COMMANDS: Mapping[str, tuple[str, ...]] = {
     "grade": ("grade", "--signs", "--json"),
     "keys add": ("keys", "add", "another", "--json"),
     "offpolicy": ("offpolicy", "--tier", "baton-mini", "--json"),
+    "report": ("report", "--by", "user", "--json"),
     "rollouts": ("rollouts", "{file}", "--everybody", "--json"),
     "runs ls": ("runs", "ls", "--limit", "1000", "--json"),
     "runs erase": ("runs", "erase", "--json"),

@@ -141,6 +141,9 @@ REQUESTS: Mapping[tuple[str, str], Request] = {
     ("DELETE", "/v1/responses/{response}"): _named,
     ("POST", "/v1/responses/{response}/cancel"): lambda _mine, _theirs, _: Asked("", {}),
     ("GET", "/v1/responses/{response}/input_items"): _named,
+    ("GET", "/v1/reports"): lambda _mine, theirs, chosen: Asked(
+        chosen(["?by=user", "?by=key", f"?tenant={theirs.name}", f"?user={theirs.word}"])
+    ),
     ("GET", "/v1/runs"): _list,
     ("GET", "/v1/runs/{run}"): _named,
     ("DELETE", "/v1/runs/{run}"): _named,
@@ -159,17 +162,14 @@ class Report:
 
     done: Counter[tuple[str, str]] = field(default_factory=Counter)
     """How often each route was asked for something of the other tenant's."""
+    sent: int = 0
+    """The number of requests."""
     reached: Counter[tuple[str, str]] = field(default_factory=Counter)
     """How often each route gave a tenant what is its own."""
     leaks: list[str] = field(default_factory=list)
     meddlings: list[str] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
     """Replies with a status of 500 or more."""
-
-    @property
-    def operations(self) -> int:
-        """The number of requests."""
-        return sum(self.done.values()) + sum(self.reached.values())
 
 
 def routes_of(app: FastAPI) -> list[tuple[str, str]]:
@@ -238,6 +238,7 @@ async def _operate(
     foreign = target is other
     before = await _standing(opened, RUN_ID.findall(f"{url} {json.dumps(asked.body)}")) if foreign else {}
     reply = await mine.client.request(method, url, json=asked.body, headers=headers)
+    report.sent += 1
     told = f"{reply.text} {dict(reply.headers)}"
     about = f"{mine.name}: {method} {url}"
     known = set(RUN_ID.findall(f"{url} {json.dumps(asked.body)}"))

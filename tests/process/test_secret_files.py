@@ -27,13 +27,23 @@ pool = ["a"]
 SETTINGS = {
     "BATON_BOOTSTRAP_KEY": "bt_12345678_" + "k" * 43,
     "BATON_PEPPER": "p" * 32,
+    "BATON_CONTENT_KEYS": "Y29udGVudCBrZXlzIGFyZSAzMiBieXRlcyBsb25nLi4=",
     "BATON_DATABASE_URL": "postgresql://baton:s3cret@db/baton",
     "BATON_REDIS_URL": "redis://:s3cret@redis:6379/0",
     "BATON_CONDUCTOR_KEY": "s3cret-conductor",
+    "BATON_OIDC_CLIENT_SECRET": "s3cret-oidc",
     "BATON_WEBHOOK_URL": "https://example.org/hook?token=s3cret",
     "BATON_WEBHOOK_SECRET": "whsec_" + "YWJj" * 12,
 }
-OTHERS = {"BATON_CONDUCTOR_URL": "http://127.0.0.1:9/v1", "BATON_CONDUCTOR_MODEL": "m"}
+OTHERS = {
+    "BATON_CONDUCTOR_URL": "http://127.0.0.1:9/v1",
+    "BATON_CONDUCTOR_MODEL": "m",
+    "BATON_ADMIN_PORT": "9",
+    "BATON_ADMIN_URL": "https://admin.example.org",
+    "BATON_OIDC_ISSUER": "https://id.example.org/",
+    "BATON_OIDC_CLIENT_ID": "baton",
+    "BATON_OIDC_ROLES": "groups=ops=>operator",
+}
 
 
 def in_files(folder: Path, secrets: dict[str, str], ending: str = "\n") -> dict[str, str]:

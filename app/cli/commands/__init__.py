@@ -12,6 +12,7 @@ from app.cli.commands import (
     audit,
     budgets,
     conductor,
+    content_keys,
     keys,
     learning,
     operations,
@@ -34,7 +35,8 @@ def command_line() -> Group:
     """Return the whole command line."""
     root = Group("baton", help=DESCRIPTION, context_settings={"help_option_names": ["-h", "--help"]})
     click.version_option(package_name="baton", prog_name="baton", message="%(prog)s %(version)s")(root)
-    for module in (operations, keys, tenants, budgets, webhooks, runs, policy, audit, learning, training, conductor):
+    first = (operations, keys, tenants, content_keys, budgets, webhooks, runs, policy)
+    for module in (*first, audit, learning, training, conductor):
         module.define(root)
     return root
 

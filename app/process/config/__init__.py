@@ -23,13 +23,24 @@ from app.errors import ConfigInvalid
 from app.process.config.discovery import conductor_entries, discover
 from app.process.config.known import shipped
 from app.process.config.poolfile import Faults, Pool, build, endpoint_secret, merged, parse, secret_names
-from app.process.config.settings import Row, Settings, describe, pepper, pepper_file, peppers, rate_limits, read
+from app.process.config.settings import (
+    Row,
+    Settings,
+    content_keys,
+    describe,
+    pepper,
+    pepper_file,
+    peppers,
+    rate_limits,
+    read,
+)
 
 __all__ = [
     "Loaded",
     "Row",
     "Settings",
     "configure",
+    "content_keys",
     "describe",
     "endpoint_secret",
     "load",

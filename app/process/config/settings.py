@@ -9,6 +9,7 @@ import difflib
 import os
 import re
 import secrets
+from base64 import b64decode
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +34,8 @@ SCHEMES = {
 }
 URLS = frozenset({"database_url", "redis_url", "webhook_url"})
 """URLs that may hold a password."""
+KEY_BYTES = 32
+KEY_FAULT = "must be keys of 32 bytes in base64, one a line; make one with `openssl rand -base64 32`"
 INNER = frozenset({"given", "in_files"})
 """Fields that are no settings."""
 PRIVATE = frozenset({"webhook_url"})
@@ -108,6 +111,11 @@ class Settings(BaseModel):
         default=None,
         description="Secret under which API keys are hashed; unset: made once, in the data folder. On further lines: "
         "earlier ones that are still accepted.",
+    )
+    content_keys: SecretStr | None = Field(
+        default=None,
+        description="Master keys for encrypting contents at rest, 32 bytes in base64 each: the present one, and on "
+        "further lines earlier ones; unset: contents are stored plain.",
     )
     conductor_url: str | None = Field(
         default=None, repr=False, description="Base URL of an OpenAI-compatible server that conducts."
@@ -257,6 +265,12 @@ class Settings(BaseModel):
             read_secrets(value.get_secret_value())
         return value
 
+    @field_validator("content_keys")
+    @classmethod
+    def _master_keys(cls, value: SecretStr | None) -> SecretStr | None:
+        _decoded(value)
+        return value
+
     @field_validator("archive")
     @classmethod
     def _archive(cls, value: str) -> str:
@@ -392,6 +406,23 @@ def pepper(settings: Settings) -> SecretStr:
 def pepper_file(settings: Settings) -> Path:
     """Return the file of the pepper where the settings have none."""
     return settings.data_dir / "pepper"
+
+
+def content_keys(settings: Settings) -> tuple[bytes, ...]:
+    """Return the master keys of contents, the present one first; none where contents are stored plain."""
+    return _decoded(settings.content_keys)
+
+
+def _decoded(value: SecretStr | None) -> tuple[bytes, ...]:
+    """Return the keys of a setting. Raises ValueError with the fault, which shows none of them."""
+    words = value.get_secret_value().split() if value is not None else []
+    try:
+        keys = [b64decode(word, validate=True) for word in words]
+    except ValueError:
+        raise ValueError(KEY_FAULT) from None
+    if any(len(key) != KEY_BYTES for key in keys):
+        raise ValueError(KEY_FAULT)
+    return tuple(keys)
 
 
 def peppers(settings: Settings) -> tuple[bytes, ...]:

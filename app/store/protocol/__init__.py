@@ -9,6 +9,7 @@ from app.store.protocol.admin_events import PROCESS, Actor, AdminEvent, AdminEve
 from app.store.protocol.availability import Availability
 from app.store.protocol.budgets import Budgets, BudgetUse
 from app.store.protocol.conductor_versions import ConductorVersions
+from app.store.protocol.content_keys import ContentKeys
 from app.store.protocol.contents import ContentReads, Contents, Reader
 from app.store.protocol.entries import (
     MOVED,
@@ -72,6 +73,7 @@ __all__ = [
     "BudgetUse",
     "Budgets",
     "ConductorVersions",
+    "ContentKeys",
     "ContentPage",
     "ContentQuery",
     "ContentReads",
@@ -136,6 +138,7 @@ class Store(
     AdminEvents,
     RateWindows,
     Availability,
+    ContentKeys,
     Tenancy,
     Protocol,
 ):

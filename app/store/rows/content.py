@@ -13,6 +13,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from app.store.protocol import ERASED_TAGS
 from app.store.rows import feedback, texts
+from app.store.sqlkit.sealing import Open, place_of
 from app.store.sqlkit.statements import Row, SingleStatement, Statements, shared_parts
 from app.store.sqlkit.tables import CATALOGS, CONTENTS, RUNS, SHARED_CONTENTS, TAGS
 
@@ -22,31 +23,36 @@ def address(salt: bytes, body: bytes) -> str:
     return hashlib.sha256(salt + body).hexdigest()
 
 
-def read(statements: Statements, run: str, refs: Sequence[str]) -> SingleStatement[dict[str, bytes]]:
-    """The bodies that are still stored, by ref."""
+def read(statements: Statements, run: str, refs: Sequence[str], opened: Open) -> SingleStatement[dict[str, bytes]]:
+    """The bodies that are still stored, by ref. Raises `UnknownKeys`."""
     wanted = (run, statements.values(refs))
-    return SingleStatement(statements.contents, (*wanted, *wanted), partial(_bodies, run))
+    return SingleStatement(statements.contents, (*wanted, *wanted), partial(_bodies, run, opened))
 
 
-def _bodies(run: str, rows: Sequence[Row]) -> dict[str, bytes]:
-    return texts.composed(rows).get(run, {})
+def _bodies(run: str, opened: Open, rows: Sequence[Row]) -> dict[str, bytes]:
+    return texts.composed(rows, opened).get(run, {})
 
 
-def of_runs(conn: Connection, runs: Sequence[str]) -> Mapping[str, Mapping[str, bytes]]:
-    """All contents of these runs that are still stored, by run and ref."""
-    found: dict[str, dict[str, bytes]] = {run: dict(bodies) for run, bodies in texts.of_runs(conn, runs).items()}
-    for run, ref, body in conn.execute(select(CONTENTS).where(CONTENTS.c.run.in_(runs))):
-        found.setdefault(run, {})[ref] = bytes(body)
+def of_runs(conn: Connection, runs: Sequence[str], opened: Open) -> Mapping[str, Mapping[str, bytes]]:
+    """All contents of these runs that are still stored, by run and ref. Raises `UnknownKeys`."""
+    shared = texts.of_runs(conn, runs, opened)
+    found: dict[str, dict[str, bytes]] = {run: dict(bodies) for run, bodies in shared.items()}
+    for run, ref, stored in conn.execute(select(CONTENTS).where(CONTENTS.c.run.in_(runs))):
+        body = opened(place_of(run, ref), bytes(stored))
+        if body is not None:
+            found.setdefault(run, {})[ref] = body
     return found
 
 
-def some(conn: Connection, wanted: Sequence[tuple[str, str]]) -> Mapping[str, bytes]:
-    """The content with this ref of each of these runs, if it is still stored."""
+def some(conn: Connection, wanted: Sequence[tuple[str, str]], opened: Open) -> Mapping[str, bytes]:
+    """The content with this ref of each of these runs, if it is still stored. Raises `UnknownKeys`."""
     whole, part = CONTENTS.c, SHARED_CONTENTS.c
-    rows = conn.execute(select(whole.run, whole.body).where(tuple_(whole.run, whole.ref).in_(wanted)))
-    found = {run: bytes(body) for run, body in rows}
+    rows = conn.execute(select(whole.run, whole.ref, whole.body).where(tuple_(whole.run, whole.ref).in_(wanted)))
+    bodies_of = {run: opened(place_of(run, ref), bytes(body)) for run, ref, body in rows}
+    found = {run: body for run, body in bodies_of.items() if body is not None}
     rest = [one for one in wanted if one[0] not in found]
-    for run, bodies in texts.composed(conn.execute(shared_parts(tuple_(part.run, part.ref).in_(rest)))).items():
+    parts = conn.execute(shared_parts(tuple_(part.run, part.ref).in_(rest)))
+    for run, bodies in texts.composed(parts, opened).items():
         found[run] = next(iter(bodies.values()))
     return found
 

@@ -10,12 +10,15 @@ from app.core.rating.evidence import Learned, Rated
 from app.core.rating.feedback import Feedback
 from app.core.run.events import Event, Kind
 from app.store.rows import content, feedback
+from app.store.sqlkit.sealing import Open
 from app.store.sqlkit.tables import EVENTS, POLICIES, RUNS
 
 LookedAt = Callable[[Sequence[Event]], str]
 
 
-def of(conn: Connection, given: Sequence[Feedback], kinds: Sequence[Kind], looked_at: LookedAt) -> tuple[Rated, ...]:
+def of(
+    conn: Connection, given: Sequence[Feedback], kinds: Sequence[Kind], looked_at: LookedAt, opened: Open
+) -> tuple[Rated, ...]:
     """The runs of these ratings, each with its events of these kinds and the content whose ref `looked_at` returns."""
     names = sorted({one.run for one in given})
     columns = (RUNS.c.id, RUNS.c.tier, RUNS.c.state, RUNS.c.degraded, RUNS.c.spent_usd)
@@ -28,7 +31,7 @@ def of(conn: Connection, given: Sequence[Feedback], kinds: Sequence[Kind], looke
     all_given: dict[str, list[Feedback]] = {name: [] for name in names}
     for one in feedback.of_all(conn, names):
         all_given[one.run].append(one)
-    bodies = content.some(conn, [(run, looked_at(found)) for run, found in events.items()])
+    bodies = content.some(conn, [(run, looked_at(found)) for run, found in events.items()], opened)
     return tuple(
         Rated(
             one,

@@ -13,6 +13,7 @@ from app.errors import NotFound
 from app.store.protocol import REQUEST_TAG, ContentPage, ContentQuery, PrunedRun, PruneQuery
 from app.store.rows import content, texts
 from app.store.rows.runs import run_row
+from app.store.sqlkit.sealing import MAGIC, Open, place_of
 from app.store.sqlkit.statements import Statements
 from app.store.sqlkit.tables import (
     CONTENTS,
@@ -41,7 +42,9 @@ TAGGED = (Kind.ADMITTED, Kind.RESUMED, Kind.PLAN_STEP)
 """The kinds of events that give a run its tags."""
 
 
-def page(conn: Connection, query: ContentQuery, after: tuple[float, str] | None, limit: int) -> ContentPage:
+def page(
+    conn: Connection, query: ContentQuery, after: tuple[float, str] | None, limit: int, opened: Open
+) -> ContentPage:
     """The next runs that still have their content, the oldest first.
 
     The limit counts rows that are read, so that a page takes a bounded time where millions were erased already.
@@ -58,29 +61,31 @@ def page(conn: Connection, query: ContentQuery, after: tuple[float, str] | None,
     following = (rows[-1].created_at, rows[-1].id) if len(rows) == limit else None
     rows = [row for row in rows if not row.erased]
     if query.user is not None:
-        theirs = _of_user(conn, query.user, [row.id for row in rows])
+        theirs = _of_user(conn, query.user, [row.id for row in rows], opened)
         rows = [row for row in rows if row.id in theirs]
     return ContentPage(tuple(rows), following)
 
 
-def _of_user(conn: Connection, user: str, runs: Sequence[str]) -> set[str]:
+def _of_user(conn: Connection, user: str, runs: Sequence[str], opened: Open) -> set[str]:
     """Return the runs among `runs` whose task names the user.
 
-    The database looks for the bytes in which `task_to_json` names a user, so that only likely bodies are read. The tags
-    of users are not asked: processes of earlier releases wrote none.
+    The database looks for the bytes in which `task_to_json` names a user, so that only likely bodies are read, and
+    all that are encrypted. The tags of users are not asked: processes of earlier releases wrote none.
     """
     search = func.pg_catalog.position if conn.dialect.name == "postgresql" else func.instr
     written = [f'"{name}":'.encode() + orjson.dumps(user) for name in ("user", IDENTIFIER)]
 
     def mentions(body: ColumnElement[bytes]) -> ColumnElement[bool]:
-        return or_(*[search(body, bindparam(None, value, LargeBinary)) > 0 for value in written])
+        sealed = func.substr(body, 1, len(MAGIC)) == bindparam(None, MAGIC, LargeBinary)
+        return or_(sealed, *[search(body, bindparam(None, value, LargeBinary)) > 0 for value in written])
 
     whole, part = CONTENTS.c, SHARED_CONTENTS.c
-    likely = select(whole.run, whole.body, false(), false()).where(whole.run.in_(runs), mentions(whole.body))
+    likely = select(whole.run, whole.ref, whole.body, false(), false()).where(whole.run.in_(runs), mentions(whole.body))
     has_parts = part.head.is_not(None), part.tail.is_not(None)
-    in_parts = select(part.run, part.body, *has_parts).where(part.run.in_(runs), mentions(part.body))
+    in_parts = select(part.run, part.ref, part.body, *has_parts).where(part.run.in_(runs), mentions(part.body))
     found = conn.execute(union_all(likely, in_parts)) if runs else ()
-    return {run for run, *task in found if _names(_without_texts(*task), user)}
+    tasks = [(run, opened(place_of(run, ref), bytes(body)), *has) for run, ref, body, *has in found]
+    return {run for run, body, *has in tasks if body is not None and _names(_without_texts(body, *has), user)}
 
 
 def _without_texts(body: bytes, has_head: bool, has_tail: bool) -> bytes:

@@ -1,7 +1,7 @@
 """Rows of runs and tickets: reading them, and the leases and claims on them. Plain functions over a connection."""
 
 from collections import namedtuple
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -43,6 +43,7 @@ from app.store.protocol import (
     RunRow,
     StepInput,
 )
+from app.store.sqlkit.sealing import Open, place_of
 from app.store.sqlkit.statements import ALONG, SEEN, Row, SingleStatement, Statements
 from app.store.sqlkit.tables import CONTENTS, PULSE, RUNS, TAGS, TICKETS, UNHAPPY
 
@@ -82,11 +83,12 @@ def journal(statements: Statements, name: str, after: int) -> SingleStatement[Jo
     return SingleStatement(statements.journal, (after, name), partial(_journal, name))
 
 
-def step_input(statements: Statements, name: str, after: int) -> Read:
-    """A read of a run's journal after a seq, its small contents, and its rows for the cache. Raises `NotFound`."""
+def step_input(statements: Statements, name: str, after: int, opened: Open) -> Read:
+    """A read of a run's journal after a seq, its small contents, and its rows for the cache. Raises `NotFound`, and
+    `UnknownKeys` for contents that are encrypted."""
     if statements.step_input is None:
-        return partial(_gathered, statements=statements, name=name, after=after)
-    return SingleStatement(statements.step_input, (name, after, BRIEF), partial(_step_input, name))
+        return partial(_gathered, statements=statements, name=name, after=after, opened=opened)
+    return SingleStatement(statements.step_input, (name, after, BRIEF), partial(_step_input, name, opened))
 
 
 def _only(rows: Sequence[Row]) -> RunRow:
@@ -102,22 +104,30 @@ def _journal(name: str, rows: Sequence[Row]) -> Journal:
     return Journal(bytes(rows[0][0] or b""), tuple([Event(name, *row) for row in named]))
 
 
-def _gathered(conn: Connection, statements: Statements, name: str, after: int) -> tuple[StepInput, CachedRows | None]:
+def _gathered(
+    conn: Connection, statements: Statements, name: str, after: int, opened: Open
+) -> tuple[StepInput, CachedRows | None]:
     read, (known,) = journal(statements, name, after)(conn), statements.runs.fetch(conn, [name])
     driver = conn.execute(select(RUNS.c.driver).where(RUNS.c.id == name)).scalar_one()
     brief = (CONTENTS.c.run == name, func.length(CONTENTS.c.body) <= BRIEF)
     along = conn.execute(select(CONTENTS.c.ref, CONTENTS.c.body).where(*brief).limit(ALONG))
     cached = _cached(known, statements.tickets.fetch(conn, [name]))
-    return StepInput(read.salt, read.events, dict(map(tuple, along)), known[1], driver), cached
+    return StepInput(read.salt, read.events, _small(name, along, opened), known[1], driver), cached
 
 
-def _step_input(name: str, rows: Sequence[Row]) -> tuple[StepInput, CachedRows | None]:
+def _small(name: str, rows: Iterable[Any], opened: Open) -> dict[str, bytes]:
+    """The small contents of a run, by ref."""
+    found = {ref: opened(place_of(name, ref), body) for ref, body in rows}
+    return {ref: body for ref, body in found.items() if body is not None}
+
+
+def _step_input(name: str, opened: Open, rows: Sequence[Row]) -> tuple[StepInput, CachedRows | None]:
     if not rows:
         raise NotFound
     *row, salt, driver, events, tickets, contents = rows[0]
     named = [Event(name, seq, _KINDS[kind], at, orjson.loads(body)) for seq, kind, at, body in events]
     cached = _cached((*row, salt), tickets)
-    return StepInput(bytes(salt or b""), tuple(named), dict(map(tuple, contents)), row[1], driver), cached
+    return StepInput(bytes(salt or b""), tuple(named), _small(name, contents, opened), row[1], driver), cached
 
 
 def _cached(row: Sequence[Any], tickets: Sequence[Row]) -> CachedRows | None:

@@ -36,6 +36,7 @@ from sqlalchemy import (
 from app.core.message.task_body import message_spoken, text_spoken
 from app.core.records import record
 from app.store.protocol import Shared
+from app.store.sqlkit.sealing import TEXT, Open, place_of
 from app.store.sqlkit.statements import OWN, TAIL, WHOLE, Row, shared_parts
 from app.store.sqlkit.tables import FORMS, SHARED_CONTENTS, TEXTS
 
@@ -64,18 +65,19 @@ def lock_of(owner: str) -> int:
     return int.from_bytes(bytes.fromhex(owner[:LOCK_DIGITS]), signed=True)
 
 
-def parted(run: str, shared: Shared) -> StoredParts:
-    """The rows of a content of a run."""
+def parted(run: str, shared: Shared, key: str = "") -> StoredParts:
+    """The rows of a content of a run. Texts that are encrypted under different content keys are different texts."""
     texts: list[Row] = []
+    owner = shared.owner + key
     before = None
     for part in shared.head:
-        name = _id(before or shared.owner, part)
+        name = _id(before or owner, part)
         text = text_spoken(part)
         texts.append((name, before, text is not None, part if text is None else text))
         before = name
     tail, body = None, shared.body
     if len(shared.tail) >= SHARED_BYTES:
-        tail = _id(f"{shared.owner} tail", shared.tail)
+        tail = _id(f"{owner} tail", shared.tail)
         texts.append((tail, None, False, shared.tail))
     else:
         body += shared.tail
@@ -96,15 +98,15 @@ def _id(before: str, part: bytes) -> str:
     return hashlib.sha256(before.encode() + b" " + part).hexdigest()[:ID_DIGITS]
 
 
-def composed(rows: Iterable[Sequence[Any]]) -> dict[str, dict[str, bytes]]:
+def composed(rows: Iterable[Sequence[Any]], opened: Open) -> dict[str, dict[str, bytes]]:
     """The contents whose parts are in these rows of `shared_parts`, by run and ref. One without all its texts is left
-    out."""
+    out, and so is one whose key was destroyed."""
     found: defaultdict[tuple[str, str], list[Row]] = defaultdict(list)
     for run, ref, *part in map(tuple, rows):
         found[run, ref].append(tuple(part))
     bodies: defaultdict[str, dict[str, bytes]] = defaultdict(dict)
     for (run, ref), parts in found.items():
-        body = _composed(sorted(parts, key=_place))
+        body = _composed(_opened(parts, place_of(run, ref), opened))
         if body is not None:
             bodies[run][ref] = body
     return bodies
@@ -113,6 +115,16 @@ def composed(rows: Iterable[Sequence[Any]]) -> dict[str, dict[str, bytes]]:
 def _place(part: Row) -> int:
     place: int = part[0]
     return place
+
+
+def _opened(parts: Iterable[Row], its_own: str, opened: Open) -> list[Row]:
+    """The parts of a content in the order of their places, decrypted, without those whose key was destroyed."""
+    found = []
+    for place, body, spoken, size in sorted(parts, key=_place):
+        plain = opened(its_own if place in (WHOLE, OWN) else TEXT, bytes(body))
+        if plain is not None:
+            found.append((place, plain, spoken, size))
+    return found
 
 
 def _composed(parts: Sequence[Row]) -> bytes | None:
@@ -129,14 +141,14 @@ def _composed(parts: Sequence[Row]) -> bytes | None:
         else:
             head.append(message_spoken(bytes(body)) if spoken else bytes(body))
     whole = b"".join((*reversed(head), own, tail))
-    return whole if len(whole) == size else None
+    return whole if parts and len(whole) == size else None
 
 
-def of_runs(conn: Connection, runs: Sequence[str]) -> Mapping[str, Mapping[str, bytes]]:
+def of_runs(conn: Connection, runs: Sequence[str], opened: Open) -> Mapping[str, Mapping[str, bytes]]:
     """All contents of these runs that are stored in parts, by run and ref."""
     if not runs:
         return {}
-    return composed(conn.execute(shared_parts(SHARED_CONTENTS.c.run.in_(runs))))
+    return composed(conn.execute(shared_parts(SHARED_CONTENTS.c.run.in_(runs))), opened)
 
 
 def lock_owners(conn: Connection, runs: Sequence[str], locked: frozenset[int] = frozenset()) -> frozenset[int]:

@@ -131,6 +131,20 @@ TEXTS = Table(
 )
 Index("texts_by_before", TEXTS.c.before)
 
+# A key for each tenant whose contents are encrypted, itself encrypted under a master key: see `sealing.py`.
+CONTENT_KEYS = Table(
+    "content_keys",
+    METADATA,
+    Column("id", Text, primary_key=True),
+    Column("tenant", Text, nullable=False),
+    Column("made_at", Double, nullable=False),
+    Column("master", Text, nullable=False),
+    Column("wrapped", LargeBinary, nullable=False),
+    Column("retired_at", Double),  # NULL while it is in use
+    sqlite_with_rowid=False,
+)
+Index("content_keys_by_tenant", CONTENT_KEYS.c.tenant)
+
 FORMS = Table(
     "forms",
     METADATA,

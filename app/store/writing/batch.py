@@ -32,6 +32,7 @@ from app.store.protocol import MOVED, TAKEN, Appended, Entry, Lease, Ledger, Mov
 from app.store.rows import texts
 from app.store.rows.idempotency import claim_row
 from app.store.rows.runs import CachedRows
+from app.store.sqlkit.sealing import TEXT, ContentKey, place_of
 from app.store.sqlkit.statements import (
     ENDLESS,
     LIVE,
@@ -73,15 +74,17 @@ class EncodedEntry:
     size: int
     moves_tickets: bool
     """True if the entry may change tickets of its run, so that these must be known. A new run has none yet."""
+    key: ContentKey | None = None
+    """The key under which its contents are encrypted; None: they are stored plain."""
 
 
-def encode(entry: Entry) -> EncodedEntry:
+def encode(entry: Entry, key: ContentKey | None = None) -> EncodedEntry:
     """Encode the bodies of an entry's events. Raises TypeError for a body that is not JSON."""
     bodies = tuple([orjson.dumps(draft.to_json()) for draft in entry.events])
     size = sum(map(len, bodies)) + sum([len(body) for _, body in entry.contents])
     ends = any(draft.kind in TERMINAL for draft in entry.events)
     moves = entry.new is None and (ends or entry.move is not None or bool(entry.outbox))
-    return EncodedEntry(entry, bodies, size, moves)
+    return EncodedEntry(entry, bodies, size, moves, key)
 
 
 @dataclass(slots=True)
@@ -210,6 +213,8 @@ class RowBatch:
         self._locked = locked
         self.locks: set[int] = set()
         """The locks of the owners whose texts are written."""
+        self._key: ContentKey | None = None
+        """The key under which the contents of the present entry are encrypted."""
         self.owned: set[OwnedRun] = set()
         """The runs that must belong to a tenant for anything to be written, each with that tenant."""
         self._tags: list[tuple[Any, ...]] = []
@@ -247,6 +252,7 @@ class RowBatch:
         elif not fenced(entry):
             run.wished_at = entry.at
         events = self._record(run, encoded)
+        self._key = encoded.key
         taken = self._file(run, entry)
         self._claims.make(entry.once, run.id)
         if entry.tenant is not None and run.id not in self._born:
@@ -388,15 +394,24 @@ class RowBatch:
         outputs = {draft.output for draft in entry.events if isinstance(draft, StepDone)}
         for ref, body in entry.contents:
             if entry.shared is not None and entry.shared.ref == ref and self._may_share(entry.shared.owner):
-                parts = texts.parted(run.id, entry.shared)
+                parts = texts.parted(run.id, entry.shared, self._key.id if self._key is not None else "")
                 run.thread = (parts.thread or None) if entry.new is not None else run.thread
             elif ref in outputs and len(body) >= texts.SHARED_BYTES and run.thread and self._may_share(run.thread):
                 parts = texts.answered(run.id, ref, body, run.thread)
             else:
-                self._contents.append((run.id, ref, body))
+                self._contents.append(self._content(run.id, ref, body))
                 continue
-            self._shared.append(parts.content)
-            self._texts |= {text[0]: (*text, run.tenant) for text in parts.texts}
+            *row, own = parts.content
+            self._shared.append((*row, self._sealed(place_of(run.id, ref), own)))
+            for name, before, spoken, text in parts.texts:
+                self._texts[name] = (name, before, spoken, self._sealed(TEXT, text), run.tenant)
+
+    def _content(self, run: str, ref: str, body: bytes) -> Row:
+        """The row of a content that is stored as a whole."""
+        return run, ref, self._sealed(place_of(run, ref), body)
+
+    def _sealed(self, place: str, body: bytes) -> bytes:
+        return body if self._key is None else self._key.seal(place, body)
 
     def _may_share(self, owner: str) -> bool:
         """True if texts of an owner may be written, whose lock is noted then."""
@@ -418,7 +433,7 @@ class RowBatch:
         if run.salt is not None and (entry.shared is not None or run.thread is not None):
             self._share(run, entry)
         elif run.salt is not None:
-            self._contents += [(run.id, ref, body) for ref, body in entry.contents]
+            self._contents += [self._content(run.id, ref, body) for ref, body in entry.contents]
         self._tags += [(name, value, run.id) for name, value in entry.tags]
         _project(run, entry.row)
         taken = []

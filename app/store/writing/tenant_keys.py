@@ -1,0 +1,110 @@
+"""The content keys of one process: made when a tenant first stores content, loaded when a content needs them."""
+
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from functools import partial
+from typing import Protocol, TypeVar
+
+from sqlalchemy import Connection, select
+
+from app.errors import NotFound
+from app.store.protocol import Entry
+from app.store.rows import content_keys
+from app.store.sqlkit.sealing import ContentKey, Keyring
+from app.store.sqlkit.tables import RUNS
+
+T = TypeVar("T")
+PRESENT_SECONDS = 5.0
+"""Time for which a tenant's key is used without a look whether it was taken out of use."""
+FOLLOW_SECONDS = 15.0
+"""Time after which no process writes under a key that was taken out of use: the time above, and what an entry waits."""
+MOST_RUNS = 8192
+"""Most runs whose tenant is remembered."""
+
+
+class Calls(Protocol):
+    """A way to carry out work on the store's connection, with its retries."""
+
+    def __call__(self, work: Callable[[Connection], T], /) -> Awaitable[T]:
+        """Carry out the work."""
+        ...
+
+
+class TenantKeys:
+    """Finds the key for an entry's contents, and loads the keys of contents that are read."""
+
+    def __init__(self, masters: Sequence[bytes], read: Calls, write: Calls) -> None:
+        """`read` and `write` carry out work on the store."""
+        self.keyring = Keyring(masters)
+        self._read = read
+        self._write = write
+        self._present: dict[str, tuple[float, ContentKey]] = {}
+        """For each tenant the key in use, and the monotonic time until which it is used unseen."""
+        self._tenants: OrderedDict[str, str] = OrderedDict()
+
+    async def key_for(self, entry: Entry) -> ContentKey | None:
+        """The key under which the contents of an entry are encrypted; None if there is no master key, or nothing to
+        encrypt."""
+        if not entry.contents or not self.keyring.present:
+            return None
+        try:
+            tenant = entry.new.tenant if entry.new is not None else await self._tenant_of(entry.run)
+        except NotFound:
+            return None  # the commit refuses the entry
+        self._remember(entry.run, tenant)
+        until, key = self._present.get(tenant, (0.0, None))
+        if key is None or until <= time.monotonic():
+            key = await self._in_use(tenant, entry.at)
+        return key
+
+    async def load(self, ids: Collection[str]) -> None:
+        """Load content keys that a content needs. Raises `StoreUnavailable` for one whose master key is missing."""
+        self.keyring.load(await self._read(partial(content_keys.of_ids, ids=ids)), ids)
+
+    async def rewrap(self) -> tuple[int, int]:
+        """Encrypt all content keys under the present master key; their number, and that of those which were not."""
+        rows = await self._read(content_keys.every)
+        others = [row for row in rows if row.master != self.keyring.present]
+        for row in others:
+            changed = self.keyring.rewrapped(row)
+            await self._write(partial(content_keys.replace_wrapping, key=changed, was=row.master))
+        return len(rows), len(others)
+
+    async def retire(self, tenant: str, at: float) -> float:
+        """Take a tenant's keys out of use; the seconds until every process has followed, 0 if none was in use."""
+        retired = await self._write(partial(content_keys.retire, tenant=tenant, at=at))
+        self._present.pop(tenant, None)
+        return FOLLOW_SECONDS if retired else 0.0
+
+    async def destroy(self, tenant: str) -> int:
+        """Destroy a tenant's keys that are out of use; their number."""
+        gone = await self._write(partial(content_keys.destroy, tenant=tenant))
+        self.keyring.forget(gone)
+        return len(gone)
+
+    async def _in_use(self, tenant: str, at: float) -> ContentKey:
+        """The tenant's key in use, which is made if there is none."""
+        row = await self._read(partial(content_keys.present, tenant=tenant))
+        if row is None:
+            row = await self._write(partial(content_keys.add, key=self.keyring.make(tenant, at)))
+        self.keyring.load([row])
+        key = self.keyring.key(row.id)
+        assert key is not None
+        self._present[tenant] = time.monotonic() + PRESENT_SECONDS, key
+        return key
+
+    async def _tenant_of(self, run: str) -> str:
+        known = self._tenants.get(run)
+        if known is not None:
+            return known
+        query = select(RUNS.c.tenant).where(RUNS.c.id == run)
+        tenant: str | None = await self._read(lambda conn: conn.execute(query).scalar_one_or_none())
+        if tenant is None:
+            raise NotFound
+        return tenant
+
+    def _remember(self, run: str, tenant: str) -> None:
+        self._tenants[run] = tenant
+        while len(self._tenants) > MOST_RUNS:
+            self._tenants.popitem(last=False)

@@ -1,0 +1,168 @@
+"""Contents encrypted at rest: what the database holds, what readers see, and what becomes of it without a key."""
+
+import asyncio
+import base64
+import os
+from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import replace
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from sqlalchemy import Connection, func, select
+
+from app.__main__ import main
+from app.errors import StoreUnavailable
+from app.store.archive import open_archive
+from app.store.protocol import ContentQuery, Entry
+from app.store.rows.content import address
+from app.store.sql import SqlStore, open_store
+from app.store.sqlkit.tables import CONTENTS, METADATA, TEXTS
+from app.store.writing import tenant_keys
+from tests.conformance.conversations import contents_of, converse
+from tests.conformance.entries import SALT, admitted
+
+FIRST, SECOND = os.urandom(32), os.urandom(32)
+BODY = b"a secret of the tenant " * 20
+REF = address(SALT, BODY)
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.integration)])
+def url(request: pytest.FixtureRequest, tmp_path: Path, make_schema: Callable[[str], None]) -> str:
+    """The URL of an empty database with the schema in it."""
+    if request.param == "postgres":
+        return str(request.getfixturevalue("migrated_postgres_url"))
+    make_schema(f"sqlite:///{tmp_path}/baton.db")
+    return f"sqlite:///{tmp_path}/baton.db"
+
+
+async def raw(store: SqlStore) -> bytes:
+    """All that the tables hold."""
+
+    def work(conn: Connection) -> bytes:
+        rows = [row for table in METADATA.tables.values() for row in conn.execute(select(table))]
+        return b" ".join(bytes(one) for row in rows for one in row if isinstance(one, bytes | memoryview))
+
+    return await store._read(work)
+
+
+def run_of(name: str, tenant: str = "tenant") -> Entry:
+    return replace(admitted(name, tenant=tenant), contents=((REF, BODY),))
+
+
+async def test_contents_are_encrypted_in_the_database_and_read_as_they_were(url: str) -> None:
+    async with open_store(url) as store:
+        await store.append(run_of("plain"))
+    async with open_store(url, content_keys=[FIRST]) as store:
+        await store.append(run_of("ours"))
+        await store.append(replace(run_of("theirs", "other")))
+        assert (await raw(store)).count(BODY) == 1, "what was stored before is plain"
+    async with open_store(url, content_keys=[FIRST]) as store:
+        for run in ("plain", "ours", "theirs"):
+            assert await store.contents(run, [REF]) == {REF: BODY}
+            assert (await store.step_input(run)).contents == {REF: BODY}
+
+
+async def test_a_conversation_is_shared_as_before(url: str) -> None:
+    async with open_store(url, content_keys=[FIRST]) as store:
+        runs = await converse(store, 3)
+        assert b"Question" not in await raw(store)
+        texts = await store._read(lambda conn: conn.execute(select(func.count()).select_from(TEXTS)).scalar_one())
+        assert texts == 7, "the second and third turn add two texts each to those of the first, and one is of tools"
+    async with open_store(url, content_keys=[FIRST]) as store:
+        for turns, run in enumerate(runs, 1):
+            wanted = contents_of(run, turns)
+            assert await store.contents(run, list(wanted)) == wanted
+        theirs = await store.runs_with_content(ContentQuery(user="ann"))
+        assert [row.id for row in theirs.runs] == runs
+        assert await store.erase_contents(runs) == 3
+        assert b"Question" not in await raw(store)
+
+
+async def test_without_the_master_key_the_error_names_the_setting(url: str) -> None:
+    async with open_store(url, content_keys=[FIRST]) as store:
+        await store.append(run_of("ours"))
+    async with open_store(url) as store:
+        with pytest.raises(StoreUnavailable, match="set BATON_CONTENT_KEYS"):
+            await store.contents("ours", [REF])
+    async with open_store(url, content_keys=[SECOND]) as store:
+        with pytest.raises(StoreUnavailable, match="not in BATON_CONTENT_KEYS"):
+            await store.contents("ours", [REF])
+
+
+async def test_the_master_key_is_changed_without_a_change_of_contents(url: str) -> None:
+    stored = select(CONTENTS.c.body)
+    async with open_store(url, content_keys=[FIRST]) as store:
+        await store.append(run_of("ours"))
+        before = await store._read(lambda conn: conn.execute(stored).scalar_one())
+    async with open_store(url, content_keys=[SECOND, FIRST]) as store:
+        assert await store.contents("ours", [REF]) == {REF: BODY}
+        assert await store.rewrap_content_keys() == (1, 1)
+        assert await store.rewrap_content_keys() == (1, 0)
+        assert await store._read(lambda conn: conn.execute(stored).scalar_one()) == before
+    async with open_store(url, content_keys=[SECOND]) as store:
+        assert await store.contents("ours", [REF]) == {REF: BODY}
+
+
+async def test_a_destroyed_key_erases_what_was_encrypted_under_it(url: str) -> None:
+    async with open_store(url, content_keys=[FIRST]) as store:
+        await store.append(run_of("ours"))
+        await store.append(run_of("theirs", "other"))
+        assert await store.retire_content_keys("tenant", 5.0) > 0
+        await store.append(run_of("later"))
+        assert await store.destroy_content_keys("tenant") == 1
+        assert await store.retire_content_keys("nobody", 5.0) == 0
+    async with open_store(url, content_keys=[FIRST]) as store:
+        assert await store.contents("ours", [REF]) == {}
+        for run in ("theirs", "later"):
+            assert await store.contents(run, [REF]) == {REF: BODY}
+
+
+async def test_a_content_in_the_place_of_another_is_not_accepted(url: str) -> None:
+    async with open_store(url, content_keys=[FIRST]) as store:
+        await store.append(run_of("ours"))
+        await store.append(replace(admitted("other"), contents=(("ref", b"x" * 9),)))
+
+        def swap(conn: Connection) -> None:
+            body = conn.execute(select(CONTENTS.c.body).where(CONTENTS.c.run == "ours")).scalar_one()
+            conn.execute(CONTENTS.update().where(CONTENTS.c.run == "other").values(body=body))
+
+        await store._write(swap)
+    async with open_store(url, content_keys=[FIRST]) as store:
+        assert await store.contents("other", ["ref"]) == {}
+
+
+async def test_the_auditor_reads_with_the_key(url: str) -> None:
+    async with open_store(url, content_keys=[FIRST]) as store:
+        await store.append(run_of("ours"))
+    async with open_archive(url, [FIRST]) as archive:
+        assert [dict(record.contents) async for record in archive.records()] == [{REF: BODY}]
+    async with open_archive(url) as archive:
+        with pytest.raises(StoreUnavailable, match="set BATON_CONTENT_KEYS"):
+            [record async for record in archive.records()]
+
+
+def test_the_commands_read_erase_and_rewrap_with_the_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`runs erase --tenant` destroys the tenant's key; here nobody else writes, so that it need not wait."""
+    monkeypatch.setattr(tenant_keys, "FOLLOW_SECONDS", 0.0)
+    url = f"sqlite:///{tmp_path}/baton.db"
+    key, other = (base64.b64encode(one).decode() for one in (FIRST, SECOND))
+    environ = {"BATON_DATA_DIR": str(tmp_path), "BATON_CONTENT_KEYS": key}
+
+    async def fill() -> None:
+        async with open_store(url, content_keys=[FIRST]) as store:
+            await store.append(run_of("ours"))
+            await store.append(run_of("theirs", "other"))
+
+    asyncio.run(fill())
+    with redirect_stdout(StringIO()) as out:
+        assert main(["audit", "export", str(tmp_path / "export")], environ) == 0
+        assert main(["runs", "erase", "--tenant", "tenant", "--json"], environ) == 0
+        assert main(["content-keys", "rewrap"], environ | {"BATON_CONTENT_KEYS": f"{other}\n{key}"}) == 0
+    assert base64.b64encode(BODY).decode() in (tmp_path / "export").read_text()
+    assert "1 of 1 content keys were encrypted anew" in out.getvalue(), "the other tenant's is left"
+    with redirect_stderr(StringIO()) as told:
+        assert main(["runs", "ls"], environ | {"BATON_CONTENT_KEYS": "short"}) == 2
+    assert "BATON_CONTENT_KEYS" in told.getvalue()
+    assert "openssl rand -base64 32" in told.getvalue()
