@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.core.pool.rates import (
+    BUSY_SECONDS,
     CLAIM_SECONDS,
     WINDOW_SECONDS,
     RateLimits,
@@ -86,6 +87,18 @@ def test_tokens_are_reserved_for_open_runs_and_settled_with_what_they_used() -> 
     reply = key.ask(NOW + 1, run="c", tokens=40)
     assert reply.refusal is None
     assert [figures.remaining for figures in reply.figures] == [100 - 10 - 40 - 40]
+
+
+def test_the_wait_for_tokens_counts_on_what_open_runs_give_back() -> None:
+    key = Key(tpm=100)
+    assert key.ask(NOW, run="a", tokens=90).refusal is None
+    refusal = key.ask(NOW + 5, run="b", tokens=90).refusal
+    assert refusal is not None
+    assert refusal.seconds == BUSY_SECONDS
+    key.end("a", 50, NOW + 6)
+    refusal = key.ask(NOW + 7, run="b", tokens=90).refusal
+    assert refusal is not None
+    assert refusal.seconds == WINDOW_SECONDS - 7
 
 
 def test_a_run_that_used_more_than_its_limit_is_paid_for_in_the_following_minutes() -> None:

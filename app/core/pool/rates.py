@@ -86,7 +86,8 @@ class Figures:
 
 @record(frozen=True, slots=True)
 class Refusal:
-    """The window and the limit that a request has reached, and the seconds after which it is worth trying again."""
+    """The window and the limit that a request has reached, and the seconds after which it is worth trying again: when
+    the request fits, if open runs use nothing of what is reserved for them."""
 
     window: str
     reason: Reason
@@ -175,9 +176,17 @@ class Window:
         if asked.run and limits.tpm is not None:
             # A run that is larger than the limit is let in alone.
             wanted = min(max(asked.tokens, 1), max(limits.tpm, 1))
-            if wait := _wait(self.tokens, wanted, limits.tpm, now):
-                return Refusal(name, "tokens", wait)
+            if _wait(self.tokens, wanted, limits.tpm, now):
+                wait = _wait(self._used_tokens(), wanted, limits.tpm, now)
+                return Refusal(name, "tokens", max(wait, BUSY_SECONDS))
         return None
+
+    def _used_tokens(self) -> list[Slot]:
+        """The slots of tokens without the reservations of open runs, most of which are soon given back."""
+        reserved: dict[float, int] = {}
+        for claim in self.claims.values():
+            reserved[claim.slot] = reserved.get(claim.slot, 0) + claim.tokens
+        return [Slot(one.opened, one.expires, one.amount - reserved.get(one.opened, 0)) for one in self.tokens]
 
     def count(self, limits: RateLimits, asked: RateRequest, runs: Mapping[str, RunUse], now: float) -> None:
         """Count a request that was not refused."""
