@@ -1,4 +1,4 @@
-"""`baton runs` and `baton plan`."""
+"""`baton runs`, `baton plan` and `baton report`."""
 
 import click
 
