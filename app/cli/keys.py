@@ -13,7 +13,7 @@ from app.cli.asked import Asked
 from app.core.pool.catalog import MILLION
 from app.core.roles import ROLES, role_of, scopes_of
 from app.errors import ConfigInvalid, NotFound
-from app.gateway.http.auth import mint, new_secret, pepper_mark
+from app.gateway.http.api_keys import mint, new_secret, pepper_mark
 from app.process.config import Loaded, Settings, configure, peppers, read
 from app.store.protocol import KeyRow, Store
 

@@ -12,7 +12,7 @@ from app.cli.private_engine import at_work
 from app.core.pool.snapshot import sealed
 from app.core.rating.calibration import Trial
 from app.gateway.app import create_app
-from app.gateway.http.auth import mint
+from app.gateway.http.api_keys import mint
 from app.process.config import Loaded, Settings
 from app.store.sqlkit import revisions
 

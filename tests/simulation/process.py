@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from random import Random
-from typing import Any, cast
+from typing import Any
 
 import httpx
 
@@ -27,7 +27,6 @@ from app.engine.runs.registry import Drivers
 from app.engine.steps.dispatcher import Dispatcher
 from app.engine.worker_health import Health
 from app.errors import BatonError, NotFound
-from app.gateway.http.context import GatewayContext
 from app.gateway.runs import cancel
 from app.process.clock import Clock
 from app.stepqueue.protocol import StepQueue
@@ -306,7 +305,7 @@ class Process:
         """As `DELETE /v1/responses/{id}` does it."""
         try:
             row = await self.store.run(hearing.run)
-            await cancel.stop(cast(GatewayContext, self), self.store, row)
+            await cancel.stop(self.store, self.queue, row, self.now())
             await self.store.erase(hearing.run)
         except BatonError as error:
             hearing.refused = type(error).__name__

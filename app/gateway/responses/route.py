@@ -251,7 +251,8 @@ def _ends(router: APIRouter, context: GatewayContext, keys: Keys, idempotency: I
             if not told.subject.state.turn.wire.get("background"):
                 raise InvalidRequest(SYNCHRONOUS)
             store = context.store.of_tenant(caller.tenant)
-            await cancel.stop(context, store, await store.run(told.subject.state.run))
+            row = await store.run(told.subject.state.run)
+            await cancel.stop(store, context.queue, row, context.now())
             return _json(await _present(context, response, caller))
 
         return await idempotency.reply(request, caller, body, stopped, has_content=True)
@@ -268,7 +269,7 @@ def _ends(router: APIRouter, context: GatewayContext, keys: Keys, idempotency: I
         told = await _stored(context, response, caller)
         store = context.store.of_tenant(caller.tenant)
         row = await store.run(told.subject.state.run)
-        await cancel.stop(context, store, row)
+        await cancel.stop(store, context.queue, row, context.now())
         if not await store.erase(row.id):  # it was pruned just now
             raise NotFound(GONE)
         return _json(orjson.dumps({"id": response, "object": "response", "deleted": True}))

@@ -29,7 +29,7 @@ from app.core.run.trace import continued
 from app.engine.calls.step_request import see
 from app.errors import NotFound
 from app.gateway.chat.reply import dollars, figures, usage_of
-from app.gateway.runs import exchanges, feedback
+from app.gateway.runs import exchanges
 from app.store.protocol import ContentReads, Journal, Ledger, RunRow
 
 
@@ -89,7 +89,7 @@ def whole(row: RunRow, journal: Journal, given: Sequence[Feedback] = ()) -> dict
         "total_usage": figures(split.total),
         "cost_usd": dollars(split.usd),
         "end": state.end.to_json() if state.end is not None else {},
-        "feedback": feedback.listed(given),
+        "feedback": ratings(given),
     }
 
 
@@ -236,3 +236,25 @@ async def step_in_full(store: ContentReads, state: RunState, events: Sequence[Ev
         "exchanges": exchanges.full(step, events, texts),
         "output": texts.get(step.output),
     }
+
+
+def rating(one: Feedback) -> dict[str, Any]:
+    """A rating without its comment, which is content."""
+    return {
+        "id": one.id,
+        "at": one.at,
+        "kind": one.kind,
+        "source": one.source,
+        "version": one.version or None,
+        "score": one.score,
+        "label": one.label or None,
+        "commented": bool(one.comment),
+    }
+
+
+def ratings(given: Sequence[Feedback]) -> dict[str, list[dict[str, Any]]]:
+    """All ratings of a run by kind, oldest first: by callers, by graders, and from what callers did."""
+    listed: dict[str, list[dict[str, Any]]] = {"explicit": [], "grader": [], "implicit": []}
+    for one in given:
+        listed[one.kind].append(rating(one))
+    return listed

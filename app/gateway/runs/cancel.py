@@ -10,7 +10,6 @@ from contextlib import suppress
 
 from app.core.run.events import Kind, RunCancelAsked
 from app.errors import QueueUnavailable, RunEnded
-from app.gateway.http.context import GatewayContext
 from app.stepqueue.protocol import Committed, StepQueue
 from app.store.protocol import Entry, RunRow, TenantStore
 
@@ -33,10 +32,10 @@ async def ask(store: TenantStore, queue: StepQueue | None, row: RunRow, by: str,
             await queue.publish(row.driver, [Committed(row.id, appended.events)])
 
 
-async def stop(context: GatewayContext, store: TenantStore, row: RunRow) -> RunRow:
+async def stop(store: TenantStore, queue: StepQueue, row: RunRow, now: float) -> RunRow:
     """Ask for a run's end in its caller's name, and wait for it a little; the row as it is then. `store` is that of the
     caller's tenant."""
-    await ask(store, context.queue, row, "caller", context.now())
+    await ask(store, queue, row, "caller", now)
     return await settled(store, row, PATIENCE)
 
 

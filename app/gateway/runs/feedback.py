@@ -4,7 +4,7 @@ A rating is added and never altered; where one source rates a run again, its lat
 the run has ended, and as often as somebody changes their mind, up to the bound of `rows/feedback.py`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 import orjson
@@ -13,8 +13,9 @@ from starlette.responses import Response
 
 from app.core.rating.feedback import Feedback
 from app.errors import Conflict, InvalidRequest
-from app.gateway.http.auth import Caller
+from app.gateway.http.api_keys import Caller
 from app.gateway.http.context import GatewayContext
+from app.gateway.runs import audit
 from app.gateway.wire.baton_options import Label, WireModel
 from app.gateway.wire.parameters import invalid_request
 from app.store.protocol import Once, RunRow
@@ -60,7 +61,7 @@ async def take(
     kept = await context.store.of_tenant(caller.tenant).rate(given)
     context.telemetry.count("baton_feedback_total", row.tier, kept.kind)
     return Response(
-        orjson.dumps({"object": "run.feedback", "run": row.id, **shown(kept)}), media_type="application/json"
+        orjson.dumps({"object": "run.feedback", "run": row.id, **audit.rating(kept)}), media_type="application/json"
     )
 
 
@@ -75,25 +76,3 @@ def _read(body: Mapping[str, Any]) -> FeedbackRequest:
     if asked.score is None and asked.thumbs is None and asked.label is None:
         raise InvalidRequest("Give a score from 0 to 1, a thumb (up or down) or a label.", param="score")
     return asked
-
-
-def shown(one: Feedback) -> dict[str, Any]:
-    """A rating without its comment, which is content."""
-    return {
-        "id": one.id,
-        "at": one.at,
-        "kind": one.kind,
-        "source": one.source,
-        "version": one.version or None,
-        "score": one.score,
-        "label": one.label or None,
-        "commented": bool(one.comment),
-    }
-
-
-def listed(given: Sequence[Feedback]) -> dict[str, list[dict[str, Any]]]:
-    """All ratings of a run by kind, oldest first: by callers, by graders, and from what callers did."""
-    ratings: dict[str, list[dict[str, Any]]] = {"explicit": [], "grader": [], "implicit": []}
-    for one in given:
-        ratings[one.kind].append(shown(one))
-    return ratings

@@ -202,7 +202,7 @@ def _acts(router: APIRouter, context: GatewayContext, keys: Keys, idempotency: I
 
         It is cancelled first if it goes on. A run of any format can be erased; one that was erased stays so.
         """
-        await cancel.stop(context, found.store, found.row)
+        await cancel.stop(found.store, context.queue, found.row, context.now())
         if not await found.store.erase(found.row.id):  # it was pruned just now
             raise NotFound()
         return _json({"id": found.row.id, "object": "run", "erased": True})
@@ -338,4 +338,4 @@ def _event(event: Event) -> dict[str, Any]:
 
 async def _cancelled(context: GatewayContext, found: VisibleRun) -> Response:
     """Ask for a run's end, wait for it a little, and show the run as lists do: `state` says what became of it."""
-    return _json(audit.summary(await cancel.stop(context, found.store, found.row)))
+    return _json(audit.summary(await cancel.stop(found.store, context.queue, found.row, context.now())))

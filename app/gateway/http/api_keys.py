@@ -1,0 +1,113 @@
+"""API keys as strings, digests and rows, and callers that have one; `auth.py` finds the caller of a request.
+
+A key is `bt_<public id>_<secret>`. Commands import this module without the web framework.
+"""
+
+import hmac
+import re
+import secrets
+from collections.abc import Iterable
+
+from app.core.records import record
+from app.core.roles import SCOPES, permits
+from app.errors import ConfigInvalid
+from app.store.protocol import Actor, KeyRow
+from app.store.protocol.admin_events import Via
+
+KEY_FORMAT = re.compile(r"bt_([A-Za-z0-9]{4,32})_([A-Za-z0-9_-]{16,128})")
+
+
+@record(frozen=True, slots=True)
+class Caller:
+    """An authenticated caller."""
+
+    key: KeyRow
+    via: Via = "key"
+    """`oidc` for a person, whose `key` has the rights that the settings give."""
+    csrf_token: str | None = None
+    """For a person: the value that a request must repeat to change something."""
+
+    @property
+    def actor(self) -> Actor:
+        """The author of what this caller changes."""
+        return Actor(self.key.id, self.via)
+
+    @property
+    def tenant(self) -> str | None:
+        """The tenant whose runs this caller may see; None means all of them.
+
+        `admin` carries every scope but stays inside its tenant: only a key of all tenants reaches beyond its own.
+        """
+        return None if self.key.all_tenants else self.key.tenant
+
+    def sees(self, tenant: str) -> bool:
+        """True if this caller may see what belongs to a tenant."""
+        return self.tenant in (None, tenant)
+
+    def may(self, scope: str) -> bool:
+        """True if the key carries `scope`; `admin` carries every one (`core/roles.py`)."""
+        return permits(self.key.scopes, scope, all_tenants=self.key.all_tenants)
+
+
+def digest(secret: str, pepper: bytes) -> bytes:
+    """The hash under which a key's secret is stored."""
+    return hmac.digest(pepper, secret.encode(), "sha256")
+
+
+def pepper_mark(pepper: bytes) -> str:
+    """A short name of a pepper, from which it cannot be found: stored beside each digest that was made with it."""
+    return hmac.digest(pepper, b"baton pepper mark", "sha256").hex()[:12]
+
+
+def mint(
+    pepper: bytes,
+    *,
+    tenant: str,
+    name: str,
+    scopes: Iterable[str],
+    now: float,
+    expires_at: float | None = None,
+    public: str | None = None,
+) -> tuple[str, KeyRow]:
+    """A new key: the string that is shown once, and the row that is stored. `ConfigInvalid` for an unknown scope.
+
+    `public` is its public id, if that is chosen already.
+    """
+    public = public or secrets.token_hex(8)
+    key = f"bt_{public}_{secrets.token_urlsafe(32)}"
+    return key, adopt(key, pepper, tenant=tenant, name=name, scopes=scopes, now=now, expires_at=expires_at)
+
+
+def adopt(
+    key: str,
+    pepper: bytes,
+    *,
+    tenant: str,
+    name: str,
+    scopes: Iterable[str],
+    now: float,
+    expires_at: float | None = None,
+) -> KeyRow:
+    """The row for a key chosen elsewhere (`BATON_BOOTSTRAP_KEY`); `ConfigInvalid` if it has not a key's form."""
+    found = KEY_FORMAT.fullmatch(key)
+    faults = [] if found else ["an API key must look like bt_<4-32 letters or digits>_<16-128 URL-safe characters>"]
+    if unknown := sorted(set(scopes) - set(SCOPES)):
+        faults.append(f"unknown scope {', '.join(unknown)}; there are {', '.join(SCOPES)}")
+    if found is None or faults:
+        raise ConfigInvalid(faults)
+    return KeyRow(
+        id=found[1],
+        tenant=tenant,
+        name=name,
+        digest=digest(found[2], pepper),
+        pepper=pepper_mark(pepper),
+        scopes=frozenset(scopes),
+        created_at=now,
+        expires_at=expires_at,
+    )
+
+
+def new_secret(row: KeyRow, pepper: bytes) -> tuple[str, bytes]:
+    """A new secret for a key: the string that is shown once, and the digest that is stored."""
+    secret = secrets.token_urlsafe(32)
+    return f"bt_{row.id}_{secret}", digest(secret, pepper)
