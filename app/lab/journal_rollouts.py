@@ -18,6 +18,7 @@ from app.core.plan.workflow import Access, Step
 from app.core.pool.catalog import MILLION, Catalog
 from app.core.rating.feedback import Feedback
 from app.core.run.events import CallIntended, Event, Kind, PlanOpened, PlanStep, facts
+from app.core.run.labels import carried
 from app.core.run.state import Proposal, RunState, fold
 from app.lab.rollouts import Rollout, critical, shown, split, written
 from app.store.archive import Record
@@ -115,7 +116,7 @@ def _allowed(record: Record, state: RunState, wanted: Wanted) -> None:
         raise Skipped("it is of another tier")
     if wanted.tenant is not None and record.row["tenant"] != wanted.tenant:
         raise Skipped("it is of another tenant")
-    if barred := sorted(wanted.without & state.admitted.labels):
+    if barred := sorted(wanted.without & carried(state)):
         raise Skipped(f"it has the label {barred[0]}")
     if not state.ended or state.admitted.preview:
         raise Skipped("it was only planned, or has not ended")

@@ -210,6 +210,8 @@ def visit(number: int, catalog: Catalog, faults: Faults, chance: Random, *, noti
         wire={"format": "responses", "background": True, "store": True} if background else {},
         once=Once(f"claim {number}", b"fingerprint", FOR_EVER) if keyed else None,
     )
+    if order.plan is None and faults.hit("caller.labels"):
+        order = replace(order, labels=frozenset({"phi"}))
     return Visit(
         number,
         order,

@@ -6,7 +6,7 @@
 import asyncio
 from collections.abc import Coroutine
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from random import Random
 from typing import Any
@@ -50,10 +50,14 @@ SHAPES = ("single", "chain", "fan_out", "self_consistency")
 def catalog() -> Catalog:
     """Three workers, one that conducts, and a tier for each way to plan."""
     card = Card(max_output=2_000, tools=True)
+    cleared, phi = replace(card, clearance=frozenset({"phi"})), frozenset({"phi"})
     workers = {
         name: Worker(name, "sim", name, Price(place * 1_000_000, place * 4_000_000, 500_000), card)
         for place, name in enumerate((*POOL, PLANNER), 1)
     }
+    workers["ada"] = replace(workers["ada"], card=cleared)
+    for name in ("cyd", PLANNER):
+        workers[name] = replace(workers[name], card=cleared, declassifies=phi)
     effort = {"medium": Limits(rounds=3, depth=2)}
     tiers = {name: Tier(name, POOL, ConductorSpec("fixed", shape=name), "bob", effort) for name in SHAPES}
     tiers["model"] = Tier("model", POOL, ConductorSpec("model", worker=PLANNER), "bob", effort)

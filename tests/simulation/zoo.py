@@ -14,7 +14,8 @@ from sqlalchemy import Connection, delete, update
 
 from app.core.plan.workflow import Access
 from app.core.pool.catalog import Deadlines
-from app.core.run import drafts, notices
+from app.core.pool.rules import Reading
+from app.core.run import drafts, labels, notices
 from app.core.run.events import Event, StepFailed
 from app.core.run.state import RunState
 from app.engine.calls import step_request
@@ -47,6 +48,7 @@ ZOMBIES = {"process.frozen": 0.9, "worker.slow": 0.5}
 SLEEPERS = {"freeze at worker.received": 0.7}
 COMMITS = {"store.commit.unanswered_written": 0.15, "store.commit.unanswered_not_written": 0.15}
 LOST_WRITES = {"store.write.down": 0.3, "crash at store.write": 0.05}
+LABELLED = {"caller.labels": 0.9}
 POOR = {"caller.brings_little_money": 0.9}
 CANCELS = {"caller.cancels": 0.9, "worker.slow": 0.9}
 LATE = {**CANCELS, "queue.tell.lost": 1.0}
@@ -296,6 +298,14 @@ def see_the_conversation_unasked(patch: Patch) -> None:
     _seeing(patch, lambda _state, _n, access: Access(True, access.steps))
 
 
+def let_anybody_read(patch: Patch) -> None:
+    patch.setattr(execution, "readers", lambda _state, _n, workers: (Reading(), workers, ()))
+
+
+def pass_words_on_without_labels(patch: Patch) -> None:
+    patch.setattr(labels, "conversation", lambda _state: Reading())
+
+
 # -- a run
 
 
@@ -455,6 +465,8 @@ BUGS = (
     ),
     Bug("bury a dead letter in silence", bury_a_dead_letter_in_silence, DEADLY, ("oracle.no_run_is_forgotten",)),
     Bug("see a step that is not listed", see_a_step_that_is_not_listed, CALM, ("oracle.steps_see_what_is_granted",)),
+    Bug("let anybody read", let_anybody_read, {**LABELLED, **ERRORS}, ("audit.clearance",)),
+    Bug("pass words on without labels", pass_words_on_without_labels, LABELLED, ("audit.clearance",)),
     Bug("see the conversation unasked", see_the_conversation_unasked, CALM, ("oracle.steps_see_what_is_granted",)),
     Bug("ignore expiry", ignore_expiry, HANGS, ("oracle.it_ends_once", "oracle.it_ends_in_time")),
     Bug("ignore a cancellation", ignore_a_cancellation, CANCELS, ("oracle.a_wish_is_heard",)),

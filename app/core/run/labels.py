@@ -98,11 +98,15 @@ def conversation(state: RunState) -> Reading:
     return Reading(state.admitted.labels, frozenset({CALLER}))
 
 
+def carried(state: RunState) -> frozenset[str]:
+    """Return all labels that anything in the run carries: the conversation, or the result of a tool."""
+    used = [use.labels for step in state.steps.values() for use in step.exchanges if use.labels]
+    return state.admitted.labels.union(*used) if used else state.admitted.labels
+
+
 def matters(state: RunState, workers: Iterable[Worker]) -> bool:
     """True if the labels of a run can exclude anybody: something of it carries a label, or rules bind the workers."""
-    if state.admitted.labels or any(worker.bars for worker in workers):
-        return True
-    return any(use.labels for step in state.steps.values() for use in step.exchanges)
+    return any(worker.bars for worker in workers) or bool(carried(state))
 
 
 def reading_of(state: RunState, n: int, workers: Sequence[Worker]) -> Reading:

@@ -8,6 +8,7 @@ import orjson
 from app.core.message.chat import Message, Text, ToolCall, message_from_json, task_from_json
 from app.core.records import record
 from app.core.run.exchange import Exchange
+from app.core.run.labels import carried
 from app.core.run.state import RunState
 from app.engine.calls.step_request import texts_of
 from app.engine.delivery.messages import Ended
@@ -27,9 +28,7 @@ class StoredResponse:
     @property
     def labels(self) -> frozenset[str]:
         """The labels of its conversation, of the results of tools in it, and thus of its output."""
-        state = self.subject.state
-        used = [use.labels for step in state.steps.values() for use in step.exchanges]
-        return state.admitted.labels.union(*used)
+        return carried(self.subject.state)
 
 
 async def subject(store: ContentReads, state: RunState) -> Subject:
