@@ -100,13 +100,19 @@ def conversation(state: RunState) -> Reading:
 
 def carried(state: RunState) -> frozenset[str]:
     """Return all labels that anything in the run carries: the conversation, or the result of a tool."""
-    used = [use.labels for step in state.steps.values() for use in step.exchanges if use.labels]
-    return state.admitted.labels.union(*used) if used else state.admitted.labels
+    found = state.admitted.labels
+    for step in state.steps.values():
+        for use in step.exchanges:
+            found |= use.labels
+    return found
 
 
 def matters(state: RunState, workers: Iterable[Worker]) -> bool:
     """True if the labels of a run can exclude anybody: something of it carries a label, or rules bind the workers."""
-    return any(worker.bars for worker in workers) or bool(carried(state))
+    for worker in workers:  # a generator takes longer than all of the rest, and each step of each run asks
+        if worker.bars:
+            return True
+    return bool(carried(state))
 
 
 def reading_of(state: RunState, n: int, workers: Sequence[Worker]) -> Reading:
@@ -116,6 +122,8 @@ def reading_of(state: RunState, n: int, workers: Sequence[Worker]) -> Reading:
 
 def readers(state: RunState, n: int, workers: list[Worker]) -> tuple[Reading, list[Worker], PassedOver]:
     """Return what a step reads whose inputs are settled, the workers that may read that, and why the others may not."""
+    if not matters(state, workers):
+        return Reading(), workers, ()
     reading = reading_of(state, n, workers)
     reasons = [(worker.name, exclusion(worker, reading)) for worker in workers]
     excluded = tuple([one for one in reasons if one[1]])

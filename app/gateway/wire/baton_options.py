@@ -59,18 +59,16 @@ class PartOptions(WireModel):
 
 def labels_on(*holders: BaseModel) -> frozenset[str]:
     """The labels that stand on messages, parts and results, and on whatever is inside them."""
-    found: set[str] = set()
+    found: frozenset[str] = frozenset()
     for holder in holders:
         fields = holder.__dict__
         if (options := fields.get("baton")) is not None:
-            found.update(options.labels)
-        for name in ("content", "output", "source"):
-            inner = fields.get(name)
-            if isinstance(inner, list):
-                found |= labels_on(*inner)
-            elif isinstance(inner, BaseModel):
-                found |= labels_on(inner)
-    return frozenset(found)
+            found = found.union(options.labels)
+        inner = fields.get("content") or fields.get("output") or fields.get("source")
+        if inner is None or inner.__class__ is str:  # most messages are plain text
+            continue
+        found |= labels_on(*inner) if isinstance(inner, list) else labels_on(inner)
+    return found
 
 
 class PoolChoice(WireModel):
