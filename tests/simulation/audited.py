@@ -7,6 +7,7 @@ from typing import Any, TypeVar, cast
 from app.audit.check import Auditor
 from app.providers.protocol import Provider
 from app.store.archive import Archive
+from app.store.sqlkit.sealing import Keyring
 from tests.simulation.loop import EPOCH
 from tests.simulation.seam import Seam
 from tests.simulation.workers import SimProvider
@@ -21,7 +22,7 @@ def contradictions(world: World) -> list[str]:
     seam = Seam("auditor", machine, world.faults, world, Random(0))
     provider = cast(Provider, SimProvider(world.workers, seam))
     auditor = Auditor(EPOCH + world.loop.time(), lambda _spec: provider, patient=False)
-    report = _at_once(auditor.audit(Archive(world.database.conn.engine)))
+    report = _at_once(auditor.audit(Archive(world.database.conn.engine, Keyring())))
     return [f"audit.{one.rule}: {one.run} seq {one.seq}: {one.what}" for one in report.violations]
 
 
