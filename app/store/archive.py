@@ -4,6 +4,7 @@ Nothing is written or migrated. A page in memory holds a bounded number of runs 
 are stored, bodies as their exact bytes, and nothing is checked: that is the auditor's task.
 """
 
+import asyncio
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -39,7 +40,7 @@ from app.store.rows import content, content_keys, texts
 from app.store.rows.retention import prunable
 from app.store.sqlkit.postgres import postgres_engine
 from app.store.sqlkit.runner import parse_url
-from app.store.sqlkit.sealing import Keyring, Open, UnknownKeys
+from app.store.sqlkit.sealing import Keyring, MasterKey, Open, UnknownKeys
 from app.store.sqlkit.tables import (
     ADMIN_EVENTS,
     BUDGET_HOLDS,
@@ -198,7 +199,7 @@ class Archive:
                 return await self._read_once(work)
             except UnknownKeys as unknown:
                 rows = await self._read_once(partial(content_keys.of_ids, ids=unknown.ids))
-                self._keyring.load(rows, unknown.ids)
+                await asyncio.to_thread(self._keyring.load, rows, unknown.ids)
 
     async def _read_once(self, work: Callable[[Connection], T]) -> T:
         try:
@@ -212,7 +213,7 @@ class Archive:
 
 
 @asynccontextmanager
-async def open_archive(url: str, content_keys: Sequence[bytes] = ()) -> AsyncIterator[Archive]:
+async def open_archive(url: str, content_keys: Sequence[MasterKey] = ()) -> AsyncIterator[Archive]:
     """Open the archive of a database. Raises `ConfigInvalid` for the URL, and `StoreUnavailable` for a missing file.
 
     `content_keys` are the master keys of contents that are encrypted.

@@ -74,7 +74,7 @@ from app.store.sqlkit import generation
 from app.store.sqlkit.migrate import migrate, newest, revision
 from app.store.sqlkit.postgres import Postgres
 from app.store.sqlkit.runner import AWAY, Fault, Runner, parse_url
-from app.store.sqlkit.sealing import UnknownKeys
+from app.store.sqlkit.sealing import MasterKey, UnknownKeys
 from app.store.sqlkit.sqlite import Sqlite
 from app.store.sqlkit.statements import Statements
 from app.store.writing.batch import EncodedEntry, RowCache, encode
@@ -100,7 +100,7 @@ async def open_store(
     patience: float = 5.0,
     connections: int = 10,
     writers: int = 1,
-    content_keys: Sequence[bytes] = (),
+    content_keys: Sequence[MasterKey] = (),
 ) -> AsyncIterator["SqlStore"]:
     """Open a store for the length of the block. All waiting entries are committed before the block is left.
 
@@ -144,7 +144,7 @@ class SqlStore:
         grace: float,
         patience: float,
         row_cache: RowCache | None = None,
-        content_keys: Sequence[bytes] = (),
+        content_keys: Sequence[MasterKey] = (),
     ) -> None:
         self._runner = runner
         self._grace = grace

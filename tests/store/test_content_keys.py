@@ -2,17 +2,21 @@
 
 import asyncio
 import base64
+import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from io import StringIO
 from pathlib import Path
+from threading import Thread
 
 import pytest
 from sqlalchemy import Connection, func, select
 
 from app.__main__ import main
+from app.cli import erase
 from app.errors import StoreUnavailable
 from app.store.archive import open_archive
 from app.store.protocol import ContentQuery, Entry
@@ -146,6 +150,7 @@ async def test_the_auditor_reads_with_the_key(url: str) -> None:
 def test_the_commands_read_erase_and_rewrap_with_the_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`runs erase --tenant` destroys the tenant's key; here nobody else writes, so that it need not wait."""
     monkeypatch.setattr(tenant_keys, "FOLLOW_SECONDS", 0.0)
+    monkeypatch.setattr(erase, "END_SECONDS", -4.0)  # with the lease no time for open runs to end: nobody drives them
     url = f"sqlite:///{tmp_path}/baton.db"
     key, other = (base64.b64encode(one).decode() for one in (FIRST, SECOND))
     environ = {"BATON_DATA_DIR": str(tmp_path), "BATON_CONTENT_KEYS": key}
@@ -166,3 +171,65 @@ def test_the_commands_read_erase_and_rewrap_with_the_key(tmp_path: Path, monkeyp
         assert main(["runs", "ls"], environ | {"BATON_CONTENT_KEYS": "short"}) == 2
     assert "BATON_CONTENT_KEYS" in told.getvalue()
     assert "openssl rand -base64 32" in told.getvalue()
+
+
+class FakeKms(BaseHTTPRequestHandler):
+    """The two operations of AWS KMS that Baton uses, as JSON over HTTP: a ciphertext is its plaintext and context."""
+
+    def do_POST(self) -> None:
+        """Answer one request."""
+        asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        context = json.dumps(asked["EncryptionContext"])
+        status, answer = 200, {}
+        if self.headers["x-amz-target"] == "TrentService.Encrypt":
+            sealed = json.dumps([asked["KeyId"], asked["Plaintext"], context]).encode()
+            answer = {"KeyId": asked["KeyId"], "CiphertextBlob": base64.b64encode(sealed).decode()}
+        else:
+            key, plaintext, bound = json.loads(base64.b64decode(asked["CiphertextBlob"]))
+            answer = {"KeyId": key, "Plaintext": plaintext}
+            if (key, bound) != (asked["KeyId"], context):
+                status, answer = 400, {"__type": "InvalidCiphertextException"}
+        body = json.dumps(answer).encode()
+        self.send_response(status)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_words: object) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture
+def kms(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A KMS that botocore finds."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), FakeKms)
+    thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    monkeypatch.setenv("AWS_ENDPOINT_URL_KMS", f"http://127.0.0.1:{server.server_port}")
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "test")
+    yield
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+@pytest.mark.usefixtures("kms")
+async def test_a_master_key_may_be_in_a_key_management_service(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/baton.db"
+    async with open_store(url, content_keys=["aws-kms:alias/baton"]) as store:
+        await store.append(run_of("ours"))
+    async with open_store(url, content_keys=[FIRST, "aws-kms:alias/baton"]) as store:
+        assert await store.contents("ours", [REF]) == {REF: BODY}
+        assert await store.rewrap_content_keys() == (1, 1)
+    async with open_store(url, content_keys=[FIRST]) as store:
+        assert await store.contents("ours", [REF]) == {REF: BODY}
+
+
+async def test_a_key_management_service_that_is_away_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL_KMS", "http://127.0.0.1:1")
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "test")
+    async with open_store(f"sqlite:///{tmp_path}/baton.db", content_keys=["aws-kms:alias/baton"]) as store:
+        with pytest.raises(StoreUnavailable, match="alias/baton of AWS KMS cannot be used"):
+            await store.append(run_of("ours"))

@@ -34,6 +34,8 @@ SCHEMES = {
 }
 URLS = frozenset({"database_url", "redis_url", "webhook_url"})
 """URLs that may hold a password."""
+KMS = "aws-kms:"
+"""Begins the name of a master key in AWS's key management service."""
 KEY_BYTES = 32
 KEY_FAULT = "must be keys of 32 bytes in base64, one a line; make one with `openssl rand -base64 32`"
 INNER = frozenset({"given", "in_files"})
@@ -114,8 +116,8 @@ class Settings(BaseModel):
     )
     content_keys: SecretStr | None = Field(
         default=None,
-        description="Master keys for encrypting contents at rest, 32 bytes in base64 each: the present one, and on "
-        "further lines earlier ones; unset: contents are stored plain.",
+        description="Master keys for encrypting contents at rest, each 32 bytes in base64 or aws-kms:KEY: the present "
+        "one, and on further lines earlier ones; unset: contents are stored plain.",
     )
     conductor_url: str | None = Field(
         default=None, repr=False, description="Base URL of an OpenAI-compatible server that conducts."
@@ -408,21 +410,26 @@ def pepper_file(settings: Settings) -> Path:
     return settings.data_dir / "pepper"
 
 
-def content_keys(settings: Settings) -> tuple[bytes, ...]:
+def content_keys(settings: Settings) -> tuple[bytes | str, ...]:
     """Return the master keys of contents, the present one first; none where contents are stored plain."""
     return _decoded(settings.content_keys)
 
 
-def _decoded(value: SecretStr | None) -> tuple[bytes, ...]:
-    """Return the keys of a setting. Raises ValueError with the fault, which shows none of them."""
+def _decoded(value: SecretStr | None) -> tuple[bytes | str, ...]:
+    """Return the keys of a setting, and the names of those in KMS. Raises ValueError with the fault, which shows none
+    of them."""
     words = value.get_secret_value().split() if value is not None else []
+    return tuple([word if word.startswith(KMS) else _master_key(word) for word in words])
+
+
+def _master_key(word: str) -> bytes:
     try:
-        keys = [b64decode(word, validate=True) for word in words]
+        key = b64decode(word, validate=True)
     except ValueError:
         raise ValueError(KEY_FAULT) from None
-    if any(len(key) != KEY_BYTES for key in keys):
+    if len(key) != KEY_BYTES:
         raise ValueError(KEY_FAULT)
-    return tuple(keys)
+    return key
 
 
 def peppers(settings: Settings) -> tuple[bytes, ...]:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 from app.core.records import record
 from app.errors import StoreUnavailable
+from app.store.sqlkit.aws_kms import AwsKms
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -37,6 +38,10 @@ Open = Callable[[str, bytes], bytes | None]
 def plain(_place: str, body: bytes) -> bytes | None:
     """The content of a store in which nothing is encrypted."""
     return body
+
+
+MasterKey = bytes | str
+"""A master key of 32 bytes; or the name of one in a key management service (`aws_kms.py`)."""
 
 
 class UnknownKeys(Exception):
@@ -99,11 +104,14 @@ class ContentKey:
 
 
 class Keyring:
-    """The master keys of a process, and the content keys that it has loaded."""
+    """The master keys of a process, and the content keys that it has loaded.
 
-    def __init__(self, masters: Sequence[bytes] = ()) -> None:
+    `make`, `load` and `rewrapped` block where a key management service is asked.
+    """
+
+    def __init__(self, masters: Sequence[MasterKey] = ()) -> None:
         """The first of the `masters` encrypts; the others are still accepted."""
-        self._masters = {_mark(master): Cipher(master) for master in masters}
+        self._masters = {_mark(master): _cipher(master) for master in masters}
         self.present = next(iter(self._masters), "")
         """The mark of the master key that encrypts; empty if there is none, and contents are stored plain."""
         self._loaded: dict[str, ContentKey | None] = {}
@@ -121,7 +129,8 @@ class Keyring:
         Raises `StoreUnavailable` for a key whose master key is not there.
         """
         for row in rows:
-            self._loaded[row.id] = ContentKey(row.id, self._unwrapped(row))
+            if self._loaded.get(row.id) is None:
+                self._loaded[row.id] = ContentKey(row.id, self._unwrapped(row))
         for name in wanted:
             self._loaded.setdefault(name, None)
 
@@ -174,6 +183,12 @@ def place_of(run: str, ref: str) -> str:
     return f"{run} {ref}"
 
 
-def _mark(master: bytes) -> str:
+def _cipher(master: MasterKey) -> Cipher | AwsKms:
+    return AwsKms(master) if isinstance(master, str) else Cipher(master)
+
+
+def _mark(master: MasterKey) -> str:
     """A short name of a master key, from which it cannot be found."""
+    if isinstance(master, str):
+        return master
     return hashlib.blake2b(master, digest_size=6, person=b"baton master").hexdigest()

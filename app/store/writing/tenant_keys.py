@@ -1,5 +1,6 @@
 """The content keys of one process: made when a tenant first stores content, loaded when a content needs them."""
 
+import asyncio
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Collection, Sequence
@@ -11,7 +12,7 @@ from sqlalchemy import Connection, select
 from app.errors import NotFound
 from app.store.protocol import Entry
 from app.store.rows import content_keys
-from app.store.sqlkit.sealing import ContentKey, Keyring
+from app.store.sqlkit.sealing import ContentKey, Keyring, MasterKey
 from app.store.sqlkit.tables import RUNS
 
 T = TypeVar("T")
@@ -34,7 +35,7 @@ class Calls(Protocol):
 class TenantKeys:
     """Finds the key for an entry's contents, and loads the keys of contents that are read."""
 
-    def __init__(self, masters: Sequence[bytes], read: Calls, write: Calls) -> None:
+    def __init__(self, masters: Sequence[MasterKey], read: Calls, write: Calls) -> None:
         """`read` and `write` carry out work on the store."""
         self.keyring = Keyring(masters)
         self._read = read
@@ -60,14 +61,15 @@ class TenantKeys:
 
     async def load(self, ids: Collection[str]) -> None:
         """Load content keys that a content needs. Raises `StoreUnavailable` for one whose master key is missing."""
-        self.keyring.load(await self._read(partial(content_keys.of_ids, ids=ids)), ids)
+        rows = await self._read(partial(content_keys.of_ids, ids=ids))
+        await asyncio.to_thread(self.keyring.load, rows, ids)
 
     async def rewrap(self) -> tuple[int, int]:
         """Encrypt all content keys under the present master key; their number, and that of those which were not."""
         rows = await self._read(content_keys.every)
         others = [row for row in rows if row.master != self.keyring.present]
         for row in others:
-            changed = self.keyring.rewrapped(row)
+            changed = await asyncio.to_thread(self.keyring.rewrapped, row)
             await self._write(partial(content_keys.replace_wrapping, key=changed, was=row.master))
         return len(rows), len(others)
 
@@ -87,8 +89,9 @@ class TenantKeys:
         """The tenant's key in use, which is made if there is none."""
         row = await self._read(partial(content_keys.present, tenant=tenant))
         if row is None:
-            row = await self._write(partial(content_keys.add, key=self.keyring.make(tenant, at)))
-        self.keyring.load([row])
+            made = await asyncio.to_thread(self.keyring.make, tenant, at)
+            row = await self._write(partial(content_keys.add, key=made))
+        await asyncio.to_thread(self.keyring.load, [row])
         key = self.keyring.key(row.id)
         assert key is not None
         self._present[tenant] = time.monotonic() + PRESENT_SECONDS, key
