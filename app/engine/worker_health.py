@@ -6,6 +6,7 @@ the journals of the runs that this process drives.
 """
 
 import logging
+from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Final
 
@@ -26,6 +27,8 @@ SLOW_SECONDS = 3_600.0
 """Seconds for which a worker does not count as quick after a reply that took longer."""
 FIRST_SECONDS, USUAL_TOKENS = 0.6, 300
 """Seconds until a worker begins to answer, and the tokens of its answer, where no calls of it are known."""
+TIMED, LATEST = 5, 16
+"""Calls of a worker from which on its duration is known, and those that are remembered."""
 NEW: Final = Breaker()
 Key = tuple[str, str]
 
@@ -68,6 +71,8 @@ class Health:
         """The time of the last sign of life of each worker, in ticks."""
         self._slow: dict[Key, float] = {}
         """The time of the last reply of each worker that took long, in ticks; long ago if none did."""
+        self._took: dict[Key, deque[float]] = {}
+        """The seconds of the latest calls of each worker that this process made."""
 
     def follow(self, catalog: Catalog) -> None:
         """Another pool is in force: what is known of workers whose provider has changed, or that are gone, is
@@ -78,6 +83,7 @@ class Health:
         kept = {_key(worker) for worker in catalog.workers.values() if worker.provider in same}
         self._breakers = {key: known for key, known in self._breakers.items() if key in kept}
         self._slow = {key: known for key, known in self._slow.items() if key in kept}
+        self._took = {key: known for key, known in self._took.items() if key in kept}
         self._specs, self._workers = catalog.providers, catalog.workers
         for worker in catalog.workers.values():
             self._telemetry.watch("baton_breaker_state", self._level(_key(worker)), worker.name)
@@ -108,6 +114,7 @@ class Health:
     def took(self, worker: Worker, seconds: float, patience: float) -> None:
         """The worker has replied, or was given up, after so many seconds; `patience` are those that it may be silent
         for."""
+        self._took.setdefault(_key(worker), deque(maxlen=LATEST)).append(seconds)
         if seconds > QUICK_SHARE * patience:
             self._slow[_key(worker)] = self._tick()
         else:
@@ -171,12 +178,12 @@ class Health:
         return self._of(_key(worker)).hopeless
 
     def usual_seconds(self, worker: Worker) -> float:
-        """The seconds that a call of it is likely to take: by its latest calls, else by the speed on its card; 0 if
-        neither is known."""
-        measured = breaker.usual(self._of(_key(worker)))
-        if measured is not None or worker.card.speed is None:
-            return measured or 0.0
-        return FIRST_SECONDS + worker.writing_seconds(USUAL_TOKENS)
+        """The seconds that nine in ten of its latest calls took at the most, those included that were given up; where
+        too few are known, the estimate by the speed on its card; 0 if neither is known."""
+        took = sorted(self._took.get(_key(worker), ()))
+        if len(took) >= TIMED:
+            return took[len(took) * 9 // 10]
+        return FIRST_SECONDS + worker.writing_seconds(USUAL_TOKENS) if worker.card.speed is not None else 0.0
 
     def affords(self, worker: Worker, place: Place) -> bool:
         """True if the worker's retry budget has room."""

@@ -205,3 +205,38 @@ async def test_a_plan_is_cut_where_money_is_short(opened: Runtime, stub: Provide
     assert outcome.ended.state.state == "succeeded"
     assert 512 <= calls[0]["max_tokens"] < calls[0]["wanted_tokens"]
     assert latest_request(stub, "planner")["max_tokens"] == calls[0]["max_tokens"]
+
+
+# -- time
+
+
+async def test_arms_that_would_take_too_long_are_left_out_before_the_draw(opened: Runtime) -> None:
+    slow(opened, alpha=9.0, beta=2.0, gamma=2.0)
+    outcome, [plan_opened], _ = await run(opened, "choosing", seconds=8)
+    decision = plan_opened["decision"]
+    assert set(decision["candidates"]) == {
+        "answer beta",
+        "answer gamma",
+        "answer-check beta gamma",
+        "answer-check gamma gamma",
+    }
+    assert decision["masked"]["answer alpha"] == {"seconds": 9.0}
+    assert outcome.ended.state.state == "succeeded"
+
+
+async def test_a_plan_that_would_take_too_long_is_not_begun(opened: Runtime, stub: ProviderStub) -> None:
+    slow(opened, dear=9.0, beta=3.0)
+    outcome, opened_plans, [call] = await run(opened, "checked", seconds=8)
+    assert ([one["mode"] for one in opened_plans], call["worker"]) == (["first", "fallback"], "beta")
+    assert "s are left" in outcome.ended.state.proposals[0].reasons[1]
+    slow(opened, planner=9.0)
+    alone, opened_plans, [call] = await run(opened, "planned", seconds=8)
+    assert (stub.of("planner"), call["worker"]) == ([], "beta")
+    assert alone.ended.state.proposals[0].reasons == ("conductor_no_time",)
+
+
+def slow(opened: Runtime, **seconds: float) -> None:
+    """Let this process have seen that these workers take so many seconds."""
+    known = opened.pool.catalog().workers
+    for name, took in [*seconds.items()] * 5:
+        opened.context.health.took(known[name], took, patience=60.0)

@@ -128,14 +128,6 @@ class Breaker:
         return max(BRIEFEST, min(self.seconds)) if len(self.seconds) >= KNOWN else BRIEFEST
 
 
-def usual(breaker: Breaker) -> float | None:
-    """The seconds within which three quarters of its latest successes were complete; None if too few are known."""
-    if len(breaker.seconds) < KNOWN:
-        return None
-    ordered = sorted(breaker.seconds)
-    return ordered[len(ordered) * 3 // 4]
-
-
 def begun(breaker: Breaker, place: Place, now: float) -> Breaker:
     """A call is about to be made; in a half-open breaker it is the probe."""
     extra = place != "first"

@@ -90,10 +90,11 @@ class Means:
 
     def objections(self, state: RunState, steps: Sequence[Step]) -> list[str]:
         """The reasons why a plan does not fit; none if it does."""
-        known = self.workers(state)
-        price = plan_price(steps, known, self.question, state.admitted.limits.floor_tokens)
+        known = self._context.catalog().workers
+        used = [known[step.worker] for step in steps if step.worker in known]
+        price = plan_price(steps, used, self.question, state.admitted.limits.floor_tokens)
         shape = [(step.worker, step.access.steps) for step in steps]
-        return self._objections(state, known, price, shape)
+        return self._objections(state, used, price, shape)
 
     def objections_to(self, state: RunState, steps: Sequence[StepState]) -> list[str]:
         """The reasons why a plan whose steps are journaled does not fit; none if it does."""
