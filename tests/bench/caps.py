@@ -3,9 +3,10 @@
 Each run has one random cap, of money or of time, on a random tier: `baton-mini` (one worker), `baton-ultra` (a model
 conducts), and `baton-select` (a selector). The table has, for each band of caps: the runs that were refused although
 the cap bears the cheapest worker's worst case at the tier's floor (which must be none), those that were answered, those
-whose answer was right, and the money that they cost. `--svg PATH` draws it.
+whose answer was right, and the money that they cost. `--svg PATH` draws it, together with the runs that an earlier
+measurement wrote with `--json` where `--before PATH` names them.
 
-The service is the real one, in this process, over SQLite and the simulated workers. Those pause ten times as long as
+The service is the real one, in this process, over SQLite and the simulated workers. Those pause thirty times as long as
 they usually do where caps of time are drawn, so that the noise of the machine counts for little, and not at all where
 caps of money are.
 """
@@ -17,7 +18,7 @@ import asyncio
 import json
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from importlib.resources import files
 from math import exp, log
@@ -45,10 +46,10 @@ FLOOR_TOKENS = 256
 """The floor of a tier that does not set its own; a tree of before has none, and is measured by this one."""
 USD = (0.00005, 0.02)
 """Dollars between which caps of money are drawn, evenly by their logarithm."""
-SECONDS = (0.2, 12.0)
+SECONDS = (0.6, 36.0)
 """Seconds between which caps of time are drawn in the same way."""
-SLOWER = 10
-AT_ONCE = {"usd": 4, "seconds": 32}
+SLOWER = 30
+AT_ONCE = {"usd": 4, "seconds": 64}
 BANDS = 8
 QUIET = {"BATON_LOG_LEVEL": "error", "BATON_LEASE_SECONDS": "300"}
 
@@ -209,14 +210,70 @@ def summary(runs: Sequence[Played], kind: str) -> list[str]:
     return lines
 
 
+def chart(runs: Sequence[Played], before: Sequence[Played], kind: str, top: int) -> list[str]:
+    """The lines of one chart in SVG: the shares of runs that were answered and right, and dollars a run, by cap."""
+    low, high = (log(edge) for edge in (USD if kind == "usd" else SECONDS))
+    caps = [(log(sum(run.cap for run in band) / len(band)) - low) / (high - low) for band in bands(runs)]
+    dearest = max([_mean_usd(band) for band in (*bands(runs), *bands(before or runs))]) or 1.0
+    unit = "dollars" if kind == "usd" else "seconds"
+    edges = f"{exp(low):g} to {exp(high):g} {unit}, logarithmic"
+    lines = [
+        f'<text x="{LEFT}" y="{top - 8}">caps of {edges}; dollars a run: up to {dearest:.4f}</text>',
+        f'<rect x="{LEFT}" y="{top}" width="{WIDE}" height="{HIGH}" fill="none" stroke="#999"/>',
+    ]
+    for place, (name, colour, value) in enumerate(CURVES):
+        lines.append(f'<text x="{LEFT + 150 * place}" y="{top + HIGH + 16}" fill="{colour}">{name}</text>')
+        for drawn_runs, dash in ((runs, ""), (before, ' stroke-dasharray="4 3"')):
+            values = [value(band) / (dearest if name == DOLLARS else 1.0) for band in bands(drawn_runs)]
+            points = [f"{LEFT + x * WIDE:.0f},{top + HIGH * (1 - y):.0f}" for x, y in zip(caps, values, strict=False)]
+            lines.append(f'<polyline fill="none" stroke="{colour}"{dash} points="{" ".join(points)}"/>')
+    return lines
+
+
+def svg(runs: Sequence[Played], before: Sequence[Played]) -> str:
+    """A plot of each kind of caps; dashed lines are those of an earlier measurement, if there is one."""
+    kinds = [kind for kind in ("usd", "seconds") if any(run.kind == kind for run in runs)]
+    height = len(kinds) * (HIGH + 70) + 20
+    lines = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDE + 2 * LEFT}" height="{height}" font-size="12" '
+        'font-family="sans-serif">',
+        f'<rect width="{WIDE + 2 * LEFT}" height="{height}" fill="white"/>',
+    ]
+    for place, kind in enumerate(kinds):
+        now, then = ([run for run in some if run.kind == kind] for some in (runs, before))
+        lines += chart(list(now), list(then), kind, 30 + place * (HIGH + 70))
+    return "\n".join([*lines, "</svg>", ""])
+
+
+def _share(band: Sequence[Played], count: int) -> float:
+    return count / len(band) if band else 0.0
+
+
+def _mean_usd(band: Sequence[Played]) -> float:
+    return sum(run.usd for run in band) / len(band) if band else 0.0
+
+
+DOLLARS = "dollars a run"
+CURVES: Sequence[tuple[str, str, Callable[[Sequence[Played]], float]]] = (
+    ("answered", "#1f77b4", lambda band: _share(band, sum(run.answered for run in band))),
+    ("right", "#2ca02c", lambda band: _share(band, sum(run.right for run in band))),
+    (DOLLARS, "#d62728", _mean_usd),
+)
+LEFT, WIDE, HIGH = 40, 480, 160
+"""Pixels of the plot's margin, and of each chart."""
+
+
 def main() -> int:
     """See the module docstring. Returns 1 if a run was refused whose cap of money fits."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench.caps")
     parser.add_argument("--caps", type=int, default=1_000)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--kind", choices=("usd", "seconds"))
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--json", type=Path, help="write the runs to this file")
+    parser.add_argument("--svg", type=Path, help="draw them into this file")
+    parser.add_argument("--before", type=Path, help="runs of an earlier measurement, to be drawn as dashed lines")
     given = parser.parse_args()
+    before = [Played(**one) for one in json.loads(given.before.read_text())] if given.before is not None else []
     kinds = (given.kind,) if given.kind else ("usd", "seconds")
     runs: list[Played] = []
     for kind in kinds:
@@ -225,6 +282,8 @@ def main() -> int:
         runs += found
     if given.json is not None:
         given.json.write_text(json.dumps([asdict(run) for run in runs]))
+    if given.svg is not None:
+        given.svg.write_text(svg(runs, before))
     return int(any(run.fits and not run.answered for run in runs if run.kind == "usd"))
 
 
