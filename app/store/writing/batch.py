@@ -316,7 +316,7 @@ class RowBatch:
             entry.new.cap.usd,
             entry.new.cap.tokens,
             tenant=entry.new.tenant,
-            budgets=named(entry.new.budgets),
+            budgets=budget_ledger.column_of(entry.new.budgets),
         )
 
     def _charge(self, run: _Run, entry: Entry) -> Charge | None:
@@ -506,11 +506,6 @@ def _born(run: _Run, new: NewRun, at: float) -> tuple[Any, ...]:
     return (*described, *lease, run.cap_usd, run.cap_tokens, *_LIVE_OF(run))
 
 
-def named(accounts: Sequence[str]) -> str | None:
-    """The column of a run with its accounts."""
-    return orjson.dumps(accounts).decode() if accounts else None
-
-
 def _lease(run: _Run) -> tuple[Any, ...]:
     """The values of the columns `LEASE` for a run whose lease has changed."""
     assert run.lease is not None
@@ -593,7 +588,8 @@ def commit(conn: Connection, statements: Statements, batch: Sequence[EncodedEntr
     ids = sorted({encoded.entry.once.id for encoded in batch if encoded.entry.once is not None})
     shared = locked if statements.arrays else None
     claims = Claims(statements.claims.fetch(conn, ids))
-    budgets = budget_ledger.load(conn, _columns(found, batch), [encoded.entry for encoded in batch])
+    columns = _columns(found, batch)
+    budgets = budget_ledger.load(conn, columns, [encoded.entry for encoded in batch]) if columns else None
     rows = RowBatch(found, tickets, moving, claims, shared, budgets)
     outcomes = [rows.apply(encoded) for encoded in batch]
     if not statements.write_if_owned(conn, sorted(rows.owned), *rows.writes(statements)):
@@ -607,10 +603,10 @@ def commit(conn: Connection, statements: Statements, batch: Sequence[EncodedEntr
 
 def _columns(found: Iterable[Row], batch: Sequence[EncodedEntry]) -> dict[str, str | None]:
     """The accounts of the runs of a batch that have any, as their rows name them."""
-    columns = {row[_ID]: row[_BUDGETS] for row in found if row[_BUDGETS] is not None}
+    columns: dict[str, str | None] = {row[_ID]: row[_BUDGETS] for row in found if row[_BUDGETS] is not None}
     for encoded in batch:
         if encoded.entry.new is not None and encoded.entry.new.budgets:
-            columns[encoded.entry.run] = named(encoded.entry.new.budgets)
+            columns[encoded.entry.run] = budget_ledger.column_of(encoded.entry.new.budgets)
     return columns
 
 

@@ -199,6 +199,11 @@ def load(conn: Connection, runs: Mapping[str, str | None], batch: Sequence[Entry
     return BudgetLedger(now, known, _locked(conn, sorted(places), ends), present, holds)
 
 
+def column_of(accounts: Sequence[str]) -> str | None:
+    """The column of a run's row that names its accounts."""
+    return orjson.dumps(accounts).decode() if accounts else None
+
+
 def accounts_of(column: str | None) -> Sequence[str]:
     """The accounts that a run's row names."""
     found: list[str] = orjson.loads(column) if column else []
