@@ -12,7 +12,7 @@ class ContentKeys(Protocol):
 
     async def retire_content_keys(self, tenant: str, at: float) -> float:
         """Take a tenant's keys out of use for new contents. Returns the seconds until every process has followed; 0 if
-        the tenant had none in use."""
+        the tenant has none."""
         ...
 
     async def destroy_content_keys(self, tenant: str) -> int:

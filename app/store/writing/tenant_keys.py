@@ -74,10 +74,14 @@ class TenantKeys:
         return len(rows), len(others)
 
     async def retire(self, tenant: str, at: float) -> float:
-        """Take a tenant's keys out of use; the seconds until every process has followed, 0 if none was in use."""
-        retired = await self._write(partial(content_keys.retire, tenant=tenant, at=at))
+        """Take a tenant's keys out of use; the seconds until every process has followed, 0 if it has no keys.
+
+        They are waited for also where an erasure that was interrupted had taken the keys out of use already.
+        """
+        await self._write(partial(content_keys.retire, tenant=tenant, at=at))
         self._present.pop(tenant, None)
-        return FOLLOW_SECONDS if retired else 0.0
+        keys = await self._read(content_keys.every)
+        return FOLLOW_SECONDS if any(key.tenant == tenant for key in keys) else 0.0
 
     async def destroy(self, tenant: str) -> int:
         """Destroy a tenant's keys that are out of use; their number."""
