@@ -23,7 +23,7 @@ CALLS = {
     ONE: replace(WHOLE.calls["call_1"], outcome=None),
     TWO: replace(WHOLE.calls["call_1"], id=TWO, outcome=None),
 }
-LIVE: RunState = replace(WHOLE, state="running", end={}, calls=CALLS)
+LIVE: RunState = replace(WHOLE, state="running", end=None, calls=CALLS)
 """A run whose answering step is at its second attempt."""
 
 
