@@ -62,7 +62,7 @@ def affordable(every: Sequence[Arm], brief: Brief) -> tuple[Sequence[Arm], Mappi
 
     Where none fits, the cheapest and quickest arm remains: its step is given to whoever can be paid.
     """
-    floor, question = brief.limits.floor_tokens, question_tokens(brief.task)
+    floor, question = brief.limits.floor, question_tokens(brief.task)
     left, most = Amount(brief.usd_left, brief.tokens_left), max(len(arm.steps) for arm in every)
     time_left = brief.seconds_left if brief.seconds_left is not None else inf
     slowest = brief.planning_seconds + max(most, 1) * max(brief.paces.values(), default=0.0)
@@ -92,7 +92,7 @@ def _seconds(arm: Arm, brief: Brief) -> float:
 
 def _price(arm: Arm, brief: Brief, question: int) -> Amount:
     """The least price of an arm; where the model plans, that of its call and of the cheapest answer."""
-    floor = brief.limits.floor_tokens
+    floor = brief.limits.floor
     if arm.name != MODEL:
         return plan_price(arm.steps, brief.workers, question, floor)
     return brief.planning + min([least(one, question, floor) for one in brief.workers], key=lambda one: one.usd)

@@ -60,6 +60,7 @@ def rollout(record: Record, catalogs: Mapping[str, Catalog], ratings: Sequence[F
         workers=tuple(catalog.workers[name] for name in order),
         limits=state.admitted.limits,
         usd_left=_usd_left(state, events, proposal),
+        seconds_left=_seconds_left(events),
     )
     steps = _steps(record, state, events, proposal)
     if not {step.worker for step in steps} <= set(order):
@@ -159,6 +160,12 @@ def _order(state: RunState, events: Sequence[Event], proposal: Proposal) -> list
 def _usd_left(state: RunState, events: Sequence[Event], proposal: Proposal) -> int:
     told = [fact.usd_left for fact in facts(events, CallIntended)]
     return next((left for left in told if left is not None), state.admitted.limits.usd)
+
+
+def _seconds_left(events: Sequence[Event]) -> float | None:
+    """The seconds that the conductor was told; None where it was told none."""
+    told = [fact.seconds_left for fact in facts(events, CallIntended) if fact.seconds_left is not None]
+    return float(told[0]) if told else None
 
 
 def _steps(record: Record, state: RunState, events: Sequence[Event], proposal: Proposal) -> list[Step]:

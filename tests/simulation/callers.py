@@ -188,6 +188,7 @@ def visit(number: int, catalog: Catalog, faults: Faults, chance: Random, *, noti
         depth=chance.choice((0, 1, 2)) if tier.name == "model" else 0,
         attempts=chance.randint(1, 4),
         output_tokens=200,
+        floor_tokens=20 if number % 2 else 200,
         usd=chance.randint(20, 2_000) if faults.hit("caller.brings_little_money") else 2_000_000,
         seconds=max(chance.choice(SECONDS), SECONDS[0] if faults.rates else SECONDS[1]),
         tool_wait=TOOL_WAIT,

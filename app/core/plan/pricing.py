@@ -1,7 +1,7 @@
 """The least price of a plan before it is carried out, for comparing it with what a run may still spend (D7).
 
 It is what the plan's steps hold together if each of them may write no more than the floor of its tier
-(`Limits.floor_tokens`): the worst case of each at that length, with an input that holds whatever the steps that it sees
+(`Limits.floor`): the worst case of each at that length, with an input that holds whatever the steps that it sees
 may have written. A plan whose least price fits can be carried out, because the executor cuts output caps down to the
 floor where money is short.
 """
@@ -84,7 +84,7 @@ def best_alone(workers: Sequence[Worker], preferred: str, question: int, limits:
     Else the dearest one that the run can pay at its full length, else the cheapest at the floor. The preferred one, or
     the first, if nobody can be paid.
     """
-    floor = limits.floor_tokens
+    floor = limits.floor
     known = {worker.name: worker for worker in workers}
     usual = known.get(preferred, workers[0])
     if left.holds(least(usual, question, floor)):

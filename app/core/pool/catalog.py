@@ -364,6 +364,11 @@ class Limits:
         most=604_800,
     )
 
+    @property
+    def floor(self) -> int:
+        """The output tokens below which no call is cut: `floor_tokens`, or all of a call's where those are fewer."""
+        return min(self.floor_tokens, self.output_tokens)
+
     def to_json(self) -> dict[str, Any]:
         """The limits by name, as `run.admitted` records them."""
         return {name: getattr(self, name) for name in Limits.__slots__}

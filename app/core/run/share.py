@@ -44,7 +44,7 @@ def _needed(state: RunState, step: StepState, workers: Mapping[str, Worker], que
     worker = workers.get(step.worker)
     if worker is None:
         return Amount()
-    floor = state.admitted.limits.floor_tokens
+    floor = state.admitted.limits.floor
     size = question if step.access.user or step.inherits else 0
     for n in step.access.steps:
         earlier = state.steps[n]

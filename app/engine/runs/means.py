@@ -67,7 +67,7 @@ class Means:
             return Amount()
         prompt = self.question + PROMPT_BYTES + CARD_BYTES * len(workers)
         size = 2 * prompt  # a request with a schema counts with all of its bytes once more: see `Attempt`
-        return least(worker, size, max(PLAN_TOKENS, state.admitted.limits.floor_tokens))
+        return least(worker, size, max(PLAN_TOKENS, state.admitted.limits.floor))
 
     def planning_seconds(self, state: RunState) -> float:
         """The seconds that such a call is likely to take."""
@@ -84,7 +84,7 @@ class Means:
     def are_short(self, state: RunState, workers: Sequence[Worker], steps: int) -> bool:
         """Return True if a plan of so many steps over these workers could cost more, or take longer, than what is
         left."""
-        floor, left = state.admitted.limits.floor_tokens, unspent(state)
+        floor, left = state.admitted.limits.floor, unspent(state)
         slowest = self.planning_seconds(state) + steps * max(self.paces(workers).values(), default=0.0)
         return slowest > self.seconds_left(state) or not ample(workers, steps, self.question, floor, left)
 
@@ -92,7 +92,7 @@ class Means:
         """The reasons why a plan does not fit; none if it does."""
         known = self._context.catalog().workers
         used = [known[step.worker] for step in steps if step.worker in known]
-        price = plan_price(steps, used, self.question, state.admitted.limits.floor_tokens)
+        price = plan_price(steps, used, self.question, state.admitted.limits.floor)
         shape = [(step.worker, step.access.steps) for step in steps]
         return self._objections(state, used, price, shape)
 

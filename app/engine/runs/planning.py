@@ -443,7 +443,7 @@ class Planner:
 
         Raises `RunOverBudget` if that is not enough for a short plan.
         """
-        floor, question = told.limits.floor_tokens, question_tokens(told.task)
+        floor, question = told.limits.floor, question_tokens(told.task)
         answer = min([least(one, question, floor) for one in told.workers], key=lambda one: one.usd, default=Amount())
         attempt = asked.within(unspent(state).less(answer), 1 if embeds else max(PLAN_TOKENS, floor))
         if attempt is None:

@@ -365,6 +365,7 @@ class Execution:
                 failed = StepFailed(step, code, budget=refused.budget, budget_until=refused.until)
                 await self._fail(failed, openers)
             except RunOverBudget:
+                self._number -= 1  # this attempt was not recorded
                 if refusals < REFUSALS:  # calls that were not known here hold what this one was to have
                     fresh = changed(course, state=await self._fold(None))
                     return await self._next(fresh, openers, refusals + 1)
@@ -393,10 +394,10 @@ class Execution:
         attempt, state = self._attempt(course, choice), self._newest(course.state)
         left = self._unspent(state)
         if len(state.live) > 1:
-            floor = attempt.least(state.admitted.limits.floor_tokens)
+            floor = attempt.least(state.admitted.limits.floor)
             workers = self._context.catalog().workers
             left = share(state, course.step.n, left, floor, workers, question_tokens(course.view.task))
-        return attempt.within(left, state.admitted.limits.floor_tokens)
+        return attempt.within(left, state.admitted.limits.floor)
 
     def _newest(self, state: RunState) -> RunState:
         """The run's state as this process knows it now."""
