@@ -139,6 +139,20 @@ def test_a_turn_is_settled_with_its_own_tokens() -> None:
     assert reply.figures[0].remaining == 1_000 - 50 - 100
 
 
+def test_a_new_run_with_tool_results_of_an_ended_run_holds_its_place_from_the_beginning() -> None:
+    """Such results are only the history of a new run, whose admission may take a moment."""
+    key = Key(tpm=1_000, concurrency=1)
+    key.end("talk", 700, NOW - 5)
+    assert key.ask(NOW, run="new", resumes="talk", tokens=500).refusal is None
+    assert key.ask(NOW + 1, run="b", tokens=1).refusal is not None, "it is not in the journal yet"
+    key.runs["new"] = RunUse(seq=1, tokens=0, waits=False)
+    assert key.ask(NOW + CLAIM_SECONDS, run="b", tokens=1).refusal is not None
+    key.end("new", 50, NOW + 40)
+    reply = key.ask(NOW + 41, run="b", tokens=100)
+    assert reply.refusal is None
+    assert reply.figures[0].remaining == 1_000 - 50 - 100
+
+
 def test_a_request_counts_in_all_of_its_windows_or_in_none() -> None:
     windows = {"key": Window(), "tenant": Window()}
     asked = RateRequest((("key", RateLimits(rpm=5)), ("tenant", RateLimits(rpm=1))))

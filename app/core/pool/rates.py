@@ -275,10 +275,11 @@ def _over(claim: Claim, runs: Mapping[str, RunUse], now: float) -> tuple[int, fl
         run, seq, before = runs.get(claim.resumes), claim.seq, claim.before
     if run is None:
         return (0, now) if claim.until <= now else None
+    if run.seq <= seq and claim.until > now:  # nothing has come of the request yet: it may also begin a new run
+        return None
     if run.ended_at is not None:
         return run.tokens - before, min(run.ended_at, now)
-    begun = run.seq > seq or claim.until <= now
-    return (run.tokens - before, now) if run.waits and begun else None
+    return (run.tokens - before, now) if run.waits else None
 
 
 def _current(slots: list[Slot], now: float) -> list[Slot]:
