@@ -9,9 +9,11 @@ from typing import Any
 
 import httpx
 
+from app.core.pool.rates import RateLimits, RateReply, RateRequest
 from app.core.records import changed
 from app.gateway.app import create_app
 from app.gateway.http.auth import mint
+from app.gateway.http.rate_limits import TOGETHER, Headers, RateLimiter
 from app.process.wiring import Runtime
 from tests.harness.in_process import ask, pool_text, running_service
 from tests.harness.waiting import PATIENCE_SECONDS, until
@@ -91,6 +93,40 @@ async def test_open_runs_of_a_gateway_that_is_gone_hold_their_places_until_the_j
 
         await until(ended)
         assert (await ask(clients[0])).status_code == 200
+
+
+class Held:
+    """Counts requests in a store once it is opened."""
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+        self.opened = asyncio.Event()
+        self.asked = 0
+
+    async def count_requests(self, asked: Sequence[RateRequest], now: float) -> Sequence[RateReply]:
+        self.asked += 1
+        await self.opened.wait()
+        replies: Sequence[RateReply] = await self._store.count_requests(asked, now)
+        return replies
+
+
+async def test_requests_whose_callers_leave_before_they_are_counted_use_nothing(
+    tmp_path: Path, stub: ProviderStub
+) -> None:
+    async with gateways(tmp_path, stub) as ((one, _), _):
+        store = Held(one.gateway.store)
+        limiter = RateLimiter(changed(one.gateway, store=store))
+        asked = RateRequest((("key:k", RateLimits(rpm=900)),))
+        headers: Headers = []
+        counts = [asyncio.create_task(limiter.count(asked, [])) for _ in range(2 * TOGETHER)]
+        last = asyncio.create_task(limiter.count(asked, headers))
+        await until(lambda: store.asked)
+        for waiting in counts[TOGETHER:]:
+            waiting.cancel()
+        store.opened.set()
+        await asyncio.gather(*counts, return_exceptions=True)
+        await last
+    assert dict(headers)[b"x-ratelimit-remaining-requests"] == str(900 - TOGETHER - 1).encode()
 
 
 async def test_a_key_that_was_revoked_at_one_gateway_ends_at_the_other_within_five_seconds(

@@ -32,9 +32,9 @@ MESSAGES: Final[dict[Reason, str]] = {
 }
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Place:
-    """A request that waits to be counted."""
+    """A request that waits to be counted; another one with the same fields is not the same request."""
 
     asked: RateRequest
     reply: RateReply | None = None
@@ -84,14 +84,18 @@ class RateLimiter:
         """Count all requests that wait, unless somebody has counted this one meanwhile."""
         place = _Place(asked)
         self._places.append(place)
-        async with self._alone:
-            if place.reply is None:
-                await self._count(self._taken(place))
-        assert place.reply is not None
+        try:
+            async with self._alone:
+                while place.reply is None:
+                    await self._count(self._taken(place))
+        except BaseException:
+            if place in self._places:  # its caller has left before it was counted
+                self._places.remove(place)
+            raise
         return place.reply
 
     def _taken(self, place: _Place) -> list[_Place]:
-        """The requests that are counted next: those that wait, or this one again if it was counted in vain."""
+        """The requests that are counted next: the oldest that wait, or this one again if it was counted in vain."""
         if place not in self._places:
             return [place]
         taken, self._places = self._places[:TOGETHER], self._places[TOGETHER:]
