@@ -6,7 +6,10 @@ from typing import Any
 
 import pytest
 
+from app.core.pool.amounts import Amount
+from app.core.run.bill import unspent
 from app.core.run.events import Kind
+from app.engine.steps import execution
 from app.process.wiring import Runtime
 from tests.harness.ends import end_of
 from tests.harness.in_process import (
@@ -123,6 +126,17 @@ async def test_an_output_is_cut_to_what_is_left_and_to_the_floor_at_the_most(
     assert latest_request(stub, "alpha")["max_tokens"] == call["max_tokens"]
     refused, _, calls = await run(opened, "wide", usd=INPUT + 2 * 100 - 1, steps=1)
     assert (refused.ended.state.state, refused.ended.state.usd, calls) == ("over_budget", 0, [])
+
+
+async def test_a_refused_reservation_is_made_again_for_what_is_left(
+    opened: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others have reserved what this engine believes to be there, twice."""
+    believed = [Amount(10**9, 10**9)] * 2
+    monkeypatch.setattr(execution, "unspent", lambda state: believed.pop() if believed else unspent(state))
+    outcome, _, [call] = await run(opened, "wide", usd=1_000, steps=1)
+    assert outcome.ended.state.state == "succeeded"
+    assert (call["attempt"], call["max_tokens"], believed) == (1, (1_000 - INPUT) // 2, [])
 
 
 async def test_steps_share_what_is_left(opened: Runtime) -> None:
