@@ -54,10 +54,10 @@ class CountingRunner(SimRunner):
         super().__init__(database, witness, seam)
         self.asked = asked
 
-    async def read(self, work: Callable[[Connection], T], *, brief: bool = False) -> T:
+    async def read(self, work: Callable[[Connection], T], *, brief: bool = False, tenant: str | None = None) -> T:
         """One read."""
         self.asked["reads"] += 1
-        return await super().read(work, brief=brief)
+        return await super().read(work, brief=brief, tenant=tenant)
 
     async def write(self, work: Callable[[Connection], T], *, meant: object = None) -> T:
         """One writing transaction."""
