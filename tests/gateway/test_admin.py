@@ -155,6 +155,28 @@ async def test_nobody_gains_rights_by_making_or_rotating_keys(admin: AdminStandI
         assert [row["tenant"] for row in (await asked(client, "GET", "/keys"))["data"]] == ["acme"] * 3
 
 
+async def test_a_key_that_is_made_has_no_higher_rates_than_its_maker(admin: AdminStandIn) -> None:
+    key = await admin.add_key("slow", rpm=10, tpm=1000, concurrency=2)
+    fitting: dict[str, Any] = {"name": "x", "rpm": 10, "tpm": 999, "concurrency": 1}
+    async with admin.client(key) as client:
+        for one in ({"rpm": 11}, {"rpm": None}, {"tpm": None}, {"concurrency": 3}):
+            assert (await refused(client, "POST", "/keys", json=fitting | one))[0] == 403, one
+        await asked(client, "POST", "/keys", json=fitting)
+
+
+async def test_only_keys_with_no_more_rights_are_revoked(admin: AdminStandIn) -> None:
+    """But one with fewer limits may be: an operator whose own key expires still ends a key that leaked."""
+    await admin.add_key("boss")
+    await admin.add_key("root", "operator", all_tenants=True)
+    await admin.add_key("leaked", "caller")
+    key = await admin.add_key("oper", "operator", expires_at=2e9, rpm=5, labels=frozenset({"phi"}))
+    async with admin.client(key) as client:
+        for mightier in ("boss", "root"):
+            assert await refused(client, "POST", f"/keys/{mightier}/revoke") == (403, "insufficient_scope")
+            assert (await asked(client, "GET", f"/keys/{mightier}"))["in_force"] is True
+        assert (await asked(client, "POST", "/keys/leaked/revoke"))["in_force"] is False
+
+
 async def test_a_tenant_is_created_disabled_and_enabled(admin: AdminStandIn) -> None:
     theirs = await admin.add_key("theirs", "caller", tenant="new")
     async with admin.client(await admin.add_key("root", tenant="ops", all_tenants=True)) as client:

@@ -140,6 +140,8 @@ def _ends(router: APIRouter, context: AdminContext, keys: Keys) -> None:
         """Gateways follow within five seconds. A key that was revoked keeps the time of its end."""
         read(NoFields, given)
         row = await _visible(context, caller, key)
+        if not _has_rights(caller, row):
+            raise Forbidden("The key has scopes or tenants that the one who asks has not.")
         await context.gateway.store.revoke_key(row.id, context.gateway.now(), by=caller.actor)
         return as_json(shown(await context.gateway.store.key(row.id) or row, context.gateway.now()))
 
@@ -218,19 +220,32 @@ def _check_rights(caller: Caller, row: KeyRow) -> None:
     """
     own = caller.key
     within = (
-        "admin" in own.scopes or row.scopes <= own.scopes,
-        own.all_tenants or not row.all_tenants,
+        _has_rights(caller, row),
         own.labels <= row.labels,
         not own.tiers or (bool(row.tiers) and row.tiers <= own.tiers),
-        own.max_usd is None or (row.max_usd is not None and row.max_usd <= own.max_usd),
+        _is_within(row.max_usd, own.max_usd),
+        _is_within(row.rpm, own.rpm),
+        _is_within(row.tpm, own.tpm),
+        _is_within(row.concurrency, own.concurrency),
         caller.via == "oidc"
         or own.expires_at is None
         or (row.expires_at is not None and row.expires_at <= own.expires_at),
     )
     if not all(within):
         raise Forbidden(
-            "The key may do more than the one who asks: its scopes, tenants, labels, tiers, cost or lifetime."
+            "The key may do more than the one who asks: its scopes, tenants, labels, tiers, cost, rates or lifetime."
         )
+
+
+def _has_rights(caller: Caller, row: KeyRow) -> bool:
+    """True if the caller has all scopes of a key, in all of its tenants."""
+    own = caller.key
+    return ("admin" in own.scopes or row.scopes <= own.scopes) and (own.all_tenants or not row.all_tenants)
+
+
+def _is_within(limit: int | None, own: int | None) -> bool:
+    """True if a limit of a key is no higher than the caller's own; None: no limit."""
+    return own is None or (limit is not None and limit <= own)
 
 
 async def _visible(context: AdminContext, caller: Caller, key: str) -> KeyRow:
