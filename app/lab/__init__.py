@@ -12,6 +12,9 @@ The simulated world
 Data from journals
     rollouts           journaled runs in the shape that training reads; `journal_rollouts` reads them from a journal
     offpolicy          what another policy would have earned, from decisions logged with their probabilities
+Recorded outcomes of real models
+    recorded_outcomes  prompts with the scores of models, read from files of several formats
+    replay             what the selector and `routing_baselines` would have earned on them
 Training
     training_questions the questions that a chat model is trained on, each before a pool
     plan_execution     the execution of its plans by a running Baton; `plan_rewards` scores them

@@ -1,4 +1,4 @@
-"""Commands that rate, measure and compare: calibrate, grade, eval, offpolicy and rollouts."""
+"""Commands that rate, measure and compare: calibrate, grade, eval, offpolicy, replay-dataset and rollouts."""
 
 import click
 
@@ -25,6 +25,7 @@ def define(root: Group) -> None:
     _grade(root)
     _calibrate(root)
     _offpolicy(root)
+    _replay(root)
     _eval(root)
     _rollouts(root)
 
@@ -99,6 +100,36 @@ def _offpolicy(root: Group) -> None:
         """Estimate what other policies would have earned.
 
         Needs rated runs whose plan was drawn at random. There is no verdict if too few runs support a policy.
+        """
+
+
+def _replay(root: Group) -> None:
+    @root.add(
+        "replay-dataset",
+        "replay_dataset",
+        "baton replay-dataset RouteLLM/routellm/evals/mmlu/responses",
+        "baton replay-dataset RouterArena/cached_results --seeds 3 --json",
+        "baton replay-dataset litellm.jsonl --scores scores.jsonl --cost-weight 0.1",
+    )
+    @argument("files", "Files of recorded outcomes (.csv, .jsonl), or folders of them.", nargs=-1, required=True)
+    @option("--scores", metavar="FILE", help='Scores for the lines of a log: JSON lines {"id": ..., "score": 0 to 1}.')
+    @repeatable("--cost", metavar="MODEL=DOLLARS", help="The dollars of a usual call, in place of recorded costs.")
+    @option("--seeds", type=COUNT, default=10, help="The number of seeds; each splits the prompts anew.")
+    @option("--ratings", type=COUNT, default=2_000, help="The most prompts to learn from.")
+    @option("--held-out", type=COUNT, default=1_000, help="The most prompts to be judged by; at most half of all.")
+    @option(
+        "--cost-weight",
+        type=float,
+        default=0.2,
+        help="The share of a right answer's worth that the best model's cost takes away.",
+    )
+    @AS_JSON
+    def replay() -> None:
+        """Replay recorded outcomes of models for selector and baselines.
+
+        Reads RouteLLM's and RouterArena's recorded results, a form of its own, and logs of LiteLLM and OpenRouter. With
+        an outcome of every model for each prompt it computes APGR, AUC, cost at 95 % of the best model's score, and
+        regret; from a log it estimates rewards.
         """
 
 

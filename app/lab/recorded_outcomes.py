@@ -1,0 +1,374 @@
+"""Recorded outcomes: prompts with the score and the cost of models that answered them, read from files.
+
+Two kinds of data sets. In one with full information every prompt has an outcome of every model; a log has one outcome
+for each prompt, that of the model which was asked. Formats, recognised line by line:
+
+own JSON lines ... {"prompt": ..., "outcomes": {MODEL: {"score": 0 to 1, "usd": or "tokens": }}}, or one outcome a line:
+                   {"prompt": ..., "model": ..., "score": ..., "usd": or "tokens": , "propensity": optional}
+CSV .............. `prompt`, a column of scores for each model (numbers, True or False), and optionally `MODEL_usd` or
+                   `MODEL_tokens`; `MODEL_response` is ignored. RouteLLM's recorded responses have this form.
+RouterArena ...... its cached results: a file for each model, joined by `global_index`
+LiteLLM .......... standard logging payloads (`response_cost`) and rows of its table of spend logs (`spend`)
+OpenRouter ....... metadata of generations (`total_cost`), together with the stored `input` of each
+
+A line that cannot be read is refused with its file and number, and with what to do. A call that failed is left out and
+counted, since an outage is no wrong answer; so is a line without a score, and a prompt that lacks a model.
+"""
+
+import csv
+import json
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+Unit = Literal["usd", "tokens", "calls"]
+"""The unit of costs; `calls`: the share of calls that go to the dearer of two models."""
+SUFFIXES = (".csv", ".jsonl")
+FAILED = "the call failed"
+UNRATED = "there is no score"
+INCOMPLETE = "an outcome of some model is missing"
+LEAST_ROWS = 20
+"""The least number of prompts that can be split into training and held-out ones."""
+FORMATS = (
+    'give "prompt" with "outcomes", or "prompt" with "model" and "score" (deploy/docs/learning.md has the formats)'
+)
+MOST_CHARS = 1 << 24
+"""The length of the longest field of a CSV file that is read."""
+
+
+class RecordsRefused(ValueError):
+    """The files are no data set; the message names file, line and remedy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The score of an answer, from 0 to 1, and its cost if it is known."""
+
+    score: float
+    cost: float | None = None
+    unit: Unit = "usd"
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """A prompt with its outcomes by model. `propensity` is the probability with which a log's model was drawn."""
+
+    id: str
+    prompt: str
+    outcomes: Mapping[str, Outcome]
+    propensity: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Dataset:
+    """Rows that either all have an outcome of every model (`full`) or one outcome each; costs are means of a call."""
+
+    rows: Sequence[Recorded]
+    models: tuple[str, ...]
+    costs: Mapping[str, float]
+    unit: Unit
+    full: bool
+    left_out: Mapping[str, int]
+
+    @property
+    def scores(self) -> Mapping[str, float]:
+        """The mean score of each model over the rows that have an outcome of it."""
+        found: dict[str, list[float]] = {model: [] for model in self.models}
+        for row in self.rows:
+            for model, outcome in row.outcomes.items():
+                found[model].append(outcome.score)
+        return {model: sum(scores) / len(scores) for model, scores in found.items()}
+
+
+def read(paths: Sequence[Path], scores: Mapping[str, float], costs: Mapping[str, float]) -> Dataset:
+    """Read files, and the files of folders, as one data set.
+
+    `scores` are by the id of a line and replace its own; `costs` are dollars of a call by model and replace recorded
+    ones. Raises `RecordsRefused`, and OSError for a file that cannot be opened.
+    """
+    left_out: Counter[str] = Counter()
+    found: dict[str, Recorded] = {}
+    for path in _files(paths):
+        lines = _csv(path) if path.suffix == ".csv" else _json_lines(path, scores, left_out)
+        for row in lines:
+            known = found.get(row.id)
+            outcomes = {**(known.outcomes if known is not None else {}), **row.outcomes}
+            found[row.id] = Recorded(row.id, row.prompt, outcomes, row.propensity)
+    return _dataset(list(found.values()), costs, left_out)
+
+
+def read_scores(path: Path) -> Mapping[str, float]:
+    """Read scores by the ids of a log's lines: JSON lines of `id` and `score`. Raises `RecordsRefused` and OSError."""
+    found = {}
+    for place, value in _objects(path):
+        if not value.get("id"):
+            raise RecordsRefused(f'{place}: there is no "id"; give {{"id": "...", "score": 0 to 1}}')
+        found[str(value["id"])] = _score(value.get("score"), place)
+    return found
+
+
+def _files(paths: Sequence[Path]) -> Iterator[Path]:
+    for path in paths:
+        if not path.is_dir():
+            yield path
+            continue
+        inside = sorted(one for one in path.iterdir() if one.suffix in SUFFIXES)
+        if not inside:
+            raise RecordsRefused(
+                f"{path}: the folder has no file that ends in .csv or .jsonl; name the files themselves"
+            )
+        yield from inside
+
+
+def _dataset(rows: Sequence[Recorded], costs: Mapping[str, float], left_out: Counter[str]) -> Dataset:
+    full = any(len(row.outcomes) > 1 for row in rows)
+    models = tuple(sorted({model for row in rows for model in row.outcomes}))
+    kept = [row for row in rows if not full or len(row.outcomes) == len(models)]
+    left_out[INCOMPLETE] += len(rows) - len(kept)
+    reasons = {reason: count for reason, count in left_out.items() if count}
+    if len(kept) < LEAST_ROWS:
+        raise RecordsRefused(_too_few(rows, kept, models, reasons))
+    if len(models) < 2:
+        raise RecordsRefused(f"all outcomes are of {models[0]}; give those of a second model, too")
+    unknown = sorted(set(costs) - set(models))
+    if unknown:
+        raise RecordsRefused(f"--cost: there is no model {unknown[0]}; the models are {', '.join(models)}")
+    unit, found = _costs(kept, models, costs)
+    return Dataset(kept, models, found, unit, full, reasons)
+
+
+def _too_few(
+    rows: Sequence[Recorded], kept: Sequence[Recorded], models: Sequence[str], reasons: Mapping[str, int]
+) -> str:
+    counts = Counter(model for row in rows for model in row.outcomes)
+    shown = ", ".join(f"{counts[model]} of {model}" for model in models)
+    why = "; ".join(f"{count} were left out because {reason}" for reason, count in reasons.items())
+    remedy = "Give more lines, a score for each (--scores FILE for logs), or leave out the files of incomplete models"
+    return f"{len(kept)} usable prompts, and {LEAST_ROWS} are needed (outcomes: {shown or 'none'}; {why}). {remedy}."
+
+
+def _costs(
+    rows: Sequence[Recorded], models: Sequence[str], given: Mapping[str, float]
+) -> tuple[Unit, dict[str, float]]:
+    """Return the unit, and the mean cost of a call of each model."""
+    sums: dict[str, list[float]] = {model: [] for model in models if model not in given}
+    units: set[Unit] = {"usd"} if given else set()
+    for row in rows:
+        for model, outcome in row.outcomes.items():
+            if outcome.cost is not None and model in sums:
+                sums[model].append(outcome.cost)
+                units.add(outcome.unit)
+    missing = [model for model, costs in sums.items() if not costs]
+    if missing == list(models) and len(models) == 2:
+        return "calls", {}
+    if missing:
+        raise RecordsRefused(f"the cost of {missing[0]} is not recorded; give it with --cost {missing[0]}=DOLLARS")
+    if len(units) > 1:
+        raise RecordsRefused("some costs are in dollars and others in tokens; give --cost MODEL=DOLLARS for each model")
+    means = {model: sum(costs) / len(costs) for model, costs in sums.items()}
+    return next(iter(units)), {**means, **given}
+
+
+# -- CSV
+
+
+def _csv(path: Path) -> Iterator[Recorded]:
+    csv.field_size_limit(MOST_CHARS)
+    with path.open(encoding="utf-8", newline="") as file:
+        lines = csv.DictReader(file)
+        header = [name for name in lines.fieldnames or () if name]
+        models = _models(header)
+        if "prompt" not in header or not models:
+            raise RecordsRefused(f"{path}:1: the first line must name the columns: prompt, and one for each model")
+        while (line := _next(lines, path)) is not None:
+            place = f"{path}:{lines.line_num}"
+            if not line["prompt"] or None in line or None in line.values():
+                raise RecordsRefused(
+                    f"{place}: the line has not {len(header)} fields with a prompt; quote texts with commas"
+                )
+            outcomes = {model: _cell(line, model, place) for model in models}
+            yield Recorded(line.get("id") or place, line["prompt"], outcomes)
+
+
+def _next(lines: "csv.DictReader[str]", path: Path) -> dict[str, str] | None:
+    try:
+        return next(lines, None)
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise RecordsRefused(
+            f"{path}:{lines.line_num + 1}: this is no CSV in UTF-8 ({error}); export it again"
+        ) from None
+
+
+def _models(header: Sequence[str]) -> list[str]:
+    """The columns of scores: those that do not add something to another column."""
+    added = {f"{name}_{kind}" for name in header for kind in ("usd", "tokens", "response")}
+    return [name for name in header if name not in added and name not in ("prompt", "id")]
+
+
+def _cell(line: Mapping[str, str], model: str, place: str) -> Outcome:
+    score = _score(line[model], f"{place}, column {model}")
+    for unit in ("usd", "tokens"):
+        if line.get(f"{model}_{unit}"):
+            return Outcome(score, _cost(line[f"{model}_{unit}"], f"{place}, column {model}_{unit}"), unit)
+    return Outcome(score)
+
+
+# -- JSON lines
+
+
+def _objects(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield each line's place and object."""
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            place = f"{path}:{number}"
+            if not line.strip():
+                continue
+            try:
+                value = json.loads(line)
+            except ValueError:
+                raise RecordsRefused(f"{place}: the line is no JSON; write one JSON object on each line") from None
+            if not isinstance(value, dict):
+                raise RecordsRefused(f"{place}: the line is no JSON object; {FORMATS}")
+            yield place, value
+
+
+def _json_lines(path: Path, scores: Mapping[str, float], left_out: Counter[str]) -> Iterator[Recorded]:
+    for place, value in _objects(path):
+        value = value["data"] if isinstance(value.get("data"), dict) else value
+        if "outcomes" in value:
+            yield _own(value, place)
+        elif "global_index" in value:
+            row = _router_arena(value, place)
+            if row is None:
+                left_out[FAILED] += 1
+            else:
+                yield row
+        else:
+            yield from _logged(value, place, scores, left_out)
+
+
+def _own(value: Mapping[str, Any], place: str) -> Recorded:
+    found = value["outcomes"]
+    if not isinstance(found, dict) or not all(isinstance(one, dict) for one in found.values()) or not found:
+        raise RecordsRefused(f'{place}: "outcomes" must be an object of {{"score": ..., "usd": ...}} by model')
+    outcomes = {model: _outcome(one, place) for model, one in found.items()}
+    return Recorded(str(value.get("id") or place), _prompt(value, place), outcomes)
+
+
+def _outcome(value: Mapping[str, Any], place: str) -> Outcome:
+    score = _score(value.get("score"), place)
+    for unit in ("usd", "tokens"):
+        if value.get(unit) is not None:
+            return Outcome(score, _cost(value[unit], place), unit)
+    return Outcome(score)
+
+
+def _router_arena(value: Mapping[str, Any], place: str) -> Recorded | None:
+    """Return the row; None for a call that failed or was not evaluated."""
+    evaluated = value.get("evaluation_result")
+    if value.get("success") is False or not isinstance(evaluated, dict) or evaluated.get("score") is None:
+        return None
+    model, cost = value.get("llm_selected"), evaluated.get("inference_cost")
+    if not isinstance(model, str):
+        raise RecordsRefused(f'{place}: there is no "llm_selected"; take the files of cached_results as they are')
+    known = _cost(cost, place) if cost is not None else None
+    prompt = _prompt({"prompt": value.get("question")}, place)
+    return Recorded(str(value["global_index"]), prompt, {model: Outcome(_score(evaluated["score"], place), known)})
+
+
+def _logged(
+    value: Mapping[str, Any], place: str, scores: Mapping[str, float], left_out: Counter[str]
+) -> Iterator[Recorded]:
+    """Yield the row of a log, if it has one: Baton's own form, LiteLLM's or OpenRouter's."""
+    model = value.get("model")
+    if not isinstance(model, str) or not model:
+        raise RecordsRefused(f'{place}: there is no "model"; {FORMATS}')
+    id_ = str(value.get("id") or value.get("request_id") or place)
+    score = scores.get(id_, _noted_score(value))
+    if value.get("status") == "failure" or value.get("cancelled") is True:
+        left_out[FAILED] += 1
+    elif score is None:
+        left_out[UNRATED] += 1
+    else:
+        outcome = Outcome(_score(score, place), *_logged_cost(value, place))
+        chance = _propensity(value.get("propensity"), place)
+        yield Recorded(f"{id_} {model}", _prompt(value, place), {model: outcome}, chance)
+
+
+def _noted_score(value: Mapping[str, Any]) -> Any:
+    """The score in the line, or in the metadata that the caller of LiteLLM sent; None if there is none."""
+    metadata = value.get("metadata")
+    noted = metadata if isinstance(metadata, dict) else {}
+    sent = noted.get("requester_metadata")
+    given = (value.get("score"), noted.get("score"), sent.get("score") if isinstance(sent, dict) else None)
+    return next((one for one in given if one is not None), None)
+
+
+def _logged_cost(value: Mapping[str, Any], place: str) -> tuple[float | None, Unit]:
+    for name in ("usd", "response_cost", "spend", "total_cost"):
+        if value.get(name) is not None:
+            return _cost(value[name], place), "usd"
+    return (_cost(value["tokens"], place), "tokens") if value.get("tokens") is not None else (None, "usd")
+
+
+def _prompt(value: Mapping[str, Any], place: str) -> str:
+    """The text of the last message of a user, from a prompt or from messages."""
+    found = next((value[name] for name in ("prompt", "messages", "input") if value.get(name)), None)
+    if isinstance(found, dict):
+        found = found.get("prompt") or found.get("messages")
+    if isinstance(found, list):
+        asked = [one for one in found if isinstance(one, dict) and one.get("role") == "user"]
+        found = _text(asked[-1].get("content")) if asked else None
+    if not isinstance(found, str) or not found:
+        remedy = "have the proxy store prompts (LiteLLM: store_prompts_in_spend_logs), or merge them into the line"
+        raise RecordsRefused(f"{place}: there is no prompt; {remedy}")
+    return found
+
+
+def _text(content: Any) -> str | None:
+    """The text of a message's content, which may have parts."""
+    if not isinstance(content, list):
+        return content if isinstance(content, str) else None
+    return "\n".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
+
+
+# -- values
+
+
+def _score(value: Any, place: str) -> float:
+    words = {"true": 1.0, "false": 0.0}
+    number = words.get(str(value).strip().casefold())
+    found = number if number is not None else _number(value)
+    if found is None or not 0 <= found <= 1:
+        raise RecordsRefused(f"{place}: the score is {value!r}; give a number from 0 to 1, or true or false")
+    return found
+
+
+def _cost(value: Any, place: str) -> float:
+    found = _number(value)
+    if found is None or found < 0:
+        raise RecordsRefused(f"{place}: the cost is {value!r}; give a number that is not negative")
+    return found
+
+
+def _propensity(value: Any, place: str) -> float | None:
+    found = _number(value)
+    if value is None:
+        return None
+    if found is None or not 0 < found <= 1:
+        raise RecordsRefused(
+            f"{place}: the propensity is {value!r}; give a probability above 0 and up to 1, or leave it out"
+        )
+    return found
+
+
+def _number(value: Any) -> float | None:
+    """A finite number, or None."""
+    try:
+        found = float(value)
+    except (TypeError, ValueError):
+        return None
+    return found if math.isfinite(found) else None
