@@ -131,6 +131,7 @@ class OpenIdProvider:
         if found.get("issuer") != self._issuer or not all(found.get(name) for name in needed):
             raise OursError("The identity provider does not describe the issuer in BATON_OIDC_ISSUER.", retry_after=1.0)
         self._metadata = (self._now() + KNOWN_SECONDS, found)
+        self._keys = None  # so that a key which the provider has given up is forgotten, too
         return found
 
     @asynccontextmanager

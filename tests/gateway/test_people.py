@@ -16,7 +16,7 @@ from joserfc.jwk import ECKey, KeySet
 from app.errors import Forbidden
 from app.gateway.admin.people import SESSION, Grant, People
 from app.gateway.administration import create_admin
-from app.network.oidc import OpenIdProvider
+from app.network.oidc import KNOWN_SECONDS, OpenIdProvider
 from tests.harness.administration import AdminStandIn, administration
 from tests.harness.openid_provider import openid_provider
 from tests.harness.waiting import PATIENCE_SECONDS
@@ -188,3 +188,31 @@ async def test_only_a_token_for_this_login_is_believed(changes: dict[str, Any], 
             return
         with pytest.raises(Forbidden):
             await provider._checked(client, token, "n")
+
+
+async def test_a_key_that_the_provider_has_given_up_is_not_believed_for_long() -> None:
+    times, offered = [1_000.0], [KeySet([KEY])]
+    provider = OpenIdProvider("https://id", "baton", "secret", BACK, now=lambda: times[0])
+    found = {
+        "issuer": "https://id",
+        "authorization_endpoint": "a",
+        "token_endpoint": "t",
+        "jwks_uri": "https://id/keys",
+    }
+
+    def answer(asked: httpx.Request) -> httpx.Response:
+        return httpx.Response(200, json=offered[0].as_dict() if asked.url.path == "/keys" else found)
+
+    async def believed() -> bool:
+        claims = RIGHT | {"exp": times[0] + 60, "iat": times[0]}
+        async with httpx.AsyncClient(transport=httpx.MockTransport(answer)) as client:
+            await provider._discovered(client)  # as the exchange of the code does
+            await provider._checked(client, jwt.encode({"alg": "ES256", "kid": "one"}, claims, KEY), "n")
+        return True
+
+    assert await believed()
+    offered[0] = KeySet([ECKey.generate_key("P-256", {"kid": "two"})])
+    assert await believed()
+    times[0] += KNOWN_SECONDS
+    with pytest.raises(Forbidden):
+        await believed()
