@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
+from app.core.roles import ROLES
 from app.process.wiring import Runtime
 from tests.harness.callers import calling as connected
 from tests.harness.callers import key_of
@@ -98,6 +99,24 @@ async def test_nobody_else_sees_it(client: httpx.AsyncClient, opened: Runtime) -
         assert (await client.request(method, where, headers=theirs)).status_code == 404
         assert (await client.request(method, where, headers=admin)).status_code == 404
     assert (await client.get(path)).json() == first
+
+
+async def test_another_key_of_the_tenant_reads_it_with_audit_read_only(
+    stub: ProviderStub, client: httpx.AsyncClient, opened: Runtime
+) -> None:
+    first = await made(client)
+    path, sent = f"/v1/responses/{first['id']}", len(stub.requests)
+    operator = {"authorization": f"Bearer {await key_of(opened, scopes=tuple(ROLES['operator']))}"}
+    for method, where in (("GET", path), ("POST", f"{path}/cancel"), ("GET", f"{path}/input_items")):
+        assert (await client.request(method, where, headers=operator)).status_code == 404, where
+    reference = {"type": "item_reference", "id": first["output"][0]["id"]}
+    for more in ({"previous_response_id": first["id"]}, {"input": [reference]}):
+        reply = await client.post("/v1/responses", json=ASKED | more, headers=operator)
+        assert reply.status_code in (400, 404), more
+    assert len(stub.requests) == sent
+    auditor = {"authorization": f"Bearer {await key_of(opened, scopes=('runs:read', 'audit:read'))}"}
+    assert (await client.get(path, headers=auditor)).json() == first
+    assert (await client.delete(path, headers=operator)).json()["deleted"] is True
 
 
 async def test_nobody_else_refers_to_its_items(stub: ProviderStub, client: httpx.AsyncClient, opened: Runtime) -> None:

@@ -266,7 +266,7 @@ def _ends(router: APIRouter, context: GatewayContext, keys: Keys, idempotency: I
     )
     async def delete_response(response: ResponseId, caller: writer) -> Response:
         """Its run is cancelled if it goes on; the journal keeps what is no content."""
-        told = await _stored(context, response, caller)
+        told, _ = await _of_tenant(context, response, caller)  # whoever may erase a run may delete its response
         store = context.store.of_tenant(caller.tenant)
         row = await store.run(told.subject.state.run)
         await cancel.stop(store, context.queue, row, context.now())
@@ -341,7 +341,16 @@ async def _resolved(context: GatewayContext, asked: ResponsesRequest, caller: Ca
 
 
 async def _stored(context: GatewayContext, response: str, caller: Caller) -> StoredResponse:
-    """A response of this caller's tenant that may be retrieved; `NotFound`."""
+    """A response that this caller may read: one that its key began, or with `audit:read` any of its tenant's.
+    `NotFound`."""
+    told, key = await _of_tenant(context, response, caller)
+    if key != caller.key.id and not caller.may("audit:read"):
+        raise NotFound(GONE)
+    return told
+
+
+async def _of_tenant(context: GatewayContext, response: str, caller: Caller) -> tuple[StoredResponse, str]:
+    """A response of this caller's tenant that may be retrieved, and the key that began it; `NotFound`."""
     parsed = reply.parse_id(response)
     if parsed is None:
         raise NotFound(GONE)
@@ -357,7 +366,7 @@ async def _stored(context: GatewayContext, response: str, caller: Caller) -> Sto
         if turn > state.turn.number:
             raise NotFound(GONE)
         over = state.ended or state.state == "awaiting_tool"
-        return StoredResponse(await subject(store, state), await endings.read(store, state) if over else None)
+        return StoredResponse(await subject(store, state), await endings.read(store, state) if over else None), row.key
     except NotFound:
         raise NotFound(GONE) from None
 
