@@ -67,6 +67,12 @@ def test_features_are_of_length_one_and_know_numbers_only_by_their_shape() -> No
     assert features("On 3 May 1871") != features("On 3 May 1971"), "of a year the century is seen"
 
 
+def test_the_number_nought_weighs_as_much_as_a_word() -> None:
+    """Its shape is the word that all numbers are, so the order in which words are read must not decide its weight."""
+    weights = {abs(value) for _, value in features("cost 0").words}
+    assert len(weights) == 1
+
+
 def test_counts_tell_how_much_there_is_and_how_much_of_it_again() -> None:
     few, many, again = (features(text) for text in ("one two six", "one two six ten", "one two two"))
     assert len(few.counts) == COUNTED

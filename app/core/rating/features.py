@@ -109,7 +109,8 @@ def words(text: str) -> tuple[tuple[int, float], ...]:
 def _shapes(number: str) -> dict[str, float]:
     """Return the features of a number: that it is one, and its shapes."""
     heads = (1, 2) if len(number) >= LONG else (1,)
-    return {"0": 1.0} | {number[:head] + "#" * (len(number) - head): SHAPED for head in heads}
+    shapes = {number[:head] + "#" * (len(number) - head): SHAPED for head in heads}
+    return shapes | {"0": 1.0}
 
 
 def sketched(vector: Sequence[float]) -> tuple[float, ...]:
