@@ -1,0 +1,79 @@
+"""The selector with other prior variances, on recorded outcomes and in the standard rehearsal world.
+
+    python -m tests.lab.priors RouteLLM/routellm/evals/mmlu/responses [--seeds 10] [--runs 2000]
+
+`present` is the service's own setting (`app/core/rating/posterior.py`). The others have no products of words and
+counts, smaller variances of words, and for each worker weights of counts. Printed are APGR on recorded outcomes after
+2,000 ratings, mean and worst over the seeds, and how much of the way from the best single worker to the searched
+optimum the selector has come in the rehearsal world. It prints a table for `deploy/docs/learning.md`.
+"""
+
+import argparse
+from collections.abc import Mapping
+from pathlib import Path
+from random import Random
+from statistics import mean
+from unittest.mock import patch
+
+from app.core.rating import posterior
+from app.core.rating.features import Features
+from app.core.rating.posterior import Variances
+from app.lab.baselines import bests
+from app.lab.recorded_outcomes import Dataset, read
+from app.lab.replay import Bandit, Figures, Plan, judged, routes, split
+from tests.lab import bandit
+
+Priors = Mapping[str, Variances]
+TEMPLATE: Variances = (0.0, 1.0, 0.1, 0.0)
+SETTINGS: Mapping[str, Priors] = {
+    "present": posterior.VARIANCES,
+    "no products": {"base": (1.0, 1.0, 0.5, 0.0), "main": (2.0, 0.5, 0.0, 0.0), "template": TEMPLATE},
+    "that, words 0.3, counts of workers 0.1": {
+        "base": (0.3, 1.0, 0.2, 0.0),
+        "main": (0.3, 0.5, 0.1, 0.0),
+        "template": TEMPLATE,
+    },
+    "that, words of all 1.0": {"base": (1.0, 1.0, 0.2, 0.0), "main": (0.3, 0.5, 0.1, 0.0), "template": TEMPLATE},
+}
+"""Variances for words, bias, counts and products, by part."""
+RATINGS, HELD_OUT, COST_WEIGHT = 2_000, 1_000, 0.2
+
+
+def recorded(data: Dataset, seeds: int, seen: dict[int, Features]) -> list[Figures]:
+    """The figures of the selector, one for each seed."""
+    open_, plan = routes(data, COST_WEIGHT), Plan(RATINGS, HELD_OUT, range(seeds), COST_WEIGHT)
+    found = []
+    for seed in plan.seeds:
+        training, held = split(data, open_, seen, plan, seed)
+        selector = Bandit(open_)
+        lost = selector.learn(training, Random(f"bandit|{seed}"))
+        found.append(judged(open_, held, selector.expects, lost))
+    return found
+
+
+def rehearsed(runs: int) -> float:
+    """The share of the gain in the rehearsal world after so many rated runs."""
+    exam = bandit.problems(800, 1_000_003)
+    taught = bandit.play(posterior.Posterior(), bandit.problems(runs, 0), Random(0))
+    return bandit.share(bandit.value(taught, exam), exam, bests(bandit.setting()).optimum)
+
+
+def main() -> None:
+    """Print a line for each setting."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("path", type=Path)
+    parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--runs", type=int, default=0, help="rated runs in the rehearsal world; 0: none")
+    given = parser.parse_args()
+    data, seen = read([given.path], {}, {}), dict[int, Features]()
+    for name, priors in SETTINGS.items():
+        with patch.object(posterior, "VARIANCES", priors):
+            found = recorded(data, given.seeds, seen)
+            gain = f", {rehearsed(given.runs):.1%} of the gain" if given.runs else ""
+        rates = [one.apgr for one in found if one.apgr is not None]
+        lost = mean(one.learning_regret or 0.0 for one in found)
+        print(f"{name}: APGR {mean(rates):.3f} ({min(rates):.3f}), regret while learning {lost:.3f}{gain}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
