@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from app.core.message.chat import Form, Message, Sampling, Task, Text, Tool, Toolbox
 from app.core.pool.amounts import Amount
 from app.core.run.bill import unspent
 from app.core.run.events import Kind
@@ -204,6 +205,25 @@ async def test_the_best_answer_so_far_is_given_where_the_money_ends_in_the_middl
     assert (state.state, state.degraded, outcome.ended.error) == ("succeeded", True, None)
     assert (outcome.ended.answer, outcome.ended.finish) == ("The draft.", "stop")
     assert (end_of(state).stopped, end_of(state).fell_back) == ("run_over_budget", True)
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        {"form": Form({"type": "object"})},
+        {"sampling": Sampling(stop=("END",))},
+        {"toolbox": Toolbox((Tool("look", ""),), choice="required")},
+    ],
+)
+async def test_an_output_that_has_not_the_form_of_the_answer_does_not_stand_in_for_it(
+    opened: Runtime, stub: ProviderStub, wanted: dict[str, Any]
+) -> None:
+    steps = plan(("beta", "Give the final answer.", ["user"]), ("gamma", "Check it.", ["user", 0]))
+    stub.script("beta", Reply(chunks=("The draft.",), usage=Used(input=40, output=300)))
+    task = Task((Message("user", (Text("Hello"),)),), **wanted)
+    limits = narrowed(opened, "planned", usd=1_200)
+    outcome = await finish(await opened.runs.start(order(opened, "planned", limits=limits, plan=steps, task=task)))
+    assert outcome.ended.state.state == "over_budget"
 
 
 async def test_a_conductor_that_cannot_be_paid_is_not_asked(opened: Runtime, stub: ProviderStub) -> None:

@@ -71,10 +71,13 @@ def planned(
     previous: int | None = None,
     parent: StepState | None = None,
     declassified: frozenset[str] = frozenset(),
+    *,
+    may_stand_in: bool = True,
 ) -> PlanStep:
     """One step with its access list in the run's own numbers; `subtask` is the ref of its text, `previous` the step
     that gave the answer of the round before, `parent` the one that it is nested in. The subtask has lost the labels
-    `declassified`."""
+    `declassified`. No step may stand in for the answering one where the answer has a form that only that one is
+    given."""
     return PlanStep(
         proposal=proposal,
         n=base + place,
@@ -84,7 +87,11 @@ def planned(
         answers=step.answers,
         probability=step.probability,
         tools=step.tools,
-        complete=parent is None and not step.answers and step.access.user and asks_for_answer(step.subtask),
+        complete=may_stand_in
+        and parent is None
+        and not step.answers
+        and step.access.user
+        and asks_for_answer(step.subtask),
         parent=parent.n if parent is not None else None,
         inherits=parent is not None and step.access.user,
         declassified=declassified,

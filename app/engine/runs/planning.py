@@ -218,6 +218,7 @@ class Planner:
             before.step.n if before is not None else None,
             state.steps[parent] if parent is not None else None,
             declassified=self._lowered(state, proposal),
+            may_stand_in=not _is_bound(self._task),
         ), contents
 
     def _lowered(self, state: RunState, proposal: Propose | Proposal) -> frozenset[str]:
@@ -474,6 +475,12 @@ class Planner:
         if state.unmade is not None and state.unmade.parent is not None:
             return state.steps[state.unmade.parent].access
         return Access(True, (state.previous.step.n,) if state.previous is not None else ())
+
+
+def _is_bound(task: Task) -> bool:
+    """True if the caller has asked for an answer of a form, with a tool call, or with stop sequences: only the step
+    that answers is asked for these."""
+    return task.form is not None or task.toolbox.must or bool(task.sampling.stop)
 
 
 def _decision(chosen: Chosen, features: str, left: Mapping[str, float], sight: Mapping[str, str]) -> Decision:
