@@ -325,6 +325,10 @@ class RunOverBudget(RunEnded):
     status = 429
     type = "budget_error"
     code = "run_over_budget"
+    budget: str = ""
+    """The id of the budget over several runs that has not enough left; empty if it is the run's own."""
+    until: float | None = None
+    """The end of the window of that budget, in seconds since 1970."""
 
 
 class BudgetExhausted(RunOverBudget):
@@ -333,15 +337,18 @@ class BudgetExhausted(RunOverBudget):
 
     type = "insufficient_quota"
     code = "insufficient_quota"
+    until: float
 
-    def __init__(self, budget: str, until: float, *, run: str = "") -> None:
-        """`budget` is the id of the budget, and `until` the end of its window in seconds since 1970."""
+    def __init__(self, budget: str, until: float, *, left: int = 0, run: str = "") -> None:
+        """`budget` is the id of the budget, `until` the end of its window in seconds since 1970, and `left` the
+        micro-dollars that a smaller call could hold in it."""
         end = datetime.fromtimestamp(until, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         super().__init__(
             f"The budget {budget} has not enough left for this run; its window ends at {end}. Ask an operator to raise "
             "it, or send the request again after that time.",
             run=run,
         )
+        self.left = left
         self.budget = budget
         self.until = until
 

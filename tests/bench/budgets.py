@@ -65,7 +65,7 @@ model = "{name}"
 pool = ["{name}"]
 conductor = {{ kind = "fixed", shape = "single", workers = ["{name}"] }}
 fallback = "{name}"
-limits = {{ steps = 1, attempts = 1, seconds = 60, output_tokens = 1000 }}
+limits = {{ steps = 1, attempts = 1, seconds = 60, output_tokens = 1000, floor_tokens = 1000 }}
 """
 PRICES = {
     "usual": "price = { input = 1, output = 2 }",

@@ -12,7 +12,17 @@ from app.errors import BudgetExhausted, InvalidRequest
 from app.gateway.http.fault import describe, headers_of
 from app.process.wiring import Runtime
 from tests.harness.audited import look
-from tests.harness.in_process import events, finish, of, order, plan_text, plans, pool_text, running_service
+from tests.harness.in_process import (
+    events,
+    finish,
+    latest_request,
+    of,
+    order,
+    plan_text,
+    plans,
+    pool_text,
+    running_service,
+)
 from tests.stubs import Hang, ProviderStub
 
 POOR = Budget("tenant", "tenant", "", "day", 100)
@@ -48,6 +58,22 @@ async def test_a_run_that_a_budget_cannot_pay_names_it_and_calls_nobody(
     assert POOR.id in said["message"]
     assert headers_of(ended.error)["x-should-retry"] == "false"
     assert 'baton_budget_refusals_total{scope="tenant"} 1.0' in opened.context.telemetry.exposition().decode()
+
+
+async def test_the_rest_of_a_budget_pays_for_a_shorter_answer(stub: ProviderStub, opened: Runtime) -> None:
+    """A call at the floor fits, so no run is refused for the length that it might have had."""
+    floor = 300
+    await opened.context.store.set_budget(Budget("tenant", "tenant", "", "day", 200 + 2 * floor))
+    wide = Budget("tenant", "user", "*", "month", 5_000)
+    await opened.context.store.set_budget(wide)
+    outcome = await finish(await opened.runs.start(order(opened, "baton-mini")))
+    (intent,) = of(await events(opened, outcome.ended.state.run), Kind.CALL_INTENDED)
+    assert outcome.ended.state.state == "succeeded"
+    assert intent["usd_held"] <= 200 + 2 * floor
+    assert floor <= intent["max_tokens"] < intent["wanted_tokens"]
+    assert latest_request(stub, "alpha")["max_tokens"] == intent["max_tokens"]
+    (use,) = await opened.context.store.budget_use(wide.id, 10)
+    assert (use.held, use.spent) == (0, outcome.ended.bill.usd)
 
 
 async def test_the_team_of_the_metadata_is_the_one_that_pays(opened: Runtime) -> None:

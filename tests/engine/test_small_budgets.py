@@ -8,6 +8,7 @@ import pytest
 
 from app.core.message.chat import Form, Message, Sampling, Task, Text, Tool, Toolbox
 from app.core.pool.amounts import Amount
+from app.core.pool.budgets import Budget
 from app.core.run.bill import unspent
 from app.core.run.events import Kind
 from app.engine.steps import execution
@@ -158,6 +159,14 @@ async def test_a_cheaper_worker_answers_before_a_run_is_refused(opened: Runtime)
     assert outcome.ended.answer == SAYS["beta"]
     assert call["passed_over"] == [{"worker": "dear", "reason": "over_budget"}]
     assert outcome.ended.state.steps[0].worker == "beta"
+
+
+async def test_a_cheaper_worker_answers_before_a_budget_over_several_runs_refuses(opened: Runtime) -> None:
+    await opened.context.store.set_budget(Budget("tenant", "tenant", "", "day", 2_000))
+    outcome = await finish(await opened.runs.start(order(opened, "single", plan=plan(("dear", "", ["user"])))))
+    [call] = of(await events(opened, outcome.ended.state.run), Kind.CALL_INTENDED)
+    assert outcome.ended.answer == SAYS["beta"]
+    assert call["passed_over"] == [{"worker": "dear", "reason": "over_budget"}]
 
 
 async def test_a_fixed_plan_that_cannot_be_paid_is_replaced_by_one_worker(opened: Runtime) -> None:

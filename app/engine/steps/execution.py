@@ -80,6 +80,8 @@ class Course:
     candidates: Candidates
     excluded: PassedOver
     """The workers of the run that may not read what it sees, each with the reason."""
+    short: RunOverBudget | None = None
+    """The refusal to reserve for the latest attempt, if there was one."""
 
     @property
     def step(self) -> StepState:
@@ -339,37 +341,37 @@ class Execution:
 
         `refusals` counts how often the store has refused to reserve for it.
         """
-        state, candidates = course.state, course.candidates
+        state, candidates, n = course.state, course.candidates, self._ticket.step
         await self._pause(candidates, state)
         if self._work.interrupted:
             await self._withdraw(openers)
         elif (left := self._left(state)) <= 0:
-            await self._fail(StepFailed(self._ticket.step, "run_expired"), openers)
+            await self._fail(StepFailed(n, "run_expired"), openers)
         elif isinstance(attempt := self._affordable(course, left), Choice):
             error = candidates.error(attempt)
+            short = course.short if error == RunOverBudget.code else None
             failed = StepFailed(
-                n=self._ticket.step,
+                n=n,
                 error=error,
                 retry_after=candidates.retry_after(error, left),
                 left=round(left, 3),
                 passed_over=(*course.excluded, *attempt.passed_over),
                 despite=attempt.despite,
+                budget=short.budget if short is not None else "",
+                budget_until=short.until if short is not None else None,
             )
             await self._fail(failed, openers)
         else:
             try:
                 await self._intend(attempt, openers)
                 return attempt
-            except BudgetExhausted as refused:
-                step, code = self._ticket.step, RunOverBudget.code
-                failed = StepFailed(step, code, budget=refused.budget, budget_until=refused.until)
-                await self._fail(failed, openers)
-            except RunOverBudget:
+            except RunOverBudget as refused:
                 self._number -= 1  # this attempt was not recorded
                 if refusals < REFUSALS:  # calls that were not known here hold what this one was to have
-                    fresh = changed(course, state=await self._fold(None))
+                    fresh = changed(course, state=await self._fold(None), short=refused)
                     return await self._next(fresh, openers, refusals + 1)
-                await self._fail(StepFailed(self._ticket.step, RunOverBudget.code), openers)
+                failed = StepFailed(n, RunOverBudget.code, budget=refused.budget, budget_until=refused.until)
+                await self._fail(failed, openers)
         return None
 
     def _affordable(self, course: Course, left: float) -> Attempt | Choice:
@@ -390,13 +392,16 @@ class Execution:
         return choice
 
     def _within_means(self, course: Course, choice: Choice) -> Attempt | None:
-        """The attempt that calls this worker within the step's share of the money; None if that is too little."""
+        """The attempt that calls this worker within the step's share of the money, and within what is left in a budget
+        over several runs that has refused; None if that is too little."""
         attempt, state = self._attempt(course, choice), self._newest(course.state)
         left = self._unspent(state)
         if len(state.live) > 1:
             floor = attempt.least(state.admitted.limits.floor)
             workers = self._context.catalog().workers
             left = share(state, course.step.n, left, floor, workers, question_tokens(course.view.task))
+        if isinstance(course.short, BudgetExhausted):
+            left = Amount(min(left.usd, course.short.left), left.tokens)
         return attempt.within(left, state.admitted.limits.floor)
 
     def _newest(self, state: RunState) -> RunState:

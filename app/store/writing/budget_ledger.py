@@ -117,15 +117,24 @@ class BudgetLedger:
                     _add(held, hold.place, hold.usd)
                 begun[entry.run, fact.call] = tuple(its)
         if begun:
-            self._check(held, spent, {hold.place for holds in begun.values() for hold in holds})
+            self._check(held, spent, [hold for holds in begun.values() for hold in holds])
         return Charge(held, spent, overrun, begun, tuple(ended))
 
-    def _check(self, held: Mapping[Place, int], spent: Mapping[Place, int], places: Iterable[Place]) -> None:
-        for place in sorted(places):
+    def _check(self, held: Mapping[Place, int], spent: Mapping[Place, int], begun: Sequence[_Hold]) -> None:
+        """Raise `BudgetExhausted` if an account has not enough left for the holds that begin: of those, the one that
+        has least."""
+        wanted: dict[Place, int] = {}
+        for hold in begun:
+            _add(wanted, hold.place, hold.usd)
+        refusals: list[BudgetExhausted] = []
+        for place in sorted(wanted):
             row = self._windows[place]
             budget = self._known[row.budget]
-            if budget.usd - row.spent - spent.get(place, 0) - row.held - held[place] < 0:
-                raise BudgetExhausted(budget.id, row.end)
+            left = budget.usd - row.spent - spent.get(place, 0) - row.held - held[place]
+            if left < 0:
+                refusals.append(BudgetExhausted(budget.id, row.end, left=left + wanted[place]))
+        if refusals:
+            raise min(refusals, key=lambda one: one.left)
 
     def apply(self, charge: Charge) -> None:
         """Make the changes of an entry that was not refused."""
