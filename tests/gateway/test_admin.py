@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import orjson
 import pytest
 
 from app.core.pool.catalog import Limits
@@ -257,6 +258,16 @@ async def test_the_pool_and_its_rules_are_shown_and_a_file_is_compared(admin: Ad
         (secret,) = [row for row in table["shown"] if row["labels"] == ["secret"]]
         assert (secret["tier"], secret["recipients"]) == ("baton-mini", ["alpha"])
         assert await refused(client, "POST", "/policy/diff", json={"pool": "["}) == (400, "invalid_pool")
+
+
+async def test_a_file_that_would_take_long_to_compare_is_refused(admin: AdminStandIn) -> None:
+    named = [f"label{place}" for place in range(16)]
+    tiers = "".join([f'[tiers.t{place}]\npool = ["alpha"]\n' for place in range(100)])
+    pool = POOL.replace('["secret"]', orjson.dumps(named).decode()) + tiers
+    async with admin.client(await admin.add_key("devel", "developer")) as client:
+        reply = await client.post("/admin/v1/policy/diff", json={"pool": pool})
+    assert (reply.status_code, reply.json()["error"]["code"]) == (400, "invalid_pool")
+    assert "too many labels, tiers and workers" in reply.json()["error"]["message"]
 
 
 async def test_a_pool_file_is_tried_on_past_runs_of_the_tenant(admin: AdminStandIn) -> None:

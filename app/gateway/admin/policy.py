@@ -13,7 +13,7 @@ from fastapi import APIRouter
 
 from app.core.pool import policy_table
 from app.core.pool.catalog import Catalog, Worker
-from app.core.pool.policy_change import labels_of, widenings
+from app.core.pool.policy_change import MOST_LABELS, Widening, labels_of, recipients, widenings
 from app.core.pool.rules import Rule
 from app.core.run.policy_trial import Refused, refused
 from app.errors import ConfigInvalid, InvalidRequest, NotFound, Overloaded
@@ -28,6 +28,8 @@ from app.store.protocol import RunQuery, TenantStore
 
 MOST_RUNS = 1_000
 """The most past runs to which a file is applied, the newest."""
+MOST_DECISIONS = 4_000_000
+"""The most decisions that a comparison may take: half a minute, roughly. No request can stop it once it is begun."""
 PAGE = 100
 T = TypeVar("T")
 
@@ -120,9 +122,17 @@ def _difference(router: APIRouter, context: AdminContext, keys: Keys, turn: Turn
         """Proves that the file shows nothing to anybody who does not see it now, or gives a witness for each tier and
         recipient, as `baton policy diff` does."""
         text, old = read(PoolRequest, given).pool, context.gateway.catalog()
-        found = await turn.do(lambda: list(widenings(old, context.read_pool(text))))
+        found = await turn.do(lambda: _compared(old, context.read_pool(text)))
         witnesses = [policy_table.witness(one) for one in found]
         return as_json({"object": "policy.difference", "widens": bool(found), "witnesses": witnesses})
+
+
+def _compared(old: Catalog, new: Catalog) -> list[Widening]:
+    """The witnesses. Raises `ConfigInvalid` for files that would take more than `MOST_DECISIONS`."""
+    readers = sum(len(recipients(new, tier)) for tier in new.tiers.values())
+    if readers << min(len(labels_of(old, new)), MOST_LABELS) > MOST_DECISIONS:
+        raise ConfigInvalid(["it has too many labels, tiers and workers to be compared here; use `baton policy diff`"])
+    return list(widenings(old, new))
 
 
 def _trial(router: APIRouter, context: AdminContext, keys: Keys, turn: Turn) -> None:
