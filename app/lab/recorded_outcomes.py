@@ -267,7 +267,10 @@ def _outcome(value: Mapping[str, Any], place: str) -> Outcome:
 
 
 def _router_arena(value: Mapping[str, Any], place: str) -> Recorded | None:
-    """Return the row; None for a call that failed or was not evaluated."""
+    """Return the row; None for a call that failed or was not evaluated.
+
+    Some of its metrics, such as METEOR, may fall a little below 0, which counts as 0.
+    """
     evaluated = value.get("evaluation_result")
     if value.get("success") is False or not isinstance(evaluated, dict) or evaluated.get("score") is None:
         return None
@@ -276,7 +279,9 @@ def _router_arena(value: Mapping[str, Any], place: str) -> Recorded | None:
         raise RecordsRefused(f'{place}: there is no "llm_selected"; take the files of cached_results as they are')
     known = _cost(cost, place) if cost is not None else None
     prompt = _prompt({"prompt": value.get("question")}, place)
-    return Recorded(str(value["global_index"]), prompt, {model: Outcome(_score(evaluated["score"], place), known)})
+    score = _number(evaluated["score"])
+    found = 0.0 if score is not None and -1 <= score < 0 else _score(evaluated["score"], place)
+    return Recorded(str(value["global_index"]), prompt, {model: Outcome(found, known)})
 
 
 def _logged(

@@ -105,11 +105,12 @@ def test_the_responses_of_routellm_are_read_from_its_csv_files(tmp_path: Path) -
 
 
 def test_cached_results_of_routerarena_are_joined_by_prompt(tmp_path: Path) -> None:
-    """A call that failed is no wrong answer: its prompt is left out."""
+    """A call that failed is no wrong answer: its prompt is left out. A score a little below 0 counts as 0."""
     for model, price in ((LARGE, 0.02), (SMALL, 0.002)):
         lines = []
         for number, (prompt, right) in enumerate(prompts()):
-            evaluated = {"score": float(right or model == LARGE), "metric": "mcq_accuracy", "inference_cost": price}
+            score = 1.0 if right or model == LARGE else -0.03
+            evaluated = {"score": score, "metric": "meteor_score", "inference_cost": price}
             line = {"global_index": f"task_{number}", "question": prompt, "llm_selected": model, "success": number != 3}
             lines.append(line | {"evaluation_result": evaluated})
         write(tmp_path / f"{model.replace('/', '_')}.jsonl", lines)
@@ -117,6 +118,7 @@ def test_cached_results_of_routerarena_are_joined_by_prompt(tmp_path: Path) -> N
     assert found["prompts"] == ROWS - 1
     assert found["left_out"] == {"the call failed": 2}
     assert found["models"][LARGE]["cost"] == pytest.approx(0.02)
+    assert found["models"][SMALL]["score"] == pytest.approx(119 / 239)
 
 
 def test_a_model_dearer_than_the_best_one_is_left_out(tmp_path: Path) -> None:
