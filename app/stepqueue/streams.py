@@ -324,9 +324,13 @@ class Streams:
         blocking = () if block is None else ("BLOCK", max(1, round(block * 1000)))
         words = ("GROUP", GROUP, self._consumer, "COUNT", slots, *blocking, "STREAMS", *lanes, *(">" for _ in lanes))
         (streams,) = await self._reads.call(("XREADGROUP", *words))
+        read = {name.decode(): entries for name, entries in streams or ()}
+        for lane in lanes:  # other processes may have taken what waited when turns were taken here last
+            if len(read.get(lane, ())) < slots:
+                self._tenants_waiting.pop(lane, None)
         found: list[Ticket] = []
-        for name, entries in streams or ():
-            found += await self._tickets(name.decode(), entries)
+        for lane, entries in read.items():
+            found += await self._tickets(lane, entries)
         return found
 
     async def _reclaim(self, slots: int) -> list[Ticket]:

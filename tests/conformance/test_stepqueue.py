@@ -155,6 +155,16 @@ async def test_runs_that_wait_are_noted(queue: StepQueue) -> None:
     assert not queue.crowded
 
 
+async def test_runs_that_other_processes_have_taken_do_not_wait_any_more(open_queue: Opener) -> None:
+    async with open_queue() as one, open_queue() as two:
+        await one.enqueue(of("flood", *range(4)))
+        assert await one.take(2, 1.0)
+        assert one.crowded
+        assert len(await two.take(4, 1.0)) == 2
+        assert await one.take(1, 0.0) == []
+        assert not one.crowded
+
+
 async def test_a_tier_that_is_not_configured_goes_with_the_last(queue: StepQueue) -> None:
     await queue.enqueue([ticket(1, "of tomorrow"), ticket(2, "ultra")])
     assert bare(await queue.take(2, 0)) == [ticket(2, "ultra"), ticket(1, "of tomorrow")]
