@@ -53,6 +53,10 @@ async def test_a_run_that_a_budget_cannot_pay_names_it_and_calls_nobody(
     assert isinstance(ended.error, BudgetExhausted)
     (use,) = await opened.context.store.budget_use(POOR.id, 10)
     assert (ended.error.budget, ended.error.until, use.held) == (POOR.id, use.end, 0)
+    rejected = of(await events(opened, ended.state.run), Kind.PLAN_REJECTED)
+    assert {one["budget"] for one in rejected} <= {POOR.id}
+    assert all(one["budget_until"] == use.end and POOR.id in one["reasons"][1] for one in rejected)
+    assert bool(rejected) == (tier == "baton-ultra")
     said = describe(ended.error)["error"]
     assert (ended.error.status, said["type"], said["code"]) == (429, "insufficient_quota", "insufficient_quota")
     assert POOR.id in said["message"]

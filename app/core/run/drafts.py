@@ -25,8 +25,6 @@ from app.core.run.progress import granted
 from app.core.run.state import RunState, StepState, Turn
 
 OVER_BUDGET = "run_over_budget"
-BUDGET_REASON = "budget "
-"""The beginning of the reason of a rejected plan that names a budget, and the end of that budget's window."""
 MOST_REASONS = 50
 """Reasons that are kept of a rejected plan."""
 
@@ -104,9 +102,13 @@ def accepted(proposal: int, call: str, inputs: Sequence[Sequence[int]]) -> PlanA
     return PlanAccepted(proposal, call, len(inputs), topology(inputs) if inputs else "")
 
 
-def rejected(proposal: int, call: str, reasons: Sequence[str], outage: bool) -> PlanRejected:
-    """All reasons, up to a bound. `outage` says that the conductor failed, in contrast to a bad plan."""
-    return PlanRejected(proposal, call, tuple(reasons[:MOST_REASONS]), outage)
+def rejected(
+    proposal: int, call: str, reasons: Sequence[str], outage: bool, budget: tuple[str, float] | None = None
+) -> PlanRejected:
+    """All reasons, up to a bound. `outage` says that the conductor failed, in contrast to a bad plan; `budget` is the
+    one over several runs that had not enough left for its call, with the end of its window."""
+    name, until = budget or ("", None)
+    return PlanRejected(proposal, call, tuple(reasons[:MOST_REASONS]), outage, budget=name, budget_until=until)
 
 
 def skipped(steps: Iterable[StepState], reason: str) -> tuple[Fact, ...]:
@@ -195,20 +197,10 @@ def ended(state: RunState, command: Finish) -> RunEnd:
 
 def _exhausted(state: RunState) -> tuple[str, float | None]:
     """The budget that had not enough left for a step or for a plan, and the end of its window."""
-    for step in state.live:
-        if step.budget is not None:
-            return step.budget
     tries = [*state.proposals[-1:], *(each[-1] for each in state.nested.values())]
-    reasons = [reason for one in tries for reason in one.reasons if reason.startswith(BUDGET_REASON)]
-    if not reasons:
-        return "", None
-    name, _, until = reasons[0].removeprefix(BUDGET_REASON).rpartition(" ")
-    return name, float(until)
-
-
-def plan_refused(budget: str, until: float) -> tuple[str, str]:
-    """The reasons of a proposal that is not made because a budget has not enough left for its call."""
-    return OVER_BUDGET, f"{BUDGET_REASON}{budget} {until:.0f}"
+    budgets = [*(step.budget for step in state.live), *(one.budget for one in tries)]
+    found = [budget for budget in budgets if budget is not None]
+    return found[0] if found else ("", None)
 
 
 def _retry_after(state: RunState, error: str) -> float | None:

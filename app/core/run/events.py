@@ -416,6 +416,10 @@ class PlanRejected(Fact):
     reasons: tuple[str, ...]
     outage: bool
     """True if the conductor failed, in contrast to a bad plan."""
+    budget: str = optional("")
+    """The id of the budget that had not enough left for its call."""
+    budget_until: float | None = optional(None)
+    """The end of the window of that budget."""
 
 
 # -- calls

@@ -162,6 +162,8 @@ class Proposal:
     state: Literal["open", "accepted", "rejected"] = "open"
     outage: bool = False
     reasons: tuple[str, ...] = ()
+    budget: tuple[str, float] | None = None
+    """The budget over several runs that had not enough left for its call, and the end of that budget's window."""
     call: str = ""
     topology: str = ""
     """Empty until it is accepted, and for the empty plan that takes the answer before it for final."""
@@ -546,6 +548,7 @@ def _plan_rejected(state: RunState, fact: PlanRejected) -> Changes:
         state="rejected",
         outage=fact.outage,
         reasons=fact.reasons,
+        budget=(fact.budget, fact.budget_until) if fact.budget_until is not None else None,
         call=fact.call,
     )
     return _decided(state, rejected)

@@ -246,7 +246,7 @@ class Driver:
         found = faults(self.state, proposal, planned) or self._planner.objections(self.state, proposal, planned)
         if found:
             await self._planner.stop()  # it may still be running: this end need not be its own
-            return await self._reject(found, outage=planned.outage)
+            return await self._reject(found, outage=planned.outage, budget=planned.budget)
         if planned.step is not None:
             draft, contents = self._planner.step(self.state, proposal, len(current), planned.step)
         else:
@@ -255,7 +255,7 @@ class Driver:
             self._context.telemetry.count("baton_plans_total", self.state.admitted.tier, "accepted")
         await self.writer.commit((draft,), contents)
 
-    async def _reject(self, reasons: Iterable[str], *, outage: bool) -> None:
+    async def _reject(self, reasons: Iterable[str], *, outage: bool, budget: tuple[str, float] | None = None) -> None:
         """Journal a proposal's end without a workflow; its steps that run already are stopped, and a planning call
         whose process is gone gets the outcome `unknown`."""
         if (proposal := self.state.unmade) is None:
@@ -263,7 +263,7 @@ class Driver:
         current = self.state.steps_of(proposal)
         self._context.telemetry.count("baton_plans_total", self.state.admitted.tier, "outage" if outage else "rejected")
         stops = [step.n for step in current if step.state in ("queued", "running")]
-        rejected = drafts.rejected(proposal.number, self._planner.call, list(reasons), outage)
+        rejected = drafts.rejected(proposal.number, self._planner.call, list(reasons), outage, budget)
         gone, held = given_up(self.state.planning if self._planner.idle else ())
         events = (*gone, *drafts.skipped(current, "plan_rejected"), rejected)
         await self.writer.append(events, release=held, spent=held)

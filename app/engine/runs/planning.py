@@ -74,6 +74,11 @@ class Planned:
         """True if the conductor failed, as opposed to having planned badly."""
         return self.error is not None and not isinstance(self.error, PlanRejected)
 
+    @property
+    def budget(self) -> tuple[str, float] | None:
+        """The budget over several runs that had not enough left for its call, and the end of that budget's window."""
+        return (self.error.budget, self.error.until) if isinstance(self.error, BudgetExhausted) else None
+
 
 class Planner:
     """The proposals of one run."""
@@ -519,7 +524,7 @@ def faults(state: RunState, proposal: Proposal, planned: Planned) -> Sequence[st
     if planned.step is not None:
         return _misplaced(state, proposal, planned.step, steps)
     if isinstance(planned.error, BudgetExhausted):
-        return drafts.plan_refused(planned.error.budget, planned.error.until)
+        return (RunOverBudget.code, f"the budget {planned.error.budget} has not enough left")
     if isinstance(planned.error, PlanRejected) and planned.error.reasons:
         return planned.error.reasons
     if planned.error is not None:
