@@ -118,6 +118,8 @@ async def test_an_offset_of_time_is_kept(gateway: GatewayStandIn, key: str) -> N
         ("after=" + base64.urlsafe_b64encode(b'{"a":1}').decode(), "after"),
         ("after=" + base64.urlsafe_b64encode(b'["x","y"]').decode(), "after"),
         ("after=" + base64.urlsafe_b64encode(b'[1,"a b"]').decode(), "after"),
+        ("after=" + base64.urlsafe_b64encode(b'[1e300,"run_1"]').decode(), "after"),
+        ("after=" + base64.urlsafe_b64encode(b'[-1,"run_1"]').decode(), "after"),
         ("key=a%00b", "key"),
         ("key=" + "a" * 513, "key"),
         ("canary=1", None),

@@ -112,7 +112,7 @@ def cursor(value: str) -> Cursor:
     except (ValueError, TypeError, binascii.Error):
         raise _fault("it must be `next` or `last_id` of the page before") from None
     read = isinstance(place.first, float | int) and isinstance(place.run, str) and isinstance(place.sort, str)
-    if not read or not RUN_ID.fullmatch(place.run):
+    if not read or not 0 <= place.first <= LARGEST or not RUN_ID.fullmatch(place.run):
         raise _fault("it must be `next` or `last_id` of the page before")
     return place
 
