@@ -13,6 +13,7 @@ from app.core.pool.rates import RateLimits, RateReply, RateRequest
 from app.core.records import changed
 from app.gateway.app import create_app
 from app.gateway.http.auth import mint
+from app.gateway.http.context import Rates
 from app.gateway.http.rate_limits import TOGETHER, Headers, RateLimiter
 from app.process.wiring import Runtime
 from tests.harness.in_process import ask, pool_text, running_service
@@ -93,6 +94,18 @@ async def test_open_runs_of_a_gateway_that_is_gone_hold_their_places_until_the_j
 
         await until(ended)
         assert (await ask(clients[0])).status_code == 200
+
+
+async def test_a_user_is_limited_by_either_of_the_names_that_requests_have_for_one(
+    tmp_path: Path, stub: ProviderStub
+) -> None:
+    async with gateways(tmp_path, stub) as ((one, _), clients):
+        limited = changed(one.gateway, rates=Rates(user=RateLimits(rpm=1)))
+        transport = httpx.ASGITransport(create_app(limited), raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://b", headers=clients[0].headers) as client:
+            named = [{"safety_identifier": "ann"}, {"safety_identifier": "ann"}, {"user": "ann"}, {"user": "bob"}]
+            replies = [await ask(client, **one) for one in named]
+    assert [reply.status_code for reply in replies] == [200, 429, 429, 200]
 
 
 class Held:

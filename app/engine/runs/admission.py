@@ -110,6 +110,11 @@ class Order:
         """The owner of the run that is begun, or is to go on."""
         return Owner(self.tenant, self.key)
 
+    @property
+    def user(self) -> str:
+        """The end user whom the request names, by `user` or else by `safety_identifier`; empty if it names none."""
+        return self.task.user or self.task.echoed.get("safety_identifier") or ""
+
 
 @record(frozen=True, slots=True)
 class Moved:
@@ -120,10 +125,9 @@ class Moved:
 
 async def with_budgets(context: EngineContext, order: Order) -> Order:
     """An order with the accounts of the budgets that concern it: those of its key, user, team and tenant."""
-    user = order.task.user or order.task.echoed.get("safety_identifier") or ""
     names: dict[Scope, str] = {
         "key": order.key,
-        "user": user,
+        "user": order.user,
         "team": order.task.metadata.get(TEAM_FIELD, ""),
     }
     accounts = await context.store.budget_accounts(order.tenant, names)

@@ -52,7 +52,7 @@ class RateLimiter:
         """The request to be counted, under every limit that holds for it; None if there is none. Without an order it
         begins no run."""
         rates = self._context.rates
-        user = order.task.user if order is not None else None
+        user = order.user if order is not None else ""
         if key.rpm is None and key.tpm is None and key.concurrency is None and not rates.limited:
             return None
         held = [(f"key:{key.id}", _of_key(key, rates.key)), (f"tenant:{key.tenant}", rates.tenant)]
