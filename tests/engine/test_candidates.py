@@ -68,6 +68,32 @@ def test_a_rate_limit_that_outlasts_the_run_is_told_to_the_caller(health: Health
     assert (error, candidates.retry_after(error, 8.0)) == ("worker_rate_limited", 11.0)
 
 
+def test_a_worker_that_could_not_be_paid_is_considered_again_after_a_failure(health: Health) -> None:
+    """By then the money that others held may be there again."""
+    candidates = Candidates(health, [ADA, BOB], 4, 0)
+    candidates.unaffordable(ADA)
+    first = candidates.choose(100.0)
+    assert (first.worker, first.passed_over) == (BOB, (("ada", "over_budget"),))
+    failed(candidates, BOB, WorkerRefused(), 99.0)
+    again = candidates.choose(99.0)
+    assert (again.worker, again.passed_over) == (ADA, ())
+
+
+def test_a_rate_limit_is_waited_for_although_another_worker_cannot_be_paid(health: Health) -> None:
+    candidates = Candidates(health, [ADA, BOB], 4, 0)
+    candidates.unaffordable(ADA)
+    failed(candidates, BOB, limited(40.0), 100.0)
+    assert candidates.pause(100.0) == pytest.approx(40.0 + BACKOFF)
+    assert candidates.choose(59.0).worker == BOB
+
+
+def test_an_answer_that_breaks_off_is_no_lack_of_money(health: Health) -> None:
+    candidates = Candidates(health, [ADA, BOB], 4, 0)
+    candidates.unaffordable(ADA)
+    candidates.failed(BOB, WorkerUnavailable(), told=True, chance=1.0, left=99.0)
+    assert candidates.error(candidates.choose(99.0)) != "run_over_budget"
+
+
 TOO_LONG = WorkerRefused(failure=Failure("context_length"))
 NO_QUOTA = WorkerMisconfigured(failure=Failure("quota"))
 

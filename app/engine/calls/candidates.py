@@ -55,7 +55,7 @@ class Candidates:
         self._limited: dict[str, tuple[Worker, float]] = {}
         """Workers that are not called because of a rate limit, each with the seconds that the run will have left when
         it can be called again."""
-        self._unpaid: dict[str, None] = {}
+        self._unpaid: dict[str, Worker] = {}
         """Workers that are not called because the run's money does not pay for their answer."""
         self._told: dict[str, float] = {}
         """Each worker whose latest answer was a rate limit, with the same seconds."""
@@ -86,7 +86,7 @@ class Candidates:
 
     def unaffordable(self, worker: Worker) -> None:
         """Leave out a worker for whose answer the run's money does not suffice: a cheaper one is asked in its stead."""
-        self._unpaid[worker.name] = None
+        self._unpaid[worker.name] = worker
         self._workers = [other for other in self._workers if other is not worker]
 
     def _until_callable(self, left: float) -> float:
@@ -126,19 +126,27 @@ class Candidates:
             self._told[worker.name] = left - error.retry_after
         wait = self._patience(worker, error, chance, left)
         if told:
-            self._workers = []
+            self._workers, self._unpaid = [], {}
         elif wait is None:
             self._workers = [other for other in self._workers if other is not worker]
             if worker.name in self._told:
                 self._limited[worker.name] = worker, self._told[worker.name] - chance * BACKOFF
         elif self._health.affords(worker, "retry"):
             self._wait = wait
+        self._consider_unpaid()
 
     def answered_nothing(self, worker: Worker) -> None:
         """Note an attempt whose answer is empty: another worker is asked in its stead."""
         self._left -= 1
         self._tries[worker.name] = self._tries.get(worker.name, 0) + 1
         self._workers = [other for other in self._workers if other is not worker]
+        self._consider_unpaid()
+
+    def _consider_unpaid(self) -> None:
+        """Offer those again that the run's money did not pay for: what others held may be there by now. Not while there
+        is nobody else but workers to wait for."""
+        if self._workers or not self._limited:
+            self._workers, self._unpaid = [*self._unpaid.values(), *self._workers], {}
 
     def _patience(self, worker: Worker, error: BatonError | None, chance: float, left: float) -> float | None:
         """Seconds to wait for the worker that has just failed; None if it is not called again."""
