@@ -27,7 +27,7 @@ from fastapi import FastAPI
 from app.engine.retention import ContentRetention, RunRetention, archiving
 from app.errors import ConfigInvalid, OursError
 from app.gateway.app import create_app, create_probes
-from app.gateway.http.auth import adopt, mint
+from app.gateway.http.api_keys import adopt, mint
 from app.gateway.http.connection import connection
 from app.network import retries
 from app.process import gc_policy

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from openai import AsyncOpenAI, OpenAI
 
-from app.gateway.http.auth import mint
+from app.gateway.http.api_keys import mint
 from tests.clients import async_drives, sync_drives
 from tests.clients.npm import Missing, Node, install
 from tests.clients.reports import Report

@@ -15,7 +15,7 @@ from app.core.pool.catalog import Limits
 from app.core.pool.conductor_versions import Change
 from app.core.run.events import fact_from_json
 from app.core.run.kinds import Kind
-from app.gateway.http.auth import KEY_FORMAT
+from app.gateway.http.api_keys import KEY_FORMAT
 from app.store.protocol import Entry, Projection
 from tests.conformance.entries import new_run
 from tests.harness.administration import AdminStandIn, administration

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from app.core.plan.arms import tier_for
-from app.gateway.http.auth import mint
+from app.gateway.http.api_keys import mint
 from app.process.wiring import Runtime
 from tests.harness.in_process import calling, ended_row, order, plan_text, pool_text, running_service
 from tests.stubs import Hang, ProviderStub, Reply

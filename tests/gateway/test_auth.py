@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from app.errors import ConfigInvalid, StoreUnavailable
-from app.gateway.http.auth import adopt, digest, mint, new_secret, pepper_mark
+from app.gateway.http.api_keys import adopt, digest, mint, new_secret, pepper_mark
 from app.gateway.openapi.docs_page import ASSETS
 from tests.harness.stand_ins import CALLER, PEPPER, SECRET, GatewayStandIn, api_routes, ask
 

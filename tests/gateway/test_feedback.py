@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 import pytest
 
-from app.gateway.http.auth import mint
+from app.gateway.http.api_keys import mint
 from app.process.wiring import Runtime
 from app.store.protocol import RunQuery
 from tests.stubs import Hang, ProviderStub

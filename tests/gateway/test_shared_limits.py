@@ -12,7 +12,7 @@ import httpx
 from app.core.pool.rates import RateLimits, RateReply, RateRequest
 from app.core.records import changed
 from app.gateway.app import create_app
-from app.gateway.http.auth import mint
+from app.gateway.http.api_keys import mint
 from app.gateway.http.context import Rates
 from app.gateway.http.rate_limits import TOGETHER, Headers, RateLimiter
 from app.process.wiring import Runtime

@@ -15,7 +15,7 @@ from app.gateway.admin.context import AdminContext
 from app.gateway.admin.people import People, Provider
 from app.gateway.administration import create_admin
 from app.gateway.app import create_app
-from app.gateway.http.auth import mint
+from app.gateway.http.api_keys import mint
 from app.process.config import read_catalog_text
 from app.store.protocol import Store
 from app.store.sql import open_store

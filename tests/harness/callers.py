@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import orjson
 
-from app.gateway.http.auth import mint
+from app.gateway.http.api_keys import mint
 from app.process.wiring import Runtime
 from tests.harness.prepared_apps import app_over
 from tests.harness.stand_ins import serving

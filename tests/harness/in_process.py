@@ -19,7 +19,7 @@ from app.core.pool.catalog import Limits
 from app.core.run.events import Event, Kind
 from app.engine.delivery.messages import Driven, Ended, Noted, Said
 from app.engine.runs.admission import Order
-from app.gateway.http.auth import mint
+from app.gateway.http.api_keys import mint
 from app.process.config import configure
 from app.process.wiring import Runtime, open_runtime
 from app.store.protocol import RunRow, Store

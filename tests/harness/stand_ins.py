@@ -29,7 +29,7 @@ from app.engine.runs.admission import Order
 from app.engine.runs.client import RunClient
 from app.errors import BatonError, NotFound, RunCancelled
 from app.gateway.app import create_app
-from app.gateway.http.auth import adopt
+from app.gateway.http.api_keys import adopt
 from app.gateway.http.connection import connection
 from app.gateway.http.context import GatewayContext
 from app.stepqueue.protocol import StepQueue

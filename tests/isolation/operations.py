@@ -18,7 +18,7 @@ from fastapi import FastAPI
 
 from app.core.roles import ROLES
 from app.gateway.app import create_app
-from app.gateway.http.auth import mint
+from app.gateway.http.api_keys import mint
 from app.process.wiring import Runtime
 from app.store.protocol import RunRow
 from tests.harness.stand_ins import api_routes

@@ -13,7 +13,7 @@ import pytest
 from app.core.pool.catalog import Limits
 from app.errors import ConfigInvalid, WorkerUnavailable
 from app.gateway.app import create_app
-from app.gateway.http.auth import mint
+from app.gateway.http.api_keys import mint
 from app.lab import world_file
 from app.lab.grading import grader
 from app.lab.plan_execution import Executor, Place

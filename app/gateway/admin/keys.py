@@ -17,7 +17,8 @@ from app.gateway.admin.context import AdminContext
 from app.gateway.admin.requests import KeyFilters, KeyRequest, NoFields, RotateRequest, read
 from app.gateway.admin.responses import as_json, as_page
 from app.gateway.http.admission import claim
-from app.gateway.http.auth import Caller, Keys, mint, new_secret, pepper_mark
+from app.gateway.http.api_keys import Caller, mint, new_secret, pepper_mark
+from app.gateway.http.auth import Keys
 from app.gateway.http.ingress import json_body
 from app.gateway.openapi import operations
 from app.store.protocol import KeyRow, Once

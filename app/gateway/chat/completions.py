@@ -19,7 +19,8 @@ from app.gateway.chat.reply import Chunks, extension, usage_of
 from app.gateway.chat.request import ChatRequest, read_request, to_order
 from app.gateway.chat.route import TERMINAL
 from app.gateway.http.admission import Idempotency
-from app.gateway.http.auth import Caller, Keys
+from app.gateway.http.api_keys import Caller
+from app.gateway.http.auth import Keys
 from app.gateway.http.context import GatewayContext
 from app.gateway.http.ingress import Direct, json_body
 from app.gateway.http.sse import EventStream, collect

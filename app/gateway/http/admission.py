@@ -47,7 +47,7 @@ from app.errors import (
     StoreUnavailable,
 )
 from app.gateway.http import fault, request_span
-from app.gateway.http.auth import Caller
+from app.gateway.http.api_keys import Caller
 from app.gateway.http.context import GatewayContext
 from app.gateway.http.rate_limits import Headers, RateLimiter
 from app.gateway.http.request_log import RequestLog

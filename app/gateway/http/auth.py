@@ -21,11 +21,10 @@ from fastapi.security import APIKeyHeader, HTTPBearer, SecurityScopes
 from starlette.requests import HTTPConnection, Request
 
 from app.errors import BatonError, Forbidden, Overloaded, StoreUnavailable, Unauthorized
-from app.gateway.http.api_keys import KEY_FORMAT, Caller, adopt, digest, mint, new_secret, pepper_mark
+from app.gateway.http.api_keys import KEY_FORMAT, Caller, digest, pepper_mark
 from app.gateway.http.context import GatewayContext
 from app.store.protocol import KeyRow
 
-__all__ = ["API_KEY", "BEARER", "KEY_FORMAT", "Caller", "Keys", "adopt", "digest", "mint", "new_secret", "pepper_mark"]
 ABSENT_DIGEST = hashlib.sha256(b"no such key").digest()
 """The digest that is compared when no key has the id, so that both cases take the same path."""
 CACHED_KEYS = 10_000

@@ -16,7 +16,8 @@ from starlette.responses import Response
 from app.core.plan.arms import listed, tier_for
 from app.core.pool.catalog import MILLION, Card, Catalog, Limits, Tier, Worker
 from app.errors import InvalidRequest
-from app.gateway.http.auth import Caller, Keys
+from app.gateway.http.api_keys import Caller
+from app.gateway.http.auth import Keys
 from app.gateway.http.context import GatewayContext
 from app.gateway.openapi import message_replies, model_replies, operations, replies
 from app.gateway.wire import query
