@@ -39,6 +39,13 @@ NEEDS = {
     ("POST", "/v1/runs/{run}/feedback"): {"runs:write"},
     ("DELETE", "/v1/runs/{run}"): {"runs:write"},
 }
+OTHERS = {
+    ("GET", "/v1/responses/{response}"),
+    ("POST", "/v1/responses/{response}/cancel"),
+    ("GET", "/v1/responses/{response}/input_items"),
+}
+"""Routes that need `audit:read` as well for a response that another key began, as the one of these tests is: without it,
+there is no such response."""
 BODIES = {
     "/v1/completions": {"model": "baton-mini", "prompt": "What is 2 + 2?"},
     "/v1/messages": ask() | {"max_tokens": 64},
@@ -126,7 +133,8 @@ async def test_strangers_are_all_alike(gateway: GatewayStandIn, method: str, pat
 
 @pytest.mark.parametrize(("method", "path"), ROUTES)
 async def test_a_key_with_the_scopes_gets_in(gateway: GatewayStandIn, method: str, path: str) -> None:
-    key = gateway.add_key("exact", scopes=sorted(NEEDS[method, path]))
+    more = {"audit:read"} if (method, path) in OTHERS else set()
+    key = gateway.add_key("exact", scopes=sorted(NEEDS[method, path] | more))
     for spelling, header in SPELLINGS.items():
         assert (await knock(gateway, method, path, header(key))).status_code == 200, spelling
 
@@ -138,6 +146,12 @@ async def test_each_scope_is_needed(gateway: GatewayStandIn, method: str, path: 
         reply = await knock(gateway, method, path, {"x-api-key": key})
         assert reply.status_code == 403
         assert said(reply) == "insufficient_scope"
+
+
+@pytest.mark.parametrize(("method", "path"), sorted(OTHERS))
+async def test_a_response_of_another_key_is_not_there(gateway: GatewayStandIn, method: str, path: str) -> None:
+    key = gateway.add_key("sibling", scopes=["runs:read", "runs:write"])
+    assert (await knock(gateway, method, path, {"x-api-key": key})).status_code == 404
 
 
 @pytest.mark.parametrize(("method", "path"), [route for route in ROUTES if "{run}" in route[1]])
