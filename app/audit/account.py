@@ -16,6 +16,8 @@ from app.core.run.kinds import TERMINAL, Kind
 from app.store.archive import Record
 
 KINDS: Mapping[str, Kind] = {kind.value: kind for kind in Kind}
+FLOOR_TOKENS = 256
+"""`floor_tokens` of a run whose journal names none."""
 SETTLING = frozenset({Kind.STEP_DONE, Kind.STEP_FAILED, Kind.STEP_SKIPPED})
 
 
@@ -212,9 +214,8 @@ class Account:
 
     @property
     def limits(self) -> Mapping[str, Any]:
-        """The limits that the run was admitted with."""
-        limits: Mapping[str, Any] = self.admitted["limits"]
-        return limits
+        """The limits that the run was admitted with. One that later releases have added may be left out."""
+        return {"floor_tokens": FLOOR_TOKENS, **self.admitted["limits"]}
 
     @property
     def end(self) -> Fact | None:

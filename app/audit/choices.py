@@ -84,10 +84,10 @@ def _unmasked(run: Account, proposal: Proposal, decision: Mapping[str, Any]) -> 
 def affordable(run: Account, catalog: Catalog) -> Iterator[Violation]:
     """Each arm that stood to be drawn could be paid, as far as its output at the floor of the tier goes, and each that
     was left out for its price costs at least as much. Where no arm could be paid, one remains."""
-    floor = min(run.limits["floor_tokens"], run.limits["output_tokens"]) if "floor_tokens" in run.limits else None
+    floor = min(run.limits["floor_tokens"], run.limits["output_tokens"])
     for proposal in run.proposals:
         decision = proposal.opened.body.get("decision")
-        if floor is None or not isinstance(decision, dict) or _unmasked(run, proposal, decision):
+        if not isinstance(decision, dict) or _unmasked(run, proposal, decision):
             continue  # the latter is reported elsewhere
         if not decision.get("masked"):
             continue

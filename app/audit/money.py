@@ -28,7 +28,7 @@ def _reservation(run: Account, call: Call) -> Iterator[Violation]:
     if body["tokens_held"] < body["max_tokens"]:
         yield run.says("reservation-low", call.intent.seq, f"{call.id} may write more than is held for it")
     wanted = body.get("wanted_tokens", 0)
-    if wanted and not min(run.limits.get("floor_tokens", 1), wanted) <= body["max_tokens"] < wanted:
+    if wanted and not min(run.limits["floor_tokens"], wanted) <= body["max_tokens"] < wanted:
         yield run.says("cut-wrong", call.intent.seq, f"{call.id} is cut from {wanted} tokens to {body['max_tokens']}")
 
 

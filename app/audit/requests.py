@@ -239,7 +239,7 @@ def _passed_over(run: Account, call: Call, catalog: Catalog) -> Iterator[Violati
         worker = catalog.workers.get(passed["worker"]) if passed.get("reason") == UNPAID else None
         if worker is None:
             continue
-        floor = min(run.limits.get("floor_tokens", 1), run.limits["output_tokens"], worker.card.max_output)
+        floor = min(run.limits["floor_tokens"], run.limits["output_tokens"], worker.card.max_output)
         if _dearest(worker.price, 2 * most_input, floor) <= body["usd_held"]:
             yield run.says("mask-wrong", call.intent.seq, f"{worker.name} is passed over although it could be paid")
 

@@ -64,6 +64,13 @@ def test_the_records_write_the_bodies_that_the_release_wrote(path: Path) -> None
         assert written == event.body
 
 
+def test_usual_limits_are_recorded_as_the_first_release_reads_them() -> None:
+    """0.1.0 cannot read an admission with a limit that it does not know, and runs beside newer releases."""
+    assert "floor_tokens" not in Limits().to_json()
+    for limits in (Limits(), Limits(floor_tokens=100)):
+        assert Limits.from_json(limits.to_json()) == limits
+
+
 def test_what_is_written_is_read_back_and_is_json_as_it_is() -> None:
     assert {fact.kind for fact in DRAFTS.values()} == set(Kind)
     for fact in DRAFTS.values():

@@ -370,8 +370,13 @@ class Limits:
         return min(self.floor_tokens, self.output_tokens)
 
     def to_json(self) -> dict[str, Any]:
-        """The limits by name, as `run.admitted` records them."""
-        return {name: getattr(self, name) for name in Limits.__slots__}
+        """The limits by name, as `run.admitted` records them: those in `LATER` only where they have not their default,
+        because release 0.1.0 cannot read a journal that names a limit which it does not know."""
+        limits = {name: getattr(self, name) for name in Limits.__slots__}
+        for name, default in LATER.items():
+            if limits[name] == default:
+                del limits[name]
+        return limits
 
     @classmethod
     def from_json(cls, body: Mapping[str, Any]) -> "Limits":
@@ -380,6 +385,8 @@ class Limits:
         return cls(**{name: body[name] for name in Limits.__slots__ if name in body})
 
 
+LATER: Mapping[str, float] = {"floor_tokens": Limits().floor_tokens}
+"""The limits that release 0.1.0 does not know, with their defaults."""
 LIMITS: Mapping[str, Limit] = {one.name: Limit(name=one.name, **one.metadata) for one in fields(Limits)}
 """Every limit by its name."""
 

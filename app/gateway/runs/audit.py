@@ -5,6 +5,7 @@ content store, and where they were erased the field is null and `erased` says so
 """
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from app.core.message.chat import summed
@@ -65,14 +66,14 @@ def whole(row: RunRow, journal: Journal, given: Sequence[Feedback] = ()) -> dict
     state = fold(journal.events)
     admitted = state.admitted
     split = bill(state)
-    limits = admitted.limits.to_json()
+    limits = asdict(admitted.limits)
     return summary(row) | {
         "request_id": admitted.request_id or None,
         "trace_id": continued(admitted.trace, state.turn.trace).id or None,
         "erased": not journal.salt,
         "seq": state.seq,
         "effort": admitted.effort,
-        "limits": {**limits, "usd": limits["usd"] / MILLION},
+        "limits": limits | {"usd": limits["usd"] / MILLION},
         "labels": sorted(admitted.labels),
         "overrides": None,
         "pool": list(admitted.pool),
