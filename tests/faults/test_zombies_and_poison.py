@@ -120,7 +120,8 @@ def test_an_engine_that_wakes_up_too_late_changes_nothing(system: Scene, stillne
     assert (answered.status, answered.text) == (200, ANSWER)
     assert settle(system) == []
     run = account(system, answered.run)
-    assert run.outcomes() == [["ok"]] * len(WORKERS)
+    again = [outcomes for outcomes in run.outcomes() if outcomes != ["ok"]]
+    assert again in ([], [list(LOST)]), "the step that the frozen engine itself had executed, if it had, is done anew"
     assert [event.kind for event in run.events if event.kind in TERMINAL] == [Kind.SUCCEEDED]
     assert run.row["epoch"] > 1
 
