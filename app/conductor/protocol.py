@@ -72,7 +72,7 @@ class Brief:
     tokens_left: int = NO_LIMIT
     """Input and output tokens that the run's calls may still hold."""
     planning: Amount = Amount()
-    """What a call of the tier's model for a plan holds at the least, for a chooser that may let it plan."""
+    """The least amount that a planning call of the tier's model holds, for a chooser that may let it plan."""
     planning_seconds: float = 0.0
     """The seconds that such a call is likely to take."""
     seconds_left: float | None = None

@@ -44,7 +44,7 @@ OTHERS = {
     ("POST", "/v1/responses/{response}/cancel"),
     ("GET", "/v1/responses/{response}/input_items"),
 }
-"""Routes that need `audit:read` as well for a response that another key began, as the one of these tests is: without it,
+"""Routes that need `audit:read` as well for a response that another key began, as the one of these tests is. Without it
 there is no such response."""
 BODIES = {
     "/v1/completions": {"model": "baton-mini", "prompt": "What is 2 + 2?"},

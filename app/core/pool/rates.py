@@ -22,7 +22,7 @@ from app.core.records import record
 
 WINDOW_SECONDS = 60.0
 SLOT_SECONDS = 1.0
-"""What is counted within this many seconds is kept as one figure, so that a window has 61 of them at most."""
+"""Requests within this many seconds are kept as one figure, so that a window has 61 of them at most."""
 CLAIM_SECONDS = 30.0
 """Time within which a run that was let in is in the journal: longer than a gateway waits for any commit."""
 DAY_SECONDS = 86_400.0

@@ -59,7 +59,7 @@ class Decision:
     seed: str
     masked: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     left: Mapping[str, float] = field(default_factory=dict)
-    """What the run could still hold when arms were masked."""
+    """The amount that the run could still hold when arms were masked."""
     sight: Mapping[str, str] = field(default_factory=dict)
     """For a selector with an embedder: its name under `embedder`, and under `blind` the reason why it returned
     nothing."""

@@ -147,7 +147,7 @@ class _Call:
 
 
 class _Told:
-    """What the journal of one run says, by the names and numbers that its events refer to."""
+    """The journal of one run, by the names and numbers that its events refer to."""
 
     def __init__(self, run: JournaledRun) -> None:
         self.calls: dict[str, _Call] = {}
@@ -389,7 +389,7 @@ def _hidden(told: _Told, call: _Call, planned: Json) -> Iterator[int]:
 
 @dataclass(slots=True)
 class _Cheapest:
-    """What the calls of steps cost, and what they would have cost with the cheapest worker of each run's pool."""
+    """The cost of the calls of steps, and their cost with the cheapest worker of each run's pool."""
 
     runs: int = 0
     usd: int = 0

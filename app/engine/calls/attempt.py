@@ -308,7 +308,7 @@ class Attempt:
         return self._again(changed(self._request, sampling=sampling))
 
     def _again(self, request: Request) -> "Attempt":
-        """The same attempt with a shorter output."""
+        """A copy of this attempt with a shorter output."""
         return Attempt(
             self._context,
             call=self.call,

@@ -56,7 +56,7 @@ class Dearest(Reply):
     cost_usd: float
     share_of_cost: float | None
     from_cost_usd: float | None
-    """What the cheapest of them cost."""
+    """The cost of the cheapest of them."""
     features: list[OverRepresented]
 
 
@@ -74,7 +74,7 @@ class AccessLists(Reply):
 
 
 class CheapestAlternative(Reply):
-    """What the calls of steps cost, and what the cheapest worker of each run's pool would have cost."""
+    """The cost of the calls of steps, and their cost with the cheapest worker of each run's pool."""
 
     method: str
     runs: int
@@ -102,7 +102,7 @@ class Failures(Reply):
 
 
 class Report(Reply):
-    """What the runs of a period cost and what came of it."""
+    """The cost of the runs of a period, and their success."""
 
     object: Literal["report"]
     since: float

@@ -126,7 +126,7 @@ def _prices(snapshot: bytes | None) -> dict[str, Price] | None:
 
 
 def too_many_groups(error: TooManyGroups) -> str:
-    """What to do about a grouping that has too many groups."""
+    """The advice to a caller whose grouping has too many groups."""
     return f"'{error}' has more than {MOST_GROUPS:,} groups; choose a shorter period, a filter or another grouping"
 
 

@@ -229,10 +229,10 @@ class ReportFilters(Parameters):
     """The runs that a report is about, and what it says of them."""
 
     by: Annotated[list[Grouping], Field(min_length=1, max_length=8)] = ["tier"]
-    """What the runs are grouped by: `tier`, `tenant`, `key`, `user`, `worker`, `topology`, `week`, `metadata.FIELD`.
-    It may be given several times."""
+    """The attributes by which runs are grouped: `tier`, `tenant`, `key`, `user`, `worker`, `topology`, `week`,
+    `metadata.FIELD`. It may be given several times."""
     success: Success = "feedback"
-    """Who says that a query was successful: callers' feedback, graders, or signals in what callers did."""
+    """The judge of a query's success: callers' feedback, graders, or signals in what callers did."""
     threshold: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.5
     """The least score of a success."""
     time_zone: Text = "UTC"

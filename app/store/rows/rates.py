@@ -75,7 +75,7 @@ def _write(conn: Connection, windows: Mapping[str, Window]) -> None:
 
 
 def _uses(conn: Connection, names: Iterable[str]) -> dict[str, RunUse]:
-    """What the journal has of these runs."""
+    """The use of these runs, as their rows have it."""
     wanted = sorted(names)
     if not wanted:
         return {}

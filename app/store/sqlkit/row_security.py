@@ -51,7 +51,7 @@ ORDER BY role.rolname LIMIT 1
 """The role that this user may take for reads; no row if there is none."""
 TAKE: Final = text(f"SELECT set_config('role', :role, true), set_config('{TENANT}', :tenant, true)")
 MARK: Final = "/* for a caller */"
-"""What tells a statement that is prepared for callers' reads from the service's own."""
+"""A comment that distinguishes a statement prepared for callers' reads from the service's own."""
 
 
 @record(frozen=True, slots=True)
