@@ -12,6 +12,7 @@ import ipaddress
 import logging
 import os
 import shutil
+import signal
 import socket
 import ssl
 import threading
@@ -68,6 +69,13 @@ def _guarded_method(blocked: list[str], method: Callable[..., Any]) -> Callable[
         return method(sock, *args)
 
     return guarded
+
+
+def pytest_configure() -> None:
+    """Give every process of the tests the usual SIGINT. A shell ignores it in what it runs in the background, and
+    asyncio restores it in a process that has handled it once, so that processes would differ by the test before."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(wrapper=True)
