@@ -10,10 +10,9 @@ from rich.text import Text
 
 from app.cli import event_loop, storage, terminal
 from app.cli.asked import Asked
-from app.core.pool.catalog import MILLION
 from app.core.roles import ROLES, role_of, scopes_of
 from app.errors import ConfigInvalid, NotFound
-from app.gateway.http.api_keys import mint, new_secret, pepper_mark
+from app.gateway.http.api_keys import is_in_force, key_to_json, mint, new_secret, pepper_mark
 from app.process.config import Loaded, Settings, configure, peppers, read
 from app.store.protocol import KeyRow, Store
 
@@ -55,17 +54,13 @@ def named(rows: Sequence[KeyRow], wanted: str, now: float) -> KeyRow:
         if row.id == public_id:
             return row
     same = [row for row in rows if row.name == wanted]
-    found = [row for row in same if _is_in_force(row, now)] or same
+    found = [row for row in same if is_in_force(row, now)] or same
     if not found:
         raise NotFound("There is no key of that id or name; `baton keys ls` lists them.")
     if len(found) > 1:
         ids = ", ".join(row.id for row in found)
         raise NotFound(f"{len(found)} keys are called {wanted}; give the id of one: {ids}.")
     return found[0]
-
-
-def _is_in_force(row: KeyRow, now: float) -> bool:
-    return row.revoked_at is None and (row.expires_at is None or row.expires_at > now)
 
 
 def _check_tiers(loaded: Loaded, tiers: Sequence[str]) -> None:
@@ -106,7 +101,7 @@ async def _add(settings: Settings, asked: Asked, now: float) -> None:
 def _check_name(rows: Sequence[KeyRow], new: KeyRow, now: float) -> None:
     """Raise `ConfigInvalid` if a key in force of the same tenant has the name already."""
     for row in rows:
-        if (row.tenant, row.name) == (new.tenant, new.name) and _is_in_force(row, now):
+        if (row.tenant, row.name) == (new.tenant, new.name) and is_in_force(row, now):
             raise ConfigInvalid(
                 [
                     f"{new.name}: the key {row.id} of the tenant {row.tenant} has this name; choose another one, "
@@ -123,7 +118,7 @@ async def _rotate(settings: Settings, asked: Asked, now: float) -> None:
         key, digest = new_secret(row, pepper)
         mark = pepper_mark(pepper)
         by = storage.operator()
-        if not _is_in_force(row, now) or not await store.rotate_key(row.id, digest, now + overlap, mark, by=by):
+        if not is_in_force(row, now) or not await store.rotate_key(row.id, digest, now + overlap, mark, by=by):
             raise NotFound(f"The key {row.id} is not in force any more; make a new one with `baton keys add`.")
         row = await store.key(row.id) or row
     works = f"the old one works until {_day(now + overlap)} UTC" if overlap else "the old one does not work any more"
@@ -168,26 +163,7 @@ async def _show(settings: Settings, asked: Asked, now: float) -> None:
 
 def _record(row: KeyRow, settings: Settings, now: float) -> dict[str, Any]:
     """Return a key without its secret. Times are seconds since 1970, amounts are dollars."""
-    return {
-        "id": row.id,
-        "name": row.name,
-        "tenant": row.tenant,
-        "all_tenants": row.all_tenants,
-        "role": role_of(row.scopes),
-        "scopes": sorted(row.scopes),
-        "tiers": sorted(row.tiers),
-        "labels": sorted(row.labels),
-        "usd": row.max_usd / MILLION if row.max_usd is not None else None,
-        "rpm": row.rpm,
-        "tpm": row.tpm,
-        "concurrency": row.concurrency,
-        "created_at": row.created_at,
-        "expires_at": row.expires_at,
-        "revoked_at": row.revoked_at,
-        "previous_until": row.previous_until,
-        "pepper": _pepper(row, settings),
-        "in_force": _is_in_force(row, now),
-    }
+    return key_to_json(row, now) | {"pepper": _pepper(row, settings)}
 
 
 def _cells(row: KeyRow, settings: Settings, now: float) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ from app.gateway.admin.context import AdminContext
 from app.gateway.admin.requests import KeyFilters, KeyRequest, NoFields, RotateRequest, read
 from app.gateway.admin.responses import as_json, as_page
 from app.gateway.http.admission import claim
-from app.gateway.http.api_keys import Caller, mint, new_secret, pepper_mark
+from app.gateway.http.api_keys import Caller, is_in_force, key_to_json, mint, new_secret, pepper_mark
 from app.gateway.http.auth import Keys
 from app.gateway.http.ingress import json_body
 from app.gateway.openapi import operations
@@ -115,7 +115,7 @@ def _makes(router: APIRouter, context: AdminContext, keys: Keys) -> None:
         _check_rights(caller, row)
         secret, digest = new_secret(row, context.gateway.pepper)
         mark = pepper_mark(context.gateway.pepper)
-        if not _is_in_force(row, now) or not await store.rotate_key(
+        if not is_in_force(row, now) or not await store.rotate_key(
             row.id, digest, now + overlap, mark, by=caller.actor
         ):
             raise Conflict("The key is not in force any more; make a new one.", code="key_not_in_force")
@@ -149,26 +149,7 @@ def _ends(router: APIRouter, context: AdminContext, keys: Keys) -> None:
 
 def shown(row: KeyRow, now: float) -> dict[str, Any]:
     """A key without its secret. Times are seconds since 1970, amounts are dollars."""
-    return {
-        "object": "key",
-        "id": row.id,
-        "name": row.name,
-        "tenant": row.tenant,
-        "all_tenants": row.all_tenants,
-        "role": role_of(row.scopes) or None,
-        "scopes": sorted(row.scopes),
-        "tiers": sorted(row.tiers),
-        "labels": sorted(row.labels),
-        "usd": row.max_usd / MILLION if row.max_usd is not None else None,
-        "rpm": row.rpm,
-        "tpm": row.tpm,
-        "concurrency": row.concurrency,
-        "created_at": row.created_at,
-        "expires_at": row.expires_at,
-        "revoked_at": row.revoked_at,
-        "previous_until": row.previous_until,
-        "in_force": _is_in_force(row, now),
-    }
+    return {"object": "key"} | key_to_json(row, now) | {"role": role_of(row.scopes) or None}
 
 
 def _minted(context: AdminContext, caller: Caller, asked: KeyRequest, once: Once | None) -> tuple[str, KeyRow]:
@@ -260,9 +241,5 @@ async def _visible(context: AdminContext, caller: Caller, key: str) -> KeyRow:
 async def _check_name(context: AdminContext, new: KeyRow) -> None:
     now = context.gateway.now()
     for row in await context.gateway.store.keys():
-        if (row.tenant, row.name) == (new.tenant, new.name) and _is_in_force(row, now):
+        if (row.tenant, row.name) == (new.tenant, new.name) and is_in_force(row, now):
             raise Conflict("A key in force of this tenant has the name already; choose another one.", code="name_taken")
-
-
-def _is_in_force(row: KeyRow, now: float) -> bool:
-    return row.revoked_at is None and (row.expires_at is None or row.expires_at > now)

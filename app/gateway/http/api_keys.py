@@ -7,9 +7,11 @@ import hmac
 import re
 import secrets
 from collections.abc import Iterable
+from typing import Any
 
+from app.core.pool.catalog import MILLION
 from app.core.records import record
-from app.core.roles import SCOPES, permits
+from app.core.roles import SCOPES, permits, role_of
 from app.errors import ConfigInvalid
 from app.store.protocol import Actor, KeyRow
 from app.store.protocol.admin_events import Via
@@ -111,3 +113,31 @@ def new_secret(row: KeyRow, pepper: bytes) -> tuple[str, bytes]:
     """A new secret for a key: the string that is shown once, and the digest that is stored."""
     secret = secrets.token_urlsafe(32)
     return f"bt_{row.id}_{secret}", digest(secret, pepper)
+
+
+def is_in_force(row: KeyRow, now: float) -> bool:
+    """True if the key is neither revoked nor expired."""
+    return row.revoked_at is None and (row.expires_at is None or row.expires_at > now)
+
+
+def key_to_json(row: KeyRow, now: float) -> dict[str, Any]:
+    """A key without its secret. Times are seconds since 1970, amounts are dollars."""
+    return {
+        "id": row.id,
+        "name": row.name,
+        "tenant": row.tenant,
+        "all_tenants": row.all_tenants,
+        "role": role_of(row.scopes),
+        "scopes": sorted(row.scopes),
+        "tiers": sorted(row.tiers),
+        "labels": sorted(row.labels),
+        "usd": row.max_usd / MILLION if row.max_usd is not None else None,
+        "rpm": row.rpm,
+        "tpm": row.tpm,
+        "concurrency": row.concurrency,
+        "created_at": row.created_at,
+        "expires_at": row.expires_at,
+        "revoked_at": row.revoked_at,
+        "previous_until": row.previous_until,
+        "in_force": is_in_force(row, now),
+    }
