@@ -19,7 +19,6 @@ from app.core.run.events import (
     CallFinished,
     CallIntended,
     Event,
-    Fact,
     Kind,
     PlanAccepted,
     PlanOpened,
@@ -37,6 +36,7 @@ from app.core.run.events import (
     StepSkipped,
     StepToolResults,
 )
+from app.core.run.facts import Fact
 from app.errors import ConfigInvalid
 from app.gateway.runs import audit, cancel
 from app.process.config import Settings, read

@@ -20,8 +20,6 @@ from app.core.run.commands import Propose
 from app.core.run.events import (
     CallFinished,
     CallIntended,
-    Fact,
-    NamedCall,
     RunAdmitted,
     RunAwaitingTool,
     RunResumed,
@@ -31,6 +29,7 @@ from app.core.run.events import (
     StepSkipped,
     StepToolResults,
 )
+from app.core.run.facts import Fact, NamedCall
 from app.core.run.labels import Flow, conversation, reading_of, refusals
 from app.core.run.state import RunState, Turn, tentative
 

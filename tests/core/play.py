@@ -19,8 +19,6 @@ from app.core.run.events import (
     CallFinished,
     CallIntended,
     Event,
-    Fact,
-    NamedCall,
     PlanOpened,
     RunAdmitted,
     RunCancelAsked,
@@ -30,6 +28,7 @@ from app.core.run.events import (
     StepQueued,
     StepToolResults,
 )
+from app.core.run.facts import Fact, NamedCall
 from app.core.run.progress import decide, depth, may_nest, parent_of
 from app.core.run.state import DRIVER_LOST, RUN_ENDED, Call, Proposal, RunState, StepState, Turn, advance, begin
 

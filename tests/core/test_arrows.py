@@ -8,8 +8,9 @@ import pytest
 from app.core.message.chat import Usage
 from app.core.plan.workflow import Access, Step
 from app.core.run import drafts, kinds
-from app.core.run.events import TERMINAL, Event, Fact, Kind, RunAwaitingTool, StepToolResults, fact_from_json
+from app.core.run.events import TERMINAL, Event, Kind, RunAwaitingTool, StepToolResults, fact_from_json
 from app.core.run.exchange import Exchange
+from app.core.run.facts import Fact
 from app.core.run.kinds import AFTER_THE_END, ENDED, OUTCOMES, RUN_ARROWS, RUN_STATES, STEP_ARROWS
 from app.core.run.progress import Propose
 from app.core.run.state import Call, Proposal, RunState, StepState, advance, fold

@@ -5,7 +5,8 @@ from typing import Any
 
 import orjson
 
-from app.core.run.events import Fact, Kind
+from app.core.run.events import Kind
+from app.core.run.facts import Fact
 
 
 class Raw(Fact):

@@ -9,7 +9,6 @@ from app.core.run.bill import bill
 from app.core.run.commands import Await, Conclude, Finish, Propose, Skip
 from app.core.run.events import (
     ENDS,
-    Fact,
     PlanAccepted,
     PlanOpened,
     PlanRejected,
@@ -21,6 +20,7 @@ from app.core.run.events import (
     StepFailed,
     StepSkipped,
 )
+from app.core.run.facts import Fact
 from app.core.run.progress import granted
 from app.core.run.state import RunState, StepState, Turn
 

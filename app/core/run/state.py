@@ -17,7 +17,6 @@ from app.core.run.events import (
     CallFinished,
     CallIntended,
     Event,
-    Fact,
     PlanAccepted,
     PlanOpened,
     PlanRejected,
@@ -35,6 +34,7 @@ from app.core.run.events import (
     StepToolResults,
 )
 from app.core.run.exchange import Exchange
+from app.core.run.facts import Fact
 from app.core.run.kinds import AFTER_THE_END, ENDED, RUN_ARROWS, STEP_ARROWS, TERMINAL, Kind, Mode, OnDisconnect
 from app.core.run.trace import NO_TRACE, Trace
 

@@ -32,7 +32,8 @@ from app.core.pool.amounts import Amount
 from app.core.pool.breaker import Verdict
 from app.core.pool.catalog import Catalog, Deadlines, Worker
 from app.core.records import changed, record
-from app.core.run.events import CallFinished, CallIntended, PassedOver
+from app.core.run.events import CallFinished, CallIntended
+from app.core.run.facts import PassedOver
 from app.core.run.state import Call, RunState
 from app.core.run.trace import NO_TRACE, Trace
 from app.engine.calls.call_span import CallSpan

@@ -26,7 +26,8 @@ import orjson
 from app.core.records import changed
 from app.core.run import drafts
 from app.core.run.commands import Await, Conclude, Finish, Propose, Queue, Skip
-from app.core.run.events import CallFinished, Event, Fact, Kind, PlanStep, StepQueued
+from app.core.run.events import CallFinished, Event, Kind, PlanStep, StepQueued
+from app.core.run.facts import Fact
 from app.core.run.kinds import AFTER_THE_END
 from app.core.run.progress import decide
 from app.core.run.state import RUN_ENDED, Call, RunState, advance, possible, tentative

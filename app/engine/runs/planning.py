@@ -34,7 +34,8 @@ from app.core.records import record
 from app.core.run import drafts
 from app.core.run.bill import unspent
 from app.core.run.commands import Propose
-from app.core.run.events import Fact, StepSkipped
+from app.core.run.events import StepSkipped
+from app.core.run.facts import Fact
 from app.core.run.labels import Flow, conversation, matters, refusals
 from app.core.run.progress import may_nest
 from app.core.run.state import CALLER, FALLBACK, Proposal, RunState, StepState

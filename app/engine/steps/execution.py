@@ -32,7 +32,8 @@ from app.core.pool.catalog import Worker
 from app.core.pool.rules import Reading
 from app.core.records import changed, record
 from app.core.run.bill import unspent
-from app.core.run.events import CallFinished, Fact, NamedCall, PassedOver, StepAwaitingTool, StepDone, StepFailed
+from app.core.run.events import CallFinished, StepAwaitingTool, StepDone, StepFailed
+from app.core.run.facts import Fact, NamedCall, PassedOver
 from app.core.run.kinds import AFTER_THE_END
 from app.core.run.labels import readers
 from app.core.run.share import share

@@ -8,7 +8,8 @@ inner steps leave lines.
 from collections.abc import Iterable
 
 from app.core.pool.catalog import MILLION
-from app.core.run.events import CallFinished, CallIntended, Fact, StepAwaitingTool, StepDone, StepFailed
+from app.core.run.events import CallFinished, CallIntended, StepAwaitingTool, StepDone, StepFailed
+from app.core.run.facts import Fact
 from app.core.run.state import RunState
 from app.engine.context import EngineContext
 

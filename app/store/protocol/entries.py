@@ -8,7 +8,8 @@ checks that follow from these.
 from typing import Literal
 
 from app.core.records import record
-from app.core.run.events import Event, Fact
+from app.core.run.events import Event
+from app.core.run.facts import Fact
 from app.store.protocol.idempotency import Once
 
 
