@@ -18,7 +18,6 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -30,10 +29,10 @@ from app.core.plan.pricing import question_tokens
 from app.core.pool.amounts import Amount
 from app.core.pool.catalog import Worker
 from app.core.pool.rules import Reading
-from app.core.records import changed, record
+from app.core.records import changed
 from app.core.run.bill import unspent
 from app.core.run.events import CallFinished, StepAwaitingTool, StepDone, StepFailed
-from app.core.run.facts import Fact, NamedCall, PassedOver
+from app.core.run.facts import Fact, NamedCall
 from app.core.run.kinds import AFTER_THE_END
 from app.core.run.labels import readers
 from app.core.run.share import share
@@ -41,12 +40,13 @@ from app.core.run.state import RunState, StepState, fold
 from app.core.run.trace import Trace, continued
 from app.engine.calls.attempt import Attempt, Purpose, lost, tier_seconds
 from app.engine.calls.candidates import Candidates
-from app.engine.calls.step_request import NOTHING, View, is_long, look
+from app.engine.calls.step_request import NOTHING, is_long, look
 from app.engine.commit.colocation import LocalRuns
 from app.engine.context import EngineContext
 from app.engine.steps.pending_outcomes import Outcomes
 from app.engine.steps.relay import Relay
 from app.engine.steps.step_log import StepLog
+from app.engine.steps.work import Course, Work
 from app.engine.worker_health import Choice
 from app.errors import (
     BatonError,
@@ -58,7 +58,7 @@ from app.errors import (
     RunOverBudget,
     StoreUnavailable,
 )
-from app.stepqueue.protocol import AGAIN, Committed, Live, Ticket
+from app.stepqueue.protocol import AGAIN, Committed, Live
 from app.store.protocol import Due, Entry, Ledger, Move
 from app.store.rows.content import address
 
@@ -70,60 +70,6 @@ REFUSALS = 2
 """Refused reservations after which a step fails for want of money; each time it asks for a share of what is left."""
 CLAIMS = 3
 """Tries at a claim that others move at the same time."""
-
-
-@record(frozen=True, slots=True)
-class Course:
-    """The basis of a step: the state that it began from, what it may see, and the workers that it may call."""
-
-    state: RunState
-    view: View
-    candidates: Candidates
-    excluded: PassedOver
-    """The workers of the run that may not read what it sees, each with the reason."""
-    short: RunOverBudget | None = None
-    """The refusal to reserve for the latest attempt, if there was one."""
-
-    @property
-    def step(self) -> StepState:
-        """The step as it was in that state."""
-        return self.view.step
-
-
-@dataclass(slots=True)
-class Work:
-    """A ticket that this process is working on."""
-
-    ticket: Ticket
-    task: asyncio.Task[None] | None = None
-    claim: int = 0
-    interrupted: bool = False
-    stopped: bool = False
-    """The run's driver asked for the end, as opposed to this process shutting down."""
-    interruptible: bool = False
-    """It waits for a worker. It is never interrupted while it writes to the journal."""
-    engine: str = ""
-    """The address of the run's new engine, if it has changed since the ticket was written."""
-    listening: tuple[str, ...] = ()
-    """Further gateways that asked for the answer, of a run that is driven elsewhere."""
-    relay: Relay | None = None
-    """The answer on its way to the followers, while it streams."""
-    is_last_delivery: bool = False
-    """The step is given up if this engine stops while it executes it; see `Execution._is_postponed`."""
-
-    def interrupt(self, *, stopped: bool) -> None:
-        """End the wait for the worker, now or as soon as there is one; its outcome is written all the same."""
-        self.interrupted = True
-        self.stopped = self.stopped or stopped
-        if self.interruptible and self.task is not None:
-            self.interruptible = False
-            self.task.cancel()
-
-    def waits(self) -> None:
-        """From here on it may be interrupted; raises `CancelledError` if it was to be already."""
-        if self.interrupted:
-            raise asyncio.CancelledError
-        self.interruptible = True
 
 
 class Execution:
