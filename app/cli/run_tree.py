@@ -79,6 +79,8 @@ def _facts(run: run_words.Record, question: str | None, full: bool) -> list[tupl
         facts.append(("x-request-id", requests))
     if replies := run_words.replies(run):
         facts.append(("replies", replies))
+    if (origin := run["origin"]) is not None:
+        facts.append(("follows from", f"{origin['run']} ({origin['kind']})"))
     if run["trace_id"]:
         facts.append(("trace", run["trace_id"]))
     if (turns := run_words.turns(run)) is not None:

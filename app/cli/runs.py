@@ -97,7 +97,7 @@ def query_of(asked: Asked, keys: Sequence[KeyRow], now: float) -> RunQuery:
         raise ConfigInvalid(["--metadata: must be FIELD=VALUE"])
     given: dict[str, Any] = {name: getattr(asked, name, None) for name in FILTERS}
     tags = [(name, getattr(asked, name)) for name in TAGS if getattr(asked, name)]
-    before = getattr(asked, "before", None)
+    before, origin = getattr(asked, "before", None), getattr(asked, "origin", None)
     return RunQuery(
         since=now - asked.since if asked.since else None,
         until=now - before if before else None,
@@ -105,6 +105,8 @@ def query_of(asked: Asked, keys: Sequence[KeyRow], now: float) -> RunQuery:
         max_usd=getattr(asked, "max_cost", None),
         key=_key_id(keys, asked.key, now),
         degraded=True if getattr(asked, "degraded", False) else None,
+        origin_kind="" if origin == "none" else origin,
+        origin_run=getattr(asked, "origin_run", None),
         tags=tuple(tags),
         **given,
     )
@@ -146,9 +148,12 @@ def _table(rows: tuple[RunRow, ...], names: Mapping[str, str], width: int) -> Ta
 
 
 def _note(row: RunRow, *, wide: bool) -> str:
-    """Return what is particular about a run: it was only planned, or a fallback decided it."""
+    """Return what is particular about a run: it was only planned, it follows from another one, or a fallback decided
+    it."""
     if row.key == PREVIEW_KEY:
         return " (preview)"
+    if row.origin_kind:
+        return f" ({row.origin_kind})"
     if not row.degraded:
         return ""
     return " (degraded)" if wide else " *"

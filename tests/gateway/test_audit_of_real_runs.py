@@ -1,12 +1,14 @@
 """Real runs over the real wiring, asked for and explained by HTTP: the audit trail reads what the journal wrote."""
 
+from dataclasses import replace
 from typing import Any
 
 import httpx
 import pytest
 
 from app.gateway.openapi.run_replies import Attempt
-from tests.harness.in_process import plan
+from app.process.wiring import Runtime
+from tests.harness.in_process import finish, order, plan
 from tests.stubs import Fail, Hang, ProviderStub, Reply
 
 
@@ -136,3 +138,20 @@ async def test_an_idempotent_cancellation_keeps_no_content(client: httpx.AsyncCl
     assert again.headers["idempotent-replayed"] == "true"
     await client.delete(f"/v1/runs/{made['baton']['run']}")
     assert (await client.post(path, json={}, headers=once)).status_code == 404
+
+
+async def test_a_run_that_follows_from_another_one_names_it(
+    stub: ProviderStub, opened: Runtime, client: httpx.AsyncClient
+) -> None:
+    first = (await ask(client)).json()["baton"]["run"]
+    tenant = (await client.get(f"/v1/runs/{first}")).json()["tenant"]
+    again = replace(order(opened, "baton-mini"), origin_kind="replay", origin_run=first, tenant=tenant)
+    ended = (await finish(await opened.runs.start(again))).ended
+    run = (await client.get(f"/v1/runs/{ended.state.run}")).json()
+    assert run["origin"] == {"kind": "replay", "run": first}
+    queries = {"origin_kind=replay": run["id"], f"origin_run={first}": run["id"], "origin_kind=none": first}
+    for query, found in queries.items():
+        listed = (await client.get(f"/v1/runs?{query}")).json()["data"]
+        assert [one["id"] for one in listed] == [found]
+    events = (await client.get(f"/v1/runs/{ended.state.run}/events")).json()["data"]
+    assert (events[0]["body"]["origin_kind"], events[0]["body"]["origin_run"]) == ("replay", first)

@@ -1,5 +1,7 @@
 """`baton runs`, `baton plan` and `baton report`."""
 
+from typing import get_args
+
 import click
 
 from app.cli.commands.declarations import (
@@ -18,7 +20,18 @@ from app.cli.commands.declarations import (
     option,
     repeatable,
 )
+from app.core.run.kinds import OriginKind
 
+ORIGINS = tuple([kind for kind in get_args(OriginKind) if kind])
+
+FOLLOWING = in_order(
+    option(
+        "--origin",
+        type=click.Choice(["none", *ORIGINS]),
+        help="Only runs that follow from another one in this way; none: those that follow from no other.",
+    ),
+    option("--origin-run", metavar="ID", help="Only runs that follow from this run."),
+)
 FILTERS = in_order(
     only("tier", "worker", "label", "topology", "model"),
     option("--user", help="Only runs whose request named this end user (user or safety_identifier)."),
@@ -48,6 +61,7 @@ def define(root: Group) -> None:
     @option("--max-cost", type=DOLLARS, help="Only runs that cost this many dollars or less.")
     @option("--request-id", metavar="ID", help="Only runs that the request with this x-request-id began or continued.")
     @option("--trace-id", metavar="ID", help="Only runs that a request of this trace began or continued.")
+    @FOLLOWING
     @flag("--degraded", help="Only runs that a fallback decided.")
     @SINCE
     @option(

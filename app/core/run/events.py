@@ -24,7 +24,7 @@ from app.core.records import record
 from app.core.run.facts import F, Fact, Json, NamedCall, PassedOver, fact, optional
 from app.core.run.kinds import TERMINAL as TERMINAL
 from app.core.run.kinds import Kind as Kind
-from app.core.run.kinds import Mode, OnDisconnect
+from app.core.run.kinds import Mode, OnDisconnect, OriginKind
 from app.core.run.trace import Trace
 
 # -- the run
@@ -76,6 +76,9 @@ class RunAdmitted(Fact):
     tracestate: str = optional("")
     budgets: tuple[str, ...] = optional(())
     """The accounts of budgets in which each of its holds is reserved, beside the run's own limit."""
+    origin_kind: OriginKind = optional("")
+    origin_run: str = optional("")
+    """The id of the run from which this one follows; empty where `origin_kind` is."""
 
     @property
     def trace(self) -> Trace:

@@ -94,5 +94,8 @@ ANYBODY: frozenset[Kind] = frozenset({Kind.CANCEL_ASKED})
 
 Mode = Literal["first", "repair", "fallback"]
 """The origin of a proposal: the first one of its workflow, a repair of a rejected one, or the fixed fallback."""
+OriginKind = Literal["", "plan", "replay", "shadow"]
+"""The ways in which a run follows from another one: it executes that one's plan, repeats it, or is its shadow. Empty
+for a run that a caller asked for by itself."""
 OnDisconnect = Literal["cancel", "finish"]
 """The two ways to treat a run whose last follower has disconnected."""

@@ -22,7 +22,7 @@ from app.core.pool.rules import CONDUCTOR, Reading
 from app.core.records import record
 from app.core.run import notices
 from app.core.run.events import RunAdmitted
-from app.core.run.kinds import OnDisconnect
+from app.core.run.kinds import OnDisconnect, OriginKind
 from app.core.run.labels import refused_plan
 from app.core.run.state import CALLER, FALLBACK
 from app.core.run.trace import NO_TRACE, Trace
@@ -104,6 +104,9 @@ class Order:
     """The accounts of budgets in which a new run's holds are reserved."""
     run: str = ""
     """The id that a new run gets, under which it was counted already; empty for any."""
+    origin_kind: OriginKind = ""
+    origin_run: str = ""
+    """The id of the run from which a new run follows; empty where `origin_kind` is."""
 
     @property
     def owner(self) -> Owner:
@@ -266,6 +269,8 @@ def entry(
         cap=Ledger(order.limits.usd, order.limits.tokens),
         code=context.code,
         budgets=order.budgets,
+        origin_kind=order.origin_kind,
+        origin_run=order.origin_run,
     )
     return Entry(
         run=order.run or context.name("run"),
@@ -348,4 +353,6 @@ def _admitted(
         traceparent=order.trace.parent,
         tracestate=order.trace.state,
         budgets=order.budgets,
+        origin_kind=order.origin_kind,
+        origin_run=order.origin_run,
     )

@@ -12,6 +12,13 @@ class Amount(Reply):
     tokens: int
 
 
+class Origin(Reply):
+    """A run from which another one follows: that one executes its plan, repeats it, or is its shadow."""
+
+    kind: Literal["plan", "replay", "shadow"]
+    run: str
+
+
 class Run(Reply):
     """A run as lists show it."""
 
@@ -32,6 +39,8 @@ class Run(Reply):
     held: Amount
     cap: Amount
     error: str | None
+    origin: Origin | None
+    """The run from which this one follows; null where it follows from none."""
 
 
 class RunList(Reply):

@@ -54,6 +54,7 @@ def summary(row: RunRow) -> dict[str, Any]:
         "held": _ledger(row.held),
         "cap": _ledger(row.cap),
         "error": row.error,
+        "origin": {"kind": row.origin_kind, "run": row.origin_run} if row.origin_kind else None,
     }
 
 

@@ -314,6 +314,8 @@ def _run_query(filters: query.RunFilters, tenant: str | None, before: Place | No
         sort=filters.sort,
         ascending=filters.order == "asc",
         degraded=filters.degraded,
+        origin_kind="" if filters.origin_kind == "none" else filters.origin_kind,
+        origin_run=filters.origin_run,
         tags=tuple((name, value) for name, value in tags if value is not None),
         before=before,
         request_id=filters.request_id,

@@ -199,6 +199,10 @@ class RunFilters(Parameters):
     """Runs that cost this many dollars or more."""
     max_cost_usd: MicroDollarsAtMost | None = None
     """Runs that cost this many dollars or less."""
+    origin_kind: Literal["none", "plan", "replay", "shadow"] | None = None
+    """Runs that follow from another one in this way; `none`: those that follow from no other."""
+    origin_run: Text | None = None
+    """Runs that follow from this run: replays of it, shadows, and runs of its plan."""
     degraded: Truth | None = None
     """`true`: runs that a fallback planned; `false`: the others."""
     sort: RunSort = "time"

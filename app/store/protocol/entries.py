@@ -10,6 +10,7 @@ from typing import Literal
 from app.core.records import record
 from app.core.run.events import Event
 from app.core.run.facts import Fact
+from app.core.run.kinds import OriginKind
 from app.store.protocol.idempotency import Once
 
 
@@ -43,6 +44,9 @@ class NewRun:
     """Version of the code that admitted the run."""
     budgets: tuple[str, ...] = ()
     """The accounts in which each hold of the run is reserved, beside its own cap (see `budgets.py`)."""
+    origin_kind: OriginKind = ""
+    origin_run: str = ""
+    """The id of the run from which this one follows; empty where `origin_kind` is."""
 
 
 @record(frozen=True, slots=True)

@@ -25,6 +25,7 @@ from typing import Literal, Protocol
 
 from app.core.records import record
 from app.core.run.events import Event
+from app.core.run.kinds import OriginKind
 from app.store.protocol.entries import Appended, Entry, Ledger
 
 
@@ -64,6 +65,9 @@ class RunRow:
     """Version of the code that admitted the run."""
     erased: bool = False
     """True once the run's content, and the salt with it, were erased."""
+    origin_kind: OriginKind = ""
+    origin_run: str = ""
+    """The id of the run from which this one follows; empty where `origin_kind` is."""
 
 
 REQUEST_TAG = "request"
@@ -113,6 +117,10 @@ class RunQuery:
     user: str | None = None
     """An end user whom the request named, by `user` or by `safety_identifier`."""
     degraded: bool | None = None
+    origin_kind: OriginKind | None = None
+    """Empty: runs that follow from no other."""
+    origin_run: str | None = None
+    """The run from which they follow."""
     tags: tuple[tuple[str, str], ...] = ()
     request_id: str | None = None
     """The id of an HTTP request that began the run, or a turn of it."""

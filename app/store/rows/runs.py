@@ -287,20 +287,17 @@ def _filters(query: RunQuery) -> list[ColumnElement[bool]]:
         (column.model, query.model),
         (column.topology, query.topology),
         (column.degraded, query.degraded),
+        (column.origin_kind, query.origin_kind or None),
+        (column.origin_run, query.origin_run),
     )
     found: list[ColumnElement[bool]] = [where == value for where, value in equal if value is not None]
     if query.state is not None:  # as a literal: a partial index is used only for a value that the planner can see
         found.append(column.state == bindparam("state", query.state, literal_execute=True))
         if query.state in UNHAPPY:  # SQLite uses that index only where the query repeats its condition
             found.append(column.state.in_(bindparam("unhappy", UNHAPPY, expanding=True, literal_execute=True)))
-    if query.since is not None:
-        found.append(column.created_at >= query.since)
-    if query.until is not None:
-        found.append(column.created_at < query.until)
-    if query.min_usd is not None:
-        found.append(column.spent_usd >= query.min_usd)
-    if query.max_usd is not None:
-        found.append(column.spent_usd <= query.max_usd)
+    if query.origin_kind == "":
+        found.append(column.origin_kind.is_(None))
+    found += _bounds(query)
     if query.sort == "cost":
         found.append(column.ended_at.is_not(None))
     if query.before is not None:
@@ -309,6 +306,18 @@ def _filters(query: RunQuery) -> list[ColumnElement[bool]]:
     for name, value in query.tags:
         found.append(exists().where(TAGS.c.name == name, TAGS.c.value == value, TAGS.c.run == column.id))
     return found
+
+
+def _bounds(query: RunQuery) -> list[ColumnElement[bool]]:
+    """The conditions on the time of the admission and on the cost."""
+    column = RUNS.c
+    compared = (
+        (column.created_at.__ge__, query.since),
+        (column.created_at.__lt__, query.until),
+        (column.spent_usd.__ge__, query.min_usd),
+        (column.spent_usd.__le__, query.max_usd),
+    )
+    return [compare(bound) for compare, bound in compared if bound is not None]
 
 
 def _sorted_by(query: RunQuery) -> ColumnElement[Any]:
@@ -346,4 +355,6 @@ def run_row(row: Any) -> RunRow:
         ended_at=row.ended_at,
         error=row.error,
         erased=row.salt is None,
+        origin_kind=row.origin_kind or "",
+        origin_run=row.origin_run or "",
     )

@@ -42,6 +42,8 @@ RUNS = Table(
     Column("salt", LargeBinary),  # NULL once the content is erased
     Column("thread", Text),  # where the texts of its answers belong (`rows/texts.py`); NULL where none are shared
     Column("budgets", Text),  # a JSON array of the accounts in which its holds are reserved; NULL where there are none
+    Column("origin_kind", Text),  # how it follows from another run (core/run/kinds.py); NULL where it follows from none
+    Column("origin_run", Text),
     Column("created_at", Double, nullable=False),
     Column("deadline", Double, nullable=False),
     Column("epoch", BigInteger, nullable=False),
@@ -80,6 +82,10 @@ Index("runs_open", RUNS.c.id, postgresql_where=_OPEN, sqlite_where=_OPEN)
 # Only runs that have ended are listed by cost, and each gets its entries when it ends.
 Index("runs_by_cost", RUNS.c.spent_usd, RUNS.c.id, postgresql_where=_ENDED, sqlite_where=_ENDED)
 Index("runs_by_tenant_cost", RUNS.c.tenant, RUNS.c.spent_usd, RUNS.c.id, postgresql_where=_ENDED, sqlite_where=_ENDED)
+_FOLLOWS = text("origin_run IS NOT NULL")
+Index(
+    "runs_by_origin", RUNS.c.origin_run, RUNS.c.created_at, RUNS.c.id, postgresql_where=_FOLLOWS, sqlite_where=_FOLLOWS
+)
 Index("runs_unhappy", RUNS.c.state, RUNS.c.created_at, RUNS.c.id, postgresql_where=_UNHAPPY, sqlite_where=_UNHAPPY)
 
 EVENTS = Table(
