@@ -1,0 +1,400 @@
+"""The comparison of two runs of one task: a run and its replay, or a run and its shadow.
+
+`figures` reads one journal, `compare` compares two of them, and `paired` sums up many comparisons. Everything is
+derived from events and ratings. Texts are not read here: every run has a salt of its own, so equal texts have different
+refs, and a caller that may read them passes a function that says whether two refs stand for equal texts.
+
+Steps are aligned by their *place*: the round and the position in its plan, counted from 1 and 0 (`1.0`, `1.1`), and for
+a step of a nested workflow the place of the step around it and the position in there (`1.1.0`). Places do not depend on
+how many proposals were rejected, which numbers of steps do. Money is in micro-dollars in the records and in dollars in
+the JSON, durations are in seconds.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from statistics import fmean
+from typing import Any, Final, Literal
+
+from app.core.message.chat import Usage, summed
+from app.core.plan.workflow import Access
+from app.core.pool.catalog import MILLION
+from app.core.rating.feedback import Feedback, FeedbackKind
+from app.core.records import record
+from app.core.run.bill import bill
+from app.core.run.events import CallIntended, Event, PlanStep, facts
+from app.core.run.state import Proposal, RunState, StepState, fold
+
+USER: Final = "user"
+"""The caller's words, in the list of what a recipient saw."""
+EMBEDDING_TEMPLATE: Final = "features-1"
+"""The template of calls for an embedding of the caller's last message."""
+METRICS: Final = ("usd", "seconds", "input_tokens", "output_tokens", "calls", "score")
+"""The figures that are compared pair by pair."""
+
+Role = Literal["worker", "conductor", "embedder"]
+Same = Callable[[str, str], bool | None]
+"""Says whether the texts of a ref of the first run and of one of the second are equal; None if that is not known."""
+
+
+def unknown(_first: str, _second: str) -> bool | None:
+    """The comparison of texts for those who may not read them."""
+    return None
+
+
+# -- one run
+
+
+@record(frozen=True, slots=True)
+class Disclosure:
+    """A recipient of words of the run, and what it was shown: the caller's words, or the outputs of steps."""
+
+    recipient: str
+    """The worker, the conductor's model or the embedder, by its name in the pool file."""
+    role: Role
+    place: str
+    """The place of the step that it worked on; empty for a conductor and an embedder."""
+    saw: tuple[str, ...]
+    """`user` and the places of steps, sorted."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The disclosure in plain JSON values."""
+        return {"recipient": self.recipient, "role": self.role, "step": self.place or None, "saw": list(self.saw)}
+
+
+@record(frozen=True, slots=True)
+class StepFigures:
+    """A step of one run: who was to work on it, who did, and what it used."""
+
+    n: int
+    """Its number in the run."""
+    planned: str
+    worker: str
+    state: str
+    access: tuple[str, ...]
+    """`user` and the places of the steps on its access list, sorted."""
+    subtask: str
+    """Ref of its subtask, or empty."""
+    output: str
+    """Ref of its output, or empty."""
+    attempts: int
+    usd: int
+    seconds: float
+    usage: Usage
+
+    def to_json(self) -> dict[str, Any]:
+        """The figures in plain JSON values, without refs."""
+        return {
+            "n": self.n,
+            "planned_worker": self.planned,
+            "worker": self.worker,
+            "state": self.state,
+            "access": list(self.access),
+            "attempts": self.attempts,
+            "cost_usd": self.usd / MILLION,
+            "seconds": round(self.seconds, 3),
+            "input_tokens": self.usage.input,
+            "output_tokens": self.usage.output,
+        }
+
+
+@record(frozen=True, slots=True)
+class RunFigures:
+    """One run as a comparison sees it."""
+
+    run: str
+    tier: str
+    conductor: str
+    state: str
+    topology: str
+    rounds: int
+    degraded: bool
+    error: str
+    answer: str
+    """Ref of the answer; empty if there is none."""
+    usd: int
+    seconds: float
+    """From the admission to the latest reply."""
+    usage: Usage
+    calls: int
+    scores: Mapping[FeedbackKind, float]
+    """The mean of the latest score from each source, by kind of rating."""
+    steps: Mapping[str, StepFigures]
+    """By place."""
+    disclosures: frozenset[Disclosure]
+
+    @property
+    def score(self) -> float | None:
+        """The score of graders and judges, or else that of callers; None if nobody has rated the run."""
+        return self.scores.get("grader", self.scores.get("explicit"))
+
+    def metric(self, name: str) -> float | None:
+        """The figure of one of `METRICS`; None if it is not known."""
+        if name in ("usd", "seconds", "calls"):
+            return float(getattr(self, name))
+        if name == "score":
+            return self.score
+        return float(self.usage.input if name == "input_tokens" else self.usage.output)
+
+    def to_json(self) -> dict[str, Any]:
+        """The figures of the whole run in plain JSON values."""
+        return {
+            "run": self.run,
+            "tier": self.tier,
+            "conductor": self.conductor,
+            "state": self.state,
+            "topology": self.topology or None,
+            "rounds": self.rounds,
+            "degraded": self.degraded,
+            "error": self.error or None,
+            "cost_usd": self.usd / MILLION,
+            "seconds": round(self.seconds, 3),
+            "input_tokens": self.usage.input,
+            "output_tokens": self.usage.output,
+            "calls": self.calls,
+            "score": self.score,
+        }
+
+
+def figures(events: Sequence[Event], ratings: Iterable[Feedback] = ()) -> RunFigures:
+    """The figures of the run of this journal, which must begin with its admission."""
+    state = fold(tuple(events))
+    split, end = bill(state), state.end
+    at = places(state)
+    return RunFigures(
+        run=state.run,
+        tier=state.admitted.tier,
+        conductor=state.admitted.conductor,
+        state=state.state,
+        topology=state.topology,
+        rounds=state.rounds,
+        degraded=state.degraded,
+        error=end.error if end is not None else "",
+        answer=end.answer if end is not None else "",
+        usd=split.usd,
+        seconds=max(state.replied_at - events[0].at, 0.0) if state.replied_at else 0.0,
+        usage=split.total,
+        calls=len(state.calls),
+        scores=scores(ratings),
+        steps=_steps(state, events, at),
+        disclosures=frozenset([_disclosure(intent, at) for intent in facts(events, CallIntended)]),
+    )
+
+
+def scores(ratings: Iterable[Feedback]) -> Mapping[FeedbackKind, float]:
+    """The mean of the latest score from each source, by kind of rating. Signs have no score."""
+    latest: dict[FeedbackKind, dict[str, float]] = {}
+    for one in sorted(ratings, key=lambda one: (one.at, one.id)):
+        if one.score is not None:
+            latest.setdefault(one.kind, {})[one.source] = one.score
+    return {kind: fmean(of.values()) for kind, of in latest.items()}
+
+
+def places(state: RunState) -> Mapping[int, str]:
+    """The place of each step of a run, by its number. A step of a rejected proposal has the proposal's number, too."""
+    found: dict[int, str] = {}
+    for proposal in state.all_proposals:
+        around = _around(state, proposal, found)
+        for position, step in enumerate(state.steps_of(proposal)):
+            found[step.n] = f"{around}.{position}"
+    return found
+
+
+def _around(state: RunState, proposal: Proposal, found: Mapping[int, str]) -> str:
+    around = found[proposal.parent] if proposal.parent is not None else str(proposal.round)
+    return around if proposal.state != "rejected" else f"{around}.rejected-{proposal.number}"
+
+
+def _steps(state: RunState, events: Sequence[Event], at: Mapping[int, str]) -> Mapping[str, StepFigures]:
+    planned = {fact.n: fact.worker for fact in facts(events, PlanStep)}
+    return {at[step.n]: _step(state, step, planned[step.n], at) for step in state.planned}
+
+
+def _step(state: RunState, step: StepState, planned: str, at: Mapping[int, str]) -> StepFigures:
+    calls = [call for call in state.calls.values() if call.step == step.n]
+    return StepFigures(
+        n=step.n,
+        planned=planned,
+        worker=step.worker,
+        state=step.state,
+        access=_saw(step.access, at),
+        subtask=step.subtask,
+        output=step.output,
+        attempts=len(calls),
+        usd=sum(call.usd for call in calls),
+        seconds=sum(call.seconds for call in calls),
+        usage=summed(call.usage for call in calls),
+    )
+
+
+def _disclosure(intent: CallIntended, at: Mapping[int, str]) -> Disclosure:
+    if intent.n is not None:
+        return Disclosure(intent.worker, "worker", at[intent.n], _saw(intent.access, at))
+    role: Role = "embedder" if intent.template == EMBEDDING_TEMPLATE else "conductor"
+    return Disclosure(intent.worker, role, "", _saw(intent.access, at))
+
+
+def _saw(access: Access, at: Mapping[int, str]) -> tuple[str, ...]:
+    return (*((USER,) if access.user else ()), *sorted(at[n] for n in access.steps))
+
+
+# -- two runs
+
+
+@record(frozen=True, slots=True)
+class AlignedStep:
+    """The steps of two runs at one place; None where a run has none there."""
+
+    place: str
+    first: StepFigures | None
+    second: StepFigures | None
+    same_subtask: bool | None
+    same_output: bool | None
+    """None where a text is missing, was erased, or may not be read."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The pair in plain JSON values."""
+        return {
+            "step": self.place,
+            "first": self.first.to_json() if self.first is not None else None,
+            "second": self.second.to_json() if self.second is not None else None,
+            "same_subtask": self.same_subtask,
+            "same_output": self.same_output,
+        }
+
+
+@record(frozen=True, slots=True)
+class Comparison:
+    """Two runs of one task, the second against the first."""
+
+    first: RunFigures
+    second: RunFigures
+    same_answer: bool | None
+    """None where an answer is missing, was erased, or may not be read."""
+    steps: tuple[AlignedStep, ...]
+
+    @property
+    def only_first(self) -> tuple[Disclosure, ...]:
+        """The disclosures of the first run that the second one has not."""
+        return _sorted(self.first.disclosures - self.second.disclosures)
+
+    @property
+    def only_second(self) -> tuple[Disclosure, ...]:
+        """The disclosures of the second run that the first one has not."""
+        return _sorted(self.second.disclosures - self.first.disclosures)
+
+    def difference(self, metric: str) -> float | None:
+        """The second run's figure less the first one's; None if one of them is not known."""
+        before, after = self.first.metric(metric), self.second.metric(metric)
+        return after - before if before is not None and after is not None else None
+
+    def to_json(self) -> dict[str, Any]:
+        """The comparison in plain JSON values."""
+        return {
+            "object": "run.comparison",
+            "first": self.first.to_json(),
+            "second": self.second.to_json(),
+            "difference": {shown(name): in_unit(name, self.difference(name)) for name in METRICS},
+            "same_answer": self.same_answer,
+            "steps": [one.to_json() for one in self.steps],
+            "disclosures": {
+                "both": len(self.first.disclosures & self.second.disclosures),
+                "only_first": [one.to_json() for one in self.only_first],
+                "only_second": [one.to_json() for one in self.only_second],
+            },
+        }
+
+
+def compare(first: RunFigures, second: RunFigures, same: Same = unknown) -> Comparison:
+    """Compare two runs; `same` says of two refs whether their texts are equal."""
+    all_places = sorted(first.steps.keys() | second.steps.keys(), key=_numbers)
+    aligned = tuple([_aligned(place, first.steps.get(place), second.steps.get(place), same) for place in all_places])
+    answers = same(first.answer, second.answer) if first.answer and second.answer else None
+    return Comparison(first, second, answers, aligned)
+
+
+def _aligned(place: str, before: StepFigures | None, after: StepFigures | None, same: Same) -> AlignedStep:
+    if before is None or after is None:
+        return AlignedStep(place, before, after, same_subtask=None, same_output=None)
+    subtasks = _same(before.subtask, after.subtask, same)
+    return AlignedStep(place, before, after, subtasks, _same(before.output, after.output, same))
+
+
+def _same(first: str, second: str, same: Same) -> bool | None:
+    """The empty text has no ref."""
+    return same(first, second) if first and second else first == second
+
+
+def _numbers(place: str) -> tuple[tuple[int, str], ...]:
+    return tuple([(int(part), "") if part.isdecimal() else (-1, part) for part in place.split(".")])
+
+
+def _sorted(these: Iterable[Disclosure]) -> tuple[Disclosure, ...]:
+    return tuple(sorted(these, key=lambda one: (one.role, one.place, one.recipient, one.saw)))
+
+
+def shown(metric: str) -> str:
+    """The name of a metric in JSON."""
+    return "cost_usd" if metric == "usd" else metric
+
+
+def in_unit(metric: str, value: float | None) -> float | None:
+    """The value of a metric as JSON has it: money in dollars."""
+    if value is None:
+        return None
+    return round(value / MILLION, 9) if metric == "usd" else round(value, 6)
+
+
+# -- many pairs
+
+
+@record(frozen=True, slots=True)
+class Paired:
+    """One metric over the pairs in which both runs have it. Means are in the unit of the metric."""
+
+    metric: str
+    pairs: int
+    first: float
+    second: float
+    difference: float
+    lower: int
+    """The pairs in which the second run's figure is lower."""
+    higher: int
+    differences: tuple[float, ...]
+    """The second run's figure less the first one's, pair by pair, for intervals."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The means and counts in plain JSON values."""
+        return {
+            "metric": shown(self.metric),
+            "pairs": self.pairs,
+            "first": in_unit(self.metric, self.first),
+            "second": in_unit(self.metric, self.second),
+            "difference": in_unit(self.metric, self.difference),
+            "lower": self.lower,
+            "higher": self.higher,
+        }
+
+
+def paired(comparisons: Sequence[Comparison]) -> tuple[Paired, ...]:
+    """The paired differences of each metric that at least one pair has."""
+    found = []
+    for metric in METRICS:
+        pairs = [one for one in comparisons if one.difference(metric) is not None]
+        if pairs:
+            found.append(_paired(metric, pairs))
+    return tuple(found)
+
+
+def _paired(metric: str, pairs: Sequence[Comparison]) -> Paired:
+    before = [one.first.metric(metric) or 0.0 for one in pairs]
+    after = [one.second.metric(metric) or 0.0 for one in pairs]
+    differences = tuple([new - old for old, new in zip(before, after, strict=True)])
+    return Paired(
+        metric=metric,
+        pairs=len(pairs),
+        first=fmean(before),
+        second=fmean(after),
+        difference=fmean(differences),
+        lower=sum(one < 0 for one in differences),
+        higher=sum(one > 0 for one in differences),
+        differences=differences,
+    )

@@ -1,0 +1,104 @@
+"""The comparison of two runs: figures, aligned steps, and who saw what in one run and not in the other."""
+
+from collections.abc import Sequence
+
+from app.core.message.chat import Usage
+from app.core.plan.workflow import Access
+from app.core.rating.comparison import Comparison, Disclosure, compare, figures, paired, unknown
+from app.core.rating.feedback import Feedback
+from app.core.run.events import Event, PlanAccepted, PlanOpened, PlanRejected, PlanStep, RunSucceeded, StepQueued
+from app.core.run.facts import Fact
+from tests.core.play import admission, done, intent, numbered, outcome
+
+
+def opened(proposal: int, base: int) -> Fact:
+    return PlanOpened(proposal=proposal, base=base, mode="first" if not proposal else "repair", conductor="model")
+
+
+def planned(n: int, worker: str, *access: str | int, proposal: int = 0, answers: bool = False) -> Fact:
+    seen = Access("user" in access, tuple(one for one in access if isinstance(one, int)))
+    return PlanStep(proposal=proposal, n=n, worker=worker, subtask=f"subtask-{n}", access=seen, answers=answers)
+
+
+def chain(second_worker: str = "bob", usd: int = 300, base: int = 0) -> tuple[Event, ...]:
+    """A run of two steps, the second of which sees the caller's words and the first one's output. With a `base` so many
+    proposals of one step each were rejected before."""
+    written: list[Fact] = [admission()]
+    for n in range(base):
+        written += [opened(n, n), planned(n, "cyd", "user", proposal=n), PlanRejected(n, "", ("bad",), outage=False)]
+    written += [opened(base, base), planned(base, "ada", "user", proposal=base)]
+    written += [planned(base + 1, second_worker, "user", base, proposal=base, answers=True)]
+    written += [PlanAccepted(base, "", 2, "chain"), StepQueued(base), intent("c1", base), outcome("c1", base, usd=100)]
+    written += [done(base, "c1"), StepQueued(base + 1)]
+    written += [intent("c2", base + 1, access=("user", base), worker=second_worker)]
+    written += [outcome("c2", base + 1, Usage(7, 0, 5), usd=usd), done(base + 1, "c2")]
+    written += [RunSucceeded(step=base + 1, usd=100 + usd, answer=f"ref-{base + 1}", finish="stop")]
+    return numbered(*written)
+
+
+def rated(kind: str, source: str, score: float, at: float) -> Feedback:
+    return Feedback(f"fb_{at}", "run", "acme", "", at, kind, source, "1", score)  # type: ignore[arg-type]
+
+
+def compared(first: Sequence[Event], second: Sequence[Event]) -> Comparison:
+    return compare(figures(first), figures(second), lambda one, other: one == other)
+
+
+def test_equal_runs_have_no_difference() -> None:
+    found = compared(chain(), chain())
+    assert found.same_answer is True
+    assert not found.only_first
+    assert not found.only_second
+    assert all(step.same_output and step.same_subtask for step in found.steps)
+    assert found.difference("usd") == 0.0
+
+
+def test_steps_are_aligned_by_their_place_whatever_was_rejected_before() -> None:
+    found = compared(chain(), chain(base=1))
+    assert [step.place for step in found.steps] == ["1.0", "1.1"]
+    assert [(one.first.n, one.second.n) for one in found.steps if one.first and one.second] == [(0, 1), (1, 2)]
+    assert not found.only_first
+    assert not found.only_second
+
+
+def test_who_saw_what_in_one_run_only_is_named() -> None:
+    found = compared(chain(), chain("cyd", usd=900))
+    assert found.only_first == (Disclosure("bob", "worker", "1.1", ("user", "1.0")),)
+    assert found.only_second == (Disclosure("cyd", "worker", "1.1", ("user", "1.0")),)
+    told = found.to_json()
+    assert told["difference"]["cost_usd"] == 0.0006
+    assert told["disclosures"]["both"] == 1
+    assert told["disclosures"]["only_second"] == [
+        {"recipient": "cyd", "role": "worker", "step": "1.1", "saw": ["user", "1.0"]}
+    ]
+    assert told["steps"][1]["second"]["planned_worker"] == "cyd"
+
+
+def test_a_planning_call_is_a_disclosure_to_the_conductor() -> None:
+    first = numbered(admission(), opened(0, 0), intent("p", None, worker="planner"), outcome("p", None))
+    second = numbered(admission())
+    assert compared(first, second).only_first == (Disclosure("planner", "conductor", "", ("user",)),)
+
+
+def test_without_texts_nothing_is_said_of_answers_and_outputs() -> None:
+    found = compare(figures(chain()), figures(chain()), unknown)
+    assert found.same_answer is None
+    assert found.steps[1].same_output is None
+
+
+def test_scores_are_the_latest_of_each_source_and_those_of_graders_count_first() -> None:
+    given = [rated("explicit", "user", 0.2, 1), rated("grader", "number", 0.0, 2), rated("grader", "number", 1.0, 3)]
+    found = figures(chain(), [*given, rated("grader", "judge", 0.5, 4)])
+    assert found.scores == {"explicit": 0.2, "grader": 0.75}
+    assert found.score == 0.75
+    assert figures(chain(), given[:1]).score == 0.2
+    assert figures(chain()).score is None
+
+
+def test_many_pairs_are_summed_up_by_their_differences() -> None:
+    pairs = [compared(chain(), chain(usd=usd)) for usd in (100, 200, 500)]
+    [usd] = [one for one in paired(pairs) if one.metric == "usd"]
+    assert (usd.pairs, usd.first, usd.second, usd.lower, usd.higher) == (3, 400.0, 1100 / 3, 2, 1)
+    assert usd.differences == (-200.0, -100.0, 200.0)
+    assert usd.to_json()["difference"] == round(-100 / 3 / 1e6, 9)
+    assert not [one for one in paired(pairs) if one.metric == "score"], "nobody has rated these"
