@@ -270,6 +270,16 @@ async def test_a_file_that_would_take_long_to_compare_is_refused(admin: AdminSta
     assert "too many labels, tiers and workers" in reply.json()["error"]["message"]
 
 
+async def test_a_file_whose_table_would_be_large_is_refused(admin: AdminStandIn) -> None:
+    named = [f"label{place}" for place in range(2_000)]
+    tiers = "".join([f'[tiers.t{place}]\npool = ["alpha"]\n' for place in range(100)])
+    pool = POOL.replace('["secret"]', orjson.dumps(named).decode()) + tiers
+    async with admin.client(await admin.add_key("devel", "developer")) as client:
+        reply = await client.post("/admin/v1/policy/check", json={"pool": pool})
+    assert (reply.status_code, reply.json()["error"]["code"]) == (400, "invalid_pool")
+    assert "too many labels, tiers and workers" in reply.json()["error"]["message"]
+
+
 async def test_a_pool_file_is_tried_on_past_runs_of_the_tenant(admin: AdminStandIn) -> None:
     """The file knows one of the two workers that were called."""
     admitted = {"task": "t", "tier": "baton-mini", "limits": asdict(Limits()), "pool": ["alpha", "gone"]}

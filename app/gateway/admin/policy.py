@@ -31,6 +31,8 @@ MOST_RUNS = 1_000
 """The most past runs to which a file is applied, the newest."""
 MOST_DECISIONS = 4_000_000
 """The most decisions that a comparison may take: half a minute, roughly. No request can stop it once it is begun."""
+MOST_CELLS = 100_000
+"""The most pairs of a set of labels and a recipient in one table, some megabytes of JSON."""
 PAGE = 100
 T = TypeVar("T")
 
@@ -104,7 +106,15 @@ def _check(router: APIRouter, context: AdminContext, keys: Keys, turn: Turn) -> 
     ) -> Any:
         """For each tier and each set of labels that matters the recipients, as `baton policy check` prints them."""
         text = read(PoolRequest, given).pool
-        return as_json({"object": "policy.table"} | await turn.do(lambda: policy_table.table(context.read_pool(text))))
+        return as_json({"object": "policy.table"} | await turn.do(lambda: _table(context.read_pool(text))))
+
+
+def _table(catalog: Catalog) -> dict[str, Any]:
+    """The table. Raises `ConfigInvalid` for a file whose table would have more than `MOST_CELLS`."""
+    sets = 1 + len(labels_of(catalog)) + len(catalog.rules)
+    if sets * sum(len(recipients(catalog, tier)) for tier in catalog.tiers.values()) > MOST_CELLS:
+        raise ConfigInvalid(["it has too many labels, tiers and workers to be shown here; use `baton policy check`"])
+    return policy_table.table(catalog)
 
 
 def _difference(router: APIRouter, context: AdminContext, keys: Keys, turn: Turn) -> None:
