@@ -1,0 +1,1 @@
+"""The transparency log: its tree, its tiles, its signed checkpoints and its entries."""

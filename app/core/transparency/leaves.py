@@ -1,0 +1,117 @@
+"""The entries of Baton's log, one for each state of something that auditors rely on: its layout is in `docs/audit.md`.
+
+An entry is JSON without spaces and with sorted keys. It holds ids, times and hashes only, and stays for good:
+
+    {"at":1790000000.125,"events":7,"id":"run_…","private":"…","root":"…","row":"…","t":"run","v":1}
+
+`t` says of what it is the state and `id` of which one, `at` when it was sealed. The hashes are base64 of 32 bytes:
+
+    root             the Merkle root over the events 1 to `events` of the run (app/core/run/journal_hash.py)
+    private          the commitment to what is erased with the content of a run, under the salt of the run
+    all other parts  commitments under the salt of the entry, which is stored beside it and deleted with its run
+
+    commitment = HMAC-SHA-256(salt, part || LF || values)
+
+`values` is a JSON object of the columns of the row that are not NULL, or an array of such objects, without spaces and
+with sorted keys: numbers as the shortest decimal that reads back, bytes as base64. Whoever has salt and row can check
+the commitment; once the salt is deleted, nobody can find the row by trying.
+"""
+
+import hmac
+from base64 import b64decode, b64encode
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeGuard
+
+import orjson
+
+from app.core.records import record
+
+VERSION = 1
+SALT_BYTES = 16
+"""Bytes of the salt of an entry."""
+RUN, PRUNED = "run", "pruned"
+"""The state of a run, and the row that is left of a pruned one."""
+LOG_KEY = "log_key"
+"""The entry that names the keys by which checkpoints are signed from then on."""
+ROW, PRIVATE, END, DISCLOSURES = "row", "private", "end", "disclosures"
+"""Parts of an entry that are commitments."""
+Values = Mapping[str, Any]
+"""The columns of a row by their names."""
+
+
+def canonical(values: Values | Sequence[Values]) -> bytes:
+    """The bytes to which a commitment is made."""
+    stated = _stated(values) if _is_row(values) else [_stated(one) for one in values]
+    return orjson.dumps(stated, default=_text_of_bytes, option=orjson.OPT_SORT_KEYS)
+
+
+def _is_row(values: Values | Sequence[Values]) -> TypeGuard[Values]:
+    return isinstance(values, Mapping)
+
+
+def _stated(values: Any) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _text_of_bytes(value: object) -> str:
+    if isinstance(value, bytes | memoryview):
+        return b64encode(value).decode()
+    raise TypeError
+
+
+def commitment(salt: bytes, part: str, values: Values | Sequence[Values]) -> str:
+    """The commitment to a part of an entry, in base64."""
+    digest = hmac.digest(salt, part.encode() + b"\n" + canonical(values), "sha256")
+    return b64encode(digest).decode()
+
+
+@record(frozen=True, slots=True)
+class Leaf:
+    """An entry, as it was read. `parts` has its commitments by their names."""
+
+    kind: str
+    id: str
+    at: float
+    events: int
+    """Of a run: the number of its events that are sealed with this entry and those before it."""
+    root: bytes
+    """Of a run: the root over these events."""
+    gone: bool
+    """True if there was no such row any more."""
+    parts: Mapping[str, str]
+    version: int = VERSION
+
+
+_NAMES = frozenset({"v", "t", "id", "at", "events", "root", "gone", "run"})
+
+
+def leaf(kind: str, name: str, at: float, parts: Mapping[str, Any]) -> bytes:
+    """The bytes of an entry about the thing of this kind and id. `parts` are the other fields, in any order."""
+    return orjson.dumps({"v": VERSION, "t": kind, "id": name, "at": at, **parts}, option=orjson.OPT_SORT_KEYS)
+
+
+def events_part(events: int, root: bytes) -> dict[str, Any]:
+    """The fields of an entry that stand for the first events of a run."""
+    return {"events": events, "root": b64encode(root).decode()}
+
+
+def parse_leaf(entry: bytes) -> Leaf:
+    """The entry of these bytes. Raises ValueError for bytes that are none."""
+    found = orjson.loads(entry)
+    if not isinstance(found, dict) or not isinstance(found.get("v"), int):
+        raise ValueError("The entry is not JSON of a log of Baton.")
+    return Leaf(
+        kind=str(found["t"]),
+        id=str(found["id"]),
+        at=float(found["at"]),
+        events=int(found.get("events", 0)),
+        root=b64decode(found.get("root", "")),
+        gone=bool(found.get("gone", False)),
+        parts={name: value for name, value in found.items() if name not in _NAMES and isinstance(value, str)},
+        version=found["v"],
+    )
+
+
+def row_values(columns: Iterable[str], row: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of these columns of a row."""
+    return {name: row[name] for name in columns}

@@ -1,0 +1,111 @@
+"""The layout in which a log is served: tiles of hashes and bundles of entries, as https://c2sp.org/tlog-tiles has it.
+
+A tile of level L holds up to 256 hashes, one behind the other, of nodes at the level 8 * L of the tree: leaf hashes at
+level 0, roots over 256 of them at level 1, and so on. A bundle holds up to 256 entries, each behind its length in two
+bytes. A full tile never changes; a partial one is the beginning of the full one, so that it can be cut from it.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from app.core.records import record
+from app.core.transparency.merkle import HASH_BYTES, Node, node_hash
+
+WIDTH = 256
+"""Hashes of a full tile, and entries of a full bundle."""
+HEIGHT = 8
+"""Levels of the tree from one level of tiles to the next."""
+ENTRIES = "entries"
+"""The name that stands in place of a level in the path of a bundle."""
+ENTRY_BYTES = 2**16 - 1
+"""Most bytes of an entry."""
+_PATH = re.compile(r"tile/(entries|0|[1-9]\d?)/((?:x\d{3}/)*)(\d{3})(?:\.p/([1-9]\d{0,2}))?", re.ASCII)
+MOST_GROUPS = 6
+"""Most groups of three digits of the number of a tile: 10^18 tiles."""
+
+
+@record(frozen=True, slots=True)
+class Tile:
+    """A tile, or a bundle of entries if its level is None."""
+
+    level: int | None
+    number: int
+    width: int = WIDTH
+
+    @property
+    def path(self) -> str:
+        digits = f"{self.number:03d}"
+        digits = digits.zfill(-(-len(digits) // 3) * 3)
+        groups = [digits[at : at + 3] for at in range(0, len(digits), 3)]
+        place = "/".join([f"x{group}" for group in groups[:-1]] + groups[-1:])
+        part = "" if self.width == WIDTH else f".p/{self.width}"
+        return f"tile/{ENTRIES if self.level is None else self.level}/{place}{part}"
+
+
+def parse_tile(path: str) -> Tile | None:
+    """The tile of a path, which begins with `tile/`; None if no tile has this path."""
+    found = _PATH.fullmatch(path)
+    if found is None:
+        return None
+    level, upper, last, width = found.groups()
+    groups = [group[1:] for group in upper.split("/") if group] + [last]
+    if len(groups) > MOST_GROUPS or (len(groups) > 1 and groups[0] == "000"):
+        return None
+    tile = Tile(None if level == ENTRIES else int(level), int("".join(groups)), int(width or WIDTH))
+    allowed = (tile.level or 0) < 64 and tile.width <= WIDTH and tile.path == path
+    return tile if allowed else None
+
+
+def tiles_of(size: int) -> Iterator[Tile]:
+    """All tiles of hashes of a tree, and all of its bundles of entries."""
+    level: int | None = None
+    count = size
+    while count:
+        full, rest = divmod(count, WIDTH)
+        for number in range(full):
+            yield Tile(level, number)
+        if rest:
+            yield Tile(level, full, rest)
+        if level is None:
+            level = 0
+        else:
+            level, count = level + 1, full
+
+
+def bundle(entries: Iterable[bytes]) -> bytes:
+    """The bytes of a bundle of entries."""
+    return b"".join([len(entry).to_bytes(2, "big") + entry for entry in entries])
+
+
+def unbundle(body: bytes) -> list[bytes]:
+    """The entries of a bundle. Raises ValueError for bytes that are none."""
+    entries: list[bytes] = []
+    at = 0
+    while at < len(body):
+        end = at + 2 + int.from_bytes(body[at : at + 2], "big")
+        if end > len(body):
+            raise ValueError("The bundle of entries is cut off.")
+        entries.append(body[at + 2 : end])
+        at = end
+    return entries
+
+
+def hashes_of(body: bytes) -> list[bytes]:
+    """The hashes of a tile."""
+    return [body[at : at + HASH_BYTES] for at in range(0, len(body), HASH_BYTES)]
+
+
+def node_reader(tile: Callable[[int, int], Sequence[bytes]]) -> Node:
+    """Reads nodes from tiles, whose hashes `tile` returns for a level and a number."""
+
+    def node(level: int, index: int) -> bytes:
+        tile_level, height = divmod(level, HEIGHT)
+        number, first = divmod(index << height, WIDTH)
+        hashes = list(tile(tile_level, number)[first : first + (1 << height)])
+        if len(hashes) != 1 << height:
+            raise ValueError("The tile does not have all hashes of this node.")
+        while len(hashes) > 1:
+            hashes = [node_hash(hashes[at], hashes[at + 1]) for at in range(0, len(hashes), 2)]
+        return hashes[0]
+
+    return node
