@@ -20,8 +20,8 @@ from app.core.pool.catalog import DIRECT, Route
 from app.network import tls
 
 KEEP_ALIVE = 20.0
-"""Seconds for which an idle connection is kept: less than what servers and load balancers allow, so that a request is
-rarely sent into a connection that is being closed."""
+"""Seconds for which an idle connection is kept: less than what most servers and load balancers allow, so that a request
+is rarely sent into a connection that is being closed. (vLLM allows 5 by default; the guide sets it higher.)"""
 _RAISED = (httpx.HTTPError, aiohttp.ClientError, HttpProcessingError)
 """What `AiohttpTransport` raises: some errors of aiohttp under a name of httpx, some as they are."""
 _HTTPX_ERRORS: tuple[tuple[type[Exception], type[httpx.TransportError]], ...] = (

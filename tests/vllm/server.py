@@ -46,6 +46,8 @@ WARDEN: Final = 'read _; kill -s INT "$1"; sleep 5; kill -s KILL -- "-$1"; rm -r
 # characters into strings.
 STRUCTURED: Final = '{"backend":"guidance","disable_any_whitespace":true}'
 OFFLINE: Final[Mapping[str, str]] = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+# By default vLLM closes a connection after five idle seconds, and the next request may be sent just then.
+KEEPS: Final[Mapping[str, str]] = {"VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "75"}
 # Without it vLLM overrules `uni` on CPU: a process more to start.
 UNI: Final[Mapping[str, str]] = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
 ADAPTERS: Final[Mapping[str, str]] = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True"}
@@ -201,7 +203,7 @@ def _running(
     command: list[str], variables: Mapping[str, str], directory: Path, log: Path
 ) -> Iterator[subprocess.Popen[bytes]]:
     # vLLM's own cache folder is kept out of the user's home.
-    environment = os.environ | OFFLINE | variables | {"VLLM_CACHE_ROOT": str(directory / "cache")}
+    environment = os.environ | OFFLINE | KEEPS | variables | {"VLLM_CACHE_ROOT": str(directory / "cache")}
     with log.open("wb") as sink:
         process = subprocess.Popen(
             command, stdout=sink, stderr=sink, env=environment, cwd=directory, start_new_session=True
