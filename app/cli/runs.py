@@ -1,4 +1,4 @@
-"""`baton runs ls|show|watch|cancel` reads the journal of the configured database, or stops a run."""
+"""`baton runs ls|show|explain|watch|cancel` reads the journal of the configured database, or stops a run."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
@@ -38,7 +38,7 @@ from app.core.run.events import (
 )
 from app.core.run.facts import Fact
 from app.errors import ConfigInvalid
-from app.gateway.runs import audit, cancel
+from app.gateway.runs import audit, cancel, explanation
 from app.process.config import Settings, read
 from app.store.protocol import METADATA_TAG, KeyRow, RunQuery, RunRow
 
@@ -66,6 +66,8 @@ def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> i
         event_loop.run(_list(settings, asked, now()))
     elif asked.verb == "show":
         event_loop.run(_show(settings, asked))
+    elif asked.verb == "explain":
+        event_loop.run(_explain(settings, asked))
     elif asked.verb == "cancel":
         return event_loop.run(_cancel(settings, asked, now()))
     else:
@@ -171,6 +173,16 @@ async def _show(settings: Settings, asked: Asked) -> None:
         terminal.print_json(shown)
     else:
         terminal.out().print(run_tree.draw(shown, question, full=asked.full))
+
+
+async def _explain(settings: Settings, asked: Asked) -> None:
+    async with storage.opened(settings) as store:
+        row = await storage.find(store, asked.run)
+        found = await explanation.explain(store, store, row, content=True)
+    if asked.json:
+        terminal.print_json(found)
+    else:
+        terminal.out().print(terminal.clean(found["text"]), markup=False, soft_wrap=True)
 
 
 # -- watch

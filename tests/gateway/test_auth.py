@@ -33,6 +33,7 @@ NEEDS = {
     ("GET", "/v1/runs"): {"runs:read"},
     ("GET", "/v1/runs/{run}"): {"runs:read"},
     ("GET", "/v1/runs/{run}/events"): {"runs:read"},
+    ("GET", "/v1/runs/{run}/explain"): {"runs:read"},
     ("GET", "/v1/runs/{run}/steps/{n}"): {"runs:read", "audit:read"},
     ("GET", "/v1/runs/{run}/stream"): {"runs:read", "audit:read"},  # the latter for runs of other keys, as this one is
     ("POST", "/v1/runs/{run}/cancel"): {"runs:write"},

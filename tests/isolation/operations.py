@@ -149,6 +149,7 @@ REQUESTS: Mapping[tuple[str, str], Request] = {
     ("DELETE", "/v1/runs/{run}"): _named,
     ("POST", "/v1/runs/{run}/cancel"): lambda _mine, _theirs, _: Asked("", {}),
     ("GET", "/v1/runs/{run}/events"): _named,
+    ("GET", "/v1/runs/{run}/explain"): _named,
     ("POST", "/v1/runs/{run}/feedback"): lambda mine, _theirs, _: Asked("", {"score": 1.0, "comment": mine.word}),
     ("GET", "/v1/runs/{run}/steps/{n}"): _named,
     ("GET", "/v1/runs/{run}/stream"): _named,

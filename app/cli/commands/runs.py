@@ -94,9 +94,18 @@ def define(root: Group) -> None:
     def cancel() -> None:
         """Ask a run to end, whichever process has it, and wait for its end."""
 
+    _define_explain(runs)
     _define_removal(runs)
     _define_plan(root)
     _define_report(root)
+
+
+def _define_explain(runs: Group) -> None:
+    @runs.add("explain", "runs", "baton runs explain last", "baton runs explain run_0199 --json")
+    @argument("run", "A run's id, a prefix of one, the id of a reply, or last.", required=False, default="last")
+    @AS_JSON
+    def explain() -> None:
+        """Explain one run in sentences: why this plan and these workers, its cost, and what nobody knows."""
 
 
 def _define_plan(root: Group) -> None:

@@ -150,7 +150,7 @@ class _Call:
 class _Told:
     """The journal of one run, by the names and numbers that its events refer to."""
 
-    def __init__(self, run: JournaledRun) -> None:
+    def __init__(self, events: Sequence[Event]) -> None:
         self.calls: dict[str, _Call] = {}
         self.steps: dict[int, Json] = {}
         self.done: dict[int, str] = {}
@@ -159,7 +159,7 @@ class _Told:
         self.rounds: set[int] = set()
         self.tools = False
         self.preview = False
-        for event in run.events:
+        for event in events:
             self._take(event.kind, event.body)
         self.step_calls = [call for call in self.calls.values() if call.step is not None]
         self.usd: int = sum(int(call.outcome["usd"]) for call in self.calls.values() if call.outcome)
@@ -399,21 +399,16 @@ class _Cheapest:
     workers: dict[str, int] = field(default_factory=dict)
 
     def add(self, pool: Sequence[str], told: _Told, prices: Prices | None) -> None:
-        """Of workers that cost the same the first one of the pool counts as the cheapest."""
-        calls = [call for call in told.step_calls if call.outcome]
-        priced = [worker for worker in pool if prices and worker in prices]
-        if not calls:
+        if not any(call.outcome for call in told.step_calls):
             return
-        if not prices or not priced:
+        found = _compared(pool, told, prices)
+        if found is None:
             self.unpriced += 1
             return
-        usages = [call.usage for call in calls]
-        costs = {worker: sum(map(prices[worker].cost, usages)) for worker in priced}
-        cheapest = min(costs, key=costs.__getitem__)
         self.runs += 1
-        self.usd += sum(int(call.outcome["usd"]) for call in calls)
-        self.least += costs[cheapest]
-        self.workers[cheapest] = self.workers.get(cheapest, 0) + 1
+        self.usd += found.usd
+        self.least += found.least
+        self.workers[found.worker] = self.workers.get(found.worker, 0) + 1
 
     def shown(self) -> dict[str, Any]:
         return {
@@ -425,6 +420,34 @@ class _Cheapest:
             "difference_usd": (self.usd - self.least) / MILLION,
             "cheapest_workers": dict(sorted(self.workers.items())),
         }
+
+
+@record(frozen=True, slots=True)
+class Compared:
+    """The cost of the calls of a run's steps, and the least that they would have cost (`CHEAPEST`), in micro-dollars,
+    with the worker at whose price that is."""
+
+    usd: int
+    least: int
+    worker: str
+
+
+def compared(pool: Sequence[str], events: Sequence[Event], prices: Prices | None) -> Compared | None:
+    """Compare the calls of one run's steps with the cheapest worker of its pool; None where none of them has ended, or
+    where no price is known."""
+    return _compared(pool, _Told(events), prices)
+
+
+def _compared(pool: Sequence[str], told: _Told, prices: Prices | None) -> Compared | None:
+    """Of workers that cost the same the first one of the pool counts as the cheapest."""
+    calls = [call for call in told.step_calls if call.outcome]
+    priced = [worker for worker in pool if prices and worker in prices]
+    if not calls or not prices or not priced:
+        return None
+    usages = [call.usage for call in calls]
+    costs = {worker: sum(map(prices[worker].cost, usages)) for worker in priced}
+    cheapest = min(costs, key=costs.__getitem__)
+    return Compared(sum(int(call.outcome["usd"]) for call in calls), costs[cheapest], cheapest)
 
 
 @record(frozen=True, slots=True)
@@ -524,7 +547,7 @@ class Report:
 
         Raises `TooManyGroups`.
         """
-        told = _Told(run)
+        told = _Told(run.events)
         if told.preview or not run.ended:
             self._previews += told.preview
             self._open += not told.preview

@@ -215,6 +215,8 @@ class PlanOpened(Fact):
     """Workers of the run's pool that are left out because they fail, each with the reason."""
     waits: bool = optional(False)
     """True if no step begins before the plan is accepted: the run's money or time does not bear every plan."""
+    reasons: bool = optional(False)
+    """True if the conductor is asked for the reasons of its plan."""
 
 
 @fact(Kind.PLAN_STEP)
@@ -241,6 +243,10 @@ class PlanStep(Fact):
     """True if its plan listed `user`, which inside a step is the parent's task."""
     declassified: frozenset[str] = optional(frozenset())
     """The labels that the subtask lost, because its writer declassifies them."""
+    why: str = optional("")
+    """Ref of the conductor's reason for this worker; empty where it gave none."""
+    why_withheld: str = optional("")
+    """Ref of its reason for what the access list leaves out."""
 
 
 @fact(Kind.PLAN_ACCEPTED)
@@ -253,6 +259,8 @@ class PlanAccepted(Fact):
     steps: int
     topology: str
     """Empty for the empty plan."""
+    why: str = optional("")
+    """Ref of the conductor's reason for the shape of its plan; empty where it gave none."""
 
 
 @fact(Kind.PLAN_REJECTED)

@@ -29,8 +29,8 @@ from app.gateway.http.auth import Keys
 from app.gateway.http.context import GatewayContext
 from app.gateway.http.ingress import json_body
 from app.gateway.http.sse import EventStream
-from app.gateway.openapi import operations, run_replies
-from app.gateway.runs import audit, cancel, feedback
+from app.gateway.openapi import explanation_replies, operations, run_replies
+from app.gateway.runs import audit, cancel, explanation, feedback
 from app.gateway.wire import query
 from app.store.protocol import METADATA_TAG, Place, RunQuery, RunRow, TenantStore
 
@@ -60,6 +60,7 @@ def routes(context: GatewayContext, keys: Keys, idempotency: Idempotency) -> API
     router = APIRouter(prefix="/v1/runs", tags=["runs"])
     _lists(router, context, keys)
     _reads(router, context, keys)
+    _explains(router, context, keys)
     _streams(router, context, keys, idempotency)
     _acts(router, context, keys, idempotency)
     return router
@@ -134,6 +135,25 @@ def _reads(router: APIRouter, context: GatewayContext, keys: Keys) -> None:
         if not n.isdecimal() or len(n) > 6 or int(n) not in state.steps:
             raise NotFound("The run has no step of that number.")
         return _json(await audit.step_in_full(found.store, state, journal.events, int(n)))
+
+
+def _explains(router: APIRouter, context: GatewayContext, keys: Keys) -> None:
+    reader = Annotated[Caller, keys.needs("runs:read")]
+    visible = Annotated[VisibleRun, Depends(_visible(context, keys.needs("runs:read")))]
+
+    @router.get(
+        "/{run}/explain",
+        operation_id="explain_run",
+        summary="Explain a run in words and as data.",
+        response_model=explanation_replies.Explanation,
+        responses=operations.replies(*operations.READING),
+    )
+    async def explain_run(found: visible, caller: reader) -> Response:
+        """Why it was planned so, why these workers did its steps, what it cost against the cheapest alternative, what
+        speaks for the answer, and what nobody knows. The reasons of conductors are content: they are shown to the key
+        that began the run, and to keys with `audit:read`."""
+        may_read = found.row.key == caller.key.id or caller.may("audit:read")
+        return _json(await explanation.explain(found.store, context.store, found.row, content=may_read))
 
 
 def _streams(router: APIRouter, context: GatewayContext, keys: Keys, idempotency: Idempotency) -> None:

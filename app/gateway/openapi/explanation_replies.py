@@ -1,0 +1,217 @@
+"""Models of the reply of `GET /v1/runs/{id}/explain`. They document, as those of `replies.py` do."""
+
+from typing import Any, Literal
+
+from app.gateway.openapi.replies import Reply, RunState
+
+DecidedBy = Literal["conductor", "caller", "fixed_plan", "random_plan", "selector", "fallback"]
+LeftOutBy = Literal["clearance", "rule", "caller", "health", "ability"]
+
+
+class Reason(Reply):
+    """A reason that a conductor gave. It is a model's text about the caller's, and not trusted."""
+
+    state: Literal["given", "none", "not_asked", "erased", "not_shown"]
+    """`none`: it was asked for its reasons and gave none. `not_shown`: this key may not read content."""
+    text: str | None
+
+
+class Alternative(Reply):
+    """One choice that a selector could make."""
+
+    action: str
+    probability: float
+    success: float | None
+    """The predicted probability of a right answer; null where the journal does not have it."""
+    cost_usd: float | None
+    """The predicted cost."""
+
+
+class SelectorChoice(Reply):
+    """A selector's choice, with its likeliest alternatives and the choice itself as the first of them."""
+
+    action: str
+    probability: float
+    explored: bool
+    """True if another choice than the best one was drawn."""
+    explores: bool
+    """True if it was allowed to explore."""
+    version: str
+    candidates: int
+    alternatives: list[Alternative]
+    left_out: list[dict[str, Any]]
+    """Choices that the run's money or time did not bear, each with what it would have taken."""
+
+
+class ProposalVerdict(Reply):
+    """A proposal and what became of it."""
+
+    number: int
+    round: int
+    parent: int | None
+    mode: Literal["first", "repair", "fallback"]
+    state: Literal["open", "accepted", "rejected"]
+    outage: bool
+    topology: str | None
+    rejected_because: list[str]
+
+
+class Shape(Reply):
+    """Why the run has its topology."""
+
+    topology: str | None
+    rounds: int
+    step_count: int
+    decided_by: DecidedBy | None
+    conductor: str | None
+    """The model that planned."""
+    version: str | None
+    reason: Reason
+    choice: SelectorChoice | None
+    proposals: list[ProposalVerdict]
+    rejected: int
+
+
+class PoolWorker(Reply):
+    """A worker that could be chosen, by its card at the admission."""
+
+    worker: str
+    strengths: list[str]
+    input_usd: float | None
+    """Dollars for a million input tokens."""
+    output_usd: float | None
+    steps: list[int]
+    """The steps that it did."""
+
+
+class LeftOut(Reply):
+    """A worker that could not be chosen, or was not called."""
+
+    worker: str
+    reason: str
+    by: LeftOutBy
+    proposal: int | None
+    """The proposal from which it was left out; null if it was left out of the whole run, or of one step."""
+
+
+class Saw(Reply):
+    """What the messages of a step's worker were composed of, beside its subtask."""
+
+    user: bool
+    steps: list[int]
+    tool_results: int
+
+
+class Withheld(Reply):
+    """What a plan could have shown to a step and did not."""
+
+    user: bool
+    steps: list[int]
+    by: DecidedBy | Literal["outer_step"] | None
+    """Whose decision that was; null if nothing was withheld."""
+    reason: Reason
+
+
+class ExplainedCall(Reply):
+    """One call of a worker for a step."""
+
+    worker: str
+    outcome: str | None
+    error: str | None
+    reason: str | None
+    cost_usd: float | None
+    seconds: float | None
+    despite: str | None
+
+
+class ExplainedStep(Reply):
+    """Why a worker did a step, and what it saw."""
+
+    n: int
+    round: int
+    parent: int | None
+    state: str
+    error: str | None
+    worker: str
+    planned_worker: str
+    chosen_by: DecidedBy
+    nested: bool
+    probability: float | None
+    reason: Reason
+    saw: Saw
+    withheld: Withheld
+    calls: list[ExplainedCall]
+    call_count: int
+    failed_calls: int
+    replaced: bool
+    """True if another worker than the planned one did it."""
+    not_called: list[LeftOut]
+    cost_usd: float
+
+
+class CostCompared(Reply):
+    """What the run cost, and what the calls of its steps would have cost with the cheapest worker of its pool."""
+
+    cost_usd: float
+    planning_usd: float
+    steps_usd: float
+    call_count: int
+    estimated: bool
+    unknown_calls: int
+    cheapest_worker: str | None
+    cheapest_usd: float | None
+    difference_usd: float | None
+    """Without a sign; `dearer` says which is more."""
+    dearer: bool | None
+    method: str
+
+
+class AnswerSupport(Reply):
+    """What speaks for the answer, and what speaks against it."""
+
+    step: int | None
+    worker: str | None
+    finish: str | None
+    refusal: bool
+    rests_on: list[int]
+    """Steps whose output the answering step saw."""
+    same_text: list[int]
+    """Other steps whose output is the same text."""
+    other_answers: list[int]
+    accepted_in_round: int | None
+    """The round in which the conductor was shown the answer and accepted it."""
+    form_repairs: int
+    """How often a worker was asked again because its answer lacked the form that was asked for."""
+    fell_back: bool
+    stopped: str | None
+    degraded: bool
+    error: str | None
+    ratings: list[dict[str, Any]]
+
+
+class Gap(Reply):
+    """Something that nobody knows, and the cause of that."""
+
+    about: str
+    step: int | None
+    cause: str
+
+
+class Explanation(Reply):
+    """A run explained. `text` says in sentences what the other fields have as data."""
+
+    object: Literal["run.explanation"]
+    run: str
+    state: RunState
+    tier: str
+    preview: bool
+    rehearsal: bool
+    erased: bool
+    shape: Shape
+    pool: list[PoolWorker]
+    excluded: list[LeftOut]
+    steps: list[ExplainedStep]
+    cost: CostCompared
+    answer: AnswerSupport
+    unknown: list[Gap]
+    text: str

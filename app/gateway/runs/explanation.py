@@ -1,0 +1,434 @@
+"""The explanation of a run as data: why it was planned so, why these workers did its steps, and what nobody knows.
+
+Everything comes from the journal, the ratings, the pool's snapshot and, where the reader may read content, from the
+reasons that a conductor gave. `explanation_words.py` puts this data into sentences and adds nothing to it.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from app.core.plan.workflow import CONDUCTOR
+from app.core.pool.catalog import MILLION, Worker
+from app.core.pool.snapshot import restored
+from app.core.rating.economics import CHEAPEST, compared
+from app.core.rating.feedback import Feedback
+from app.core.records import record
+from app.core.run.events import Event, PlanAccepted, PlanOpened, PlanStep, facts
+from app.core.run.state import Proposal, RunState, StepState, fold
+from app.gateway.chat.reply import dollars
+from app.gateway.runs import audit, explanation_words
+from app.store.protocol import Journal, Reports, RunRow, TenantStore
+
+Data = dict[str, Any]
+DECIDED: Final[Mapping[str, str]] = {
+    "model": "conductor",
+    "caller": "caller",
+    "fixed": "fixed_plan",
+    "random": "random_plan",
+    "selector": "selector",
+    "fallback": "fallback",
+}
+"""Who decided a plan, by the name of the proposal's conductor."""
+MODEL_ARM: Final = "model"
+"""The choice by which a selector leaves the plan to the tier's model."""
+EXCLUDED_BY: Final = (
+    ("not cleared for", "clearance"),
+    ("excluded by the rule", "rule"),
+    ("another worker is pinned", "caller"),
+    ("not in the request's allow list", "caller"),
+    ("in the request's deny list", "caller"),
+    ("ejected", "health"),
+)
+"""Beginnings of the reasons for which a worker is left out, each with who decided so; others are its abilities."""
+MOST_ALTERNATIVES: Final = 8
+"""The most alternatives of a selector that are shown."""
+
+
+async def explain(store: TenantStore, catalogs: Reports, row: RunRow, *, content: bool) -> Data:
+    """The explanation of a run, with its words under `text`.
+
+    Without `content` the reasons of conductors, which may repeat what the caller said, are left out, and their state is
+    `not_shown`.
+    """
+    journal, given = await store.journal(row.id), await store.feedback(row.id)
+    refs = _refs(journal.events)
+    shelf = await store.contents(row.id, sorted(refs)) if content and refs else {}
+    texts = {ref: body.decode("utf-8", "replace") for ref, body in shelf.items()}
+    digest = str(journal.events[0].body.get("catalog", ""))
+    snapshots = await catalogs.catalogs([digest]) if digest else {}
+    return explained(row, journal, given, _workers(snapshots.get(digest)), texts if content else None)
+
+
+def explained(
+    row: RunRow,
+    journal: Journal,
+    given: Sequence[Feedback] = (),
+    pool: Mapping[str, Worker] | None = None,
+    texts: Mapping[str, str] | None = None,
+) -> Data:
+    """The explanation from what was read. `pool` are the workers of the pool's snapshot, None if there is none that can
+    be read; `texts` are the reasons by their refs, None if the reader may not read them."""
+    known = _Known(row, fold(journal.events), journal.events, audit.whole(row, journal, given), pool or {}, texts)
+    data = {
+        "object": "run.explanation",
+        "run": row.id,
+        "state": row.state,
+        "tier": row.tier,
+        "preview": known.state.admitted.preview,
+        "rehearsal": known.state.admitted.rehearsal,
+        "erased": known.whole["erased"],
+        "shape": _shape(known),
+        "pool": _pool(known),
+        "excluded": _excluded(known),
+        "steps": [_step(known, step) for step in known.steps],
+        "cost": _cost(known),
+        "answer": _answer(known),
+    }
+    data["unknown"] = _unknown(data)
+    data["text"] = explanation_words.text(data)
+    return data
+
+
+@record(frozen=True, slots=True)
+class _Known:
+    """All that is known of one run."""
+
+    row: RunRow
+    state: RunState
+    events: Sequence[Event]
+    whole: Data
+    """The run as `GET /v1/runs/{id}` shows it."""
+    pool: Mapping[str, Worker]
+    texts: Mapping[str, str] | None
+
+    @property
+    def steps(self) -> Sequence[StepState]:
+        """The steps of the workflows of all rounds, and of what is nested in them."""
+        return self.state.planned
+
+    def opened(self, number: int) -> PlanOpened | None:
+        """The opening of a proposal."""
+        return next((fact for fact in facts(self.events, PlanOpened) if fact.proposal == number), None)
+
+    def reason(self, ref: str, *, asked: bool) -> Data:
+        """A reason with its state: `given`, `none` (asked for, and not given), `not_asked`, `erased`, `not_shown`."""
+        if not ref:
+            return {"state": "none" if asked else "not_asked", "text": None}
+        if self.texts is None:
+            return {"state": "not_shown", "text": None}
+        found = self.texts.get(ref)
+        return {"state": "erased" if found is None else "given", "text": found}
+
+
+def _refs(events: Sequence[Event]) -> set[str]:
+    refs = {fact.why for fact in facts(events, PlanAccepted)}
+    for fact in facts(events, PlanStep):
+        refs |= {fact.why, fact.why_withheld}
+    return refs - {""}
+
+
+def _workers(snapshot: bytes | None) -> Mapping[str, Worker] | None:
+    """The workers of a pool's snapshot; None if there is none that this version can read."""
+    try:
+        return restored(snapshot).workers if snapshot is not None else None
+    except (ValueError, TypeError, KeyError):
+        return None
+
+
+# -- the shape
+
+
+def _shape(known: _Known) -> Data:
+    """Why the run has this topology: who proposed it, what was rejected before, and what else there was to choose."""
+    made = known.state.all_proposals
+    kept = next((one for one in reversed(known.state.proposals) if one.topology), known.state.proposal)
+    accepted = {fact.proposal: fact.why for fact in facts(known.events, PlanAccepted)}
+    opened = known.opened(kept.number) if kept is not None else None
+    asked = opened.reasons if opened is not None else False
+    shown = {one["number"]: one for one in known.whole["proposals"]}
+    call = next(iter(shown[kept.number]["attempts"]), None) if kept is not None else None
+    return {
+        "topology": known.state.topology or None,
+        "rounds": known.state.rounds,
+        "step_count": len(known.steps),
+        "decided_by": _decided_by(known, kept) if kept is not None else None,
+        "conductor": call["worker"] if call is not None else None,
+        "version": call["version"] if call is not None else None,
+        "reason": known.reason(accepted.get(kept.number, "") if kept is not None else "", asked=asked),
+        "choice": _choice(known),
+        "proposals": [_proposal(one) for one in made],
+        "rejected": sum(one.state == "rejected" for one in made),
+    }
+
+
+def _decided_by(known: _Known, proposal: Proposal) -> str:
+    """Who decided a plan. A selector that lets a model plan has decided that alone."""
+    if proposal.conductor == "selector" and proposal.mode != "fallback":
+        choice = _choice(known)
+        by_model = proposal.mode == "repair" or (choice is not None and choice["action"] == MODEL_ARM)
+        return "conductor" if by_model else "selector"
+    return DECIDED.get(proposal.conductor, proposal.conductor)
+
+
+def _proposal(one: Proposal) -> Data:
+    return {
+        "number": one.number,
+        "round": one.round,
+        "parent": one.parent,
+        "mode": one.mode,
+        "state": one.state,
+        "outage": one.outage,
+        "topology": one.topology or None,
+        "rejected_because": list(one.reasons),
+    }
+
+
+def _choice(known: _Known) -> Data | None:
+    """The choice of a selector with its likeliest alternatives, or None."""
+    opened = [fact.decision for fact in facts(known.events, PlanOpened) if fact.decision]
+    if not opened:
+        return None
+    decision = opened[-1]
+    candidates: Mapping[str, float] = decision["candidates"]
+    predicted: Mapping[str, Any] = decision.get("predicted", {})
+    order = sorted(candidates, key=lambda name: (name != decision["action"], -candidates[name], name))
+    return {
+        "action": decision["action"],
+        "probability": decision["propensity"],
+        "explored": decision["explored"],
+        "explores": bool(decision["explore"]),
+        "version": decision["version"],
+        "candidates": len(candidates),
+        "alternatives": [_alternative(name, candidates[name], predicted.get(name)) for name in order][
+            : MOST_ALTERNATIVES + 1
+        ],
+        "left_out": [{"action": name, **price} for name, price in decision.get("masked", {}).items()],
+    }
+
+
+def _alternative(name: str, probability: float, predicted: Mapping[str, float] | None) -> Data:
+    return {
+        "action": name,
+        "probability": probability,
+        "success": predicted["success"] if predicted is not None else None,
+        "cost_usd": dollars(int(predicted["usd"])) if predicted is not None else None,
+    }
+
+
+# -- the workers
+
+
+def _pool(known: _Known) -> list[Data]:
+    """The workers that could be chosen, as their cards were at the admission, with the steps that each of them did."""
+    rows = []
+    for name in known.state.admitted.pool:
+        worker = known.pool.get(name)
+        price = worker.price if worker is not None and worker.priced else None
+        rows.append(
+            {
+                "worker": name,
+                "strengths": list(worker.card.strengths) if worker is not None else [],
+                "input_usd": price.input / MILLION if price is not None else None,
+                "output_usd": price.output / MILLION if price is not None else None,
+                "steps": [step.n for step in known.steps if step.worker == name and step.state == "done"],
+            }
+        )
+    return rows
+
+
+def _excluded(known: _Known) -> list[Data]:
+    """The workers that could not be chosen, each with the reason and with who decided so."""
+    rows = [_left_out(name, reason, None) for name, reason in known.state.admitted.excluded.items()]
+    for fact in facts(known.events, PlanOpened):
+        for name, reason in (fact.ejected or {}).items():
+            rows.append(_left_out(name, f"ejected: {reason}", fact.proposal))
+    return rows
+
+
+def _left_out(worker: str, reason: str, proposal: int | None) -> Data:
+    by = next((by for beginning, by in EXCLUDED_BY if reason.startswith(beginning)), "ability")
+    return {"worker": worker, "reason": reason, "by": by, "proposal": proposal}
+
+
+# -- the steps
+
+
+def _step(known: _Known, step: StepState) -> Data:
+    shown = next(one for one in known.whole["steps"] if one["n"] == step.n)
+    planned = next(fact for fact in facts(known.events, PlanStep) if fact.n == step.n)
+    proposal = next(one for one in known.state.all_proposals if one.number == step.proposal)
+    opened = known.opened(step.proposal)
+    asked = opened.reasons if opened is not None else False
+    by = _decided_by(known, proposal)
+    return {
+        "n": step.n,
+        "round": proposal.round,
+        "parent": proposal.parent,
+        "state": step.state,
+        "error": step.error or None,
+        "worker": step.worker,
+        "planned_worker": planned.worker,
+        "chosen_by": by,
+        "nested": step.worker == CONDUCTOR,
+        "probability": planned.probability,
+        "reason": known.reason(planned.why, asked=asked),
+        "saw": _saw(known, step),
+        "withheld": _withheld(known, step, by) | {"reason": known.reason(planned.why_withheld, asked=asked)},
+        "calls": [_call(one) for one in shown["attempts"]],
+        "call_count": len(shown["attempts"]),
+        "failed_calls": sum(one["outcome"] not in ("ok", None) for one in shown["attempts"]),
+        "replaced": step.worker != planned.worker,
+        "not_called": _not_called(shown),
+        "cost_usd": shown["cost_usd"],
+    }
+
+
+def _saw(known: _Known, step: StepState) -> Data:
+    """What the messages of the step's worker are composed of, beside its subtask."""
+    return {
+        "user": step.access.user,
+        "steps": list(step.access.steps),
+        "tool_results": sum(bool(one.results) for one in step.exchanges),
+    }
+
+
+def _withheld(known: _Known, step: StepState, by: str) -> Data:
+    """What the plan could have shown to a step and did not: the caller's words, earlier steps of the same plan, and the
+    answer of the round before; `by` says whose decision that was."""
+    proposal = next(one for one in known.state.all_proposals if one.number == step.proposal)
+    parent = known.state.steps[proposal.parent] if proposal.parent is not None else None
+    earlier = [one.n for one in known.steps if one.proposal == step.proposal and one.n < step.n]
+    before = known.state.answer(proposal.round - 1) if proposal.parent is None and proposal.round > 1 else None
+    earlier += [before.step.n] if before is not None else []
+    steps = sorted(n for n in earlier if n not in step.access.steps)
+    user = not step.access.user
+    if not user and not steps:
+        return {"user": False, "steps": [], "by": None}
+    outer = user and parent is not None and not parent.access.user
+    return {"user": user, "steps": steps, "by": "outer_step" if outer else by}
+
+
+def _call(attempt: Mapping[str, Any]) -> Data:
+    names = ("worker", "outcome", "error", "reason", "cost_usd", "seconds", "despite")
+    return {name: attempt.get(name) for name in names}
+
+
+def _not_called(step: Mapping[str, Any]) -> list[Data]:
+    """The workers that were passed over for any of a step's calls, each once for each reason."""
+    lists = [*(call["passed_over"] for call in step["attempts"]), step["passed_over"]]
+    found: dict[tuple[str, str], Data] = {}
+    for one in [entry for entries in lists for entry in entries]:
+        found[one["worker"], one["reason"]] = _left_out(one["worker"], one["reason"], None)
+    return list(found.values())
+
+
+# -- money, and what speaks for the answer
+
+
+def _cost(known: _Known) -> Data:
+    """What the run cost, and what its steps would have cost with the cheapest worker: the figure of reports."""
+    prices = {name: worker.price for name, worker in known.pool.items() if worker.priced}
+    least = compared(known.state.admitted.pool, known.events, prices)
+    calls = list(known.state.calls.values())
+    planning = sum(call.usd for call in calls if call.step is None)
+    return {
+        "cost_usd": dollars(known.state.usd),
+        "planning_usd": dollars(planning),
+        "steps_usd": dollars(known.state.usd - planning),
+        "call_count": len(calls),
+        "estimated": any(call.usage.estimated for call in calls),
+        "unknown_calls": sum(call.outcome == "unknown" for call in calls),
+        "cheapest_worker": least.worker if least is not None else None,
+        "cheapest_usd": dollars(least.least) if least is not None else None,
+        "difference_usd": dollars(abs(least.usd - least.least)) if least is not None else None,
+        "dearer": least.usd > least.least if least is not None else None,
+        "method": CHEAPEST,
+    }
+
+
+def _answer(known: _Known) -> Data:
+    """What speaks for the answer: how it ended, which steps it rests on, which of them agree, and its ratings."""
+    state, end = known.state, known.state.end
+    step = state.steps[end.step] if end is not None and end.step is not None else None
+    accepted = [one.round for one in state.proposals if one.state == "accepted" and one.round > 1 and not one.topology]
+    ratings = [one for kind in known.whole["feedback"].values() for one in kind]
+    return {
+        "step": step.n if step is not None else None,
+        "worker": step.worker if step is not None else None,
+        "finish": step.finish if step is not None else None,
+        "refusal": step.refusal if step is not None else False,
+        "rests_on": list(step.access.steps) if step is not None else [],
+        "same_text": _same_text(known, step) if step is not None else [],
+        "other_answers": _others(known, step) if step is not None else [],
+        "accepted_in_round": accepted[-1] if accepted else None,
+        "form_repairs": _repairs(known),
+        "fell_back": end.fell_back if end is not None else False,
+        "stopped": (end.stopped or None) if end is not None else None,
+        "degraded": state.degraded,
+        "error": (end.error or None) if end is not None else None,
+        "ratings": [_rating(one) for one in ratings],
+    }
+
+
+def _rating(one: Data) -> Data:
+    return {name: one[name] for name in ("kind", "source", "score", "label")}
+
+
+def _others(known: _Known, answer: StepState) -> list[int]:
+    """The steps with an output of their own beside the answering one."""
+    return [step.n for step in known.steps if step.n != answer.n and step.chars and step.worker != CONDUCTOR]
+
+
+def _same_text(known: _Known, answer: StepState) -> list[int]:
+    """The other steps whose output is the same text. One salt is used for all texts of a run, so equal refs are equal
+    texts."""
+    return [n for n in _others(known, answer) if answer.output and known.state.steps[n].output == answer.output]
+
+
+def _repairs(known: _Known) -> int:
+    """How often a worker was asked again because its answer lacked the form that was asked for."""
+    return sum(event.kind.value == "call.intended" and bool(event.body.get("repairs")) for event in known.events)
+
+
+# -- what nobody knows
+
+
+def _unknown(data: Data) -> list[Data]:
+    """The gaps of the explanation, each with its cause."""
+    found = [_gap("shape", None, data["shape"]["reason"]["state"])] if _has_reasons(data["shape"]["decided_by"]) else []
+    for step in data["steps"]:
+        if not _has_reasons(step["chosen_by"]):
+            continue
+        if step["reason"]["state"] not in ("given", "not_asked"):
+            found.append(_gap("worker", step["n"], step["reason"]["state"]))
+        if step["probability"] is None:
+            found.append(_gap("probability", step["n"], "not_reported"))
+    choice = data["shape"]["choice"]
+    if choice is not None and any(one["success"] is None for one in choice["alternatives"]):
+        found.append(_gap("prediction", None, "not_journaled"))
+    return [one for one in [*found, *_open_questions(data)] if one["cause"] != "given"]
+
+
+def _open_questions(data: Data) -> list[Data]:
+    found = []
+    if data["cost"]["call_count"] and data["cost"]["cheapest_usd"] is None:
+        found.append(_gap("cheapest", None, "no_prices"))
+    if data["cost"]["unknown_calls"]:
+        found.append(_gap("cost", None, "outcome_lost"))
+    if data["cost"]["estimated"]:
+        found.append(_gap("cost", None, "usage_estimated"))
+    if data["answer"]["step"] is not None and not data["answer"]["ratings"]:
+        found.append(_gap("quality", None, "not_rated"))
+    if data["answer"]["other_answers"]:
+        found.append(_gap("agreement", None, "not_compared"))
+    if any(step["calls"] for step in data["steps"]):
+        found.append(_gap("workers_reasons", None, "not_observable"))
+    return found
+
+
+def _has_reasons(by: str | None) -> bool:
+    return by == "conductor"
+
+
+def _gap(about: str, step: int | None, cause: str) -> Data:
+    return {"about": about, "step": step, "cause": cause}

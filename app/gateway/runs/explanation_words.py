@@ -1,0 +1,318 @@
+"""The sentences of a run's explanation, made from its data (`explanation.py`) and from nothing else.
+
+Every figure and every name in the sentences stands in the data. The phrases of this module have no digits, so that a
+test can tell an invented figure from one of the data. Texts that a conductor wrote are quoted, on one line and cut to
+an excerpt: they are not trusted.
+"""
+
+import unicodedata
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+Data = Mapping[str, Any]
+EXCERPT: Final = 300
+"""Characters of a reason that are quoted."""
+STATES: Final[Mapping[str, str]] = {
+    "succeeded": "has its answer",
+    "failed": "failed",
+    "cancelled": "was cancelled",
+    "expired": "ran out of time",
+    "over_budget": "ran out of budget",
+    "awaiting_tool": "waits for results of the caller's tools",
+}
+DECIDED: Final[Mapping[str, str]] = {
+    "conductor": "a model planned it",
+    "caller": "the request brought its own plan, and no conductor was asked",
+    "fixed_plan": "the tier has a fixed plan, and nothing was weighed for this request",
+    "random_plan": "the plan was drawn at random",
+    "selector": "the tier's selector chose it by what it has learned from ratings",
+    "fallback": "no plan could be used, so the fallback worker answers alone",
+}
+CHOSEN: Final[Mapping[str, str]] = {
+    "conductor": "the conductor's plan",
+    "caller": "the caller's plan",
+    "fixed_plan": "the tier's fixed plan",
+    "random_plan": "the random plan",
+    "selector": "the selector's choice",
+    "fallback": "the fallback",
+    "outer_step": "the step around it, which did not see them either",
+}
+EXCLUDED_BY: Final[Mapping[str, str]] = {
+    "clearance": "by its clearance",
+    "rule": "by a rule",
+    "caller": "by the request",
+    "health": "because it fails",
+    "ability": "by what it can do or may be asked",
+}
+NO_REASON: Final[Mapping[str, str]] = {
+    "none": "the conductor was asked for its reasons and gave none",
+    "not_asked": "no reasons were asked for (the tier's conductor has no `reasons = true`)",
+    "erased": "the conductor's reason was erased with the run's content",
+    "not_shown": "the conductor's reason is content, which this key may not read (it needs audit:read)",
+}
+UNKNOWN: Final[Mapping[tuple[str, str], str]] = {
+    ("probability", "not_reported"): "how probable the choice of its worker was: the conductor's server reports no "
+    "probabilities",
+    ("prediction", "not_journaled"): "what the selector predicted for each alternative: its journal has probabilities "
+    "alone",
+    ("cheapest", "no_prices"): "what the cheapest worker would have cost: the pool's prices at that time are not known",
+    ("cost", "outcome_lost"): "what a call whose outcome was lost really cost: its hold counts as spent",
+    ("cost", "usage_estimated"): "the exact tokens of a call that reported none: they are estimated",
+    ("quality", "not_rated"): "whether the answer is right: nobody has rated it",
+    ("agreement", "not_compared"): "whether steps that are worded differently agree in substance: only equal texts are "
+    "recognised",
+    ("workers_reasons", "not_observable"): "why a worker wrote what it wrote: the journal has its words and not its "
+    "reasons",
+}
+ABOUT: Final[Mapping[str, str]] = {"shape": "why the plan has this shape", "worker": "why this worker was chosen"}
+
+
+def text(data: Data) -> str:
+    """The explanation in words, one line for each statement; steps and lists are indented."""
+    lines = [_opening(data), *_shape(data["shape"]), *_pool(data)]
+    for step in data["steps"]:
+        lines += _step(step, preview=data["preview"])
+    lines += _cost(data["cost"])
+    lines += _answer(data)
+    lines += _unknown(data["unknown"])
+    return "\n".join(lines)
+
+
+def quoted(text: str) -> str:
+    """A text that is not trusted, on one line, without control characters, cut to an excerpt."""
+    plain = "".join(" " if unicodedata.category(mark)[0] in "CZ" else mark for mark in text)
+    line = " ".join(plain.split())
+    return f'"{line if len(line) <= EXCERPT else line[: EXCERPT - 1] + "…"}"'
+
+
+def money(usd: float) -> str:
+    """Dollars with as many digits as the figure has."""
+    return "$" + (f"{usd:.6f}".rstrip("0").rstrip(".") or "0")
+
+
+def figure(number: float) -> str:
+    """A probability or another number as the data has it."""
+    return f"{number:g}" if abs(number) >= 0.0001 or not number else f"{number}"
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    return ("step " if len(numbers) == 1 else "steps ") + ", ".join(map(str, numbers))
+
+
+def _counted(number: int, one: str, many: str) -> str:
+    return f"{number} {one if number == 1 else many}"
+
+
+def _opening(data: Data) -> str:
+    state = STATES.get(data["state"], f"is {data['state']}")
+    state = "was planned and not executed" if data["preview"] else state
+    note = " Its workers are simulated." if data["rehearsal"] else ""
+    return f"{data['run']} of {data['tier']} {state}.{note}"
+
+
+# -- the shape
+
+
+def _shape(shape: Data) -> list[str]:
+    if shape["decided_by"] is None:
+        return ["No plan was asked for."]
+    many = f" in {shape['rounds']} rounds" if shape["rounds"] > 1 else ""
+    named = f"{shape['topology'] or 'no topology'}, {_counted(shape['step_count'], 'step', 'steps')}{many}"
+    by = DECIDED.get(shape["decided_by"], shape["decided_by"])
+    model = f" ({shape['conductor']}{_version(shape)})" if shape["conductor"] else ""
+    lines = [f"Shape: {named}. Why: {by}{model}."]
+    if shape["reason"]["text"] is not None:
+        lines.append(f"  The conductor's reason for the shape, in its own words: {quoted(shape['reason']['text'])}")
+    for one in shape["proposals"]:
+        lines += _rejected(one)
+    return lines + (_choice(shape["choice"]) if shape["choice"] is not None else [])
+
+
+def _version(shape: Data) -> str:
+    return f", version {quoted(shape['version'])}" if shape["version"] else ""
+
+
+def _rejected(one: Data) -> list[str]:
+    if one["state"] != "rejected":
+        return []
+    failed = "the conductor failed" if one["outage"] else "it was rejected"
+    reasons = "; ".join(map(quoted, one["rejected_because"]))
+    return [f"  Proposal {one['number']} was not used, because {failed}: {reasons}."]
+
+
+def _choice(choice: Data) -> list[str]:
+    purpose = "to explore" if choice["explored"] else "as the best"
+    purpose += "" if choice["explores"] else ", because exploring was not allowed"
+    share = (
+        f"probability {figure(choice['probability'])} among {_counted(choice['candidates'], 'candidate', 'candidates')}"
+    )
+    lines = [f"  The selector chose {quoted(choice['action'])} with {share}, {purpose}."]
+    for one in choice["alternatives"]:
+        which = "It" if one["action"] == choice["action"] else f"Alternative {quoted(one['action'])}"
+        if one["success"] is not None:
+            expected = f"predicted success {figure(one['success'])}, predicted cost {money(one['cost_usd'])}"
+            lines.append(f"    {which}: probability {figure(one['probability'])}, {expected}.")
+        elif which != "It":
+            lines.append(f"    {which}: probability {figure(one['probability'])}.")
+    names = ", ".join(quoted(one["action"]) for one in choice["left_out"])
+    return lines + ([f"    Left out because the run could not bear them: {names}."] if names else [])
+
+
+# -- the workers
+
+
+def _pool(data: Data) -> list[str]:
+    lines = [f"Workers that could be chosen: {', '.join(map(_worker, data['pool']))}."]
+    for one in data["excluded"]:
+        when = f" from proposal {one['proposal']}" if one["proposal"] is not None else ""
+        lines.append(f"  {one['worker']} was left out{when} {EXCLUDED_BY[one['by']]}: {one['reason']}.")
+    return lines
+
+
+def _worker(one: Data) -> str:
+    facts = [*one["strengths"]]
+    if one["input_usd"] is not None:
+        facts.append(f"{money(one['input_usd'])} in and {money(one['output_usd'])} out for a million tokens")
+    return f"{one['worker']} ({', '.join(facts)})" if facts else str(one["worker"])
+
+
+def _step(step: Data, *, preview: bool) -> list[str]:
+    place = f"Step {step['n']}" + (f", inside step {step['parent']}" if step["parent"] is not None else "")
+    place += f", round {step['round']}" if step["round"] > 1 else ""
+    who = "the conductor itself, with a workflow of its own" if step["nested"] else step["worker"]
+    state = "planned" if preview else step["state"]
+    state += f" ({step['error']})" if step["error"] and not preview else ""
+    lines = [
+        f"{place}: {who}, {state}.",
+        f"  Chosen by {CHOSEN.get(step['chosen_by'], step['chosen_by'])}{_odds(step)}.",
+    ]
+    if step["reason"]["text"] is not None:
+        lines.append(f"  The conductor's reason, in its own words: {quoted(step['reason']['text'])}")
+    lines.append(
+        f"  It {'would see' if not step['calls'] else 'saw'} {_saw(step['saw'])}.{_withheld(step['withheld'])}"
+    )
+    if step["withheld"]["reason"]["text"] is not None:
+        lines.append(f"  The reason for withholding, in its own words: {quoted(step['withheld']['reason']['text'])}")
+    lines += _calls(step)
+    for one in step["not_called"]:
+        lines.append(f"  {one['worker']} was not called {EXCLUDED_BY[one['by']]}: {one['reason']}.")
+    return lines
+
+
+def _odds(step: Data) -> str:
+    if step["probability"] is None:
+        return ""
+    return f", which gave {step['planned_worker']} the probability {figure(step['probability'])}"
+
+
+def _saw(saw: Data) -> str:
+    parts = ["the caller's conversation"] if saw["user"] else []
+    parts += [f"the output of {_listed(saw['steps'])}"] if saw["steps"] else []
+    if saw["tool_results"]:
+        parts.append(f"the results of its own tool calls ({_counted(saw['tool_results'], 'time', 'times')})")
+    return " and ".join(parts) or "nothing but its subtask"
+
+
+def _withheld(withheld: Data) -> str:
+    parts = ["the caller's words"] if withheld["user"] else []
+    parts += [f"the output of {_listed(withheld['steps'])}"] if withheld["steps"] else []
+    if not parts:
+        return " Nothing was withheld."
+    return f" Withheld: {' and '.join(parts)}, by {CHOSEN.get(withheld['by'], withheld['by'])}."
+
+
+def _calls(step: Data) -> list[str]:
+    lines = []
+    if step["call_count"] > 1 or step["failed_calls"]:
+        failed = f", of which {step['failed_calls']} without success" if step["failed_calls"] else ""
+        lines.append(f"  It took {_counted(step['call_count'], 'call', 'calls')}{failed}:")
+        lines += [f"    {_call(one)}" for one in step["calls"]]
+    if step["replaced"] and not step["nested"]:
+        lines.append(f"  {step['worker']} took over from {step['planned_worker']}, for which the step was planned.")
+    return lines
+
+
+def _call(one: Data) -> str:
+    outcome = one["outcome"] or "has no outcome yet"
+    causes = ": ".join(str(one[name]) for name in ("error", "reason") if one[name])
+    spent = f", {money(one['cost_usd'])}" if one["cost_usd"] is not None else ""
+    despite = f", called although it was ejected ({one['despite']})" if one["despite"] else ""
+    return f"{one['worker']}: {outcome}{f' ({causes})' if causes else ''}{spent}{despite}."
+
+
+# -- money and the answer
+
+
+def _cost(cost: Data) -> list[str]:
+    if not cost["call_count"]:
+        return ["Cost: nothing, because no call was made."]
+    parts = f"{money(cost['planning_usd'])} for planning and {money(cost['steps_usd'])} for the steps"
+    lines = [f"Cost: {money(cost['cost_usd'])} for {_counted(cost['call_count'], 'call', 'calls')}: {parts}."]
+    if cost["cheapest_usd"] is not None:
+        more = "more" if cost["dearer"] else "less"
+        difference = (
+            f"{money(cost['difference_usd'])} {more} than that" if cost["difference_usd"] else "no more and no less"
+        )
+        least = f"{money(cost['cheapest_usd'])} with {cost['cheapest_worker']}, the cheapest worker for them"
+        lines.append(f"  The same calls of the steps would have cost {least}; the run paid {difference}.")
+    return lines
+
+
+def _answer(data: Data) -> list[str]:
+    answer = data["answer"]
+    if answer["step"] is None:
+        return [f"Answer: none ({answer['error']})."] if answer["error"] else []
+    lines = [f"What speaks for the answer, which is the output of step {answer['step']} ({answer['worker']}):"]
+    lines += [f"  {one}" for one in [*_for(answer), *_against(answer), *map(_rating, answer["ratings"])]]
+    return lines
+
+
+def _for(answer: Data) -> list[str]:
+    found = ["Its worker ended it by itself."] if answer["finish"] == "stop" else []
+    if answer["rests_on"]:
+        found.append(f"It was written with the output of {_listed(answer['rests_on'])} in view.")
+    if answer["same_text"]:
+        found.append(f"Word for word the same text came from {_listed(answer['same_text'])}.")
+    if answer["accepted_in_round"] is not None:
+        found.append(f"The conductor was shown it in round {answer['accepted_in_round']} and accepted it.")
+    return found or ["Nothing but that its worker gave it."]
+
+
+def _against(answer: Data) -> list[str]:
+    found = []
+    if answer["finish"] not in ("stop", None, ""):
+        found.append(f"Against it: it ended by {answer['finish']}.")
+    if answer["refusal"]:
+        found.append("Against it: the worker refused to answer.")
+    if answer["form_repairs"]:
+        found.append(
+            f"Against it: {_counted(answer['form_repairs'], 'answer', 'answers')} lacked the form that was asked for."
+        )
+    if answer["fell_back"]:
+        found.append("Against it: the last step returned nothing, so an earlier one answers.")
+    if answer["stopped"]:
+        found.append(f"Against it: the plan could not be carried out to its end ({answer['stopped']}).")
+    elif answer["degraded"]:
+        found.append("Against it: a fallback decided, or a step that others needed was lost.")
+    return found
+
+
+def _rating(one: Data) -> str:
+    score = f"{figure(one['score'])} of a full score" if one["score"] is not None else "no score"
+    label = f", {quoted(one['label'])}" if one["label"] else ""
+    return f"A rating ({one['kind']}, by {quoted(one['source'])}): {score}{label}."
+
+
+def _unknown(gaps: Sequence[Data]) -> list[str]:
+    if not gaps:
+        return []
+    lines: dict[str, list[int]] = {}
+    for gap in gaps:
+        what = UNKNOWN.get((gap["about"], gap["cause"]))
+        words = what or f"{ABOUT[gap['about']]}: {NO_REASON[gap['cause']]}"
+        lines.setdefault(words, []).extend([gap["step"]] if gap["step"] is not None else [])
+    return ["What nobody knows:", *[f"  {_for_steps(steps)}{words}." for words, steps in lines.items()]]
+
+
+def _for_steps(steps: Sequence[int]) -> str:
+    return f"Of {_listed(steps)}: " if steps else ""

@@ -1,0 +1,180 @@
+"""The explanation of a run: nothing in its words that is not in its data, and data that agrees with the journal."""
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import httpx
+import pytest
+
+from app.core.pool.catalog import Card, Price, Worker
+from app.core.rating.decision import LAYER
+from app.core.rating.feedback import Feedback
+from app.core.run.events import Event, PlanAccepted, PlanOpened, PlanStep, RunAdmitted
+from app.core.run.facts import Fact
+from app.core.run.state import RunState
+from app.gateway.runs import explanation_words
+from app.gateway.runs.explanation import explained
+from app.store.protocol import Journal
+from tests.core.play import POOL, Play
+from tests.harness.in_process import plan
+from tests.harness.stand_ins import GatewayStandIn, row_of, shelve_content
+from tests.stubs import Fail, ProviderStub, Reply
+
+RUNS = 60
+WORD, NUMBER = re.compile(r"[^\W\d_]+"), re.compile(r"\d+(?:\.\d+)?(?:e-?\d+)?")
+PRICE = Price(input=1_000_000, output=2_000_000)
+WORKERS = {
+    name: Worker(name, "stub", name, PRICE if n else Price(500_000, 900_000), Card(strengths=("proofs",)))
+    for n, name in enumerate(POOL)
+}
+DECISION = {
+    "layer": LAYER,
+    "policy": "selector-2/mini",
+    "version": "3-abc",
+    "features": "ref",
+    "candidates": {"answer ada": 0.625, "answer bob": 0.25, "reason cyd": 0.125},
+    "action": "answer bob",
+    "propensity": 0.25,
+    "explored": True,
+    "explore": 0.05,
+    "seed": "run/0",
+    "predicted": {"answer ada": {"success": 0.71, "usd": 1_234}, "answer bob": {"success": 0.685, "usd": 777}},
+    "masked": {"judge ada": {"usd": 9_999}},
+}
+
+
+def played(seed: int) -> tuple[RunState, list[Event]]:
+    """A run that was played by chance, with reasons, decisions and exclusions strewn over its events."""
+    chance = Random(seed)
+    play = Play(chance)
+    play.play()
+    conductor = chance.choice(["model", "model", "caller", "fixed", "random", "selector"])
+    written = [_with_more(event.fact, chance, conductor) for event in play.events]
+    return play.state, [Event.of("run", seq, 1.0, fact) for seq, fact in enumerate(written, 1)]
+
+
+def _with_more(fact: Fact, chance: Random, conductor: str) -> Fact:
+    if isinstance(fact, RunAdmitted):
+        excluded = {"dee": chance.choice(["not cleared for phi", "excluded by the rule r-7", "cannot call tools"])}
+        return replace(fact, conductor=conductor, excluded=excluded)
+    if isinstance(fact, PlanOpened):
+        decision = DECISION if conductor == "selector" and fact.mode == "first" else None
+        kind = conductor if fact.mode != "fallback" else "fallback"
+        return replace(fact, reasons=chance.random() < 0.7, decision=decision, conductor=kind)
+    if isinstance(fact, PlanStep):
+        return replace(fact, why=chance.choice(["", "why"]), why_withheld=chance.choice(["", "lost"]))
+    return replace(fact, why=chance.choice(["", "shape"])) if isinstance(fact, PlanAccepted) else fact
+
+
+def literals() -> set[str]:
+    """The words of the phrases of the module that writes the sentences."""
+    tree = ast.parse(Path(explanation_words.__file__).read_text())
+    constants = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)]
+    return {word for one in constants if isinstance(one, str) for word in WORD.findall(one)}
+
+
+def values(data: Any) -> Iterator[Any]:
+    """Every text and number of the data, save its words and the definition of a figure."""
+    if isinstance(data, dict):
+        for name, value in data.items():
+            if name not in ("text", "method") or isinstance(value, type(None)) or set(data) == {"state", "text"}:
+                yield from values(value)
+    elif isinstance(data, list):
+        for value in data:
+            yield from values(value)
+    elif data is not None and not isinstance(data, bool):
+        yield data
+
+
+def invented(data: dict[str, Any], known: set[str]) -> list[str]:
+    """The words and figures of an explanation that are neither in its data nor in the module's phrases."""
+    found = list(values(data))
+    left = data["text"]
+    for text in sorted({one for one in found if isinstance(one, str) and one}, key=len, reverse=True):
+        left = re.sub(rf"(?<!\w){re.escape(text)}(?!\w)", " ", left)
+    figures = [one for one in found if not isinstance(one, str)]
+    numbers = [one for one in NUMBER.findall(left) if not any(abs(float(one) - known) < 1e-9 for known in figures)]
+    return numbers + [word for word in WORD.findall(left) if word not in known]
+
+
+def test_the_words_of_many_runs_have_no_figure_and_no_name_that_is_not_in_the_data() -> None:
+    known, seen = literals(), set()
+    texts = {"why": "Because Ada is\x1b[31m good at 90 proofs.", "shape": 'Two of 3 "steps" check.'}
+    for seed in range(RUNS):
+        state, events = played(seed)
+        row = row_of("run", "acme", state=state.state)
+        rating = Feedback("f", "run", "acme", "", 1.0, "explicit", "caller", "", 0.75, "fine")
+        given = [rating] if seed % 2 else []
+        pool = WORKERS if seed % 3 else None
+        data = explained(row, Journal(b"salt", tuple(events)), given, pool, texts if seed % 5 else None)
+        clean = {name: " ".join(text.replace("\x1b", " ").split()) for name, text in texts.items()}
+        assert "\x1b" not in data["text"]
+        assert invented(data | {"quoted": list(clean.values())}, known) == [], data["text"]
+        seen |= {gap["cause"] for gap in data["unknown"]}
+        seen |= {one["reason"]["state"] for step in data["steps"] for one in (step, step["withheld"])}
+        seen |= {data["shape"]["decided_by"]}
+    expected = {"not_asked", "none", "given", "erased", "not_shown", "not_reported", "no_prices", "outcome_lost"}
+    assert seen >= expected | {"conductor", "caller", "fixed_plan", "random_plan", "selector", "not_rated"}
+
+
+def test_an_invented_figure_or_name_would_be_found() -> None:
+    _, events = played(1)
+    data = explained(row_of("run", "acme"), Journal(b"salt", tuple(events)), (), WORKERS)
+    assert invented(data, literals()) == []
+    assert invented(data | {"text": data["text"] + " It saved 17 % for zoe."}, literals()) == ["17", "saved", "zoe"]
+
+
+async def test_a_run_is_explained_by_the_figures_of_its_record_and_of_reports(
+    stub: ProviderStub, client: httpx.AsyncClient
+) -> None:
+    stub.script("alpha", Fail(status=401))
+    stub.always("*", Reply(chunks=("Four.",)))
+    steps = plan(("alpha", "Think", ["user"]), ("beta", "Draft", ["user"]), ("gamma", "Answer", [1]))
+    asked = {"model": "baton-mini", "messages": [{"role": "user", "content": "What is 2 + 2?"}]}
+    run = (await client.post("/v1/chat/completions", json=asked | {"baton": {"plan": steps}})).json()["baton"]["run"]
+    whole, data = [(await client.get(f"/v1/runs/{run}{path}")).json() for path in ("", "/explain")]
+    assert (data["object"], data["run"], data["shape"]["decided_by"]) == ("run.explanation", run, "caller")
+    first, _, last = data["steps"]
+    assert (first["planned_worker"], first["replaced"], first["failed_calls"]) == ("alpha", True, 1)
+    assert last["saw"] == {"user": False, "steps": [1], "tool_results": 0}
+    assert {name: last["withheld"][name] for name in ("user", "steps", "by")} == {
+        "user": True,
+        "steps": [0],
+        "by": "caller",
+    }
+    assert data["answer"]["same_text"] == [0, 1], "equal outputs are recognised without reading them"
+    report = (await client.get("/v1/reports")).json()["cheapest"]
+    assert data["cost"]["cost_usd"] == whole["cost_usd"] > 0
+    assert data["cost"]["cheapest_usd"] == report["cheapest_cost_usd"]
+    assert data["cost"]["steps_usd"] == report["cost_usd"]
+    assert "by the caller's plan" in data["text"]
+    assert "took over from alpha" in data["text"]
+    assert "nobody has rated it" in data["text"]
+
+
+async def test_only_who_may_read_an_answer_reads_the_reasons_of_its_plan(
+    gateway: GatewayStandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shelve_content(gateway.store)
+    gateway.store.rows = [row_of("run_mine", "acme", key="owner")]
+    gateway.store.shelf["why"] = b"Beta is good at sums."
+    _, events = played(1)
+    written = [replace(one.fact, why="why") if isinstance(one.fact, PlanStep) else one.fact for one in events]
+    told = Journal(b"salt", tuple([Event.of("run_mine", seq, 1.0, fact) for seq, fact in enumerate(written, 1)]))
+
+    async def journal(_run: str) -> Journal:
+        return told
+
+    monkeypatch.setattr(gateway.store, "journal", journal)
+    states = {}
+    for name, scopes in (("owner", ["runs:read"]), ("other", ["runs:read"]), ("auditor", ["runs:read", "audit:read"])):
+        async with gateway.client(gateway.add_key(name, scopes=scopes)) as client:
+            reply = await client.get("/v1/runs/run_mine/explain")
+        states[name] = {step["reason"]["state"] for step in reply.json()["steps"]}
+        assert ("good at sums" in reply.text) is (name != "other")
+    assert states == {"owner": {"given"}, "other": {"not_shown"}, "auditor": {"given"}}
