@@ -358,9 +358,11 @@ class RunRetention:
             await _repeat(lambda: self.look(stopping), stopping, self._log_failure)
 
     async def look(self, stopping: asyncio.Event) -> None:
-        """Prune all runs whose time is over, unless another engine does. Pauses as long as it works."""
+        """Prune all runs whose time is over, unless another engine does. Pauses as long as it works. The windows of
+        budgets that ended so long ago are summed up."""
         if self._seconds is None or not self._context.timed() or not await self._turns.mine():
             return
+        await self._context.store.sum_up_budget_use(self._context.now() - self._seconds)
         query = prune_query(self._context.now(), self._seconds, self._remembered)
         if not (await self._context.store.count_prunable(query))[0]:
             return

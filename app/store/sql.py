@@ -520,6 +520,12 @@ class SqlStore:
     async def budget_use(self, id_: str, limit: int, account: str | None = None) -> tuple[BudgetUse, ...]:
         return await self._read(partial(budgets.use, id_=id_, limit=limit, account=account))
 
+    async def sum_up_budget_use(self, before: float) -> int:
+        windows = 0
+        while gone := await self._write(partial(budgets.sum_up, before=before)):
+            windows += gone
+        return windows
+
     async def budget_accounts(self, tenant: str, names: Mapping[Scope, str]) -> tuple[str, ...]:
         now = asyncio.get_running_loop().time()
         if now - self._budgeted_at > KNOWN_SECONDS:

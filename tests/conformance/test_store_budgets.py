@@ -11,6 +11,7 @@ from app.core.pool.budgets import Budget
 from app.core.run.events import CallFinished, CallIntended
 from app.core.run.notices import payload
 from app.errors import BudgetExhausted, NotFound
+from app.store.archive import AccountSums, open_archive
 from app.store.protocol import Appended, Entry, Ledger, Store
 from app.store.rows import runs as run_rows
 from app.store.sql import SqlStore
@@ -127,6 +128,28 @@ async def test_each_unknown_user_has_an_account_of_its_own(store: Store) -> None
     for run in ("of alice", "of bob"):
         await store.append(intend(run, "a", 800))
     assert await figures(store) == [(800, 0, 0), (800, 0, 0)]
+
+
+async def test_old_windows_are_summed_up_and_the_accounts_keep_their_sums(
+    store: SqlStore, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [1_700_000_000.0]
+    monkeypatch.setattr(run_rows, "clock", lambda _conn: now[0])
+    await begin(store, "run")
+    for call in ("a", "b", "c"):
+        await store.append(intend("run", call, 100))
+        await store.append(outcome("run", call, 100, 90))
+        now[0] += DAY_SECONDS
+    await store.append(intend("run", "d", 70))
+    open_since, now[0] = now[0], now[0] + DAY_SECONDS
+    assert await store.sum_up_budget_use(open_since - DAY_SECONDS) == 2
+    assert await store.sum_up_budget_use(now[0] + DAY_SECONDS) == 1
+    assert await store.sum_up_budget_use(now[0] + DAY_SECONDS) == 0
+    assert await figures(store) == [(70, 0, 0)]
+    await store.append(outcome("run", "d", 70, 60))
+    async with open_archive(database) as archive:
+        ((_, sums),) = (await archive.accounts()).items()
+    assert sums == AccountSums(spent=330, held=0, holds=0)
 
 
 async def test_a_call_is_settled_in_the_window_of_its_hold(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,6 +50,11 @@ class Budgets(Protocol):
         """The windows of a budget's accounts, or of one account, the newest first and the dearest of those first."""
         ...
 
+    async def sum_up_budget_use(self, before: float) -> int:
+        """Replace the windows that ended before this time (seconds since 1970), and in which nothing is held, by one
+        sum for each account. Returns how many windows that were."""
+        ...
+
     async def budget_accounts(self, tenant: str, names: Mapping[Scope, str]) -> tuple[str, ...]:
         """The accounts of a request with these names (see `core.pool.budgets.accounts`).
 

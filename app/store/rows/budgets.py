@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from sqlalchemy import Connection, and_, delete, or_, select, update
+from sqlalchemy import Connection, and_, delete, or_, select, tuple_, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from app.core.pool.budgets import EVERYBODY, Budget, Scope, accounts
@@ -12,6 +12,10 @@ from app.store.protocol import Actor, BudgetUse
 from app.store.rows.admin_events import note
 from app.store.sqlkit.tables import BUDGET_WINDOWS, BUDGETS
 
+EARLIER = 0
+"""The start of the row into which an account's old windows are summed up, so that the account's sums stay."""
+AT_ONCE = 5_000
+"""Windows that are summed up in one transaction."""
 _REPLACED = ("usd", "zone", "soft")
 
 
@@ -73,11 +77,35 @@ def accounts_of(conn: Connection, tenant: str, names: Mapping[Scope, str]) -> tu
 def use(conn: Connection, id_: str, limit: int, account: str | None) -> tuple[BudgetUse, ...]:
     """Windows of a budget, the newest first and the dearest of those first."""
     row = BUDGET_WINDOWS.c
-    query = select(*[row[name] for name in BudgetUse.__dataclass_fields__]).where(row.budget == id_)
+    columns = [row[name] for name in BudgetUse.__dataclass_fields__]
+    query = select(*columns).where(row.budget == id_, row.start > EARLIER)
     if account is not None:
         query = query.where(row.account == account)
     query = query.order_by(row.start.desc(), (row.spent + row.held).desc(), row.account).limit(limit)
     return tuple([BudgetUse(*found) for found in conn.execute(query)])
+
+
+def sum_up(conn: Connection, before: float) -> int:
+    """Add the windows that ended before this time, and of which nothing is held, to one row for each account, which
+    starts at `EARLIER`. At most `AT_ONCE` windows; returns how many."""
+    row = BUDGET_WINDOWS.c
+    over = (row.start > EARLIER, row.end < int(before), row.held == 0)
+    found = select(row.account, row.start, row.budget, row.spent, row.overrun).where(*over).limit(AT_ONCE)
+    gone = conn.execute(found.order_by(row.account, row.start).with_for_update(skip_locked=True)).all()
+    if not gone:
+        return 0
+    sums: dict[str, dict[str, Any]] = {}
+    for one in gone:
+        new = {"account": one.account, "start": EARLIER, "budget": one.budget, "end": EARLIER, "held": 0}
+        total = sums.setdefault(one.account, new | {"spent": 0, "overrun": 0})
+        total["spent"] += one.spent
+        total["overrun"] += one.overrun
+    conn.execute(delete(BUDGET_WINDOWS).where(tuple_(row.account, row.start).in_([(one[0], one[1]) for one in gone])))
+    insert = postgresql.insert if conn.dialect.name == "postgresql" else sqlite.insert
+    made = insert(BUDGET_WINDOWS).values(list(sums.values()))
+    added = {name: row[name] + made.excluded[name] for name in ("spent", "overrun")}
+    conn.execute(made.on_conflict_do_update(index_elements=[row.account, row.start], set_=added))
+    return len(gone)
 
 
 _COLUMNS = tuple([BUDGETS.c[name] for name in Budget.__dataclass_fields__])
