@@ -2,8 +2,8 @@
 
     BatonError
     ├ CallerError      blame the caller      InvalidRequest 400 · Unauthorized 401 · Forbidden 403 · NotFound 404
-    │                                        RunPruned 404 · TooSlow 408 · Conflict 409 · TooLarge 413
-    │                                        UnsupportedMedia 415 · OverQuota 429
+    │                                        RunPruned 404 · TooSlow 408 · Conflict, LegalHold 409
+    │                                        TooLarge 413 · UnsupportedMedia 415 · OverQuota 429
     ├ Overloaded       blame our size        503, always with Retry-After
     ├ ConfigInvalid    blame the operator    all faults of a file or of the environment at once; never leaves start-up
     ├ PlanRejected     blame the conductor   all reasons at once; 502 only where no fallback is left
@@ -141,6 +141,12 @@ class Conflict(CallerError):
 
     status = 409
     code = "conflict"
+
+
+class LegalHold(Conflict):
+    """A legal hold is in force, so nothing of this is erased; ask the operator."""
+
+    code = "legal_hold"
 
 
 class TooLarge(CallerError):

@@ -1,4 +1,5 @@
-"""Rules about keys, tenants, budgets and conductors: each is as the log of changes says, which agrees with itself.
+"""Rules about keys, tenants, budgets, legal holds and conductors: each is as the log of changes says,
+which agrees with itself.
 
 A key that was made before the log began has no making in it; from its first logged change on it is checked all the
 same. The log's records of keys are computed here again from the rows, by code that shares nothing with their writer.
@@ -22,7 +23,7 @@ DIGESTS = ("digest", "previous_digest")
 
 
 def administration(found: Administration, report: Report) -> Iterator[Violation]:
-    """Check every key, tenant, budget and change of a conductor against the log."""
+    """Check every key, tenant, budget, legal hold and change of a conductor against the log."""
     histories: defaultdict[tuple[str, str], list[Mapping[str, Any]]] = defaultdict(list)
     for event in found.events:
         histories[event["action"].partition(".")[0], event["target"]].append(event)
@@ -37,6 +38,9 @@ def administration(found: Administration, report: Report) -> Iterator[Violation]
     for row in found.budgets:
         record = {name: value for name, value in row.items() if name != "id"}
         yield from _agrees(f"budget {row['id']}", record, histories.pop(("budget", row["id"]), []))
+    for row in found.holds:
+        record = {name: value for name, value in row.items() if name != "id"}
+        yield from _agrees(f"hold {row['id']}", record, histories.pop(("hold", row["id"]), []))
     yield from _changes(found, histories)
     for (kind, name), history in histories.items():
         if kind != "conductor" and history[-1]["after"] is not None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from app.cli import event_loop, storage, terminal
 from app.cli.asked import Asked
 from app.engine.retention import Erased, erase_matching, runs_with_content
-from app.errors import ConfigInvalid
+from app.errors import ConfigInvalid, LegalHold
 from app.gateway.runs import cancel
 from app.process.config import Settings, read
 from app.store.protocol import ContentQuery, RunRow, Store
@@ -23,11 +23,11 @@ def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> i
         raise ConfigInvalid(["runs erase: say what to erase, with --run, --user, --tenant or --before"])
     if asked.run and any((asked.user, asked.tenant, asked.before)):
         raise ConfigInvalid(["runs erase: --run names one run; leave the other options out"])
-    event_loop.run(_erase(settings, asked, now))
-    return 0
+    return event_loop.run(_erase(settings, asked, now))
 
 
-async def _erase(settings: Settings, asked: Asked, now: Callable[[], float]) -> None:
+async def _erase(settings: Settings, asked: Asked, now: Callable[[], float]) -> int:
+    """Erase, and return the exit status: 1 if something was left because a legal hold covers it."""
     before = now() - asked.before if asked.before else None
     query = ContentQuery(tenant=asked.tenant, user=asked.user, before=before)
     async with storage.opened(settings) as store:
@@ -37,16 +37,18 @@ async def _erase(settings: Settings, asked: Asked, now: Callable[[], float]) -> 
                 terminal.print_json({"runs": found, "erased": False})
             else:
                 terminal.out().print(f"The content of {found:,} runs would be erased.")
-            return
+            return 0
         patience = END_SECONDS + settings.lease_seconds
         if asked.run:
             erased = await _erase_one(store, asked.run, patience, now)
         else:
             erased = await _erase_all(store, query, patience, now)
     if asked.json:
-        terminal.print_json({"runs": erased.runs, "erased": True, "overwritten": erased.overwritten})
+        done = {"runs": erased.runs, "erased": True, "overwritten": erased.overwritten}
+        terminal.print_json({**done, "held": dict(erased.held)} if erased.held else done)
     else:
         terminal.out().print(_report(settings, erased), soft_wrap=True)
+    return 1 if erased.held else 0
 
 
 async def _erase_all(store: Store, query: ContentQuery, patience: float, now: Callable[[], float]) -> Erased:
@@ -57,15 +59,26 @@ async def _erase_all(store: Store, query: ContentQuery, patience: float, now: Ca
         await asyncio.sleep(await store.retire_content_keys(query.tenant, now()))
     erased = await erase_matching(store, query, lambda rows: _end(store, rows, patience, now()))
     if whole and query.tenant is not None:
-        await store.destroy_content_keys(query.tenant)
+        await _destroy_keys(store, query.tenant)
     return erased
+
+
+async def _destroy_keys(store: Store, tenant: str) -> None:
+    """Destroy a tenant's content keys, unless a legal hold needs them."""
+    try:
+        await store.destroy_content_keys(tenant)
+    except LegalHold as error:
+        terminal.err().print(f"The tenant's content keys are kept: {error.message}", markup=False, soft_wrap=True)
 
 
 async def _erase_one(store: Store, wanted: str, patience: float, now: Callable[[], float]) -> Erased:
     row = await storage.find(store, wanted)
+    if hold := (await store.held([row.id])).get(row.id):
+        raise LegalHold(f"The legal hold {hold} covers the run, so it is not erased; `baton holds ls` shows it.")
     if row.ended_at is None:
         await _end(store, [row], patience, now())
-    return Erased(await store.erase_contents([row.id]), await store.overwrite_erased())
+    erased = await store.erase_contents([row.id])
+    return Erased(erased, await store.overwrite_erased(), await store.held([row.id]))
 
 
 async def _end(store: Store, rows: Sequence[RunRow], patience: float, now: float) -> None:
@@ -77,6 +90,9 @@ async def _end(store: Store, rows: Sequence[RunRow], patience: float, now: float
 
 def _report(settings: Settings, erased: Erased) -> str:
     told = f"The content of {erased.runs:,} runs is erased; their journals remain."
+    if erased.held:
+        names = ", ".join(sorted(set(erased.held.values())))
+        told = f"{told} {len(erased.held):,} runs are left as they are: legal holds cover them ({names})."
     if erased.overwritten:
         return f"{told} Nothing of it is left in the database's files."
     if settings.database_url.startswith("sqlite"):

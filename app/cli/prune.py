@@ -55,6 +55,8 @@ def _name(prefix: str) -> str:
 def _report(settings: Settings, done: Pruned) -> None:
     console = terminal.out()
     console.print(f"{done.runs:,} runs with {done.events:,} events were pruned.")
+    if done.held:
+        console.print(f"{len(done.held):,} runs were kept because a legal hold covers them; see `baton holds ls`.")
     if settings.archive:
         console.print(f"Their journals are in {len(done.files):,} files:", *done.files, sep="\n", soft_wrap=True)
     for name in done.damaged:

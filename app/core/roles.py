@@ -24,10 +24,12 @@ SCOPES: Final[Mapping[str, str]] = {
     "conductors:read": "read the versions of conductors",
     "conductors:write": "choose the version that conducts",
     "changes:read": "read who changed what",
+    "holds:read": "list legal holds",
+    "holds:write": "place and release legal holds",
     "admin": "every scope",
 }
 """Every scope with what it permits."""
-SERVICE_WIDE: Final = frozenset({"tenants:write", "conductors:write"})
+SERVICE_WIDE: Final = frozenset({"tenants:write", "conductors:write", "holds:write"})
 """Scopes that need a key of all tenants."""
 ROLES: Final[Mapping[str, frozenset[str]]] = {
     "owner": frozenset({"admin"}),
@@ -46,6 +48,7 @@ ROLES: Final[Mapping[str, frozenset[str]]] = {
             "conductors:read",
             "conductors:write",
             "changes:read",
+            "holds:read",
         }
     ),
     "auditor": frozenset(
@@ -60,6 +63,7 @@ ROLES: Final[Mapping[str, frozenset[str]]] = {
             "policy:read",
             "conductors:read",
             "changes:read",
+            "holds:read",
         }
     ),
     "developer": frozenset({"runs:write", "runs:read", "spend:read", "workers:read", "policy:read", "conductors:read"}),

@@ -8,16 +8,19 @@ Pruning removes the whole run, journal and ratings included, once it has ended. 
 left. Where there is an archive, the journal is written there and read back before its rows go; if that fails, they
 stay.
 
+Runs that a legal hold covers are left as they are. The statements that erase and delete see to that; see
+`app/store/rows/holds.py`.
+
 Both go on in pages and short transactions, so that writers of other runs hardly wait.
 """
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Protocol
 
 import orjson
 
@@ -28,7 +31,7 @@ from app.errors import ArchiveUnavailable, OursError, StoreUnavailable
 from app.store.archive import Archive, Record, place
 from app.store.archive_files import ArchiveFiles, open_archive_files
 from app.store.journal_file import CompressedJournals
-from app.store.protocol import ContentQuery, Once, PrunedRun, PruneQuery, Retention, RunRow
+from app.store.protocol import ContentQuery, Holds, Once, PrunedRun, PruneQuery, Retention, RunRow
 
 PAGE = 200
 """Runs that are looked through at a time."""
@@ -64,6 +67,12 @@ class Erased:
     runs: int
     overwritten: bool
     """True if the erased bytes are gone from the database's files; see `Retention.overwrite_erased`."""
+    held: Mapping[str, str] = field(default_factory=dict)
+    """The runs that were left as they are because a legal hold covers them, each with the hold's id."""
+
+
+class Erasable(Retention, Holds, Protocol):
+    """The part of the store that an erasure needs."""
 
 
 async def runs_with_content(store: Retention, query: ContentQuery) -> AsyncIterator[tuple[RunRow, ...]]:
@@ -78,17 +87,22 @@ async def runs_with_content(store: Retention, query: ContentQuery) -> AsyncItera
         following = page.following
 
 
-async def erase_matching(store: Retention, query: ContentQuery, end: End) -> Erased:
-    """Erase the content of all runs that a query selects. Those that are open are ended first, as far as possible.
+async def erase_matching(store: Erasable, query: ContentQuery, end: End) -> Erased:
+    """Erase the content of all runs that a query selects, but those under a legal hold. Those that are open are ended
+    first, as far as possible.
 
     A run that does not end in time is erased all the same: nothing of it is stored from then on, and it fails.
     """
     erased = 0
+    held: dict[str, str] = {}
     async for rows in runs_with_content(store, query):
-        if open_rows := [row for row in rows if row.ended_at is None]:
+        names = [row.id for row in rows]
+        theirs = await store.held(names)
+        if open_rows := [row for row in rows if row.ended_at is None and row.id not in theirs]:
             await end(open_rows)
-        erased += await store.erase_contents([row.id for row in rows])
-    return Erased(erased, await store.overwrite_erased())
+        erased += await store.erase_contents(names)
+        held |= await store.held(names)
+    return Erased(erased, await store.overwrite_erased(), held)
 
 
 # -- pruning
@@ -114,6 +128,9 @@ class Pruned:
 
     runs: int = 0
     events: int = 0
+    held: dict[str, str] = field(default_factory=dict)
+    """Runs that were left as they are because a legal hold covers them, each with the hold's id, as far as the search
+    came upon them."""
     damaged: list[str] = field(default_factory=list)
     """Runs that were left as they are because their journal has a gap or a body that is not JSON."""
     files: list[str] = field(default_factory=list)
@@ -137,7 +154,7 @@ class Pruning:
 
     def __init__(
         self,
-        store: Retention,
+        store: Erasable,
         journals: Archive,
         archiving: Archiving | None,
         *,
@@ -183,7 +200,11 @@ class Pruning:
             read_any = True
             self._after = place(page[-1])
             whole: list[Record] = []
+            held = await self._store.held([str(one.row["id"]) for one in page])
+            self.done.held |= held
             for one in page:
+                if one.row["id"] in held:
+                    continue
                 if _is_whole(one):
                     whole.append(one)
                 else:
@@ -293,7 +314,9 @@ class ContentRetention:
         self._seconds = seconds
         self._turns = _Turns(context, ERASING)
         self._place: tuple[float, str] | None = None
-        """Where the next look begins: all runs before it are erased."""
+        """Where the next look begins: all runs before it are erased, but those that a legal hold covered."""
+        self._released = 0
+        """The number of legal holds that were released before the runs up to that place were looked at."""
 
     async def run(self, stopping: asyncio.Event) -> None:
         """Look again and again, until the process stops."""
@@ -305,6 +328,7 @@ class ContentRetention:
         database has half of its time for runs."""
         if self._seconds is None or not self._context.timed() or not await self._turns.mine():
             return
+        await self._begin_again_after_a_release()
         query = ContentQuery(before=self._context.now() - self._seconds)
         following, all_ended, erased = self._place, True, 0
         while not stopping.is_set():
@@ -323,6 +347,13 @@ class ContentRetention:
             await self._context.store.overwrite_erased()
             self._context.telemetry.count("baton_contents_erased_total", by=erased)
             self._log(logging.INFO, "The content of runs was erased because its time is over.", count=erased)
+
+    async def _begin_again_after_a_release(self) -> None:
+        """Look at all runs again once a legal hold was released, because some were passed over for its sake."""
+        released = await self._context.store.released_holds()
+        if released != self._released:
+            self._released = released
+            self._place = None
 
     def _log_failure(self, error: OursError) -> None:
         self._log(logging.WARNING, "Expired content waits for the database.", error=error.public_code)

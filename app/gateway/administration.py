@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from fastapi import APIRouter, FastAPI
 
-from app.gateway.admin import budgets, keys, people, policy, pool, requests, tenants
+from app.gateway.admin import budgets, holds, keys, people, policy, pool, requests, tenants
 from app.gateway.admin.context import AdminContext
 from app.gateway.app import Application
 from app.gateway.http import health
@@ -29,6 +29,7 @@ def create_admin(context: AdminContext) -> FastAPI:
         keys.routes(context, access),
         tenants.routes(context, access),
         budgets.routes(context, access),
+        holds.routes(context, access),
         pool.routes(context, access),
         policy.routes(context, access),
         health.routes(context.gateway),

@@ -52,6 +52,7 @@ from app.store.sqlkit.tables import (
     EVENTS,
     FEEDBACK,
     FORMS,
+    HOLDS,
     KEYS,
     PRUNED_RUNS,
     RUNS,
@@ -105,11 +106,13 @@ class AccountSums:
 
 @record(frozen=True, slots=True)
 class Administration:
-    """The rows of keys, tenants and budgets, the changes of conductors' versions, and the log of all, oldest first."""
+    """The rows of keys, tenants, budgets and legal holds, the changes of conductors' versions, and the log of all, the
+    oldest first."""
 
     keys: tuple[Mapping[str, Any], ...]
     tenants: tuple[Mapping[str, Any], ...]
     budgets: tuple[Mapping[str, Any], ...]
+    holds: tuple[Mapping[str, Any], ...]
     changes: tuple[Change, ...]
     events: tuple[Mapping[str, Any], ...]
     since: float
@@ -321,6 +324,7 @@ def _administration(conn: Connection) -> Administration:
         keys=tuple(_columns(row) for row in conn.execute(select(KEYS)).mappings()),
         tenants=tuple(_columns(row) for row in conn.execute(select(TENANTS)).mappings()),
         budgets=tuple(_columns(row) for row in conn.execute(select(BUDGETS)).mappings()),
+        holds=tuple(_columns(row) for row in conn.execute(select(HOLDS)).mappings()),
         changes=tuple(Change(**row._mapping) for row in changes),
         events=tuple(_columns(row) for row in events.mappings()),
         since=float(since),

@@ -35,6 +35,7 @@ from app.store.protocol import (
     Due,
     Entry,
     Held,
+    Hold,
     Journal,
     KeyRow,
     Lapsed,
@@ -57,6 +58,7 @@ from app.store.rows import (
     conductor_changes,
     content,
     feedback,
+    holds,
     idempotency,
     keys,
     notices,
@@ -281,7 +283,7 @@ class SqlStore:
 
     async def erase_of(self, run: str, tenant: str | None) -> bool:
         """Erase the content of a run, if it is this tenant's (None: any tenant's)."""
-        erased = partial(content.erase_one, statements=self._statements, run=run, tenant=tenant)
+        erased = partial(content.erase_one, statements=self._statements, run=run, tenant=tenant, opened=self._opened)
         known = await self._write(erased)
         self._journals.forget(run)
         await self._runner.empty_log()
@@ -298,11 +300,27 @@ class SqlStore:
     async def erase_contents(self, runs: Sequence[str]) -> int:
         erased = 0
         for group in await self._read(partial(retention.groups, runs=runs)):
-            erased += await self._write(partial(content.erase, statements=self._statements, runs=group))
+            work = partial(content.erase, statements=self._statements, runs=group, opened=self._opened)
+            erased += await self._write(work)
             for run in group:
                 self._journals.forget(run)
             await asyncio.sleep(0)
         return erased
+
+    async def place_hold(self, hold: Hold, *, by: Actor = PROCESS) -> Hold:
+        return await self._write(partial(holds.place, hold=hold, by=by))
+
+    async def release_hold(self, id_: str, at: float, *, by: Actor = PROCESS) -> Hold:
+        return await self._write(partial(holds.release, id_=id_, at=at, by=by))
+
+    async def holds(self) -> tuple[Hold, ...]:
+        return await self._read(holds.every)
+
+    async def held(self, runs: Sequence[str]) -> Mapping[str, str]:
+        return await self._read(partial(holds.on, runs=runs, opened=self._opened))
+
+    async def released_holds(self) -> int:
+        return await self._read(holds.released)
 
     async def count_prunable(self, query: PruneQuery) -> tuple[int, int]:
         return await self._read(partial(retention.count_prunable, query=query))
@@ -313,7 +331,8 @@ class SqlStore:
         time = asyncio.get_running_loop().time
         for group in retention.pruning_groups(runs, most):
             began = time()
-            gone = await self._write(partial(retention.prune, statements=self._statements, runs=group))
+            work = partial(retention.prune, statements=self._statements, runs=group, opened=self._opened)
+            gone = await self._write(work)
             for run in gone:
                 self._journals.forget(run)
             pruned += gone

@@ -10,6 +10,7 @@ import pytest
 
 from app.engine.retention import ContentRetention
 from app.process.wiring import Runtime
+from app.store.protocol import Hold
 from tests.harness.callers import calling, key_of
 from tests.harness.in_process import pool_text, running_service
 from tests.harness.waiting import until
@@ -54,6 +55,24 @@ async def test_content_is_erased_when_its_run_has_ended_and_its_time_is_over(
         await until(lambda: has_ended(opened, going_on))
         await retention.look(asyncio.Event())
         assert await erased(opened, going_on)
+
+
+async def test_runs_under_a_legal_hold_are_passed_over_until_it_is_released(stub: ProviderStub, tmp_path: Path) -> None:
+    async with running_service(tmp_path, pool_text(stub)) as opened, with_key(opened) as client:
+        store = opened.context.store
+        held, free = await ask(client), await ask(client)
+        await store.place_hold(Hold("hold_1", "run", held, "", "case 12", placed_at=1.0, placed_by=""))
+        retention = ContentRetention(opened.context, seconds=MOMENT_SECONDS)
+        for _ in range(2):
+            await retention.look(asyncio.Event())
+            assert [await erased(opened, run) for run in (held, free)] == [False, True]
+        reply = await client.delete(f"/v1/runs/{held}")
+        assert (reply.status_code, reply.json()["error"]["code"]) == (409, "legal_hold")
+        assert "hold_1" in reply.json()["error"]["message"]
+        assert (await client.delete(f"/v1/responses/resp_{held}")).status_code == 409
+        await store.release_hold("hold_1", 2.0)
+        await retention.look(asyncio.Event())
+        assert await erased(opened, held)
 
 
 @pytest.mark.parametrize(("seconds", "another_engine"), [(None, False), (MONTH_SECONDS, False), (MOMENT_SECONDS, True)])

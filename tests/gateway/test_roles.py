@@ -142,13 +142,20 @@ ADMIN_BODIES: dict[str, dict[str, Any]] = {
     "/admin/v1/keys": {"name": "made"},
     "/admin/v1/tenants": {"name": "acme"},
     "/admin/v1/budgets": {"scope": "key", "name": "target", "period": "day", "usd": 1},
+    "/admin/v1/holds": {"scope": "tenant", "name": "acme", "reason": "a case"},
     "/admin/v1/policy/diff": {"pool": "[workers]"},
     "/admin/v1/policy/check": {"pool": "[workers]"},
     "/admin/v1/policy/try": {"pool": "[workers]"},
     "/admin/v1/conductors/{conductor}/canary": {"version": "v1", "share": 0.5},
     "/admin/v1/conductors/{conductor}/promote": {"version": "v1"},
 }
-ADMIN_EXAMPLES = {"key": "target", "tenant": "acme", "budget": "acme/key/target/day", "conductor": "alpha"}
+ADMIN_EXAMPLES = {
+    "key": "target",
+    "tenant": "acme",
+    "budget": "acme/key/target/day",
+    "conductor": "alpha",
+    "hold": "hold_none",
+}
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from app.cli.commands import (
     budgets,
     conductor,
     content_keys,
+    holds,
     keys,
     learning,
     operations,
@@ -35,7 +36,7 @@ def command_line() -> Group:
     """Return the whole command line."""
     root = Group("baton", help=DESCRIPTION, context_settings={"help_option_names": ["-h", "--help"]})
     click.version_option(package_name="baton", prog_name="baton", message="%(prog)s %(version)s")(root)
-    first = (operations, keys, tenants, content_keys, budgets, webhooks, runs, policy)
+    first = (operations, keys, tenants, content_keys, budgets, webhooks, runs, holds, policy)
     for module in (*first, audit, learning, training, conductor):
         module.define(root)
     return root

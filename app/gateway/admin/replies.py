@@ -69,6 +69,30 @@ class TenantList(Listed):
     data: list[Tenant]
 
 
+class Hold(Reply):
+    """A legal hold. Times are seconds since 1970."""
+
+    object: Literal["hold"]
+    id: str
+    scope: Literal["run", "user", "tenant", "key"]
+    name: str
+    tenant: str
+    """The tenant whose runs it covers; empty for a user's runs in every tenant."""
+    reason: str
+    placed_at: float
+    placed_by: str
+    released_at: float | None
+    """Null while it is in force."""
+    released_by: str | None
+    in_force: bool
+
+
+class HoldList(Listed):
+    """Legal holds, the newest first."""
+
+    data: list[Hold]
+
+
 class ChangeEntry(Reply):
     """One change, with the fields before and after it; digests of secrets are hashed."""
 

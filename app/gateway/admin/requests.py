@@ -12,6 +12,7 @@ from app.gateway.openapi.replies import Error
 from app.gateway.wire.baton_options import Label, WireModel
 from app.gateway.wire.parameters import invalid_request
 from app.gateway.wire.query import EventNumber, Moment, Parameters, Text, Whole
+from app.store.protocol import HoldScope
 
 PAGE = 100
 """The most entries of a page, and the number where none is asked for."""
@@ -87,6 +88,18 @@ class BudgetRequest(WireModel):
     """A time zone of the IANA database, by whose clocks periods begin."""
     soft: Annotated[float, Field(gt=0, lt=1)] | None = None
     """The share of the amount at which a warning is given."""
+
+
+class HoldRequest(WireModel):
+    """A legal hold. It covers runs of before and of after its beginning."""
+
+    scope: HoldScope
+    name: Annotated[str, StringConstraints(min_length=1, max_length=2_000)]
+    """The run's id, the user as requests name it, the tenant's name, or the key's id."""
+    reason: Annotated[str, StringConstraints(min_length=1, max_length=2_000)]
+    """Why nothing of it may be erased."""
+    tenant: TenantName | None = None
+    """Where the scope is `user`: the tenant whose runs are held; every tenant's if it is left out."""
 
 
 class PoolRequest(WireModel):
@@ -165,6 +178,19 @@ class BudgetFilters(Parameters):
     """`next` of the page before."""
 
 
+class HoldFilters(Parameters):
+    """Which legal holds are listed."""
+
+    tenant: Text | None = None
+    """Holds on runs of this tenant."""
+    in_force: bool | None = None
+    """False: those that were released; true: the others."""
+    limit: Limit = PAGE
+    """The most holds of a page."""
+    after: Text | None = None
+    """`next` of the page before."""
+
+
 class SpendFilters(Parameters):
     """The window of a report on spending, and what it is grouped by."""
 
@@ -186,6 +212,7 @@ BODIES: Final = (
     NoFields,
     TenantRequest,
     BudgetRequest,
+    HoldRequest,
     PoolRequest,
     TrialRequest,
     VersionRequest,

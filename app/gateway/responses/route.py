@@ -263,10 +263,10 @@ def _ends(router: APIRouter, context: GatewayContext, keys: Keys, idempotency: I
         operation_id="delete_response",
         summary="Delete a response and its content.",
         response_model=response_replies.DeletedResponse,
-        responses=operations.replies(*operations.READING),
+        responses=operations.replies(*operations.READING, 409),
     )
     async def delete_response(response: ResponseId, caller: writer) -> Response:
-        """Its run is cancelled if it goes on; the journal keeps what is no content."""
+        """Its run is cancelled if it goes on; the journal keeps what is no content. A legal hold forbids it (409)."""
         told, _ = await _of_tenant(context, response, caller)  # whoever may erase a run may delete its response
         store = context.store.of_tenant(caller.tenant)
         row = await store.run(told.subject.state.run)

@@ -216,12 +216,13 @@ def _acts(router: APIRouter, context: GatewayContext, keys: Keys, idempotency: I
         operation_id="erase_run",
         summary="Erase a run's content.",
         response_model=run_replies.ErasedRun,
-        responses=operations.replies(*operations.READING),
+        responses=operations.replies(*operations.READING, 409),
     )
     async def erase_run(found: visible) -> Response:
         """Texts, comments and the salt of their hashes are erased; the journal keeps what is no content.
 
-        It is cancelled first if it goes on. A run of any format can be erased; one that was erased stays so.
+        It is cancelled first if it goes on. A run of any format can be erased; one that was erased stays so. One that a
+        legal hold covers is not erased (409 `legal_hold`).
         """
         await cancel.stop(found.store, context.queue, found.row, context.now())
         if not await found.store.erase(found.row.id):  # it was pruned just now

@@ -24,6 +24,7 @@ from app.store.protocol.entries import (
     Projection,
     Shared,
 )
+from app.store.protocol.holds import Hold, Holds, HoldScope
 from app.store.protocol.idempotency import TAKEN, Once, RequestClaims
 from app.store.protocol.journal import (
     ERASED_TAGS,
@@ -81,6 +82,9 @@ __all__ = [
     "Due",
     "Entry",
     "Held",
+    "Hold",
+    "HoldScope",
+    "Holds",
     "Journal",
     "KeyRow",
     "Keys",
@@ -126,6 +130,7 @@ class Store(
     LeasesAndOutbox,
     Contents,
     Retention,
+    Holds,
     StepInputs,
     RequestClaims,
     Notices,

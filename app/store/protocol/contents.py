@@ -27,7 +27,7 @@ class Contents(ContentReads, Protocol):
 
     async def erase(self, run: str) -> bool:
         """Erase all content of a run, its salt and the comments on it. The journal stays. False if there is no such
-        run."""
+        run. Raises `LegalHold` if a hold covers it."""
         ...
 
     async def keep_catalog(self, digest: str, snapshot: Callable[[], bytes]) -> None:

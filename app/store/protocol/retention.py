@@ -67,18 +67,18 @@ class Retention(Protocol):
 
     async def erase_contents(self, runs: Sequence[str]) -> int:
         """Erase all content of these runs as `Contents.erase` does, in short transactions. Returns how many runs had
-        any."""
+        any. Runs that a legal hold covers are left out."""
         ...
 
     async def count_prunable(self, query: PruneQuery) -> tuple[int, int]:
-        """The number of runs that a query selects, and of their events."""
+        """The number of runs that a query selects, and of their events; without runs that a legal hold covers."""
         ...
 
     async def prune(self, runs: Sequence[tuple[PrunedRun, int]]) -> Sequence[str]:
         """Delete all rows of these runs in short transactions, but for one row each. Returns the runs that are gone.
 
         Each run comes with the revision in which its row was read. A run that is still open or that was changed since,
-        by the outcome of a late call or by an erasure, stays as it is.
+        by the outcome of a late call or by an erasure, stays as it is, and so does one that a legal hold covers.
         """
         ...
 

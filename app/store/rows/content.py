@@ -12,7 +12,7 @@ from sqlalchemy import Connection, bindparam, delete, func, select, tuple_, unio
 from sqlalchemy.dialects import postgresql, sqlite
 
 from app.store.protocol import ERASED_TAGS
-from app.store.rows import feedback, texts
+from app.store.rows import feedback, holds, texts
 from app.store.sqlkit.sealing import Open, place_of
 from app.store.sqlkit.statements import Row, SingleStatement, Statements, shared_parts
 from app.store.sqlkit.tables import CATALOGS, CONTENTS, RUNS, SHARED_CONTENTS, TAGS
@@ -67,16 +67,19 @@ def sizes(conn: Connection, runs: Sequence[str]) -> Mapping[str, int]:
     }
 
 
-def erase(conn: Connection, statements: Statements, runs: Sequence[str]) -> int:
+def erase(conn: Connection, statements: Statements, runs: Sequence[str], opened: Open) -> int:
     """Erase all content of these runs, their salts and the comments on them, and the texts that no other run names.
 
-    Returns how many still had a salt. The rows are locked in the order of their ids, as all writers of several runs
-    lock them.
+    Runs that a legal hold covers stay as they are. Returns how many still had a salt. The rows are locked in the order
+    of their ids, as all writers of several runs lock them. Raises `UnknownKeys`.
     """
+    holds.lock(conn)
     statements.plan_by_key(conn)
+    held = holds.on(conn, runs, opened)
+    runs = [run for run in runs if run not in held]
     owners = texts.lock_owners(conn, runs)
-    held = select(RUNS.c.id).where(RUNS.c.id.in_(runs), RUNS.c.salt.is_not(None)).order_by(RUNS.c.id).with_for_update()
-    known = conn.execute(held).scalars().all()
+    salted = select(RUNS.c.id).where(RUNS.c.id.in_(runs), RUNS.c.salt.is_not(None)).order_by(RUNS.c.id)
+    known = conn.execute(salted.with_for_update()).scalars().all()
     erased = update(RUNS).where(RUNS.c.id.in_(known))
     conn.execute(erased.values(salt=None, thread=None, revision=RUNS.c.revision + 1))
     delete_bodies(conn, runs, owners)
@@ -97,12 +100,17 @@ def delete_bodies(conn: Connection, runs: Sequence[str], owners: frozenset[int])
     conn.execute(delete(TAGS).where(TAGS.c.run.in_(runs), of_callers))
 
 
-def erase_one(conn: Connection, statements: Statements, run: str, tenant: str | None) -> bool:
-    """Erase as `erase` does. False if there is no such run, or if it is not this tenant's (None: any tenant's)."""
+def erase_one(conn: Connection, statements: Statements, run: str, tenant: str | None, opened: Open) -> bool:
+    """Erase as `erase` does. False if there is no such run, or if it is not this tenant's (None: any tenant's).
+
+    Raises `LegalHold` if a hold covers it.
+    """
+    holds.lock(conn)
     theirs = (RUNS.c.id == run,) if tenant is None else (RUNS.c.id == run, RUNS.c.tenant == tenant)
     if conn.execute(select(RUNS.c.id).where(*theirs)).first() is None:
         return False
-    erase(conn, statements, [run])
+    holds.refuse(conn, [run], opened)
+    erase(conn, statements, [run], opened)
     return True
 
 

@@ -5,6 +5,7 @@ from dataclasses import asdict
 
 from sqlalchemy import Connection, delete, insert, select, update
 
+from app.store.rows import holds
 from app.store.sqlkit.sealing import StoredKey
 from app.store.sqlkit.tables import CONTENT_KEYS
 
@@ -51,6 +52,11 @@ def retire(conn: Connection, tenant: str, at: float) -> int:
 
 
 def destroy(conn: Connection, tenant: str) -> tuple[str, ...]:
-    """Destroy a tenant's keys that are out of use. Returns their ids."""
+    """Destroy a tenant's keys that are out of use. Returns their ids.
+
+    Raises `LegalHold` if a hold may cover runs of the tenant, because all of its contents are lost with its keys.
+    """
+    holds.lock(conn)
+    holds.refuse_tenant(conn, tenant)
     mine = KEY.tenant == tenant, KEY.retired_at.is_not(None)
     return tuple(conn.execute(delete(CONTENT_KEYS).where(*mine).returning(KEY.id)).scalars())

@@ -4,25 +4,22 @@ transactions."""
 from collections.abc import Iterator, Mapping, Sequence
 
 import orjson
-from sqlalchemy import ColumnElement, Connection, bindparam, delete, false, func, insert, or_, select, tuple_, union_all
-from sqlalchemy.types import LargeBinary
+from sqlalchemy import ColumnElement, Connection, bindparam, delete, exists, func, insert, select, tuple_
 
-from app.core.message.task_body import BEGINNING
 from app.core.run.events import Kind
 from app.errors import NotFound
 from app.store.protocol import REQUEST_TAG, ContentPage, ContentQuery, PrunedRun, PruneQuery
-from app.store.rows import content, texts
+from app.store.rows import content, end_users, holds, texts
 from app.store.rows.runs import run_row
-from app.store.sqlkit.sealing import MAGIC, Open, place_of
+from app.store.sqlkit.sealing import Open
 from app.store.sqlkit.statements import Statements
 from app.store.sqlkit.tables import (
-    CONTENTS,
     EVENTS,
     FEEDBACK,
+    HOLDS,
     NOTICES,
     PRUNED_RUNS,
     RUNS,
-    SHARED_CONTENTS,
     TAGS,
     TICKETS,
 )
@@ -36,8 +33,6 @@ PRUNED_EVENTS = 500
 PRUNED_EVENTS_POSTGRES = 2_000
 """Most events that one transaction deletes on Postgres, where no writer of other runs waits for it."""
 
-IDENTIFIER = "safety_identifier"
-"""The other name, apart from `user`, by which a request names its end user."""
 TAGGED = (Kind.ADMITTED, Kind.RESUMED, Kind.PLAN_STEP)
 """The kinds of events that give a run its tags."""
 
@@ -61,47 +56,9 @@ def page(
     following = (rows[-1].created_at, rows[-1].id) if len(rows) == limit else None
     rows = [row for row in rows if not row.erased]
     if query.user is not None:
-        theirs = _of_user(conn, query.user, [row.id for row in rows], opened)
+        theirs = end_users.of_runs(conn, [query.user], [row.id for row in rows], opened)
         rows = [row for row in rows if row.id in theirs]
     return ContentPage(tuple(rows), following)
-
-
-def _of_user(conn: Connection, user: str, runs: Sequence[str], opened: Open) -> set[str]:
-    """Return the runs among `runs` whose task names the user.
-
-    The database looks for the bytes in which `task_to_json` names a user, so that only likely bodies are read, and
-    all that are encrypted. The tags of users are not asked: processes of earlier releases wrote none.
-    """
-    search = func.pg_catalog.position if conn.dialect.name == "postgresql" else func.instr
-    written = [f'"{name}":'.encode() + orjson.dumps(user) for name in ("user", IDENTIFIER)]
-
-    def mentions(body: ColumnElement[bytes]) -> ColumnElement[bool]:
-        sealed = func.substr(body, 1, len(MAGIC)) == bindparam(None, MAGIC, LargeBinary)
-        return or_(sealed, *[search(body, bindparam(None, value, LargeBinary)) > 0 for value in written])
-
-    whole, part = CONTENTS.c, SHARED_CONTENTS.c
-    likely = select(whole.run, whole.ref, whole.body, false(), false()).where(whole.run.in_(runs), mentions(whole.body))
-    has_parts = part.head.is_not(None), part.tail.is_not(None)
-    in_parts = select(part.run, part.ref, part.body, *has_parts).where(part.run.in_(runs), mentions(part.body))
-    found = conn.execute(union_all(likely, in_parts)) if runs else ()
-    tasks = [(run, opened(place_of(run, ref), bytes(body)), *has) for run, ref, body, *has in found]
-    return {run for run, body, *has in tasks if body is not None and _names(_without_texts(body, *has), user)}
-
-
-def _without_texts(body: bytes, has_head: bool, has_tail: bool) -> bytes:
-    """A task without its conversation and its last fields, where these are stored apart: it is JSON all the same."""
-    return (BEGINNING if has_head else b"") + bytes(body) + (b"}" if has_tail else b"")
-
-
-def _names(body: bytes, user: str) -> bool:
-    """True if this is a task of the user's, and not a text that has such words in it."""
-    try:
-        value = orjson.loads(body)
-    except orjson.JSONDecodeError:
-        return False
-    if not isinstance(value, dict) or "messages" not in value:
-        return False
-    return user in (value.get("user"), value.get("echoed", {}).get(IDENTIFIER))
 
 
 def groups(conn: Connection, runs: Sequence[str]) -> list[list[str]]:
@@ -127,7 +84,8 @@ def prunable(query: PruneQuery) -> tuple[ColumnElement[bool], ...]:
     """The conditions for a run that may be pruned. The first one has it found along the index of times."""
     row = RUNS.c
     over = (row.ended_at < query.ended_before, row.deadline < query.deadline_before)
-    return row.created_at < query.ended_before, *over
+    held = exists(select(HOLDS.c.id).where(holds.covers()).correlate(RUNS))
+    return row.created_at < query.ended_before, *over, ~held
 
 
 def count_prunable(conn: Connection, query: PruneQuery) -> tuple[int, int]:
@@ -150,13 +108,16 @@ def pruning_groups(runs: Sequence[tuple[PrunedRun, int]], most: int) -> Iterator
         yield group
 
 
-def prune(conn: Connection, statements: Statements, runs: Sequence[tuple[PrunedRun, int]]) -> list[str]:
-    """Replace all rows of these runs by one row each, except for runs that are open or have another revision.
+def prune(conn: Connection, statements: Statements, runs: Sequence[tuple[PrunedRun, int]], opened: Open) -> list[str]:
+    """Replace all rows of these runs by one row each, except for runs that are open, have another revision, or are
+    covered by a legal hold.
 
     Returns the runs that were pruned. Their rows are locked in the order of their ids.
     """
+    holds.lock(conn)
     statements.plan_by_key(conn)
-    given = {left.id: (left, revision) for left, revision in runs}
+    held = holds.on(conn, [left.id for left, _ in runs], opened)
+    given = {left.id: (left, revision) for left, revision in runs if left.id not in held}
     owners = texts.lock_owners(conn, list(given))
     ended = select(RUNS.c.id, RUNS.c.revision).where(statements.among(RUNS.c.id), RUNS.c.ended_at.is_not(None))
     rows = conn.execute(ended.order_by(RUNS.c.id).with_for_update(), {"ids": statements.values(list(given))}).all()

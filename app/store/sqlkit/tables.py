@@ -384,6 +384,22 @@ ADMIN_EVENTS = Table(
 Index("admin_events_by_target", ADMIN_EVENTS.c.target, ADMIN_EVENTS.c.seq)
 Index("admin_events_by_tenant", ADMIN_EVENTS.c.tenant, ADMIN_EVENTS.c.seq)
 
+# Legal holds. While one is in force, nobody erases or deletes what is stored of the runs that it covers.
+HOLDS = Table(
+    "holds",
+    METADATA,
+    Column("id", Text, primary_key=True),
+    Column("scope", Text, nullable=False),  # run, user, tenant or key
+    Column("name", Text, nullable=False),
+    Column("tenant", Text, nullable=False),  # empty for a user's runs in every tenant
+    Column("reason", Text, nullable=False),
+    Column("placed_at", Double, nullable=False),
+    Column("placed_by", Text, nullable=False),
+    Column("released_at", Double),  # NULL while it is in force
+    Column("released_by", Text),
+    sqlite_with_rowid=False,
+)
+
 # The requests, tokens and open runs of API keys, tenants and users that have limits (core/pool/rates.py). A window is
 # read and written under its row's lock.
 RATE_WINDOWS = Table(

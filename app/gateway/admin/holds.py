@@ -1,0 +1,97 @@
+"""`/admin/v1/holds`: legal holds, under which nobody erases or deletes what is stored of the runs that they cover."""
+
+from dataclasses import asdict
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Path, Query
+
+from app.errors import InvalidRequest
+from app.gateway.admin import replies
+from app.gateway.admin.context import AdminContext
+from app.gateway.admin.requests import HoldFilters, HoldRequest, NoFields, read
+from app.gateway.admin.responses import as_json, as_page
+from app.gateway.http.api_keys import Caller
+from app.gateway.http.auth import Keys
+from app.gateway.http.ingress import json_body
+from app.gateway.openapi import operations
+from app.store.protocol import Hold
+
+HoldId = Annotated[str, Path(alias="hold", description="The hold's id.")]
+
+
+def routes(context: AdminContext, keys: Keys) -> APIRouter:
+    """The routes of legal holds."""
+    router = APIRouter(prefix="/admin/v1/holds", tags=["holds"])
+    _lists(router, context, keys)
+    _changes(router, context, keys)
+    return router
+
+
+def _lists(router: APIRouter, context: AdminContext, keys: Keys) -> None:
+    @router.get(
+        "",
+        operation_id="list_holds",
+        summary="List legal holds, newest first.",
+        response_model=replies.HoldList,
+        responses=operations.replies(*operations.READING),
+    )
+    async def list_holds(
+        filters: Annotated[HoldFilters, Query()], caller: Annotated[Caller, keys.needs("holds:read")]
+    ) -> Any:
+        """Those on runs of the caller's tenant, the released ones included; for a caller of all tenants, every one."""
+        found = [one for one in await context.gateway.store.holds() if caller.sees(one.tenant)]
+        found = [one for one in found if filters.tenant in (None, one.tenant)]
+        found = [one for one in found if filters.in_force in (None, one.released_at is None)]
+        return as_page([_shown(one) for one in found], "id", filters.limit, filters.after)
+
+
+def _changes(router: APIRouter, context: AdminContext, keys: Keys) -> None:
+    writer = Annotated[Caller, keys.needs("holds:write")]
+
+    @router.post(
+        "",
+        operation_id="place_hold",
+        summary="Place a legal hold.",
+        response_model=replies.Hold,
+        responses=operations.replies(*operations.WRITING),
+        openapi_extra=operations.body(
+            "HoldRequest", example={"scope": "user", "name": "ann@example.com", "reason": "case 12/2026"}
+        ),
+    )
+    async def place_hold(caller: writer, given: Annotated[dict[str, object], json_body(context.gateway.bounds)]) -> Any:
+        """From the reply on, nothing of the runs that it covers is erased or deleted, until it is released."""
+        wanted = read(HoldRequest, given)
+        if wanted.tenant is not None and wanted.scope != "user":
+            raise InvalidRequest("Only a hold on a user has a tenant.", param="tenant", code="invalid_value")
+        asked = Hold(
+            id=context.gateway.name("hold"),
+            scope=wanted.scope,
+            name=wanted.name,
+            tenant=wanted.tenant or "",
+            reason=wanted.reason,
+            placed_at=context.gateway.now(),
+            placed_by=caller.actor.id,
+        )
+        return as_json(_shown(await context.gateway.store.place_hold(asked, by=caller.actor)))
+
+    @router.post(
+        "/{hold}/release",
+        operation_id="release_hold",
+        summary="Release a legal hold.",
+        response_model=replies.Hold,
+        responses=operations.replies(*operations.WRITING),
+        openapi_extra=operations.body("NoFields", required=False),
+    )
+    async def release_hold(
+        hold: HoldId,
+        caller: writer,
+        given: Annotated[dict[str, object], json_body(context.gateway.bounds, optional=True)],
+    ) -> Any:
+        """What no other hold covers may be erased again. The hold stays in the list, with the one who released it."""
+        read(NoFields, given)
+        released = await context.gateway.store.release_hold(hold, context.gateway.now(), by=caller.actor)
+        return as_json(_shown(released))
+
+
+def _shown(hold: Hold) -> dict[str, Any]:
+    return {"object": "hold", **asdict(hold), "in_force": hold.released_at is None}

@@ -1,0 +1,55 @@
+"""Legal holds: while one is in force, nobody erases or deletes what is stored of the runs that it covers."""
+
+from collections.abc import Mapping, Sequence
+from typing import Literal, Protocol
+
+from app.core.records import record
+from app.store.protocol.admin_events import PROCESS, Actor
+
+HoldScope = Literal["run", "user", "tenant", "key"]
+
+
+@record(frozen=True, slots=True)
+class Hold:
+    """One legal hold. It covers runs of before and of after its beginning. Times are seconds since 1970."""
+
+    id: str
+    scope: HoldScope
+    name: str
+    """The run's id, the user as requests name it, the tenant's name, or the public id of the key."""
+    tenant: str
+    """The tenant whose runs it covers; empty for a user's runs in every tenant."""
+    reason: str
+    placed_at: float
+    placed_by: str
+    released_at: float | None = None
+    """None while it is in force."""
+    released_by: str | None = None
+
+
+class Holds(Protocol):
+    """All verbs raise `StoreUnavailable`."""
+
+    async def place_hold(self, hold: Hold, *, by: Actor = PROCESS) -> Hold:
+        """Put a hold in force, in the name of `by`; as it is stored then. Raises `NotFound` if nothing has its name.
+
+        The tenant of a run's or a key's hold is found here. An erasure that is under way is waited for, and none that
+        begins later reaches what the hold covers.
+        """
+        ...
+
+    async def release_hold(self, id_: str, at: float, *, by: Actor = PROCESS) -> Hold:
+        """End a hold, and keep its row. One that was released already stays as it is. Raises `NotFound`."""
+        ...
+
+    async def holds(self) -> tuple[Hold, ...]:
+        """Every hold, those that were released included, the newest first."""
+        ...
+
+    async def held(self, runs: Sequence[str]) -> Mapping[str, str]:
+        """The runs among these that a hold covers, each with the id of one that does."""
+        ...
+
+    async def released_holds(self) -> int:
+        """The number of holds that were ever released: it grows when content may be erased that could not be before."""
+        ...

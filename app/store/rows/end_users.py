@@ -1,0 +1,63 @@
+"""The end users of runs, as far as the content of a run names them."""
+
+from collections.abc import Collection, Sequence
+
+import orjson
+from sqlalchemy import ColumnElement, Connection, bindparam, false, func, or_, select, union_all
+from sqlalchemy.types import LargeBinary
+
+from app.core.message.task_body import BEGINNING
+from app.store.sqlkit.sealing import MAGIC, Open, place_of
+from app.store.sqlkit.tables import CONTENTS, SHARED_CONTENTS
+
+IDENTIFIER = "safety_identifier"
+"""The other name, apart from `user`, by which a request names its end user."""
+MOST_SOUGHT = 50
+"""Most users whom the database itself looks for; for more, the tasks of all runs are read."""
+
+
+def of_runs(conn: Connection, users: Collection[str], runs: Sequence[str], opened: Open) -> dict[str, set[str]]:
+    """The runs among these whose task names one of the users, each with those it names. Raises `UnknownKeys`.
+
+    The database looks for the bytes in which `task_to_json` names a user, so that only likely bodies are read, and
+    all that are encrypted. The tags of users are not asked: processes of earlier releases wrote none.
+    """
+    if not users or not runs:
+        return {}
+    search = func.pg_catalog.position if conn.dialect.name == "postgresql" else func.instr
+    written = [f'"{name}":'.encode() for name in ("user", IDENTIFIER)]
+    if len(users) <= MOST_SOUGHT:
+        written = [begin + orjson.dumps(user) for begin in written for user in sorted(users)]
+
+    def mentions(body: ColumnElement[bytes]) -> ColumnElement[bool]:
+        sealed = func.substr(body, 1, len(MAGIC)) == bindparam(None, MAGIC, LargeBinary)
+        return or_(sealed, *[search(body, bindparam(None, value, LargeBinary)) > 0 for value in written])
+
+    whole, part = CONTENTS.c, SHARED_CONTENTS.c
+    likely = select(whole.run, whole.ref, whole.body, false(), false()).where(whole.run.in_(runs), mentions(whole.body))
+    has_parts = part.head.is_not(None), part.tail.is_not(None)
+    in_parts = select(part.run, part.ref, part.body, *has_parts).where(part.run.in_(runs), mentions(part.body))
+    found: dict[str, set[str]] = {}
+    for run, ref, stored, *has in conn.execute(union_all(likely, in_parts)):
+        body = opened(place_of(run, ref), bytes(stored))
+        theirs = _named(_without_texts(body, *has)) & set(users) if body is not None else set()
+        if theirs:
+            found[run] = theirs
+    return found
+
+
+def _without_texts(body: bytes, has_head: bool, has_tail: bool) -> bytes:
+    """A task without its conversation and its last fields, where these are stored apart: it is JSON all the same."""
+    return (BEGINNING if has_head else b"") + bytes(body) + (b"}" if has_tail else b"")
+
+
+def _named(body: bytes) -> set[str]:
+    """The users whom this task names; none if it is a text that only has such words in it."""
+    try:
+        value = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return set()
+    if not isinstance(value, dict) or "messages" not in value:
+        return set()
+    given = (value.get("user"), value.get("echoed", {}).get(IDENTIFIER))
+    return {user for user in given if isinstance(user, str)}

@@ -1,0 +1,157 @@
+"""Rows of legal holds, and the runs that they cover.
+
+Whoever erases content or deletes rows asks `on` or `refuse` in the same transaction, after `lock`: on Postgres it holds
+a lock together with others that whoever places a hold takes alone, so an erasure either is committed before the hold
+is placed or sees it. In SQLite writers exclude each other anyway. The lock is taken before any other.
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, Final
+
+from sqlalchemy import ColumnElement, Connection, and_, exists, func, insert, literal, or_, select, update
+
+from app.core.records import changed
+from app.errors import LegalHold, NotFound
+from app.store.protocol import USER_TAG, Actor
+from app.store.protocol.holds import Hold
+from app.store.rows import end_users
+from app.store.rows.admin_events import note
+from app.store.sqlkit.sealing import Open
+from app.store.sqlkit.tables import HOLDS, KEYS, RUNS, TAGS, TENANTS
+
+LOCK: Final = 0x6261746F6E686F6C
+"""The number of the advisory lock of all holds: `batonhol` in ASCII."""
+HOLD = HOLDS.c
+IN_FORCE = HOLD.released_at.is_(None)
+
+
+def lock(conn: Connection) -> None:
+    """Have nobody place a hold until the end of the transaction, which erases or deletes something."""
+    if conn.dialect.name == "postgresql":
+        conn.execute(select(func.pg_advisory_xact_lock_shared(literal(LOCK))))
+
+
+def place(conn: Connection, hold: Hold, by: Actor) -> Hold:
+    """Store a hold, after all erasures that are under way, and log it with its author. Raises `NotFound`."""
+    if conn.dialect.name == "postgresql":
+        conn.execute(select(func.pg_advisory_xact_lock(literal(LOCK))))
+    known = conn.execute(select(HOLDS).where(HOLD.id == hold.id)).one_or_none()
+    if known is not None:
+        return Hold(**known._mapping)
+    placed = changed(hold, tenant=_tenant(conn, hold), placed_by=by.id)
+    conn.execute(insert(HOLDS).values(_fields(placed) | {"id": placed.id}))
+    note(conn, by, "hold.placed", placed.id, tenant=placed.tenant, before=None, after=_fields(placed))
+    return placed
+
+
+def _tenant(conn: Connection, hold: Hold) -> str:
+    """The tenant whose runs a hold covers; empty for a user's in every tenant. Raises `NotFound`."""
+    if hold.scope == "user":
+        return hold.tenant
+    if hold.scope == "tenant":
+        named = (select(TENANTS.c.name), TENANTS.c.name), (select(KEYS.c.id), KEYS.c.tenant)
+        for query, column in (*named, (select(RUNS.c.id), RUNS.c.tenant)):
+            if conn.execute(query.where(column == hold.name).limit(1)).first() is not None:
+                return hold.name
+        raise NotFound("There is no tenant of this name.")
+    table = RUNS if hold.scope == "run" else KEYS
+    tenant: str | None = conn.execute(select(table.c.tenant).where(table.c.id == hold.name)).scalar_one_or_none()
+    if tenant is None or hold.tenant not in ("", tenant):
+        raise NotFound(f"There is no {hold.scope} of this id.")
+    return tenant
+
+
+def release(conn: Connection, id_: str, at: float, by: Actor) -> Hold:
+    """End a hold and log it with its author. One that was released already stays as it is. Raises `NotFound`."""
+    row = conn.execute(select(HOLDS).where(HOLD.id == id_).with_for_update()).one_or_none()
+    if row is None:
+        raise NotFound("There is no legal hold of this id.")
+    hold = Hold(**row._mapping)
+    if hold.released_at is not None:
+        return hold
+    released = changed(hold, released_at=at, released_by=by.id)
+    conn.execute(update(HOLDS).where(HOLD.id == id_).values(released_at=at, released_by=by.id))
+    note(conn, by, "hold.released", id_, tenant=hold.tenant, before=_fields(hold), after=_fields(released))
+    return released
+
+
+def _fields(hold: Hold) -> dict[str, Any]:
+    return {name: value for name, value in asdict(hold).items() if name != "id"}
+
+
+def every(conn: Connection) -> tuple[Hold, ...]:
+    """Every hold, the newest first."""
+    query = select(HOLDS).order_by(HOLD.placed_at.desc(), HOLD.id.desc())
+    return tuple([Hold(**row._mapping) for row in conn.execute(query)])
+
+
+def released(conn: Connection) -> int:
+    """The number of holds that were ever released."""
+    return conn.execute(select(func.count()).select_from(HOLDS).where(HOLD.released_at.is_not(None))).scalar_one()
+
+
+def covers() -> ColumnElement[bool]:
+    """The condition that a hold in force covers a run, as far as columns and tags tell.
+
+    A run of an earlier release has no tag of its user: `on` looks into its task as well.
+    """
+    tags = select(TAGS.c.run).where(TAGS.c.name == USER_TAG, TAGS.c.value == HOLD.name, TAGS.c.run == RUNS.c.id)
+    tagged = exists(tags.correlate(RUNS, HOLDS))
+    return and_(
+        IN_FORCE,
+        or_(
+            and_(HOLD.scope == "run", HOLD.name == RUNS.c.id),
+            and_(HOLD.scope == "tenant", HOLD.name == RUNS.c.tenant),
+            and_(HOLD.scope == "key", HOLD.name == RUNS.c.key),
+            and_(HOLD.scope == "user", HOLD.tenant.in_(("", RUNS.c.tenant)), tagged),
+        ),
+    )
+
+
+def on(conn: Connection, runs: Sequence[str], opened: Open) -> Mapping[str, str]:
+    """The runs among these that a hold covers, each with the id of one that does. Raises `UnknownKeys`."""
+    if not runs or conn.execute(select(HOLD.id).where(IN_FORCE).limit(1)).first() is None:
+        return {}
+    covering = select(RUNS.c.id, func.min(HOLD.id)).select_from(RUNS).join(HOLDS, covers())
+    query = covering.where(RUNS.c.id.in_(runs)).group_by(RUNS.c.id)
+    found = {run: hold for run, hold in conn.execute(query)}
+    rest = [run for run in runs if run not in found]
+    return found | _of_users(conn, rest, opened)
+
+
+def _of_users(conn: Connection, runs: Sequence[str], opened: Open) -> dict[str, str]:
+    """The runs among these that a hold on a user covers, by the content of their tasks."""
+    of_users: defaultdict[str, dict[str, str]] = defaultdict(dict)
+    query = select(HOLD.id, HOLD.name, HOLD.tenant).where(IN_FORCE, HOLD.scope == "user")
+    for id_, user, tenant in conn.execute(query):
+        of_users[user][tenant] = id_
+    named = end_users.of_runs(conn, of_users, runs, opened)
+    found: dict[str, str] = {}
+    tenants = select(RUNS.c.id, RUNS.c.tenant).where(RUNS.c.id.in_(named))
+    for run, tenant in conn.execute(tenants) if named else ():
+        for user in named[run]:
+            hold = of_users[user].get(tenant, of_users[user].get(""))
+            if hold is not None:
+                found[run] = hold
+    return found
+
+
+def refuse(conn: Connection, runs: Sequence[str], opened: Open) -> None:
+    """Raise `LegalHold` if a hold covers one of these runs."""
+    for hold in on(conn, runs, opened).values():
+        raise refusal(hold)
+
+
+def refuse_tenant(conn: Connection, tenant: str) -> None:
+    """Raise `LegalHold` if a hold may cover any run of this tenant."""
+    theirs = select(HOLD.id).where(IN_FORCE, HOLD.tenant.in_(("", tenant))).order_by(HOLD.id).limit(1)
+    hold = conn.execute(theirs).scalar_one_or_none()
+    if hold is not None:
+        raise refusal(hold)
+
+
+def refusal(hold: str) -> LegalHold:
+    """The error for something that a hold forbids."""
+    return LegalHold(f"The legal hold {hold} is in force, so nothing of this is erased; ask the operator.")

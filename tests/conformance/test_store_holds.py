@@ -1,0 +1,130 @@
+"""Legal holds: nothing that one covers is erased, pruned or deleted, on SQLite and on Postgres."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+import pytest
+from sqlalchemy import Connection, text
+from sqlalchemy.ext.asyncio import create_async_engine
+
+from app.errors import LegalHold, NotFound
+from app.store.protocol import USER_TAG, Actor, AdminEventQuery, ContentQuery, Hold, HoldScope, PruneQuery
+from app.store.rows import content
+from app.store.sql import SqlStore, open_store
+from app.store.sqlkit.runner import parse_url
+from tests.conformance.entries import Opener
+from tests.conformance.test_store_retention import asked, ended, fill, found, left_of
+from tests.harness.waiting import PATIENCE_SECONDS
+
+CLERK = Actor("clerk", "command")
+LATER = PruneQuery(ended_before=99.0, deadline_before=9e9)
+Work = Callable[[Connection], object]
+
+
+def hold(scope: HoldScope, name: str, tenant: str = "") -> Hold:
+    return Hold(f"hold_{scope}", scope, name, tenant, "case 12", placed_at=5.0, placed_by="")
+
+
+async def add_runs(store: SqlStore) -> None:
+    """Two runs that have ended: of ann in one tenant, and of bob in another one."""
+    tagged = replace(asked("mine"), tags=((USER_TAG, "ann"),))
+    await fill(store, [tagged, asked("other", "bob", tenant="else"), ended("mine", 2.0), ended("other", 2.0)])
+
+
+@pytest.mark.parametrize("scope", ["run", "user", "tenant", "key"])
+async def test_what_a_hold_covers_outlasts_every_way_of_removal(store: SqlStore, scope: HoldScope) -> None:
+    await add_runs(store)
+    row = await store.run("mine")
+    names = {"run": "mine", "user": "ann", "tenant": "tenant", "key": row.key}
+    if scope == "key":  # both runs have the key of the same name, which need not be stored
+        await store._write(lambda conn: conn.execute(text("UPDATE runs SET key = 'theirs' WHERE id = 'other'")))
+        await store._write(lambda conn: conn.execute(KEY_ROW, {"id": row.key}))
+    placed = await store.place_hold(hold(scope, names[scope]), by=CLERK)
+    assert placed.tenant == ("" if scope == "user" else "tenant")
+    assert await store.held(["mine", "other", "none"]) == {"mine": placed.id}
+    refs = [asked("mine").contents[0][0]]
+    assert await store.erase_contents(["mine", "other"]) == 1
+    with pytest.raises(LegalHold, match=placed.id):
+        await store.erase("mine")
+    with pytest.raises(LegalHold, match=placed.id):
+        await store.of_tenant("tenant").erase("mine")
+    with pytest.raises(LegalHold, match=placed.id):
+        await store.destroy_content_keys("tenant")
+    assert (await store.count_prunable(LATER))[0] == 1
+    assert await store.prune([await left_of(store, run) for run in ("mine", "other")]) == ["other"]
+    assert len(await store.contents("mine", refs)) == 1
+    assert await found(store, ContentQuery()) == ["mine"]
+
+    released = await store.release_hold(placed.id, 9.0, by=Actor("boss", "key"))
+    assert (released.released_at, released.released_by) == (9.0, "boss")
+    assert await store.release_hold(placed.id, 10.0) == released
+    assert (await store.holds(), await store.released_holds()) == ((released,), 1)
+    assert await store.erase("mine")
+    assert await store.prune([await left_of(store, "mine")]) == ["mine"]
+    logged = await store.admin_events(AdminEventQuery(target=placed.id))
+    assert [(one.action, one.actor) for one in logged] == [("hold.released", "boss"), ("hold.placed", "clerk")]
+
+
+KEY_ROW = text(
+    "INSERT INTO keys (id, tenant, name, digest, scopes, tiers, labels, created_at) "
+    "VALUES (:id, 'tenant', 'ci', '', '[]', '[]', '[]', 1.0)"
+)
+
+
+async def test_a_run_whose_user_has_no_tag_is_held_by_its_task(store: SqlStore) -> None:
+    """Releases before the tags of users wrote none, and a name may be too long for one."""
+    await fill(store, [asked("old"), asked("hashed", None, identifier="ann"), asked("bob", "bob"), ended("old", 2.0)])
+    await store.place_hold(hold("user", "ann", "tenant"), by=CLERK)
+    assert set(await store.held(["old", "hashed", "bob"])) == {"old", "hashed"}
+    assert await store.erase_contents(["old", "hashed", "bob"]) == 1
+    assert await store.prune([await left_of(store, "old")]) == []
+
+
+async def test_a_hold_on_a_user_of_one_tenant_leaves_the_same_name_of_another(store: SqlStore) -> None:
+    await fill(store, [asked("mine"), asked("theirs", tenant="else")])
+    await store.place_hold(hold("user", "ann", "else"), by=CLERK)
+    assert set(await store.held(["mine", "theirs"])) == {"theirs"}
+
+
+async def test_encrypted_tasks_are_held_by_their_user(database: str) -> None:
+    master = bytes(32)
+    async with (
+        open_store(database, content_keys=[master]) as store,
+        open_store(database, content_keys=[master]) as other,
+    ):
+        await fill(store, [asked("mine"), asked("bob", "bob")])
+        await other.place_hold(hold("user", "ann"), by=CLERK)
+        assert await other.erase_contents(["mine", "bob"]) == 1
+
+
+async def test_a_hold_names_something_that_there_is(store: SqlStore) -> None:
+    await add_runs(store)
+    for scope, name in (("run", "none"), ("tenant", "nobody"), ("key", "none")):
+        with pytest.raises(NotFound):
+            await store.place_hold(hold(scope, name), by=CLERK)  # type: ignore[arg-type]
+    with pytest.raises(NotFound):
+        await store.release_hold("none", 1.0)
+    assert await store.holds() == ()
+
+
+async def test_a_hold_is_placed_after_the_erasures_that_are_under_way(opener: Opener, database: str) -> None:
+    """An erasure that has asked for holds is committed before one is placed, so none is broken once it is in force."""
+    if database.startswith("sqlite"):
+        pytest.skip("SQLite has one writer at a time")
+    engine = create_async_engine(parse_url(database))
+    async with opener() as store, engine.connect() as conn:
+        await add_runs(store)
+        await conn.begin()
+        erased: Work = partial(content.erase, statements=store._statements, runs=["mine"], opened=store._opened)
+        await conn.run_sync(erased)
+        placing = asyncio.ensure_future(store.place_hold(hold("run", "other"), by=CLERK))
+        waits = text("SELECT count(*) > 0 FROM pg_stat_activity WHERE wait_event_type = 'Lock'")
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while not await store._read(lambda found: found.execute(waits).scalar_one()):
+                pass
+        assert not placing.done()
+        await conn.commit()
+        await placing
+    await engine.dispose()

@@ -1,0 +1,51 @@
+"""Legal holds by the admin API: who places, sees and releases them."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.gateway.test_admin import asked, refused
+from tests.harness.administration import AdminStandIn, administration
+
+CASE: dict[str, Any] = {"scope": "tenant", "name": "acme", "reason": "case 12"}
+
+
+@pytest.fixture
+async def admin(tmp_path: Path) -> AsyncIterator[AdminStandIn]:
+    async with administration(tmp_path) as opened:
+        yield opened
+
+
+async def test_a_hold_is_placed_listed_and_released_by_an_owner_of_all_tenants(admin: AdminStandIn) -> None:
+    await admin.add_key("mine")
+    async with admin.client(await admin.add_key("root", tenant="ops", all_tenants=True)) as client:
+        placed = await asked(client, "POST", "/holds", json=CASE)
+        assert (placed["tenant"], placed["placed_by"], placed["in_force"]) == ("acme", "root", True)
+        user = await asked(client, "POST", "/holds", json=CASE | {"scope": "user", "name": "ann"})
+        assert user["tenant"] == ""
+        released = await asked(client, "POST", f"/holds/{placed['id']}/release")
+        assert (released["released_by"], released["in_force"]) == ("root", False)
+        assert [one["id"] for one in (await asked(client, "GET", "/holds?in_force=true"))["data"]] == [user["id"]]
+        changes = (await asked(client, "GET", f"/changes?target={placed['id']}"))["data"]
+        assert [(one["action"], one["actor"]) for one in changes] == [
+            ("hold.released", "root"),
+            ("hold.placed", "root"),
+        ]
+        assert await refused(client, "POST", "/holds", json=CASE | {"name": "nobody"}) == (404, "not_found")
+        assert await refused(client, "POST", "/holds", json=CASE | {"tenant": "acme"}) == (400, "invalid_value")
+        unreasoned = {"scope": "tenant", "name": "acme"}
+        assert await refused(client, "POST", "/holds", json=unreasoned) == (400, "missing_required_parameter")
+        assert await refused(client, "POST", "/holds/none/release") == (404, "not_found")
+
+
+async def test_an_owner_of_one_tenant_sees_its_holds_and_changes_none(admin: AdminStandIn) -> None:
+    await admin.add_key("theirs", tenant="other")
+    async with admin.client(await admin.add_key("root", tenant="ops", all_tenants=True)) as client:
+        mine = await asked(client, "POST", "/holds", json={"scope": "tenant", "name": "other", "reason": "x"})
+        await asked(client, "POST", "/holds", json={"scope": "tenant", "name": "ops", "reason": "y"})
+    async with admin.client(await admin.add_key("boss", tenant="other")) as client:
+        assert [one["id"] for one in (await asked(client, "GET", "/holds"))["data"]] == [mine["id"]]
+        assert await refused(client, "POST", f"/holds/{mine['id']}/release") == (403, "insufficient_scope")
+        assert await refused(client, "POST", "/holds", json=CASE) == (403, "insufficient_scope")
