@@ -1,5 +1,8 @@
 """Budgets over several runs: their windows, and which of them concern a request."""
 
+import os
+import subprocess
+import sys
 from datetime import UTC, datetime
 from zoneinfo import ZoneInfo
 
@@ -69,3 +72,17 @@ def test_a_budget_of_ones_own_replaces_that_of_everybody_for_the_same_period() -
 def test_what_is_wrong_with_a_budget_is_said_all_at_once() -> None:
     assert faults(Budget("acme", "user", "*", "day", 5, "Europe/Berlin", 0.8)) == []
     assert len(faults(Budget("", "user", "", "day", -1, "Mars/Olympus", 1.5))) == 5
+
+
+def test_time_zones_are_known_where_the_host_has_none() -> None:
+    """A zone that one engine cannot read would fail each batch with an entry of that budget."""
+    program = "from app.core.pool.budgets import window; print(window('day', 'Europe/Berlin', 1_700_000_000.0).start)"
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=os.environ | {"PYTHONTZPATH": ""},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert int(done.stdout) == seconds(2023, 11, 14, 0)
