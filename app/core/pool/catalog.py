@@ -448,6 +448,61 @@ class ConductorSpec:
     selector: SelectorSpec | None = None
 
 
+ShadowMode = Literal["plan", "whole"]
+
+
+@record(frozen=True, slots=True)
+class ShadowSpec:
+    """What a share of a tier's runs is tried with a second time, after they have ended. No reply depends on it.
+
+    Exactly one of `tier`, `conductor` and `worker` is named: another tier, a version of the tier's own conductor, or
+    one worker that answers alone.
+    """
+
+    share: float
+    """The share of the tier's runs, above 0 and up to 1."""
+    tier: str = ""
+    conductor: str = ""
+    worker: str = ""
+    mode: ShadowMode = "whole"
+    """`plan`: the shadow is planned, and nothing of it is executed."""
+    usd_per_day: int = MILLION
+    """Micro-dollars that all shadows of the tier may spend in a day (UTC)."""
+    max_waiting: int = 100
+    """Runs that may wait for their shadow; further ones get none."""
+    except_tenants: frozenset[str] = frozenset()
+    except_keys: frozenset[str] = frozenset()
+    """Tenants, and public ids of API keys, whose runs get no shadow."""
+
+    @property
+    def subject(self) -> str:
+        """What is tried, in words: `tier baton-ultra`, `conductor mine-1a2b3c` or `worker old`."""
+        kinds = {"tier": self.tier, "conductor": self.conductor, "worker": self.worker}
+        return next(f"{kind} {name}" for kind, name in kinds.items() if name)
+
+
+@record(frozen=True, slots=True)
+class PromotionSpec:
+    """The conditions under which another conductor may take over a tier's runs, and under which it keeps them.
+
+    Each difference is that of the candidate less the live one; a condition holds if the unfavourable end of its
+    interval does. None: there is no such condition.
+    """
+
+    min_pairs: int = 200
+    """Comparisons below which nothing is decided."""
+    min_success_difference: float | None = None
+    """The least difference of the shares of successes: -0.02 allows two points less."""
+    max_cost_increase: float | None = None
+    """The most by which the mean cost may rise, as a share of the live one's."""
+    max_latency_increase: float | None = None
+    """The most by which the mean time may rise, as a share of the live one's."""
+    max_degraded: float | None = None
+    """The largest share of degraded runs."""
+    watch_hours: float = 72.0
+    """Hours after a promotion for which it is watched, and rolled back once a condition is breached."""
+
+
 @record(frozen=True, slots=True)
 class Tier:
     """The model as callers choose it. `efforts` maps each effort level to its limits and holds `effort`."""
@@ -459,6 +514,8 @@ class Tier:
     efforts: Mapping[str, Limits]
     effort: str = "medium"
     description: str = ""
+    shadow: ShadowSpec | None = None
+    promotion: PromotionSpec | None = None
 
 
 @record(frozen=True, slots=True)

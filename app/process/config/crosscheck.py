@@ -18,6 +18,7 @@ from app.process.config.entries import (
     LimitsEntry,
     ProviderEntry,
     RuleEntry,
+    ShadowEntry,
     TierEntry,
     WorkerEntry,
 )
@@ -209,6 +210,37 @@ def _tier(name: str, tier: TierEntry, draft: Fact) -> Iterator[Fault]:
     if conductor is not None and conductor not in draft.workers:
         yield ("tiers", name, "conductor", "worker"), _unknown("worker", conductor, draft.workers)
     yield from _embedding(name, tier, draft)
+    yield from _shadow(name, tier, draft)
+
+
+def _shadow(name: str, tier: TierEntry, draft: Fact) -> Iterator[Fault]:
+    """A shadow must be able to answer: a tier other than its own, a version of a conductor that is a model, or a
+    worker that writes."""
+    shadow = tier.shadow
+    if shadow is None:
+        return
+    place = ("tiers", name, "shadow")
+    if shadow.tier == name:
+        yield (*place, "tier"), "is the tier itself; name another one"
+    elif shadow.tier is not None and shadow.tier not in (*draft.tiers, *draft.workers):
+        yield (*place, "tier"), _unknown("tier", shadow.tier, draft.tiers)
+    worker = shadow_worker(shadow, draft)
+    if worker is not None and worker not in draft.workers:
+        yield (*place, "worker"), _unknown("worker", worker, draft.workers)
+    elif worker is not None and _embeds(worker, draft):
+        yield (*place, "worker"), f"the worker {worker} makes embeddings and cannot answer; name another one"
+    if shadow.conductor is not None and tier.conductor.kind != "model":
+        yield (*place, "conductor"), "is a version of a model, and no model conducts this tier; name a tier or a worker"
+    if worker is not None and shadow.mode == "plan":
+        yield (*place, "mode"), "has no effect with a worker that answers alone; remove it"
+
+
+def shadow_worker(shadow: ShadowEntry, draft: Fact) -> str | None:
+    """Return the worker that answers alone as a shadow, also one that stands in the place of a tier; None if none
+    does."""
+    if shadow.tier is not None and shadow.tier not in draft.tiers and shadow.tier in draft.workers:
+        return shadow.tier
+    return shadow.worker
 
 
 def _embedding(name: str, tier: TierEntry, draft: Fact) -> Iterator[Fault]:

@@ -25,9 +25,12 @@ from app.core.pool.catalog import (
     Limit,
     Limits,
     Price,
+    PromotionSpec,
     ProviderSpec,
     Route,
     SelectorSpec,
+    ShadowMode,
+    ShadowSpec,
     Template,
     WireFormat,
     Worker,
@@ -425,6 +428,60 @@ class EvaluationEntry(Entry):
         return Evaluation(self.arms, tuple(self.conductors))
 
 
+class ShadowEntry(Entry):
+    """`[tiers.NAME.shadow]`, or `shadow = "NAME"` with the name of a tier or of a worker."""
+
+    tier: str | None = None
+    conductor: Annotated[str, Field(min_length=1, max_length=200)] | None = None
+    worker: str | None = None
+    share: Annotated[Number, Field(gt=0, le=1, allow_inf_nan=False)] = 0.05
+    mode: ShadowMode = "whole"
+    usd_per_day: Dollars = MILLION
+    max_waiting: Annotated[int, Field(ge=1, le=10_000)] = 100
+    except_tenants: Names = []
+    except_keys: Names = []
+
+    @model_validator(mode="after")
+    def _names_one(self) -> "ShadowEntry":
+        if sum(one is not None for one in (self.tier, self.conductor, self.worker)) != 1:
+            raise ValueError("must name one of tier, conductor and worker; name what is to be tried")
+        return self
+
+    def core(self) -> ShadowSpec:
+        """The core record."""
+        return ShadowSpec(
+            share=self.share,
+            tier=self.tier or "",
+            conductor=self.conductor or "",
+            worker=self.worker or "",
+            mode=self.mode,
+            usd_per_day=self.usd_per_day,
+            max_waiting=self.max_waiting,
+            except_tenants=frozenset(self.except_tenants),
+            except_keys=frozenset(self.except_keys),
+        )
+
+
+class PromotionEntry(Entry):
+    """`[tiers.NAME.promotion]`: the conditions of a promotion; what is left out is no condition."""
+
+    min_pairs: Annotated[int, Field(ge=2, le=1_000_000)] = 200
+    min_success_difference: Annotated[Number, Field(ge=-1, le=1, allow_inf_nan=False)] | None = None
+    max_cost_increase: Annotated[Number, Field(gt=-1, le=1_000, allow_inf_nan=False)] | None = None
+    max_latency_increase: Annotated[Number, Field(gt=-1, le=1_000, allow_inf_nan=False)] | None = None
+    max_degraded: Annotated[Number, Field(ge=0, le=1, allow_inf_nan=False)] | None = None
+    watch_hours: Annotated[Number, Field(gt=0, le=720, allow_inf_nan=False)] = 72.0
+
+    def core(self) -> PromotionSpec:
+        """The core record."""
+        return PromotionSpec(**self.model_dump())
+
+
+def _shadow(value: object) -> object:
+    """`shadow = "NAME"` in full."""
+    return {"tier": value} if isinstance(value, str) else value
+
+
 class TierEntry(Entry):
     """`[tiers.NAME]`; the name is the model id that callers use. Without `fallback`, the pool's first worker is it."""
 
@@ -435,6 +492,8 @@ class TierEntry(Entry):
     description: str = ""
     limits: LimitsEntry = LimitsEntry()
     efforts: dict[Effort, LimitsEntry] = {}
+    shadow: Annotated[ShadowEntry | None, BeforeValidator(_shadow)] = None
+    promotion: PromotionEntry | None = None
 
 
 def levels(limits: LimitsEntry, efforts: Mapping[Effort, LimitsEntry]) -> dict[str, Limits]:

@@ -14,19 +14,20 @@ from typing import Any, TypeVar, get_args, get_origin
 
 from pydantic import SecretStr, ValidationError
 
-from app.core.pool.catalog import Catalog, Deadlines, ProviderSpec, Tier, Worker, attributes
+from app.core.pool.catalog import Catalog, Deadlines, ProviderSpec, ShadowSpec, Tier, Worker, attributes
 from app.core.pool.rules import Rule, bars
 from app.core.pool.snapshot import sealed
 from app.errors import ConfigInvalid
 from app.network import tls
 from app.process.config import lines
-from app.process.config.crosscheck import Fact, aliases_in_force, check, members
+from app.process.config.crosscheck import Fact, aliases_in_force, check, members, shadow_worker
 from app.process.config.entries import (
     ROUTE_FIELDS,
     Entry,
     EvaluationEntry,
     ProviderEntry,
     RuleEntry,
+    ShadowEntry,
     TierEntry,
     WorkerEntry,
     levels,
@@ -155,7 +156,15 @@ def _tier(name: str, entry: TierEntry, draft: Fact) -> Tier:
         efforts=levels(entry.limits, entry.efforts),
         effort=entry.effort,
         description=entry.description,
+        shadow=_shadow(entry.shadow, draft) if entry.shadow is not None else None,
+        promotion=entry.promotion.core() if entry.promotion is not None else None,
     )
+
+
+def _shadow(entry: ShadowEntry, draft: Fact) -> ShadowSpec:
+    """The shadow of a tier; a name that is of no tier is that of a worker."""
+    worker = shadow_worker(entry, draft)
+    return entry.core() if worker is None else replace(entry.core(), tier="", worker=worker)
 
 
 def _entries(
