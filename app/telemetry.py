@@ -70,6 +70,14 @@ COUNTERS: Mapping[str, tuple[str, tuple[str, ...]]] = {
         "Attempts beyond a step's first that the retry budget did not allow.",
         ("worker",),
     ),
+    "baton_shadow_cost_micro_usd_total": (
+        "What calls of shadows have cost, which no tenant's spending counts, in micro-dollars.",
+        ("worker",),
+    ),
+    "baton_shadows_total": (
+        "Runs that were drawn for a shadow, by what became of it: started, or why there was none.",
+        ("tier", "outcome"),
+    ),
     "baton_contents_erased_total": ("Runs whose content an engine erased because its time was over.", ()),
     "baton_runs_pruned_total": ("Runs that an engine deleted because their time was over.", ()),
     "baton_archive_failures_total": ("Times that pruning stopped because the archive could not be written.", ()),
@@ -99,6 +107,7 @@ GAUGES: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "baton_orphans_stranded": ("Runs without an owner that this process cannot take over.", ()),
     "baton_breaker_state": ("A worker's breaker: 0 closed, 1 half-open, 2 open (ejected).", ("worker",)),
     "baton_webhooks_pending": ("Webhooks of the whole service not yet delivered, counted up to 10,000.", ()),
+    "baton_shadows_waiting": ("Runs that wait for their shadow.", ("tier",)),
     "baton_selector_ratings": ("Ratings that a tier's selector has learned from.", ("tier",)),
     "baton_rehearsal": ("1 if no real provider is configured.", ()),
     "baton_pool_connections_in_use": ("Connections of this process that are in use.", ("pool",)),

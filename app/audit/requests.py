@@ -1,7 +1,7 @@
 """Rules about the worker of each call, its money, and the exact bytes of its request, checked against the pool's
 snapshot."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -87,6 +87,14 @@ def requests(run: Account, pools: Pools, report: Report) -> Iterator[Violation]:
 # -- admission
 
 
+def _members(run: Account, tier: Tier) -> Sequence[str]:
+    """The workers that a run of this tier may have: the tier's, or the one that answers alone as the tier's shadow."""
+    shadow = tier.shadow
+    if run.admitted.get("origin_kind") == "shadow" and run.admitted.get("plan") and shadow is not None:
+        return (shadow.worker,)
+    return tier.pool
+
+
 def _admission(run: Account, pools: Pools) -> Iterator[Violation]:
     """The run's pool and limits are within its tier's, and every worker in the pool may do some step of the task."""
     catalog = pools.catalog(run.admitted["catalog"])
@@ -94,7 +102,7 @@ def _admission(run: Account, pools: Pools) -> Iterator[Violation]:
     if catalog is None or tier is None:
         return
     pool, excluded = run.admitted["pool"], run.admitted["excluded"]
-    if not pool or sorted([*pool, *excluded]) != sorted(tier.pool):
+    if not pool or sorted([*pool, *excluded]) != sorted(_members(run, tier)):
         yield run.says("pool-outside-tier", 1, f"pool and excluded workers together are not those of {tier.name}")
     least = _least(run, catalog, tier)
     for name in pool:

@@ -73,7 +73,9 @@ def _print(figures: Mapping[str, Any], names: Mapping[str, str]) -> None:
     period = f"{_moment(figures['since'])} to {_moment(figures['until'])}"
     console.print(f"Runs admitted from {period} that have ended: {total['runs']:,}.", markup=False)
     console.print(
-        f"Left out: {left_out['open']:,} that go on, {left_out['previews']:,} that were only planned.", markup=False
+        f"Left out: {left_out['open']:,} that go on, {left_out['previews']:,} that were only planned, "
+        f"{left_out['shadows']:,} shadows.",
+        markup=False,
     )
     console.print(f"A success by {figures['success']}: {figures['definition']}", markup=False, soft_wrap=True)
     if figures["threshold"] is not None:

@@ -25,6 +25,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from app.engine.retention import ContentRetention, RunRetention, archiving
+from app.engine.runs.shadows import Shadows
 from app.errors import ConfigInvalid, OursError
 from app.gateway.app import create_app, create_probes
 from app.gateway.http.api_keys import adopt, mint
@@ -99,6 +100,7 @@ async def serve(loaded: Loaded, environ: Mapping[str, str], roles: Roles, announ
             retention = ContentRetention(opened.context, seconds=loaded.settings.retention_content_seconds)
             group.create_task(retention.run(stopping))
             group.create_task(_run_retention(opened, loaded.settings).run(stopping))
+            group.create_task(Shadows(opened.context, opened.drivers).run(stopping))
         try:
             if roles.gateway or loaded.settings.metrics_port is not None:
                 await _listen(opened, roles, stopping, announce)

@@ -19,6 +19,10 @@ Scope = Literal["key", "user", "team", "tenant"]
 Period = Literal["hour", "day", "month"]
 SCOPES: tuple[Scope, ...] = get_args(Scope)
 PERIODS: tuple[Period, ...] = get_args(Period)
+BudgetScope = Literal["key", "user", "team", "tenant", "shadow"]
+"""The scopes of budgets. Nobody's request names `shadow`: such a budget is that of the shadows of one tier."""
+ALL_TENANTS = "*"
+"""Stands in the place of a tenant in the budget of a tier's shadows."""
 EVERYBODY = "*"
 """The name of a budget that each key, user or team has which has none of its own."""
 TEAM_FIELD = "team"
@@ -34,11 +38,11 @@ class Budget:
     """The amount that may be spent in each window.
 
     `name` is the key's public id, the user or the team as requests name them, `*` for each of them that has no budget
-    of its own, and empty for the tenant.
+    of its own, empty for the tenant, and that of a tier for the shadows of its runs.
     """
 
     tenant: str
-    scope: Scope
+    scope: BudgetScope
     name: str
     period: Period
     usd: int
@@ -62,6 +66,11 @@ class Budget:
         if self.name == EVERYBODY:
             return f"the budget of each {self.scope} for {_article(self.period)}"
         return f"the budget of the {self.scope} {self.name} for {_article(self.period)}"
+
+
+def of_shadows(tier: str, usd: int) -> Budget:
+    """Return the budget of the shadows of a tier's runs, whoever's they are: so many micro-dollars in a day (UTC)."""
+    return Budget(ALL_TENANTS, "shadow", tier, "day", usd)
 
 
 def _article(period: Period) -> str:
@@ -125,13 +134,15 @@ def accounts(budgets: Iterable[Budget], names: Mapping[Scope, str]) -> tuple[str
     """
     chosen: dict[tuple[Scope, Period], Budget] = {}
     for budget in budgets:
+        if budget.scope == "shadow":  # of no request
+            continue
         place = (budget.scope, budget.period)
         wanted = names.get(budget.scope, "")
         if budget.scope == "tenant" or (budget.name == wanted and wanted != EVERYBODY):
             chosen[place] = budget
         elif budget.name == EVERYBODY:
             chosen.setdefault(place, budget)
-    return tuple(sorted(account(one, names.get(one.scope, "")) for one in chosen.values()))
+    return tuple(sorted(account(one, names.get(scope, "")) for (scope, _), one in chosen.items()))
 
 
 def faults(budget: Budget) -> list[str]:

@@ -453,7 +453,7 @@ ShadowMode = Literal["plan", "whole"]
 
 @record(frozen=True, slots=True)
 class ShadowSpec:
-    """What a share of a tier's runs is tried with a second time, after they have ended. No reply depends on it.
+    """The other tier, conductor or worker under which a share of a tier's runs is repeated after they have ended.
 
     Exactly one of `tier`, `conductor` and `worker` is named: another tier, a version of the tier's own conductor, or
     one worker that answers alone.
@@ -476,7 +476,7 @@ class ShadowSpec:
 
     @property
     def subject(self) -> str:
-        """What is tried, in words: `tier baton-ultra`, `conductor mine-1a2b3c` or `worker old`."""
+        """The name of what is tried, with its kind: `tier baton-ultra`, `conductor mine-1a2b3c` or `worker old`."""
         kinds = {"tier": self.tier, "conductor": self.conductor, "worker": self.worker}
         return next(f"{kind} {name}" for kind, name in kinds.items() if name)
 

@@ -20,6 +20,9 @@ from app.core.records import record
 
 NO_PRICE = "its price is not known, and a budget applies; write `price` in the pool file"
 NO_LOGPROBS = "tells no log-probabilities"
+PINNED = "another worker is pinned by the request"
+NOT_ALLOWED = "not in the request's allow list"
+DENIED = "in the request's deny list"
 REFUSALS: Mapping[str, str] = {name: f"takes no {name}" for name in SAMPLING}
 """The reason of a worker that refuses a sampling parameter, by parameter."""
 BLAMED: Mapping[str, str] = {NO_LOGPROBS: "logprobs", **{reason: name for name, reason in REFUSALS.items()}}
@@ -145,10 +148,10 @@ def _is_granted(card: Card, label: str) -> bool:
 
 def _overridden(name: str, overrides: Overrides) -> str | None:
     if overrides.pin is not None and name != overrides.pin:
-        return "another worker is pinned by the request"
+        return PINNED
     if overrides.allow and name not in overrides.allow:
-        return "not in the request's allow list"
-    return "in the request's deny list" if name in overrides.deny else None
+        return NOT_ALLOWED
+    return DENIED if name in overrides.deny else None
 
 
 def _refused(worker: Worker, sampling: Sampling) -> str | None:

@@ -159,6 +159,7 @@ class _Told:
         self.rounds: set[int] = set()
         self.tools = False
         self.preview = False
+        self.shadow = False
         for event in events:
             self._take(event.kind, event.body)
         self.step_calls = [call for call in self.calls.values() if call.step is not None]
@@ -187,6 +188,7 @@ class _Told:
             self.tools = True
         elif kind is Kind.ADMITTED:
             self.preview = bool(body.get("preview"))
+            self.shadow = body.get("origin_kind") == "shadow"
 
     def position(self, n: int | None) -> str:
         """The place of a step in its plan, from 0; `plan` for a call that plans, empty if the journal does not say."""
@@ -541,6 +543,7 @@ class Report:
         self._sources: dict[str, int] = {}
         self._open = 0
         self._previews = 0
+        self._shadows = 0
 
     def add(self, run: JournaledRun, prices: Prices | None) -> None:
         """Add a run, with the prices in its pool's snapshot; None where there is no such snapshot.
@@ -548,6 +551,9 @@ class Report:
         Raises `TooManyGroups`.
         """
         told = _Told(run.events)
+        if told.shadow:
+            self._shadows += 1
+            return
         if told.preview or not run.ended:
             self._previews += told.preview
             self._open += not told.preview
@@ -575,7 +581,7 @@ class Report:
             "threshold": self._wanted.threshold if self._wanted.success in KINDS else None,
             "definition": DEFINITIONS[self._wanted.success],
             "sources": dict(sorted(self._sources.items())),
-            "left_out": {"open": self._open, "previews": self._previews},
+            "left_out": {"open": self._open, "previews": self._previews, "shadows": self._shadows},
             "total": self._total.shown(),
             "groups": self._grouped(),
             "dearest": self._dearest.shown(),

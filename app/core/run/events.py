@@ -79,11 +79,18 @@ class RunAdmitted(Fact):
     origin_kind: OriginKind = optional("")
     origin_run: str = optional("")
     """The id of the run from which this one follows; empty where `origin_kind` is."""
+    shadow: bool = optional(True)
+    """False if the request wants no shadow of the run."""
 
     @property
     def trace(self) -> Trace:
         """The span of the request."""
         return Trace(self.traceparent, self.tracestate)
+
+    @property
+    def tried_version(self) -> str:
+        """The version of the conductor that this run tries as a shadow, whichever is in force; empty in other runs."""
+        return str(self.wire.get("conductor", "")) if self.origin_kind == "shadow" else ""
 
 
 @fact(Kind.CANCEL_ASKED)

@@ -59,7 +59,7 @@ ADAPTER_BROKE = "adapter_broke"
 class Purpose:
     """The facts from which a call's request can be composed again, and why this worker was called.
 
-    `CallIntended` explains the fields; the `tenant` is for metrics.
+    `CallIntended` explains the fields; the `tenant`, and whether the run is a `shadow`, are for metrics.
     """
 
     template: str = ""
@@ -71,6 +71,7 @@ class Purpose:
     despite: str = ""
     repairs: str = ""
     tenant: str = ""
+    shadow: bool = False
     watched: bool = False
     budgets: tuple[str, ...] = ()
     wanted_tokens: int = 0
@@ -595,7 +596,10 @@ class Attempt:
         telemetry.count("baton_tokens_total", name, "input", by=usage.input)
         telemetry.count("baton_tokens_total", name, "output", by=usage.output)
         telemetry.count("baton_cost_micro_usd_total", name, by=spent.usd)
-        telemetry.spend(self._purpose.tenant, spent.usd)
+        if self._purpose.shadow:
+            telemetry.count("baton_shadow_cost_micro_usd_total", name, by=spent.usd)
+        else:
+            telemetry.spend(self._purpose.tenant, spent.usd)
         telemetry.observe("baton_call_seconds", self._seconds, name)
 
 

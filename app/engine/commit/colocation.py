@@ -75,6 +75,11 @@ class StepStarter(Protocol):
     """The dispatcher of this process, as those who drive runs use it."""
 
     @property
+    def slots(self) -> int:
+        """The number of steps that it carries out at a time."""
+        ...
+
+    @property
     def free_slots(self) -> int:
         """The number of steps that it can begin now, beyond one for each run that is being taken."""
         ...

@@ -88,6 +88,8 @@ class Order:
     """Parameters that the request has and no worker honours, for the journal."""
     explore: bool = True
     """True if a selector may draw the plan at random."""
+    shadow: bool = True
+    """False if the run is to have no shadow."""
     on_disconnect: OnDisconnect | None = None
     """None: `finish` if there is a claim, by which the caller can come back, else `cancel`."""
     wire: Mapping[str, Any] = field(default_factory=dict)
@@ -355,4 +357,5 @@ def _admitted(
         budgets=order.budgets,
         origin_kind=order.origin_kind,
         origin_run=order.origin_run,
+        shadow=order.shadow,
     )

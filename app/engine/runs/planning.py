@@ -407,7 +407,7 @@ class Planner:
         if state.admitted.budgets and not known.priced:
             raise WorkerUnavailable(code="conductor_not_priced")
         self._lowers = known.declassifies
-        version = await self._context.version(worker, state.run)
+        version = state.admitted.tried_version or await self._context.version(worker, state.run)
         served = _served(known, version, within)
         sampling = Sampling(temperature=temperature, top_p=1.0 if temperature else None, max_tokens=max_tokens)
         form = Form(schema, strict=True) if schema else None
@@ -472,6 +472,7 @@ class Planner:
             rejected=self._ref(told.rejected),
             version=version or "",
             tenant=state.admitted.tenant,
+            shadow=state.admitted.origin_kind == "shadow",
             budgets=state.admitted.budgets,
         )
 

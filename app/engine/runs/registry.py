@@ -119,6 +119,12 @@ class Drivers:
         """True if a run can be taken at once."""
         return self.room > 0
 
+    @property
+    def is_quiet(self) -> bool:
+        """True while more than half of this engine's slots are free: work for which nobody waits then delays nobody."""
+        slots = self._bound if self.dispatcher is None else min(self._bound, self.dispatcher.slots)
+        return 2 * self.room > slots
+
     # -- taking runs
 
     async def admit(self, entry: Entry, state: RunState, salt: bytes, task: Task, conductor: Policy) -> None:

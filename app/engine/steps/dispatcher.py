@@ -120,6 +120,11 @@ class Dispatcher:
             self._take_run(ticket, self._forget)
 
     @property
+    def slots(self) -> int:
+        """The number of steps that this engine carries out at a time."""
+        return self._slots
+
+    @property
     def free_slots(self) -> int:
         """The number of steps that can be begun now."""
         return self._free() - self._taking() if self._group is not None else 0

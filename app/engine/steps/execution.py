@@ -432,6 +432,7 @@ class Execution:
                 despite=choice.despite,
                 repairs=flawed.call if flawed is not None else "",
                 tenant=state.admitted.tenant,
+                shadow=state.admitted.origin_kind == "shadow",
                 watched=watched,
                 budgets=state.admitted.budgets,
             ),

@@ -34,6 +34,8 @@ class LeftOut(Reply):
 
     open: int
     previews: int
+    shadows: int
+    """Runs that repeat others to compare them: `GET /v1/shadows/report` has their figures."""
 
 
 class OverRepresented(Reply):

@@ -90,6 +90,8 @@ class BatonOptions(WireModel):
     on_disconnect: Literal["cancel", "finish"] | None = None
     explore: bool = True
     """False: a selector takes what it holds for best, and leaves nothing to chance."""
+    shadow: bool = True
+    """False: the request is not tried a second time, under what its tier is compared with."""
 
 
 NO_OPTIONS: Final = BatonOptions()
@@ -148,6 +150,7 @@ def order_of(
         stream_steps=steps,
         ignored=ignored,
         explore=extension.explore,
+        shadow=extension.shadow,
         on_disconnect=extension.on_disconnect,
         wire={**wire, **({"steps": True} if steps else {})},
     )

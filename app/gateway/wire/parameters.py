@@ -92,7 +92,7 @@ PARAMETERS: Final[Mapping[str, Parameter]] = {
     "metadata": _honoured("Kept with the task: at most 16 entries of at most 64 and 512 characters."),
     "baton": _honoured(
         "Baton's extension: budget, pool, labels (which messages and parts may have, too), plan, stream_steps, "
-        "on_disconnect, explore."
+        "on_disconnect, explore, shadow."
     ),
     # Tools and formats of the answer.
     "tools": _honoured(

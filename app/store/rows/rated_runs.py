@@ -19,10 +19,14 @@ LookedAt = Callable[[Sequence[Event]], str]
 def of(
     conn: Connection, given: Sequence[Feedback], kinds: Sequence[Kind], looked_at: LookedAt, opened: Open
 ) -> tuple[Rated, ...]:
-    """The runs of these ratings, each with its events of these kinds and the content whose ref `looked_at` returns."""
+    """The runs of these ratings, each with its events of these kinds and the content whose ref `looked_at` returns.
+
+    Shadows are left out: nobody was given their answer, and the tier whose run they repeat is learned from that run.
+    """
     names = sorted({one.run for one in given})
+    counts = RUNS.c.origin_kind.is_distinct_from("shadow")
     columns = (RUNS.c.id, RUNS.c.tier, RUNS.c.state, RUNS.c.degraded, RUNS.c.spent_usd)
-    rows = {row.id: row for row in conn.execute(select(*columns).where(RUNS.c.id.in_(names)))}
+    rows = {row.id: row for row in conn.execute(select(*columns).where(RUNS.c.id.in_(names), counts))}
     events: dict[str, list[Event]] = {name: [] for name in names}
     wanted = [kind.value for kind in kinds]
     query = select(EVENTS).where(EVENTS.c.run.in_(names), EVENTS.c.kind.in_(wanted))

@@ -9,12 +9,13 @@ from app.store.sqlkit.tables import RUNS
 
 
 def sums(conn: Connection, query: SpendQuery) -> tuple[SpendRow, ...]:
-    """The sums of the runs that were admitted in a window, the dearest first."""
+    """The sums of the runs that were admitted in a window, the dearest first. Shadows have a budget of their own."""
     run = RUNS.c
     groups = [run.tenant, run.key] if query.by == "key" else [run.tenant]
     spent = func.sum(run.spent_usd)
+    theirs = run.origin_kind.is_distinct_from("shadow")
     figures = (func.count(), spent, func.sum(run.held_usd), func.sum(run.spent_tokens))
-    chosen = select(*groups, *figures).where(run.created_at >= query.since, run.created_at < query.until)
+    chosen = select(*groups, *figures).where(run.created_at >= query.since, run.created_at < query.until, theirs)
     if query.tenant is not None:
         chosen = chosen.where(run.tenant == query.tenant)
     rows = conn.execute(chosen.group_by(*groups).order_by(spent.desc(), *groups).limit(query.limit))

@@ -1,0 +1,310 @@
+"""The shadows of live runs: a share of a tier's runs is repeated under another tier, conductor or worker.
+
+No request passes through this module. An engine reads which runs were admitted, draws a share of them by their ids,
+waits until they have ended, and admits each once more as a run of its own while it has little else to do. The reply
+was given before, so that nothing of the shadow can delay it or be part of it; and the shadow's row and journal are
+its own.
+
+A shadow is admitted at most once, whatever is killed: its id follows from that of the run (`shadow_id`), and the entry
+that admits it claims that id (`Once`). The notes of what was looked at are stored after it. An admitted shadow is a run
+like others and survives like them.
+
+It is bound like its origin: the same labels, the same denied workers, the rules of the pool file. Its money comes from
+the budget of the tier's shadows and from no budget of the caller's. A request with tools is only planned, because
+nobody would answer the shadow's calls.
+"""
+
+import asyncio
+import hashlib
+import logging
+from contextlib import suppress
+from dataclasses import replace
+from typing import Final
+
+from app.core.message.chat import Task
+from app.core.pool.budgets import of_shadows
+from app.core.pool.catalog import Catalog, Limits, ShadowSpec, Tier
+from app.core.pool.policy import DENIED, NOT_ALLOWED, PINNED, Overrides, permits
+from app.core.pool.rules import CALLER as CALLERS_WORDS
+from app.core.pool.rules import Reading
+from app.core.rating.evidence import Learned
+from app.core.rating.shadows import STARTED, ShadowNotes, notes_from_json, policy_of, sampled, shadow_id
+from app.core.run.events import RunAdmitted, facts
+from app.core.run.state import FALLBACK, admit
+from app.engine.calls.step_request import task_of
+from app.engine.context import EngineContext
+from app.engine.runs import admission
+from app.engine.runs.admission import Order
+from app.engine.runs.registry import Drivers
+from app.errors import Conflict, InvalidRequest, NotFound, OursError
+from app.store.protocol import TAKEN, Once, RunQuery, RunRow
+
+EVERY_SECONDS = 2.0
+"""Seconds between two looks."""
+CLAIM_SECONDS = 3 * EVERY_SECONDS
+"""Seconds for which the engine that has looked is the one that looks again."""
+CLAIM: Final = "shadows"
+PAGE = 500
+"""Runs that are read at a time."""
+LATE_SECONDS = 30.0
+"""A run may become visible so long after the time of its admission."""
+LOOK_BACK_SECONDS = 3_600.0
+"""Runs that were admitted longer ago when they are first looked at get no shadow: their tier had none."""
+REMEMBERED_SECONDS = 7 * 86_400.0
+"""Seconds for which a shadow's id is claimed; long after its origin is last looked at."""
+AT_ONCE = 8
+"""Shadows that one engine drives at a time."""
+NARROWED: Final = ("steps", "rounds", "usd", "seconds", "tokens", "output_tokens")
+"""The limits that a request may have narrowed: they bind its shadow, too."""
+
+
+class Shadows:
+    """The task of an engine that starts shadows. One engine of the service does so at a time."""
+
+    def __init__(self, context: EngineContext, drivers: Drivers) -> None:
+        self._context = context
+        self._drivers = drivers
+        self._mine = context.name("shadows").encode()
+        self._notes: dict[str, tuple[int, ShadowNotes]] = {}
+        """The notes of each tier, with their number."""
+        self._budgets: dict[str, int] = {}
+        """The amounts of the budgets that were set."""
+        self._begun: set[str] = set()
+        """Shadows that were admitted here, and may be driven here still."""
+
+    async def run(self, stopping: asyncio.Event) -> None:
+        """Look until `stopping` is set. A failure is logged and tried again."""
+        while not stopping.is_set():
+            try:
+                await self.look()
+            except OursError:
+                pass  # the database is away: the next look finds the same runs
+            except Exception as bug:
+                self._context.telemetry.log(
+                    logging.ERROR, "Shadows could not be started because of a bug; they are tried again."
+                )
+                logging.getLogger("baton").error("shadows", exc_info=bug)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(EVERY_SECONDS):
+                    await stopping.wait()
+
+    async def look(self) -> None:
+        """Look once at every tier that has a shadow, unless another engine does."""
+        catalog = self._context.catalog()
+        tiers = [(tier, tier.shadow) for tier in catalog.tiers.values() if tier.shadow is not None]
+        if not tiers or not self._context.timed() or not await self._is_mine():
+            return
+        for tier, spec in tiers:
+            await self._look_at(catalog, tier, spec)
+
+    async def _is_mine(self) -> bool:
+        now = self._context.now()
+        claim = Once(CLAIM, self._mine, now + CLAIM_SECONDS)
+        return (await self._context.store.claim_request(claim, now)).fingerprint == self._mine
+
+    # -- what waits
+
+    async def _look_at(self, catalog: Catalog, tier: Tier, spec: ShadowSpec) -> None:
+        number, before = await self._known(tier.name)
+        notes = await self._with_new(tier.name, spec, before)
+        still: list[str] = []
+        for place, run in enumerate(notes.waiting):
+            if not self._has_room:
+                still += notes.waiting[place:]
+                break
+            outcome = await self._shadow(catalog, tier, spec, run)
+            if not outcome:
+                still.append(run)
+                continue
+            notes = self._counted(tier.name, notes, outcome)
+        notes = replace(notes, waiting=tuple(still))
+        self._context.telemetry.gauge("baton_shadows_waiting", len(still), tier.name)
+        if notes != before and _is_worth_storing(before, notes):
+            await self._store(tier.name, number, notes)
+
+    async def _known(self, tier: str) -> tuple[int, ShadowNotes]:
+        """The notes of a tier with their number; new ones begin now."""
+        number, notes = self._notes.get(tier, (0, ShadowNotes()))
+        found = await self._context.store.learned(policy_of(tier), number)
+        if found is not None:
+            number, notes = found.number, notes_from_json(found.body)
+        oldest = self._context.now() - LOOK_BACK_SECONDS
+        if not number:
+            notes = replace(notes, mark=self._context.now())
+            await self._store(tier, 0, notes)
+            number, notes = self._notes.get(tier, (0, notes))
+        return number, replace(notes, mark=max(notes.mark, oldest))
+
+    async def _store(self, tier: str, number: int, notes: ShadowNotes) -> None:
+        """Store notes in the place of those with this number; if another engine has stored some since, those stay."""
+        learned = Learned(number + 1, notes.to_json())
+        if await self._context.store.learn(policy_of(tier), learned, self._context.now()):
+            self._notes[tier] = (number + 1, notes)
+
+    async def _with_new(self, tier: str, spec: ShadowSpec, notes: ShadowNotes) -> ShadowNotes:
+        """The notes with the runs that were drawn since the last look."""
+        since, seen, waiting, mark = notes.mark - LATE_SECONDS, set(notes.seen), list(notes.waiting), notes.mark
+        recent: set[str] = set()
+        query = RunQuery(tier=tier, origin_kind="", since=since, ascending=True, limit=PAGE)
+        while rows := await self._context.store.runs(query):
+            for row in rows:
+                mark = max(mark, row.created_at)
+                if not sampled(row.id, spec.share):
+                    continue
+                recent.add(row.id)
+                if row.id in seen:
+                    continue
+                if len(waiting) >= spec.max_waiting:
+                    notes = self._counted(tier, notes, "queue_full")
+                else:
+                    waiting.append(row.id)
+            if len(rows) < PAGE:
+                break
+            query = replace(query, before=(rows[-1].created_at, rows[-1].id))
+        return replace(notes, mark=mark, seen=frozenset(recent), waiting=tuple(waiting))
+
+    def _counted(self, tier: str, notes: ShadowNotes, outcome: str) -> ShadowNotes:
+        self._context.telemetry.count("baton_shadows_total", tier, outcome)
+        return replace(notes, counts=notes.counted(outcome, self._context.now()))
+
+    @property
+    def _has_room(self) -> bool:
+        """True while this engine may begin a shadow without delaying a caller."""
+        self._begun = {run for run in self._begun if self._drivers.known(run) is not None}
+        return len(self._begun) < AT_ONCE and self._drivers.is_quiet and not self._context.queue.crowded
+
+    # -- one shadow
+
+    async def _shadow(self, catalog: Catalog, tier: Tier, spec: ShadowSpec, run: str) -> str:
+        """Start the shadow of a run. Returns what became of it, or nothing while the run has not ended."""
+        try:
+            row = await self._context.store.run(run)
+            if row.ended_at is None:
+                return ""
+            events = (await self._context.store.journal(run)).events
+            admitted = next(facts(events, RunAdmitted))
+            if reason := _refusal(spec, row, admitted):
+                return reason
+            task = await task_of(self._context.store, run, admitted.task)
+            order = ordered(catalog, tier, spec, row, admitted, task)
+            if reason := _unreadable(catalog, order):
+                return reason
+            if not await self._affords(tier.name, spec):
+                return "budget"
+            return await self._start(catalog, order)
+        except NotFound:
+            return "content_erased"
+        except InvalidRequest:
+            return "no_worker"
+        except OursError:
+            raise
+        except Exception as bug:  # a run that cannot be repeated must not keep the others waiting
+            self._context.telemetry.log(logging.ERROR, "The shadow of a run could not be started.", run=run)
+            logging.getLogger("baton").error("shadow", exc_info=bug)
+            return "failed"
+
+    async def _start(self, catalog: Catalog, order: Order) -> str:
+        choice = admission.choose(self._context, order)
+        policy, kind = admission.conducted(self._context, order, choice)
+        if kind == FALLBACK:  # the conductor may not read the conversation, or has no price
+            return "labels"
+        await self._context.pin(catalog)
+        entry, salt = admission.entry(self._context, catalog, order, choice, kind, "")
+        (admitted,) = entry.events
+        state = admit(entry.run, admitted, entry.at, 1)
+        try:
+            await self._drivers.admit(entry, state, salt, order.task, policy)
+        except Conflict as conflict:
+            if conflict.public_code != TAKEN:
+                raise
+            return STARTED  # by an engine that was stopped before it could note it
+        self._begun.add(entry.run)
+        return STARTED
+
+    async def _affords(self, tier: str, spec: ShadowSpec) -> bool:
+        """Set the budget of a tier's shadows as the pool file says. False if nothing is left of it today."""
+        store, budget = self._context.store, of_shadows(tier, spec.usd_per_day)
+        if self._budgets.get(tier) != spec.usd_per_day:
+            known = {one.id: one.usd for one in await store.budgets(budget.tenant)}
+            if known.get(budget.id) != budget.usd:
+                await store.set_budget(replace(budget, created_at=self._context.now()))
+            self._budgets[tier] = spec.usd_per_day
+        windows = await store.budget_use(budget.id, 1)
+        if not windows or windows[0].end <= self._context.now():
+            return budget.usd > 0
+        return windows[0].spent + windows[0].held < budget.usd
+
+
+def _is_worth_storing(before: ShadowNotes, after: ShadowNotes) -> bool:
+    """False where only runs passed that were not drawn, and the mark need not be moved yet."""
+    changed = (before.waiting, before.counts, before.seen) != (after.waiting, after.counts, after.seen)
+    return changed or after.mark - before.mark > LATE_SECONDS
+
+
+def _refusal(spec: ShadowSpec, row: RunRow, admitted: RunAdmitted) -> str:
+    """Return the reason why a run gets no shadow; empty if it gets one."""
+    excepted = row.tenant in spec.except_tenants or row.key in spec.except_keys
+    if excepted or not admitted.shadow or admitted.preview:
+        return "opted_out"
+    return "cancelled" if row.state == "cancelled" else ""
+
+
+def ordered(catalog: Catalog, tier: Tier, spec: ShadowSpec, row: RunRow, admitted: RunAdmitted, task: Task) -> Order:
+    """The order of the shadow of a run of this tier."""
+    shown = catalog.tiers[spec.tier] if spec.tier else tier
+    if spec.worker:
+        shown = replace(tier, pool=(spec.worker,), fallback=spec.worker)
+    plan = {"steps": [{"worker": spec.worker, "subtask": "", "access": ["user"]}]} if spec.worker else None
+    effort = admitted.effort if admitted.effort in shown.efforts else shown.effort
+    once = hashlib.sha256(f"shadow\0{row.id}".encode()).hexdigest()
+    return Order(
+        task=task,
+        tier=shown,
+        model=shown.name,
+        effort=effort,
+        limits=_limits(shown.efforts[effort], tier.efforts.get(admitted.effort), admitted.limits),
+        tenant=row.tenant,
+        key=row.key,
+        labels=admitted.labels,
+        overrides=_overrides(shown, admitted),
+        plan=plan,
+        followed=False,
+        preview=spec.mode == "plan" or bool(task.toolbox.tools),
+        explore=admitted.explore,
+        on_disconnect="finish",
+        wire={"conductor": spec.conductor} if spec.conductor else {},
+        once=Once(once, row.id.encode(), row.created_at + REMEMBERED_SECONDS, tenant=row.tenant),
+        key_name=admitted.key_name,
+        budgets=(of_shadows(tier.name, spec.usd_per_day).id,),
+        run=shadow_id(row.id),
+        origin_kind="shadow",
+        origin_run=row.id,
+    )
+
+
+def _limits(own: Limits, usual: Limits | None, asked: Limits) -> Limits:
+    """The limits of a shadow: its tier's, and no more than what the request of its origin has narrowed."""
+    if usual is None:
+        return own
+    lower = {
+        name: min(getattr(own, name), getattr(asked, name))
+        for name in NARROWED
+        if getattr(asked, name) < getattr(usual, name)
+    }
+    return replace(own, **lower)
+
+
+def _overrides(shown: Tier, admitted: RunAdmitted) -> Overrides:
+    """The workers that the request of the origin has denied, or did not allow."""
+    pool = frozenset(shown.pool)
+    if {PINNED, NOT_ALLOWED}.isdisjoint(admitted.excluded.values()):
+        denied = {name for name, reason in admitted.excluded.items() if reason == DENIED}
+        return Overrides(deny=pool & denied)
+    return Overrides(deny=pool.difference(admitted.pool))
+
+
+def _unreadable(catalog: Catalog, order: Order) -> str:
+    """Return `labels` if none of the shadow's workers may read what the run's may; empty if one may."""
+    reading = Reading(order.labels, frozenset({CALLERS_WORDS}))
+    workers = [catalog.workers[name] for name in order.tier.pool]
+    return "" if any(permits(worker, reading) for worker in workers) else "labels"

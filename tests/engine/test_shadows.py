@@ -1,0 +1,265 @@
+"""Shadows through the whole service: what is tried a second time, under whose limits, and how nobody notices it."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import UTC
+from pathlib import Path
+from typing import Any
+
+from app.core.message.chat import Message, Task, Text, Tool, Toolbox
+from app.core.pool.budgets import Budget, of_shadows
+from app.core.pool.policy import Overrides
+from app.core.rating.economics import Wanted
+from app.core.rating.evidence import TOLD, Learned, looked_at
+from app.core.rating.feedback import Feedback
+from app.core.rating.shadows import notes_from_json, policy_of, shadow_id
+from app.core.run.kinds import Kind
+from app.engine.runs.shadows import AT_ONCE, Shadows
+from app.gateway.runs import reports
+from app.process.wiring import Runtime
+from app.store.protocol import RunQuery, RunRow, SpendQuery
+from tests.harness.in_process import (
+    SAYS,
+    ended_row,
+    events,
+    finish,
+    of,
+    order,
+    plan_text,
+    plans,
+    pool_text,
+    running_service,
+    speak,
+)
+from tests.harness.waiting import until
+from tests.stubs import Hang, ProviderStub, Reply
+
+
+def tried(stub: ProviderStub, **shadow: Any) -> str:
+    """A pool file in which all runs of `baton-mini` get a shadow."""
+    told = {"share": 1, "worker": "gamma"} | shadow
+    if "tier" in shadow or "conductor" in shadow:
+        del told["worker"]
+    lines = "".join(f"{name} = {_written(value)}\n" for name, value in told.items())
+    return pool_text(stub) + f"\n[tiers.baton-mini.shadow]\n{lines}"
+
+
+def _written(value: Any) -> str:
+    return f'"{value}"' if isinstance(value, str) else str(value)
+
+
+@asynccontextmanager
+async def served(folder: Path, pool: str) -> AsyncIterator[tuple[Runtime, Shadows]]:
+    """The service, and its task that starts shadows, which has taken its first look."""
+    async with running_service(folder, pool) as opened:
+        shadows = Shadows(opened.context, opened.drivers)
+        await shadows.look()
+        yield opened, shadows
+
+
+async def answered(opened: Runtime, tier: str = "baton-mini", **changes: Any) -> tuple[str, str]:
+    """The id of a run, and what its caller was told."""
+    driven = await opened.runs.start(order(opened, tier, **changes))
+    said = "".join((await finish(driven)).said)
+    await ended_row(opened.context.store, driven.run)
+    return driven.run, said
+
+
+async def shadow_of(opened: Runtime, run: str) -> RunRow:
+    """The row of a run's shadow, once it has ended."""
+    return await ended_row(opened.context.store, shadow_id(run))
+
+
+async def counts(opened: Runtime, tier: str = "baton-mini") -> dict[str, int]:
+    """What became of the tier's runs that were drawn."""
+    found = await opened.context.store.learned(policy_of(tier), 0)
+    assert found is not None
+    return dict(notes_from_json(found.body).since(0.0))
+
+
+async def test_a_run_is_tried_a_second_time_once_it_has_ended(tmp_path: Path) -> None:
+    async with ProviderStub() as stub:
+        speak(stub)
+        async with served(tmp_path, tried(stub)) as (opened, shadows):
+            run, said = await answered(opened, labels=frozenset())
+            assert said == SAYS["alpha"]
+            await shadows.look()
+            row = await shadow_of(opened, run)
+            assert (row.origin_kind, row.origin_run, row.state, row.tenant) == ("shadow", run, "succeeded", "tenant")
+            assert stub.of("gamma")[-1].json["messages"] == stub.of("alpha")[-1].json["messages"]
+            assert row.spent.usd > 0
+            use = await opened.context.store.budget_use(of_shadows("baton-mini", 0).id, 1)
+            assert use[0].spent == row.spent.usd
+            await shadows.look()
+            await shadows.look()
+            shown = await opened.context.store.runs(RunQuery(origin_run=run))
+            assert [one.id for one in shown] == [row.id]
+            assert await counts(opened) == {"started": 1}
+
+
+async def test_a_shadow_that_hangs_or_fails_changes_nothing_for_callers(tmp_path: Path) -> None:
+    """Also while shadows hang in as many slots as they may have, callers are answered by their own worker."""
+    async with ProviderStub() as stub:
+        speak(stub)
+        stub.always("gamma", Hang())
+        async with served(tmp_path, tried(stub)) as (opened, shadows):
+            first = [await answered(opened) for _ in range(AT_ONCE + 1)]
+            await shadows.look()
+            await until(lambda: len(stub.of("gamma")) == AT_ONCE)
+            assert [said for _, said in [*first, await answered(opened)]] == [SAYS["alpha"]] * (AT_ONCE + 2)
+            await shadows.look()
+            assert len(stub.of("gamma")) == AT_ONCE
+            journal = await events(opened, first[0][0])
+            assert not [event for event in journal if "gamma" in str(event.body.get("worker"))]
+            assert await counts(opened) == {"started": AT_ONCE}
+            for run, _ in first[:AT_ONCE]:
+                opened.runs.cancel(shadow_id(run), "operator")
+                assert (await shadow_of(opened, run)).state == "cancelled"
+
+
+async def test_a_shadow_is_started_only_while_the_engine_is_quiet(tmp_path: Path) -> None:
+    async with ProviderStub() as stub:
+        speak(stub)
+        async with served(tmp_path, tried(stub)) as (opened, shadows):
+            run, _ = await answered(opened)
+            stub.always("alpha", Hang())
+            busy = [await opened.runs.start(order(opened, "baton-mini")) for _ in range(33)]
+            await until(lambda: not opened.drivers.is_quiet)
+            await shadows.look()
+            assert stub.of("gamma") == []
+            for driven in busy:
+                opened.runs.cancel(driven.run, "caller")
+            await until(lambda: opened.drivers.is_quiet)
+            await shadows.look()
+            assert (await shadow_of(opened, run)).state == "succeeded"
+
+
+async def test_a_full_queue_drops_shadows_and_no_run(tmp_path: Path) -> None:
+    async with ProviderStub() as stub:
+        speak(stub)
+        async with served(tmp_path, tried(stub, max_waiting=2)) as (opened, shadows):
+            runs = [await answered(opened) for _ in range(3)]
+            assert [said for _, said in runs] == [SAYS["alpha"]] * 3
+            await shadows.look()
+            assert await counts(opened) == {"queue_full": 1, "started": 2}
+            assert 'baton_shadows_total{outcome="queue_full",tier="baton-mini"} 1.0' in metrics(opened)
+            for run, _ in runs[:2]:
+                await shadow_of(opened, run)
+
+
+async def test_a_spent_budget_drops_shadows_and_no_run(tmp_path: Path) -> None:
+    """20 micro-dollars do not pay for a call: the shadow that finds them ends, and once they are spent none begins."""
+    async with ProviderStub() as stub:
+        speak(stub)
+        async with served(tmp_path, tried(stub, usd_per_day="0.000020")) as (opened, shadows):
+            run, said = await answered(opened)
+            await shadows.look()
+            row = await shadow_of(opened, run)
+            assert (said, row.state, row.spent.usd, stub.of("gamma")) == (SAYS["alpha"], "over_budget", 0, [])
+        (tmp_path / "spent").mkdir()
+        async with served(tmp_path / "spent", tried(stub, usd_per_day=0)) as (opened, shadows):
+            run, said = await answered(opened)
+            await shadows.look()
+            assert (said, await counts(opened)) == (SAYS["alpha"], {"budget": 1})
+            assert not await opened.context.store.runs(RunQuery(origin_run=run))
+
+
+async def test_labels_bind_a_shadow_as_they_bind_a_run(tmp_path: Path) -> None:
+    async with ProviderStub() as stub:
+        speak(stub)
+        pool = tried(stub).replace('model = "alpha"\n', 'model = "alpha"\nclearance = ["secret"]\n')
+        async with served(tmp_path, pool) as (opened, shadows):
+            await answered(opened, labels=frozenset({"secret"}))
+            await shadows.look()
+            assert (await counts(opened), stub.of("gamma")) == ({"labels": 1}, [])
+
+
+async def test_a_worker_that_the_request_denies_is_none_of_its_shadow(tmp_path: Path) -> None:
+    async with ProviderStub() as stub:
+        speak(stub)
+        async with served(tmp_path, tried(stub)) as (opened, shadows):
+            await answered(opened, overrides=Overrides(deny=frozenset({"gamma"})))
+            await answered(opened, overrides=Overrides(allow=frozenset({"alpha"})))
+            await answered(opened, overrides=Overrides(pin="alpha"))
+            await answered(opened, shadow=False)
+            await shadows.look()
+            assert (await counts(opened), stub.of("gamma")) == ({"no_worker": 3, "opted_out": 1}, [])
+
+
+async def test_a_request_with_tools_is_only_planned_a_second_time(tmp_path: Path) -> None:
+    """Nobody would answer the calls of the shadow's workers."""
+    async with ProviderStub() as stub:
+        speak(stub)
+        plans(stub, plan_text((2, "Solve it.", ["user"])))
+        tool = Tool("clock", "Tells the time.", {"type": "object", "properties": {}})
+        task = Task((Message("user", (Text("What time is it?"),)),), toolbox=Toolbox((tool,)))
+        async with served(tmp_path, tried(stub, tier="baton-ultra")) as (opened, shadows):
+            run, _ = await answered(opened, task=task)
+            before = len(stub.requests)
+            await shadows.look()
+            row = await shadow_of(opened, run)
+            assert [one.json["model"] for one in stub.requests[before:]] == ["planner"]
+            (admitted,) = of(await events(opened, row.id), Kind.ADMITTED)
+            assert (row.state, row.tier, admitted["preview"]) == ("succeeded", "baton-ultra", True)
+
+
+async def test_a_version_conducts_the_shadow_and_no_live_run(tmp_path: Path) -> None:
+    async with ProviderStub() as stub:
+        speak(stub)
+        for model in ("planner", "planner@1"):
+            stub.always(model, Reply(chunks=(plan_text((0, "Solve it.", ["user"])),)))
+        pool = pool_text(stub) + '\n[tiers.baton-ultra.shadow]\nconductor = "planner@1"\nshare = 1\nmode = "plan"\n'
+        async with served(tmp_path, pool) as (opened, shadows):
+            run, _ = await answered(opened, "baton-ultra")
+            await shadows.look()
+            row = await shadow_of(opened, run)
+            (intent,) = of(await events(opened, row.id), Kind.CALL_INTENDED)
+            assert (intent["worker"], intent["version"], row.state) == ("planner", "planner@1", "succeeded")
+            assert "version" not in of(await events(opened, run), Kind.CALL_INTENDED)[0]
+
+
+async def test_an_engine_that_was_killed_leaves_one_shadow_at_most(tmp_path: Path) -> None:
+    """It was killed between the admission of the shadow and the note of it: what waits is found again, and claimed
+    already. A shadow that was admitted is taken over like any run."""
+    async with ProviderStub() as stub:
+        speak(stub)
+        async with served(tmp_path, tried(stub)) as (opened, shadows):
+            runs = [(await answered(opened))[0] for _ in range(2)]
+            store = opened.context.store
+            unnoted = await store.learned(policy_of("baton-mini"), 0)
+            await shadows.look()
+            for run in runs:
+                await shadow_of(opened, run)
+            noted = await store.learned(policy_of("baton-mini"), 0)
+            assert unnoted is not None
+            assert noted is not None
+            again = Learned(noted.number + 1, unnoted.body)
+            assert await store.learn(policy_of("baton-mini"), again, opened.context.now())
+            await shadows.look()
+            assert len(stub.of("gamma")) == 2
+            assert len(await store.runs(RunQuery(origin_kind="shadow"))) == 2
+
+
+async def test_nobody_is_billed_for_a_shadow_and_nothing_is_learned_from_it(tmp_path: Path) -> None:
+    async with ProviderStub() as stub:
+        speak(stub)
+        async with served(tmp_path, tried(stub)) as (opened, shadows):
+            store = opened.context.store
+            await store.set_budget(Budget("tenant", "tenant", "", "day", 1_000_000))
+            run, _ = await answered(opened)
+            live = (await store.run(run)).spent.usd
+            await shadows.look()
+            row = await shadow_of(opened, run)
+            given = Feedback("rating", row.id, "tenant", "key", 1.0, "grader", "exact", "1", 1.0)
+            assert await store.rated([given], TOLD, looked_at) == ()
+            (use,) = await store.budget_use("tenant/tenant/-/day", 1)
+            (spent,) = await store.spending(SpendQuery(since=0.0, until=row.created_at + 1, tenant="tenant"))
+            assert (use.spent, spent.usd, spent.runs) == (live, live, 1)
+            assert f'baton_tenant_cost_micro_usd_total{{tenant="tenant"}} {float(live)}' in metrics(opened)
+            report = await reports.make(store, store, RunQuery(), Wanted(), UTC)
+            assert (report["total"]["runs"], report["left_out"]["shadows"]) == (1, 1)
+
+
+def metrics(opened: Runtime) -> str:
+    """The metrics of the process."""
+    return opened.context.telemetry.exposition().decode()
