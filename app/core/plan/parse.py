@@ -360,13 +360,14 @@ def read_lists(text: str, resolve: Resolve, max_steps: int, further: bool = Fals
     if not len(models) == len(subtasks) == len(access):
         raise PlanRejected([f"the lists differ in length: {len(models)}, {len(subtasks)}, {len(access)}"])
     entries = [
-        {"worker": worker, "subtask": subtask, "access": _published_access(seen, place, further)}
+        {"worker": worker, "subtask": subtask, "access": published_access(seen, place, further)}
         for place, (worker, subtask, seen) in enumerate(zip(models, subtasks, access, strict=True))
     ]
     return read_plan({"steps": entries}, resolve, max_steps, further)
 
 
-def _published_access(seen: object, place: int, further: bool) -> object:
+def published_access(seen: object, place: int, further: bool) -> object:
+    """The access list of the step at this place in Baton's own form, as the published one writes it."""
     if seen in ("all", ["all"]):
         return ["user", *([PREVIOUS] if further else []), *range(place)]
     return ["user", *seen] if isinstance(seen, list) else seen

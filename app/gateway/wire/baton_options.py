@@ -12,10 +12,11 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, create_mod
 
 from app.core.message.chat import Task
 from app.core.plan.arms import tier_for
+from app.core.plan.published import from_lists, is_published
 from app.core.pool.catalog import LIMITS, MILLION, Catalog, Limit, Limits, Tier
 from app.core.pool.policy import Overrides
 from app.engine.runs.admission import Order
-from app.errors import NotFound
+from app.errors import InvalidRequest, NotFound, PlanRejected
 from app.store.protocol import KeyRow
 
 EFFORTS: Final = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
@@ -145,7 +146,7 @@ def order_of(
         labels=on_all | on_messages,
         on_messages=on_messages - on_all,
         overrides=Overrides(frozenset(pool.allow), frozenset(pool.deny), pool.pin),
-        plan=extension.plan,
+        plan=_own_plan(extension.plan, tier),
         streams=streams,
         stream_steps=steps,
         ignored=ignored,
@@ -154,6 +155,17 @@ def order_of(
         on_disconnect=extension.on_disconnect,
         wire={**wire, **({"steps": True} if steps else {})},
     )
+
+
+def _own_plan(plan: Mapping[str, Any] | None, tier: Tier) -> Mapping[str, Any] | None:
+    """The caller's own plan, in Baton's own form; it may come in the published one."""
+    if plan is None or not is_published(plan):
+        return plan
+    try:
+        return from_lists(plan, tier.pool)
+    except PlanRejected as rejected:
+        message = f"The plan is not valid: {'; '.join(rejected.reasons)[:1_800]}"
+        raise InvalidRequest(message, param="baton.plan", code="invalid_plan") from None
 
 
 def nearest_effort(tier: Tier, asked: str | None) -> str:

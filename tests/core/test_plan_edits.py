@@ -1,0 +1,71 @@
+"""Edits of plans, and the published form of three lists."""
+
+from typing import Any
+
+import pytest
+
+from app.core.plan.edits import Edit, edited
+from app.core.plan.parse import by_name, read_plan
+from app.core.plan.published import from_lists, to_lists
+from app.errors import PlanRejected
+
+POOL = ("a", "b", "c")
+
+
+def step(worker: str, *access: str | int) -> dict[str, Any]:
+    return {"worker": worker, "subtask": f"Ask {worker}.", "access": list(access)}
+
+
+FAN = [step("a", "user"), step("b", "user"), step("c", "user", 0, 1)]
+
+
+def test_access_lists_keep_naming_the_same_steps() -> None:
+    added = edited(FAN, [Edit("add", 1, step("c", "user"))])
+    assert [one["worker"] for one in added] == ["a", "c", "b", "c"]
+    assert added[3]["access"] == ["user", 0, 2]
+    removed = edited(added, [Edit("remove", 0)])
+    assert [one["access"] for one in removed] == [["user"], ["user"], ["user", 1]]
+    assert edited(added, [Edit("remove", 1)]) == FAN
+
+
+def test_a_changed_step_keeps_its_other_fields() -> None:
+    changed = edited(FAN, [Edit("change", 2, {"worker": "a"})])
+    assert changed[2] == FAN[2] | {"worker": "a"}
+    assert FAN[2]["worker"] == "c", "what was given stays as it is"
+
+
+@pytest.mark.parametrize("edit", [Edit("change", 3), Edit("remove", 3), Edit("add", 4), Edit("change", -1)])
+def test_an_edit_of_no_step_is_refused_by_its_place(edit: Edit) -> None:
+    with pytest.raises(PlanRejected) as refused:
+        edited(FAN, [Edit("change", 0), edit])
+    assert refused.value.reasons[0].startswith("edits[1].step:")
+
+
+def test_three_lists_say_the_same_plan() -> None:
+    plan = read_plan({"steps": FAN}, by_name(POOL), 5)
+    lists = to_lists(plan, POOL)
+    assert lists["access_list"] == [[], [], ["all"]]
+    assert read_plan(from_lists(lists, ()), by_name(POOL), 5) == plan
+    some = [*FAN[:2], step("c", "user", 1)]
+    assert to_lists(read_plan({"steps": some}, by_name(POOL), 5), POOL)["access_list"][2] == [1]
+
+
+@pytest.mark.parametrize(
+    ("lists", "reason"),
+    [
+        ({"model_id": [0], "subtasks": ["x"]}, "access_list must be a list"),
+        ({"model_id": [0, 1], "subtasks": ["x"], "access_list": [[]]}, "the lists differ in length: 2, 1, 1"),
+        ({"model_id": [3], "subtasks": ["x"], "access_list": [[]]}, "step 0: model_id is not the place of a worker"),
+    ],
+)
+def test_lists_that_are_no_plan_are_refused(lists: dict[str, Any], reason: str) -> None:
+    with pytest.raises(PlanRejected) as refused:
+        from_lists(lists, POOL)
+    assert refused.value.reasons == (reason,)
+
+
+def test_what_three_lists_cannot_say_is_refused() -> None:
+    hidden = read_plan({"steps": [FAN[0] | {"tools": True}, step("b", 0)]}, by_name(POOL), 5)
+    with pytest.raises(PlanRejected) as refused:
+        to_lists(hidden, POOL)
+    assert len(refused.value.reasons) == 2
