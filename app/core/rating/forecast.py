@@ -1,0 +1,402 @@
+"""Forecasts of what a plan will cost and how long it will take, with their spread, from what steps of past runs took.
+
+A `History` keeps, for each step of past runs, its worker, its place in the shape of its plan, its tokens and its time.
+A forecast draws one of these for each step of the plan, some hundred times, and adds up the money over all steps and
+the time along the longest path; the quantiles of these sums are the forecast. The history of the same worker at the
+same place of the same shape is used where there is enough of it; else that of the worker in a similar step, in any
+step, and that of other workers in similar steps. What no run has shown follows from prices, cards and usual sizes, and
+the forecast says so.
+
+Input tokens are not drawn but computed, because what a step reads is known: from the bytes of its messages, by the
+number of tokens that the worker has counted in earlier requests. The draws are evenly spread and not random, so that
+the same history gives the same forecast. Money is in micro-dollars, times are in seconds.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import sqrt
+from typing import Literal
+
+from app.core.message.chat import Usage, usage_from_json
+from app.core.plan.workflow import topology
+from app.core.pool.budget import worst_case
+from app.core.pool.catalog import Limits, Worker
+from app.core.rating.economics import JournaledRun
+from app.core.records import record
+from app.core.run.facts import Json
+from app.core.run.kinds import TERMINAL, Kind
+
+Basis = Literal["shape", "role", "worker", "others", "prices"]
+"""What the forecast of a step rests on: steps of the same worker at the same place of the same shape, in the same role
+(answering or not, reading others or not), in any role; steps of other workers in that role; or prices and cards."""
+ENOUGH = 5
+"""Past steps that suffice for one of these."""
+KEPT = 200
+"""The most past steps that are kept under one key: the newest."""
+DRAWS = 251
+OUTPUT_TOKENS, LEAST, MOST = 400, 0.25, 2.5
+"""Output tokens of a usual step of which nothing is known, and the range of factors around them."""
+FIRST_SECONDS, SPEED = 0.6, 60.0
+"""Seconds until a usual worker begins to answer, and the output tokens a second of one whose card does not say."""
+STEP_SECONDS = 0.02
+"""Seconds that Baton adds to each step of a path, where no history says it."""
+BYTES_A_TOKEN = 4.0
+FITTED = 8
+"""Past steps from which on a worker's tokens are fitted to the bytes of its requests."""
+QUANTILES = (0.1, 0.5, 0.9)
+
+
+@record(frozen=True, slots=True)
+class Past:
+    """A step as it was executed, all of its calls together. `bytes` are those of its last request."""
+
+    worker: str
+    bytes: int
+    usage: Usage
+    chars: int
+    seconds: float
+
+
+@record(frozen=True, slots=True)
+class Planned:
+    """A step of a plan. `bytes` are those of its request without what earlier steps will have written; `inputs` are the
+    earlier steps that it reads."""
+
+    worker: Worker
+    bytes: int
+    inputs: tuple[int, ...]
+    answers: bool
+    most_tokens: int
+    """The largest number of its output tokens."""
+
+
+@record(frozen=True, slots=True)
+class Spread:
+    """Three quantiles, and the largest value that the limits allow."""
+
+    p10: float
+    p50: float
+    p90: float
+    most: float
+
+
+@record(frozen=True, slots=True)
+class StepForecast:
+    """The forecast of one step: its money, its time, its tokens, and what they rest on."""
+
+    worker: str
+    basis: Basis
+    samples: int
+    usd: Spread
+    seconds: Spread
+    input: Spread
+    output: Spread
+
+
+@record(frozen=True, slots=True)
+class Forecast:
+    """The forecast of a plan."""
+
+    usd: Spread
+    seconds: Spread
+    steps: tuple[StepForecast, ...]
+    runs: int
+    """The number of past runs that were looked at."""
+
+    @property
+    def basis(self) -> Literal["history", "prices", "mixed"]:
+        """`history` if past runs of the same workers bear all of it, `prices` if none bears any of it."""
+        known = [step.basis not in ("others", "prices") for step in self.steps]
+        if all(known):
+            return "history"
+        return "mixed" if any(step.basis != "prices" for step in self.steps) else "prices"
+
+
+# -- what past runs took
+
+
+@dataclass(slots=True)
+class _Step:
+    """One step while its run's events are read."""
+
+    planned: Json
+    usages: list[Usage] = field(default_factory=list)
+    bytes: int = 0
+    began: float | None = None
+    ended: float | None = None
+    chars: int = 0
+    worker: str = ""
+
+
+class _Run:
+    """One run's events, as far as a history needs them."""
+
+    def __init__(self, run: JournaledRun) -> None:
+        self.steps: dict[int, _Step] = {}
+        self.began = run.created_at
+        self.ended = run.created_at
+        self.instant = True
+        self.waited = self.preview = False
+        for event in run.events:
+            self._take(event.kind, event.body, event.at)
+
+    def _take(self, kind: Kind, body: Json, at: float) -> None:
+        if kind is Kind.ADMITTED:
+            self.preview = bool(body.get("preview"))
+        elif kind is Kind.PLAN_OPENED:
+            self.instant = self.instant and bool(body.get("instant"))
+        elif kind is Kind.PLAN_STEP:
+            self.steps[body["n"]] = _Step(body)
+        elif kind is Kind.STEP_AWAITING:
+            self.waited = True
+        elif kind in TERMINAL:
+            self.ended = at
+        elif body.get("n") in self.steps:
+            self._take_step(kind, body, at, self.steps[body["n"]])
+
+    def _take_step(self, kind: Kind, body: Json, at: float, step: _Step) -> None:
+        if kind is Kind.CALL_INTENDED:
+            step.began = at if step.began is None else step.began
+            step.bytes, step.worker = int(body.get("bytes", 0)), str(body["worker"])
+        elif kind is Kind.CALL_FINISHED:
+            step.usages.append(usage_from_json(body["usage"]))
+        elif kind is Kind.STEP_DONE:
+            step.ended, step.chars = at, int(body["chars"])
+
+    @property
+    def shape(self) -> list[tuple[int, ...]] | None:
+        """The inputs of each step, counted from 0; None for a run that is no example: of several plans, with tools, or
+        not executed as a whole."""
+        plans = {step.planned["proposal"] for step in self.steps.values()}
+        whole = all(step.ended is not None and step.began is not None for step in self.steps.values())
+        is_first = sorted(self.steps) == [*range(len(self.steps))]
+        if self.preview or self.waited or len(plans) != 1 or not whole or not is_first:
+            return None
+        return [_inputs(step.planned) for step in self._in_order()]
+
+    def _in_order(self) -> list[_Step]:
+        return [self.steps[n] for n in sorted(self.steps)]
+
+    def past(self) -> list[Past]:
+        """What each step took, in order."""
+        found = []
+        for step in self._in_order():
+            usage = _summed(step.usages)
+            seconds = max((step.ended or 0.0) - (step.began or 0.0), 0.0)
+            found.append(Past(step.worker, step.bytes, usage, step.chars, seconds))
+        return found
+
+    def overhead(self, shape: Sequence[Sequence[int]], steps: Sequence[Past]) -> float:
+        """The seconds that Baton added to each step of the longest path."""
+        first = min([step.began or 0.0 for step in self.steps.values()])
+        whole = self.ended - (self.began if self.instant else first)
+        path = longest(shape, [step.seconds for step in steps])
+        return max(whole - path, 0.0) / (1 + max(_levels(shape)))
+
+
+def _inputs(planned: Json) -> tuple[int, ...]:
+    return tuple([n for n in planned["access"] if isinstance(n, int)])
+
+
+def _summed(usages: Sequence[Usage]) -> Usage:
+    return Usage(
+        input=sum(one.input for one in usages),
+        cached=sum(one.cached for one in usages),
+        output=sum(one.output for one in usages),
+        reasoning=sum(one.reasoning for one in usages),
+        written=sum(one.written for one in usages),
+    )
+
+
+class History:
+    """The steps of past runs with what they took, found by what they have in common with a planned step."""
+
+    def __init__(self, runs: Iterable[JournaledRun]) -> None:
+        """`runs` come with the newest first."""
+        self.runs = 0
+        self._steps: defaultdict[tuple[object, ...], list[Past]] = defaultdict(list)
+        self._overheads: list[float] = []
+        self._sizes: dict[str, Callable[[float], float]] = {}
+        for run in runs:
+            self._add(_Run(run))
+
+    def _add(self, run: _Run) -> None:
+        shape = run.shape
+        if not shape:
+            return
+        self.runs += 1
+        steps = run.past()
+        for place, step in enumerate(steps):
+            for _, key in keys(step.worker, shape, place):
+                if len(self._steps[key]) < KEPT:
+                    self._steps[key].append(step)
+        if len(self._overheads) < KEPT:
+            self._overheads.append(run.overhead(shape, steps))
+
+    @cached_property
+    def overheads(self) -> Sequence[float]:
+        """Seconds that Baton added to a step of a path, sorted; a usual figure where nothing is known."""
+        return sorted(self._overheads) or [STEP_SECONDS]
+
+    def like(self, worker: str, shape: Sequence[Sequence[int]], place: int) -> tuple[Basis, Sequence[Past]]:
+        """The past steps that are most like this one, by their output, and in what they are alike."""
+        for basis, key in keys(worker, shape, place):
+            found = self._steps.get(key, ())
+            if len(found) >= ENOUGH:
+                return basis, sorted(found, key=lambda one: (one.usage.output, one.seconds))
+        return "prices", ()
+
+    def tokens(self, worker: str, size: float) -> float:
+        """The input tokens of a request of so many bytes to this worker."""
+        if worker not in self._sizes:
+            self._sizes[worker] = _fitted(self._steps.get(("worker", worker), ()))
+        return max(self._sizes[worker](size), 1.0)
+
+
+def keys(worker: str, shape: Sequence[Sequence[int]], place: int) -> list[tuple[Basis, tuple[object, ...]]]:
+    """The keys under which a step of a plan is found again, the closest first."""
+    role = (place == len(shape) - 1, bool(shape[place]))
+    return [
+        ("shape", ("shape", worker, topology(shape), len(shape), place)),
+        ("role", ("role", worker, *role)),
+        ("worker", ("worker", worker)),
+        ("others", ("others", *role)),
+    ]
+
+
+def _fitted(steps: Sequence[Past]) -> Callable[[float], float]:
+    """A function from the bytes of a request to its input tokens, fitted to past steps by least squares."""
+    sizes = [(float(step.bytes), float(step.usage.input)) for step in steps if step.bytes and step.usage.input]
+    if not sizes:
+        return lambda size: size / BYTES_A_TOKEN
+    mean_x, mean_y = sum(x for x, _ in sizes) / len(sizes), sum(y for _, y in sizes) / len(sizes)
+    spread = sum((x - mean_x) ** 2 for x, _ in sizes)
+    slope = sum((x - mean_x) * (y - mean_y) for x, y in sizes) / spread if spread else 0.0
+    if len(sizes) < FITTED or slope <= 0.0:
+        return lambda size: size * mean_y / mean_x
+    return lambda size: mean_y + slope * (size - mean_x)
+
+
+# -- a plan
+
+
+def longest(shape: Sequence[Sequence[int]], seconds: Sequence[float]) -> float:
+    """The seconds of the longest path through a plan."""
+    ends: list[float] = []
+    for place, inputs in enumerate(shape):
+        ends.append(max([ends[n] for n in inputs], default=0.0) + seconds[place])
+    return max(ends, default=0.0)
+
+
+def _levels(shape: Sequence[Sequence[int]]) -> list[int]:
+    """The number of steps before each step on its longest path."""
+    found: list[int] = []
+    for inputs in shape:
+        found.append(max([1 + found[n] for n in inputs], default=0))
+    return found
+
+
+@dataclass(slots=True)
+class _Drawn:
+    """What one step took in each draw."""
+
+    basis: Basis
+    samples: int
+    usd: list[float] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    input: list[float] = field(default_factory=list)
+    output: list[float] = field(default_factory=list)
+    chars: list[float] = field(default_factory=list)
+
+
+def forecast(steps: Sequence[Planned], limits: Limits, history: History) -> Forecast:
+    """The forecast of a plan of at least one step."""
+    shape = [step.inputs for step in steps]
+    drawn: list[_Drawn] = []
+    for place, step in enumerate(steps):
+        basis, past = history.like(step.worker.name, shape, place)
+        one = _Drawn(basis, len(past))
+        for k in range(DRAWS):
+            size = step.bytes + sum(drawn[n].chars[k] for n in step.inputs)
+            _draw(one, step, past, history.tokens(step.worker.name, size), _even(k, place))
+        drawn.append(one)
+    worst = [_worst(step, steps) for step in steps]
+    return Forecast(
+        usd=_spread([_cost(drawn, k) for k in range(DRAWS)], _most_usd(worst, limits)),
+        seconds=_spread(_times(shape, drawn, history.overheads), limits.seconds),
+        steps=tuple([_told(step, one, most, limits) for step, one, most in zip(steps, drawn, worst, strict=True)]),
+        runs=history.runs,
+    )
+
+
+def _cost(drawn: Sequence[_Drawn], k: int) -> float:
+    """The cost of all steps in one draw."""
+    return sum(one.usd[k] for one in drawn)
+
+
+def _even(k: int, axis: int) -> float:
+    """The k-th of evenly spread numbers from 0 to 1, of an axis that is independent of the others: a Kronecker
+    sequence, whose steps are the fractional parts of the roots of square-free numbers."""
+    return (0.5 + k * sqrt(_ROOTS[axis % len(_ROOTS)])) % 1.0
+
+
+_ROOTS = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59, 61, 67, 71, 73, 79, 83, 89, 97, 101, 103)
+
+
+def _draw(one: _Drawn, step: Planned, past: Sequence[Past], tokens: float, u: float) -> None:
+    """Add a draw: one of the past steps, or a usual one."""
+    if past:
+        chosen = past[int(u * len(past))]
+        used, seconds, chars = chosen.usage, chosen.seconds, float(chosen.chars)
+    else:
+        output = min(int(OUTPUT_TOKENS * (LEAST + u * (MOST - LEAST) * u)), step.most_tokens)
+        used, chars = Usage(output=output), output * BYTES_A_TOKEN
+        seconds = FIRST_SECONDS + output / (step.worker.card.speed or SPEED)
+    output = min(used.output, step.most_tokens)
+    cached = tokens * used.cached / used.input if used.input else 0.0
+    usage = Usage(input=round(tokens), cached=round(cached), output=output, reasoning=min(used.reasoning, output))
+    one.usd.append(float(step.worker.price.cost(usage)))
+    one.seconds.append(seconds)
+    one.input.append(tokens)
+    one.output.append(float(output))
+    one.chars.append(chars)
+
+
+def _times(shape: Sequence[Sequence[int]], drawn: Sequence[_Drawn], overheads: Sequence[float]) -> list[float]:
+    levels = 1 + max(_levels(shape))
+    found = []
+    for k in range(DRAWS):
+        added = overheads[int(_even(k, len(shape)) * len(overheads))]
+        found.append(longest(shape, [one.seconds[k] for one in drawn]) + levels * added)
+    return found
+
+
+def _worst(step: Planned, steps: Sequence[Planned]) -> int:
+    """The most that one call of a step can cost, in micro-dollars."""
+    read = sum(BYTES_A_TOKEN * steps[n].most_tokens for n in step.inputs)
+    return worst_case(step.worker, int(step.bytes + read), step.most_tokens)[0]
+
+
+def _most_usd(worst: Sequence[int], limits: Limits) -> int:
+    """The most that the plan can cost, every attempt of every step included: never more than the run's limit."""
+    return min(sum(worst) * limits.attempts, limits.usd)
+
+
+def _told(step: Planned, one: _Drawn, worst: int, limits: Limits) -> StepForecast:
+    return StepForecast(
+        worker=step.worker.name,
+        basis=one.basis,
+        samples=one.samples,
+        usd=_spread(one.usd, min(worst * limits.attempts, limits.usd)),
+        seconds=_spread(one.seconds, limits.seconds),
+        input=_spread(one.input, limits.tokens),
+        output=_spread(one.output, step.most_tokens),
+    )
+
+
+def _spread(values: Sequence[float], most: float) -> Spread:
+    ordered = sorted(values)
+    low, middle, high = [ordered[round(q * (len(ordered) - 1))] for q in QUANTILES]
+    return Spread(min(low, most), min(middle, most), min(high, most), most)
