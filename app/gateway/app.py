@@ -36,6 +36,7 @@ from app.gateway.http.cross_origin import CrossOrigin
 from app.gateway.http.ingress import Direct
 from app.gateway.http.request_log import CLIENT_CLOSED, RequestLog, route_of
 from app.gateway.openapi import docs_page, operations, root_page
+from app.gateway.plans import route as plans
 from app.gateway.responses import route as responses
 from app.gateway.runs import models, report_route
 from app.gateway.runs import route as runs
@@ -48,6 +49,7 @@ SCHEMAS: Final[operations.Schemas] = {
     **messages.SCHEMAS,
     **responses.SCHEMAS,
     **runs.SCHEMAS,
+    **plans.SCHEMAS,
 }
 SHARED_FAMILIES: Final = frozenset({"models", "files", "skills", "complete"})
 """First segments behind /v1 of routes that Anthropic's clients ask for too; they name themselves by a header."""
@@ -70,6 +72,7 @@ def create_app(context: GatewayContext, *, has_metrics: bool = True) -> FastAPI:
         models.routes(context, keys),
         runs.routes(context, keys, idempotency),
         report_route.routes(context, keys),
+        plans.routes(context, keys, idempotency),
         health.routes(context),
         *([health.metrics(context)] if has_metrics else []),
         root_page.routes(),

@@ -19,6 +19,7 @@ from app.process.config.settings import variables
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 README: Final = (ROOT / "README.md").read_text()
+PLANS: Final = (ROOT / "deploy" / "docs" / "plans.md").read_text()
 CALLERS: Final = (ROOT / "deploy" / "docs" / "callers.md").read_text()
 START: Final = (ROOT / "deploy" / "docs" / "start.md").read_text()
 LITELLM: Final = (ROOT / "deploy" / "docs" / "litellm.md").read_text()
@@ -209,6 +210,14 @@ def test_every_command_for_this_machine_works(terminal: Terminal, run: str) -> N
 def test_the_last_request_of_the_first_steps_is_answered(terminal: Terminal) -> None:
     reply = json.loads(terminal.paste("bash", "-ec", text=blocks("sh", START)[-1]))
     assert "391" in reply["choices"][0]["message"]["content"]
+
+
+def test_a_plan_is_made_edited_and_executed(terminal: Terminal) -> None:
+    text = "\necho\n".join(["cd $(mktemp -d)", *blocks("sh", PLANS)])
+    edited, answered = [json.loads(line) for line in terminal.paste("bash", "-ec", text=text).splitlines() if line]
+    assert edited["revision"] == 2
+    assert edited["estimate"]["cost_usd"]["p50"] > 0
+    assert "5" in answered["choices"][0]["message"]["content"]
 
 
 def test_what_litellms_configuration_becomes_is_a_valid_pool(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from app.errors import ConfigInvalid, StoreUnavailable
 from app.gateway.http.api_keys import adopt, digest, mint, new_secret, pepper_mark
 from app.gateway.openapi.docs_page import ASSETS
-from tests.harness.stand_ins import CALLER, PEPPER, SECRET, GatewayStandIn, api_routes, ask
+from tests.harness.stand_ins import CALLER, PEPPER, PLANNED, SECRET, GatewayStandIn, api_routes, ask
 
 OPEN = {"/", "/root_page.css", "/healthz", "/readyz", "/metrics", "/openapi.json", "/docs"}
 OPEN |= {f"/docs/{name}" for name in ASSETS}
@@ -27,6 +27,12 @@ NEEDS = {
     ("DELETE", "/v1/responses/{response}"): {"runs:write"},
     ("POST", "/v1/responses/{response}/cancel"): {"runs:write"},
     ("GET", "/v1/responses/{response}/input_items"): {"runs:read"},
+    ("POST", "/v1/plans"): {"runs:write"},
+    ("GET", "/v1/plans"): {"runs:read"},
+    ("GET", "/v1/plans/{plan}"): {"runs:read", "audit:read"},  # the latter for plans of other keys, as this one is
+    ("PATCH", "/v1/plans/{plan}"): {"runs:write", "audit:read"},
+    ("DELETE", "/v1/plans/{plan}"): {"runs:write", "audit:read"},
+    ("POST", "/v1/plans/{plan}/run"): {"runs:write", "audit:read"},
     ("GET", "/v1/reports"): {"runs:read"},
     ("GET", "/v1/models"): set(),
     ("GET", "/v1/models/{model:path}"): set(),
@@ -50,13 +56,16 @@ there is no such response."""
 BODIES = {
     "/v1/completions": {"model": "baton-mini", "prompt": "What is 2 + 2?"},
     "/v1/messages": ask() | {"max_tokens": 64},
+    "/v1/plans/{plan}": {"revision": 1, "edits": [{"op": "change", "step": 0, "subtask": "Think."}]},
+    "/v1/plans/{plan}/run": {},
     "/v1/runs/{run}/feedback": {"thumbs": "up"},
     "/v1/responses": {"model": "baton-mini", "input": "What is 2 + 2?"},
     "/v1/responses/input_tokens": {"model": "baton-mini", "input": "What is 2 + 2?"},
     "/v1/responses/compact": {"model": "baton-mini", "input": "What is 2 + 2?"},
 }
-"""What a POST route is sent that does not take a chat."""
-EXAMPLES = {"model": "baton-mini", "run": "run_mine", "response": "resp_run_mine", "n": "0"}
+"""What a route is sent that takes a body and not a chat."""
+EXAMPLES = {"model": "baton-mini", "run": "run_mine", "response": "resp_run_mine", "n": "0", "plan": f"plan_{PLANNED}"}
+TAKES_BODY = ("POST", "PATCH")
 
 
 def closed_routes() -> Iterator[tuple[str, str]]:
@@ -112,7 +121,7 @@ async def knock(gateway: GatewayStandIn, method: str, path: str, headers: dict[s
     sent = [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
     async with gateway.client() as client:
         return await client.request(
-            method, url, headers=sent, json=BODIES.get(path, ask()) if method == "POST" else None
+            method, url, headers=sent, json=BODIES.get(path, ask()) if method in TAKES_BODY else None
         )
 
 

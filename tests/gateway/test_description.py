@@ -106,6 +106,14 @@ async def test_real_replies_are_as_described(
     check(document, await client.get("/v1/runs/none"), "/v1/runs/{run}")
     check(document, await client.get(f"/v1/runs/{run}/stream"), "/v1/runs/{run}/stream")
     check(document, await client.post(f"/v1/runs/{run}/cancel"), "/v1/runs/{run}/cancel", "post")
+    made = await client.post("/v1/plans", json=ASK)
+    check(document, made, "/v1/plans", "post")
+    path = f"/v1/plans/{made.json()['id']}"
+    edit = {"revision": 1, "edits": [{"op": "change", "step": 0, "subtask": "Think."}]}
+    check(document, await client.patch(path, json=edit), "/v1/plans/{plan}", "patch")
+    check(document, await client.get("/v1/plans"), "/v1/plans")
+    check(document, await client.post(f"{path}/run"), "/v1/plans/{plan}/run", "post")
+    check(document, await client.delete(path), "/v1/plans/{plan}", "delete")
 
 
 async def test_real_responses_are_as_described(

@@ -251,6 +251,8 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "/v1/completions": {"model": "baton-mini", "prompt": "What is 2 + 2?"},
     "/v1/messages": body(max_tokens=64),
     "/v1/messages/count_tokens": body(),
+    "/v1/plans": body(),
+    "/v1/plans/{plan}/run": {"revision": 1},
     "/v1/responses": {"model": "baton-mini", "input": "What is 2 + 2?"},
     "/v1/responses/compact": {"model": "baton-mini", "input": "What is 2 + 2?"},
     "/v1/responses/input_tokens": {"model": "baton-mini", "input": "What is 2 + 2?"},
@@ -278,7 +280,8 @@ async def test_no_post_route_ignores_the_key(stub: ProviderStub, opened: Runtime
         background = EXAMPLES["/v1/responses"] | {"background": True}
         run = (await client.post("/v1/responses", json=background)).json()["id"].removeprefix("resp_")
         await client.get(f"/v1/runs/{run}/stream")  # which ends when the run does
-        path = path.replace("{run}", run).replace("{response}", f"resp_{run}")
+        planned = (await client.post("/v1/plans", json=body())).json()["id"] if "{plan}" in path else ""
+        path = path.replace("{run}", run).replace("{response}", f"resp_{run}").replace("{plan}", planned)
         calls, headers = len(stub.requests), {"idempotency-key": "one"}
         first, again = [await client.post(path, json=example, headers=headers) for _ in range(2)]
         calls = len(stub.requests) - calls

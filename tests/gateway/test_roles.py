@@ -18,9 +18,9 @@ from app.core.pool.budgets import Budget
 from app.core.roles import ROLES, SCOPES, SERVICE_WIDE, permits, role_of, scopes_of
 from app.gateway.http.auth import Keys
 from app.store.protocol import AdminEventQuery, Store
-from tests.gateway.test_auth import BODIES, EXAMPLES
+from tests.gateway.test_auth import BODIES, EXAMPLES, TAKES_BODY
 from tests.harness.administration import AdminStandIn, administration
-from tests.harness.stand_ins import GatewayStandIn, api_routes, ask, row_of, shelve_content
+from tests.harness.stand_ins import PLANNED, GatewayStandIn, api_routes, ask, row_of, shelve_content
 
 PAGE = Path(__file__).parents[2] / "deploy" / "docs" / "security.md"
 ADMIN = "/admin/"
@@ -114,7 +114,7 @@ def documented(page: str) -> dict[tuple[str, str], dict[str, bool]]:
 async def test_each_role_gets_what_the_matrix_says(gateway: GatewayStandIn, role: str) -> None:
     """`nobody` has no key, and `else` is the owner of another tenant."""
     shelve_content(gateway.store)
-    gateway.store.rows = [row_of("run_mine", "acme", key=role)]
+    gateway.store.rows = [row_of(name, "acme", key=role) for name in ("run_mine", PLANNED)]
     key = None
     if role != "nobody":
         tenant, granted = ("else", ROLES["owner"]) if role == "else" else ("acme", ROLES[role])
@@ -125,12 +125,12 @@ async def test_each_role_gets_what_the_matrix_says(gateway: GatewayStandIn, role
             if path.startswith(ADMIN):
                 continue
             url = re.sub(r"\{(\w+)(?::path)?\}", lambda found: EXAMPLES[found[1]], path)
-            body = BODIES.get(path, ask()) if method == "POST" else None
+            body = BODIES.get(path, ask()) if method in TAKES_BODY else None
             status = (await client.request(method, url, json=body)).status_code
             if role == "nobody":
                 expected = status == 401
             elif role == "else":
-                expected = status == 404 if "{run}" in path or "{response}" in path else status == 200
+                expected = status == 404 if re.search("{(run|response|plan)}", path) else status == 200
             else:
                 expected = status == (200 if allowed[role] else 403)
             if not expected:

@@ -14,15 +14,15 @@ import pytest
 from app.process import wiring
 from tests.harness.in_process import calling, pool_text, running_service
 from tests.harness.prepared_apps import app_over
-from tests.harness.stand_ins import GatewayStandIn, row_of, shelve_content
+from tests.harness.stand_ins import PLANNED, GatewayStandIn, row_of, shelve_content
 from tests.stubs import ProviderStub
 
 
 @pytest.fixture
 def gateway() -> Iterator[GatewayStandIn]:
-    """A gateway whose store holds one run of the tenant `acme` and one of another."""
+    """A gateway whose store holds one run and one plan of the tenant `acme`, and one run of another."""
     stand_in = GatewayStandIn()
-    stand_in.store.rows = [row_of("run_mine", "acme"), row_of("run_theirs", "other")]
+    stand_in.store.rows = [row_of("run_mine", "acme"), row_of("run_theirs", "other"), row_of(PLANNED, "acme")]
     shelve_content(stand_in.store)
     with app_over(stand_in.context) as stand_in.app:
         yield stand_in

@@ -66,6 +66,10 @@ WIRE = {"format": "responses", "store": True, "given": 1, "background": True}
 """What the stored run was asked for: a response in the background, which can be cancelled."""
 
 
+PLANNED = "run_planned"
+"""The run of the first revision of a plan."""
+
+
 def journal_of(run: str, texts: Mapping[str, str], *, state: Kind = Kind.SUCCEEDED) -> tuple[Event, ...]:
     """Return the journal of a run of two steps, the second of which reads the first; `texts` maps refs to contents."""
     limits = asdict(Limits())
@@ -78,6 +82,8 @@ def journal_of(run: str, texts: Mapping[str, str], *, state: Kind = Kind.SUCCEED
     }
     admitted |= {"effort": "medium", "model": "baton-mini", "catalog": "0" * 64, "rehearsal": True}
     admitted |= {"ignored": [], "preview": False, "wire": WIRE}
+    if run == PLANNED:
+        admitted |= {"preview": True, "wire": {"format": "plan", "revision": 1, "reply": {"format": "chat"}}}
     usages = (Usage(10, 4, 6, 1), Usage(30, 0, 7, 2))
     drafts = [
         fact_from_json(Kind.ADMITTED, admitted),
@@ -250,6 +256,8 @@ class ShelfStore:
         self._check()
         self.queries.append(query)
         rows = [row for row in self.rows if query.tenant in (None, row.tenant) and query.state in (None, row.state)]
+        if "plan" in dict(query.tags):  # of plans it has one first revision, which no list needs
+            rows = []
         if query.sort == "cost":
             rows = sorted(rows, key=lambda row: (row.spent.usd, row.id), reverse=True)
             return tuple([row for row in rows if row.ended_at is not None][: query.limit])

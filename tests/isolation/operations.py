@@ -61,6 +61,7 @@ class Tenant:
     client: httpx.AsyncClient
     runs: list[str] = field(default_factory=list)
     responses: list[str] = field(default_factory=list)
+    plans: list[str] = field(default_factory=list)
     calls: list[str] = field(default_factory=list)
     """Calls of tools that wait for their results."""
     keys: list[str] = field(default_factory=list)
@@ -127,6 +128,10 @@ def _continued(mine: Tenant, theirs: Tenant, chosen: Chosen) -> Asked:
     return Asked("", body | ({"previous_response_id": chosen(theirs.responses)} if theirs.responses else {}))
 
 
+def _edit(mine: Tenant) -> dict[str, Any]:
+    return {"revision": 1, "edits": [{"op": "change", "step": 0, "subtask": mine.word}]}
+
+
 REQUESTS: Mapping[tuple[str, str], Request] = {
     ("POST", "/v1/chat/completions"): _chat,
     ("POST", "/v1/completions"): lambda mine, _theirs, _: Asked("", {"model": "baton-mini", "prompt": mine.word}),
@@ -141,6 +146,12 @@ REQUESTS: Mapping[tuple[str, str], Request] = {
     ("DELETE", "/v1/responses/{response}"): _named,
     ("POST", "/v1/responses/{response}/cancel"): lambda _mine, _theirs, _: Asked("", {}),
     ("GET", "/v1/responses/{response}/input_items"): _named,
+    ("POST", "/v1/plans"): lambda mine, _theirs, _: Asked("", chat(mine)),
+    ("GET", "/v1/plans"): _named,
+    ("GET", "/v1/plans/{plan}"): _named,
+    ("PATCH", "/v1/plans/{plan}"): lambda mine, _theirs, _: Asked("", _edit(mine)),
+    ("DELETE", "/v1/plans/{plan}"): _named,
+    ("POST", "/v1/plans/{plan}/run"): lambda _mine, _theirs, _: Asked("", {"revision": 1}),
     ("GET", "/v1/reports"): lambda _mine, theirs, chosen: Asked(
         chosen(["?by=user", "?by=key", f"?tenant={theirs.name}", f"?user={theirs.word}"])
     ),
@@ -154,7 +165,7 @@ REQUESTS: Mapping[tuple[str, str], Request] = {
     ("GET", "/v1/runs/{run}/steps/{n}"): _named,
     ("GET", "/v1/runs/{run}/stream"): _named,
 }
-ERASES = {("DELETE", "/v1/runs/{run}"), ("DELETE", "/v1/responses/{response}")}
+ERASES = {("DELETE", "/v1/runs/{run}"), ("DELETE", "/v1/responses/{response}"), ("DELETE", "/v1/plans/{plan}")}
 
 
 @dataclass
@@ -227,10 +238,11 @@ async def _operate(
 ) -> None:
     """One request of `mine` about something of `target`; nothing of `other` may show or change unless it is `mine`."""
     method, path = route
-    if ("{run}" in path and not target.runs) or ("{response}" in path and not target.responses):
+    kinds = {"run": target.runs, "response": target.responses, "plan": target.plans}
+    if any(f"{{{kind}}}" in path and not having for kind, having in kinds.items()):
         return
     asked = request(mine, target, chance.choice)
-    named = {"run": chance.choice(target.runs or [""]), "response": chance.choice(target.responses or [""])}
+    named = {kind: chance.choice(having or [""]) for kind, having in kinds.items()}
     named |= {"n": "0", "model": "baton-mini"}
     url = re.sub(r"\{(\w+)(?::path)?\}", lambda found: named[found[1]], path) + asked.path
     headers = dict(asked.headers)
@@ -276,14 +288,17 @@ def _note(mine: Tenant, route: tuple[str, str], named: Mapping[str, str], reply:
     """Keep what a reply has given to its tenant, for later operations."""
     run = reply.headers.get("x-baton-run")
     if route in ERASES:
-        gone = RUN_ID.findall(named["run"] if "{run}" in route[1] else named["response"])
+        gone = RUN_ID.findall(next(named[kind] for kind in ("run", "response", "plan") if f"{{{kind}}}" in route[1]))
         mine.runs = [one for one in mine.runs if one not in gone]
         mine.responses = [one for one in mine.responses if not any(name in one for name in gone)]
-    if run is None or route[0] != "POST" or reply.status_code != 200:
+        mine.plans = [one for one in mine.plans if not any(name in one for name in gone)]
+    if run is None or route[0] not in ("POST", "PATCH") or reply.status_code != 200:
         return
     mine.every.add(run)
     mine.runs = [*mine.runs, run][-KEPT_RUNS:]
     mine.keys += [key for key in sent.values() if key not in mine.keys]
     mine.calls = [*mine.calls, *re.findall(r"call_run_[0-9a-z_]+", reply.text)][-KEPT_RUNS:]
+    if route == ("POST", "/v1/plans"):
+        mine.plans = [*mine.plans, reply.json()["id"]][-KEPT_RUNS:]
     if route[1] == "/v1/responses":
         mine.responses = [*mine.responses, f"resp_{run}"][-KEPT_RUNS:]

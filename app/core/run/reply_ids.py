@@ -10,9 +10,10 @@ PREFIXES: Final[Mapping[str, tuple[str, str]]] = {
     "responses": ("resp_", "_"),
     "compaction": ("resp_", "_"),
     "messages": ("msg_", "_"),
+    "plan": ("plan_", "_"),
 }
 """By wire format: the beginning of an id, and what stands between the run and the number of a later turn."""
-REPLY_ID: Final = re.compile(r"(?:chatcmpl-|cmpl-|msg_|resp_)?(run_[0-9a-z]+)(?:[-_]\d+)?")
+REPLY_ID: Final = re.compile(r"(?:chatcmpl-|cmpl-|msg_|resp_|plan_)?(run_[0-9a-z]+)(?:[-_]\d+)?")
 
 
 def formatted(wire_format: str, run: str, turn: int) -> str:

@@ -44,6 +44,10 @@ from app.store.protocol import (
 )
 from app.store.rows.content import address
 
+PLAN_TAG = "plan"
+"""The name of the tag that finds the revisions of plans: its value is `FIRST_REVISION`, or for a further revision the
+run of the first one."""
+FIRST_REVISION = "first"
 UNTAKEN_SECONDS = 0.5
 """Time for which a run that nobody drives is left to those who take its ticket; then engines find it by polling."""
 
@@ -142,7 +146,8 @@ async def with_budgets(context: EngineContext, order: Order) -> Order:
 def tags(order: Order) -> tuple[tuple[str, str], ...]:
     """The filters of a new run: its labels, its end user and metadata, the id of its request, and that of its trace."""
     labels = [("label", label) for label in sorted(order.labels)]
-    return (*labels, *_of_caller(order.task), *of_request(order))
+    plans = [(PLAN_TAG, order.origin_run or FIRST_REVISION)] if order.wire.get("format") == "plan" else []
+    return (*labels, *plans, *_of_caller(order.task), *of_request(order))
 
 
 def _of_caller(task: Task) -> tuple[tuple[str, str], ...]:

@@ -197,14 +197,17 @@ class Idempotency:
         order: Callable[[], Order],
         *,
         at: Callable[[int], Position] = position.read,
+        once: Once | None = None,
     ) -> Begun:
         """Begin a run, or follow the one that this request began before. `order` is called only in the first case, and
         `at` only in the second: it gives the position of a stream that goes on behind an event of that number.
 
+        The claim is that of the request's `Idempotency-Key`, unless the route makes one of its own (`once`).
+
         Raises what `order`, `Admission.enter` and `Drivers.start` raise, `InvalidRequest` for a key that is none, and
         `Conflict` for one that was used with another request.
         """
-        once = claim(request, caller, body)
+        once = once or claim(request, caller, body)
         after = last_event(request) if body.get("stream") is True else None
         found = await self._store(caller).find_request_claim(once.id, self._context.now()) if once is not None else None
         if found is None:

@@ -1,0 +1,1 @@
+"""Plans over HTTP: made, shown, edited, and executed as they stand."""

@@ -1,0 +1,81 @@
+"""The forecast of a plan over one gateway: from the newest runs of its tenant, and the steps as they would be sent."""
+
+import asyncio
+import json
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Final
+
+from app.core.message.chat import Message, Task, message_to_json
+from app.core.plan.visibility import Seen, compose
+from app.core.plan.workflow import Step
+from app.core.pool.budget import tool_bytes
+from app.core.pool.catalog import Catalog, Limits, WireFormat
+from app.core.rating.forecast import Forecast, History, Planned, forecast
+from app.gateway.http.context import GatewayContext
+from app.store.protocol import RunQuery
+
+RUNS: Final = 300
+"""The newest runs of a tenant that a forecast looks at."""
+FRESH_SECONDS: Final = 10.0
+"""Seconds for which a tenant's history is used without looking again."""
+TENANTS: Final = 64
+"""Tenants whose history is kept."""
+ENVELOPES: Final[dict[WireFormat, int]] = {"rehearsal": 265}
+USUAL_ENVELOPE: Final = 120
+"""About the bytes of a request around its messages, by wire format."""
+
+
+class Histories:
+    """What the steps of tenants' past runs took, read again when it is no longer fresh."""
+
+    def __init__(self, context: GatewayContext) -> None:
+        self._context = context
+        self._known: OrderedDict[str, tuple[float, History]] = OrderedDict()
+
+    async def of(self, tenant: str) -> History:
+        """The history of a tenant."""
+        now = self._context.tick()
+        until, known = self._known.get(tenant, (0.0, History(())))
+        if now < until:
+            return known
+        wanted = RunQuery(tenant=tenant, state="succeeded", limit=RUNS)
+        runs = await self._context.store.of_tenant(tenant).journaled_runs(wanted)
+        made = await asyncio.to_thread(History, runs)
+        self._known[tenant] = (now + FRESH_SECONDS, made)
+        self._known.move_to_end(tenant)
+        if len(self._known) > TENANTS:
+            self._known.popitem(last=False)
+        return made
+
+
+def of_plan(catalog: Catalog, task: Task, steps: Sequence[Step], limits: Limits, history: History) -> Forecast | None:
+    """The forecast of a plan; None if a worker of it has left the pool file."""
+    if any(step.worker not in catalog.workers for step in steps):
+        return None
+    return forecast([_planned(catalog, task, steps, place, limits) for place in range(len(steps))], limits, history)
+
+
+def _planned(catalog: Catalog, task: Task, steps: Sequence[Step], place: int, limits: Limits) -> Planned:
+    step = steps[place]
+    worker = catalog.workers[step.worker]
+    size = _bytes(task, steps, place)
+    size += ENVELOPES.get(catalog.providers[worker.provider].format, USUAL_ENVELOPE)
+    most = min(limits.output_tokens, worker.card.max_output)
+    if step.answers and task.sampling.max_tokens is not None:
+        most = min(most, task.sampling.max_tokens)
+    return Planned(worker, size, step.access.steps, step.answers, most)
+
+
+def _bytes(task: Task, steps: Sequence[Step], place: int) -> int:
+    """The bytes of a step's messages as they would be sent, without what earlier steps will have written."""
+    step = steps[place]
+    seen = [Seen(n, steps[n].subtask, "?") for n in step.access.steps]
+    size = _size(compose(task if step.access.user else None, step.subtask, seen)) - len(seen)
+    if step.answers and task.form is not None:
+        size += len(json.dumps(task.form.schema, default=dict))
+    return size + (tool_bytes(task.toolbox) if step.answers or step.tools else 0)
+
+
+def _size(messages: Sequence[Message]) -> int:
+    return len(json.dumps([message_to_json(message) for message in messages], default=dict, separators=(",", ":")))

@@ -1,0 +1,166 @@
+"""Orders of runs for plans: the preview that makes one, the preview of an edit, and the execution of a revision.
+
+A revision and an execution take the task, the tier, the limits and the options of the plan's first revision, so that
+what is executed is what was shown. What has changed since (a worker that is gone, a limit that was lowered, a label's
+rule) is a refusal that says so, never another plan.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+
+from app.core.message.chat import Task, labels_of
+from app.core.plan.arms import tier_of
+from app.core.plan.digest import plan_digest
+from app.core.plan.workflow import Step
+from app.core.pool.catalog import LIMITS, Catalog, Limits, Tier
+from app.core.pool.policy import Overrides
+from app.core.records import changed
+from app.core.run.tool_results import returned
+from app.engine.runs.admission import Order
+from app.errors import Conflict, Forbidden, InvalidRequest
+from app.gateway.http.api_keys import Caller
+from app.gateway.plans.requests import PlanRunRequest
+from app.gateway.plans.revisions import FORMAT, Plan, Revision, as_value, digest_of, limits_of
+from app.store.protocol import KeyRow, Once
+
+REFUSED = frozenset({"invalid_plan", "plan_rejected", "no_eligible_worker"})
+"""The codes of errors with which an order's plan is refused at its admission."""
+OUTDATED = "plan_outdated"
+
+
+def to_preview(order: Order) -> Order:
+    """The order of a request, for its plan alone. Raises `InvalidRequest` for the results of tool calls, which continue
+    a run that has its plan."""
+    if returned(order.task.messages) is not None:
+        raise InvalidRequest(
+            "The conversation ends with results of tool calls, which continue a run that has its plan already.",
+            param="messages",
+        )
+    reply = {name: value for name, value in order.wire.items() if name != "steps"}
+    wire = {"format": FORMAT, "revision": 1, "reply": reply} | _pool(order.overrides)
+    return changed(
+        order,
+        preview=True,
+        streams=False,
+        stream_steps=False,
+        limits=limits_of(order.limits),
+        wire=wire,
+        on_disconnect="finish",
+    )
+
+
+def _pool(overrides: Overrides) -> dict[str, Any]:
+    """The request's choice of workers, for later revisions."""
+    chosen = {"allow": sorted(overrides.allow), "deny": sorted(overrides.deny), "pin": overrides.pin}
+    given = {name: value for name, value in chosen.items() if value}
+    return {"pool": given} if given else {}
+
+
+def to_revision(base: Order, plan: Plan, value: Mapping[str, Any], number: int) -> Order:
+    """The order of an edited plan's preview."""
+    wire = dict(plan.first.state.admitted.wire) | {"revision": number}
+    return changed(
+        base, preview=True, plan=value, wire=wire, on_disconnect="finish", origin_kind="plan", origin_run=plan.run
+    )
+
+
+def to_execution(base: Order, revision: Revision, steps: tuple[Step, ...], asked: PlanRunRequest) -> Order:
+    """The order that executes a revision as it stands. Raises `Conflict` where that would not be what was shown."""
+    shown = digest_of(revision, steps)
+    if asked.digest is not None and asked.digest != shown:
+        raise Conflict(
+            "The revision has another digest than the one that was sent; look at it again.",
+            param="digest",
+            code="digest_mismatch",
+        )
+    if plan_digest(steps, base.limits) != shown:
+        raise outdated("this key may spend less than the plan's limit")
+    usage = {"usage": True} if asked.stream_options is not None and asked.stream_options.include_usage else {}
+    reply = {name: value for name, value in base.wire.items() if name != "usage"} | usage
+    return changed(
+        base,
+        plan=as_value(steps),
+        streams=asked.stream,
+        wire=reply,
+        origin_kind="plan",
+        origin_run=revision.state.run,
+    )
+
+
+def repeated(catalog: Catalog, caller: Caller, plan: Plan, tenant: str, task: Task) -> Order:
+    """The order of the plan's request, but without a plan of its own. Raises `Conflict` if it would be another one."""
+    key, admitted = caller.key, plan.first.state.admitted
+    if key.tenant != tenant:
+        raise Forbidden("A plan is changed and executed with a key of its own tenant.")
+    tier = _tier(catalog, key, plan)
+    limits = _limits(tier, key, plan)
+    chosen = admitted.wire.get("pool", {})
+    overrides = Overrides(frozenset(chosen.get("allow", ())), frozenset(chosen.get("deny", ())), chosen.get("pin"))
+    return Order(
+        task=task,
+        tier=tier,
+        model=admitted.model,
+        effort=admitted.effort,
+        limits=limits,
+        tenant=tenant,
+        key=key.id,
+        labels=admitted.labels | key.labels,
+        on_messages=labels_of(task.messages) - key.labels,
+        overrides=_known(overrides, tier),
+        ignored=admitted.ignored,
+        explore=admitted.explore,
+        wire=admitted.wire.get("reply", {}),
+    )
+
+
+def _known(overrides: Overrides, tier: Tier) -> Overrides:
+    """Without the names of workers that have left the pool, which cannot be chosen in any case."""
+    pool = frozenset(tier.pool)
+    if overrides.allow and not overrides.allow & pool:
+        raise outdated("none of the workers that the request allowed is left in the pool")
+    return Overrides(overrides.allow & pool, overrides.deny & pool, overrides.pin)
+
+
+def _tier(catalog: Catalog, key: KeyRow, plan: Plan) -> Tier:
+    admitted = plan.first.state.admitted
+    tier = tier_of(catalog, admitted.tier, admitted.model)
+    if tier is None or (key.tiers and tier.name not in key.tiers):
+        raise outdated("its tier is gone, or this key may not use it")
+    if admitted.effort not in tier.efforts:
+        raise outdated("its tier no longer has its level of effort")
+    pin = admitted.wire.get("pool", {}).get("pin")
+    if pin is not None and pin not in tier.pool:
+        raise outdated("the worker that the request pinned has left the pool")
+    return tier
+
+
+def _limits(tier: Tier, key: KeyRow, plan: Plan) -> Limits:
+    """The limits of the plan, which those of the tier must still allow."""
+    shown, allowed = limits_of(plan.first.state.admitted.limits), tier.efforts[plan.first.state.admitted.effort]
+    own = {"rounds", "depth"}  # a plan of the caller's has one round and nothing nested
+    lowered = [name for name in LIMITS if name not in own and getattr(shown, name) > getattr(allowed, name)]
+    if lowered:
+        raise outdated(f"its tier now has lower limits: {', '.join(sorted(lowered))}")
+    if key.max_usd is not None and key.max_usd < shown.usd:
+        return changed(shown, usd=key.max_usd)
+    return shown
+
+
+def outdated(reason: str) -> Conflict:
+    """The refusal of a plan that cannot be executed any more as it was shown."""
+    return Conflict(
+        f"The plan cannot be used as it was shown, because the conditions have changed: {reason}. Make it anew with "
+        "POST /v1/plans.",
+        code=OUTDATED,
+    )
+
+
+def claim_of_revision(plan: Plan, number: int, tenant: str, body: Mapping[str, Any]) -> Once:
+    """The claim on a plan's next revision: of two authors who have seen the same one, one gets it. The same request
+    sent again follows the revision that it has made."""
+    name = hashlib.sha256(f"{tenant}\0{plan.id}\0{number}".encode()).hexdigest()
+    fingerprint = hashlib.sha256(orjson.dumps(body, option=orjson.OPT_SORT_KEYS)).digest()
+    return Once(name, fingerprint, 0.0, tenant=tenant)

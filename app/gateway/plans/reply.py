@@ -1,0 +1,192 @@
+"""A plan as its caller sees it: the steps with their instructions, what they would disclose to whom, and what they are
+likely to cost."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from app.core.message.chat import Task
+from app.core.plan.workflow import Step
+from app.core.pool.catalog import MILLION, Catalog, Worker
+from app.core.pool.policy import exclusion, permits
+from app.core.pool.rules import Reading
+from app.core.rating.forecast import Forecast, History, Spread, StepForecast
+from app.core.run.bill import bill
+from app.core.run.labels import Flow, conversation
+from app.core.run.state import RunState
+from app.gateway.chat.reply import dollars
+from app.gateway.plans import forecasts
+from app.gateway.plans.revisions import Plan, Revision, as_lists, as_value, digest_of, limits_of, plan_id
+from app.store.protocol import RunRow
+
+NOT_LISTED = "not in the step's access list"
+LISTED = "the step's access list names it"
+
+
+def summary(row: RunRow) -> dict[str, Any]:
+    """A plan as lists show it: without its texts."""
+    return {
+        "id": plan_id(row.id),
+        "object": "plan",
+        "run": row.id,
+        "tier": row.tier,
+        "model": row.model,
+        "state": row.state,
+        "author": row.key,
+        "created_at": row.created_at,
+        "topology": row.topology,
+        "steps": row.steps,
+        "planning_cost_usd": dollars(row.spent.usd),
+        "error": row.error,
+    }
+
+
+def whole(
+    catalog: Catalog,
+    plan: Plan,
+    revision: Revision,
+    *,
+    steps: tuple[Step, ...],
+    task: Task,
+    history: History,
+    lists: bool,
+) -> dict[str, Any]:
+    """A plan with one of its revisions in full."""
+    state = revision.state
+    limits = limits_of(state.admitted.limits)
+    written = as_lists(steps, state.admitted.pool) if lists else as_value(steps)
+    return {
+        "id": plan.id,
+        "object": "plan",
+        "run": plan.run,
+        "tier": state.admitted.tier,
+        "model": state.admitted.model,
+        "effort": state.admitted.effort,
+        "conductor": state.admitted.conductor,
+        "degraded": state.degraded,
+        "revision": revision.number,
+        "revisions": [_revision(one) for one in plan.revisions if one.stands],
+        "digest": digest_of(revision, steps),
+        "topology": state.topology,
+        "plan": written,
+        "limits": {**limits.to_json(), "usd": dollars(limits.usd)},
+        "labels": sorted(state.admitted.labels),
+        "pool": list(state.admitted.pool),
+        "excluded": dict(state.admitted.excluded),
+        "planning_cost_usd": dollars(bill(plan.first.state).usd),
+        "estimate": _estimate(forecasts.of_plan(catalog, task, steps, limits, history)),
+        "disclosures": disclosures(catalog, plan, revision, steps),
+    }
+
+
+def _revision(one: Revision) -> dict[str, Any]:
+    state = one.state
+    return {
+        "revision": one.number,
+        "run": state.run,
+        "author": one.author,
+        "created_at": state.turn.at,
+        "conductor": state.admitted.conductor,
+    }
+
+
+# -- the estimate
+
+
+def _estimate(made: Forecast | None) -> dict[str, Any] | None:
+    if made is None:
+        return None
+    return {
+        "basis": made.basis,
+        "runs": made.runs,
+        "cost_usd": _spread(made.usd, MILLION),
+        "seconds": _spread(made.seconds),
+        "steps": [_step_estimate(n, one) for n, one in enumerate(made.steps)],
+    }
+
+
+def _step_estimate(n: int, one: StepForecast) -> dict[str, Any]:
+    return {
+        "n": n,
+        "worker": one.worker,
+        "basis": one.basis,
+        "samples": one.samples,
+        "cost_usd": _spread(one.usd, MILLION),
+        "seconds": _spread(one.seconds),
+        "input_tokens": _spread(one.input),
+        "output_tokens": _spread(one.output),
+    }
+
+
+def _spread(one: Spread, unit: int = 1) -> dict[str, float]:
+    """Quantiles, in dollars where the unit is a million of micro-dollars."""
+    named = {"p10": one.p10, "p50": one.p50, "p90": one.p90, "worst": one.most}
+    return {name: round(value / unit, 8) for name, value in named.items()}
+
+
+# -- disclosures
+
+
+def disclosures(catalog: Catalog, plan: Plan, revision: Revision, steps: Sequence[Step]) -> list[dict[str, Any]]:
+    """Who would be shown what, one entry for each step; before them what the making of the plan has shown already."""
+    state = revision.state
+    base = state.proposal.base if state.proposal is not None else 0
+    readings = Flow(state, catalog).readings
+    pool = [catalog.workers[name] for name in state.admitted.pool if name in catalog.workers]
+    found = [_of_planning(catalog, plan.first.state, call) for call in _planners(plan.first.state)]
+    for n in range(len(steps)):
+        found.append(_of_step(catalog, pool, steps=steps, n=n, reading=readings[n + base]))
+    return found
+
+
+def _planners(state: RunState) -> list[str]:
+    """The workers that were asked for the plan."""
+    return list(dict.fromkeys([call.worker for call in state.calls.values() if call.step is None]))
+
+
+def _of_planning(catalog: Catalog, state: RunState, worker: str) -> dict[str, Any]:
+    reading = conversation(state)
+    return {
+        **_recipient(catalog, worker),
+        "purpose": "plan",
+        "n": None,
+        "happened": True,
+        "sees": {"user": True, "steps": []},
+        "labels": sorted(reading.labels),
+        "granted": [{"what": "user", "reason": "the tier's conductor reads the conversation to plan"}],
+        "withheld": [],
+        "replacements": [],
+        "refused": {},
+    }
+
+
+def _of_step(
+    catalog: Catalog, pool: Sequence[Worker], *, steps: Sequence[Step], n: int, reading: Reading
+) -> dict[str, Any]:
+    step = steps[n]
+    seen: list[str | int] = [*(["user"] if step.access.user else []), *step.access.steps]
+    others: list[str | int] = ["user", *range(n)]
+    refused = {worker.name: reason for worker in pool if (reason := exclusion(worker, reading))}
+    return {
+        **_recipient(catalog, step.worker),
+        "purpose": "step",
+        "n": n,
+        "happened": False,
+        "sees": {"user": step.access.user, "steps": list(step.access.steps)},
+        "labels": sorted(reading.labels),
+        "granted": [{"what": what, "reason": LISTED} for what in seen],
+        "withheld": [{"what": what, "reason": NOT_LISTED} for what in others if what not in seen],
+        "replacements": [one.name for one in pool if one.name != step.worker and permits(one, reading)],
+        "refused": refused,
+    }
+
+
+def _recipient(catalog: Catalog, name: str) -> Mapping[str, Any]:
+    worker = catalog.workers.get(name)
+    card = worker.card if worker is not None else None
+    return {
+        "recipient": name,
+        "provider": worker.provider if worker is not None else None,
+        "model": worker.model if worker is not None else None,
+        "region": card.region if card is not None else None,
+        "retention": card.retention if card is not None else None,
+    }

@@ -1,0 +1,107 @@
+"""The bodies of `/v1/plans`: a request to plan for, a revision, and the order to execute one."""
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, Final, Literal, TypeVar
+
+from pydantic import Field, StringConstraints, ValidationError
+
+from app.core.plan.edits import Edit, edited
+from app.core.plan.parse import MAX_SUBTASK_CHARS
+from app.core.plan.published import from_lists, is_published
+from app.errors import InvalidRequest, PlanRejected
+from app.gateway.chat.request import StreamOptions
+from app.gateway.wire.baton_options import WireModel, WorkerName
+from app.gateway.wire.parameters import invalid_request
+
+REASON: Final = re.compile(r"step (\d+): (worker|subtask|access|tools)\b")
+"""A reason of the plan's reader that is about one field of one step."""
+FIELDS: Final = ("worker", "subtask", "access", "tools")
+Number = Annotated[int, Field(ge=0, le=1_000)]
+
+
+class PlanEdit(WireModel):
+    """One edit of a plan: change a step, add one before that place, or remove it. Steps are counted from 0, after the
+    edits before this one."""
+
+    op: Literal["change", "add", "remove"]
+    step: Number
+    worker: WorkerName | None = None
+    subtask: Annotated[str, StringConstraints(max_length=MAX_SUBTASK_CHARS)] | None = None
+    access: Annotated[list[int | Literal["user"]], Field(max_length=256, fail_fast=True)] | None = None
+    tools: bool | None = None
+
+
+class PlanRevisionRequest(WireModel):
+    """A new revision: edits of the one that it names, or a whole new plan in its place."""
+
+    revision: Annotated[int, Field(ge=1)]
+    """The revision that the author has seen: the latest one."""
+    edits: Annotated[list[PlanEdit], Field(min_length=1, max_length=64, fail_fast=True)] | None = None
+    plan: dict[str, Any] | None = None
+    """A plan as in the `baton.plan` of a request: `steps`, or the three published lists."""
+
+
+class PlanRunRequest(WireModel):
+    """The revision to execute, and how to send the answer."""
+
+    revision: Annotated[int, Field(ge=1)] | None = None
+    """By default the latest one."""
+    digest: Annotated[str, StringConstraints(pattern="^[0-9a-f]{64}$")] | None = None
+    """The digest of the revision as it was shown: the plan is executed only if it has this one."""
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+
+
+Body = TypeVar("Body", bound=WireModel)
+
+
+def read(model: type[Body], body: Mapping[str, Any]) -> Body:
+    """A body as its model. Raises `InvalidRequest` that names the field at fault."""
+    given = {name: value for name, value in body.items() if value is not None}
+    try:
+        return model.model_validate(given)
+    except ValidationError as error:
+        raise invalid_request(error, given) from None
+
+
+def read_revision(body: Mapping[str, Any]) -> PlanRevisionRequest:
+    """The body of a new revision."""
+    asked = read(PlanRevisionRequest, body)
+    if (asked.edits is None) == (asked.plan is None):
+        raise InvalidRequest("Send edits of the plan, or a whole plan, and not both.", param="plan")
+    return asked
+
+
+def read_run(body: Mapping[str, Any]) -> PlanRunRequest:
+    """The body of an order to execute a plan."""
+    asked = read(PlanRunRequest, body)
+    if asked.stream_options is not None and not asked.stream:
+        raise InvalidRequest("stream_options needs stream: true.", param="stream_options")
+    return asked
+
+
+def revised(asked: PlanRevisionRequest, before: Mapping[str, Any], pool: tuple[str, ...]) -> dict[str, Any]:
+    """The new revision's plan, yet to be checked. Raises `InvalidRequest` for edits that fit no step, and for lists
+    that cannot be read."""
+    try:
+        if asked.plan is not None:
+            return from_lists(asked.plan, pool) if is_published(asked.plan) else asked.plan
+        return {"steps": edited(before["steps"], [_edit(one) for one in asked.edits or ()])}
+    except PlanRejected as rejected:
+        raise refused(rejected.reasons[0], "; ".join(rejected.reasons)) from None
+
+
+def _edit(asked: PlanEdit) -> Edit:
+    given = {name: getattr(asked, name) for name in FIELDS}
+    return Edit(asked.op, asked.step, {name: value for name, value in given.items() if value is not None})
+
+
+def refused(first: str, message: str) -> InvalidRequest:
+    """The refusal of a plan, which names the field that the first reason is about."""
+    found = REASON.search(first)
+    edit = re.match(r"edits\[\d+\]\.step", first)
+    param = f"plan.steps[{found[1]}].{found[2]}" if found else "plan"
+    return InvalidRequest(
+        f"The plan is not valid: {message[:1_800]}", param=edit[0] if edit else param, code="invalid_plan"
+    )

@@ -1,0 +1,164 @@
+"""A plan that was made over HTTP, and its revisions, as their journals have them.
+
+Each revision is a run of its own that was planned and not executed (a preview): the first one has the plan that the
+tier's conductor made, and gives the plan its id; each further one was written by a caller and follows from the first.
+So a plan's texts are content of its runs, erased and pruned with them, and what is asked of a caller's own plan is
+asked of every edit.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from app.core.plan.digest import plan_digest
+from app.core.plan.published import to_lists
+from app.core.plan.workflow import Access, Step
+from app.core.pool.catalog import Limits
+from app.core.records import changed, record
+from app.core.run.kinds import ENDED
+from app.core.run.reply_ids import formatted, run_of_reply
+from app.core.run.state import RunState, StepState, fold
+from app.engine.calls.step_request import texts_of
+from app.engine.runs.admission import PLAN_TAG
+from app.errors import InvalidRequest, NotFound, PlanRejected
+from app.gateway.wire import query
+from app.store.protocol import RunQuery, RunRow, TenantStore
+
+FORMAT: Final = "plan"
+"""The wire format of a revision; `reply` beside it is that of the request, in which the plan's answer is written."""
+MOST_REVISIONS: Final = 100
+
+
+@record(frozen=True, slots=True)
+class Revision:
+    """One revision: its run, and its number from 1. `row` is None where the run has just ended."""
+
+    number: int
+    state: RunState
+    author: str
+    """The id of the API key that made it."""
+    row: RunRow | None = None
+
+    @property
+    def stands(self) -> bool:
+        """True if its plan was accepted."""
+        return self.state.state == "succeeded" and self.state.accepted
+
+    @property
+    def is_open(self) -> bool:
+        """True while it is being made."""
+        return self.state.state not in ENDED
+
+
+@record(frozen=True, slots=True)
+class Plan:
+    """A plan with its revisions, the oldest first, among them those that could not be made."""
+
+    revisions: tuple[Revision, ...]
+
+    @property
+    def run(self) -> str:
+        """The run of the first revision."""
+        return self.first.state.run
+
+    @property
+    def id(self) -> str:
+        """The plan's id."""
+        return plan_id(self.run)
+
+    @property
+    def first(self) -> Revision:
+        """The revision with the request's task, limits and options, which all others share."""
+        return self.revisions[0]
+
+    @property
+    def latest(self) -> Revision:
+        """The last revision whose plan was accepted. Raises `NotFound` if there is none."""
+        for one in reversed(self.revisions):
+            if one.stands:
+                return one
+        raise NotFound("No plan was made for this request: its run says why.", code="plan_not_made")
+
+    def revision(self, number: int | None) -> Revision:
+        """The revision of this number, by default the latest. Raises `NotFound`."""
+        if number is None:
+            return self.latest
+        for one in self.revisions:
+            if one.number == number and one.stands:
+                return one
+        raise NotFound("The plan has no revision of that number.", param="revision", code="no_such_revision")
+
+
+def plan_id(run: str) -> str:
+    """The id of the plan whose first revision is this run."""
+    return formatted(FORMAT, run, 0)
+
+
+async def find(store: TenantStore, name: str) -> tuple[Plan, RunRow]:
+    """A plan by its id, with the row of its first revision. Raises `NotFound`, also where its content was erased."""
+    if not query.RUN_ID.fullmatch(name):
+        raise NotFound()
+    row = await store.run(run_of_reply(name))
+    first = await _revision(store, row)
+    wire = first.state.admitted.wire
+    if wire.get("format") != FORMAT or wire.get("revision") != 1:
+        raise NotFound()
+    if row.erased:
+        raise NotFound("The plan was deleted.", code="plan_deleted")
+    wanted = RunQuery(tenant=row.tenant, tags=((PLAN_TAG, row.id),), ascending=True, limit=MOST_REVISIONS)
+    further = [await _revision(store, one) for one in await store.runs(wanted)]
+    return Plan((first, *sorted(further, key=lambda one: one.number))), row
+
+
+async def _revision(store: TenantStore, row: RunRow) -> Revision:
+    state = fold((await store.journal(row.id)).events)
+    return of_state(state, row.key, row)
+
+
+def of_state(state: RunState, author: str, row: RunRow | None = None) -> Revision:
+    """The revision that a preview's run is."""
+    return Revision(int(state.admitted.wire.get("revision", 1)), state, author, row)
+
+
+# -- its steps
+
+
+async def steps_of(store: TenantStore, revision: Revision) -> tuple[Step, ...]:
+    """The steps of a revision, counted from 0. `NotFound` if their texts were erased."""
+    state = revision.state
+    texts = await texts_of(store, state.run, {step.subtask for step in state.current})
+    base = state.proposal.base if state.proposal is not None else 0
+    return tuple([_step(step, texts, base) for step in state.current])
+
+
+def _step(step: StepState, texts: Mapping[str, str], base: int) -> Step:
+    access = Access(step.access.user, tuple([n - base for n in step.access.steps]))
+    return Step(step.worker, texts[step.subtask], access, answers=step.answers, tools=step.tools)
+
+
+def limits_of(limits: Limits) -> Limits:
+    """The limits with which a plan is executed: it is the caller's own, which has one round and no workflow inside."""
+    return changed(limits, rounds=1, depth=0)
+
+
+def digest_of(revision: Revision, steps: tuple[Step, ...]) -> str:
+    """The SHA-256 of a revision's plan with its limits, by which what was shown and what is executed are compared."""
+    return plan_digest(steps, limits_of(revision.state.admitted.limits))
+
+
+def as_value(steps: tuple[Step, ...]) -> dict[str, Any]:
+    """A plan in the form in which callers send one."""
+    return {"steps": [_as_value(step) for step in steps]}
+
+
+def _as_value(step: Step) -> dict[str, Any]:
+    value = {"worker": step.worker, "subtask": step.subtask, "access": step.access.as_list()}
+    return value | ({"tools": True} if step.tools else {})
+
+
+def as_lists(steps: tuple[Step, ...], pool: tuple[str, ...]) -> dict[str, Any]:
+    """A plan in the published form of three lists. Raises `InvalidRequest` for one that this form cannot say."""
+    try:
+        return to_lists(steps, pool)
+    except PlanRejected as rejected:
+        message = f"The plan cannot be written as three lists: {'; '.join(rejected.reasons)}."
+        raise InvalidRequest(message, param="format", code="plan_not_expressible") from None

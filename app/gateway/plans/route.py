@@ -1,0 +1,355 @@
+"""Plans over HTTP: `POST /v1/plans` makes one and executes nothing of it, `GET` shows it with what it would cost and
+disclose, `PATCH` makes a revision of it, and `POST /v1/plans/{id}/run` executes a revision as it stands.
+
+A plan's texts are its author's: another key of the tenant needs `audit:read` to see, change or execute it.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Annotated, Any, Final, Literal
+
+import orjson
+from fastapi import APIRouter, Depends, Path, Query
+from pydantic import BeforeValidator, Field
+from starlette.requests import Request
+from starlette.responses import Response
+
+from app.core.message.chat import Task
+from app.core.records import record
+from app.core.run.state import fold
+from app.engine.calls.step_request import task_of
+from app.engine.runs.admission import FIRST_REVISION, PLAN_TAG, Order
+from app.errors import BatonError, Conflict, Forbidden, InvalidRequest, NotFound
+from app.gateway.chat import route as chat
+from app.gateway.chat.reply import completion
+from app.gateway.chat.request import read_request, to_order
+from app.gateway.http.admission import Begun, Idempotency
+from app.gateway.http.api_keys import Caller
+from app.gateway.http.auth import Keys
+from app.gateway.http.context import GatewayContext
+from app.gateway.http.ingress import json_body
+from app.gateway.http.sse import collect
+from app.gateway.openapi import chat_replies, operations, plan_replies
+from app.gateway.plans import orders, reply, requests, revisions
+from app.gateway.plans.forecasts import Histories
+from app.gateway.plans.revisions import Plan, Revision
+from app.gateway.wire import query
+from app.gateway.wire.baton_options import resolve_tier
+from app.store.protocol import TAKEN, RunQuery, RunRow, TenantStore
+
+SCHEMAS: Final[operations.Schemas] = {
+    "PlanRevisionRequest": lambda: operations.request_schema(requests.PlanRevisionRequest, "PlanRevisionRequest"),
+    "PlanRunRequest": lambda: operations.request_schema(requests.PlanRunRequest, "PlanRunRequest"),
+}
+PlanId = Annotated[str, Path(alias="plan", description="The plan's id.", examples=["plan_run_01jd9k2v7c"])]
+Form = Literal["steps", "lists"]
+
+
+class Shown(query.Parameters):
+    """The form in which a plan is shown."""
+
+    format: Form = "steps"
+    """`steps`: Baton's own form; `lists`: the published three lists (`model_id`, `subtasks`, `access_list`)."""
+
+
+class ShownRevision(Shown):
+    """The revision that is shown, and its form."""
+
+    revision: Annotated[query.Whole, Field(ge=1, le=query.LARGEST)] | None = None
+    """The number of the revision; by default the latest."""
+
+
+class PlanFilters(query.Parameters):
+    """Which plans are listed."""
+
+    since: query.Moment | None = None
+    """Plans that were made at this time or later: seconds since 1970, or RFC 3339."""
+    until: query.Moment | None = None
+    """Plans that were made before this time: seconds since 1970, or RFC 3339."""
+    limit: Annotated[query.Whole, Field(ge=1, le=query.PAGE)] = 20
+    """The most plans of a page."""
+    after: Annotated[query.Cursor, BeforeValidator(query.cursor)] | None = None
+    """`next` of the page before."""
+
+
+@record(frozen=True, slots=True)
+class FoundPlan:
+    """A plan that the caller may see: its revisions, the row of the first, and the store by which it is read."""
+
+    plan: Plan
+    row: RunRow
+    store: TenantStore
+
+    async def task(self) -> Task:
+        """The task that the plan is for. `NotFound` if it was erased."""
+        return await task_of(self.store, self.plan.run, self.plan.first.state.admitted.task)
+
+
+def routes(context: GatewayContext, keys: Keys, idempotency: Idempotency) -> APIRouter:
+    """Every route under /v1/plans."""
+    router = APIRouter(prefix="/v1/plans", tags=["plans"])
+    histories = Histories(context)
+    _makes(router, context, keys, idempotency, histories)
+    _reads(router, context, keys, histories)
+    _revises(router, context, keys, idempotency, histories)
+    _executes(router, context, keys, idempotency)
+    return router
+
+
+def _makes(
+    router: APIRouter, context: GatewayContext, keys: Keys, idempotency: Idempotency, histories: Histories
+) -> None:
+    @router.post(
+        "",
+        operation_id="create_plan",
+        summary="Plan for a request, and execute nothing.",
+        dependencies=[idempotency.capacity],
+        response_model=plan_replies.Plan,
+        responses=operations.replies(*operations.RUNNING),
+        openapi_extra=operations.body("ChatRequest", example=chat.EXAMPLE),
+    )
+    async def create_plan(
+        request: Request,
+        caller: Annotated[Caller, keys.needs("runs:write")],
+        body: Annotated[dict[str, object], json_body(context.bounds)],
+        shown: Annotated[Shown, Query()],
+    ) -> Response:
+        """The body is that of a chat completion. Only the conductor is asked, as it would be for that request."""
+
+        def order() -> Order:
+            asked, ignored = read_request(body)
+            made = to_order(asked, ignored, resolve_tier(context.catalog(), caller.key, asked.model), caller.key)
+            return orders.to_preview(made)
+
+        begun = await idempotency.begin(request, caller, body, order)
+        await collect(context, begun, request.receive)
+        store = context.store.of_tenant(caller.tenant)
+        made = await _made(store, begun, caller)
+        task = await task_of(store, begun.driven.run, made.state.admitted.task)
+        return await _shown(context, histories, store, Plan((made,)), made, task=task, form=shown.format)
+
+
+def _reads(router: APIRouter, context: GatewayContext, keys: Keys, histories: Histories) -> None:
+    visible = Annotated[FoundPlan, Depends(_found(context, keys.needs("runs:read")))]
+
+    @router.get(
+        "",
+        operation_id="list_plans",
+        summary="List plans, the newest first.",
+        response_model=plan_replies.PlanList,
+        responses=operations.replies(*operations.READING),
+    )
+    async def list_plans(
+        filters: Annotated[PlanFilters, Query()], caller: Annotated[Caller, keys.needs("runs:read")]
+    ) -> Response:
+        """The plans of the key's tenant that were not deleted, without their texts."""
+        wanted = RunQuery(
+            tenant=caller.tenant,
+            since=filters.since,
+            until=filters.until,
+            tags=((PLAN_TAG, FIRST_REVISION),),
+            before=filters.after[:2] if filters.after is not None else None,
+            limit=filters.limit + 1,
+        )
+        rows = await context.store.of_tenant(caller.tenant).runs(wanted)
+        page = rows[: filters.limit]
+        data = [reply.summary(row) for row in page if not row.erased]
+        has_more = len(rows) > filters.limit
+        following = query.as_cursor(query.Cursor(page[-1].created_at, page[-1].id)) if has_more else None
+        ends = {"first_id": data[0]["id"] if data else None, "last_id": data[-1]["id"] if data else None}
+        return _json({"object": "list", "data": data, **ends, "has_more": has_more, "next": following})
+
+    @router.get(
+        "/{plan}",
+        operation_id="get_plan",
+        summary="Show a plan: its steps, its estimate and its disclosures.",
+        response_model=plan_replies.Plan,
+        responses=operations.replies(*operations.READING),
+    )
+    async def get_plan(found: visible, shown: Annotated[ShownRevision, Query()]) -> Response:
+        """The latest revision, or the one that is asked for; the estimate is made anew."""
+        revision = found.plan.revision(shown.revision)
+        return await _shown(
+            context, histories, found.store, found.plan, revision, task=await found.task(), form=shown.format
+        )
+
+
+def _revises(
+    router: APIRouter, context: GatewayContext, keys: Keys, idempotency: Idempotency, histories: Histories
+) -> None:
+    visible = Annotated[FoundPlan, Depends(_found(context, keys.needs("runs:write")))]
+
+    @router.patch(
+        "/{plan}",
+        operation_id="revise_plan",
+        summary="Edit a plan, or replace it: a new revision.",
+        response_model=plan_replies.Plan,
+        responses=operations.replies(*operations.RUNNING),
+        openapi_extra=operations.body(
+            "PlanRevisionRequest",
+            example={"revision": 1, "edits": [{"op": "change", "step": 0, "subtask": "Solve it in two ways."}]},
+        ),
+    )
+    async def revise_plan(
+        request: Request,
+        caller: Annotated[Caller, keys.needs("runs:write")],
+        body: Annotated[dict[str, object], json_body(context.bounds)],
+        found: visible,
+        shown: Annotated[Shown, Query()],
+    ) -> Response:
+        """It is checked as a caller's own plan is. `revision` is the one that the author has seen: 409 if there is a
+        later one."""
+        asked = requests.read_revision(body)
+        plan = found.plan
+        base = plan.revision(asked.revision)
+        number = _next(plan, base)
+        steps = await revisions.steps_of(found.store, base)
+        value = requests.revised(asked, revisions.as_value(steps), plan.first.state.admitted.pool)
+        usual = orders.repeated(context.catalog(), caller, plan, found.row.tenant, await found.task())
+        order = orders.to_revision(usual, plan, value, number)
+        once = orders.claim_of_revision(plan, number, found.row.tenant, body)
+        try:
+            begun = await idempotency.begin(request, caller, body, lambda: order, once=once)
+        except InvalidRequest as refused:
+            raise _of_edit(refused) from None
+        except Conflict as conflict:
+            raise _overtaken() if conflict.public_code in (TAKEN, "idempotency_key_reuse") else conflict from None
+        await collect(context, begun, request.receive)
+        made = await _made(found.store, begun, caller)
+        whole = Plan((*[one for one in plan.revisions if one.number != number], made))
+        return await _shown(context, histories, found.store, whole, made, task=order.task, form=shown.format)
+
+    @router.delete(
+        "/{plan}",
+        operation_id="delete_plan",
+        summary="Delete a plan with all of its revisions.",
+        response_model=plan_replies.DeletedPlan,
+        responses=operations.replies(*operations.READING),
+    )
+    async def delete_plan(found: visible) -> Response:
+        """Its texts are erased, as `DELETE /v1/runs/{run}` erases a run's; runs that have executed it stay."""
+        for one in reversed(found.plan.revisions):  # the first one last: while it is there, this can be done again
+            await found.store.erase(one.state.run)
+        return _json({"id": found.plan.id, "object": "plan", "deleted": True})
+
+
+def _executes(router: APIRouter, context: GatewayContext, keys: Keys, idempotency: Idempotency) -> None:
+    visible = Annotated[FoundPlan, Depends(_found(context, keys.needs("runs:write")))]
+
+    @router.post(
+        "/{plan}/run",
+        operation_id="run_plan",
+        summary="Execute a revision of a plan as it stands.",
+        dependencies=[idempotency.capacity],
+        response_model=chat_replies.ChatCompletion,
+        responses=operations.replies(*operations.RUNNING, events="ChatCompletionEvent", terminal=chat.TERMINAL),
+        openapi_extra=operations.body("PlanRunRequest", example={"revision": 1, "stream": False}, required=False),
+    )
+    async def run_plan(
+        request: Request,
+        caller: Annotated[Caller, keys.needs("runs:write")],
+        body: Annotated[dict[str, object], json_body(context.bounds, optional=True)],
+        found: visible,
+    ) -> Response:
+        """The answer comes as a chat completion, whole or, with `stream: true`, as server-sent events. A plan that
+        cannot be executed as it was shown is refused with 409 `plan_outdated`."""
+        revision = found.plan.revision(_number(body))
+        steps = await revisions.steps_of(found.store, revision)
+        task = await found.task()
+
+        def order() -> Order:
+            asked = requests.read_run(body)
+            usual = orders.repeated(context.catalog(), caller, found.plan, found.row.tenant, task)
+            return orders.to_execution(usual, revision, steps, asked)
+
+        try:
+            begun = await idempotency.begin(request, caller, body, order)
+        except InvalidRequest as refused:
+            raise _since_changed(refused) from None
+        if begun.driven.state.streams:
+            return chat.stream(context, begun)
+        return Response(completion(await collect(context, begun, request.receive)), media_type="application/json")
+
+
+def _found(context: GatewayContext, needed: Any) -> Callable[..., Awaitable[FoundPlan]]:
+    """A dependency: the plan in the path, if a caller with the `needed` scopes may see its texts.
+
+    A plan of another tenant is as absent as one that never was.
+    """
+
+    async def found(plan: PlanId, caller: Annotated[Caller, needed]) -> FoundPlan:
+        store = context.store.of_tenant(caller.tenant)
+        whole, row = await revisions.find(store, plan)
+        if not caller.sees(row.tenant):
+            raise NotFound()
+        if row.key != caller.key.id and not caller.may("audit:read"):
+            raise Forbidden()
+        return FoundPlan(whole, row, store)
+
+    return found
+
+
+async def _made(store: TenantStore, begun: Begun, caller: Caller) -> Revision:
+    """The revision that a run has made."""
+    return revisions.of_state(fold((await store.journal(begun.driven.run)).events), caller.key.id)
+
+
+async def _shown(
+    context: GatewayContext,
+    histories: Histories,
+    store: TenantStore,
+    plan: Plan,
+    revision: Revision,
+    *,
+    task: Task,
+    form: Form,
+) -> Response:
+    steps = await revisions.steps_of(store, revision)
+    history = await histories.of(plan.first.state.admitted.tenant)
+    return _json(
+        reply.whole(context.catalog(), plan, revision, steps=steps, task=task, history=history, lists=form == "lists")
+    )
+
+
+def _next(plan: Plan, base: Revision) -> int:
+    """The number of the revision that follows this one. Raises `Conflict` if there is one already."""
+    later = [one for one in plan.revisions if one.number > base.number]
+    if any(one.stands or one.is_open for one in later):
+        raise _overtaken()
+    if plan.revisions[-1].number >= revisions.MOST_REVISIONS:
+        message = "The plan has as many revisions as a plan may have; make another one."
+        raise Conflict(message, code="too_many_revisions")
+    return plan.revisions[-1].number + 1
+
+
+def _overtaken() -> Conflict:
+    return Conflict(
+        "Somebody has made a later revision of this plan; look at it with GET /v1/plans/{id}, and send your edit with "
+        "its number.",
+        param="revision",
+        code="revision_conflict",
+    )
+
+
+def _number(body: Mapping[str, object]) -> int | None:
+    """The revision in a body that is yet to be checked; None where it names none."""
+    number = body.get("revision")
+    return number if isinstance(number, int) and not isinstance(number, bool) else None
+
+
+def _of_edit(error: InvalidRequest) -> BatonError:
+    """The refusal of an edited plan, with the field of the plan that is at fault."""
+    if error.param != "baton.plan":
+        return error
+    reasons = error.message.partition(": ")[2]
+    return requests.refused(reasons, reasons)
+
+
+def _since_changed(error: InvalidRequest) -> BatonError:
+    """The refusal to execute a plan that was accepted when it was shown: what has changed is at fault."""
+    if error.public_code not in orders.REFUSED:
+        return error
+    return orders.outdated(error.message.partition(": ")[2] or error.message)
+
+
+def _json(value: Mapping[str, Any]) -> Response:
+    return Response(orjson.dumps(value), media_type="application/json")
