@@ -46,6 +46,16 @@ def _faulty(decision: Mapping[str, Any]) -> str:
         return "the propensity is not the probability of the action"
     if not decision.get("explore") and propensity != 1:
         return "a choice that must not explore was drawn at random"
+    return _mispredicted(decision.get("predicted", {}), candidates)
+
+
+def _mispredicted(predicted: object, candidates: Mapping[str, Any]) -> str:
+    """Return the fault of the predictions; empty if they have none. Journals of older releases have no predictions."""
+    if not isinstance(predicted, dict):
+        return "the predictions are not an object"
+    for arm, one in predicted.items():
+        if arm not in candidates or not isinstance(one, dict) or not 0 <= one.get("success", -1) <= 1:
+            return f"the prediction for {arm[:80]} is not valid"
     return ""
 
 

@@ -7,7 +7,7 @@ from app.audit.account import Account
 from app.audit.report import Violation
 from app.core.run.kinds import Kind
 
-REFS = ("task", "subtask", "output", "logprobs", "said", "results", "request", "answer")
+REFS = ("task", "subtask", "output", "logprobs", "said", "results", "request", "answer", "why", "why_withheld")
 """Fields that name a content. The request of an intent is the hash of the bytes that were sent, which are not
 stored."""
 

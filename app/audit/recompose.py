@@ -233,7 +233,7 @@ def _plan_request(run: Account, call: Call, catalog: Catalog, worker: Worker) ->
     if style.template(brief) != call.intent.body["template"]:
         raise UnknownTemplate
     options = catalog.providers[worker.provider].options
-    temperature, most = tier.conductor.temperature, style.answer_tokens(brief.limits.steps)
+    temperature, most = tier.conductor.temperature, style.most_tokens(brief)
     sampling = Sampling(temperature=temperature, top_p=1.0 if temperature else None, max_tokens=most)
     return Request(
         worker,
@@ -269,6 +269,7 @@ def _brief(run: Account, call: Call, proposal: Proposal, catalog: Catalog) -> Br
         previous=_previous(run, proposal) if proposal.round > 1 and around is None else None,
         nests=CONDUCTOR in proposal.opened.body["order"],
         seconds_left=call.intent.body.get("seconds_left"),
+        reasons=proposal.opened.body.get("reasons", False),
     )
 
 
@@ -302,6 +303,7 @@ def _features_request(run: Account, call: Call, catalog: Catalog, worker: Worker
 
 
 Recipe = Callable[[Account, Call, Catalog, Worker], Request]
+PLAN_PROMPTS = ("plan", "further", "nesting", "nesting-further")
 TEMPLATES: Mapping[str, Recipe] = {
     "step-1": _step_request,
     "nested-1": _step_request,
@@ -315,6 +317,7 @@ TEMPLATES: Mapping[str, Recipe] = {
     "further-2": _plan_request,
     "nesting-2": _plan_request,
     "nesting-further-2": _plan_request,
+    **{f"{name}-{number}-reasons": _plan_request for name in PLAN_PROMPTS for number in (1, 2)},
     EMBEDS: _features_request,
 }
 """The functions that make requests, by the template that their intents name. Old templates stay as long as their

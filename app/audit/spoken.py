@@ -20,6 +20,8 @@ START = re.compile(r'\{\s*"steps"\s*:\s*\[')
 THOUGHT = re.compile(r"<think>.*?(</think>|$)", re.DOTALL)
 LABELS = (r"model[_ ]ids?\W{0,4}[:=]", r"subtasks?\W{0,4}[:=]", r"access(?:[_ ]list)?\W{0,4}[:=]")
 MOST_BRACKETS = 400
+MOST_REASON = 400
+"""Characters of a reason that are kept."""
 JSON = json.JSONDecoder(strict=False)
 
 
@@ -62,6 +64,9 @@ def _difference(run: Account, proposal: Proposal, step: Step, said: Any) -> str:
         return "the worker"
     if text_of(run, body["subtask"]) != said.get("subtask"):
         return "the subtask"
+    for field, written in (("why", "why"), ("withheld", "why_withheld")):
+        if body.get(written) and text_of(run, body[written]) != str(said.get(field))[:MOST_REASON]:
+            return "a reason"
     if said.get("tools", False) is not body.get("tools", False):
         return "its permission to call tools"
     access = said.get("access")

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 
 from app.conductor.prompt import ALTERNATIVES
-from app.conductor.protocol import Ask, Brief
+from app.conductor.protocol import Ask, Brief, Rationale
 from app.conductor.styles import Style
 from app.core.message.chat import Chosen, Piece, Words
 from app.core.plan import parse
@@ -30,16 +30,18 @@ class ModelConductor:
         self._alternatives = ALTERNATIVES if logprobs else 0
         self._temperature = temperature
 
-    async def propose(self, brief: Brief, ask: Ask) -> AsyncIterator[Step]:
-        """Yield each step as its JSON object closes. Raises `PlanRejected` with every reason if the text is no plan."""
+    async def propose(self, brief: Brief, ask: Ask) -> AsyncIterator[Step | Rationale]:
+        """Yield each step as its JSON object closes, and at the end the reason for the plan's shape. Raises
+        `PlanRejected` with every reason if the text is no plan."""
         names = [worker.name for worker in brief.workers] + ([CONDUCTOR] if brief.nests else [])
-        reader = parse.Reader(parse.by_ordinal(names), brief.limits.steps, brief.round > 1)
+        reasoned = self._style.gives_reasons and brief.reasons
+        reader = parse.Reader(parse.by_ordinal(names), brief.limits.steps, brief.round > 1, reasoned)
         odds = Odds()
         answer = ask(
             self._worker,
             self._style.messages(brief),
             schema=self._style.schema(brief, positional=self._positional),
-            max_tokens=self._style.answer_tokens(brief.limits.steps),
+            max_tokens=self._style.most_tokens(brief),
             temperature=self._temperature,
             logprobs=self._alternatives,
             template=self._style.template(brief),
@@ -50,6 +52,8 @@ class ModelConductor:
                 yield replace(step, probability=odds.next(names.index(step.worker)))
         for step in reader.finish():
             yield step
+        if reader.why:
+            yield Rationale(reader.why)
 
 
 class Odds:

@@ -9,6 +9,7 @@ import hashlib
 
 from app.conductor.protocol import Brief, PastStep, Previous
 from app.core.message.chat import Document, Image, Message, Text, Toolbox
+from app.core.plan.parse import REASON_CHARS
 from app.core.plan.workflow import CONDUCTOR
 from app.core.pool.catalog import MILLION, Worker
 
@@ -18,12 +19,17 @@ NESTING, NESTING_FURTHER = "nesting-1", "nesting-further-1"
 conductors that may take steps themselves. Whoever changes the words must change the name."""
 TIMED = {TEMPLATE: "plan-2", FURTHER: "further-2", NESTING: "nesting-2", NESTING_FURTHER: "nesting-further-2"}
 """The names of the same prompts where they say how much time is left."""
+REASONED = {name: f"{name}-reasons" for name in (*TIMED, *TIMED.values())}
+"""The names of all these prompts where they ask for reasons."""
+TEMPLATES = (*REASONED, *REASONED.values())
 PREVIOUS_CHARS = 16_000
 """Characters of the previous answer that are shown, half from its beginning and half from its end. A worker that may
 see the answer sees all of it."""
 SUBTASK_CHARS = 600
 """Characters that the schema allows for one subtask; a plan that a caller sends may have longer ones."""
 TOKENS_PER_STEP = 24 + SUBTASK_CHARS
+REASON_TOKENS = 8 + REASON_CHARS
+"""The most tokens of one reason with its field."""
 ALTERNATIVES = 10
 """Alternatives for which log-probabilities are requested at each token, if the server gives them with a schema."""
 TOOL_CHARS = 300
@@ -51,6 +57,11 @@ results, while the step waits:
 
 - Each step has one more field, "tools": true if it may call these tools. The last step may in any case.
 - Give tools to another step only if its subtask cannot be done without them."""
+
+REASONS = """Say why, in plain words for an auditor. No worker sees these fields; each has at most {chars} characters:
+- each step has "why": why this worker and no other,
+- and "withheld": why it does not see what its "access" leaves out ("" if it leaves out nothing);
+- after the list of steps, the plan has "shape": why it has these steps in this order."""
 
 AGAIN = """Your plan was carried out. These were its steps:
 {steps}
@@ -86,7 +97,8 @@ def template(brief: Brief) -> str:
     name = FURTHER if brief.previous is not None else TEMPLATE
     if brief.nests:
         name = NESTING_FURTHER if brief.previous is not None else NESTING
-    return name if brief.seconds_left is None else TIMED[name]
+    name = name if brief.seconds_left is None else TIMED[name]
+    return REASONED[name] if brief.reasons else name
 
 
 def answer_tokens(steps: int) -> int:
@@ -102,6 +114,7 @@ def messages(brief: Brief) -> tuple[Message, ...]:
     budget = f"Budget left: ${brief.usd_left / MILLION:.4f}."
     budget += f" Time left: {brief.seconds_left:.0f} s." if brief.seconds_left is not None else ""
     offered = f"\n\n{TOOLS.format(tools=_tools(brief.task.toolbox))}" if brief.task.toolbox.tools else ""
+    offered += f"\n\n{REASONS.format(chars=REASON_CHARS)}" if brief.reasons else ""
     system = Message("system", (Text(f"{role}\n\nWorkers:\n{cards}{offered}"),))
     asked: tuple[Message, ...] = (system, Message("user", (Text(f"{_question(brief)}\n\n{budget}"),)))
     if brief.previous is not None:

@@ -79,6 +79,15 @@ class Brief:
     """Seconds until the run's deadline; None where nobody says."""
     paces: Mapping[str, float] = field(default_factory=dict)
     """The seconds that a call of each worker is likely to take, for a chooser."""
+    reasons: bool = False
+    """True if the conductor is asked for the reasons of its plan."""
+
+
+@record(frozen=True, slots=True)
+class Rationale:
+    """A conductor's reason for the shape of its plan, which is not trusted and decides nothing."""
+
+    why: str
 
 
 class Ask(Protocol):
@@ -110,8 +119,9 @@ class Conductor(Protocol):
         """True if `propose` never waits. Its plan is then committed together with the admission."""
         ...
 
-    def propose(self, brief: Brief, ask: Ask) -> AsyncIterator[Step]:
-        """Yield the steps of a workflow for this task; none at all accepts the answer of the previous round.
+    def propose(self, brief: Brief, ask: Ask) -> AsyncIterator[Step | Rationale]:
+        """Yield the steps of a workflow for this task; none at all accepts the answer of the previous round. The reason
+        for its shape may follow the last step, where the brief asks for reasons.
 
         The module's docstring has the errors that it raises.
         """

@@ -29,6 +29,8 @@ class Style:
     """Characters of the longest subtask."""
     offers_tools: bool
     """True if a plan says which steps may call the caller's tools; otherwise only the answering step may."""
+    gives_reasons: bool = False
+    """True if a conductor can be asked for the reasons of its plan."""
 
     def schema(self, brief: Brief, *, positional: bool) -> dict[str, Any]:
         """Return the JSON schema of a plan for this brief."""
@@ -39,17 +41,26 @@ class Style:
             positional,
             tools=self.offers_tools and bool(brief.task.toolbox.tools),
             further=brief.round > 1,
+            reasons=self.gives_reasons and brief.reasons,
         )
+
+    def most_tokens(self, brief: Brief) -> int:
+        """Return the most tokens that a plan for this brief may take."""
+        plan = self.answer_tokens(brief.limits.steps)
+        if not (self.gives_reasons and brief.reasons):
+            return plan
+        return plan + prompt.REASON_TOKENS * (2 * brief.limits.steps + 1)
 
 
 STYLES: Mapping[str, Style] = {
     "general": Style(
         prompt.messages,
         prompt.template,
-        (prompt.TEMPLATE, prompt.FURTHER, prompt.NESTING, prompt.NESTING_FURTHER, *prompt.TIMED.values()),
+        prompt.TEMPLATES,
         prompt.answer_tokens,
         prompt.SUBTASK_CHARS,
         offers_tools=True,
+        gives_reasons=True,
     ),
     "compact": Style(
         compact.messages,

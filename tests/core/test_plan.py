@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
 
 from app.core.plan import parse
 from app.core.plan.workflow import Access, Step
@@ -115,6 +116,56 @@ def test_a_text_in_any_pieces_gives_the_same_steps(cuts: list[int], before: str)
     pieces = [text[start:end] for start, end in pairwise(edges)]
     assert read(*pieces) == read(text) == read(*text)
     assert len(read(text)) == 2
+
+
+REASONED = (
+    '{"steps": [{"worker": 0, "subtask": "Plan", "access": ["user"], "why": "It plans well.", "withheld": ""}, '
+    '{"worker": 2, "subtask": "Solve", "access": [0], "why": "Cheap.", "withheld": "It needs the plan alone."}], '
+    '"shape": "Two steps, since \\"plan first\\" helps."}'
+)
+
+
+def test_reasons_come_behind_the_steps_and_hold_nothing_up() -> None:
+    reader = parse.Reader(parse.by_ordinal(NAMES), 5, reasoned=True)
+    given_at = {at: got for at, char in enumerate(REASONED) if (got := reader.feed(char))}
+    assert list(given_at) == [REASONED.index("}, {") + 1, REASONED.rindex("]")]
+    first, last = [steps[0] for steps in given_at.values()]
+    assert (first.why, first.why_withheld) == ("It plans well.", "")
+    assert (last.why, last.why_withheld, last.answers) == ("Cheap.", "It needs the plan alone.", True)
+    assert reader.finish() == []
+    assert reader.why == 'Two steps, since "plan first" helps.'
+    Draft202012Validator(parse.schema(3, 2, 600, reasons=True)).validate(json.loads(REASONED))
+
+
+@pytest.mark.parametrize(
+    ("spoilt", "why"),
+    [
+        (REASONED.replace("Cheap.", "x" * 5_000), "x" * parse.MAX_REASON_CHARS),
+        (REASONED.replace('"Cheap."', "7"), ""),
+        (REASONED.replace("Cheap.", "a\\u0000b"), ""),
+        (REASONED.replace('"why": "Cheap.", ', ""), ""),
+        (REASONED[:-20], "Cheap."),
+        (REASONED[: REASONED.rindex(", ")] + "}", "Cheap."),
+    ],
+)
+def test_a_reason_is_cut_or_dropped_and_never_rejects_a_plan(spoilt: str, why: str) -> None:
+    reader = parse.Reader(parse.by_ordinal(NAMES), 5, reasoned=True)
+    steps = reader.feed(spoilt)
+    assert reader.finish() == []
+    assert [step.worker for step in steps] == [NAMES[0], NAMES[2]]
+    assert steps[1].why == why
+
+
+def test_reasons_that_nobody_asked_for_are_unknown_fields() -> None:
+    reader = parse.Reader(parse.by_ordinal(NAMES), 5)
+    assert reader.feed(REASONED) == []
+    with pytest.raises(PlanRejected) as rejected:
+        reader.finish()
+    assert {reason.partition(": ")[2] for reason in rejected.value.reasons} == {"unknown field", ""}
+    other = parse.Reader(parse.by_ordinal(NAMES), 5, reasoned=True)
+    other.feed(REASONED.replace('"shape"', '"steps"'))
+    with pytest.raises(PlanRejected):
+        other.finish()
 
 
 def test_a_step_is_given_at_the_comma_or_bracket_behind_it() -> None:

@@ -76,6 +76,13 @@ async def test_a_decision_is_journaled_whole_before_anything_is_executed(
     assert sum(made["candidates"].values()) == pytest.approx(1, abs=1e-12)
     assert made["propensity"] == made["candidates"][made["action"]] > 0
     assert min(made["candidates"].values()) >= 0.05 / len(ARMS)
+    assert next(iter(made["predicted"])) == made["action"]
+    assert set(made["predicted"]) <= ARMS
+    assert all(0 < one["success"] < 1 and one["usd"] > 0 for one in made["predicted"].values())
+    explained = (await client.get(f"/v1/runs/{run}/explain")).json()["shape"]["choice"]["alternatives"]
+    assert [one["success"] for one in explained if one["action"] == made["action"]] == [
+        made["predicted"][made["action"]]["success"]
+    ]
     journal = await events(opened, run)
     planned = [event.body["worker"] for event in journal if event.kind is Kind.PLAN_STEP]
     assert planned == made["action"].split(" ")[1:]

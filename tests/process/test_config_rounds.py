@@ -50,6 +50,12 @@ def test_rounds_are_limits_of_a_tier_and_of_its_effort_levels(tmp_path: Path) ->
             '"small", prompt = "compact" }\nefforts',
             "tiers.deep.efforts.high.rounds: has no effect",
         ),
+        ("again = true }", "again = true, reasons = true }", "tiers.again.conductor: does not use reasons"),
+        (
+            '"small" }\nefforts',
+            '"small", prompt = "compact", reasons = true }\nefforts',
+            "tiers.deep.conductor: asks for reasons, which only",
+        ),
         ("again = true }", 'again = true, prompt = "compact" }', "tiers.again.conductor: does not use prompt"),
     ],
 )

@@ -6,6 +6,10 @@ answering step may in any case. The published three-list format (`model_id`, `su
 a run's further rounds an access list may hold `"previous"`, the answer of the round before, and a plan without steps
 takes that answer for final. All faults are reported at once, and nothing is repaired silently: a plan is valid or it is
 rejected. Text is untrusted and of any size, so the reader has a bound and never recurses over it by itself.
+
+Where a conductor is asked for its reasons, each step has `"why"` (why this worker) and `"withheld"` (why its access
+list leaves out what it does), and `"shape"` stands behind the list. Reasons decide nothing: one that is too long is
+cut, one that is no text that can be stored is dropped, and none rejects a plan.
 """
 
 import ast
@@ -23,10 +27,16 @@ SCHEMA = "steps-1"
 """The name of the form of plans; what was trained to write another one is not put into service."""
 MAX_PLAN_CHARS = 64_000
 MAX_SUBTASK_CHARS = 4_000
+REASON_CHARS = 200
+"""Characters that the schema allows for one reason."""
+MAX_REASON_CHARS = 400
+"""Characters of a reason that are kept of a model that does not follow the schema."""
 SUBSETS_BELOW = 6
 """Entries of access lists that are enumerated; beyond, 2^n subsets would make the grammar large."""
 FIELDS = frozenset({"worker", "subtask", "access"})
 OPTIONAL = frozenset({"tools"})
+WHY, WITHHELD, SHAPE = "why", "withheld", "shape"
+"""The fields of the reasons: why this worker, why no more access; and, behind the steps, why this shape."""
 
 Resolve = Callable[[object], str | None]
 """From what a plan writes in `worker` to a worker's name; None if there is no such eligible worker."""
@@ -39,9 +49,11 @@ def schema(
     positional: bool = True,
     tools: bool = False,
     further: bool = False,
+    reasons: bool = False,
 ) -> dict[str, Any]:
     """The JSON schema of a plan over `workers` ordinals; with `tools`, each step says whether it may call them, and if
-    it is for a `further` round it may be empty and its steps may see the previous answer.
+    it is for a `further` round it may be empty and its steps may see the previous answer. With `reasons` each step and
+    the plan have the fields of reasons, behind everything that is carried out.
 
     With `positional` each place of the list has its own schema, so that a step can list only earlier ones and every
     decodable plan is valid (measured against vLLM's guidance and xgrammar backends). Servers that know no `prefixItems`
@@ -50,18 +62,25 @@ def schema(
     """
     before: list[str | int] = ["user", PREVIOUS] if further else ["user"]
     places = [
-        _step_schema(workers, [*before, *range(place)], subtask_chars, positional, tools) for place in range(max_steps)
+        _step_schema(workers, [*before, *range(place)], subtask_chars, positional, tools, reasons)
+        for place in range(max_steps)
     ]
     steps: dict[str, Any] = {"type": "array"}
     if positional:
         steps |= {"prefixItems": places, "items": False, "minItems": 0 if further else 1, "maxItems": max_steps}
     else:
         steps |= {"items": places[-1]}
-    return {"type": "object", "additionalProperties": False, "required": ["steps"], "properties": {"steps": steps}}
+    properties = {"steps": steps, **({SHAPE: _reason_schema(positional)} if reasons else {})}
+    return {"type": "object", "additionalProperties": False, "required": list(properties), "properties": properties}
+
+
+def _reason_schema(positional: bool) -> dict[str, Any]:
+    pattern = f"^[^\\u0000-\\u001f\\u007f]{{0,{REASON_CHARS}}}$"
+    return {"type": "string", **({"pattern": pattern} if positional else {})}
 
 
 def _step_schema(
-    workers: int, may_see: Sequence[str | int], subtask_chars: int, positional: bool, tools: bool
+    workers: int, may_see: Sequence[str | int], subtask_chars: int, positional: bool, tools: bool, reasons: bool
 ) -> dict[str, Any]:
     subtask: dict[str, Any] = {"type": "string"}
     access: dict[str, Any] = {"type": "array", "items": {"enum": list(may_see)}}
@@ -75,6 +94,7 @@ def _step_schema(
         "subtask": subtask,
         "access": access,
         **({"tools": {"type": "boolean"}} if tools else {}),
+        **(dict.fromkeys((WHY, WITHHELD), _reason_schema(positional)) if reasons else {}),
     }
     return {"type": "object", "additionalProperties": False, "required": list(properties), "properties": properties}
 
@@ -109,12 +129,15 @@ def by_name(names: Sequence[str]) -> Resolve:
     return resolve
 
 
-def check_step(value: object, place: int, resolve: Resolve, further: bool = False) -> tuple[Step | None, list[str]]:
+def check_step(
+    value: object, place: int, resolve: Resolve, further: bool = False, reasoned: bool = False
+) -> tuple[Step | None, list[str]]:
     """One step of a plan, or every reason why it is none. `place` counts from 0; reasons say it. In a `further` round
-    it may see the previous answer."""
+    it may see the previous answer; a `reasoned` one may give the conductor's reasons."""
     if not isinstance(value, Mapping):
         return None, [f"step {place}: must be an object with worker, subtask and access"]
-    reasons = [f"step {place}: unknown field" for _ in set(value) - FIELDS - OPTIONAL]
+    known = FIELDS | OPTIONAL | ({WHY, WITHHELD} if reasoned else frozenset())
+    reasons = [f"step {place}: unknown field" for _ in set(value) - known]
     reasons += [f"step {place}: {field} is missing" for field in sorted(FIELDS - set(value))]
     worker = resolve(value.get("worker"))
     if "worker" in value and worker is None:
@@ -134,7 +157,13 @@ def check_step(value: object, place: int, resolve: Resolve, further: bool = Fals
         reasons.append(f"step {place}: a step without a subtask must be able to see user")
     if reasons or worker is None:
         return None, reasons
-    return Step(worker, str(subtask), access, tools=bool(tools)), []
+    step = Step(worker, str(subtask), access, tools=bool(tools))
+    return replace(step, why=reason(value.get(WHY)), why_withheld=reason(value.get(WITHHELD))) if reasoned else step, []
+
+
+def reason(value: object) -> str:
+    """A conductor's reason as it is kept: cut to a bound, and empty for what is no text that can be stored."""
+    return value[:MAX_REASON_CHARS] if isinstance(value, str) and _sendable(value) else ""
 
 
 def _check_access(value: object, place: int, reasons: list[str], further: bool) -> Access:
@@ -194,12 +223,16 @@ class Reader:
 
     _START = re.compile(r'\{\s{0,99}"steps"\s{0,99}:\s{0,99}\[')
     _LONGEST_START = 320
+    _SHAPE = re.compile(r',\s{0,99}"shape"\s{0,99}:\s{0,99}(?=")')
 
-    def __init__(self, resolve: Resolve, max_steps: int, further: bool = False) -> None:
-        """`further`: the plan is for a round after the first."""
+    def __init__(self, resolve: Resolve, max_steps: int, further: bool = False, reasoned: bool = False) -> None:
+        """`further`: the plan is for a round after the first. `reasoned`: the conductor was asked for its reasons."""
         self._resolve = resolve
         self._max_steps = max_steps
         self._further = further
+        self._reasoned = reasoned
+        self.why = ""
+        """The reason for the shape of the plan, after `finish`; empty where there is none."""
         self._text = ""
         self._after = self._sought = 0
         self._at = 0
@@ -243,13 +276,26 @@ class Reader:
             return list(read_lists(self._text, self._resolve, self._max_steps, self._further))
         if self._started and not self._closed:
             self._reasons.append("the plan breaks off before its list of steps is closed")
-        elif self._started and not self._text[self._at :].lstrip().startswith("}"):
+        elif self._started and not self._ends(self._text[self._at :].lstrip()):
             self._reasons.append("the plan has an unknown field beside steps, or breaks off after them")
         if self._closed and not self._place and not self._further:
             self._reasons.append("the plan has no steps")
         if self._reasons:
             raise PlanRejected(self._reasons)
         return []
+
+    def _ends(self, tail: str) -> bool:
+        """Return whether the plan ends rightly behind its list of steps, and keep the reason for its shape."""
+        if tail.startswith("}"):
+            return True
+        found = self._SHAPE.match(tail) if self._reasoned else None
+        if found is None:
+            return False
+        try:
+            self.why = reason(json.JSONDecoder(strict=False).raw_decode(tail, found.end())[0])
+        except (ValueError, RecursionError):  # the text breaks off in the reason, behind all that is carried out
+            self.why = ""
+        return True
 
     def _find_start(self) -> bool:
         """Return whether the plan has begun: at its first opening outside of a thinking block."""
@@ -325,7 +371,7 @@ class Reader:
         except (ValueError, RecursionError):
             self._reasons.append(f"step {place}: is not valid JSON")
             return
-        step, faults = check_step(value, place, self._resolve, self._further)
+        step, faults = check_step(value, place, self._resolve, self._further, self._reasoned)
         self._reasons += faults
         self._waiting = step
 

@@ -62,6 +62,10 @@ class Step:
     """The conductor's probability of this worker, where its decoder reports it."""
     tools: bool = False
     """True if it may call the caller's tools; the answering step always may."""
+    why: str = ""
+    """The conductor's reason for this worker, which is not trusted and decides nothing; empty where it gave none."""
+    why_withheld: str = ""
+    """Its reason for what the access list leaves out."""
 
 
 def asks_for_answer(subtask: str) -> bool:

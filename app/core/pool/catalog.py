@@ -442,6 +442,8 @@ class ConductorSpec:
     share: float = 0.4
     """The share of a run's time for all plans of the first round together; in a further round, the share of the time
     that was left when its plan was requested. The rest is for the steps."""
+    reasons: bool = False
+    """True if a model is asked for the reasons of its plan, which are shown to auditors and to nobody else."""
     probe: float = 2.5
     """Seconds that a probe for one token may take before a conductor that sends nothing else counts as unavailable; 0
     disables the probe."""

@@ -12,11 +12,13 @@ action is another one than the posterior's best), `explore` (the share that was 
 also `embedder` (its name) and, if the features lack its vector, `blind` (why). Where arms were left out before the
 draw, `masked` has each of them with what it would have held at the least, as `{"usd": micro-dollars}` or `{"tokens":
 n}`, or would have taken, as `{"seconds": s}`, and `left` has what the run could still hold or take; such an arm is no
-candidate.
+candidate. `predicted` has what the posterior expected of the action and of the `MOST_PREDICTED` arms that it took to be
+worth the most: `{"success": probability of a right answer, "usd": micro-dollars}`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
+from heapq import nlargest
 from math import exp
 from typing import Any
 
@@ -27,6 +29,8 @@ DRAWS = 64
 RARE = 2.5
 """Deviations; an arm that would need more luck to be worth what the best is worth on a bad day is not drawn for."""
 LAYER = "selector"
+MOST_PREDICTED = 8
+"""The most arms beside the action whose predictions are journaled."""
 
 Normals = Callable[[int], Sequence[float]]
 """Gives so many draws from the standard normal distribution."""
@@ -40,6 +44,8 @@ class Choice:
     action: str
     best: str
     """The arm that is best at the posterior's mean."""
+    predicted: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """The expected success and cost of the action and of the best arms: see the module's docstring."""
 
     @property
     def propensity(self) -> float:
@@ -77,6 +83,7 @@ class Decision:
             "explored": self.choice.action != self.choice.best,
             "explore": self.explore,
             "seed": self.seed,
+            **({"predicted": dict(self.choice.predicted)} if self.choice.predicted else {}),
             **({"masked": {arm: dict(price) for arm, price in self.masked.items()}} if self.masked else {}),
             **({"left": dict(self.left)} if self.masked else {}),
             **self.sight,
@@ -87,11 +94,24 @@ def decide(found: Sequence[Estimate], share: float | None, normals: Normals, uni
     """Choose among arms. `share` is spread evenly over them; None: take the best and leave nothing to chance."""
     best = max(found, key=lambda one: one.worth).arm.name
     if share is None:
-        return Choice({one.arm.name: float(one.arm.name == best) for one in found}, best, best)
+        return Choice(
+            {one.arm.name: float(one.arm.name == best) for one in found}, best, best, predictions(found, best)
+        )
     wins = won(found, normals)
     even = share / len(found)
     candidates = {one.arm.name: (1 - share) * won_ / DRAWS + even for one, won_ in zip(found, wins, strict=True)}
-    return Choice(candidates, drawn(candidates, uniform()), best)
+    action = drawn(candidates, uniform())
+    return Choice(candidates, action, best, predictions(found, action))
+
+
+def predictions(found: Sequence[Estimate], action: str) -> Mapping[str, Mapping[str, float]]:
+    """Return the expected success and cost of the action and of the arms that are worth the most, the action first."""
+    chosen = [one for one in found if one.arm.name == action]
+    others = [one for one in nlargest(MOST_PREDICTED + 1, found, key=lambda one: one.worth) if one not in chosen]
+    return {
+        one.arm.name: {"success": round(one.success, 6), "usd": round(one.usd)}
+        for one in [*chosen, *others[:MOST_PREDICTED]]
+    }
 
 
 def won(found: Sequence[Estimate], normals: Normals) -> list[int]:

@@ -165,6 +165,13 @@ class Estimate:
     mean: float
     deviation: float
     left: float
+    usd: float = 0.0
+    """The expected cost in micro-dollars."""
+
+    @property
+    def success(self) -> float:
+        """The expected probability of a right answer, at the mean."""
+        return logistic(self.mean)
 
     @property
     def worth(self) -> float:
@@ -184,7 +191,8 @@ def estimates(
         own = [parts[part] for part in arm.parts]
         mean = base + cards.get(arm.main, 0.0) + sum([one[0] for one in own])
         deviation = math.sqrt(sum([one[1] for one in own]))
-        found.append(Estimate(arm, mean, deviation, _left(spec, bill(posterior, arm, prices))))
+        usd = bill(posterior, arm, prices)
+        found.append(Estimate(arm, mean, deviation, _left(spec, usd), usd))
     return tuple(found)
 
 

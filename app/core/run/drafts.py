@@ -38,8 +38,10 @@ def opened(
     decision: Mapping[str, Any] | None = None,
     ejected: Mapping[str, str] | None = None,
     waits: bool = False,
+    reasons: bool = False,
 ) -> PlanOpened:
-    """`conductor` is asked, and is shown the workers in this order; `decision` is that of a selector.
+    """`conductor` is asked, with `reasons` also for those of its plan, and is shown the workers in this order;
+    `decision` is that of a selector.
 
     `ejected` are workers of the run's pool that this engine leaves out because they fail, with the reasons. `waits`
     says that no step begins before the plan is accepted.
@@ -57,6 +59,7 @@ def opened(
         room=command.room,
         ejected=ejected or None,
         waits=waits,
+        reasons=reasons,
     )
 
 
@@ -71,11 +74,12 @@ def planned(
     declassified: frozenset[str] = frozenset(),
     *,
     may_stand_in: bool = True,
+    reasons: tuple[str, str] = ("", ""),
 ) -> PlanStep:
     """One step with its access list in the run's own numbers; `subtask` is the ref of its text, `previous` the step
     that gave the answer of the round before, `parent` the one that it is nested in. The subtask has lost the labels
-    `declassified`. No step may stand in for the answering one where the answer has a form that only that one is
-    given."""
+    `declassified`. No step may stand in for the answering one where the answer has a form that only that one is given.
+    `reasons` are the refs of the conductor's reasons for the worker and for the access list."""
     return PlanStep(
         proposal=proposal,
         n=base + place,
@@ -93,13 +97,15 @@ def planned(
         parent=parent.n if parent is not None else None,
         inherits=parent is not None and step.access.user,
         declassified=declassified,
+        why=reasons[0],
+        why_withheld=reasons[1],
     )
 
 
-def accepted(proposal: int, call: str, inputs: Sequence[Sequence[int]]) -> PlanAccepted:
+def accepted(proposal: int, call: str, inputs: Sequence[Sequence[int]], why: str = "") -> PlanAccepted:
     """`call` is the planning call whose text this plan is, or empty; `inputs` count from 0. The empty plan has no
-    topology."""
-    return PlanAccepted(proposal, call, len(inputs), topology(inputs) if inputs else "")
+    topology. `why` is the ref of the conductor's reason for the shape."""
+    return PlanAccepted(proposal, call, len(inputs), topology(inputs) if inputs else "", why)
 
 
 def rejected(

@@ -251,7 +251,7 @@ class Driver:
             draft, contents = self._planner.step(self.state, proposal, len(current), planned.step)
         else:
             inputs = [_places(step, proposal) for step in current]
-            draft, contents = drafts.accepted(proposal.number, self._planner.call, inputs), ()
+            draft, contents = self._planner.accepted(proposal, inputs, planned.why)
             self._context.telemetry.count("baton_plans_total", self.state.admitted.tier, "accepted")
         await self.writer.commit((draft,), contents)
 

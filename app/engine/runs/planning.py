@@ -19,7 +19,18 @@ from typing import Any
 
 import orjson
 
-from app.conductor.protocol import Brief, Chooser, Chosen, Conductor, Given, PastStep, Policy, Previous, Sight
+from app.conductor.protocol import (
+    Brief,
+    Chooser,
+    Chosen,
+    Conductor,
+    Given,
+    PastStep,
+    Policy,
+    Previous,
+    Rationale,
+    Sight,
+)
 from app.core.message.chat import Form, Message, Piece, Sampling, Task, Text, Words
 from app.core.plan.arms import tier_of
 from app.core.plan.pricing import least, question_tokens
@@ -64,11 +75,13 @@ STOP_WAIT = 2.0
 
 @record(frozen=True, slots=True)
 class Planned:
-    """The message of a planner to its driver: one step, or the proposal's end with the error that ended it."""
+    """The message of a planner to its driver: one step, or the proposal's end with the error that ended it, or with the
+    reason for the plan's shape, if the conductor gave one."""
 
     proposal: int
     step: Step | None = None
     error: BatonError | None = None
+    why: str = ""
 
     @property
     def outage(self) -> bool:
@@ -143,11 +156,13 @@ class Planner:
                 decision=decision.body() if decision is not None else None,
                 ejected=self._ejected.get(command.number),
                 waits=not conductor.instant and self._means.are_short(state, known.workers, known.limits.steps),
+                reasons=known.reasons,
             )
         ]
         self._lowers = frozenset()
         if conductor.instant:
-            steps = [step async for step in conductor.propose(known, partial(self._ask, append, known))]
+            proposed = conductor.propose(known, partial(self._ask, append, known))
+            steps = [step async for step in proposed if isinstance(step, Step)]
             if objections := self._objections(state, command, steps):
                 self._context.telemetry.count("baton_plans_total", state.admitted.tier, "rejected")
                 reasons = (RunOverBudget.code, *objections)
@@ -212,8 +227,11 @@ class Planner:
 
     def step(self, state: RunState, proposal: Propose | Proposal, place: int, step: Step) -> tuple[Fact, Contents]:
         """`plan.step` with its subtask's content."""
-        ref = self._ref(step.subtask)
-        contents = ((ref, step.subtask.encode()),) if ref else ()
+        ref, why, withheld = [self._ref(text) for text in (step.subtask, step.why, step.why_withheld)]
+        contents: Contents = ((ref, step.subtask.encode()),) if ref else ()
+        if why or withheld:
+            reasons = ((why, step.why.encode()), (withheld, step.why_withheld.encode()))
+            contents = (*contents, *[one for one in reasons if one[0]])
         before, parent = state.answer(proposal.round - 1), proposal.parent
         return drafts.planned(
             proposal.number,
@@ -225,7 +243,13 @@ class Planner:
             state.steps[parent] if parent is not None else None,
             declassified=self._lowered(state, proposal),
             may_stand_in=not _is_bound(self._task),
+            reasons=(why, withheld),
         ), contents
+
+    def accepted(self, proposal: Proposal, inputs: Sequence[Sequence[int]], why: str) -> tuple[Fact, Contents]:
+        """`plan.accepted` with the content of the conductor's reason for the plan's shape."""
+        ref = self._ref(why)
+        return drafts.accepted(proposal.number, self.call, inputs, ref), ((ref, why.encode()),) if ref else ()
 
     def _lowered(self, state: RunState, proposal: Propose | Proposal) -> frozenset[str]:
         """The labels that a subtask loses of those that its writer has read."""
@@ -278,6 +302,7 @@ class Planner:
         conductor = self._conductor_for(state, command)
         self.call = ""
         error: BatonError | None = None
+        why = ""
         named: dict[str, str | int] = {
             "gen_ai.operation.name": SPAN_PLAN,
             "baton.plan.mode": command.mode,
@@ -294,6 +319,9 @@ class Planner:
             drafted: list[Fact] = []
             refused: list[str] = []
             async for step in conductor.propose(told, partial(self._ask, append, told)):
+                if isinstance(step, Rationale):
+                    why = step.why
+                    continue
                 refused = self._refused(state, command, step, drafted)
                 if not refused:
                     self._send(Planned(command.number, step))
@@ -304,7 +332,7 @@ class Planner:
         finally:
             self._span = self.trace
             span.end((error.public_code or "error") if error is not None else "")
-        self._send(Planned(command.number, error=error))
+        self._send(Planned(command.number, error=error, why=why))
 
     def _embedder(self, state: RunState, command: Propose) -> Worker | None:
         """The worker to ask for an embedding before a proposal is opened. It is shown the caller's text, so it must be
@@ -357,7 +385,16 @@ class Planner:
             self._context.catalog(), self._task, state, command, instant=conductor.instant, rejected=self._text
         )
         ejected = self._ejected_for(state, command, known.workers)
-        return replace(known, workers=tuple(worker for worker in known.workers if worker.name not in ejected))
+        return replace(
+            known,
+            workers=tuple(worker for worker in known.workers if worker.name not in ejected),
+            reasons=not conductor.instant and self._asks_for_reasons(state),
+        )
+
+    def _asks_for_reasons(self, state: RunState) -> bool:
+        """True if the tier asks its model for the reasons of its plans."""
+        tier = tier_of(self._context.catalog(), state.admitted.tier, state.admitted.model)
+        return tier is not None and tier.conductor.reasons
 
     def _ejected_for(self, state: RunState, command: Propose, workers: Sequence[Worker]) -> Mapping[str, str]:
         """The workers that are left out because they fail, with the reasons: decided once for each proposal.

@@ -141,7 +141,7 @@ Parameters = dict[Annotated[str, AfterValidator(_parameter)], Literal["take", "d
 CHOICES = SelectorSpec()
 """A selector's defaults."""
 CHOOSING = frozenset(field.name for field in fields(SelectorSpec))
-_MODEL = frozenset({"worker", "share", "probe", "temperature", "prompt"})
+_MODEL = frozenset({"worker", "share", "probe", "temperature", "prompt", "reasons"})
 USES: Mapping[str, frozenset[str]] = {
     "model": _MODEL,
     "fixed": frozenset({"shape", "workers", "width", "again", "temperature"}),
@@ -346,6 +346,7 @@ class ConductorEntry(Entry):
     again: bool = False
     temperature: Annotated[Number, Field(ge=0, le=2, allow_inf_nan=False)] = 0.0
     prompt: Literal["general", "compact", "worded"] = "general"
+    reasons: bool = False
     share: Annotated[Number, Field(gt=0, le=1, allow_inf_nan=False)] = 0.4
     probe: Annotated[Number, Field(ge=0, le=60, allow_inf_nan=False)] = 2.5
     templates: Annotated[list[Template], AfterValidator(_distinct), Field(min_length=1)] = list(CHOICES.templates)
@@ -365,6 +366,8 @@ class ConductorEntry(Entry):
         if misplaced := sorted(self.model_fields_set - USES[self.kind] - {"kind"}):
             other = next(kind for kind, used in USES.items() if set(misplaced) & used)
             raise ValueError(f'does not use {", ".join(misplaced)}; remove it, or use kind = "{other}"')
+        if self.reasons and (self.prompt != "general" or self.worker is None):
+            raise ValueError('asks for reasons, which only a `worker` with prompt = "general" gives; remove reasons')
         return self
 
     def core(self) -> ConductorSpec:

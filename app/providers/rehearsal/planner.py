@@ -37,6 +37,11 @@ CHECK = (
 JUDGE = "Two experts answered independently. Weigh their answers and give one complete final answer and nothing else."
 
 
+WHY = "Its card suits this subtask best."
+SHAPE = "The task seems to need this many steps."
+"""The reasons that the simulated conductor gives where it is asked for them."""
+
+
 @dataclass(frozen=True, slots=True)
 class Choice:
     """A step of the plan, with the probability of each worker for it."""
@@ -72,9 +77,11 @@ def plan(messages: Sequence[Message], schema: Mapping[str, Any] | None) -> list[
 
 def to_text(choices: Sequence[Choice], schema: Mapping[str, Any] | None = None) -> str:
     """The plan as JSON, with all fields that the schema wants; only the step that answers may call tools."""
-    tools = {"tools": False} if '"tools"' in json.dumps(schema) else {}
-    steps = [{"worker": one.worker, "subtask": one.subtask, "access": list(one.access), **tools} for one in choices]
-    return json.dumps({"steps": steps})
+    more: dict[str, Any] = {"tools": False} if '"tools"' in json.dumps(schema) else {}
+    reasoned = "shape" in (schema or {}).get("properties", {})
+    more |= {"why": WHY, "withheld": ""} if reasoned else {}
+    steps = [{"worker": one.worker, "subtask": one.subtask, "access": list(one.access), **more} for one in choices]
+    return json.dumps({"steps": steps, **({"shape": SHAPE} if reasoned else {})})
 
 
 def _again(found: Problem | None, answer: str, cards: Mapping[int, str], limit: int) -> list[Choice]:
