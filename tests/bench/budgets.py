@@ -1,13 +1,15 @@
 """`python -m tests.bench.budgets`: the race table of budgets over several runs.
 
-Several processes of the product, each a gateway with an engine, run against the same budgets over one real Postgres,
-at the same time and as fast as they can. A stub provider bills as each row says. After each row the table has, of the
+Several processes of the product run against the same budgets over one real Postgres, at the same time and as fast as
+they can: each is a gateway with an engine, or, with `--engines`, `--processes` are gateways alone, and a real Redis
+carries their runs to the engines. A stub provider bills as each row says. After each row the table has, of the
 budget that came closest to its amount: what was spent of it, and by how much it was overshot. That is computed twice,
 from the accounts and from the outcomes in the journal, and the two must be equal.
 
 Rows: one budget for all; users that nobody has seen before; calls beside the boundary of two prices; a worker of
 unknown price; processes that are killed between hold and send; processes whose clocks jump by a day; and a tenant's, a
-user's and a key's budget at once. `--runs 200 --processes 8` are the defaults; about a minute of CPU.
+user's and a key's budget at once. `--runs 200 --processes 8` are the defaults; about a minute of CPU. The other set-up
+is `--runs 400 --processes 3 --engines 3`.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -141,17 +143,36 @@ class Result:
 # -- one process
 
 
-async def work(folder: Path, database: str, stub: str, doomed: bool) -> None:
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The surroundings of a process, and its role there: both, gateway or engine. `redis` is empty where it needs
+    none. An engine is given rows without runs, in which only its clock may jump."""
+
+    database: str
+    stub: str
+    redis: str = ""
+    role: str = "both"
+
+
+async def work(folder: Path, place: Place, doomed: bool) -> None:
     """Play the rows that arrive on standard input, one JSON object a line, and answer each with its counts."""
-    pool = f'[providers.stub]\nformat = "openai"\nbase_url = "{stub}"\n'
+    pool = f'[providers.stub]\nformat = "openai"\nbase_url = "{place.stub}"\n'
     pool += "".join(WORKER.format(name=name, price=price) for name, price in PRICES.items())
     if doomed:
         _kill_at_send(CALLS_BEFORE_KILL)
-    environ = {"BATON_DATABASE_URL": database, "BATON_LEASE_SECONDS": LEASE_SECONDS}
-    async with running_service(folder, pool, environ, audits=False) as opened:
+    environ = {"BATON_DATABASE_URL": place.database, "BATON_LEASE_SECONDS": LEASE_SECONDS}
+    if place.redis:
+        environ["BATON_REDIS_URL"] = place.redis
+    async with running_service(folder, pool, environ, drives=place.role != "gateway", audits=False) as opened:
         print("ready", flush=True)
+        jumped = 0.0
         while line := await asyncio.to_thread(sys.stdin.readline):
-            print(json.dumps(await _play(opened, json.loads(line))), flush=True)
+            row = json.loads(line)
+            if place.role == "engine":  # its clock is wrong until the next row begins
+                opened.clock._offset -= jumped
+                jumped = JUMP_SECONDS if row["jumps"] else 0.0
+                opened.clock._offset += jumped
+            print(json.dumps(await _play(opened, row)), flush=True)
 
 
 def _kill_at_send(calls: int) -> None:
@@ -205,11 +226,11 @@ async def _run(opened: Runtime, row: Mapping[str, Any], number: int) -> str:
 class Process:
     """One process of the race."""
 
-    def __init__(self, folder: Path, database: str, stub: str, *, doomed: bool = False) -> None:
+    def __init__(self, folder: Path, place: Place, *, doomed: bool = False) -> None:
         folder.mkdir()
         words = ["--doomed"] if doomed else []
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.bench.budgets", "--work", str(folder), database, stub, *words],
+            [sys.executable, "-m", "tests.bench.budgets", "--work", str(folder), *astuple(place), *words],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=(folder / "log").open("w"),
@@ -242,27 +263,27 @@ class Process:
 
 
 @contextmanager
-def processes(folder: Path, count: int, database: str, stub: str, *, doomed: bool = False) -> Iterator[list[Process]]:
+def processes(folder: Path, count: int, place: Place, *, doomed: bool = False) -> Iterator[list[Process]]:
     """Start processes, and end them when the block is left."""
     with ExitStack() as stack:
         made = []
         for number in range(count):
-            made.append(Process(folder / f"{'doomed' if doomed else 'process'}{number}", database, stub, doomed=doomed))
+            made.append(Process(folder / f"{'doomed' if doomed else place.role}{number}", place, doomed=doomed))
             stack.callback(made[-1].close)
         for one in made:
             one.wait_until_ready()
         yield made
 
 
-def race(row: Row, players: Sequence[Process], runs: int, start: int = 0) -> dict[str, int]:
+def race(row: Row, players: Sequence[Process], engines: Sequence[Process], runs: int) -> dict[str, int]:
     """Have the processes play a row at the same time; the sum of their counts."""
     each = max(1, round(runs * row.share))
-    for place, player in enumerate(players, start):
+    for place, player in enumerate([*players, *engines]):
         player.begin(
             {
                 "tier": row.tier,
                 "tenant": row.tenant,
-                "runs": each,
+                "runs": each if player in players else 0,
                 "first": place * each,
                 "users": row.users,
                 "keys": row.keys,
@@ -270,7 +291,7 @@ def race(row: Row, players: Sequence[Process], runs: int, start: int = 0) -> dic
             }
         )
     total: dict[str, int] = {}
-    for player in players:
+    for player in [*players, *engines]:
         for word, count in player.counts().items():
             total[word] = total.get(word, 0) + count
     return total
@@ -320,19 +341,23 @@ def verdict(row: Row, result: Result) -> list[str]:
     return found
 
 
-async def table(folder: Path, chosen: Sequence[Row], runs: int, count: int) -> bool:
-    """Play the rows and print the table. True if nothing is wrong with any."""
+async def table(folder: Path, chosen: Sequence[Row], runs: int, count: int, engines: int) -> bool:
+    """Play the rows and print the table. True if nothing is wrong with any. Without `engines` each process is one."""
     fine = True
     print(f"{'':34}{'answered':>9}{'refused':>9}{'other':>7}{'unknown':>9}{'used':>8}{'overshoot':>11}{'seconds':>9}")
-    with servers.postgres(fsync=True) as server, stub_process() as stub:
+    with servers.postgres(fsync=True) as server, stub_process() as stub, ExitStack() as stack:
         await asyncio.to_thread(migrate, server.url)
         _teach(stub)
+        place = Place(server.url, stub.vllm_url)
+        if engines:
+            place = replace(place, redis=stack.enter_context(servers.redis()).url, role="gateway")
         async with open_store(server.url) as store:
             for one in [budget for row in chosen for budget in row.budgets]:
                 await store.set_budget(one)
-            with processes(folder, count, server.url, stub.vllm_url) as players:
+            others = replace(place, role="engine")
+            with processes(folder, engines, others) as driving, processes(folder, count, place) as players:
                 for row in chosen:
-                    result = await _race(folder, row, players, runs, server.url, stub)
+                    result = await _race(folder, row, players, driving, runs, others if engines else place)
                     await _figures(store, server.url, row, result)
                     wrong = verdict(row, result)
                     fine = fine and not wrong
@@ -341,14 +366,14 @@ async def table(folder: Path, chosen: Sequence[Row], runs: int, count: int) -> b
 
 
 async def _race(
-    folder: Path, row: Row, players: Sequence[Process], runs: int, database: str, stub: StubControl
+    folder: Path, row: Row, players: Sequence[Process], engines: Sequence[Process], runs: int, place: Place
 ) -> Result:
     began = time.monotonic()
     with ExitStack() as stack:
-        doomed: Sequence[Process] = ()
         if row.kills:
-            doomed = stack.enter_context(processes(folder, KILLED, database, stub.vllm_url, doomed=True))
-        total = await asyncio.to_thread(race, row, [*players, *doomed], runs)
+            doomed = stack.enter_context(processes(folder, KILLED, place, doomed=True))
+            players, engines = (players, [*engines, *doomed]) if engines else ([*players, *doomed], engines)
+        total = await asyncio.to_thread(race, row, players, engines, runs)
     result = Result(row.name, total.pop("answered", 0), total.pop("refused", 0), total)
     result.seconds = time.monotonic() - began
     return result
@@ -375,16 +400,17 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=200, help="runs of each process in the first row")
     parser.add_argument("--processes", type=int, default=8)
     parser.add_argument("--row", help="only the rows whose name has these words")
-    parser.add_argument("--work", nargs=3, help=argparse.SUPPRESS)
+    parser.add_argument("--engines", type=int, default=0, help="engines of their own; the processes are gateways then")
+    parser.add_argument("--work", nargs=5, help=argparse.SUPPRESS)
     parser.add_argument("--doomed", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.work is not None:
-        folder, database, stub = given.work
-        asyncio.run(work(Path(folder), database, stub, given.doomed))
+        folder, *place = given.work
+        asyncio.run(work(Path(folder), Place(*place), given.doomed))
         return 0
     chosen = [row for row in ROWS if given.row is None or given.row in row.name]
     with tempfile.TemporaryDirectory() as folder:
-        return 0 if asyncio.run(table(Path(folder), chosen, given.runs, given.processes)) else 1
+        return 0 if asyncio.run(table(Path(folder), chosen, given.runs, given.processes, given.engines)) else 1
 
 
 if __name__ == "__main__":
