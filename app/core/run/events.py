@@ -336,6 +336,19 @@ class CallIntended(Fact):
     silent."""
     budgets: tuple[str, ...] = optional(())
     """The accounts of budgets in which the hold is reserved as well."""
+    planned_by: str = optional("")
+    """The kind of conductor that planned the step; `tier` for a planning call. Empty in journals of 0.2 and older. This
+    and the next five are what the ledger of disclosures has beside the access list (`disclosures.py`)."""
+    region: str = optional("")
+    """The region on the worker's card, where it is known."""
+    labels: frozenset[str] = optional(frozenset())
+    """The labels of all that the worker reads."""
+    unseen: tuple[int, ...] = optional(())
+    """The steps of the access list that ended without words, so that nothing of them is shown."""
+    results: bool = optional(False)
+    """True if results of the caller's tools are shown."""
+    origin: OriginKind = optional("")
+    """The kind of origin that the run has (`RunAdmitted.origin_kind`)."""
 
 
 @fact(Kind.CALL_FINISHED)

@@ -32,6 +32,7 @@ from app.core.pool.amounts import Amount
 from app.core.pool.breaker import Verdict
 from app.core.pool.catalog import Catalog, Deadlines, Worker
 from app.core.records import changed, record
+from app.core.run.disclosures import Disclosed
 from app.core.run.events import CallFinished, CallIntended
 from app.core.run.facts import PassedOver
 from app.core.run.state import Call, RunState
@@ -75,6 +76,7 @@ class Purpose:
     watched: bool = False
     budgets: tuple[str, ...] = ()
     wanted_tokens: int = 0
+    disclosed: Disclosed = Disclosed()
 
 
 SPARE_TOKENS, DECODED_CHARS = 256, 2_048
@@ -345,7 +347,7 @@ class Attempt:
 
     def intended(self) -> CallIntended:
         """The intent: worker, access list, hash of the exact bytes, what is reserved, and what cannot be honoured."""
-        unsupported = sorted(self._provider.unsupported | self.worker.drops)
+        unsupported, disclosed = sorted(self._provider.unsupported | self.worker.drops), self._purpose.disclosed
         return CallIntended(
             call=self.call,
             n=self.step,
@@ -373,6 +375,12 @@ class Attempt:
             wanted_tokens=self._purpose.wanted_tokens,
             watched=self._purpose.watched,
             budgets=self._purpose.budgets,
+            planned_by=disclosed.planned_by,
+            region=self.worker.card.region or "",
+            labels=disclosed.labels,
+            unseen=disclosed.unseen,
+            results=disclosed.results,
+            origin=disclosed.origin,
         )
 
     @contextmanager

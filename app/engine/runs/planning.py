@@ -42,13 +42,14 @@ from app.core.pool.policy import permits, spared
 from app.core.rating.decision import Decision
 from app.core.rating.features import asked, placed, viewed
 from app.core.records import record
-from app.core.run import drafts
+from app.core.run import disclosures, drafts
 from app.core.run.bill import unspent
 from app.core.run.commands import Propose
 from app.core.run.events import StepSkipped
 from app.core.run.facts import Fact
 from app.core.run.labels import Flow, conversation, matters, refusals
 from app.core.run.progress import may_nest
+from app.core.run.recipients import EMBEDS
 from app.core.run.state import CALLER, FALLBACK, Proposal, RunState, StepState
 from app.core.run.trace import NO_TRACE
 from app.engine.calls.attempt import Attempt, Purpose, tier_seconds
@@ -67,8 +68,6 @@ from app.tracing import SPAN_PLAN
 NOT_CLEARED = "not_cleared"
 SHAPED = frozenset({"fixed", "random"})
 """The conductors whose plans have a shape that does not depend on the run's money."""
-EMBEDS = "features-1"
-"""The template of a call for an embedding: what the caller said last."""
 STOP_WAIT = 2.0
 """Seconds that a stopped planner gets to write its call's outcome."""
 
@@ -511,6 +510,7 @@ class Planner:
             tenant=state.admitted.tenant,
             shadow=state.admitted.origin_kind == "shadow",
             budgets=state.admitted.budgets,
+            disclosed=disclosures.of_plan(state, self._sees(state), embeds=template == EMBEDS),
         )
 
     def _sees(self, state: RunState) -> Access:

@@ -30,6 +30,7 @@ from app.core.pool.amounts import Amount
 from app.core.pool.catalog import Worker
 from app.core.pool.rules import Reading
 from app.core.records import changed
+from app.core.run import disclosures
 from app.core.run.bill import unspent
 from app.core.run.events import CallFinished, StepAwaitingTool, StepDone, StepFailed
 from app.core.run.facts import Fact, NamedCall
@@ -435,6 +436,7 @@ class Execution:
                 shadow=state.admitted.origin_kind == "shadow",
                 watched=watched,
                 budgets=state.admitted.budgets,
+                disclosed=disclosures.of_step(state, view.step, self._reading.labels),
             ),
         )
 
