@@ -49,6 +49,7 @@ from app.store.sqlkit.tables import (
     CATALOGS,
     CONDUCTOR_CHANGES,
     CONTENTS,
+    DISCLOSURES,
     EVENTS,
     FEEDBACK,
     FORMS,
@@ -305,7 +306,7 @@ def _pruned(conn: Connection, query: Select[Any]) -> list[PrunedRun]:
 def _orphans(conn: Connection, limit: int) -> list[tuple[str, bool]]:
     """The runs without a row that rows of other tables name."""
     named = []
-    for table in (EVENTS, CONTENTS, SHARED_CONTENTS, TICKETS, FEEDBACK):
+    for table in (EVENTS, DISCLOSURES, CONTENTS, SHARED_CONTENTS, TICKETS, FEEDBACK):
         known = exists().where(RUNS.c.id == table.c.run)
         named.append(select(table.c.run).where(~known).distinct())
     query = union(*named).limit(limit)

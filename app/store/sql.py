@@ -32,6 +32,8 @@ from app.store.protocol import (
     BudgetUse,
     ContentPage,
     ContentQuery,
+    Disclosure,
+    DisclosureQuery,
     Due,
     Entry,
     Held,
@@ -43,6 +45,7 @@ from app.store.protocol import (
     PrunedRun,
     PruneQuery,
     Reader,
+    Rebuilt,
     RunQuery,
     RunRow,
     SpendQuery,
@@ -52,11 +55,13 @@ from app.store.protocol import (
     TenantStore,
 )
 from app.store.protocol.budgets import KNOWN_SECONDS
+from app.store.protocol.disclosures import Completed, Place
 from app.store.rows import (
     admin_events,
     budgets,
     conductor_changes,
     content,
+    disclosures,
     feedback,
     holds,
     idempotency,
@@ -165,8 +170,7 @@ class SqlStore:
         self._server_changes = 0
         self.on_signal: Callable[[Signal], None] = lambda _signal: None
         """Is called with what is to be counted of budgets: soft limits that were reached, and overruns."""
-        signalled = self._signalled
-        given = (runner, statements, self._add_committed, patience, availability, row_cache, signalled)
+        given = (runner, statements, self._add_committed, patience, availability, row_cache, self._signalled)
         self.writers = tuple(GroupCommit(*given) for _ in range(writers))
 
     @property
@@ -209,8 +213,7 @@ class SqlStore:
         return await self.journal_of(None, run, upto, after)
 
     async def journal_of(self, tenant: str | None, run: str, upto: int | None = None, after: int = 0) -> Journal:
-        """The journal of a run, read for a tenant if there is one: never from the cache then, which knows no tenants,
-        unless the database knows none either."""
+        """The journal of a run; one for a tenant never comes from the cache, unless the database knows no tenants."""
         if tenant is not None and self._runner.isolates_tenants:
             return await self.read_for(tenant, runs.journal(self._statements, run, after))
         changes = self._forget_former_server()
@@ -479,6 +482,12 @@ class SqlStore:
     async def journaled_runs(self, query: RunQuery) -> tuple[JournaledRun, ...]:
         return await self._read(partial(reports.journaled_runs, query=query))
 
+    async def disclosures(self, query: DisclosureQuery) -> tuple[Disclosure, ...]:
+        return await self._read(partial(disclosures.page, query=query))
+
+    async def rebuild_disclosures(self, after: Place | None, limit: int, complete: Completed) -> Rebuilt:
+        return await self._write(partial(disclosures.rebuild, after=after, limit=limit, complete=complete))
+
     async def catalogs(self, digests: Sequence[str]) -> Mapping[str, bytes]:
         return await self._read(partial(reports.catalogs, digests=digests))
 
@@ -664,6 +673,9 @@ class SqlTenantStore:
     async def journaled_runs(self, query: RunQuery) -> tuple[JournaledRun, ...]:
         own = replace(query, tenant=self._tenant)
         return await self._store.read_for(self._tenant, partial(reports.journaled_runs, query=own))
+
+    async def disclosures(self, query: DisclosureQuery) -> tuple[Disclosure, ...]:
+        return await self._store.read_for(self._tenant, partial(disclosures.page, query=query, tenant=self._tenant))
 
     async def contents(self, run: str, refs: Sequence[str]) -> Mapping[str, bytes]:
         return await self._store.contents_of(self._tenant, run, refs)

@@ -33,6 +33,7 @@ NEEDS = {
     ("PATCH", "/v1/plans/{plan}"): {"runs:write", "audit:read"},
     ("DELETE", "/v1/plans/{plan}"): {"runs:write", "audit:read"},
     ("POST", "/v1/plans/{plan}/run"): {"runs:write", "audit:read"},
+    ("GET", "/v1/disclosures"): {"audit:read"},
     ("GET", "/v1/reports"): {"runs:read"},
     ("GET", "/v1/models"): set(),
     ("GET", "/v1/models/{model:path}"): set(),

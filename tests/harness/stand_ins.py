@@ -34,7 +34,19 @@ from app.gateway.http.api_keys import adopt
 from app.gateway.http.connection import connection
 from app.gateway.http.context import GatewayContext
 from app.stepqueue.protocol import StepQueue
-from app.store.protocol import Journal, KeyRow, Ledger, Once, PrunedRun, Reader, RunQuery, RunRow, Store
+from app.store.protocol import (
+    Disclosure,
+    DisclosureQuery,
+    Journal,
+    KeyRow,
+    Ledger,
+    Once,
+    PrunedRun,
+    Reader,
+    RunQuery,
+    RunRow,
+    Store,
+)
 from app.telemetry import Telemetry
 
 PEPPER = b"pepper"
@@ -264,6 +276,11 @@ class ShelfStore:
         rows.sort(key=lambda row: (row.created_at, row.id), reverse=True)
         rows = [row for row in rows if query.before is None or (row.created_at, row.id) < query.before]
         return tuple(rows[: query.limit])
+
+    async def disclosures(self, query: DisclosureQuery) -> tuple[Disclosure, ...]:
+        if self.fault is not None:
+            raise self.fault
+        return ()
 
     async def journaled_runs(self, query: RunQuery) -> tuple[JournaledRun, ...]:
         self._check()

@@ -15,6 +15,7 @@ COMMANDS: Mapping[str, tuple[str, ...]] = {
     "audit changes": ("audit", "changes", "--json"),
     "budgets ls": ("budgets", "ls", "--json"),
     "budgets set": ("budgets", "set", "500", "--per", "month", "--json"),
+    "disclosures": ("disclosures", "--json"),
     "grade": ("grade", "--signs", "--json"),
     "keys add": ("keys", "add", "another", "--json"),
     "offpolicy": ("offpolicy", "--tier", "baton-mini", "--json"),

@@ -155,6 +155,9 @@ REQUESTS: Mapping[tuple[str, str], Request] = {
     ("GET", "/v1/reports"): lambda _mine, theirs, chosen: Asked(
         chosen(["?by=user", "?by=key", f"?tenant={theirs.name}", f"?user={theirs.word}"])
     ),
+    ("GET", "/v1/disclosures"): lambda _mine, theirs, chosen: Asked(
+        chosen(["", f"?run={chosen(theirs.runs or ['run_0'])}", f"?tenant={theirs.name}", f"?user={theirs.word}"])
+    ),
     ("GET", "/v1/runs"): _list,
     ("GET", "/v1/runs/{run}"): _named,
     ("DELETE", "/v1/runs/{run}"): _named,

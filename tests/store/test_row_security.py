@@ -50,6 +50,9 @@ def fill_of(run: str, tenant: str) -> Any:
             "INSERT INTO texts (id, spoken, body, tenant) VALUES ('text of ' || :run, false, '', :tenant)",
             "INSERT INTO pruned_runs (id, tenant, state, created_at, ended_at, pruned_at, events, root, archive) "
             "VALUES ('pruned ' || :run, :tenant, 'failed', 1, 1, 1, 1, '', '')",
+            "INSERT INTO disclosures (run, call, at, kind, recipient, provider, model, region, tenant, key, saw_user, "
+            "saw_steps, saw_results, unseen, planned_by, attempt, bytes) "
+            "VALUES (:run, 'c', 1, 'worker', 'w', 'p', 'm', '', :tenant, 'k', true, '', false, '', 'fixed', 1, 1)",
         ):
             conn.execute(text(statement), mine)
 

@@ -1,6 +1,20 @@
 """`baton audit`."""
 
-from app.cli.commands.declarations import AS_JSON, COUNT, SINCE, SPAN, Group, argument, group, in_order, option
+import click
+
+from app.cli.commands.declarations import (
+    AS_JSON,
+    COUNT,
+    SINCE,
+    SPAN,
+    Group,
+    argument,
+    flag,
+    group,
+    in_order,
+    option,
+    repeatable,
+)
 
 CHOSEN = in_order(option("--run", help="Only the run of this id."), SINCE)
 
@@ -40,3 +54,44 @@ def define(root: Group) -> None:
     @AS_JSON
     def rules() -> None:
         """List the rules by name, with the promise that each stands for."""
+
+    _define_disclosures(root)
+
+
+def _define_disclosures(root: Group) -> None:
+    @root.add(
+        "disclosures",
+        "disclosures",
+        "baton disclosures --recipient luna --saw user --since 7d",
+        "baton disclosures --saw step:0 --saw label:phi --since 2026-11-17 --until 2026-11-18",
+        "baton disclosures --recipient-kind conductor --csv --limit 100000",
+        "baton disclosures rebuild",
+    )
+    @argument(
+        "action",
+        "rebuild: derive the rows of calls that were made before the ledger was kept.",
+        required=False,
+        type=click.Choice(["rebuild"]),
+    )
+    @repeatable("--recipient", metavar="WORKER", help="Only what was sent to this worker.")
+    @repeatable(
+        "--recipient-kind",
+        type=click.Choice(["worker", "conductor", "embedder", "shadow"]),
+        help="Only what was sent to a recipient of this kind.",
+    )
+    @repeatable("--provider", help="Only what was sent to this provider.")
+    @repeatable(
+        "--saw", metavar="WHAT", help="Only recipients that saw this: user, step:N, results (of tools), or label:X."
+    )
+    @option("--since", metavar="TIME", help="Only calls from this time on: 7d (ago), 2026-11-17, 2026-11-17T08:00Z.")
+    @option("--until", metavar="TIME", help="Only calls before this time.")
+    @repeatable("--tenant", help="Only runs of this tenant.")
+    @repeatable("--user", help="Only runs whose request named this end user.")
+    @repeatable("--run", metavar="RUN", help="Only this run, by its whole id.")
+    @repeatable("--key", metavar="ID", help="Only runs that the key of this id began.")
+    @option("--limit", type=COUNT, default=100, help="The most rows to print.")
+    @flag("--reverse", help="The oldest first.")
+    @flag("--json", help="Print each row as a line of JSON.")
+    @flag("--csv", help="Print the rows as CSV.")
+    def disclosures() -> None:
+        """List which workers were sent what, and by whose decision, the newest first."""

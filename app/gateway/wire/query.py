@@ -9,6 +9,7 @@ import base64
 import binascii
 import math
 import re
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal, InvalidOperation
 from typing import Annotated, Any, Final, Literal, NamedTuple
@@ -20,10 +21,11 @@ from pydantic_core import PydanticCustomError
 from app.core.plan.workflow import Topology
 from app.core.pool.catalog import MILLION
 from app.core.rating.economics import GROUPINGS, METADATA, Success, known_grouping
+from app.core.run.recipients import RecipientKind
 from app.core.run.reply_ids import REPLY_ID, run_of_reply
 from app.gateway.openapi.replies import RunState
 from app.gateway.wire.parameters import Includable
-from app.store.protocol import RunSort
+from app.store.protocol import RunSort, Saw
 
 RUN_ID = re.compile(r"[A-Za-z0-9_-]{1,80}")
 PAGE: Final = 100
@@ -32,6 +34,8 @@ MODEL_PAGE: Final = 1_000
 """The most models of a page."""
 EVENT_PAGE: Final = 1_000
 """The most events of a page."""
+DISCLOSURE_PAGE: Final = 1_000
+"""The most disclosures of a page."""
 LARGEST: Final = 10**15 - 1
 """The largest whole number that is read: of fifteen digits."""
 TEXT: Final = 512
@@ -267,6 +271,96 @@ class ReportFilters(Parameters):
     """`json`: all figures; `csv` and `parquet`: the table of one part."""
     part: Literal["summary", "groups", "dearest", "failures"] = "groups"
     """The part that is written as a table."""
+
+
+class CallId(NamedTuple):
+    """A call by its run and its own id."""
+
+    run: str
+    call: str
+
+
+def as_place(at: float, call: str) -> str:
+    """A place in a list of disclosures as text."""
+    return base64.urlsafe_b64encode(orjson.dumps([at, call])).decode().rstrip("=")
+
+
+def behind_call(value: str) -> CallId | tuple[float, str]:
+    """The place behind a row in a list of disclosures: that of `next`, or the id of the row itself."""
+    run, dot, call = value.partition(".")
+    if dot and RUN_ID.fullmatch(run) and RUN_ID.fullmatch(call):
+        return CallId(run, call)
+    try:
+        at, name = orjson.loads(base64.urlsafe_b64decode(value + "=" * (-len(value) % 4)))
+    except (ValueError, TypeError, binascii.Error):
+        raise _fault("it must be `next` or `last_id` of the page before") from None
+    read = isinstance(at, float | int) and isinstance(name, str)
+    if not read or not 0 <= at <= LARGEST or not RUN_ID.fullmatch(name):
+        raise _fault("it must be `next` or `last_id` of the page before")
+    return float(at), name
+
+
+def seen(value: str) -> str:
+    """Something that a recipient may have seen: `user`, `results`, `step:N` or `label:X`."""
+    kind, _, name = value.partition(":")
+    is_step = kind == "step" and name.isascii() and name.isdecimal() and len(name) <= 6
+    if value not in ("user", "results") and not is_step and not (kind == "label" and name):
+        raise _fault("it must be `user`, `results`, `step:` and a number, or `label:` and a label")
+    return value
+
+
+def saw_of(values: Sequence[str]) -> Saw:
+    """The filter of the store for values that `seen` has read."""
+    named = [value.partition(":")[::2] for value in values]
+    return Saw(
+        user="user" in values,
+        results="results" in values,
+        steps=tuple([int(name) for kind, name in named if kind == "step"]),
+        labels=tuple([name for kind, name in named if kind == "label"]),
+    )
+
+
+Seen = Annotated[
+    str,
+    AfterValidator(seen),
+    WithJsonSchema({"type": "string", "pattern": "^(user|results|step:[0-9]{1,6}|label:.+)$"}),
+]
+SEVERAL = Field(max_length=50)
+"""The most values of one repeated parameter."""
+
+
+class DisclosureFilters(Parameters):
+    """Which disclosures are listed; different parameters must all hold, and of the values of a repeated one any."""
+
+    recipient: Annotated[list[Text], SEVERAL] = []
+    """Rows of this worker, whatever it was called for."""
+    recipient_kind: Annotated[list[RecipientKind], SEVERAL] = []
+    """`worker`, `conductor`, `embedder` or `shadow`."""
+    provider: Annotated[list[Text], SEVERAL] = []
+    """Rows of this provider."""
+    saw: Annotated[list[Seen], SEVERAL] = []
+    """Rows of recipients that saw this: `user` (the caller's words), `step:N` (the output of a step), `results` (of the
+    caller's tools), `label:X` (anything with a label)."""
+    since: Moment | None = None
+    """Calls that were made at this time or later: seconds since 1970, or RFC 3339."""
+    until: Moment | None = None
+    """Calls that were made before this time: seconds since 1970, or RFC 3339."""
+    tenant: Annotated[list[Text], SEVERAL] = []
+    """Rows of this tenant; only a key of all tenants may ask for another one than its own."""
+    user: Annotated[list[Text], SEVERAL] = []
+    """Rows of runs whose request named this end user."""
+    run: Annotated[list[Text], SEVERAL] = []
+    """Rows of this run."""
+    key: Annotated[list[Text], SEVERAL] = []
+    """Rows of runs that this API key began, by the key's id."""
+    order: Literal["asc", "desc"] = "desc"
+    """`desc`: the newest first."""
+    limit: Annotated[Whole, Field(ge=1, le=DISCLOSURE_PAGE)] = 100
+    """The most rows of a page."""
+    after: Annotated[Any, BeforeValidator(behind_call), WithJsonSchema({"type": "string"})] = None
+    """`next` of the page before, or its `last_id`."""
+    format: Literal["json", "jsonl", "csv"] | None = None
+    """The form of the reply; by default the one that `Accept` asks for, or else JSON."""
 
 
 class EventFilters(Parameters):

@@ -11,6 +11,7 @@ from app.store.protocol.budgets import Budgets, BudgetUse
 from app.store.protocol.conductor_versions import ConductorVersions
 from app.store.protocol.content_keys import ContentKeys
 from app.store.protocol.contents import ContentReads, Contents, Reader
+from app.store.protocol.disclosures import Disclosure, DisclosureQuery, Disclosures, Rebuilt, Saw
 from app.store.protocol.entries import (
     MOVED,
     UNDECIDED,
@@ -79,6 +80,9 @@ __all__ = [
     "ContentQuery",
     "ContentReads",
     "Contents",
+    "Disclosure",
+    "DisclosureQuery",
+    "Disclosures",
     "Due",
     "Entry",
     "Held",
@@ -104,6 +108,7 @@ __all__ = [
     "PrunedRun",
     "RateWindows",
     "Reader",
+    "Rebuilt",
     "Reports",
     "RequestClaims",
     "Retention",
@@ -111,6 +116,7 @@ __all__ = [
     "RunQuery",
     "RunRow",
     "RunSort",
+    "Saw",
     "Shared",
     "SpendQuery",
     "SpendRow",
@@ -136,6 +142,7 @@ class Store(
     Notices,
     Learning,
     Reports,
+    Disclosures,
     ConductorVersions,
     Keys,
     Budgets,

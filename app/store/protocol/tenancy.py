@@ -10,6 +10,7 @@ from typing import Protocol
 from app.core.rating.economics import JournaledRun
 from app.core.rating.feedback import Feedback
 from app.store.protocol.contents import ContentReads
+from app.store.protocol.disclosures import Disclosure, DisclosureQuery
 from app.store.protocol.entries import Appended, Entry
 from app.store.protocol.idempotency import Once
 from app.store.protocol.journal import Journal, RunQuery, RunRow
@@ -37,6 +38,10 @@ class TenantStore(ContentReads, Protocol):
 
     async def journaled_runs(self, query: RunQuery) -> tuple[JournaledRun, ...]:
         """Behave as `Reports.journaled_runs` does."""
+        ...
+
+    async def disclosures(self, query: DisclosureQuery) -> tuple[Disclosure, ...]:
+        """Behave as `Disclosures.disclosures` does."""
         ...
 
     async def erase(self, run: str) -> bool:

@@ -14,6 +14,7 @@ from app.store.rows.runs import run_row
 from app.store.sqlkit.sealing import Open
 from app.store.sqlkit.statements import Statements
 from app.store.sqlkit.tables import (
+    DISCLOSURES,
     EVENTS,
     FEEDBACK,
     HOLDS,
@@ -128,7 +129,7 @@ def prune(conn: Connection, statements: Statements, runs: Sequence[tuple[PrunedR
     conn.execute(insert(PRUNED_RUNS), [_row(given[name][0]) for name in names])
     _delete_tags(conn, statements, ids)
     content.delete_bodies(conn, names, owners)
-    for table in (EVENTS, TICKETS, NOTICES, FEEDBACK):
+    for table in (EVENTS, DISCLOSURES, TICKETS, NOTICES, FEEDBACK):
         conn.execute(delete(table).where(statements.among(table.c.run)), ids)
     conn.execute(delete(RUNS).where(statements.among(RUNS.c.id)), ids)
     return names

@@ -31,6 +31,7 @@ READABLE: Final = (
     "tags",
     "texts",
     "once",
+    "disclosures",
 )
 """The tables that callers' requests read. Each has a policy."""
 TENANT: Final = "baton.tenant"
@@ -93,7 +94,8 @@ def enforce(conn: Connection) -> RowSecurity:
 
     It is part of a migration's transaction. A refusal undoes nothing else.
     """
-    if reader_of(conn) is not None:
+    if (reader := reader_of(conn)) is not None:  # tables that are new with this migration
+        conn.execute(text(f'GRANT SELECT ON {", ".join(READABLE)} TO "{reader}"'))
         return state(conn)
     name: str = conn.execute(text(f"SELECT quote_ident(({NAME}))")).scalar_one()
     known = conn.execute(text(f"SELECT 1 FROM pg_roles WHERE rolname = ({NAME})")).first()

@@ -50,7 +50,18 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.types import TypeEngine
 
 from app.core.records import record
-from app.store.sqlkit.tables import CONTENTS, EVENTS, NOTICES, ONCE, RUNS, SHARED_CONTENTS, TAGS, TEXTS, TICKETS
+from app.store.sqlkit.tables import (
+    CONTENTS,
+    DISCLOSURES,
+    EVENTS,
+    NOTICES,
+    ONCE,
+    RUNS,
+    SHARED_CONTENTS,
+    TAGS,
+    TEXTS,
+    TICKETS,
+)
 
 Row = tuple[Any, ...]
 T = TypeVar("T")
@@ -69,7 +80,7 @@ LIVE = _RUN_COLUMNS[len(BORN) :]
 ENDLESS = tuple(name for name in LIVE if name != "ended_at")
 """Columns of a run that may change by an entry that does not end it. To set `ended_at`, even to the value that it has,
 makes SQLite write the index of open runs anew: a quarter of the statement's time and a page of the log."""
-RUN = ("id", "epoch", "cap_usd", "cap_tokens", *LIVE, "thread", "budgets", "tenant", "salt")
+RUN = ("id", "epoch", "cap_usd", "cap_tokens", *LIVE, "thread", "budgets", "tenant", "key", "salt")
 """Columns of a run that an entry is checked against."""
 SEEN = RUN[:-1]
 """Columns of a run that the row cache holds (see `batch.RowCache`): it holds no run whose salt was erased."""
@@ -361,6 +372,8 @@ class Statements:
         )
         self._lock_texts = Prepared(select(_text_locks()), dialect, ["locks"]) if self.arrays else None
         self.new_event = Rows(EVENTS, "insert")
+        self.new_disclosure = Rows(DISCLOSURES, "insert")
+        self.end_disclosure = Rows(DISCLOSURES, "update", ["outcome", "input_tokens", "output_tokens"], ["run", "call"])
         self.new_content = Rows(CONTENTS, "once")
         self.new_shared_content = Rows(SHARED_CONTENTS, "once")
         self.new_text = Rows(TEXTS, "once")

@@ -102,6 +102,48 @@ _TERMINAL = text(f"kind IN ({', '.join(repr(kind.value) for kind in TERMINAL)})"
 # The second fence behind the check in `writing/batch.py`: two ends of one run cannot both be stored (I-13).
 Index("events_one_end", EVENTS.c.run, unique=True, postgresql_where=_TERMINAL, sqlite_where=_TERMINAL)
 
+# Who was sent what: one row for each recipient of a call, derived from the call's intent and outcome in the transaction
+# that writes them (`writing/disclosures.py`). The end user's name stands in `tags` alone, where it is erased.
+DISCLOSURES = Table(
+    "disclosures",
+    METADATA,
+    Column("run", Text, primary_key=True),
+    Column("call", Text, primary_key=True),
+    Column("at", Double, nullable=False),  # when its intent was written: before anything was sent
+    Column("step", BigInteger),  # NULL for planning calls and embeddings
+    Column("kind", Text, nullable=False),  # worker, conductor, embedder or shadow
+    Column("recipient", Text, nullable=False),  # the worker by its name
+    Column("provider", Text, nullable=False),
+    Column("model", Text, nullable=False),
+    Column("region", Text, nullable=False),  # empty where it is not known
+    Column("tenant", Text, nullable=False),
+    Column("key", Text, nullable=False),
+    Column("labels", Text),  # a JSON array, sorted; NULL where what it read has no labels
+    Column("saw_user", Boolean, nullable=False),
+    Column("saw_steps", Text, nullable=False),  # their numbers between commas, such as `,0,2,`
+    Column("saw_results", Boolean, nullable=False),
+    Column("unseen", Text, nullable=False),  # steps on the access list that ended without words, written likewise
+    Column("planned_by", Text, nullable=False),
+    Column("attempt", BigInteger, nullable=False),
+    Column("passed_over", Text),  # a JSON array of the workers that it replaces, each with the reason
+    Column("bytes", BigInteger, nullable=False),
+    Column("outcome", Text),  # NULL until the call has ended
+    Column("input_tokens", BigInteger),
+    Column("output_tokens", BigInteger),
+    sqlite_with_rowid=False,
+    postgresql_with={"fillfactor": 90},
+)
+Index("disclosures_by_recipient", DISCLOSURES.c.recipient, DISCLOSURES.c.at, DISCLOSURES.c.call)
+Index("disclosures_by_tenant", DISCLOSURES.c.tenant, DISCLOSURES.c.at, DISCLOSURES.c.call)
+_LABELLED = text("labels IS NOT NULL")
+Index(
+    "disclosures_labelled",
+    DISCLOSURES.c.at,
+    DISCLOSURES.c.call,
+    postgresql_where=_LABELLED,
+    sqlite_where=_LABELLED,
+)
+
 CONTENTS = Table(
     "contents",
     METADATA,

@@ -49,6 +49,7 @@ from app.store.sqlkit.statements import (
 from app.store.sqlkit.tables import EVENTS, RUNS
 from app.store.writing import budget_ledger
 from app.store.writing.budget_ledger import BudgetLedger, Charge, Signal
+from app.store.writing.disclosures import Disclosures
 
 Outcome = Appended | Exception
 
@@ -115,6 +116,7 @@ class _Run:
     budgets: str | None = None
     """A JSON array of the accounts in which its holds are reserved; None where there are none."""
     tenant: str = ""
+    key: str = ""
     salt: bytes | None = b""
     """None once its content was erased."""
     stored_epoch: int = field(init=False)
@@ -209,6 +211,7 @@ class RowBatch:
         self._touched: set[tuple[str, int]] = set()
         self._events: list[tuple[Any, ...]] = []
         self._contents: list[tuple[Any, ...]] = []
+        self._disclosures = Disclosures()
         self._shared: list[Row] = []
         self._texts: dict[str, Row] = {}
         self._locked = locked
@@ -273,6 +276,7 @@ class RowBatch:
             (statements.hand_run, [_lease(run) + _CHANGE_OF(run) for run in handed if run.ended_at is None]),
             (statements.hand_ended, [_lease(run) + _END_OF(run) for run in handed if run.ended_at is not None]),
             (statements.new_event, self._events),
+            *self._disclosures.writes(statements),
             (statements.new_content, self._contents),
             (statements.new_shared_content, self._shared),
             (statements.new_text, [self._texts[name] for name in sorted(self._texts)]),
@@ -311,14 +315,10 @@ class RowBatch:
             return run
         if run is not None:
             raise Conflict
-        return _Run(
-            entry.run,
-            FIRST_EPOCH,
-            entry.new.cap.usd,
-            entry.new.cap.tokens,
-            tenant=entry.new.tenant,
-            budgets=budget_ledger.column_of(entry.new.budgets),
-        )
+        new = entry.new
+        budgets = budget_ledger.column_of(new.budgets)
+        caps = (new.cap.usd, new.cap.tokens)
+        return _Run(entry.run, FIRST_EPOCH, *caps, tenant=new.tenant, key=new.key, budgets=budgets)
 
     def _charge(self, run: _Run, entry: Entry) -> Charge | None:
         """The changes that an entry makes to the run's accounts. Raises `BudgetExhausted` if one has not enough
@@ -378,6 +378,7 @@ class RowBatch:
                 run.state, run.ended_at = TERMINAL[draft.kind], at
                 self._drop_untaken(run.id)
             self._watch(run, draft, entry)
+            self._disclosures.note(run.id, run.tenant, run.key, draft, at)
         run.seq += len(events)
         return events
 

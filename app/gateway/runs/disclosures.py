@@ -1,0 +1,190 @@
+"""`GET /v1/disclosures`: the ledger of disclosures, which says who was sent what, and by whose decision.
+
+It holds no content. A caller sees the rows of its own tenant, a key of all tenants those of every tenant. A page is
+JSON, JSON lines or CSV, by `format` or by the `Accept` header; in the last two the next page is named by a `Link`.
+"""
+
+import csv
+import io
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated, Any, Final
+from urllib.parse import urlencode
+
+import orjson
+from fastapi import APIRouter, Query
+from starlette.requests import Request
+from starlette.responses import Response
+
+from app.errors import InvalidRequest
+from app.gateway.http.api_keys import Caller
+from app.gateway.http.auth import Keys
+from app.gateway.http.context import GatewayContext
+from app.gateway.openapi import disclosure_replies, operations
+from app.gateway.wire import query
+from app.store.protocol import Disclosure, DisclosureQuery, TenantStore
+
+CSV: Final = "text/csv"
+LINES: Final = "application/x-ndjson"
+FORMATS: Final[Mapping[str, str]] = {CSV: "csv", LINES: "jsonl", "application/jsonl": "jsonl"}
+"""The formats by the media types of an `Accept` header."""
+COLUMNS: Final = (
+    *("run", "call", "step", "at", "recipient", "recipient_kind", "provider", "model", "region", "tenant", "key"),
+    *("user", "labels", "saw_user", "saw_steps", "saw_tool_results", "bytes", "input_tokens", "output_tokens"),
+    *("outcome", "planned_by", "attempt", "instead_of", "withheld"),
+)
+"""The columns of CSV."""
+MOST_CALLS: Final = 10_000
+"""The most calls of a run among which one is looked for."""
+FORMULAS: Final = ("=", "+", "-", "@", "\t", "\r")
+"""Beginnings of texts that a spreadsheet would take for a formula."""
+
+
+def routes(context: GatewayContext, keys: Keys) -> APIRouter:
+    """The route of the ledger."""
+    router = APIRouter(prefix="/v1/disclosures", tags=["runs"])
+    auditor = Annotated[Caller, keys.needs("audit:read")]
+
+    @router.get(
+        "",
+        operation_id="list_disclosures",
+        summary="List who was sent what, by default the newest first.",
+        response_model=disclosure_replies.DisclosureList,
+        responses=operations.replies(*operations.READING),
+    )
+    async def list_disclosures(
+        filters: Annotated[query.DisclosureFilters, Query()], caller: auditor, request: Request
+    ) -> Response:
+        """One row for each recipient of a call: workers, conductors, embedders and shadows. Several values of one
+        parameter mean any of them."""
+        if any(not caller.sees(tenant) for tenant in filters.tenant):
+            raise InvalidRequest("Only a key of all tenants sees another tenant's disclosures.", param="tenant")
+        store = context.store.of_tenant(caller.tenant)
+        place = filters.after
+        if isinstance(place, query.CallId):
+            place = await _behind(store, place)
+        rows = await store.disclosures(_query(filters, place))
+        shown = rows[: filters.limit]
+        following = query.as_place(shown[-1].at, shown[-1].call) if len(rows) > filters.limit else None
+        return _written(shown, following, filters.format or _accepted(request), request)
+
+    return router
+
+
+async def _behind(store: TenantStore, wanted: query.CallId) -> tuple[float, str]:
+    """The place of a row in the list. Raises `InvalidRequest` if there is no such row, or the caller may not see it."""
+    for row in await store.disclosures(DisclosureQuery(runs=(wanted.run,), limit=MOST_CALLS)):
+        if row.call == wanted.call:
+            return row.at, row.call
+    raise InvalidRequest("There is no row of the id in 'after'.", param="after", code="invalid_value")
+
+
+def _query(filters: query.DisclosureFilters, before: tuple[float, str] | None) -> DisclosureQuery:
+    """The store's query for one row more than a page has, which shows whether another page follows."""
+    return DisclosureQuery(
+        recipients=tuple(filters.recipient),
+        kinds=tuple(filters.recipient_kind),
+        providers=tuple(filters.provider),
+        saw=query.saw_of(filters.saw),
+        since=filters.since,
+        until=filters.until,
+        tenants=tuple(filters.tenant),
+        users=tuple(filters.user),
+        runs=tuple(filters.run),
+        keys=tuple(filters.key),
+        before=before,
+        ascending=filters.order == "asc",
+        limit=filters.limit + 1,
+    )
+
+
+def _accepted(request: Request) -> str:
+    """The format that the `Accept` header asks for."""
+    for part in request.headers.get("accept", "").split(","):
+        if found := FORMATS.get(part.partition(";")[0].strip().lower()):
+            return found
+    return "json"
+
+
+def _written(rows: Sequence[Disclosure], following: str | None, form: str, request: Request) -> Response:
+    if form == "json":
+        data = [shown(row) for row in rows]
+        first, last = (data[0]["id"], data[-1]["id"]) if data else (None, None)
+        ends = {"first_id": first, "last_id": last, "has_more": following is not None, "next": following}
+        return Response(orjson.dumps({"object": "list", "data": data, **ends}), media_type="application/json")
+    headers = {}
+    if following is not None:
+        asked = [(name, value) for name, value in request.query_params.multi_items() if name != "after"]
+        headers["link"] = f'<{request.url.path}?{urlencode([*asked, ("after", following)])}>; rel="next"'
+    if form == "csv":
+        return Response(as_csv(rows), media_type=f"{CSV}; charset=utf-8", headers=headers)
+    return Response(b"".join(as_lines(rows)), media_type=LINES, headers=headers)
+
+
+def shown(row: Disclosure) -> dict[str, Any]:
+    """A row as JSON."""
+    return {
+        "id": f"{row.run}.{row.call}",
+        "object": "disclosure",
+        "run": row.run,
+        "call": row.call,
+        "step": row.step,
+        "at": row.at,
+        "recipient": row.recipient,
+        "recipient_kind": row.kind,
+        "provider": row.provider,
+        "model": row.model,
+        "region": row.region or None,
+        "tenant": row.tenant,
+        "key": row.key,
+        "user": row.user,
+        "labels": list(row.labels),
+        "saw": {"user": row.saw_user, "steps": list(row.saw_steps), "tool_results": row.saw_results},
+        "bytes": row.bytes,
+        "input_tokens": row.input_tokens,
+        "output_tokens": row.output_tokens,
+        "outcome": row.outcome,
+        "why": {
+            "planned_by": row.planned_by,
+            "attempt": row.attempt,
+            "instead_of": [{"worker": worker, "reason": reason} for worker, reason in row.passed_over],
+            "withheld": [{"what": what, "reason": reason} for what, reason in row.withheld],
+        },
+    }
+
+
+def as_lines(rows: Iterable[Disclosure]) -> list[bytes]:
+    """Rows as JSON lines."""
+    return [orjson.dumps(shown(row), option=orjson.OPT_APPEND_NEWLINE) for row in rows]
+
+
+def as_csv(rows: Iterable[Disclosure]) -> str:
+    """Rows as CSV (RFC 4180). A text that a spreadsheet would take for a formula begins with an apostrophe."""
+    written = io.StringIO()
+    writer = csv.writer(written)
+    writer.writerow(COLUMNS)
+    for row in rows:
+        flat = _flat(row)
+        writer.writerow([_cell(flat[name]) for name in COLUMNS])
+    return written.getvalue()
+
+
+def _flat(row: Disclosure) -> dict[str, Any]:
+    value = shown(row)
+    why, saw = value.pop("why"), value.pop("saw")
+    return {
+        **value,
+        "labels": " ".join(row.labels),
+        "saw_user": str(saw["user"]).lower(),
+        "saw_steps": " ".join(map(str, saw["steps"])),
+        "saw_tool_results": str(saw["tool_results"]).lower(),
+        "planned_by": why["planned_by"],
+        "attempt": why["attempt"],
+        "instead_of": " ".join(f"{worker}:{reason}" for worker, reason in row.passed_over),
+        "withheld": " ".join(f"{what}:{reason}" for what, reason in row.withheld),
+    }
+
+
+def _cell(value: object) -> object:
+    if isinstance(value, str) and value.startswith(FORMULAS):
+        return f"'{value}"
+    return "" if value is None else value

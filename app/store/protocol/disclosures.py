@@ -1,0 +1,136 @@
+"""The ledger of disclosures: which worker was sent what in each call, and by whose decision.
+
+The rows follow from the events of calls and are written with these, so no verb writes them but the one that derives
+those of earlier releases.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Protocol
+
+from app.core.records import record
+from app.core.run.events import Event
+from app.core.run.recipients import RecipientKind
+
+Place = tuple[float, str]
+"""A place in the list of disclosures: the time of one, and the id of its call; or in the list of runs."""
+
+Completed = Callable[[Sequence[Event], Mapping[str, bytes]], Iterable[Event]]
+"""Returns the events of calls with all that the ledger needs, from a journal and snapshots of pools by their digests
+(`core/run/disclosures.py`)."""
+
+
+@record(frozen=True, slots=True)
+class Saw:
+    """The things of which a recipient must have seen any to fit a filter."""
+
+    user: bool = False
+    """The caller's words."""
+    results: bool = False
+    """Results of the caller's tools."""
+    steps: tuple[int, ...] = ()
+    """The output of one of these steps."""
+    labels: tuple[str, ...] = ()
+    """Anything with one of these labels."""
+
+    @property
+    def is_any(self) -> bool:
+        """True if nothing is asked for, so that every recipient fits."""
+        return not (self.user or self.results or self.steps or self.labels)
+
+
+@record(frozen=True, slots=True)
+class DisclosureQuery:
+    """Filters of the list of disclosures: all optional, joined by AND; the values of one filter are joined by OR."""
+
+    recipients: tuple[str, ...] = ()
+    kinds: tuple[RecipientKind, ...] = ()
+    providers: tuple[str, ...] = ()
+    saw: Saw = Saw()
+    since: float | None = None
+    """Calls that were intended at this time or later, in seconds since 1970."""
+    until: float | None = None
+    """Calls that were intended before this time."""
+    tenants: tuple[str, ...] = ()
+    users: tuple[str, ...] = ()
+    """The end users whom the requests named. Of runs whose content was erased they are not known any more."""
+    runs: tuple[str, ...] = ()
+    keys: tuple[str, ...] = ()
+    before: Place | None = None
+    """Only rows behind this place in the order of the list."""
+    ascending: bool = False
+    limit: int = 100
+
+
+@record(frozen=True, slots=True)
+class Disclosure:
+    """One row: what one recipient of a call was sent, and what came of the call."""
+
+    run: str
+    call: str
+    at: float
+    """When the intent was written, before anything was sent, in seconds since 1970."""
+    step: int | None
+    """The step that the call was made for; None for a plan or an embedding."""
+    kind: RecipientKind
+    recipient: str
+    """The worker by its name."""
+    provider: str
+    model: str
+    region: str
+    """The region on the worker's card; empty where it is not known."""
+    tenant: str
+    key: str
+    """The id of the API key that began the run."""
+    user: str | None
+    """The end user whom the request named; None if it named none, or if the run's content was erased."""
+    labels: tuple[str, ...]
+    """The labels of all that it read."""
+    saw_user: bool
+    saw_steps: tuple[int, ...]
+    saw_results: bool
+    unseen: tuple[int, ...]
+    """Steps on its access list that ended without words."""
+    planned_by: str
+    """The kind of conductor whose plan granted it; `tier` for calls that no plan asks for."""
+    attempt: int
+    passed_over: tuple[tuple[str, str], ...]
+    """The workers that were not called instead, each with the reason."""
+    bytes: int
+    outcome: str | None
+    """None while the call has not ended."""
+    input_tokens: int | None
+    output_tokens: int | None
+
+    @property
+    def withheld(self) -> tuple[tuple[str, str], ...]:
+        """The parts of the run that were not shown, each with the reason: `not_listed` on the access list, or
+        `no_words` to be shown."""
+        found = [] if self.saw_user else [("user", "not_listed")]
+        for n in range(self.step or 0):
+            if n not in self.saw_steps:
+                found.append((f"step:{n}", "no_words" if n in self.unseen else "not_listed"))
+        return tuple(found)
+
+
+@record(frozen=True, slots=True)
+class Rebuilt:
+    """One batch of a rebuild: how many runs were looked at, how many rows were added or completed, and the place at
+    which the next batch begins; None after the last one."""
+
+    runs: int
+    added: int
+    following: Place | None
+
+
+class Disclosures(Protocol):
+    """All verbs raise `StoreUnavailable`."""
+
+    async def disclosures(self, query: DisclosureQuery) -> tuple[Disclosure, ...]:
+        """The rows that a query chooses, by default the newest first."""
+        ...
+
+    async def rebuild_disclosures(self, after: Place | None, limit: int, complete: Completed) -> Rebuilt:
+        """Derive the rows that calls of the next `limit` runs lack, and complete those that lack the outcome that the
+        journal has. Runs are taken in the order of (admission, id), those behind `after`; doing it again adds
+        nothing."""
+        ...

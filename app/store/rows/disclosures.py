@@ -1,0 +1,228 @@
+"""Rows of the ledger of disclosures: deriving them from the events of calls, reading them, and adding those of runs
+from before the ledger."""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import orjson
+from sqlalchemy import ColumnElement, Connection, bindparam, func, insert, or_, select, tuple_, update
+
+from app.core.run.events import CallFinished, CallIntended, Event, Kind
+from app.core.run.recipients import recipient_kind, seen_steps
+from app.store.protocol import ERASED_TAGS, USER_TAG
+from app.store.protocol.disclosures import Completed, Disclosure, DisclosureQuery, Place, Rebuilt, Saw
+from app.store.sqlkit.statements import Row
+from app.store.sqlkit.tables import CATALOGS, DISCLOSURES, EVENTS, RUNS, TAGS
+
+LEDGER = DISCLOSURES.c
+CALLS = (Kind.CALL_INTENDED.value, Kind.CALL_FINISHED.value)
+Ended = tuple[str, int, int]
+"""The outcome of a call, its input tokens and its output tokens."""
+
+
+def intended(run: str, tenant: str, key: str, fact: CallIntended, at: float) -> Row:
+    """All columns of a row, in table order, but for the outcome."""
+    steps = fact.access.steps
+    return (
+        run,
+        fact.call,
+        at,
+        fact.n,
+        recipient_kind(fact),
+        fact.worker,
+        fact.provider,
+        fact.model,
+        fact.region,
+        tenant,
+        key,
+        orjson.dumps(sorted(fact.labels)).decode() if fact.labels else None,
+        fact.access.user,
+        numbers(seen_steps(fact)) if steps else "",
+        fact.results,
+        numbers(fact.unseen) if fact.unseen else "",
+        fact.planned_by,
+        fact.attempt,
+        orjson.dumps(fact.to_json()["passed_over"]).decode() if fact.passed_over else None,
+        fact.bytes,
+    )
+
+
+def ended(fact: CallFinished) -> Ended:
+    """The columns that the outcome of a call gives a row."""
+    return fact.outcome, fact.usage.input, fact.usage.output
+
+
+def numbers(steps: Sequence[int]) -> str:
+    """Numbers of steps as the columns have them: between commas, so that each can be searched for."""
+    return f",{','.join(map(str, sorted(steps)))}," if steps else ""
+
+
+# -- reading
+
+
+def page(conn: Connection, query: DisclosureQuery, tenant: str | None = None) -> tuple[Disclosure, ...]:
+    """The rows that a query chooses, in its order; those of this tenant alone, if one is given."""
+    query = query if tenant is None else replace(query, tenants=(tenant,))
+    place = [LEDGER.at, LEDGER.call]
+    order = place if query.ascending else [column.desc() for column in place]
+    chosen = select(DISCLOSURES).where(*_filters(conn, query)).order_by(*order).limit(query.limit)
+    rows = conn.execute(chosen).all()
+    users = _users(conn, sorted({row.run for row in rows}))
+    return tuple([_disclosure(row, users.get(row.run)) for row in rows])
+
+
+def _filters(conn: Connection, query: DisclosureQuery) -> list[ColumnElement[bool]]:
+    named: tuple[tuple[ColumnElement[str], Sequence[str]], ...] = (
+        (LEDGER.recipient, query.recipients),
+        (LEDGER.kind, query.kinds),
+        (LEDGER.provider, query.providers),
+        (LEDGER.tenant, query.tenants),
+        (LEDGER.run, query.runs),
+        (LEDGER.key, query.keys),
+    )
+    # A single value is compared by `=`: then the rows of an index are in the order of the list.
+    found = [column == some[0] if len(some) == 1 else column.in_(some) for column, some in named if some]
+    if query.users:
+        theirs = select(TAGS.c.run).where(TAGS.c.name == USER_TAG, TAGS.c.value.in_(query.users))
+        found.append(LEDGER.run.in_(theirs))
+    if query.since is not None:
+        found.append(LEDGER.at >= query.since)
+    if query.until is not None:
+        found.append(LEDGER.at < query.until)
+    if not query.saw.is_any:
+        found.append(_saw(conn, query.saw))
+    if query.before is not None:
+        row, last = tuple_(LEDGER.at, LEDGER.call), tuple_(*query.before)
+        found.append(row > last if query.ascending else row < last)
+    return found
+
+
+def _saw(conn: Connection, saw: Saw) -> ColumnElement[bool]:
+    search = func.strpos if conn.dialect.name == "postgresql" else func.instr
+    found: list[ColumnElement[bool]] = []
+    if saw.user:
+        found.append(LEDGER.saw_user)
+    if saw.results:
+        found.append(LEDGER.saw_results)
+    found += [search(LEDGER.saw_steps, f",{n},") > 0 for n in saw.steps]
+    labelled = [search(LEDGER.labels, orjson.dumps(label).decode()) > 0 for label in saw.labels]
+    if labelled:
+        found.append(LEDGER.labels.is_not(None) & or_(*labelled))
+    return or_(*found)
+
+
+def _users(conn: Connection, runs: Sequence[str]) -> Mapping[str, str]:
+    """The end users whom the requests of these runs named."""
+    if not runs:
+        return {}
+    # The names are literals: a partial index is used only for a condition that the planner can see.
+    of_callers = TAGS.c.name.in_(bindparam("of_callers", ERASED_TAGS, expanding=True, literal_execute=True))
+    theirs = (TAGS.c.run.in_(runs), of_callers, TAGS.c.name == USER_TAG)
+    return {run: value for run, value in conn.execute(select(TAGS.c.run, TAGS.c.value).where(*theirs))}
+
+
+def _disclosure(row: Any, user: str | None) -> Disclosure:
+    return Disclosure(
+        run=row.run,
+        call=row.call,
+        at=row.at,
+        step=row.step,
+        kind=row.kind,
+        recipient=row.recipient,
+        provider=row.provider,
+        model=row.model,
+        region=row.region,
+        tenant=row.tenant,
+        key=row.key,
+        user=user,
+        labels=tuple(orjson.loads(row.labels)) if row.labels is not None else (),
+        saw_user=bool(row.saw_user),
+        saw_steps=_steps(row.saw_steps),
+        saw_results=bool(row.saw_results),
+        unseen=_steps(row.unseen),
+        planned_by=row.planned_by,
+        attempt=row.attempt,
+        passed_over=_passed_over(row.passed_over),
+        bytes=row.bytes,
+        outcome=row.outcome,
+        input_tokens=row.input_tokens,
+        output_tokens=row.output_tokens,
+    )
+
+
+def _steps(written: str) -> tuple[int, ...]:
+    return tuple([int(n) for n in written.split(",") if n])
+
+
+def _passed_over(written: str | None) -> tuple[tuple[str, str], ...]:
+    return tuple([(one["worker"], one["reason"]) for one in orjson.loads(written)]) if written is not None else ()
+
+
+# -- runs from before the ledger
+
+
+def rebuild(conn: Connection, after: Place | None, limit: int, complete: Completed) -> Rebuilt:
+    """Add the rows that calls of the next runs lack, and the outcomes that rows lack. The runs are locked meanwhile."""
+    where = [tuple_(RUNS.c.created_at, RUNS.c.id) > tuple_(*after)] if after is not None else []
+    columns = (RUNS.c.id, RUNS.c.created_at, RUNS.c.tenant, RUNS.c.key)
+    runs = conn.execute(select(*columns).where(*where).order_by(RUNS.c.created_at, RUNS.c.id).limit(limit)).all()
+    if not runs:
+        return Rebuilt(0, 0, None)
+    lacking = _lacking(conn, [row.id for row in runs])
+    added = 0
+    for row in runs:
+        if row.id in lacking:
+            added += _derive(conn, row.id, row.tenant, row.key, complete)
+    following = (runs[-1].created_at, runs[-1].id) if len(runs) == limit else None
+    return Rebuilt(len(runs), added, following)
+
+
+def _lacking(conn: Connection, runs: Sequence[str]) -> set[str]:
+    """The runs of which not each event of a call is in the ledger."""
+    events: defaultdict[str, int] = defaultdict(int)
+    counted = select(EVENTS.c.run, func.count()).where(EVENTS.c.run.in_(runs), EVENTS.c.kind.in_(CALLS))
+    for run, count in conn.execute(counted.group_by(EVENTS.c.run)):
+        events[run] = count
+    known = select(LEDGER.run, func.count() + func.count(LEDGER.outcome)).where(LEDGER.run.in_(runs))
+    for run, count in conn.execute(known.group_by(LEDGER.run)):
+        events[run] -= count
+    return {run for run, count in events.items() if count}
+
+
+def _derive(conn: Connection, run: str, tenant: str, key: str, complete: Completed) -> int:
+    """Add what the ledger lacks of one run. Returns the number of rows that were added or completed."""
+    conn.execute(select(RUNS.c.id).where(RUNS.c.id == run).with_for_update())
+    query = select(EVENTS.c.seq, EVENTS.c.kind, EVENTS.c.at, EVENTS.c.body).where(EVENTS.c.run == run)
+    events = [
+        Event(run, seq, Kind(kind), at, orjson.loads(body))
+        for seq, kind, at, body in conn.execute(query.order_by(EVENTS.c.seq))
+    ]
+    rows = conn.execute(select(LEDGER.call, LEDGER.outcome).where(LEDGER.run == run))
+    known = {row.call: row.outcome for row in rows}
+    names = DISCLOSURES.columns.keys()
+    made: dict[str, dict[str, Any]] = {}
+    changed = 0
+    for event in complete(events, _snapshots(conn, events)):
+        fact = event.fact
+        if isinstance(fact, CallIntended) and fact.call not in known:
+            row = intended(run, tenant, key, fact, event.at)
+            made[fact.call] = dict(zip(names, (*row, None, None, None), strict=True))
+        elif isinstance(fact, CallFinished):
+            outcome = dict(zip(("outcome", "input_tokens", "output_tokens"), ended(fact), strict=True))
+            if fact.call in made:
+                made[fact.call] |= outcome
+            elif known.get(fact.call, "") is None:
+                conn.execute(update(DISCLOSURES).where(LEDGER.run == run, LEDGER.call == fact.call).values(outcome))
+                changed += 1
+    if made:
+        conn.execute(insert(DISCLOSURES), list(made.values()))
+    return changed + len(made)
+
+
+def _snapshots(conn: Connection, events: Sequence[Event]) -> dict[str, bytes]:
+    """The snapshots of the pools that calls of a run went by, as far as they are stored."""
+    digests = {event.body.get("catalog", "") for event in events if event.kind is Kind.CALL_INTENDED}
+    rows = conn.execute(select(CATALOGS.c.digest, CATALOGS.c.body).where(CATALOGS.c.digest.in_(sorted(digests))))
+    return {digest: bytes(body) for digest, body in rows}

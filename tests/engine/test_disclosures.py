@@ -1,0 +1,127 @@
+"""The ledger of disclosures: who was sent what, equal to what a provider received, and readable over HTTP."""
+
+import csv
+import io
+import json
+
+import httpx
+
+from app.core.run.disclosures import completed
+from app.process.wiring import Runtime
+from app.store.protocol import DisclosureQuery
+from tests.engine.recorded_disclosures import play
+from tests.harness.in_process import ask, calling, plan_text, plans, speak
+from tests.stubs import Fail, ProviderStub
+
+CHAIN = plan_text((0, "Draft it", ["user"]), (1, "Check it", [0]), (2, "Answer it", ["user", 1]))
+
+
+async def rows(client: httpx.AsyncClient, **filters: object) -> list[dict[str, object]]:
+    reply = await client.get("/v1/disclosures", params=filters)
+    assert reply.status_code == 200, reply.text
+    data: list[dict[str, object]] = reply.json()["data"]
+    return data
+
+
+async def test_the_ledger_is_what_a_provider_received(opened: Runtime, stub: ProviderStub) -> None:
+    assert await play(opened, stub, runs=30, seed=7) == []
+
+
+async def test_one_request_says_who_saw_the_callers_words_or_a_steps_output_and_why(
+    opened: Runtime, stub: ProviderStub, client: httpx.AsyncClient
+) -> None:
+    speak(stub)
+    plans(stub, CHAIN)
+    run = (await ask(client, model="baton-ultra")).headers["x-baton-run"]
+    draft, check, answer = sorted(await rows(client, run=run, recipient_kind="worker"), key=lambda row: row["step"])
+    assert [row["saw"] for row in (draft, check, answer)] == [
+        {"user": True, "steps": [], "tool_results": False},
+        {"user": False, "steps": [0], "tool_results": False},
+        {"user": True, "steps": [1], "tool_results": False},
+    ]
+    assert check["why"] == {
+        "planned_by": "model",
+        "attempt": 1,
+        "instead_of": [],
+        "withheld": [{"what": "user", "reason": "not_listed"}],
+    }
+    assert answer["why"]["withheld"] == [{"what": "step:0", "reason": "not_listed"}]
+    assert {row["outcome"] for row in (draft, check, answer)} == {"ok"}
+    assert (draft["tenant"], draft["provider"], draft["bytes"] > 0, draft["input_tokens"] > 0) == (
+        *("acme", "stub"),
+        *(True, True),
+    )
+    [planned] = await rows(client, run=run, recipient="planner")
+    assert (planned["recipient_kind"], planned["saw"]["user"], planned["why"]["planned_by"]) == (
+        *("conductor", True),
+        "tier",
+    )
+    any_of = await rows(client, run=run, recipient=draft["recipient"], saw=["user", "step:1"])
+    assert [row["call"] for row in any_of] == [draft["call"]]
+    saw = await rows(client, run=run, saw=["step:0", "step:1"])
+    assert {row["call"] for row in saw} == {check["call"], answer["call"]}
+
+
+async def test_a_replacement_has_a_row_of_its_own_with_the_reason(
+    stub: ProviderStub, client: httpx.AsyncClient
+) -> None:
+    speak(stub)
+    stub.script("alpha", Fail(status=500), Fail(status=500))
+    run = (await ask(client)).headers["x-baton-run"]
+    *failed, last = await rows(client, run=run, order="asc")
+    assert {(row["recipient"], row["outcome"]) for row in failed} == {("alpha", "error")}
+    assert (last["recipient"] != "alpha", last["outcome"], last["why"]["attempt"]) == (True, "ok", len(failed) + 1)
+    assert len(await rows(client, run=run, recipient=["alpha", last["recipient"]])) == len(failed) + 1
+
+
+async def test_pages_lines_and_csv_have_the_same_rows(stub: ProviderStub, client: httpx.AsyncClient) -> None:
+    speak(stub)
+    for _ in range(3):
+        await ask(client, user="ann")
+    first = (await client.get("/v1/disclosures", params={"limit": 2})).json()
+    rest = (await client.get("/v1/disclosures", params={"limit": 2, "after": first["next"]})).json()
+    same = (await client.get("/v1/disclosures", params={"limit": 2, "after": first["last_id"]})).json()
+    assert (first["has_more"], rest["has_more"], rest) == (True, False, same)
+    every = [*first["data"], *rest["data"]]
+    assert [row["user"] for row in every] == ["ann"] * 3
+    lines = await client.get("/v1/disclosures", headers={"accept": "application/x-ndjson"})
+    assert [json.loads(line) for line in lines.text.splitlines()] == every
+    table = await client.get("/v1/disclosures", params={"format": "csv", "limit": 2})
+    assert 'rel="next"' in table.headers["link"]
+    assert [row["call"] for row in csv.DictReader(io.StringIO(table.text))] == [row["call"] for row in first["data"]]
+    assert await rows(client, user="bob") == []
+    assert len(await rows(client, user=["bob", "ann"])) == 3
+
+
+async def test_an_erasure_takes_the_users_name_and_leaves_the_row(
+    stub: ProviderStub, client: httpx.AsyncClient
+) -> None:
+    speak(stub)
+    run = (await ask(client, user="ann")).headers["x-baton-run"]
+    assert (await client.delete(f"/v1/runs/{run}")).status_code == 200
+    [row] = await rows(client, run=run)
+    assert (row["user"], row["saw"]["user"]) == (None, True)
+    assert await rows(client, user="ann") == []
+
+
+async def test_runs_from_before_the_ledger_are_derived_and_doing_it_again_adds_nothing(
+    opened: Runtime, stub: ProviderStub
+) -> None:
+    store = opened.context.store
+    assert await play(opened, stub, runs=6, seed=3) == []
+    before = await store.disclosures(DisclosureQuery(limit=1_000))
+    await store._write(lambda conn: conn.exec_driver_sql("DELETE FROM disclosures"))  # type: ignore[attr-defined]
+    first = await store.rebuild_disclosures(None, 100, completed)
+    again = await store.rebuild_disclosures(None, 100, completed)
+    assert (first.added, again.added) == (len(before), 0)
+    assert await store.disclosures(DisclosureQuery(limit=1_000)) == before
+
+
+async def test_a_key_without_the_scope_and_another_tenant_see_nothing(opened: Runtime, stub: ProviderStub) -> None:
+    speak(stub)
+    async with calling(opened) as client:
+        await ask(client)
+        refused = await client.get("/v1/disclosures", params={"tenant": "other"})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "tenant")
+        for faulty in ("saw=everything", "saw=step:x", "after=nothing", "since=soon", "recipient_kind=human"):
+            assert (await client.get(f"/v1/disclosures?{faulty}")).status_code == 400
