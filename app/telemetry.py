@@ -81,6 +81,8 @@ COUNTERS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "baton_contents_erased_total": ("Runs whose content an engine erased because its time was over.", ()),
     "baton_runs_pruned_total": ("Runs that an engine deleted because their time was over.", ()),
     "baton_archive_failures_total": ("Times that pruning stopped because the archive could not be written.", ()),
+    "baton_log_entries_total": ("Entries that this process has appended to the transparency log.", ()),
+    "baton_log_failures_total": ("Times that sealing stopped because the database was unavailable.", ()),
     "baton_webhooks_total": (
         "Attempts to deliver a webhook: delivered, to be retried, or failed for good.",
         ("outcome",),
@@ -109,6 +111,12 @@ GAUGES: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "baton_webhooks_pending": ("Webhooks of the whole service not yet delivered, counted up to 10,000.", ()),
     "baton_shadows_waiting": ("Runs that wait for their shadow.", ("tier",)),
     "baton_selector_ratings": ("Ratings that a tier's selector has learned from.", ("tier",)),
+    "baton_log_size": ("Entries of the transparency log when this process last looked.", ()),
+    "baton_log_lag_seconds": (
+        "Time for which the oldest change that is not in the transparency log waited when this process last looked.",
+        (),
+    ),
+    "baton_log_sealed_timestamp_seconds": ("When this process last found everything sealed, or sealed it itself.", ()),
     "baton_rehearsal": ("1 if no real provider is configured.", ()),
     "baton_pool_connections_in_use": ("Connections of this process that are in use.", ("pool",)),
     "baton_pool_connections_max": ("Most connections that this process may use at once.", ("pool",)),

@@ -26,13 +26,14 @@ from fastapi import FastAPI
 
 from app.engine.retention import ContentRetention, RunRetention, archiving
 from app.engine.runs.shadows import Shadows
+from app.engine.sealer import Sealer
 from app.errors import ConfigInvalid, OursError
 from app.gateway.app import create_app, create_probes
 from app.gateway.http.api_keys import adopt, mint
 from app.gateway.http.connection import connection
 from app.network import retries
 from app.process import gc_policy
-from app.process.config import Loaded, Settings, reload
+from app.process.config import Loaded, Settings, log_signers, reload
 from app.process.wiring import DRAIN_SECONDS, Runtime, check_roles, open_runtime
 from app.store.archive import open_archive
 
@@ -101,6 +102,7 @@ async def serve(loaded: Loaded, environ: Mapping[str, str], roles: Roles, announ
             group.create_task(retention.run(stopping))
             group.create_task(_run_retention(opened, loaded.settings).run(stopping))
             group.create_task(Shadows(opened.context, opened.drivers).run(stopping))
+            group.create_task(Sealer(opened.context, log_signers(loaded.settings)).run(runs_end))
         try:
             if roles.gateway or loaded.settings.metrics_port is not None:
                 await _listen(opened, roles, stopping, announce)

@@ -88,6 +88,7 @@ from app.store.writing.batch import EncodedEntry, RowCache, encode
 from app.store.writing.budget_ledger import Signal
 from app.store.writing.group_commit import DatabaseAvailability, GroupCommit
 from app.store.writing.journal_cache import JournalCache
+from app.store.writing.log_writer import DatabaseLog
 from app.store.writing.tenant_keys import TenantKeys
 from app.telemetry import PoolUse
 
@@ -165,6 +166,7 @@ class SqlStore:
         self._statements = statements = Statements(runner.dialect)
         self._tenant_keys = TenantKeys(content_keys, self._read, self._write)
         self._opened = self._tenant_keys.keyring.open
+        self._log = DatabaseLog(statements, self._read, self._write)
         self.availability = availability = DatabaseAvailability(self.ready)
         self._row_cache = row_cache
         self._server_changes = 0
@@ -176,6 +178,10 @@ class SqlStore:
     @property
     def healthy(self) -> bool:
         return self.availability.healthy
+
+    @property
+    def log(self) -> DatabaseLog:
+        return self._log
 
     @property
     def pool_use(self) -> PoolUse:

@@ -19,7 +19,7 @@ the commitment; once the salt is deleted, nobody can find the row by trying.
 
 import hmac
 from base64 import b64decode, b64encode
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeGuard
 
 import orjson
@@ -50,7 +50,7 @@ def _is_row(values: Values | Sequence[Values]) -> TypeGuard[Values]:
 
 
 def _stated(values: Any) -> dict[str, Any]:
-    return {name: value for name, value in values.items() if value is not None}
+    return {str(name): value for name, value in values.items() if value is not None}
 
 
 def _text_of_bytes(value: object) -> str:
@@ -110,8 +110,3 @@ def parse_leaf(entry: bytes) -> Leaf:
         parts={name: value for name, value in found.items() if name not in _NAMES and isinstance(value, str)},
         version=found["v"],
     )
-
-
-def row_values(columns: Iterable[str], row: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of these columns of a row."""
-    return {name: row[name] for name in columns}

@@ -15,13 +15,18 @@ from base64 import b64decode, b64encode
 from binascii import Error as Base64Error
 from collections.abc import Sequence
 from hashlib import sha256
-
-from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, Final
 
 from app.core.records import record
 from app.core.transparency.merkle import HASH_BYTES
 
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+KEYS: Final = "cryptography.hazmat.primitives.asymmetric.ed25519"
+"""The library is imported with the first key: most commands and gateways need none."""
+REFUSAL: Final = "cryptography.exceptions:InvalidSignature"
 ED25519 = b"\x01"
 SIGNER = "PRIVATE+KEY+"
 MARK = "\u2014 "
@@ -56,7 +61,7 @@ class Verifier:
         self.name = name
         self.id = _key_id(name, public)
         self._public = public
-        self._key = Ed25519PublicKey.from_public_bytes(public)
+        self._key: Ed25519PublicKey = resolve_name(f"{KEYS}:Ed25519PublicKey").from_public_bytes(public)
 
     @classmethod
     def parsed(cls, text: str) -> "Verifier":
@@ -71,9 +76,10 @@ class Verifier:
         return f"{self.name}+{self.id.hex()}+{b64encode(ED25519 + self._public).decode()}"
 
     def verifies(self, text: str, signature: bytes) -> bool:
+        refusal: type[Exception] = resolve_name(REFUSAL)
         try:
             self._key.verify(signature, text.encode())
-        except InvalidSignature:
+        except refusal:
             return False
         return True
 
@@ -85,7 +91,7 @@ class Signer:
         if len(seed) != HASH_BYTES:
             raise NoteInvalid("The seed of an Ed25519 key has 32 bytes.")
         self._seed = seed
-        self._key = Ed25519PrivateKey.from_private_bytes(seed)
+        self._key: Ed25519PrivateKey = resolve_name(f"{KEYS}:Ed25519PrivateKey").from_private_bytes(seed)
         self.verifier = Verifier(name, self._key.public_key().public_bytes_raw())
         self.name = name
 

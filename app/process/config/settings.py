@@ -20,6 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, V
 
 from app.core.pool.rates import RateLimits
 from app.core.run.notices import read_secrets
+from app.core.transparency.notes import NoteInvalid, Signer
 from app.errors import ConfigInvalid
 from app.process.config.role_rules import role_rules
 from app.process.config.secret_files import SUFFIX, secret
@@ -118,6 +119,11 @@ class Settings(BaseModel):
         default=None,
         description="Master keys for encrypting contents at rest, each 32 bytes in base64 or aws-kms:KEY: the present "
         "one, and on further lines earlier ones; unset: contents are stored plain.",
+    )
+    log_key: SecretStr | None = Field(
+        default=None,
+        description="Signer key of the transparency log (PRIVATE+KEY+NAME+...), on further lines others that sign, "
+        "too; unset: made once, in the database.",
     )
     conductor_url: str | None = Field(
         default=None, repr=False, description="Base URL of an OpenAI-compatible server that conducts."
@@ -273,6 +279,12 @@ class Settings(BaseModel):
         _decoded(value)
         return value
 
+    @field_validator("log_key")
+    @classmethod
+    def _log_signers(cls, value: SecretStr | None) -> SecretStr | None:
+        _signers(value)
+        return value
+
     @field_validator("archive")
     @classmethod
     def _archive(cls, value: str) -> str:
@@ -413,6 +425,20 @@ def pepper_file(settings: Settings) -> Path:
 def content_keys(settings: Settings) -> tuple[bytes | str, ...]:
     """Return the master keys of contents, the present one first; none where contents are stored plain."""
     return _decoded(settings.content_keys)
+
+
+def log_signers(settings: Settings) -> tuple[Signer, ...]:
+    """Return the keys that sign the checkpoints of the transparency log; none where the database has its own."""
+    return _signers(settings.log_key)
+
+
+def _signers(value: SecretStr | None) -> tuple[Signer, ...]:
+    """Return the keys of a setting. Raises ValueError with the fault, which shows none of them."""
+    words = value.get_secret_value().split() if value is not None else []
+    try:
+        return tuple([Signer.parsed(word) for word in words])
+    except NoteInvalid:
+        raise ValueError("is not a signer key; make one with `baton audit log --new-key NAME`") from None
 
 
 def _decoded(value: SecretStr | None) -> tuple[bytes | str, ...]:

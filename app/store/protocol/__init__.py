@@ -52,6 +52,7 @@ from app.store.protocol.retention import ContentPage, ContentQuery, PrunedRun, P
 from app.store.protocol.step_input import BRIEF, StepInput, StepInputs
 from app.store.protocol.tenancy import Tenancy, TenantStore
 from app.store.protocol.tenants import SpendQuery, SpendRow, TenantRow, Tenants
+from app.store.protocol.transparency_log import LogState, Proof, ProvenLeaf, Sealed, TransparencyLog, WithLog
 
 __all__ = [
     "BRIEF",
@@ -97,6 +98,7 @@ __all__ = [
     "Lease",
     "LeasesAndOutbox",
     "Ledger",
+    "LogState",
     "Move",
     "NewRun",
     "Notices",
@@ -104,6 +106,8 @@ __all__ = [
     "Outbox",
     "Place",
     "Projection",
+    "Proof",
+    "ProvenLeaf",
     "PruneQuery",
     "PrunedRun",
     "RateWindows",
@@ -117,6 +121,7 @@ __all__ = [
     "RunRow",
     "RunSort",
     "Saw",
+    "Sealed",
     "Shared",
     "SpendQuery",
     "SpendRow",
@@ -127,6 +132,8 @@ __all__ = [
     "TenantRow",
     "TenantStore",
     "Tenants",
+    "TransparencyLog",
+    "WithLog",
     "metadata_tag",
 ]
 
@@ -151,6 +158,7 @@ class Store(
     RateWindows,
     Availability,
     ContentKeys,
+    WithLog,
     Tenancy,
     Protocol,
 ):

@@ -4,7 +4,7 @@ transactions."""
 from collections.abc import Iterator, Mapping, Sequence
 
 import orjson
-from sqlalchemy import ColumnElement, Connection, bindparam, delete, exists, func, insert, select, tuple_
+from sqlalchemy import ColumnElement, Connection, bindparam, delete, exists, func, insert, select, tuple_, update
 
 from app.core.run.events import Kind
 from app.errors import NotFound
@@ -18,6 +18,7 @@ from app.store.sqlkit.tables import (
     EVENTS,
     FEEDBACK,
     HOLDS,
+    LOG_LEAVES,
     NOTICES,
     PRUNED_RUNS,
     RUNS,
@@ -129,6 +130,8 @@ def prune(conn: Connection, statements: Statements, runs: Sequence[tuple[PrunedR
     conn.execute(insert(PRUNED_RUNS), [_row(given[name][0]) for name in names])
     _delete_tags(conn, statements, ids)
     content.delete_bodies(conn, names, owners)
+    # Their entries in the transparency log stay, and prove nothing about the rows any more.
+    conn.execute(update(LOG_LEAVES).where(statements.among(LOG_LEAVES.c.subject)).values(salt=None, frontier=None), ids)
     for table in (EVENTS, DISCLOSURES, TICKETS, NOTICES, FEEDBACK):
         conn.execute(delete(table).where(statements.among(table.c.run)), ids)
     conn.execute(delete(RUNS).where(statements.among(RUNS.c.id)), ids)

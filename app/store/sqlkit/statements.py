@@ -54,6 +54,7 @@ from app.store.sqlkit.tables import (
     CONTENTS,
     DISCLOSURES,
     EVENTS,
+    LOG_LEAVES,
     NOTICES,
     ONCE,
     RUNS,
@@ -388,6 +389,7 @@ class Statements:
         self._by_key = Prepared(select(*settings), dialect, []) if self.arrays else None
         self.new_claim = Rows(ONCE, "insert")
         self.change_claim = Rows(ONCE, "update", CLAIM[1:], ["id"])
+        self.new_log_entry = Rows(LOG_LEAVES, "insert")
 
     def _renewals(self, dialect: Dialect) -> None:
         """Thousands of leases and claims are renewed every second or so, and the event loop waits for each batch.
@@ -526,7 +528,7 @@ class Statements:
         shared = SHARED_CONTENTS.c.run == bindparam("shared_run"), self.among(SHARED_CONTENTS.c.ref, "shared_ids")
         return union_all(*_shared_parts(*shared), plain.where(*its_own))
 
-    def values(self, ids: Sequence[str]) -> object:
+    def values(self, ids: Sequence[str] | Sequence[int]) -> object:
         """A list as the one parameter that it is sent as."""
         return list(ids) if self.arrays else orjson.dumps(ids).decode()
 

@@ -454,6 +454,56 @@ RATE_WINDOWS = Table(
 )
 Index("rate_windows_by_until", RATE_WINDOWS.c.until)
 
+# The transparency log (core/transparency/): its entries, the hashes above them, and the states that are still to be
+# sealed. Triggers fill the queue, so that processes of earlier releases do so too; `xid` is the transaction that did.
+LOG_LEAVES = Table(
+    "log_leaves",
+    METADATA,
+    Column("place", BigInteger, primary_key=True, autoincrement=False),
+    Column("kind", Text, nullable=False),
+    Column("id", Text, nullable=False),
+    Column("subject", Text, nullable=False),  # the run that it concerns, else the same as `id`
+    Column("events", BigInteger, nullable=False),  # events of the run that are sealed so far
+    Column("entry", LargeBinary, nullable=False),
+    Column("salt", LargeBinary),  # NULL once its run was pruned
+    Column("frontier", LargeBinary),  # what is needed to go on with the root of the run's events
+    sqlite_with_rowid=False,
+)
+Index("log_leaves_by_subject", LOG_LEAVES.c.subject)
+
+LOG_TILES = Table(
+    "log_tiles",
+    METADATA,
+    Column("level", BigInteger, primary_key=True, autoincrement=False),
+    Column("number", BigInteger, primary_key=True, autoincrement=False),
+    Column("body", LargeBinary, nullable=False),
+)
+
+LOG_QUEUE = Table(
+    "log_queue",
+    METADATA,
+    Column("n", BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=True),
+    Column("kind", Text, nullable=False),
+    Column("id", Text, nullable=False),
+    Column("xid", BigInteger, nullable=False),  # 0 in SQLite, where one transaction at a time writes
+    Column("at", Double, nullable=False),
+)
+Index("log_queue_by_xid", LOG_QUEUE.c.xid, LOG_QUEUE.c.n)
+
+# One row: how far the log has come. Whoever seals holds its lock.
+LOG_STATE = Table(
+    "log_state",
+    METADATA,
+    Column("id", BigInteger, primary_key=True, autoincrement=False),
+    Column("size", BigInteger, nullable=False),
+    Column("xid", BigInteger, nullable=False),  # no entry of the queue with a lower one is still to come
+    Column("catch_up", Text),  # the last run from before the log that was queued; NULL once all are
+    Column("signer", Text),  # the key that was made where no setting names one
+    Column("verifiers", Text),  # the keys by which checkpoints are signed
+    Column("checkpoint", Text),
+    Column("sealed_at", Double),
+)
+
 # What is left of runs whose rows were deleted: enough to say so, and to prove a copy of the journal right.
 PRUNED_RUNS = Table(
     "pruned_runs",

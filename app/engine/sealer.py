@@ -1,0 +1,63 @@
+"""The task of an engine that seals what was committed in the transparency log, and signs its checkpoints.
+
+Every engine looks once a second; the database lets one of them seal at a time. Runs do not wait for it: while the
+database or an engine is away, nothing is sealed, and what was committed meanwhile is sealed later.
+"""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from contextlib import suppress
+
+from app.core.transparency.notes import Signer
+from app.engine.context import EngineContext
+from app.errors import OursError
+
+LOOK_SECONDS = 1.0
+"""Time between two looks for what is to be sealed, as long as there is no more than fits into one pass."""
+
+
+class Sealer:
+    """Seals pass by pass: each is a short transaction, so that writers hardly wait."""
+
+    def __init__(self, context: EngineContext, signers: Sequence[Signer]) -> None:
+        """Without `signers`, a key signs that is stored in the database."""
+        self._context = context
+        self._signers = signers
+        self._failing = False
+
+    async def run(self, stopping: asyncio.Event) -> None:
+        """Seal again and again, until the process stops."""
+        while not stopping.is_set():
+            try:
+                await self.look(stopping)
+                self._failing = False
+            except OursError as error:
+                self._report(error)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_SECONDS):
+                    await stopping.wait()
+
+    def _report(self, error: OursError) -> None:
+        """Count a failure, and log the first one of several."""
+        telemetry = self._context.telemetry
+        telemetry.count("baton_log_failures_total")
+        if not self._failing:
+            telemetry.log(logging.WARNING, "Sealing waits for the database.", error=error.public_code)
+        self._failing = True
+
+    async def look(self, stopping: asyncio.Event) -> None:
+        """Seal all that can be sealed now, unless another engine does."""
+        while not stopping.is_set():
+            sealed = await self._context.store.log.seal(self._signers, self._context.salt)
+            if sealed is None:
+                return
+            telemetry = self._context.telemetry
+            telemetry.gauge("baton_log_size", sealed.size)
+            telemetry.gauge("baton_log_lag_seconds", sealed.lag)
+            telemetry.gauge("baton_log_sealed_timestamp_seconds", self._context.now())
+            if sealed.leaves:
+                telemetry.count("baton_log_entries_total", by=sealed.leaves)
+            if not sealed.more:
+                return
+            await asyncio.sleep(0)

@@ -1,0 +1,143 @@
+"""The rows that are sealed in the transparency log, and the parts of the entries that stand for them."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from sqlalchemy import Connection, Table, cast, literal, select, text
+from sqlalchemy.sql.elements import ColumnElement
+from sqlalchemy.types import Text
+
+from app.core.records import record
+from app.core.transparency.leaves import END, PRIVATE, PRUNED, ROW, commitment
+from app.store.protocol import ERASED_TAGS
+from app.store.sqlkit.statements import Statements
+from app.store.sqlkit.tables import (
+    ADMIN_EVENTS,
+    BUDGETS,
+    CATALOGS,
+    CONDUCTOR_CHANGES,
+    FEEDBACK,
+    KEYS,
+    POLICIES,
+    PRUNED_RUNS,
+    RUNS,
+    TENANTS,
+    TRIALS,
+)
+
+ADMITTED: Final = ("id", "tenant", "key", "tier", "model", "code", "created_at", "cap_usd", "cap_tokens")
+"""Columns of a run that stay as they were at its admission."""
+ENDED: Final = (
+    "state",
+    "topology",
+    "degraded",
+    "steps",
+    "spent_usd",
+    "spent_tokens",
+    "ended_at",
+    "error",
+)
+"""Columns of a run that say how it ended."""
+Row = Mapping[Any, Any]
+
+
+@record(frozen=True, slots=True)
+class Source:
+    """A table whose rows are sealed one by one. `run` is the column with the run that a row concerns."""
+
+    table: Table
+    key: tuple[str, ...]
+    erased: tuple[str, ...] = ()
+    """Columns that are erased with the content of the run."""
+    run: str | None = None
+
+    @property
+    def identity(self) -> ColumnElement[str]:
+        """The id of a row's entry."""
+        first, *others = [self.table.c[name] for name in self.key]
+        found: ColumnElement[str] = first if isinstance(first.type, Text) else cast(first, Text)
+        for column in others:
+            found = found + literal("\n") + column
+        return found
+
+
+SOURCES: Final[Mapping[str, Source]] = {
+    PRUNED: Source(PRUNED_RUNS, ("id",), run="id"),
+    "feedback": Source(FEEDBACK, ("id",), erased=("comment",), run="run"),
+    "key": Source(KEYS, ("id",)),
+    "tenant": Source(TENANTS, ("name",)),
+    "budget": Source(BUDGETS, ("id",)),
+    "policy": Source(POLICIES, ("policy",)),
+    "trial": Source(TRIALS, ("worker", "model", "version", "task")),
+    "catalog": Source(CATALOGS, ("digest",)),
+    "conductor_change": Source(CONDUCTOR_CHANGES, ("id",)),
+    "admin_event": Source(ADMIN_EVENTS, ("seq",)),
+}
+
+
+def rows_of(conn: Connection, source: Source, ids: Sequence[str]) -> dict[str, Row]:
+    """The rows of these ids."""
+    chosen = select(source.table, source.identity.label("log_id")).where(source.identity.in_(ids))
+    return {row.log_id: row._mapping for row in conn.execute(chosen)}
+
+
+def row_parts(source: Source, row: Row, salt: bytes, run_salt: bytes | None) -> dict[str, Any]:
+    """The parts of the entry about a row."""
+    values = {column.name: row[column.name] for column in source.table.columns if column.name not in source.erased}
+    parts: dict[str, Any] = {ROW: commitment(salt, ROW, values)}
+    if source.run is not None and source.run != "id":
+        parts["run"] = row[source.run]
+    private = {name: row[name] for name in source.erased if row[name]}
+    if private and run_salt:
+        parts[PRIVATE] = commitment(run_salt, PRIVATE, private)
+    return parts
+
+
+def run_rows(conn: Connection, statements: Statements, runs: Sequence[str]) -> dict[str, Row]:
+    """The rows of these runs: what is sealed of them, `seq` and `salt`."""
+    names = (*ADMITTED, *ENDED, "seq", "salt")
+    chosen = select(*[RUNS.c[name] for name in names]).where(statements.among(RUNS.c.id))
+    return {row.id: row._mapping for row in conn.execute(chosen, {"ids": statements.values(runs)})}
+
+
+_TAGS_OF_CALLERS = "SELECT run, name, value FROM tags WHERE name IN ({names}) AND run {among} ORDER BY run, name, value"
+_NAMES = ", ".join([f"'{name}'" for name in ERASED_TAGS])
+
+
+def private_tags(conn: Connection, statements: Statements, runs: Sequence[str]) -> dict[str, list[Row]]:
+    """The tags of each of these runs that are erased with its content."""
+    among = "= ANY(CAST(:ids AS text[]))" if statements.arrays else "IN (SELECT value FROM json_each(:ids))"
+    found: dict[str, list[Row]] = {}
+    query = text(_TAGS_OF_CALLERS.format(names=_NAMES, among=among))
+    for run, name, value in conn.execute(query, {"ids": statements.values(runs)}):
+        found.setdefault(run, []).append({"name": name, "value": value})
+    return found
+
+
+def run_parts(row: Row, salt: bytes, private: Sequence[Row]) -> dict[str, Any]:
+    """The parts of the entry about a run, without those that stand for its events."""
+    parts = {ROW: commitment(salt, ROW, {name: row[name] for name in ADMITTED})}
+    if row["ended_at"] is not None:
+        parts[END] = commitment(salt, END, {name: row[name] for name in ENDED})
+    if private and row["salt"]:
+        parts[PRIVATE] = commitment(row["salt"], PRIVATE, private)
+    return parts
+
+
+_POSTGRES_EVENTS = """
+SELECT events.run, events.seq, events.kind, events.at, events.body
+FROM unnest(CAST(:runs AS text[]), CAST(:sealed AS bigint[])) AS given (run, sealed)
+JOIN events ON events.run = given.run AND events.seq > given.sealed ORDER BY events.run, events.seq
+"""
+_SQLITE_EVENTS = """
+SELECT events.run, events.seq, events.kind, events.at, events.body
+FROM json_each(:runs) AS given JOIN json_each(:sealed) AS sealed ON sealed.key = given.key
+JOIN events ON events.run = given.value AND events.seq > sealed.value ORDER BY events.run, events.seq
+"""
+
+
+def events_beyond(conn: Connection, statements: Statements, sealed: Mapping[str, int]) -> Sequence[Any]:
+    """The events of these runs after the last one that is sealed, each as (run, seq, kind, at, body), in order."""
+    query = text(_POSTGRES_EVENTS if statements.arrays else _SQLITE_EVENTS)
+    values = {"runs": statements.values(list(sealed)), "sealed": statements.values(list(sealed.values()))}
+    return conn.execute(query, values).all()

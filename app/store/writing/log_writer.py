@@ -1,0 +1,292 @@
+"""One pass of sealing: it appends to the transparency log what was committed since the last one.
+
+A pass is one transaction, under the lock of the log's row: of several engines one seals at a time, and a pass that is
+killed leaves nothing behind. It takes changes from the queue, which triggers fill in the transaction of each change.
+
+On Postgres a pass begins where all transactions had ended at the one before (the snapshot horizon), never later. So a
+slow transaction is never passed over, and rows of the queue that were deleted long ago are not read again.
+
+Whether something is sealed already is seen from its last entry, so that a change that is queued twice is sealed once.
+"""
+
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any, Protocol, TypeVar
+
+from sqlalchemy import Connection
+
+from app.core.run.journal_hash import leaf as event_hash
+from app.core.transparency.leaves import LOG_KEY, ROW, RUN, events_part, leaf, parse_leaf
+from app.core.transparency.merkle import Frontier, leaf_hash, range_root, tree_root
+from app.core.transparency.notes import Checkpoint, Signer, sign
+from app.core.transparency.tiles import HEIGHT, WIDTH, hashes_of, node_reader
+from app.store.protocol.transparency_log import LogState, Proof, Sealed
+from app.store.rows import log_sources, transparency_log
+from app.store.rows.log_sources import SOURCES, Row
+from app.store.rows.runs import clock
+from app.store.rows.transparency_log import Last, Place, Waiting
+from app.store.sqlkit.statements import Statements
+from app.store.sqlkit.tables import LOG_LEAVES
+
+MOST_CHANGES = 300
+"""The most changes that one pass takes from the queue: it holds the loop of its process while it hashes."""
+MOST_EVENTS = 1_000
+"""The most events that one pass seals, unless a single run has more."""
+LEAF_COLUMNS = tuple(LOG_LEAVES.columns.keys())
+Fresh = Callable[[], bytes]
+T = TypeVar("T")
+
+
+class Work(Protocol):
+    """Runs a function over a connection."""
+
+    def __call__(self, work: Callable[[Connection], T]) -> Awaitable[T]: ...
+
+
+class Tree:
+    """The tiles at the right edge of the tree, to which entries are appended."""
+
+    def __init__(self, size: int, bodies: Mapping[Place, bytes]) -> None:
+        self.size = size
+        self.changed: set[Place] = set()
+        self._tiles = {place: hashes_of(body) for place, body in bodies.items()}
+
+    @staticmethod
+    def edge(size: int) -> list[Place]:
+        """The partial tiles of a tree of this size."""
+        found, level = [], 0
+        while size >> HEIGHT * level:
+            number, width = divmod(size >> HEIGHT * level, WIDTH)
+            if width:
+                found.append((level, number))
+            level += 1
+        return found
+
+    def append(self, entry: bytes) -> None:
+        self._add(0, self.size, leaf_hash(entry))
+        self.size += 1
+
+    def _add(self, level: int, index: int, found: bytes) -> None:
+        """Add a hash to the last tile of a level; a tile that is full then counts as one hash above."""
+        place = (level, index // WIDTH)
+        hashes = self._tiles.setdefault(place, [])
+        hashes.append(found)
+        self.changed.add(place)
+        if len(hashes) == WIDTH:
+            self._add(level + 1, place[1], tree_root(hashes))
+
+    def root(self) -> bytes:
+        return range_root(0, self.size, node_reader(lambda level, number: self._tiles[level, number]))
+
+    def bodies(self) -> dict[Place, bytes]:
+        """The tiles that have changed."""
+        return {place: b"".join(self._tiles[place]) for place in self.changed}
+
+
+class Pass:
+    """The entries that one pass makes."""
+
+    def __init__(self, conn: Connection, statements: Statements, fresh: Fresh) -> None:
+        self._conn = conn
+        self._statements = statements
+        self._fresh = fresh
+        self.at = round(clock(conn), 3)
+        self.entries: list[dict[str, Any]] = []
+
+    def add(
+        self,
+        kind: str,
+        name: str,
+        parts: Mapping[str, Any],
+        *,
+        salt: bytes | None = None,
+        subject: str = "",
+        events: int = 0,
+        frontier: bytes | None = None,
+    ) -> None:
+        """Make an entry. Its place in the log is given later."""
+        row = {"kind": kind, "id": name, "subject": subject or name, "events": events, "salt": salt}
+        entry = leaf(kind, name, self.at, parts)
+        self.entries.append({**row, "entry": entry, "frontier": frontier})
+
+    def seal(self, queued: Sequence[Waiting]) -> list[Waiting]:
+        """Make the entries of these changes. Returns the changes that are sealed now."""
+        by_kind: dict[str, dict[str, None]] = {}
+        for one in queued:
+            by_kind.setdefault(one.kind, {})[one.id] = None
+        done = {kind: set(ids) for kind, ids in by_kind.items()}
+        for kind, ids in by_kind.items():
+            if kind == RUN:
+                done[kind] = self._runs(list(ids))
+            elif kind in SOURCES:
+                self._rows(kind, list(ids))
+        return [one for one in queued if one.id in done[one.kind]]
+
+    def _runs(self, runs: list[str]) -> set[str]:
+        """Seal the events of these runs, as many as one pass may. Returns the runs that are done."""
+        conn, statements = self._conn, self._statements
+        rows = log_sources.run_rows(conn, statements, runs)
+        last = transparency_log.last_entries(conn, statements, runs)
+        sealed = {run: last[RUN, run].events if (RUN, run) in last else 0 for run in runs}
+        chosen = _bounded(rows, sealed, runs)
+        todo = {run: sealed[run] for run in chosen if run in rows and rows[run]["seq"] > sealed[run]}
+        if todo:
+            private = log_sources.private_tags(conn, statements, list(todo))
+            events: dict[str, list[Any]] = {}
+            for event in log_sources.events_beyond(conn, statements, todo):
+                events.setdefault(event[0], []).append(event)
+            for run in events:
+                self._run(rows[run], events[run], last.get((RUN, run)), private.get(run, []))
+        return set(chosen)
+
+    def _run(self, row: Row, events: Sequence[Any], last: Last | None, private: Sequence[Row]) -> None:
+        """Seal the next events of a run, and the state of its row."""
+        sealed = last.events if last is not None else 0
+        frontier = Frontier.parsed(sealed, last.frontier or b"") if last is not None else Frontier()
+        for run, seq, kind, at, body in events:
+            frontier.append(event_hash(run, seq, kind, at, bytes(body)))
+        salt = self._fresh()
+        parts = log_sources.run_parts(row, salt, private) | events_part(frontier.size, frontier.root())
+        stored = frontier.stored()
+        self.add(RUN, row["id"], parts, salt=salt, events=frontier.size, frontier=stored)
+
+    def _rows(self, kind: str, ids: list[str]) -> None:
+        """Seal the state of these rows, of those that have changed since they were sealed."""
+        source = SOURCES[kind]
+        rows = log_sources.rows_of(self._conn, source, ids)
+        runs = {name: row[source.run] for name, row in rows.items()} if source.run is not None else {}
+        subjects = [runs.get(name, name) for name in ids]
+        last = transparency_log.last_entries(self._conn, self._statements, subjects)
+        salts = self._salts_of(runs.values()) if source.erased else {}
+        for name in ids:
+            before, row = last.get((kind, name)), rows.get(name)
+            if row is None:
+                if source.run is None and before is not None and not parse_leaf(before.entry).gone:
+                    self.add(kind, name, {"gone": True})
+                continue
+            run_salt = salts.get(runs.get(name, ""))
+            if before is not None and _is_sealed(before, source, row):
+                continue
+            salt = self._fresh()
+            parts = log_sources.row_parts(source, row, salt, run_salt)
+            self.add(kind, name, parts, salt=salt, subject=runs.get(name, name))
+
+    def _salts_of(self, runs: Iterable[str]) -> dict[str, bytes | None]:
+        wanted = sorted(set(runs))
+        rows = log_sources.run_rows(self._conn, self._statements, wanted) if wanted else {}
+        return {run: row["salt"] for run, row in rows.items()}
+
+
+def _bounded(rows: Mapping[str, Row], sealed: Mapping[str, int], runs: Sequence[str]) -> list[str]:
+    """The first of these runs, that have at most `MOST_EVENTS` events to seal; at least one."""
+    chosen: list[str] = []
+    events = 0
+    for run in runs:
+        more = rows[run]["seq"] - sealed[run] if run in rows else 0
+        if chosen and events + more > MOST_EVENTS:
+            break
+        chosen.append(run)
+        events += more
+    return chosen
+
+
+def _is_sealed(before: Last, source: log_sources.Source, row: Row) -> bool:
+    """True if the last entry about a row has its present state."""
+    if before.salt is None:
+        return False
+    found = log_sources.row_parts(source, row, before.salt, None)
+    return bool(parse_leaf(before.entry).parts.get(ROW) == found[ROW])
+
+
+def seal(conn: Connection, statements: Statements, signers: Sequence[Signer], fresh: Fresh) -> Sealed | None:
+    """Carry out one pass. None if another process does so; see the module docstring."""
+    state = transparency_log.lock(conn)
+    if state is None:
+        return None
+    statements.plan_by_key(conn)
+    window = transparency_log.window(conn, state.xid)
+    queued = transparency_log.waiting(conn, window.since, MOST_CHANGES)
+    made = Pass(conn, statements, fresh)
+    changes = _keys_in_force(made, state, signers, fresh)
+    done = made.seal(queued)
+    transparency_log.taken(conn, statements, [one.n for one in done])
+    whole = len(done) == len(queued) < MOST_CHANGES
+    place = window.horizon if whole else min(window.horizon, _first_left(queued, done))
+    if whole and state.catch_up is not None:
+        changes["catch_up"] = transparency_log.queue_older_runs(conn, state.catch_up, place, made.at, MOST_CHANGES)
+        whole = changes["catch_up"] is None
+    if place != state.xid:
+        changes["xid"] = place
+    if made.entries:
+        signing = signers or [Signer.parsed(changes.get("signer", state.signer))]
+        changes |= _append(conn, statements, made, state.size, signing)
+    if changes:
+        transparency_log.change_state(conn, **changes)
+    return Sealed(len(made.entries), changes.get("size", state.size), _lag(conn, made.at, done), not whole)
+
+
+def _first_left(queued: Sequence[Waiting], done: Sequence[Waiting]) -> int:
+    """The first transaction of which changes may be left in the queue, where a pass could not take all."""
+    left = {one.n for one in queued} - {one.n for one in done}
+    return min([one.xid for one in queued if one.n in left], default=queued[-1].xid)
+
+
+def _keys_in_force(made: Pass, state: Any, signers: Sequence[Signer], fresh: Fresh) -> dict[str, Any]:
+    """The changes of the state that name the keys by which checkpoints are signed from now on. An entry names them."""
+    changes: dict[str, Any] = {}
+    if not signers:
+        if state.signer is None:
+            changes["signer"] = Signer(f"baton-{fresh()[:6].hex()}", fresh() + fresh()).secret()
+        signers = [Signer.parsed(changes.get("signer", state.signer))]
+    verifiers = " ".join([str(signer.verifier) for signer in signers])
+    if verifiers != state.verifiers:
+        changes["verifiers"] = verifiers
+        made.add(LOG_KEY, verifiers, {})
+    return changes
+
+
+def _append(
+    conn: Connection, statements: Statements, made: Pass, size: int, signers: Sequence[Signer]
+) -> dict[str, Any]:
+    """Append the entries of a pass to the tree and sign it. Returns the changes of the state."""
+    tree = Tree(size, transparency_log.tiles(conn, Tree.edge(size)))
+    rows = []
+    for entry in made.entries:
+        rows.append(tuple([{**entry, "place": tree.size}[name] for name in LEAF_COLUMNS]))
+        tree.append(entry["entry"])
+    statements.write(conn, (statements.new_log_entry, rows))
+    transparency_log.write_tiles(conn, tree.bodies())
+    checkpoint = Checkpoint(signers[0].name, tree.size, tree.root())
+    return {"size": tree.size, "checkpoint": sign(checkpoint.text, signers), "sealed_at": made.at}
+
+
+def _lag(conn: Connection, now: float, done: Sequence[Waiting]) -> float:
+    """The lag after a pass: see `Sealed`."""
+    since = transparency_log.oldest(conn)
+    if since is None:
+        since = min([one.at for one in done], default=now)
+    return max(now - since, 0.0)
+
+
+class DatabaseLog:
+    """Implements `protocol.TransparencyLog`."""
+
+    def __init__(self, statements: Statements, read: Work, write: Work) -> None:
+        self._statements = statements
+        self._read = read
+        self._write = write
+
+    async def seal(self, signers: Sequence[Signer], fresh: Fresh) -> Sealed | None:
+        return await self._write(partial(seal, statements=self._statements, signers=signers, fresh=fresh))
+
+    async def state(self) -> LogState:
+        return await self._read(transparency_log.state)
+
+    async def tile(self, level: int, number: int) -> bytes:
+        return await self._read(partial(transparency_log.tile, level=level, number=number))
+
+    async def entries(self, number: int) -> Sequence[bytes]:
+        return await self._read(partial(transparency_log.entries, number=number))
+
+    async def proof(self, run: str) -> Proof:
+        return await self._read(partial(transparency_log.proof, run=run))
