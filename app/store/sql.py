@@ -22,11 +22,10 @@ from app.core.records import changed
 from app.core.run.events import Event, Kind
 from app.core.run.notices import FailedNotice, Notice
 from app.errors import StoreUnavailable
+from app.store.administration import Administration
 from app.store.protocol import (
     PROCESS,
     Actor,
-    AdminEvent,
-    AdminEventQuery,
     Appended,
     Backlog,
     BudgetUse,
@@ -48,16 +47,12 @@ from app.store.protocol import (
     Rebuilt,
     RunQuery,
     RunRow,
-    SpendQuery,
-    SpendRow,
     StepInput,
-    TenantRow,
     TenantStore,
 )
 from app.store.protocol.budgets import KNOWN_SECONDS
 from app.store.protocol.disclosures import Completed, Place
 from app.store.rows import (
-    admin_events,
     budgets,
     conductor_changes,
     content,
@@ -72,8 +67,6 @@ from app.store.rows import (
     reports,
     retention,
     runs,
-    spending,
-    tenants,
     texts,
     trials,
 )
@@ -142,7 +135,7 @@ async def open_store(
         raise failure
 
 
-class SqlStore:
+class SqlStore(Administration):
     """Implements `protocol.Store`, which documents all public methods."""
 
     def __init__(
@@ -523,24 +516,6 @@ class SqlStore:
             raise StoreUnavailable(retry_after=1.0)
         return await self._read(partial(keys.find, public_id=public_id))
 
-    async def keys(self) -> tuple[KeyRow, ...]:
-        return await self._read(keys.every)
-
-    async def add_key(self, row: KeyRow, *, by: Actor = PROCESS) -> bool:
-        return await self._write(partial(keys.add, key=row, by=by))
-
-    async def revoke_key(self, public_id: str, at: float, *, by: Actor = PROCESS) -> bool:
-        return await self._write(partial(keys.revoke, public_id=public_id, at=at, by=by))
-
-    async def rotate_key(
-        self, public_id: str, digest: bytes, until: float, pepper: str | None = None, *, by: Actor = PROCESS
-    ) -> bool:
-        work = partial(keys.rotate, public_id=public_id, digest=digest, until=until, pepper=pepper, by=by)
-        return await self._write(work)
-
-    async def rehash_key(self, public_id: str, *, was: bytes, digest: bytes, pepper: str) -> bool:
-        return await self._write(partial(keys.rehash, public_id=public_id, was=was, digest=digest, pepper=pepper))
-
     async def set_budget(self, budget: Budget, *, by: Actor = PROCESS) -> None:
         await self._write(partial(budgets.put, budget=budget, by=by))
         self._budgeted_at = -inf
@@ -568,21 +543,6 @@ class SqlStore:
         if tenant not in self._budgeted:
             return ()
         return await self._read(partial(budgets.accounts_of, tenant=tenant, names=names))
-
-    async def tenants(self) -> tuple[TenantRow, ...]:
-        return await self._read(tenants.every)
-
-    async def add_tenant(self, name: str, at: float, *, by: Actor = PROCESS) -> bool:
-        return await self._write(partial(tenants.add, name=name, at=at, by=by))
-
-    async def switch_tenant(self, name: str, at: float, *, enabled: bool, by: Actor = PROCESS) -> bool:
-        return await self._write(partial(tenants.switch, name=name, at=at, enabled=enabled, by=by))
-
-    async def spending(self, query: SpendQuery) -> tuple[SpendRow, ...]:
-        return await self._read(partial(spending.sums, query=query))
-
-    async def admin_events(self, query: AdminEventQuery) -> tuple[AdminEvent, ...]:
-        return await self._read(partial(admin_events.page, query=query))
 
     async def count_requests(self, asked: Sequence[RateRequest], now: float) -> tuple[RateReply, ...]:
         return await self._write(partial(rates.count, asked=asked, now=now))

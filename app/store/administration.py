@@ -1,0 +1,55 @@
+"""The verbs of the store about API keys and tenants, and about who changed them."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import TypeVar
+
+from sqlalchemy import Connection
+
+from app.store.protocol import PROCESS, Actor, AdminEvent, AdminEventQuery, KeyRow, SpendQuery, SpendRow, TenantRow
+from app.store.rows import admin_events, keys, spending, tenants
+
+T = TypeVar("T")
+
+
+class Administration:
+    """A part of `sql.SqlStore`, which carries out its work. `protocol` documents all public methods."""
+
+    async def _read(self, work: Callable[[Connection], T], *, brief: bool = False) -> T:
+        raise NotImplementedError
+
+    async def _write(self, work: Callable[[Connection], T]) -> T:
+        raise NotImplementedError
+
+    async def keys(self) -> tuple[KeyRow, ...]:
+        return await self._read(keys.every)
+
+    async def add_key(self, row: KeyRow, *, by: Actor = PROCESS) -> bool:
+        return await self._write(partial(keys.add, key=row, by=by))
+
+    async def revoke_key(self, public_id: str, at: float, *, by: Actor = PROCESS) -> bool:
+        return await self._write(partial(keys.revoke, public_id=public_id, at=at, by=by))
+
+    async def rotate_key(
+        self, public_id: str, digest: bytes, until: float, pepper: str | None = None, *, by: Actor = PROCESS
+    ) -> bool:
+        work = partial(keys.rotate, public_id=public_id, digest=digest, until=until, pepper=pepper, by=by)
+        return await self._write(work)
+
+    async def rehash_key(self, public_id: str, *, was: bytes, digest: bytes, pepper: str) -> bool:
+        return await self._write(partial(keys.rehash, public_id=public_id, was=was, digest=digest, pepper=pepper))
+
+    async def tenants(self) -> tuple[TenantRow, ...]:
+        return await self._read(tenants.every)
+
+    async def add_tenant(self, name: str, at: float, *, by: Actor = PROCESS) -> bool:
+        return await self._write(partial(tenants.add, name=name, at=at, by=by))
+
+    async def switch_tenant(self, name: str, at: float, *, enabled: bool, by: Actor = PROCESS) -> bool:
+        return await self._write(partial(tenants.switch, name=name, at=at, enabled=enabled, by=by))
+
+    async def spending(self, query: SpendQuery) -> tuple[SpendRow, ...]:
+        return await self._read(partial(spending.sums, query=query))
+
+    async def admin_events(self, query: AdminEventQuery) -> tuple[AdminEvent, ...]:
+        return await self._read(partial(admin_events.page, query=query))
