@@ -47,7 +47,7 @@ async def test_a_process_describes_itself(service: Runtime) -> None:
     assert any(name.startswith("python_gc_collections_total") for name in figures)
     assert figures['baton_tenant_cost_micro_usd_total{tenant="acme"}'] == round(run["cost_usd"] * 1e6)
     assert figures['baton_pool_connections_max{pool="database"}'] > 0
-    assert figures['baton_pool_connections_in_use{pool="database"}'] == 0
+    assert figures['baton_pool_connections_in_use{pool="database"}'] <= 1  # what seals looks at any time
     assert figures['baton_pool_waits_total{pool="database"}'] == 0
 
 
