@@ -2,9 +2,12 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from datetime import UTC
 from pathlib import Path
 from typing import Any
+
+import httpx
 
 from app.core.message.chat import Message, Task, Text, Tool, Toolbox
 from app.core.pool.budgets import Budget, of_shadows
@@ -15,11 +18,13 @@ from app.core.rating.feedback import Feedback
 from app.core.rating.shadows import notes_from_json, policy_of, shadow_id
 from app.core.run.kinds import Kind
 from app.engine.runs.shadows import AT_ONCE, Shadows
+from app.gateway.openapi.report_replies import ShadowReport
 from app.gateway.runs import reports
 from app.process.wiring import Runtime
 from app.store.protocol import RunQuery, RunRow, SpendQuery
 from tests.harness.in_process import (
     SAYS,
+    calling,
     ended_row,
     events,
     finish,
@@ -59,7 +64,8 @@ async def served(folder: Path, pool: str) -> AsyncIterator[tuple[Runtime, Shadow
 
 async def answered(opened: Runtime, tier: str = "baton-mini", **changes: Any) -> tuple[str, str]:
     """The id of a run, and what its caller was told."""
-    driven = await opened.runs.start(order(opened, tier, **changes))
+    tenant = changes.pop("tenant", "tenant")
+    driven = await opened.runs.start(replace(order(opened, tier, **changes), tenant=tenant))
     said = "".join((await finish(driven)).said)
     await ended_row(opened.context.store, driven.run)
     return driven.run, said
@@ -263,3 +269,51 @@ async def test_nobody_is_billed_for_a_shadow_and_nothing_is_learned_from_it(tmp_
 def metrics(opened: Runtime) -> str:
     """The metrics of the process."""
     return opened.context.telemetry.exposition().decode()
+
+
+async def reported(client: httpx.AsyncClient) -> dict[str, Any]:
+    """The report on the shadows of `baton-mini`."""
+    reply = await client.get("/v1/shadows/report?tier=baton-mini")
+    assert reply.status_code == 200, reply.text
+    found: dict[str, Any] = reply.json()
+    assert ShadowReport.model_validate(found).tier == "baton-mini"
+    return found
+
+
+async def test_the_report_compares_runs_with_their_shadows(tmp_path: Path) -> None:
+    """Two of three answers agree, and graders have judged one pair: a user who asked twice counts once."""
+    pool_end = "\n[tiers.baton-mini.promotion]\nmin_pairs = 2\nmax_cost_increase = 0.5\nmin_success_difference = -0.1\n"
+    async with ProviderStub() as stub:
+        speak(stub)
+        stub.always("gamma", Reply(chunks=(" the  DRAFT",)))
+        async with served(tmp_path, tried(stub) + pool_end) as (opened, shadows), calling(opened) as client:
+            empty = await reported(client)
+            (one,) = empty["candidates"]
+            assert (one["subject"], one["pairs"], one["figures"]) == ("worker gamma", 0, [])
+            assert (one["promotable"], [of["outcome"] for of in one["conditions"]]) == (False, ["open"] * 3)
+            runs = []
+            for user in ("ann", "ann", "bob"):
+                task = Task((Message("user", (Text("What is 2 + 2?"),)),), user=user)
+                runs.append((await answered(opened, task=task, tenant="acme"))[0])
+            await answered(opened, tenant="other")
+            await shadows.look()
+            rows = [await shadow_of(opened, run) for run in runs]
+            for number, (run, score) in enumerate(((runs[2], 1.0), (rows[2].id, 0.0))):
+                given = Feedback(f"rating_{number}", run, "acme", "", 1.0, "grader", "exact", "1", score)
+                await opened.context.store.rate(given)
+            found = await reported(client)
+            (one,) = found["candidates"]
+            assert (found["drawn"], one["pairs"], one["unfinished"]) == (None, 3, 0)
+            figures = {of["name"]: of for of in one["figures"]}
+            assert figures["agreement"]["candidate"] == 1.0
+            assert (figures["agreement"]["count"], figures["agreement"]["users"]) == (2, 1)
+            success = figures["success"]
+            assert (success["count"], success["live"], success["candidate"]) == (1, 1.0, 0.0)
+            assert success["difference"] == {"value": -1.0, "low": -1.0, "high": 1.0}
+            assert figures["cost_usd"]["relative"]["high"] is None
+            assert figures["recipients"]["difference"]["value"] == 0
+            assert one["new_recipients"] == {"gamma": 3}
+            outcomes = {of["name"]: of["outcome"] for of in one["conditions"]}
+            assert outcomes == {"min_pairs": "holds", "min_success_difference": "open", "max_cost_increase": "open"}
+            assert one["promotable"] is False
+            assert (await client.get("/v1/shadows/report?tier=gone")).status_code == 404

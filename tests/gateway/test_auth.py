@@ -37,6 +37,7 @@ NEEDS = {
     ("GET", "/v1/reports"): {"runs:read"},
     ("GET", "/v1/models"): set(),
     ("GET", "/v1/models/{model:path}"): set(),
+    ("GET", "/v1/shadows/report"): {"audit:read"},
     ("GET", "/v1/runs"): {"runs:read"},
     ("GET", "/v1/runs/{run}"): {"runs:read"},
     ("GET", "/v1/runs/{run}/events"): {"runs:read"},

@@ -158,6 +158,7 @@ REQUESTS: Mapping[tuple[str, str], Request] = {
     ("GET", "/v1/disclosures"): lambda _mine, theirs, chosen: Asked(
         chosen(["", f"?run={chosen(theirs.runs or ['run_0'])}", f"?tenant={theirs.name}", f"?user={theirs.word}"])
     ),
+    ("GET", "/v1/shadows/report"): lambda _mine, _theirs, _: Asked("?tier=baton-mini"),
     ("GET", "/v1/runs"): _list,
     ("GET", "/v1/runs/{run}"): _named,
     ("DELETE", "/v1/runs/{run}"): _named,

@@ -19,6 +19,7 @@ from app.cli.commands import (
     operations,
     policy,
     runs,
+    shadow,
     tenants,
     training,
     webhooks,
@@ -37,7 +38,7 @@ def command_line() -> Group:
     root = Group("baton", help=DESCRIPTION, context_settings={"help_option_names": ["-h", "--help"]})
     click.version_option(package_name="baton", prog_name="baton", message="%(prog)s %(version)s")(root)
     first = (operations, keys, tenants, content_keys, budgets, webhooks, runs, holds, policy)
-    for module in (*first, audit, learning, training, conductor):
+    for module in (*first, audit, learning, training, conductor, shadow):
         module.define(root)
     return root
 

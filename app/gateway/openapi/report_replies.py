@@ -123,3 +123,76 @@ class Report(Reply):
     cheapest: CheapestAlternative
     failures: list[Failures]
     failures_left_out: int
+
+
+# -- shadows
+
+
+class Bounds(Reply):
+    """A value with the ends of its interval, which are null where nothing is known."""
+
+    value: float | None
+    low: float | None
+    high: float | None
+
+
+class ShadowFigure(Reply):
+    """One figure of the live runs and of their shadows; means over users."""
+
+    name: Literal["success", "agreement", "answered", "degraded", "cost_usd", "seconds", "recipients"]
+    count: int
+    """Pairs that have it."""
+    users: int
+    """Users among them; a run without one counts as one."""
+    live: float | None
+    candidate: float | None
+    difference: Bounds
+    relative: Bounds | None
+    """The difference as a share of the live mean; null for shares, and where that mean is 0."""
+
+
+class PromotionCondition(Reply):
+    """One condition of the tier's `promotion` with its evidence."""
+
+    name: str
+    limit: float
+    outcome: Literal["holds", "breached", "open"]
+    count: int
+    found: Bounds | None
+    needed: int | None
+    """About how many pairs decide it if the difference stays what it is; null where that cannot be told."""
+
+
+class ShadowCandidate(Reply):
+    """What was tried: a tier, a version of the conductor, or a worker."""
+
+    subject: str
+    pairs: int
+    plans: int
+    """Shadows that were only planned, which are in no pair."""
+    valid_plans: int
+    unfinished: int
+    """Shadows that go on, were cancelled, or ran out of the budget of shadows."""
+    figures: list[ShadowFigure]
+    new_recipients: dict[str, int]
+    """Recipients of callers' words in shadows and not in their runs, with the number of such pairs."""
+    conditions: list[PromotionCondition]
+    promotable: bool | None
+    """Null where the tier states no conditions."""
+    pairs_needed: int | None
+    """About how many pairs decide all conditions."""
+
+
+class ShadowReport(Reply):
+    """A tier's live runs beside their shadows."""
+
+    object: Literal["shadow_report"]
+    tier: str
+    since: float
+    until: float
+    shadow: str | None
+    """The present subject in the pool file; null without one."""
+    drawn: dict[str, int] | None
+    """What became of the runs that were drawn, by outcome; null for a key of one tenant."""
+    definitions: dict[str, str]
+    candidates: list[ShadowCandidate]

@@ -363,6 +363,17 @@ class DisclosureFilters(Parameters):
     """The form of the reply; by default the one that `Accept` asks for, or else JSON."""
 
 
+class ShadowFilters(Parameters):
+    """The tier and the time that a report on shadows is about."""
+
+    tier: Text | None = None
+    """The tier whose runs are compared with their shadows; by default the pool file's first one that has a shadow."""
+    since: Moment | None = None
+    """Shadows that began at this time or later; by default a week before `until`."""
+    until: Moment | None = None
+    """Shadows that began before this time; by default now."""
+
+
 class EventFilters(Parameters):
     """Which events of a run's journal are read."""
 

@@ -472,7 +472,7 @@ class PromotionEntry(Entry):
     min_success_difference: Annotated[Number, Field(ge=-1, le=1, allow_inf_nan=False)] | None = None
     max_cost_increase: Annotated[Number, Field(gt=-1, le=1_000, allow_inf_nan=False)] | None = None
     max_latency_increase: Annotated[Number, Field(gt=-1, le=1_000, allow_inf_nan=False)] | None = None
-    max_degraded: Annotated[Number, Field(ge=0, le=1, allow_inf_nan=False)] | None = None
+    max_degraded: Annotated[Number, Field(gt=0, le=1, allow_inf_nan=False)] | None = None
     watch_hours: Annotated[Number, Field(gt=0, le=720, allow_inf_nan=False)] = 72.0
 
     def core(self) -> PromotionSpec:

@@ -121,6 +121,8 @@ class RunQuery:
     """Empty: runs that follow from no other."""
     origin_run: str | None = None
     """The run from which they follow."""
+    ids: tuple[str, ...] = ()
+    """Only these runs; empty: any."""
     tags: tuple[tuple[str, str], ...] = ()
     request_id: str | None = None
     """The id of an HTTP request that began the run, or a turn of it."""

@@ -297,6 +297,8 @@ def _filters(query: RunQuery) -> list[ColumnElement[bool]]:
             found.append(column.state.in_(bindparam("unhappy", UNHAPPY, expanding=True, literal_execute=True)))
     if query.origin_kind == "":
         found.append(column.origin_kind.is_(None))
+    if query.ids:
+        found.append(column.id.in_(query.ids))
     found += _bounds(query)
     if query.sort == "cost":
         found.append(column.ended_at.is_not(None))

@@ -1,0 +1,288 @@
+"""The evidence for and against a candidate, read from the journal: shadows with their origins, canaries, promotions.
+
+Everybody who decides reads it here: the report over HTTP and on the command line, the gate of a promotion, and the
+task that rolls back.
+"""
+
+import asyncio
+import unicodedata
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final, Protocol
+
+from app.core.pool.budgets import of_shadows
+from app.core.pool.catalog import Tier
+from app.core.pool.conductor_versions import Change, Standing
+from app.core.rating.economics import JournaledRun
+from app.core.rating.promotion import (
+    NO_EVIDENCE,
+    Condition,
+    Evidence,
+    Pair,
+    Seen,
+    apart,
+    conditions,
+    paired,
+    pairs_needed,
+    promotable,
+    seen,
+)
+from app.core.records import record
+from app.core.run.events import PlanAccepted, RunAdmitted, facts
+from app.store.protocol import ContentReads, RunQuery
+
+PAGE: Final = 50
+"""Runs that are read at a time: their figures take some milliseconds, in which nothing else goes on."""
+MOST_PAIRS: Final = 2_000
+"""The most pairs of a report; the latest ones count."""
+MOST_ANSWERS: Final = 500
+"""The most pairs whose answers are compared."""
+MOST_RUNS: Final = 1_000
+"""The most runs of each side of a canary or a promotion; the latest ones count."""
+
+
+class Runs(ContentReads, Protocol):
+    """The reads that evidence needs: those of a whole store, or of a tenant's."""
+
+    async def journaled_runs(self, query: RunQuery) -> tuple[JournaledRun, ...]:
+        """Behave as `Reports.journaled_runs` does."""
+        ...
+
+
+@record(frozen=True, slots=True)
+class Tried:
+    """The shadows of a tier under one subject, such as `tier baton-next` or `conductor mine-1a2b3c`."""
+
+    subject: str
+    pairs: tuple[Pair, ...] = ()
+    plans: int = 0
+    """Shadows that were only planned; they are in no pair."""
+    valid_plans: int = 0
+    unfinished: int = 0
+    """Shadows that go on, or that the budget of shadows has ended."""
+
+
+async def shadows_of(runs: Runs, tier: str, since: float, until: float, *, answers: bool) -> tuple[Tried, ...]:
+    """The shadows of a tier's runs that were admitted in this time, by subject.
+
+    With `answers`, those of pairs without verdicts are read and compared; the texts go nowhere.
+    """
+    account = of_shadows(tier, 0).id
+    query = RunQuery(origin_kind="shadow", since=since, until=until, limit=PAGE)
+    found: dict[str, Tried] = {}
+    pairs = 0
+    async for page in _pages(runs, query):
+        shadows = [run for run in page if account in _admitted(run).budgets]
+        origins = await _origins(runs, shadows)
+        for shadow in shadows:
+            subject = _subject(tier, _admitted(shadow))
+            before = found.get(subject, Tried(subject))
+            found[subject] = _with(before, shadow, origins.get(_admitted(shadow).origin_run))
+            pairs += len(found[subject].pairs) - len(before.pairs)
+        if pairs >= MOST_PAIRS:
+            break
+    compared = [await _compared(runs, one) if answers else one for one in found.values()]
+    return tuple([replace(one, pairs=one.pairs[::-1]) for one in compared])
+
+
+async def _pages(runs: Runs, query: RunQuery) -> AsyncIterator[tuple[JournaledRun, ...]]:
+    """Yield the pages of a query."""
+    while page := await runs.journaled_runs(query):
+        yield page
+        if len(page) < query.limit:
+            return
+        query = replace(query, before=(page[-1].created_at, page[-1].id))
+        await asyncio.sleep(0)  # figures are made in the event loop: let other tasks in
+
+
+async def _origins(runs: Runs, shadows: Sequence[JournaledRun]) -> Mapping[str, JournaledRun]:
+    names = tuple([_admitted(one).origin_run for one in shadows])
+    if not names:
+        return {}
+    return {one.id: one for one in await runs.journaled_runs(RunQuery(ids=names, limit=len(names)))}
+
+
+def _admitted(run: JournaledRun) -> RunAdmitted:
+    return next(facts(run.events, RunAdmitted))
+
+
+def _subject(tier: str, admitted: RunAdmitted) -> str:
+    if admitted.tier != tier:
+        return f"tier {admitted.tier}"
+    return f"conductor {admitted.tried_version}" if admitted.tried_version else f"worker {admitted.pool[0]}"
+
+
+def _with(tried: Tried, shadow: JournaledRun, origin: JournaledRun | None) -> Tried:
+    """One more shadow. One that ran out of the budget of shadows says nothing about the candidate."""
+    if not shadow.ended or shadow.state in ("over_budget", "cancelled") or origin is None or not origin.ended:
+        return replace(tried, unfinished=tried.unfinished + 1)
+    if _admitted(shadow).preview:
+        valid = shadow.state == "succeeded" and any(facts(shadow.events, PlanAccepted)) and not shadow.degraded
+        return replace(tried, plans=tried.plans + 1, valid_plans=tried.valid_plans + valid)
+    return replace(tried, pairs=(*tried.pairs, Pair(seen(origin), seen(shadow))))
+
+
+async def _compared(runs: Runs, tried: Tried) -> Tried:
+    """Compare the answers of pairs without verdicts."""
+    pairs, left = [], MOST_ANSWERS
+    for pair in tried.pairs:
+        if pair.verdicts is None and left and pair.live.answer and pair.shadow.answer:
+            left -= 1
+            pair = replace(pair, same_answer=await _same(runs, pair))
+        pairs.append(pair)
+    return replace(tried, pairs=tuple(pairs))
+
+
+async def _same(runs: Runs, pair: Pair) -> bool | None:
+    """True if both answers are the same text but for case, spaces and the last full stop; None if one was erased."""
+    texts = []
+    for one in (pair.live, pair.shadow):
+        body = (await runs.contents(one.run, [one.answer])).get(one.answer)
+        if body is None:
+            return None
+        text = unicodedata.normalize("NFKC", body.decode(errors="replace")).casefold()
+        texts.append(" ".join(text.split()).rstrip("."))
+    return texts[0] == texts[1]
+
+
+# -- versions of a conductor
+
+
+@record(frozen=True, slots=True)
+class Candidate:
+    """A version of a conductor that is to take over, or has taken over, the runs of its tiers."""
+
+    conductor: str
+    version: str
+    since: float
+    """Since when it has conducted, in part or alone."""
+    live: str
+    """The version with which it is compared."""
+    promoted: bool = False
+
+
+def candidate_of(changes: Sequence[Change], conductor: str, standing: Standing) -> Candidate | None:
+    """The version that is a canary, or was promoted last and is still live; None if there is none."""
+    own = [one for one in changes if one.conductor == conductor]
+    if standing.canary:
+        begun = next(one.at for one in reversed(own) if one.kind == "canary" and one.version == standing.canary)
+        return Candidate(conductor, standing.canary, begun, standing.live)
+    decided = [one for one in own if one.kind in ("promoted", "rolled_back")]
+    if not decided or decided[-1].kind != "promoted" or decided[-1].version != standing.live:
+        return None
+    before = standing.before[-1] if standing.before else ""
+    return Candidate(conductor, standing.live, decided[-1].at, before, promoted=True)
+
+
+async def versions_apart(runs: Runs, tier: Tier, candidate: Candidate, now: float) -> Evidence:
+    """Compare a tier's runs that a version has planned with those of the version before: of the same time while it is a
+    canary, of an equally long time before once it was promoted."""
+    planned = await _planned(runs, RunQuery(tier=tier.name, since=candidate.since, until=now))
+    mine = [one for one in planned if one.version == candidate.version]
+    others = planned
+    if candidate.promoted:
+        length = tier.promotion.watch_hours * 3_600 if tier.promotion is not None else 0.0
+        others = await _planned(runs, RunQuery(tier=tier.name, since=candidate.since - length, until=candidate.since))
+    live = [one for one in others if one.version == candidate.live]
+    return apart(live, mine)
+
+
+async def _planned(runs: Runs, query: RunQuery) -> list[Seen]:
+    """The runs of a query that have ended and were more than planned, the oldest first."""
+    found: list[Seen] = []
+    async for page in _pages(runs, replace(query, origin_kind="", limit=PAGE)):
+        ended = [run for run in page if run.ended and not _admitted(run).preview and run.state != "cancelled"]
+        found += [seen(run) for run in ended]
+        if len(found) >= MOST_RUNS:
+            break
+    return found[::-1]
+
+
+@record(frozen=True, slots=True)
+class Judged:
+    """The conditions of one tier with their evidence."""
+
+    tier: str
+    source: str
+    """Where the evidence is from: `shadow`, `canary` or `promotion`; `none`."""
+    evidence: Evidence
+    conditions: tuple[Condition, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """The decision in plain JSON values."""
+        shown = [one.to_json() for one in self.conditions]
+        return {"tier": self.tier, "source": self.source, "evidence": self.evidence.to_json(), "conditions": shown}
+
+
+async def judged(
+    runs: Runs, tier: Tier, version: str, canary: Candidate | None, since: float, now: float
+) -> Judged | None:
+    """Judge a version by the conditions of a tier; None where there are none.
+
+    Shadows are the better evidence, since they are paired; a canary's runs count where there are more of them.
+    """
+    if tier.promotion is None:
+        return None
+    source, evidence = "none", NO_EVIDENCE
+    for one in await shadows_of(runs, tier.name, since, now, answers=False):
+        if one.subject == f"conductor {version}" and one.pairs:
+            source, evidence = "shadow", paired(one.pairs)
+    if canary is not None and canary.version == version and evidence.count < tier.promotion.min_pairs:
+        found = await versions_apart(runs, tier, canary, now)
+        if found.count > evidence.count:
+            source, evidence = "promotion" if canary.promoted else "canary", found
+    return Judged(tier.name, source, evidence, conditions(tier.promotion, evidence))
+
+
+# -- the report
+
+DEFINITIONS: Final[Mapping[str, str]] = {
+    "success": "The share of runs whose mean score by graders, or else by callers' feedback, is at least 0.5; only "
+    "pairs in which the same kind of source has scored both runs.",
+    "agreement": "The share of pairs with the same answer but for case, spaces and the last full stop, among those "
+    "without such scores. It says that the answers differ, not which one is right.",
+    "recipients": "Workers, conductors and embedders that were shown the caller's words.",
+    "interval": "Each holds with a probability of 0.95, however often it is looked at; users count once, and figures "
+    "are means over users.",
+}
+
+
+async def report(runs: Runs, tier: Tier, since: float, until: float, drawn: Mapping[str, int] | None) -> dict[str, Any]:
+    """The report on a tier's shadows as JSON values. `drawn` counts what became of the runs that were drawn."""
+    found = {one.subject: one for one in await shadows_of(runs, tier.name, since, until, answers=True)}
+    if tier.shadow is not None:
+        found.setdefault(tier.shadow.subject, Tried(tier.shadow.subject))
+    return {
+        "object": "shadow_report",
+        "tier": tier.name,
+        "since": since,
+        "until": until,
+        "shadow": tier.shadow.subject if tier.shadow is not None else None,
+        "drawn": dict(sorted(drawn.items())) if drawn is not None else None,
+        "definitions": dict(DEFINITIONS),
+        "candidates": [_reported(tier, found[subject]) for subject in sorted(found)],
+    }
+
+
+def _reported(tier: Tier, tried: Tried) -> dict[str, Any]:
+    evidence = paired(tried.pairs)
+    decided = conditions(tier.promotion, evidence) if tier.promotion is not None else ()
+    return {
+        "subject": tried.subject,
+        "pairs": len(tried.pairs),
+        "plans": tried.plans,
+        "valid_plans": tried.valid_plans,
+        "unfinished": tried.unfinished,
+        "figures": evidence.to_json()["figures"],
+        "new_recipients": _new_recipients(tried.pairs),
+        "conditions": [one.to_json() for one in decided],
+        "promotable": promotable(decided) if decided else None,
+        "pairs_needed": pairs_needed(decided),
+    }
+
+
+def _new_recipients(pairs: Sequence[Pair]) -> dict[str, int]:
+    """The recipients of the caller's words in a shadow and not in its run, each with the number of such pairs."""
+    counts = Counter(name for pair in pairs for name in pair.shadow.recipients - pair.live.recipients)
+    return dict(sorted(counts.items()))

@@ -1,0 +1,70 @@
+"""`GET /v1/shadows/report`: a tier's live runs beside their shadows (`deploy/docs/shadows.md`)."""
+
+import asyncio
+from typing import Annotated, Final
+
+import orjson
+from fastapi import APIRouter, Query
+from starlette.responses import Response
+
+from app.core.pool.catalog import Catalog, Tier
+from app.core.rating.shadows import notes_from_json, policy_of
+from app.engine.conductors import trials
+from app.errors import InvalidRequest, NotFound, Overloaded
+from app.gateway.http.api_keys import Caller
+from app.gateway.http.auth import Keys
+from app.gateway.http.context import GatewayContext
+from app.gateway.openapi import operations, report_replies
+from app.gateway.wire import query
+
+REPORT_SECONDS: Final = 30.0
+"""The longest time until a report is ready, the wait for the report before it included."""
+PERIOD_SECONDS: Final = 7 * 86_400.0
+"""The period that a report is about if the request does not say since when."""
+
+
+def routes(context: GatewayContext, keys: Keys) -> APIRouter:
+    """The route of reports on shadows."""
+    router = APIRouter(prefix="/v1/shadows", tags=["runs"])
+    reader = Annotated[Caller, keys.needs("audit:read")]
+    one_at_a_time = asyncio.Semaphore(1)
+
+    @router.get(
+        "/report",
+        operation_id="get_shadow_report",
+        summary="Report how a tier's runs compare with their shadows.",
+        response_model=report_replies.ShadowReport,
+        responses=operations.replies(*operations.READING, 404),
+    )
+    async def get_shadow_report(asked: Annotated[query.ShadowFilters, Query()], caller: reader) -> Response:
+        """Over the runs of the key's tenant; of a key of all tenants, over those of every tenant."""
+        tier = _tier(context.catalog(), asked.tier)
+        until = context.now() if asked.until is None else asked.until
+        since = until - PERIOD_SECONDS if asked.since is None else asked.since
+        if since >= until:
+            raise InvalidRequest("Invalid value for 'since': it must be earlier than 'until'.", param="since")
+        drawn = None
+        if caller.tenant is None:
+            notes = await context.store.learned(policy_of(tier.name), 0)
+            drawn = notes_from_json(notes.body).since(since) if notes is not None else {}
+        try:
+            async with asyncio.timeout(REPORT_SECONDS), one_at_a_time:
+                figures = await trials.report(context.store.of_tenant(caller.tenant), tier, since, until, drawn)
+        except TimeoutError:
+            raise Overloaded(
+                f"The report was not ready within {REPORT_SECONDS:.0f} seconds; choose a shorter period.",
+                retry_after=REPORT_SECONDS,
+            ) from None
+        return Response(orjson.dumps(figures), media_type="application/json")
+
+    return router
+
+
+def _tier(catalog: Catalog, name: str | None) -> Tier:
+    if name is None:
+        tiers = list(catalog.tiers.values())
+        return next((tier for tier in tiers if tier.shadow is not None), tiers[0])
+    tier = catalog.tier(name)
+    if tier is None:
+        raise NotFound("There is no such tier; GET /v1/models lists them.", param="tier", code="model_not_found")
+    return tier
