@@ -1,15 +1,25 @@
 """Plans over HTTP: made, shown, edited, executed as they stand, and deleted."""
 
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import httpx
-import pytest
 
+from app.core.message.chat import Task
+from app.core.message.tools import mint as mint_call
 from app.core.plan.digest import plan_digest
 from app.core.plan.workflow import Access, Step
+from app.core.pool.catalog import Limits
+from app.core.rating.forecast import History
+from app.gateway.http.api_keys import mint
+from app.gateway.plans.forecasts import of_plan
+from app.process.config import configure
 from app.process.wiring import Runtime
 from app.store.protocol import RunQuery
 from tests.harness.in_process import plan, plan_text, plans, speak
+from tests.harness.stand_ins import CATALOG
 from tests.stubs import ProviderStub
 
 ASK: dict[str, Any] = {"model": "baton-ultra", "messages": [{"role": "user", "content": "What is 2 + 2?"}]}
@@ -96,24 +106,130 @@ async def test_of_two_authors_who_have_seen_the_same_revision_one_is_refused(cli
     assert (late.status_code, late.json()["error"]["code"]) == (409, "revision_conflict")
 
 
-@pytest.mark.parametrize(
-    ("edit", "param", "said"),
-    [
-        ({"op": "change", "step": 1, "worker": "nobody"}, "plan.steps[1].worker", "not an eligible worker"),
-        ({"op": "change", "step": 0, "access": ["user", 1]}, "plan.steps[0].access", "earlier"),
-        ({"op": "change", "step": 7, "subtask": "Think."}, "edits[0].step", "2 steps"),
-        ({"op": "add", "step": 1, "subtask": "Think."}, "plan.steps[1].access", "worker is missing"),
-        ({"op": "turn", "step": 1}, "edits[0].op", "must be"),
-    ],
-)
-async def test_an_edit_that_makes_no_plan_is_refused_by_its_field(
-    client: httpx.AsyncClient, edit: dict[str, Any], param: str, said: str
-) -> None:
+BAD_EDITS: list[tuple[dict[str, Any], str, str]] = [
+    ({"op": "change", "step": 1, "worker": "nobody"}, "plan.steps[1].worker", "not an eligible worker"),
+    ({"op": "change", "step": 0, "access": ["user", 1]}, "plan.steps[0].access", "earlier"),
+    ({"op": "change", "step": 7, "subtask": "Think."}, "edits[0].step", "2 steps"),
+    ({"op": "add", "step": 1, "subtask": "Think."}, "plan.steps[1].access", "worker is missing"),
+    ({"op": "turn", "step": 1}, "edits[0].op", "must be"),
+]
+"""Edits that make no plan, with the field that is at fault and a word of the message."""
+
+
+async def test_an_edit_that_makes_no_plan_is_refused_by_its_field(client: httpx.AsyncClient) -> None:
     shown = await made(client)
-    refused = await client.patch(f"/v1/plans/{shown['id']}", json={"revision": 1, "edits": [edit]})
-    error = refused.json()["error"]
-    assert (refused.status_code, error["param"]) == (400, param)
-    assert said in error["message"]
+    for edit, param, said in BAD_EDITS:
+        refused = await client.patch(f"/v1/plans/{shown['id']}", json={"revision": 1, "edits": [edit]})
+        error = refused.json()["error"]
+        assert (refused.status_code, error["param"]) == (400, param)
+        assert said in error["message"]
+    assert (await client.get(f"/v1/plans/{shown['id']}")).json()["revision"] == 1
+
+
+async def test_it_says_who_would_see_what_and_why(stub: ProviderStub, client: httpx.AsyncClient) -> None:
+    plans(stub, plan_text((0, "Think.", ["user"]), (1, "Check.", ["user"]), (2, "Answer.", [1])))
+    asked = await client.post("/v1/plans", json=ASK | {"baton": {"pool": {"allow": ["alpha", "beta", "gamma"]}}})
+    shown = asked.json()
+    planner, *steps = shown["disclosures"]
+    assert (planner["recipient"], planner["happened"], planner["sees"]["user"]) == ("planner", True, True)
+    assert [one["recipient"] for one in steps] == [one["worker"] for one in shown["plan"]["steps"]]
+    last = steps[2]
+    assert (last["happened"], last["sees"]) == (False, {"user": False, "steps": [1]})
+    assert [one["what"] for one in last["granted"]] == [1]
+    assert [one["what"] for one in last["withheld"]] == ["user", 0]
+    assert set(last["replacements"]) == {"alpha", "beta", "gamma"} - {last["recipient"]}
+    run = (await client.post(f"/v1/plans/{shown['id']}/run")).headers["x-baton-run"]
+    seen = [one["access"] for one in (await client.get(f"/v1/runs/{run}")).json()["steps"]]
+    assert seen == [["user"], ["user"], [1]]
+
+
+async def test_estimates_rest_on_prices_until_there_is_a_history(stub: ProviderStub, client: httpx.AsyncClient) -> None:
+    speak(stub)
+    estimate = (await made(client))["estimate"]
+    assert (estimate["basis"], estimate["runs"]) == ("prices", 0)
+    for figures in (estimate, *estimate["steps"]):
+        cost = figures["cost_usd"]
+        assert 0 < cost["p10"] <= cost["p50"] <= cost["p90"] <= cost["worst"]
+    known = History([])
+    assert of_plan(CATALOG, Task(()), (Step("gone", "Think."),), Limits(), known) is None
+
+
+async def install(opened: Runtime, changes: Mapping[str, str]) -> None:
+    """Take the pool file into force with some of its words changed."""
+    path = Path(opened.pool.loaded.settings.data_dir) / "pool.toml"
+    text = path.read_text()
+    for before, after in changes.items():
+        assert before in text
+        text = text.replace(before, after)
+    changed = path.with_name("changed.toml")
+    changed.write_text(text)
+    environ = {"BATON_POOL": str(changed), "BATON_DATA_DIR": str(path.parent), "BATON_PEPPER": "p" * 32}
+    opened.pool.install(configure(environ))
+
+
+RULE = '\n[rules.no-letters-to-beta]\nlabels = ["letter"]\ndeny = { worker = ["beta"] }\n'
+ULTRA = """pool = ["alpha", "beta", "gamma"]
+conductor = { kind = "model", worker = "planner" }
+fallback = "beta"
+limits = { steps = 5"""
+WITHOUT_BETA = ULTRA.replace('"beta", ', "").replace('"beta"', '"alpha"')
+
+
+CHANGES: list[tuple[dict[str, str], str]] = [
+    ({ULTRA: WITHOUT_BETA}, "step 1: worker is not an eligible worker"),
+    ({"[tiers.baton-mini]": RULE + "[tiers.baton-mini]"}, "no-letters-to-beta"),
+    ({"limits = { steps = 5,": "limits = { usd = 1, steps = 5,"}, "lower limits: usd"),
+]
+"""Changes of the pool file: a worker leaves, a rule comes, a limit is lowered. And what is said of a plan then."""
+
+
+async def test_what_has_changed_since_is_a_refusal_that_says_so(
+    stub: ProviderStub, client: httpx.AsyncClient, opened: Runtime
+) -> None:
+    letter = {"role": "user", "content": "Dear Ann.", "baton": {"labels": ["letter"]}}
+    cleared = {f'model = "{name}"': f'model = "{name}"\nclearance = ["letter"]' for name in ("alpha", "beta", "gamma")}
+    await install(opened, cleared)
+    shown = await made(client, messages=[letter])
+    for changes, said in CHANGES:
+        await install(opened, cleared | changes)
+        refused = await client.post(f"/v1/plans/{shown['id']}/run")
+        error = refused.json()["error"]
+        assert (refused.status_code, error["code"]) == (409, "plan_outdated"), error
+        assert said in error["message"]
+        assert (await client.get(f"/v1/plans/{shown['id']}")).status_code == 200
+    assert stub.requests == []
+
+
+async def test_what_would_not_be_what_was_shown_is_refused(client: httpx.AsyncClient, opened: Runtime) -> None:
+    shown = await made(client)
+    path = f"/v1/plans/{shown['id']}/run"
+    refused = await client.post(path, json={"digest": "0" * 64})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (409, "digest_mismatch")
+    keys = []
+    for name, scopes in (("poor", ["runs:write", "audit:read"]), ("sibling", ["runs:write"])):
+        key, row = mint(opened.gateway.pepper, tenant="acme", name=name, scopes=scopes, now=0.0)
+        assert await opened.gateway.store.add_key(replace(row, max_usd=1_000))
+        keys.append({"authorization": f"Bearer {key}"})
+    for headers, expected in zip(keys, [(409, "plan_outdated"), (403, "insufficient_scope")], strict=True):
+        refused = await client.post(path, headers=headers)
+        assert (refused.status_code, refused.json()["error"]["code"]) == expected
+    minted = mint_call("run_1a20a33c6053a3985b4acf8748fe802", bytes(9))
+    call = {"id": minted, "type": "function", "function": {"name": "look", "arguments": "{}"}}
+    said = [
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": minted, "content": "Found."},
+    ]
+    refused = await client.post("/v1/plans", json=ASK | {"messages": [*ASK["messages"], *said]})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "messages")
+
+
+async def test_the_plan_of_a_fixed_shape_runs_as_it_was_shown(stub: ProviderStub, client: httpx.AsyncClient) -> None:
+    speak(stub)
+    shown = (await client.post("/v1/plans", json=ASK | {"model": "baton-again"})).json()
+    assert (shown["conductor"], len(shown["plan"]["steps"])) == ("fixed", 1)
+    answered = (await client.post(f"/v1/plans/{shown['id']}/run", json={"digest": shown["digest"]})).json()
+    assert answered["choices"][0]["message"]["content"] == "The draft."
+    assert answered["baton"]["rounds"] == 1
 
 
 async def test_the_published_three_lists_are_read_and_written(stub: ProviderStub, client: httpx.AsyncClient) -> None:

@@ -50,7 +50,8 @@ QUANTILES = (0.1, 0.5, 0.9)
 
 @record(frozen=True, slots=True)
 class Past:
-    """A step as it was executed, all of its calls together. `bytes` are those of its last request."""
+    """A step as it was executed, all of its calls together. `bytes` are those of its request; 0 where it had several or
+    none."""
 
     worker: str
     bytes: int
@@ -185,7 +186,8 @@ class _Run:
         for step in self._in_order():
             usage = _summed(step.usages)
             seconds = max((step.ended or 0.0) - (step.began or 0.0), 0.0)
-            found.append(Past(step.worker, step.bytes, usage, step.chars, seconds))
+            size = step.bytes if len(step.usages) == 1 else 0
+            found.append(Past(step.worker, size, usage, step.chars, seconds))
         return found
 
     def overhead(self, shape: Sequence[Sequence[int]], steps: Sequence[Past]) -> float:
@@ -217,6 +219,7 @@ class History:
         """`runs` come with the newest first."""
         self.runs = 0
         self._steps: defaultdict[tuple[object, ...], list[Past]] = defaultdict(list)
+        self._all: list[Past] = []
         self._overheads: list[float] = []
         self._sizes: dict[str, Callable[[float], float]] = {}
         for run in runs:
@@ -228,6 +231,7 @@ class History:
             return
         self.runs += 1
         steps = run.past()
+        self._all += steps[: max(KEPT - len(self._all), 0)]
         for place, step in enumerate(steps):
             for _, key in keys(step.worker, shape, place):
                 if len(self._steps[key]) < KEPT:
@@ -251,8 +255,16 @@ class History:
     def tokens(self, worker: str, size: float) -> float:
         """The input tokens of a request of so many bytes to this worker."""
         if worker not in self._sizes:
-            self._sizes[worker] = _fitted(self._steps.get(("worker", worker), ()))
+            own = self._steps.get(("worker", worker), ())
+            self._sizes[worker] = _fitted(own if len(own) >= FITTED else [*own, *self._all])
         return max(self._sizes[worker](size), 1.0)
+
+    def residual(self, past: Past) -> float:
+        """The factor by which a past step had more input tokens than its bytes let expect; 1 where that is not
+        known."""
+        if not past.bytes or not past.usage.input:
+            return 1.0
+        return past.usage.input / self.tokens(past.worker, past.bytes)
 
 
 def keys(worker: str, shape: Sequence[Sequence[int]], place: int) -> list[tuple[Basis, tuple[object, ...]]]:
@@ -320,7 +332,8 @@ def forecast(steps: Sequence[Planned], limits: Limits, history: History) -> Fore
         one = _Drawn(basis, len(past))
         for k in range(DRAWS):
             size = step.bytes + sum(drawn[n].chars[k] for n in step.inputs)
-            _draw(one, step, past, history.tokens(step.worker.name, size), _even(k, place))
+            chosen = past[int(_even(k, place) * len(past))] if past else _usual(step, _even(k, place))
+            _draw(one, step, chosen, history.tokens(step.worker.name, size) * history.residual(chosen))
         drawn.append(one)
     worst = [_worst(step, steps) for step in steps]
     return Forecast(
@@ -345,23 +358,24 @@ def _even(k: int, axis: int) -> float:
 _ROOTS = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59, 61, 67, 71, 73, 79, 83, 89, 97, 101, 103)
 
 
-def _draw(one: _Drawn, step: Planned, past: Sequence[Past], tokens: float, u: float) -> None:
-    """Add a draw: one of the past steps, or a usual one."""
-    if past:
-        chosen = past[int(u * len(past))]
-        used, seconds, chars = chosen.usage, chosen.seconds, float(chosen.chars)
-    else:
-        output = min(int(OUTPUT_TOKENS * (LEAST + u * (MOST - LEAST) * u)), step.most_tokens)
-        used, chars = Usage(output=output), output * BYTES_A_TOKEN
-        seconds = FIRST_SECONDS + output / (step.worker.card.speed or SPEED)
+def _usual(step: Planned, u: float) -> Past:
+    """A step as one of which nothing is known is expected to be; `u` from 0 to 1 says how long its answer is."""
+    output = min(int(OUTPUT_TOKENS * (LEAST + u * (MOST - LEAST) * u)), step.most_tokens)
+    seconds = FIRST_SECONDS + output / (step.worker.card.speed or SPEED)
+    return Past(step.worker.name, 0, Usage(output=output), int(output * BYTES_A_TOKEN), seconds)
+
+
+def _draw(one: _Drawn, step: Planned, past: Past, tokens: float) -> None:
+    """Add a draw: a step that takes what this one took, but for the `tokens` of its input."""
+    used = past.usage
     output = min(used.output, step.most_tokens)
     cached = tokens * used.cached / used.input if used.input else 0.0
     usage = Usage(input=round(tokens), cached=round(cached), output=output, reasoning=min(used.reasoning, output))
     one.usd.append(float(step.worker.price.cost(usage)))
-    one.seconds.append(seconds)
+    one.seconds.append(past.seconds)
     one.input.append(tokens)
     one.output.append(float(output))
-    one.chars.append(chars)
+    one.chars.append(float(past.chars))
 
 
 def _times(shape: Sequence[Sequence[int]], drawn: Sequence[_Drawn], overheads: Sequence[float]) -> list[float]:

@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from app.core.message.chat import Message, Task, message_to_json
@@ -21,9 +21,15 @@ FRESH_SECONDS: Final = 10.0
 """Seconds for which a tenant's history is used without looking again."""
 TENANTS: Final = 64
 """Tenants whose history is kept."""
-ENVELOPES: Final[dict[WireFormat, int]] = {"rehearsal": 265}
-USUAL_ENVELOPE: Final = 120
-"""About the bytes of a request around its messages, by wire format."""
+ENVELOPES: Final[Mapping[WireFormat, int]] = {
+    "openai": 55,
+    "responses": 110,
+    "anthropic": 45,
+    "gemini": 30,
+    "rehearsal": 204,
+}
+"""About the bytes of a request of one or two messages beyond those of the messages and of the model's name, by wire
+format."""
 
 
 class Histories:
@@ -60,7 +66,7 @@ def _planned(catalog: Catalog, task: Task, steps: Sequence[Step], place: int, li
     step = steps[place]
     worker = catalog.workers[step.worker]
     size = _bytes(task, steps, place)
-    size += ENVELOPES.get(catalog.providers[worker.provider].format, USUAL_ENVELOPE)
+    size += ENVELOPES.get(catalog.providers[worker.provider].format, 0) + len(worker.model)
     most = min(limits.output_tokens, worker.card.max_output)
     if step.answers and task.sampling.max_tokens is not None:
         most = min(most, task.sampling.max_tokens)

@@ -1,0 +1,173 @@
+"""`python -m tests.bench.previews`: what plans were estimated to cost and to take, against what they then did.
+
+    python -m tests.bench.previews [--runs 300] [--history 100] [--seeds 11,12,13] [--delay 10]
+
+For each seed a service begins with an empty journal and the simulated workers, whose pauses are `--delay` times as long
+as usual, so that the noise of the machine counts for little. `--history` requests for chat completions come first, as
+the journal's history. Then each of `--runs` requests is planned by `POST /v1/plans`, and its plan is executed at once
+by `POST /v1/plans/{id}/run`. Tiers (one worker, a model that conducts, a selector) and questions are drawn by the seed,
+the latter among those that the simulated workers can read.
+The median of the estimate is compared with the run's cost and with the time from its admission to its end.
+
+The exit status is 1 if on any seed less than 80 % of the costs are within 25 % of the estimate, or of the times within
+30 %.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import statistics
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import httpx
+
+from app.core.pool.catalog import MILLION
+from app.lab.calibration_tasks import FORM
+from app.process.wiring import Runtime
+from app.providers.rehearsal.families import solve
+from app.providers.rehearsal.task_families import FAMILIES, LEVELS, write
+from tests.bench.caps import QUIET, TIERS, pool_of
+from tests.harness.in_process import calling, running_service
+
+AT_ONCE = 8
+COST_SHARE, TIME_SHARE, WANTED = 0.25, 0.30, 0.8
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """One run: the medians and ranges of its estimate, and what it did. Dollars and seconds."""
+
+    tier: str
+    steps: int
+    basis: str
+    cost: float
+    cost_range: tuple[float, float]
+    seconds: float
+    seconds_range: tuple[float, float]
+    actual_cost: float
+    actual_seconds: float
+
+    @property
+    def cost_error(self) -> float:
+        """The share by which the cost differed from the estimate."""
+        return self.actual_cost / self.cost - 1.0
+
+    @property
+    def time_error(self) -> float:
+        """The share by which the time differed from the estimate."""
+        return self.actual_seconds / self.seconds - 1.0
+
+
+def request(random: Random) -> dict[str, Any]:
+    """The body of a request."""
+    question = ""
+    while solve(question) is None:
+        family, level = random.choice(FAMILIES), random.randrange(LEVELS)
+        question = write(random, family, level, random.randrange(len(family.phrasings))).text
+    messages = [{"role": "system", "content": FORM}, {"role": "user", "content": question}]
+    return {"model": random.choice(TIERS), "messages": messages}
+
+
+async def compared(opened: Runtime, client: httpx.AsyncClient, body: dict[str, Any]) -> Compared:
+    """Plan for one request, execute the plan, and compare."""
+    made = await client.post("/v1/plans", json=body)
+    made.raise_for_status()
+    plan = made.json()
+    done = await client.post(f"/v1/plans/{plan['id']}/run")
+    done.raise_for_status()
+    row = await opened.context.store.run(done.headers["x-baton-run"])
+    estimate = plan["estimate"]
+    cost, seconds = estimate["cost_usd"], estimate["seconds"]
+    assert row.ended_at is not None
+    return Compared(
+        tier=body["model"],
+        steps=len(plan["plan"]["steps"]),
+        basis=estimate["basis"],
+        cost=cost["p50"],
+        cost_range=(cost["p10"], cost["p90"]),
+        seconds=seconds["p50"],
+        seconds_range=(seconds["p10"], seconds["p90"]),
+        actual_cost=row.spent.usd / MILLION,
+        actual_seconds=row.ended_at - row.created_at,
+    )
+
+
+async def play(seed: int, *, runs: int, history: int, delay: int) -> list[Compared]:
+    """All comparisons of one seed."""
+    random, gate = Random(seed), asyncio.Semaphore(AT_ONCE)
+    with tempfile.TemporaryDirectory() as folder:
+        async with running_service(Path(folder), pool_of(delay), QUIET) as opened, calling(opened) as client:
+
+            async def asked(body: dict[str, Any]) -> None:
+                async with gate:
+                    (await client.post("/v1/chat/completions", json=body)).raise_for_status()
+
+            async def one(body: dict[str, Any]) -> Compared:
+                async with gate:
+                    return await compared(opened, client, body)
+
+            await asyncio.gather(*[asked(request(random)) for _ in range(history)])
+            return await asyncio.gather(*[one(request(random)) for _ in range(runs)])
+
+
+def share(errors: Sequence[float], most: float) -> float:
+    """The share of the errors that are at most so large."""
+    return sum(abs(one) <= most for one in errors) / len(errors)
+
+
+def told(seed: int, found: Sequence[Compared]) -> tuple[str, bool]:
+    """The line of one seed, and whether it holds."""
+    cost, time = [one.cost_error for one in found], [one.time_error for one in found]
+    within = share(cost, COST_SHARE), share(time, TIME_SHARE)
+    inside = sum(one.cost_range[0] <= one.actual_cost <= one.cost_range[1] for one in found) / len(found)
+    in_time = sum(one.seconds_range[0] <= one.actual_seconds <= one.seconds_range[1] for one in found) / len(found)
+    line = (
+        f"seed {seed}: cost within 25 %: {within[0]:.1%} (median error {statistics.median(cost):+.1%}, p10 to p90 "
+        f"holds {inside:.0%}); time within 30 %: {within[1]:.1%} (median error {statistics.median(time):+.1%}, "
+        f"{in_time:.0%}); {len(found)} runs"
+    )
+    return line, min(within) >= WANTED
+
+
+def worst(found: Sequence[Compared]) -> list[str]:
+    """The shares by tier and number of steps."""
+    groups: dict[tuple[str, int], list[Compared]] = {}
+    for one in found:
+        groups.setdefault((one.tier, one.steps), []).append(one)
+    return [
+        f"    {tier}, {steps} steps: {share([one.cost_error for one in group], COST_SHARE):.0%} and "
+        f"{share([one.time_error for one in group], TIME_SHARE):.0%} of {len(group)}; mean errors "
+        f"{statistics.mean([one.cost_error for one in group]):+.1%} and "
+        f"{statistics.mean([one.time_error for one in group]):+.1%}"
+        for (tier, steps), group in sorted(groups.items())
+    ]
+
+
+def main() -> int:
+    """Play all seeds and print what came of them."""
+    parser = argparse.ArgumentParser(prog="python -m tests.bench.previews", description="Estimates against actuals.")
+    parser.add_argument("--runs", type=int, default=300)
+    parser.add_argument("--history", type=int, default=100)
+    parser.add_argument("--seeds", default="11,12,13")
+    parser.add_argument("--delay", type=int, default=10)
+    parser.add_argument("--groups", action="store_true", help="also show each tier and number of steps")
+    asked = parser.parse_args()
+    holds = True
+    for seed in map(int, asked.seeds.split(",")):
+        found = asyncio.run(play(seed, runs=asked.runs, history=asked.history, delay=asked.delay))
+        line, held = told(seed, found)
+        print(line, flush=True)
+        print("\n".join(worst(found)) if asked.groups else "", end="\n" if asked.groups else "")
+        holds = holds and held
+    return 0 if holds else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

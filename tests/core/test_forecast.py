@@ -1,0 +1,90 @@
+"""Forecasts of plans from the steps of past runs, and from prices where there are none."""
+
+from dataclasses import replace
+
+import pytest
+
+from app.core.pool.catalog import Limits, Price, Worker
+from app.core.rating.economics import JournaledRun
+from app.core.rating.forecast import Forecast, History, Planned, forecast, longest
+from app.core.run.kinds import Kind
+from tests.harness.stand_ins import PLANNED, TEXTS, journal_of
+
+ALPHA = Worker("alpha", "stub", "alpha", Price(input=1_000_000, output=2_000_000))
+OTHER = replace(ALPHA, name="other", model="other")
+
+
+def past(name: str = "run_past") -> JournaledRun:
+    """A run of a chain of two steps of alpha, with 6 and 7 output tokens; each event comes a second after another."""
+    events = journal_of(name, TEXTS)
+    return JournaledRun(
+        id=name,
+        tenant="acme",
+        key="key",
+        tier="baton-mini",
+        state="succeeded",
+        topology="chain",
+        degraded=False,
+        created_at=events[0].at,
+        ended=True,
+        events=events,
+    )
+
+
+def chain(worker: Worker = ALPHA, size: int = 9) -> list[Planned]:
+    return [Planned(worker, size, (), False, 100), Planned(worker, size, (0,), True, 100)]
+
+
+def made(steps: list[Planned], runs: int) -> Forecast:
+    return forecast(steps, Limits(), History([past(f"run_{n}") for n in range(runs)]))
+
+
+def test_without_history_it_follows_from_prices_and_says_so() -> None:
+    found = made(chain(), 0)
+    assert (found.basis, found.runs) == ("prices", 0)
+    assert [(step.basis, step.samples) for step in found.steps] == [("prices", 0)] * 2
+    assert 0 < found.usd.p10 <= found.usd.p50 <= found.usd.p90 <= found.usd.most <= Limits().usd
+    assert 0 < found.seconds.p50 < found.seconds.most == Limits().seconds
+
+
+def test_it_expects_what_steps_at_the_same_place_took() -> None:
+    found = made(chain(), 5)
+    assert (found.basis, found.runs) == ("history", 5)
+    assert [(step.basis, step.samples) for step in found.steps] == [("shape", 5)] * 2
+    assert [step.output.p50 for step in found.steps] == [6, 7]
+    assert [step.seconds.p50 for step in found.steps] == [2, 2], "from the intent of its call to its end"
+    events = past().events
+    first = next(event for event in events if event.kind is Kind.CALL_INTENDED)
+    took = events[-1].at - first.at
+    assert found.seconds.p50 == pytest.approx(took), "with what came between the steps, and without the planning"
+
+
+def test_a_step_at_another_place_is_compared_with_those_in_its_role() -> None:
+    alone = [Planned(ALPHA, 9, (), True, 100)]
+    assert [step.basis for step in made(alone, 5).steps] == ["worker"], "no past step answers without reading another"
+    fan = [Planned(ALPHA, 9, (), False, 100), Planned(ALPHA, 9, (), False, 100), Planned(ALPHA, 9, (0, 1), True, 100)]
+    assert [step.basis for step in made(fan, 5).steps] == ["role"] * 3
+    strangers = made(chain(OTHER), 5)
+    assert ([step.basis for step in strangers.steps], strangers.basis) == (["others"] * 2, "mixed")
+    assert [step.basis for step in made(chain(), 4).steps] == ["worker"] * 2, "four of a shape are not enough"
+    assert made(chain(), 2).basis == "prices", "nor are four of a worker"
+
+
+def test_input_tokens_follow_the_bytes_of_what_is_sent() -> None:
+    short, long = made(chain(size=90), 5).steps[0], made(chain(size=900), 5).steps[0]
+    assert long.input.p50 == pytest.approx(10 * short.input.p50)
+    assert long.usd.p50 > short.usd.p50
+
+
+def test_what_was_only_planned_is_no_example() -> None:
+    assert History([past(PLANNED)]).runs == 0
+
+
+def test_steps_side_by_side_take_the_time_of_the_longest() -> None:
+    assert longest([(), (), (0, 1)], [3.0, 5.0, 1.0]) == 6.0
+    assert longest([(), (0,), (1,)], [3.0, 5.0, 1.0]) == 9.0
+
+
+def test_the_output_is_never_more_than_the_limit() -> None:
+    capped = [replace(step, most_tokens=3) for step in chain()]
+    assert [step.output.p90 for step in made(capped, 5).steps] == [3, 3]
