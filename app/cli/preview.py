@@ -26,9 +26,19 @@ def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> i
     """Print the plan, the eligible and the excluded workers, and an estimate. Returns 1 if no plan was made."""
     loaded = configure(environ)
     terminal.log_to_stderr("warning")
-    tier, effort = _tier(loaded.catalog, asked)
+    order = order_of(loaded.catalog, asked)
+    storage.announce(loaded.settings)
+    with terminal.err().status("planning"):
+        ended, drawn, shown = event_loop.run(_preview(loaded, order))
+    terminal.print_json(shown) if asked.json else terminal.out().print(drawn)
+    return 0 if ended.error is None else 1
+
+
+def order_of(catalog: Catalog, asked: Asked) -> Order:
+    """The order of a preview. Raises `ConfigInvalid` for a tier or an effort that there is not."""
+    tier, effort = _tier(catalog, asked)
     overrides = Overrides(frozenset(asked.allow), frozenset(asked.deny), asked.pin)
-    order = Order(
+    return Order(
         task=Task((Message("user", (Said(asked.question),)),)),
         tier=tier,
         model=asked.tier,
@@ -40,11 +50,6 @@ def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> i
         overrides=overrides,
         preview=True,
     )
-    storage.announce(loaded.settings)
-    with terminal.err().status("planning"):
-        ended, drawn, shown = event_loop.run(_preview(loaded, order))
-    terminal.print_json(shown) if asked.json else terminal.out().print(drawn)
-    return 0 if ended.error is None else 1
 
 
 def _tier(catalog: Catalog, asked: Asked) -> tuple[Tier, str]:

@@ -17,6 +17,7 @@ from app.cli.commands import (
     keys,
     learning,
     operations,
+    plans,
     policy,
     runs,
     shadow,
@@ -37,7 +38,7 @@ def command_line() -> Group:
     """Return the whole command line."""
     root = Group("baton", help=DESCRIPTION, context_settings={"help_option_names": ["-h", "--help"]})
     click.version_option(package_name="baton", prog_name="baton", message="%(prog)s %(version)s")(root)
-    first = (operations, keys, tenants, content_keys, budgets, webhooks, runs, holds, policy)
+    first = (operations, keys, tenants, content_keys, budgets, webhooks, runs, plans, holds, policy)
     for module in (*first, audit, learning, training, conductor, shadow):
         module.define(root)
     return root

@@ -33,6 +33,9 @@ Basis = Literal["shape", "role", "worker", "others", "prices"]
 (answering or not, reading others or not), in any role; steps of other workers in that role; or prices and cards."""
 ENOUGH = 5
 """Past steps that suffice for one of these."""
+NEAREST = 25
+"""The most past steps that are drawn from: those whose requests were nearest in size, because long answers go with long
+questions."""
 KEPT = 200
 """The most past steps that are kept under one key: the newest."""
 DRAWS = 251
@@ -244,12 +247,16 @@ class History:
         """Seconds that Baton added to a step of a path, sorted; a usual figure where nothing is known."""
         return sorted(self._overheads) or [STEP_SECONDS]
 
-    def like(self, worker: str, shape: Sequence[Sequence[int]], place: int) -> tuple[Basis, Sequence[Past]]:
-        """The past steps that are most like this one, by their output, and in what they are alike."""
+    def like(
+        self, worker: str, shape: Sequence[Sequence[int]], place: int, size: float
+    ) -> tuple[Basis, Sequence[Past]]:
+        """The past steps that are most like this one, whose request will have about so many bytes; and in what they are
+        alike. They are in the order of their output."""
         for basis, key in keys(worker, shape, place):
             found = self._steps.get(key, ())
             if len(found) >= ENOUGH:
-                return basis, sorted(found, key=lambda one: (one.usage.output, one.seconds))
+                nearest = sorted(found, key=lambda one: abs(one.bytes - size))[:NEAREST]
+                return basis, sorted(nearest, key=lambda one: (one.usage.output, one.seconds))
         return "prices", ()
 
     def tokens(self, worker: str, size: float) -> float:
@@ -328,7 +335,8 @@ def forecast(steps: Sequence[Planned], limits: Limits, history: History) -> Fore
     shape = [step.inputs for step in steps]
     drawn: list[_Drawn] = []
     for place, step in enumerate(steps):
-        basis, past = history.like(step.worker.name, shape, place)
+        read = sum(sum(drawn[n].chars) for n in step.inputs) / DRAWS
+        basis, past = history.like(step.worker.name, shape, place, step.bytes + read)
         one = _Drawn(basis, len(past))
         for k in range(DRAWS):
             size = step.bytes + sum(drawn[n].chars[k] for n in step.inputs)

@@ -13,7 +13,7 @@ from app.core.pool.budget import tool_bytes
 from app.core.pool.catalog import Catalog, Limits, WireFormat
 from app.core.rating.forecast import Forecast, History, Planned, forecast
 from app.gateway.http.context import GatewayContext
-from app.store.protocol import RunQuery
+from app.store.protocol import RunQuery, TenantStore
 
 RUNS: Final = 300
 """The newest runs of a tenant that a forecast looks at."""
@@ -45,14 +45,18 @@ class Histories:
         until, known = self._known.get(tenant, (0.0, History(())))
         if now < until:
             return known
-        wanted = RunQuery(tenant=tenant, state="succeeded", limit=RUNS)
-        runs = await self._context.store.of_tenant(tenant).journaled_runs(wanted)
-        made = await asyncio.to_thread(History, runs)
+        made = await read_history(self._context.store.of_tenant(tenant), tenant)
         self._known[tenant] = (now + FRESH_SECONDS, made)
         self._known.move_to_end(tenant)
         if len(self._known) > TENANTS:
             self._known.popitem(last=False)
         return made
+
+
+async def read_history(store: TenantStore, tenant: str) -> History:
+    """What the steps of a tenant's newest runs took."""
+    runs = await store.journaled_runs(RunQuery(tenant=tenant, state="succeeded", limit=RUNS))
+    return await asyncio.to_thread(History, runs)
 
 
 def of_plan(catalog: Catalog, task: Task, steps: Sequence[Step], limits: Limits, history: History) -> Forecast | None:

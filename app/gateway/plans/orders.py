@@ -20,10 +20,10 @@ from app.core.pool.policy import Overrides
 from app.core.records import changed
 from app.core.run.tool_results import returned
 from app.engine.runs.admission import Order
-from app.errors import Conflict, Forbidden, InvalidRequest
+from app.errors import BatonError, Conflict, Forbidden, InvalidRequest
 from app.gateway.http.api_keys import Caller
-from app.gateway.plans.requests import PlanRunRequest
-from app.gateway.plans.revisions import FORMAT, Plan, Revision, as_value, digest_of, limits_of
+from app.gateway.plans.requests import PlanRunRequest, refused
+from app.gateway.plans.revisions import FORMAT, MOST_REVISIONS, Plan, Revision, as_value, digest_of, limits_of
 from app.store.protocol import KeyRow, Once
 
 REFUSED = frozenset({"invalid_plan", "plan_rejected", "no_eligible_worker"})
@@ -164,3 +164,42 @@ def claim_of_revision(plan: Plan, number: int, tenant: str, body: Mapping[str, A
     name = hashlib.sha256(f"{tenant}\0{plan.id}\0{number}".encode()).hexdigest()
     fingerprint = hashlib.sha256(orjson.dumps(body, option=orjson.OPT_SORT_KEYS)).digest()
     return Once(name, fingerprint, 0.0, tenant=tenant)
+
+
+# -- refusals
+
+
+def next_number(plan: Plan, base: Revision) -> int:
+    """The number of the revision that follows this one. Raises `Conflict` if there is one already."""
+    later = [one for one in plan.revisions if one.number > base.number]
+    if any(one.stands or one.is_open for one in later):
+        raise overtaken()
+    if plan.revisions[-1].number >= MOST_REVISIONS:
+        message = "The plan has as many revisions as a plan may have; make another one."
+        raise Conflict(message, code="too_many_revisions")
+    return plan.revisions[-1].number + 1
+
+
+def overtaken() -> Conflict:
+    """The refusal of an edit whose author has not seen the latest revision."""
+    return Conflict(
+        "Somebody has made a later revision of this plan; look at it with GET /v1/plans/{id}, and send your edit with "
+        "its number.",
+        param="revision",
+        code="revision_conflict",
+    )
+
+
+def of_edit(error: InvalidRequest) -> BatonError:
+    """The refusal of an edited plan, with the field of the plan that is at fault."""
+    if error.param != "baton.plan":
+        return error
+    reasons = error.message.partition(": ")[2]
+    return refused(reasons, reasons)
+
+
+def since_changed(error: InvalidRequest) -> BatonError:
+    """The refusal to execute a plan that was accepted when it was shown: what has changed is at fault."""
+    if error.public_code not in REFUSED:
+        return error
+    return outdated(error.message.partition(": ")[2] or error.message)

@@ -18,7 +18,7 @@ from app.core.records import record
 from app.core.run.state import fold
 from app.engine.calls.step_request import task_of
 from app.engine.runs.admission import FIRST_REVISION, PLAN_TAG, Order
-from app.errors import BatonError, Conflict, Forbidden, InvalidRequest, NotFound
+from app.errors import Conflict, Forbidden, InvalidRequest, NotFound
 from app.gateway.chat import route as chat
 from app.gateway.chat.reply import completion
 from app.gateway.chat.request import read_request, to_order
@@ -201,7 +201,7 @@ def _revises(
         asked = requests.read_revision(body)
         plan = found.plan
         base = plan.revision(asked.revision)
-        number = _next(plan, base)
+        number = orders.next_number(plan, base)
         steps = await revisions.steps_of(found.store, base)
         value = requests.revised(asked, revisions.as_value(steps), plan.first.state.admitted.pool)
         usual = orders.repeated(context.catalog(), caller, plan, found.row.tenant, await found.task())
@@ -210,9 +210,9 @@ def _revises(
         try:
             begun = await idempotency.begin(request, caller, body, lambda: order, once=once)
         except InvalidRequest as refused:
-            raise _of_edit(refused) from None
+            raise orders.of_edit(refused) from None
         except Conflict as conflict:
-            raise _overtaken() if conflict.public_code in (TAKEN, "idempotency_key_reuse") else conflict from None
+            raise orders.overtaken() if conflict.public_code in (TAKEN, "idempotency_key_reuse") else conflict from None
         await collect(context, begun, request.receive)
         made = await _made(found.store, begun, caller)
         whole = Plan((*[one for one in plan.revisions if one.number != number], made))
@@ -264,7 +264,7 @@ def _executes(router: APIRouter, context: GatewayContext, keys: Keys, idempotenc
         try:
             begun = await idempotency.begin(request, caller, body, order)
         except InvalidRequest as refused:
-            raise _since_changed(refused) from None
+            raise orders.since_changed(refused) from None
         if begun.driven.state.streams:
             return chat.stream(context, begun)
         return Response(completion(await collect(context, begun, request.receive)), media_type="application/json")
@@ -310,45 +310,10 @@ async def _shown(
     )
 
 
-def _next(plan: Plan, base: Revision) -> int:
-    """The number of the revision that follows this one. Raises `Conflict` if there is one already."""
-    later = [one for one in plan.revisions if one.number > base.number]
-    if any(one.stands or one.is_open for one in later):
-        raise _overtaken()
-    if plan.revisions[-1].number >= revisions.MOST_REVISIONS:
-        message = "The plan has as many revisions as a plan may have; make another one."
-        raise Conflict(message, code="too_many_revisions")
-    return plan.revisions[-1].number + 1
-
-
-def _overtaken() -> Conflict:
-    return Conflict(
-        "Somebody has made a later revision of this plan; look at it with GET /v1/plans/{id}, and send your edit with "
-        "its number.",
-        param="revision",
-        code="revision_conflict",
-    )
-
-
 def _number(body: Mapping[str, object]) -> int | None:
     """The revision in a body that is yet to be checked; None where it names none."""
     number = body.get("revision")
     return number if isinstance(number, int) and not isinstance(number, bool) else None
-
-
-def _of_edit(error: InvalidRequest) -> BatonError:
-    """The refusal of an edited plan, with the field of the plan that is at fault."""
-    if error.param != "baton.plan":
-        return error
-    reasons = error.message.partition(": ")[2]
-    return requests.refused(reasons, reasons)
-
-
-def _since_changed(error: InvalidRequest) -> BatonError:
-    """The refusal to execute a plan that was accepted when it was shown: what has changed is at fault."""
-    if error.public_code not in orders.REFUSED:
-        return error
-    return orders.outdated(error.message.partition(": ")[2] or error.message)
 
 
 def _json(value: Mapping[str, Any]) -> Response:

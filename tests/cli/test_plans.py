@@ -1,0 +1,88 @@
+"""`baton plans`: a plan from its making to its answer, in the configured database."""
+
+import json
+from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.__main__ import main
+from tests.harness import processes
+
+HARD = "Solve 3(x + 2) = 2x + 11"
+Baton = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture(scope="module")
+def baton(tmp_path_factory: pytest.TempPathFactory) -> Baton:
+    """Run a command over a database of its own: its exit status, and what it printed."""
+    environ = processes.environment(tmp_path_factory.mktemp("plans"), BATON_REHEARSAL_DELAY="0")
+
+    def run(*arguments: str) -> tuple[int, str]:
+        out, err = StringIO(), StringIO()
+        with redirect_stdout(out), redirect_stderr(err):
+            status = main(arguments, environ)
+        return status, out.getvalue() if status == 0 else err.getvalue()
+
+    assert run("migrate")[0] == 0
+    return run
+
+
+def made(baton: Baton) -> dict[str, Any]:
+    """A plan of three steps, nothing of which was executed."""
+    status, said = baton("plans", "make", HARD, "--json")
+    assert status == 0, said
+    shown: dict[str, Any] = json.loads(said)
+    assert (shown["revision"], len(shown["plan"]["steps"])) == (1, 3)
+    return shown
+
+
+def test_a_plan_is_made_edited_and_executed(baton: Baton) -> None:
+    plan = made(baton)["id"]
+    edited = json.loads(baton("plans", "edit", plan, "--change", "1", "--worker", "rehearsal-sage", "--json")[1])
+    assert [one["worker"] for one in edited["plan"]["steps"]][1] == "rehearsal-sage"
+    drawn = baton("plans", "show", "last")[1]
+    for words in (
+        "revision 2 of 2",
+        "sees: the conversation, step 0",
+        "withheld: 0",
+        "estimate: $0.0",
+        edited["digest"],
+    ):
+        assert words in drawn
+    ran = json.loads(baton("plans", "run", plan, "--json")[1])
+    assert (ran["revision"], ran["answer"]) == (2, "The answer is x = 5.")
+    run = json.loads(baton("runs", "show", ran["run"], "--json")[1])
+    assert run["origin"]["kind"] == "plan"
+    assert [one["worker"] for one in run["steps"]][1] == "rehearsal-sage"
+
+
+def test_a_plan_comes_and_goes_in_the_published_form(baton: Baton, tmp_path: Path) -> None:
+    shown = made(baton)
+    path = tmp_path / "plan.json"
+    path.write_text(baton("plans", "show", shown["id"], "--lists")[1])
+    again = json.loads(baton("plans", "edit", shown["id"], "--file", str(path), "--json")[1])
+    assert (again["revision"], again["digest"]) == (2, shown["digest"])
+
+
+def test_what_cannot_be_done_is_said(baton: Baton) -> None:
+    plan = made(baton)["id"]
+    assert (
+        baton(
+            "plans", "edit", plan, "--add", "0", "--worker", "rehearsal-sage", "--subtask", "Look.", "--access", "user"
+        )[0]
+        == 0
+    )
+    for arguments, expected, words in (
+        (("edit", plan, "--revision", "1", "--remove", "0"), 1, "later revision"),
+        (("edit", plan, "--change", "0", "--worker", "nobody"), 1, "not an eligible worker"),
+        (("edit", plan, "--change", "0", "--remove", "1"), 2, "one of --change, --add, --remove and --file"),
+        (("edit", plan, "--file", "/nowhere.json"), 2, "cannot be read as JSON"),
+        (("show", "plan_run_none"), 1, "Nothing with this name"),
+        (("run", plan, "--revision", "9"), 1, "no revision of that number"),
+    ):
+        status, said = baton("plans", *arguments)
+        assert (status, words in said) == (expected, True), said
