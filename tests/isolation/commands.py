@@ -23,8 +23,9 @@ COMMANDS: Mapping[str, tuple[str, ...]] = {
     "rollouts": ("rollouts", "{file}", "--everybody", "--json"),
     "runs ls": ("runs", "ls", "--limit", "1000", "--json"),
     "runs erase": ("runs", "erase", "--json"),
+    "holds add": ("holds", "add", "--reason", "case 12", "--json"),
 }
-"""The words of each such command, without the tenant. The erasure comes last."""
+"""The words of each such command, without the tenant. The erasure comes last, but for the hold that would forbid it."""
 WITHOUT_RESULT = {"grade", "offpolicy"}
 """Commands that may end with 1 here, because nothing was rated by a rule or drawn at random."""
 WITHOUT = {"train"}

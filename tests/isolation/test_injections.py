@@ -1,0 +1,59 @@
+"""A sample of the corpus of injections; `python -m tests.isolation.injections` plays all of it."""
+
+from pathlib import Path
+
+import pytest
+
+from app.core.message.chat import Message
+from app.core.plan.visibility import compose
+from app.engine.calls.step_request import View
+from tests.isolation.injection_corpus import CARRIERS, FAMILIES, FORGED_CALL, ORDERS, corpus
+from tests.isolation.injections import INBOUND, OUTBOUND, TOPOLOGIES, Findings, played, sampled, scenes
+
+SAMPLE = 16
+
+
+def test_the_corpus_is_large_and_has_every_family_language_and_carrier() -> None:
+    every = list(corpus())
+    assert len({one.text for one in every}) >= 300
+    assert len(every) == len(FAMILIES) * len(ORDERS) * len(CARRIERS)
+    reached = {(one.topology, one.inbound) for one in scenes(every)} | {
+        (one.topology, one.outbound) for one in scenes(every)
+    }
+    without = {("tools", "completions")}
+    assert reached == {(shape, wire) for shape in TOPOLOGIES for wire in (*INBOUND, *OUTBOUND)} - without
+
+
+async def test_injections_cause_no_call_give_no_authority_and_move_no_canary(tmp_path: Path) -> None:
+    chosen = sampled(SAMPLE)
+    assert {one.topology for one in chosen} == set(TOPOLOGIES)
+    assert {one.outbound for one in chosen} == set(OUTBOUND)
+    found = await played(tmp_path, chosen)
+    assert found.wrong == []
+    assert found.runs == len(chosen)
+    assert found.calls > 2 * found.runs
+
+
+async def judged(folder: Path, topology: str) -> Findings:
+    """What is found in one run of a topology."""
+    fitting = [one for one in scenes(corpus()) if (one.topology, one.inbound, one.number % 2) == (topology, "chat", 0)]
+    return await played(folder, fitting[:1], audits=False)
+
+
+async def test_words_beyond_an_access_list_would_be_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def messages(view: View, worker: str) -> tuple[Message, ...]:
+        return compose(view.task, view.subtask, view.seen, view.used, worker)
+
+    monkeypatch.setattr(View, "messages", messages)
+    found = await judged(tmp_path, "caller")
+    assert any("step 1 was shown" in one and "CANARY-user" in one for one in found.canaries)
+
+
+async def test_an_id_of_a_worker_and_a_call_of_an_uncleared_one_would_be_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.engine.steps.execution.mint", lambda _run, _token: FORGED_CALL)
+    monkeypatch.setattr("app.core.pool.policy.permits", lambda _worker, _reading: True)
+    found = await judged(tmp_path, "tools")
+    assert any("an id that Baton did not mint" in one for one in found.authority)
+    assert any("the pool is" in one for one in found.authority)
