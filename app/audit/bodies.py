@@ -172,6 +172,7 @@ FIELDS: Mapping[Kind, Mapping[str, Test]] = {
         "finish": is_text,
         "call": is_text,
         "declassified": is_set,
+        "labels": is_set,
     },
     Kind.STEP_FAILED: {"n": is_whole, "error": is_text},
     Kind.STEP_SKIPPED: {"n": is_whole, "reason": is_text},

@@ -12,6 +12,7 @@ from app.audit.contents import contents
 from app.audit.lifecycle import lifecycle
 from app.audit.money import money
 from app.audit.plans import plans
+from app.audit.replays import Claims, replays
 from app.audit.report import Report, Violation
 from app.audit.requests import Pools, requests
 from app.audit.row import row
@@ -25,7 +26,7 @@ from app.store.archive import AccountSums, Record
 from app.store.journal_file import Source
 
 Rule = Callable[[Account], Iterator[Violation]]
-RULES: tuple[Rule, ...] = (lifecycle, plans, steps, tooling, calls, money, budgets, row, contents)
+RULES: tuple[Rule, ...] = (lifecycle, plans, steps, tooling, replays, calls, money, budgets, row, contents)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +46,15 @@ class Auditor:
     ) -> Report:
         """Check every run that is chosen. With `against`, an earlier export, also whether any of it is missing."""
         report = Report()
-        books, before = Books(), await source.accounts() or {}
+        books, before, claims = Books(), await source.accounts() or {}, Claims()
         earlier = await Earlier.of(against, run=run, since=since)
         pools, reigns = Pools(self.adapter, await source.catalogs()), Reigns.by(await source.changes())
         async for record in source.records(run=run, since=since):
-            self.check(record, pools, reigns, report, books)
+            self.check(record, pools, reigns, report, books, claims)
             for violation in earlier.compare(record):
                 report.add(violation)
+        for violation in await claims.compare(source, report, self.now):
+            report.add(violation)
         await absent(source, earlier, report, run=run, since=since)
         if run is None and since is None:
             await self._check_all(source, report, books, before)
@@ -71,8 +74,16 @@ class Auditor:
         for violation in books.compare(before, after, removed=removed, pruned=report.pruned > 0):
             report.add(violation)
 
-    def check(self, record: Record, pools: Pools, reigns: Reigns, report: Report, books: Books | None = None) -> None:
-        """Check one run and add its violations to the report."""
+    def check(
+        self,
+        record: Record,
+        pools: Pools,
+        reigns: Reigns,
+        report: Report,
+        books: Books | None = None,
+        claims: Claims | None = None,
+    ) -> None:
+        """Check one run and add its violations to the report. What it says of other runs is added to `claims`."""
         told = account(record, self.now, self.patient)
         report.runs += 1
         report.events += len(record.events)
@@ -84,6 +95,8 @@ class Auditor:
         report.pending += pending(told)
         if books is not None:
             books.add(told)
+        if claims is not None:
+            claims.add(told)
         for rule in RULES:
             for violation in rule(told):
                 report.add(violation)

@@ -81,6 +81,8 @@ class Labels:
         self.given[step.n] = read
         whole = self._with_results(step, seq=None)
         self.outputs[step.n] = whole.labels - (_lost(step.done) if step.done is not None else frozenset())
+        if step.done is not None and step.done.body.get("origin_run"):
+            self.outputs[step.n] = _texts(step.done, "labels")
 
     def _is_shown(self, n: int) -> bool:
         """Return False if a step ended without words: others then see nothing of it."""

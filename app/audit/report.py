@@ -98,6 +98,8 @@ RULES: Mapping[str, tuple[str, str]] = {
     "done-twice": ("N-4", "a step is completed at most once"),
     "call-after-done": ("N-4", "no call is intended for a step that is done or failed"),
     "done-without-call": ("N-4", "a step is done by a successful call of its own, with that call's output"),
+    "kept-wrong": ("N-4 I-5", "only a replay takes outputs and tool results over, and from the run that it repeats"),
+    "kept-altered": ("I-2 I-14", "an output that was taken over is that of the step that is named, with its labels"),
     "tool-calls-wrong": ("I-5", "a step waits for the tool calls of its own successful call, if its plan lets it"),
     "tool-results-wrong": ("I-5 I-9", "results answer exactly the calls that their step waits for"),
     "step-left-open": ("N-2", "when a run ends every step is settled"),

@@ -116,10 +116,10 @@ def _admission(run: Account, pools: Pools) -> Iterator[Violation]:
 
 
 def _least(run: Account, catalog: Catalog, tier: Tier) -> Read:
-    """Return what every worker of the run reads: under a model its subtasks, in a caller's own plan nothing, else the
-    conversation."""
+    """Return what every worker of the run reads: under a model its subtasks, in a caller's own plan
+    and in a repeated one nothing, else the conversation."""
     conductor, labels = run.admitted["conductor"], frozenset(run.admitted["labels"])
-    if conductor == "caller":
+    if conductor in ("caller", "replay"):
         return Read()
     if conductor != "model":
         return Read(labels, frozenset({FROM_CALLER}))

@@ -35,7 +35,8 @@ def _arrows(run: Account, step: Step) -> Iterator[Violation]:
             yield run.says("step-arrow", fact.seq, f"step {step.n} is {whose}, and {fact.kind.value} is not for it")
         to, since = MOVES[fact.kind]
         if state in OPEN:
-            if state not in since:
+            taken = fact.kind is Kind.STEP_DONE and fact.body.get("origin_run")
+            if state not in (since if not taken else {"waiting"}):
                 yield run.says("step-arrow", fact.seq, f"step {step.n} goes from {state} to {to}")
             state = to
 
@@ -47,6 +48,7 @@ MOVES: Mapping[Kind, tuple[str, frozenset[str]]] = {
     Kind.STEP_AWAITING: ("awaiting_tool", frozenset({"running"})),
     Kind.STEP_RESULTS: ("running", frozenset({"awaiting_tool"})),
     Kind.STEP_DONE: ("done", frozenset({"running"})),
+    # and from waiting, where a replay takes its output over: see `replays.py`
     Kind.STEP_FAILED: ("failed", OPEN),
     Kind.STEP_SKIPPED: ("skipped", OPEN),
 }
@@ -69,7 +71,7 @@ def _settled_once(run: Account, step: Step) -> Iterator[Violation]:
 def _done(run: Account, step: Step) -> Iterator[Violation]:
     """A step is done by a successful call of its own, with the output of that call."""
     for fact in step.facts:
-        if fact.kind is not Kind.STEP_DONE:
+        if fact.kind is not Kind.STEP_DONE or fact.body.get("origin_run"):
             continue
         if step.opens:
             yield from _concluded(run, step, fact)

@@ -74,7 +74,7 @@ def _print(figures: Mapping[str, Any], names: Mapping[str, str]) -> None:
     console.print(f"Runs admitted from {period} that have ended: {total['runs']:,}.", markup=False)
     console.print(
         f"Left out: {left_out['open']:,} that go on, {left_out['previews']:,} that were only planned, "
-        f"{left_out['shadows']:,} shadows.",
+        f"{left_out['shadows']:,} shadows, {left_out['replays']:,} replays.",
         markup=False,
     )
     console.print(f"A success by {figures['success']}: {figures['definition']}", markup=False, soft_wrap=True)

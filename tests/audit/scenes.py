@@ -1,12 +1,13 @@
 """A journal with runs of every kind, made once by the real service: what the forgeries are made from."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from app.core.message.chat import Message, Task, Text, Tool, Toolbox
 from app.core.pool.conductor_versions import Change, ChangeKind
+from app.engine.runs import replays
 from app.process.wiring import Runtime
 from app.store.archive import Record, open_archive
 from tests.harness.in_process import finish, narrowed, order, plan, plan_text, pool_text, running_service
@@ -285,6 +286,26 @@ async def debated(stub: ProviderStub, opened: Runtime) -> str:
     return await _run(opened, "baton-ultra", plan=steps)
 
 
+async def replayed(stub: ProviderStub, opened: Runtime) -> str:
+    """A chain of three, repeated from its last step on."""
+    store = opened.context.store
+    earlier = await replays.read(store, await store.journal(await conducted(stub, opened)))
+    tier = opened.pool.catalog().tiers["baton-ultra"]
+    again = replays.order(
+        earlier,
+        replays.Changes(from_step=2),
+        tier,
+        opened.pool.catalog(),
+        model=tier.name,
+        effort=tier.effort,
+        limits=tier.efforts[tier.effort],
+        tenant="tenant",
+        key="key",
+        labels=frozenset(),
+    )
+    return (await finish(await opened.runs.start(replace(again, followed=True)))).ended.state.run
+
+
 SCENES = (
     single,
     chosen,
@@ -314,4 +335,5 @@ SCENES = (
     failed,
     streamed_in_parts,
     debated,
+    replayed,
 )

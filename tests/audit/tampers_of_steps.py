@@ -200,4 +200,18 @@ CALLS = (
     case("access-not-planned", "sees less", "single conducted", in_last(INTENDED, put(access=[]))),
     case("access-unsettled", "before its input", "conducted", lambda run: later(run, INTENDED, 1, DONE, 0)),
 )
-CASES: tuple[Case, ...] = (*PLANS, *STEPS, *CALLS)
+
+
+def taken_over_and_called(run: Forged) -> None:
+    """A call is said to have given an output that was taken over."""
+    run.first(DONE, n=0)["call"] = run.first(INTENDED, n=2)["call"]
+
+
+KEPT: tuple[Case, ...] = (
+    case("kept-wrong", "an output of a run that is not repeated", "replayed", in_first(DONE, put(origin_run="run_x"))),
+    case("kept-wrong", "a run of its own takes an output over", "conducted", in_first(DONE, put(origin_run="run_x"))),
+    case("kept-wrong", "called and taken over", "replayed", taken_over_and_called),
+    case("done-without-call", "an output of nobody's", "replayed", in_first(DONE, put(origin_run=""))),
+)
+
+CASES: tuple[Case, ...] = (*PLANS, *STEPS, *CALLS, *KEPT)

@@ -2,8 +2,7 @@
 """Recomputes the figures of `baton report --json` from EXPORT RATINGS OPTIONS, with nothing of Baton's code."""
 import base64, datetime, json, pathlib, sys, zoneinfo  # noqa: E401, I001
 from collections import Counter
-pools, runs, wanted = {}, [], json.loads(sys.argv[3])
-zone = zoneinfo.ZoneInfo(wanted["zone"])
+pools, runs, zone = {}, [], zoneinfo.ZoneInfo((wanted := json.loads(sys.argv[3]))["zone"])
 export, ratings = ([json.loads(line) for line in pathlib.Path(path).read_text().splitlines()] for path in sys.argv[1:3])
 for line in export:
     if "catalog" in line:
@@ -30,6 +29,7 @@ def sums(some):
     return {"runs": len(some), "judged": len(judged), "without_verdict": len(some) - len(judged), "successes": wins,
             "unanswered": sum(run["state"] != "succeeded" for run in some), "judged_cost_usd": spent, "cost_usd":
             sum(run["usd"] for run in some) / 1e6, "cost_per_success_usd": round(spent / wins, 9) if wins else None}
+again, runs = ([run for run in runs if ("origin_kind" in of(run, "run.admitted")[0]) == one] for one in (True, False))
 previews, going_on = ([run for run in runs if of(run, "run.admitted")[0]["preview"] == planned and
                       (planned or run["ended_at"] is None)] for planned in (True, False))
 runs = [run for run in sorted(runs, key=lambda run: (run["created_at"], run["id"])) if run not in previews + going_on]
@@ -59,7 +59,7 @@ for run in runs:
             if steps[other["n"]]["proposal"] == steps[one["n"]]["proposal"] and (giver := ends.get(other["call"])):
                 spared["spared_output_tokens"] += giver["usage"]["output"] - giver["usage"]["reasoning"]
         if "user" not in one["access"] and steps[one["n"]].get("parent") is None:
-            spared["calls_not_measured" if heard is None else "spared_conversation_tokens"] += heard or 1
+            spared["calls_not_measured" if heard is None else "spared_conversation_tokens"] += (heard, 1)[heard is None]
     bills = Counter({name: 0 for name in start["pool"] if over and pools[start["catalog"]][name]["priced"]})
     for name, use in ((name, end["usage"]) for name in bills for _, end in over):
         price, fresh = pools[start["catalog"]][name]["price"], {"input": use["input"] - use["cached"]}
@@ -85,8 +85,8 @@ usual, there = (Counter(one for run in some for one in run["has"]) for some in (
 lifts = [(there[one] * len(runs) / len(top) / usual[one], one) for one in there]
 spared["spared_tokens"] = hidden = spared["spared_output_tokens"] + spared["spared_conversation_tokens"]
 print(json.dumps({
-    "left_out": {"open": len(going_on), "previews": len(previews), "shadows": 0}, "total": sums(runs),
-    "sources": Counter(name for run in runs for name in run["sources"]),
+    "left_out": {"open": len(going_on), "previews": len(previews), "shadows": 0, "replays": len(again)},
+    "total": sums(runs), "sources": Counter(name for run in runs for name in run["sources"]),
     "groups": [{"by": by, "group": value} | sums(some) for (by, value), some in groups.items()],
     "dearest": {"runs": len(top), "cost_usd": sums(top)["cost_usd"],
                 "share_of_cost": round(sum(run["usd"] for run in top) / sum(run["usd"] for run in runs), 6),

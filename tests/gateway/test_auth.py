@@ -40,12 +40,14 @@ NEEDS = {
     ("GET", "/v1/shadows/report"): {"audit:read"},
     ("GET", "/v1/runs"): {"runs:read"},
     ("GET", "/v1/runs/{run}"): {"runs:read"},
+    ("GET", "/v1/runs/{run}/compare/{other}"): {"runs:read"},
     ("GET", "/v1/runs/{run}/events"): {"runs:read"},
     ("GET", "/v1/runs/{run}/explain"): {"runs:read"},
     ("GET", "/v1/runs/{run}/steps/{n}"): {"runs:read", "audit:read"},
     ("GET", "/v1/runs/{run}/stream"): {"runs:read", "audit:read"},  # the latter for runs of other keys, as this one is
     ("POST", "/v1/runs/{run}/cancel"): {"runs:write"},
     ("POST", "/v1/runs/{run}/feedback"): {"runs:write"},
+    ("POST", "/v1/runs/{run}/replay"): {"runs:write", "runs:read", "audit:read"},  # as for the stream
     ("DELETE", "/v1/runs/{run}"): {"runs:write"},
 }
 OTHERS = {
@@ -61,12 +63,14 @@ BODIES = {
     "/v1/plans/{plan}": {"revision": 1, "edits": [{"op": "change", "step": 0, "subtask": "Think."}]},
     "/v1/plans/{plan}/run": {},
     "/v1/runs/{run}/feedback": {"thumbs": "up"},
+    "/v1/runs/{run}/replay": {},
     "/v1/responses": {"model": "baton-mini", "input": "What is 2 + 2?"},
     "/v1/responses/input_tokens": {"model": "baton-mini", "input": "What is 2 + 2?"},
     "/v1/responses/compact": {"model": "baton-mini", "input": "What is 2 + 2?"},
 }
 """What a route is sent that takes a body and not a chat."""
 EXAMPLES = {"model": "baton-mini", "run": "run_mine", "response": "resp_run_mine", "n": "0", "plan": f"plan_{PLANNED}"}
+EXAMPLES |= {"other": "run_mine"}
 TAKES_BODY = ("POST", "PATCH")
 
 

@@ -170,6 +170,8 @@ class ScriptedDrivers:
         self.uses: dict[str, RunUse] = {}
         """What the journal has of the runs, for their rates."""
         self.now: Callable[[], float] = lambda: 0.0
+        self.listed: Callable[[str, Order], None] = lambda run, order: None
+        """Is called with each run that is begun."""
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._lines: dict[str, Mailbox[Told]] = {}
 
@@ -179,6 +181,7 @@ class ScriptedDrivers:
             raise self.refusal
         run = order.run or f"run_{len(self.orders)}"
         self.orders.append(order)
+        self.listed(run, order)
         self.uses[run] = RunUse(seq=1, tokens=0, waits=False)
         state = state_of(run)
         turn = replace(state.turn, streams=order.streams, wire=order.wire)
@@ -382,6 +385,7 @@ class GatewayStandIn:
         self.peppers: tuple[bytes, ...] = (PEPPER,)
         self.runs.now = lambda: self.seconds
         self.store.uses = self.runs.uses
+        self.runs.listed = self._list_replay
         self.telemetry = Telemetry()
         self.context = GatewayContext(
             store=cast(Store, self.store),
@@ -400,6 +404,10 @@ class GatewayStandIn:
     def app(self) -> FastAPI:
         """The application, made when it is first asked for, unless it was set before."""
         return create_app(self.context)
+
+    def _list_replay(self, run: str, order: Order) -> None:
+        if order.origin_kind:
+            self.store.rows.append(row_of(run, order.tenant, origin_kind=order.origin_kind))
 
     def _name(self, prefix: str) -> str:
         self.names += 1

@@ -61,6 +61,8 @@ class Tenant:
     client: httpx.AsyncClient
     runs: list[str] = field(default_factory=list)
     responses: list[str] = field(default_factory=list)
+    background: list[str] = field(default_factory=list)
+    """Those of them that can be cancelled."""
     plans: list[str] = field(default_factory=list)
     calls: list[str] = field(default_factory=list)
     """Calls of tools that wait for their results."""
@@ -104,7 +106,7 @@ def _chat(mine: Tenant, theirs: Tenant, chosen: Chosen) -> Asked:
 
 def _response(mine: Tenant, theirs: Tenant, chosen: Chosen) -> Asked:
     body: dict[str, Any] = {"model": "baton-mini", "input": f"{mine.word} asks."}
-    kind = chosen(["plain", "background", "stream", "previous", "reference"])
+    kind = chosen(["plain", "background", "stream", "previous", "reference"]) if mine.background else "background"
     if kind == "previous" and theirs.responses:
         return Asked("", body | {"previous_response_id": chosen(theirs.responses)})
     if kind == "reference" and theirs.responses:
@@ -163,9 +165,11 @@ REQUESTS: Mapping[tuple[str, str], Request] = {
     ("GET", "/v1/runs/{run}"): _named,
     ("DELETE", "/v1/runs/{run}"): _named,
     ("POST", "/v1/runs/{run}/cancel"): lambda _mine, _theirs, _: Asked("", {}),
+    ("GET", "/v1/runs/{run}/compare/{other}"): _named,
     ("GET", "/v1/runs/{run}/events"): _named,
     ("GET", "/v1/runs/{run}/explain"): _named,
     ("POST", "/v1/runs/{run}/feedback"): lambda mine, _theirs, _: Asked("", {"score": 1.0, "comment": mine.word}),
+    ("POST", "/v1/runs/{run}/replay"): lambda _mine, _theirs, _: Asked("", {}),
     ("GET", "/v1/runs/{run}/steps/{n}"): _named,
     ("GET", "/v1/runs/{run}/stream"): _named,
 }
@@ -242,12 +246,13 @@ async def _operate(
 ) -> None:
     """One request of `mine` about something of `target`; nothing of `other` may show or change unless it is `mine`."""
     method, path = route
-    kinds = {"run": target.runs, "response": target.responses, "plan": target.plans}
+    responses = target.background if path.endswith("{response}/cancel") else target.responses
+    kinds = {"run": target.runs, "response": responses, "plan": target.plans}
     if any(f"{{{kind}}}" in path and not having for kind, having in kinds.items()):
         return
     asked = request(mine, target, chance.choice)
     named = {kind: chance.choice(having or [""]) for kind, having in kinds.items()}
-    named |= {"n": "0", "model": "baton-mini"}
+    named |= {"n": "0", "model": "baton-mini", "other": chance.choice(target.runs or [""])}
     url = re.sub(r"\{(\w+)(?::path)?\}", lambda found: named[found[1]], path) + asked.path
     headers = dict(asked.headers)
     if method == "POST" and not headers and chance.random() < 0.2:
@@ -271,6 +276,7 @@ async def _operate(
     report.reached[route] += reply.status_code == 200
     if route == ("POST", "/v1/responses") and reply.status_code == 200 and asked.body.get("background"):
         await until(lambda: _is_over(opened, reply.json()["id"].removeprefix("resp_")))
+        mine.background.append(reply.json()["id"])
     _note(mine, route, named, reply, headers)
 
 
@@ -295,6 +301,7 @@ def _note(mine: Tenant, route: tuple[str, str], named: Mapping[str, str], reply:
         gone = RUN_ID.findall(next(named[kind] for kind in ("run", "response", "plan") if f"{{{kind}}}" in route[1]))
         mine.runs = [one for one in mine.runs if one not in gone]
         mine.responses = [one for one in mine.responses if not any(name in one for name in gone)]
+        mine.background = [one for one in mine.background if one in mine.responses]
         mine.plans = [one for one in mine.plans if not any(name in one for name in gone)]
     if run is None or route[0] not in ("POST", "PATCH") or reply.status_code != 200:
         return

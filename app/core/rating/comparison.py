@@ -4,10 +4,8 @@
 derived from events and ratings. Texts are not read here: every run has a salt of its own, so equal texts have different
 refs, and a caller that may read them passes a function that says whether two refs stand for equal texts.
 
-Steps are aligned by their *place*: the round and the position in its plan, counted from 1 and 0 (`1.0`, `1.1`), and for
-a step of a nested workflow the place of the step around it and the position in there (`1.1.0`). Places do not depend on
-how many proposals were rejected, which numbers of steps do. Money is in micro-dollars in the records and in dollars in
-the JSON, durations are in seconds.
+Steps are aligned by their places (`core/run/recording.py`), which do not depend on how many proposals were rejected, as
+numbers of steps do. Money is in micro-dollars in the records and in dollars in the JSON, durations are in seconds.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,12 +19,12 @@ from app.core.rating.feedback import Feedback, FeedbackKind
 from app.core.records import record
 from app.core.run.bill import bill
 from app.core.run.events import CallIntended, Event, PlanStep, facts
-from app.core.run.state import Proposal, RunState, StepState, fold
+from app.core.run.recipients import EMBEDS, seen_steps
+from app.core.run.recording import places
+from app.core.run.state import RunState, StepState, fold
 
 USER: Final = "user"
 """The caller's words, in the list of what a recipient saw."""
-EMBEDDING_TEMPLATE: Final = "features-1"
-"""The template of calls for an embedding of the caller's last message."""
 METRICS: Final = ("usd", "seconds", "input_tokens", "output_tokens", "calls", "score")
 """The figures that are compared pair by pair."""
 
@@ -188,21 +186,6 @@ def scores(ratings: Iterable[Feedback]) -> Mapping[FeedbackKind, float]:
     return {kind: fmean(of.values()) for kind, of in latest.items()}
 
 
-def places(state: RunState) -> Mapping[int, str]:
-    """The place of each step of a run, by its number. A step of a rejected proposal has the proposal's number, too."""
-    found: dict[int, str] = {}
-    for proposal in state.all_proposals:
-        around = _around(state, proposal, found)
-        for position, step in enumerate(state.steps_of(proposal)):
-            found[step.n] = f"{around}.{position}"
-    return found
-
-
-def _around(state: RunState, proposal: Proposal, found: Mapping[int, str]) -> str:
-    around = found[proposal.parent] if proposal.parent is not None else str(proposal.round)
-    return around if proposal.state != "rejected" else f"{around}.rejected-{proposal.number}"
-
-
 def _steps(state: RunState, events: Sequence[Event], at: Mapping[int, str]) -> Mapping[str, StepFigures]:
     planned = {fact.n: fact.worker for fact in facts(events, PlanStep)}
     return {at[step.n]: _step(state, step, planned[step.n], at) for step in state.planned}
@@ -226,10 +209,11 @@ def _step(state: RunState, step: StepState, planned: str, at: Mapping[int, str])
 
 
 def _disclosure(intent: CallIntended, at: Mapping[int, str]) -> Disclosure:
+    saw = _saw(Access(intent.access.user, seen_steps(intent)), at)
     if intent.n is not None:
-        return Disclosure(intent.worker, "worker", at[intent.n], _saw(intent.access, at))
-    role: Role = "embedder" if intent.template == EMBEDDING_TEMPLATE else "conductor"
-    return Disclosure(intent.worker, role, "", _saw(intent.access, at))
+        return Disclosure(intent.worker, "worker", at[intent.n], saw)
+    role: Role = "embedder" if intent.template == EMBEDS else "conductor"
+    return Disclosure(intent.worker, role, "", saw)
 
 
 def _saw(access: Access, at: Mapping[int, str]) -> tuple[str, ...]:

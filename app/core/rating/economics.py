@@ -159,7 +159,7 @@ class _Told:
         self.rounds: set[int] = set()
         self.tools = False
         self.preview = False
-        self.shadow = False
+        self.shadow = self.replay = False
         for event in events:
             self._take(event.kind, event.body)
         self.step_calls = [call for call in self.calls.values() if call.step is not None]
@@ -189,6 +189,7 @@ class _Told:
         elif kind is Kind.ADMITTED:
             self.preview = bool(body.get("preview"))
             self.shadow = body.get("origin_kind") == "shadow"
+            self.replay = body.get("origin_kind") == "replay"
 
     def position(self, n: int | None) -> str:
         """The place of a step in its plan, from 0; `plan` for a call that plans, empty if the journal does not say."""
@@ -543,7 +544,7 @@ class Report:
         self._sources: dict[str, int] = {}
         self._open = 0
         self._previews = 0
-        self._shadows = 0
+        self._shadows = self._replays = 0
 
     def add(self, run: JournaledRun, prices: Prices | None) -> None:
         """Add a run, with the prices in its pool's snapshot; None where there is no such snapshot.
@@ -551,8 +552,9 @@ class Report:
         Raises `TooManyGroups`.
         """
         told = _Told(run.events)
-        if told.shadow:
-            self._shadows += 1
+        if told.shadow or told.replay:
+            self._shadows += told.shadow
+            self._replays += told.replay
             return
         if told.preview or not run.ended:
             self._previews += told.preview
@@ -581,7 +583,12 @@ class Report:
             "threshold": self._wanted.threshold if self._wanted.success in KINDS else None,
             "definition": DEFINITIONS[self._wanted.success],
             "sources": dict(sorted(self._sources.items())),
-            "left_out": {"open": self._open, "previews": self._previews, "shadows": self._shadows},
+            "left_out": {
+                "open": self._open,
+                "previews": self._previews,
+                "shadows": self._shadows,
+                "replays": self._replays,
+            },
             "total": self._total.shown(),
             "groups": self._grouped(),
             "dearest": self._dearest.shown(),

@@ -64,5 +64,5 @@ def _said(state: RunState) -> Usage:
     if state.state == "awaiting_tool":
         waiting = [step for step in state.steps.values() if step.state == "awaiting_tool"]
         speakers = [step.exchanges[-1].call for step in waiting]
-    calls = [state.calls[name] for name in speakers]
+    calls = [state.calls[name] for name in speakers if name]  # an output that was taken over has no call
     return summed(call.usage for call in calls if call.turn == state.turn.number)

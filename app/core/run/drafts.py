@@ -22,6 +22,7 @@ from app.core.run.events import (
 )
 from app.core.run.facts import Fact
 from app.core.run.progress import granted
+from app.core.run.recording import Kept
 from app.core.run.state import RunState, StepState, Turn
 
 OVER_BUDGET = "run_over_budget"
@@ -115,6 +116,22 @@ def rejected(
     one over several runs that had not enough left for its call, with the end of its window."""
     name, until = budget or ("", None)
     return PlanRejected(proposal, call, tuple(reasons[:MOST_REASONS]), outage, budget=name, budget_until=until)
+
+
+def taken_over(origin: str, n: int, output: str, kept: Kept) -> StepDone:
+    """The end of a step whose output is that of a step of the run `origin`; `output` is its ref in this run."""
+    return StepDone(
+        n=n,
+        call="",
+        output=output,
+        chars=len(kept.text),
+        finish=kept.finish,
+        refusal=kept.refusal,
+        origin_run=origin,
+        origin_step=kept.step,
+        origin_output=kept.ref,
+        labels=kept.labels,
+    )
 
 
 def skipped(steps: Iterable[StepState], reason: str) -> tuple[Fact, ...]:

@@ -424,6 +424,8 @@ class StepToolResults(Fact):
     """The calls that they answer."""
     labels: frozenset[str] = optional(frozenset())
     """The labels that the caller put on them."""
+    origin_run: str = optional("")
+    """The run whose recorded results a replay was given; empty where a caller sent them."""
 
 
 @fact(Kind.STEP_DONE)
@@ -449,6 +451,14 @@ class StepDone(Fact):
     otherwise, or if its provider does not say."""
     declassified: frozenset[str] = optional(frozenset())
     """The labels that the output lost, because its worker declassifies them."""
+    origin_run: str = optional("")
+    """The run from which a replay has taken the output over without a call; empty where a call gave it."""
+    origin_step: int | None = optional(None)
+    """The number of the step in that run."""
+    origin_output: str = optional("")
+    """The ref of the output in that run, or empty."""
+    labels: frozenset[str] = optional(frozenset())
+    """The labels of an output that was taken over."""
 
 
 @fact(Kind.STEP_FAILED)

@@ -4,6 +4,7 @@
              admitted -> running, if steps were queued while the plan still streamed
              any of these -> succeeded | failed | cancelled | expired | over_budget
     step     waiting -> queued -> running <-> awaiting_tool; running -> done
+             waiting -> done, if a replay takes its output over from the run that it repeats
              any open state -> skipped | failed
     attempt  intended -> ok | error | truncated | cancelled | unknown
     plan     open -> accepted | rejected; the next one opens after a rejected one, and, as the next round, after an
@@ -75,7 +76,7 @@ RUN_ARROWS: Mapping[str, frozenset[str]] = {
     **{state: frozenset() for state in ENDED},
 }
 STEP_ARROWS: Mapping[str, frozenset[str]] = {
-    "waiting": frozenset({"queued", "skipped", "failed"}),
+    "waiting": frozenset({"queued", "done", "skipped", "failed"}),
     "queued": frozenset({"running", "skipped", "failed"}),
     "running": frozenset({"awaiting_tool", "done", "failed", "skipped"}),
     "awaiting_tool": frozenset({"running", "failed", "skipped"}),

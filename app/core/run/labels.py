@@ -5,6 +5,7 @@
     a step reads ........ its subtask; what its access list grants, with the subtasks of the steps that it lists; the
                           results of its tool calls; inside another step what that step reads, if it inherits its task
     its output .......... all that the step read, without what its worker declassifies
+                          that of a step whose output is taken over from an earlier run: those that it carried there
     a model that plans .. the conversation, and in a further round the subtasks and the answer of the round before; for
                           a step, what that step reads
 
@@ -12,7 +13,8 @@ Labels go with words through steps and rounds; the source of the words (`rules.p
 workflow carries all that the step around it reads, whoever wrote it.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 
 from app.core.plan.workflow import Step
 from app.core.pool.catalog import Catalog, Limits, Worker
@@ -20,10 +22,13 @@ from app.core.pool.policy import exclusion, permits
 from app.core.pool.rules import CALLER, CONDUCTOR, NOTHING, STEP, TOOL, Reading
 from app.core.run import drafts
 from app.core.run.commands import Propose
-from app.core.run.events import RunAdmitted
+from app.core.run.events import RunAdmitted, StepDone
 from app.core.run.facts import Fact, PassedOver
 from app.core.run.state import CALLER as CALLERS_PLAN
 from app.core.run.state import Proposal, RunState, StepState, Turn, tentative
+
+NO_LABELS: Mapping[int, frozenset[str]] = MappingProxyType({})
+"""No outputs that are taken over."""
 
 
 class Flow:
@@ -46,6 +51,8 @@ class Flow:
             self._subtasks[n] = self._subtask(step, proposals[step.proposal])
             self.readings[n] = self._reading(step, proposals[step.proposal])
             self.outputs[n] = self.readings[n].labels - self._lowered(step)
+            if step.origin_labels is not None:  # its output is of an earlier run, where it may have read more
+                self.outputs[n] = step.origin_labels
 
     def planner(self, number: int, parent: int | None) -> Reading:
         """Return what a model reads that plans the round of this number, or that plans for the step `parent`."""
@@ -100,9 +107,11 @@ def conversation(state: RunState) -> Reading:
 
 
 def carried(state: RunState) -> frozenset[str]:
-    """Return all labels that anything in the run carries: the conversation, or the result of a tool."""
+    """Return all labels that anything in the run carries: the conversation, the result of a tool, or an output that was
+    taken over."""
     found = state.admitted.labels
     for step in state.steps.values():
+        found |= step.origin_labels or NOTHING
         for use in step.exchanges:
             found |= use.labels
     return found
@@ -137,16 +146,17 @@ def refusals(catalog: Catalog, state: RunState, steps: Sequence[Fact]) -> list[s
     """Return the reasons why planned steps of the open proposal may not be given to their workers, by places in it.
 
     `steps` are facts that follow the state: `plan.step` of one or several steps, after `plan.opened` where that is not
-    in the state yet.
+    in the state yet, and `step.done` of those whose output is taken over.
     """
     workers = catalog.workers
-    if not matters(state, [workers[name] for name in state.admitted.pool if name in workers]):
+    labelled = any(isinstance(fact, StepDone) and fact.labels for fact in steps)
+    if not labelled and not matters(state, [workers[name] for name in state.admitted.pool if name in workers]):
         return []
     planned = tentative(state, steps)
     found, readings = [], Flow(planned, catalog).readings
     open_steps = planned.steps_of(planned.unmade) if planned.unmade is not None else ()
     for place, step in enumerate(open_steps):
-        if step.n in state.steps or step.worker not in workers:
+        if step.n in state.steps or step.settled or step.worker not in workers:
             continue
         reason = exclusion(workers[step.worker], readings[step.n])
         if reason:
@@ -154,8 +164,19 @@ def refusals(catalog: Catalog, state: RunState, steps: Sequence[Fact]) -> list[s
     return found
 
 
-def refused_plan(catalog: Catalog, labels: frozenset[str], steps: Sequence[Step]) -> list[str]:
-    """Return the reasons why the steps of a caller's own plan may not be given to their workers."""
+def refused_plan(
+    catalog: Catalog,
+    labels: frozenset[str],
+    steps: Sequence[Step],
+    kept: Mapping[int, frozenset[str]] = NO_LABELS,
+    *,
+    instant: bool = True,
+) -> list[str]:
+    """Return the reasons why the steps of a plan that is at hand may not be given to their workers.
+
+    A plan that a model wrote is not `instant`: its subtasks carry the labels of the conversation. `kept` has the labels
+    of the outputs that are taken over, by position; nobody is called for these.
+    """
     pool = tuple({step.worker: None for step in steps})
     admitted = RunAdmitted(
         task="",
@@ -170,6 +191,7 @@ def refused_plan(catalog: Catalog, labels: frozenset[str], steps: Sequence[Step]
         labels=labels,
     )
     state = RunState(run="", admitted=admitted, turn=Turn())
-    opened = drafts.opened(Propose(0, 0, "first", 1), CALLERS_PLAN, pool, instant=True)
-    planned = [drafts.planned(0, 0, place, step, "") for place, step in enumerate(steps)]
-    return refusals(catalog, state, [opened, *planned])
+    opened = drafts.opened(Propose(0, 0, "first", 1), CALLERS_PLAN, pool, instant=instant)
+    planned = [drafts.planned(0, 0, place, step, step.subtask) for place, step in enumerate(steps)]
+    taken = [StepDone(n, "", "", 1, "", origin_run="earlier", labels=carried) for n, carried in kept.items()]
+    return refusals(catalog, state, [opened, *planned, *taken])

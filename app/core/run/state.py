@@ -49,6 +49,8 @@ RUN_ENDED = "run_ended"
 """Reasons for which steps that were not settled are skipped at the end of their run."""
 ROUND_OVER = "round_over"
 """The reason for which steps are skipped at the end of a round whose answer did not need them."""
+REPLAY = "replay"
+"""The conductor's name where the plans are those of an earlier run."""
 DRIVER_LOST = "the driver was lost while the plan was made"
 """The reason of a proposal that is made again because nobody is left to finish it."""
 
@@ -139,6 +141,8 @@ class StepState:
     subtask_lost: frozenset[str] = frozenset()
     output_lost: frozenset[str] = frozenset()
     """The labels that its subtask and its output lost, because those who wrote them declassify these labels."""
+    origin_labels: frozenset[str] | None = None
+    """The labels of an output that was taken over from an earlier run; None where a call gave it."""
 
     @property
     def opens(self) -> bool:
@@ -630,9 +634,12 @@ def _resumed(state: RunState, fact: RunResumed) -> Changes:
 
 
 def _step_done(state: RunState, fact: StepDone) -> Changes:
+    if state.steps[fact.n].state == "waiting" and not fact.origin_run:
+        raise ValueError(f"step {fact.n} was not called, and its output is of no earlier run")
     said = {"output": fact.output, "chars": fact.chars, "logprobs": fact.logprobs, "refusal": fact.refusal}
     ended = {"call": fact.call, "finish": fact.finish, "stop_sequence": fact.stop_sequence}
-    return _set_step(state, fact.n, state="done", **said, **ended, output_lost=fact.declassified)
+    labels = fact.labels if fact.origin_run else None
+    return _set_step(state, fact.n, state="done", **said, **ended, output_lost=fact.declassified, origin_labels=labels)
 
 
 def _step_failed(state: RunState, fact: StepFailed) -> Changes:

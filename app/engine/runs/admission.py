@@ -8,11 +8,13 @@ from typing import Any
 import orjson
 
 from app.conductor.protocol import Given, Policy
+from app.conductor.recorded import RecordedConductor
 from app.core.message import task_body
 from app.core.message.chat import Task
 from app.core.message.task_body import TaskParts
 from app.core.plan.arms import steps_needed
 from app.core.plan.parse import by_name, read_plan
+from app.core.plan.workflow import CONDUCTOR as ITSELF
 from app.core.plan.workflow import Step
 from app.core.pool.budgets import TEAM_FIELD, Scope
 from app.core.pool.catalog import Catalog, Limits, Tier, Worker
@@ -24,7 +26,8 @@ from app.core.run import notices
 from app.core.run.events import RunAdmitted
 from app.core.run.kinds import OnDisconnect, OriginKind
 from app.core.run.labels import refused_plan
-from app.core.run.state import CALLER, FALLBACK
+from app.core.run.recording import Recording
+from app.core.run.state import CALLER, FALLBACK, REPLAY
 from app.core.run.trace import NO_TRACE, Trace
 from app.engine.context import EngineContext
 from app.errors import InvalidRequest, PlanRejected
@@ -113,6 +116,13 @@ class Order:
     origin_kind: OriginKind = ""
     origin_run: str = ""
     """The id of the run from which a new run follows; empty where `origin_kind` is."""
+    recording: Recording | None = None
+    """The plans, outputs and tool results that a replay takes over from that run."""
+
+    @property
+    def has_plan(self) -> bool:
+        """True if the request brings the plan, its own or that of the run that it replays."""
+        return self.plan is not None or (self.recording is not None and bool(self.recording.plans))
 
     @property
     def owner(self) -> Owner:
@@ -188,7 +198,7 @@ def choose(context: EngineContext, order: Order) -> Eligible:
             param=choice.blamed,
             code="no_eligible_worker",
         )
-    if order.plan is not None:  # a caller that names workers gets them, or the next best when a step is executed
+    if order.has_plan:  # a caller that names workers gets them, or the next best when a step is executed
         return choice
     return healthy(choice, context.health.ejected(choice.workers))
 
@@ -196,7 +206,7 @@ def choose(context: EngineContext, order: Order) -> Eligible:
 def _least(catalog: Catalog, order: Order) -> Reading:
     """Return what every worker of the run reads in any step: where a model plans its subtask, in the caller's own plan
     nothing. All fixed plans show the conversation."""
-    if order.plan is not None:
+    if order.has_plan:
         return Reading()
     spec = order.tier.conductor
     model = catalog.workers[spec.worker] if spec.kind == "model" and spec.worker is not None else None
@@ -212,6 +222,8 @@ def _conversation(order: Order) -> Reading:
 def conducted(context: EngineContext, order: Order, choice: Eligible) -> tuple[Policy, str]:
     """The policy that plans the run, with its kind. `InvalidRequest` for a plan of the caller's that cannot be
     executed."""
+    if order.recording is not None and order.recording.plans:
+        return _recorded(context, order, order.recording, choice)
     if order.plan is None:
         return _policy(context, order, choice)
     try:
@@ -223,6 +235,33 @@ def conducted(context: EngineContext, order: Order, choice: Eligible) -> tuple[P
     except PlanRejected as rejected:
         message = "; ".join(rejected.reasons)[:3000]
         raise InvalidRequest(f"The plan is not valid: {message}", param="baton.plan", code="invalid_plan") from None
+
+
+def _recorded(context: EngineContext, order: Order, recording: Recording, choice: Eligible) -> tuple[Policy, str]:
+    """The plans of the run that is replayed, if they may be carried out now; else `InvalidRequest` with every reason.
+
+    Later rounds are checked when they are opened, since what they read depends on the answers before.
+    """
+    first = recording.plans["1"]
+    eligible_names = {worker.name for worker in choice.workers}
+    reasons = [
+        f"the worker {name} is not available: {choice.excluded.get(name, 'it is not in the pool of this tier')}"
+        for name in sorted(recording.workers - eligible_names - {ITSELF})
+    ]
+    longest = max(len(plan.steps) for plan in recording.plans.values())
+    if longest > order.limits.steps:
+        reasons.append(f"a plan has {longest} steps; at most {order.limits.steps} are allowed here")
+    if recording.nests and not order.limits.depth:
+        reasons.append("a workflow is nested in a step, which this tier does not allow")
+    kept = {position: one.labels for position, one in first.kept.items()}
+    reasons += refused_plan(context.catalog(), order.labels, first.steps, kept, instant=first.instant)
+    if reasons:
+        raise InvalidRequest(
+            f"The plan of {recording.run} cannot be carried out now: {'; '.join(reasons)[:3000]}",
+            param="run",
+            code="not_replayable",
+        )
+    return RecordedConductor(recording), REPLAY
 
 
 def _policy(context: EngineContext, order: Order, choice: Eligible) -> tuple[Policy, str]:
@@ -259,8 +298,8 @@ def entry(
     task = address(salt, body)
     contents = [(task, body)]
     plan = ""
-    if order.plan is not None:
-        written = orjson.dumps(order.plan)
+    if (given := order.plan if order.recording is None else order.recording.to_json()) is not None:
+        written = orjson.dumps(given)
         plan = address(salt, written)
         contents.append((plan, written))
     admitted = _admitted(catalog, order, choice, conductor, task, now, gateway=gateway, plan=plan)
@@ -331,6 +370,8 @@ def _admitted(
     """
     limits = order.limits if conductor not in (CALLER, FALLBACK) else replace(order.limits, rounds=1)
     told = conductor == "model" and order.tier.conductor.prompt == "general"
+    if conductor == REPLAY and order.recording is not None:
+        limits, told = replace(limits, rounds=order.recording.rounds), order.recording.nests
     if limits.depth and (not told or order.task.toolbox.tools):
         limits = replace(limits, depth=0)
     return RunAdmitted(

@@ -107,7 +107,7 @@ class RunClient:
             raise Overloaded(retry_after=1.0)
         if not self._context.timed():  # the time of the database is not known yet
             raise StoreUnavailable(retry_after=1.0)
-        came = returned(order.task.messages)
+        came = returned(order.task.messages) if not order.origin_kind else None  # what is repeated is a run of its own
         driven = await self._go_on(order, came) if came is not None else None
         driven = driven or await self._begin(order)
         try:

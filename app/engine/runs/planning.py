@@ -31,6 +31,7 @@ from app.conductor.protocol import (
     Rationale,
     Sight,
 )
+from app.conductor.recorded import RecordedConductor
 from app.core.message.chat import Form, Message, Piece, Sampling, Task, Text, Words
 from app.core.plan.arms import tier_of
 from app.core.plan.pricing import least, question_tokens
@@ -50,7 +51,8 @@ from app.core.run.facts import Fact
 from app.core.run.labels import Flow, conversation, matters, refusals
 from app.core.run.progress import may_nest
 from app.core.run.recipients import EMBEDS
-from app.core.run.state import CALLER, FALLBACK, Proposal, RunState, StepState
+from app.core.run.recording import RecordedPlan, places
+from app.core.run.state import CALLER, FALLBACK, REPLAY, Proposal, RunState, StepState
 from app.core.run.trace import NO_TRACE
 from app.engine.calls.attempt import Attempt, Purpose, tier_seconds
 from app.engine.calls.step_request import look, texts_of
@@ -143,6 +145,7 @@ class Planner:
             return [], []
         decision, contents = self._choose(state, command)
         conductor = self._conductor_for(state, command)
+        recorded = self._recorded_for(state, command)
         known = self._brief(state, command, conductor)
         names = [worker.name for worker in known.workers] + ([CONDUCTOR] if known.nests else [])
         kind = "fallback" if command.mode == "fallback" else state.admitted.conductor
@@ -151,7 +154,7 @@ class Planner:
                 command,
                 kind,
                 names,
-                conductor.instant,
+                conductor.instant if recorded is None else recorded.instant,
                 decision=decision.body() if decision is not None else None,
                 ejected=self._ejected.get(command.number),
                 waits=not conductor.instant and self._means.are_short(state, known.workers, known.limits.steps),
@@ -170,12 +173,26 @@ class Planner:
                 draft, new = self.step(state, command, place, step)
                 written.append(draft)
                 contents += new
-            if refused := refusals(self._context.catalog(), state, written):
+            taken, texts = self._taken_over(command, recorded)
+            if refused := refusals(self._context.catalog(), state, [*written, *taken]):
                 skips = [StepSkipped(command.base + place, "plan_rejected") for place in range(len(steps))]
                 written += [*skips, drafts.rejected(command.number, "", refused, outage=False)]
             else:
-                written.append(drafts.accepted(command.number, "", [step.access.steps for step in steps]))
+                written += [drafts.accepted(command.number, "", [step.access.steps for step in steps]), *taken]
+                contents += texts
         return written, contents
+
+    def _taken_over(self, command: Propose, plan: RecordedPlan | None) -> tuple[list[Fact], list[tuple[str, bytes]]]:
+        """The ends of the steps whose outputs a replay takes over, with the outputs as contents of this run."""
+        taken: list[Fact] = []
+        texts: list[tuple[str, bytes]] = []
+        if plan is None or not isinstance(self._policy, RecordedConductor):
+            return taken, texts
+        for position, kept in plan.kept.items():
+            ref = self._ref(kept.text)
+            taken.append(drafts.taken_over(self._policy.recording.run, command.base + position, ref, kept))
+            texts += [(ref, kept.text.encode())] if ref else []
+        return taken, texts
 
     def _objections(self, state: RunState, command: Propose, steps: Sequence[Step]) -> Sequence[str]:
         """The reasons why the plan of a fixed shape does not fit the run's money or time. A selector has left out what
@@ -374,10 +391,19 @@ class Planner:
         return found
 
     def _conductor_for(self, state: RunState, command: Propose) -> Conductor:
-        """The tier's conductor; for the fallback, one worker that simply answers and that the run can pay."""
-        if command.mode != "fallback":
-            return self._conductor
-        return Given((Step(self._means.alone(state), answers=True),))
+        """The tier's conductor, or the plan of the run that is replayed; for the fallback, one worker that simply
+        answers and that the run can pay."""
+        if command.mode == "fallback":
+            return Given((Step(self._means.alone(state), answers=True),))
+        recorded = self._recorded_for(state, command)
+        return self._conductor if recorded is None else Given(recorded.steps)
+
+    def _recorded_for(self, state: RunState, command: Propose) -> RecordedPlan | None:
+        """The plan of the run that is replayed; None where this run is none, or the fallback decides."""
+        if not isinstance(self._policy, RecordedConductor) or command.mode == "fallback":
+            return None
+        key = str(command.round) if command.parent is None else places(state)[command.parent]
+        return self._policy.plan(key)
 
     def _brief(self, state: RunState, command: Propose, conductor: Conductor) -> Brief:
         known = brief(
@@ -398,9 +424,10 @@ class Planner:
     def _ejected_for(self, state: RunState, command: Propose, workers: Sequence[Worker]) -> Mapping[str, str]:
         """The workers that are left out because they fail, with the reasons: decided once for each proposal.
 
-        A caller that names workers gets them, or the next best when a step is executed; a fallback takes any worker.
+        A caller or a replay that names workers gets them, or the next best when a step is executed; a fallback takes
+        any worker.
         """
-        if state.admitted.conductor in (CALLER, FALLBACK) or command.mode == "fallback":
+        if state.admitted.conductor in (CALLER, FALLBACK, REPLAY) or command.mode == "fallback":
             return {}
         if command.number not in self._ejected:
             self._ejected[command.number] = spared(workers, self._context.health.ejected(workers))

@@ -16,6 +16,7 @@ from contextlib import suppress
 import orjson
 
 from app.conductor.protocol import Given, Policy
+from app.conductor.recorded import RecordedConductor
 from app.core.message.chat import Task, Usage
 from app.core.plan.arms import tier_of
 from app.core.plan.parse import by_name, read_plan
@@ -25,7 +26,8 @@ from app.core.run.commands import Finish
 from app.core.run.events import Kind, RunExpired
 from app.core.run.facts import Fact
 from app.core.run.progress import give_up
-from app.core.run.state import CALLER, FALLBACK, RunState, StepState, fold, tentative
+from app.core.run.recording import Recording
+from app.core.run.state import CALLER, FALLBACK, REPLAY, RunState, StepState, fold, tentative
 from app.engine.calls.attempt import given_up
 from app.engine.calls.step_request import NOTHING, bodies_of, task_of
 from app.engine.commit.run_writer import ending, projection
@@ -34,7 +36,7 @@ from app.engine.context import EngineContext
 from app.engine.delivery.turn_result import outcome
 from app.engine.runs.driver import Driver
 from app.errors import NotFound, PlanRejected, QueueUnavailable, StoreUnavailable
-from app.store.protocol import Entry, Lapsed, Ledger, Outbox, Projection, RunRow, Store
+from app.store.protocol import ContentReads, Entry, Lapsed, Ledger, Outbox, Projection, RunRow, Store
 
 RESTORED = "restored"
 """The error of a run that was open when the database was restored from a back-up."""
@@ -242,12 +244,20 @@ async def _policy(context: EngineContext, state: RunState, contents: Mapping[str
         tier = tier_of(context.catalog(), state.admitted.tier, state.admitted.model)
         worker = tier.fallback if tier is not None and tier.fallback in names else names[0]
         return Given((Step(worker, answers=True),))
+    if state.admitted.conductor == REPLAY:
+        return RecordedConductor(await recording_of(context.store, state, contents))
     if state.admitted.conductor != CALLER or not state.admitted.plan or state.accepted:
         return None
     body = (await bodies_of(context.store, state.run, [state.admitted.plan], contents))[state.admitted.plan]
     with suppress(PlanRejected):  # it was valid for the pool then; without one of its workers the fallback decides
         return Given(read_plan(orjson.loads(body), by_name(names), state.admitted.limits.steps))
     return Given(())
+
+
+async def recording_of(store: ContentReads, state: RunState, contents: Mapping[str, bytes] = NOTHING) -> Recording:
+    """The recording of a replay, from its content. `NotFound` if that was erased."""
+    body = (await bodies_of(store, state.run, [state.admitted.plan], contents))[state.admitted.plan]
+    return Recording.from_json(orjson.loads(body))
 
 
 def resumed_steps(state: RunState, home: str) -> tuple[Outbox, ...]:

@@ -25,12 +25,12 @@ from app.engine.commit.colocation import StepStarter
 from app.engine.commit.tickets import run_ticket
 from app.engine.commit.waiting_runs import Waiting
 from app.engine.context import EngineContext
-from app.engine.runs import run_span
-from app.engine.runs.admission import Moved
+from app.engine.runs import replays, run_span, tool_results
+from app.engine.runs.admission import Moved, Owner
 from app.engine.runs.driver import Driver
 from app.engine.runs.planning import Planned
 from app.engine.runs.recovery import Held, Recovery, hand_back, is_begun, overtaken_steps, resumed_steps, take_over
-from app.engine.runs.tool_results import Beginning, Found
+from app.engine.runs.tool_results import Beginning, Found, Known
 from app.errors import (
     BatonError,
     Conflict,
@@ -340,6 +340,7 @@ class Drivers:
             if driver.state.state == "awaiting_tool":
                 held = Held(driver.salt, driver.state, driver.writer.row_epoch)
                 self._held.keep(run, held, driver.state.seq)
+                self._answer_soon(held)
         except* BatonError as group:
             error = _first(group)
             left = error.public_code or "lost"
@@ -359,6 +360,30 @@ class Drivers:
                 del self._drivers[run]
             if self._tasks.get(run) is asyncio.current_task():
                 del self._tasks[run]
+
+    def _answer_soon(self, held: Held) -> None:
+        """Let a replay that waits for tool results go on with those that were recorded, if there are any."""
+        if held.state.admitted.origin_kind == "replay" and self._group is not None:
+            self._group.create_task(self._answer(held))
+
+    async def _answer(self, held: Held) -> None:
+        state = held.state
+        owner = Owner(state.admitted.tenant, "")
+        known = Known(owner, held.salt, state, held.epoch)
+        try:
+            if (recorded := await replays.results(self._context, known)) is not None:
+                begun = tool_results.begin(self._context, *recorded, "")
+                await self._context.pin(self._context.catalog())
+                await self.resume(begun, recorded[1])
+        except (LeaseLost, Conflict, RunEnded, NotFound):
+            pass  # others have gone on with it, or it is over
+        except BatonError as error:
+            self._context.telemetry.log(
+                logging.WARNING,
+                "A replay could not be given its recorded tool results; it waits for its caller.",
+                run=state.run,
+                error=error.code,
+            )
 
     # -- keeping leases
 

@@ -204,7 +204,7 @@ def begin(context: EngineContext, order: Order, found: Found, gateway: str) -> B
     )
     resumed = drafts.resumed(turn, order.once.id if order.once is not None else "")
     came = tuple(
-        StepToolResults(n, ref, state.steps[n].exchanges[-1].ids, found.labels.get(n, frozenset()))
+        StepToolResults(n, ref, state.steps[n].exchanges[-1].ids, found.labels.get(n, frozenset()), order.origin_run)
         for n, (ref, _) in found.shares.items()
     )
     entry = Entry(

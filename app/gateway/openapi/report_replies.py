@@ -36,6 +36,8 @@ class LeftOut(Reply):
     previews: int
     shadows: int
     """Runs that repeat others to compare them: `GET /v1/shadows/report` has their figures."""
+    replays: int
+    """Runs that repeat others at the request of a caller or an operator."""
 
 
 class OverRepresented(Reply):

@@ -241,6 +241,88 @@ class WholeRun(Run):
     feedback: Ratings
 
 
+class RunFigures(Reply):
+    """One of two runs that are compared."""
+
+    run: str
+    tier: str
+    conductor: str
+    state: str
+    topology: str | None
+    rounds: int
+    degraded: bool
+    error: str | None
+    cost_usd: float
+    seconds: float
+    """From the admission to the latest reply."""
+    input_tokens: int
+    output_tokens: int
+    calls: int
+    score: float | None
+    """The mean of the latest scores of graders, or else of callers; null where nobody has rated the run."""
+
+
+class StepFigures(Reply):
+    """A step of one of two runs that are compared."""
+
+    n: int
+    planned_worker: str
+    worker: str
+    state: str
+    access: list[str]
+    """`user`, and the places of the steps whose outputs it may see."""
+    attempts: int
+    cost_usd: float
+    seconds: float
+    input_tokens: int
+    output_tokens: int
+
+
+class ComparedStep(Reply):
+    """The steps of two runs at one place: the round, counted from 1, and the position in its plan, counted from 0."""
+
+    step: str
+    first: StepFigures | None
+    second: StepFigures | None
+    same_subtask: bool | None
+    same_output: bool | None
+    """Null where a text is missing, was erased or may not be read."""
+
+
+class Disclosed(Reply):
+    """A recipient and what it was shown."""
+
+    recipient: str
+    role: Literal["worker", "conductor", "embedder"]
+    step: str | None
+    """The place of the step that it worked on; null for a conductor."""
+    saw: list[str]
+    """`user` for the caller's words, and places of steps."""
+
+
+class ComparedDisclosures(Reply):
+    """Who saw what in one of two runs and not in the other."""
+
+    both: int
+    """The number of disclosures that are the same."""
+    only_first: list[Disclosed]
+    only_second: list[Disclosed]
+
+
+class RunComparison(Reply):
+    """Two runs of one task, the second against the first."""
+
+    object: Literal["run.comparison"]
+    first: RunFigures
+    second: RunFigures
+    difference: dict[str, float | None]
+    """The second run's figure less the first one's; null where one is not known."""
+    same_answer: bool | None
+    """Null where an answer is missing, was erased or may not be read."""
+    steps: list[ComparedStep]
+    disclosures: ComparedDisclosures
+
+
 class RunEvent(Reply):
     """One event of a run's journal."""
 

@@ -1,5 +1,5 @@
 """Runs over HTTP: the audit trail (`GET /v1/runs`, `/{id}`, `/{id}/events`, `/{id}/steps/{n}`), `GET /{id}/stream`,
-`POST /{id}/cancel`, `POST /{id}/feedback` and `DELETE /{id}`.
+`POST /{id}/cancel`, `POST /{id}/feedback`, `POST /{id}/replay`, `GET /{id}/compare/{other}` and `DELETE /{id}`.
 
 Metadata needs `runs:read`; content (messages and outputs) needs `audit:read` as well, but for the answer where the key
 that asked for it comes back. A caller sees the runs of its own tenant, a key of all tenants every run; any other run
@@ -30,17 +30,19 @@ from app.gateway.http.context import GatewayContext
 from app.gateway.http.ingress import json_body
 from app.gateway.http.sse import EventStream
 from app.gateway.openapi import explanation_replies, operations, run_replies
-from app.gateway.runs import audit, cancel, explanation, feedback
+from app.gateway.runs import audit, cancel, explanation, feedback, replay
 from app.gateway.wire import query
 from app.store.protocol import METADATA_TAG, Place, RunQuery, RunRow, TenantStore
 
 SCHEMAS: Final[operations.Schemas] = {
     "CancelRequest": lambda: {"type": "object", "description": "Nothing: an empty object, or no body at all."},
     "FeedbackRequest": lambda: operations.request_schema(feedback.FeedbackRequest, "FeedbackRequest"),
+    "ReplayRequest": lambda: operations.request_schema(replay.ReplayRequest, "ReplayRequest"),
 }
 RunId = Annotated[
     str, Path(alias="run", description="The run's id, or the id of a reply of it.", examples=["run_01jd9k2v7c"])
 ]
+OtherRun = Annotated[str, Path(description="The id of the other run.", examples=["run_01jd9k2v7d"])]
 StepNumber = Annotated[
     str, Path(alias="n", description="The step's number, from 0."), WithJsonSchema({"type": "integer", "minimum": 0})
 ]
@@ -63,6 +65,7 @@ def routes(context: GatewayContext, keys: Keys, idempotency: Idempotency) -> API
     _explains(router, context, keys)
     _streams(router, context, keys, idempotency)
     _acts(router, context, keys, idempotency)
+    _replays(router, context, keys, idempotency)
     return router
 
 
@@ -247,6 +250,62 @@ def _acts(router: APIRouter, context: GatewayContext, keys: Keys, idempotency: I
         made = claim(request, caller, body)
         row = found.row
         return await idempotency.reply(request, caller, body, lambda: feedback.take(context, row, caller, body, made))
+
+
+def _replays(router: APIRouter, context: GatewayContext, keys: Keys, idempotency: Idempotency) -> None:
+    reader = Annotated[Caller, keys.needs("runs:read")]
+    writer = Annotated[Caller, keys.needs("runs:write", "runs:read")]
+    audited = Annotated[VisibleRun, Depends(_visible(context, keys.needs("runs:read")))]
+    replayed = Annotated[VisibleRun, Depends(_visible(context, keys.needs("runs:write", "runs:read")))]
+    visible = _visible(context, keys.needs("runs:read"))
+
+    @router.post(
+        "/{run}/replay",
+        operation_id="replay_run",
+        summary="Carry out a run's task once more.",
+        dependencies=[idempotency.capacity],
+        response_model=run_replies.Run,
+        responses=operations.replies(*operations.RUNNING),
+        openapi_extra=operations.body("ReplayRequest", example={"from_step": 1, "worker": "luna"}),
+    )
+    async def replay_run(
+        caller: writer,
+        body: Annotated[dict[str, object], json_body(context.bounds)],
+        found: replayed,
+        request: Request,
+    ) -> Response:
+        """A run of its own, under the same plan or with changes. The key must have begun the run, or have `audit:read`.
+
+        The reply has the new run as it is when `wait` is over. `GET /v1/runs/{id}/compare/{other}` compares both.
+        """
+        asked = replay.read_request(body)
+        replay.check(found.row, caller)
+        order = await replay.order(context, found.store, found.row, caller, asked)
+        begun = await idempotency.begin(request, caller, body, lambda: order)
+        try:
+            row = await replay.ended(found.store, begun.driven.run, asked.wait)
+        finally:
+            context.runs.leave(begun.driven)
+            begun.permit.release()
+        return _json(audit.summary(row))
+
+    @router.get(
+        "/{run}/compare/{other}",
+        operation_id="compare_runs",
+        summary="Compare two runs.",
+        response_model=run_replies.RunComparison,
+        responses=operations.replies(*operations.READING),
+    )
+    async def compare_runs(found: audited, other: OtherRun, caller: reader) -> Response:
+        """Cost, time, tokens, scores, steps, and who saw what in one run and not in the other.
+
+        Whether answers and outputs are equal is told to those who may read the content of both runs.
+        """
+        second = await visible(other, caller)
+        reads = replay.may_read(found.row, caller) and replay.may_read(second.row, caller)
+        journals = await found.store.journal(found.row.id), await second.store.journal(second.row.id)
+        ratings = await found.store.feedback(found.row.id), await second.store.feedback(second.row.id)
+        return _json((await replay.compared(found.store, journals, ratings, reads=reads)).to_json())
 
 
 def _visible(context: GatewayContext, needed: Any) -> Callable[..., Awaitable[VisibleRun]]:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 import orjson
-from sqlalchemy import Connection, select, update
+from sqlalchemy import Connection, func, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from app.core.rating.evidence import Learned, Rated
@@ -21,10 +21,10 @@ def of(
 ) -> tuple[Rated, ...]:
     """The runs of these ratings, each with its events of these kinds and the content whose ref `looked_at` returns.
 
-    Shadows are left out: nobody was given their answer, and the tier whose run they repeat is learned from that run.
+    Shadows and replays are left out: they repeat the task of another run, from which the tier learns already.
     """
     names = sorted({one.run for one in given})
-    counts = RUNS.c.origin_kind.is_distinct_from("shadow")
+    counts = func.coalesce(RUNS.c.origin_kind, "").not_in(("shadow", "replay"))
     columns = (RUNS.c.id, RUNS.c.tier, RUNS.c.state, RUNS.c.degraded, RUNS.c.spent_usd)
     rows = {row.id: row for row in conn.execute(select(*columns).where(RUNS.c.id.in_(names), counts))}
     events: dict[str, list[Event]] = {name: [] for name in names}

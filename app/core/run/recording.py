@@ -1,0 +1,252 @@
+"""A recording: what a replay takes over from the journal of an earlier run, as plain values that can be stored.
+
+    plans ............. the workflows that were accepted, each under the *key* of what it is for: the number of its
+                        round, or the place of the step that it is nested in
+    kept outputs ...... the outputs of the steps before the one from which the replay begins; these are not called again
+    tool results ...... what the caller returned for each call of its tools, to be given again for equal calls
+
+The *place* of a step is its round, counted from 1, and its position in the plan, counted from 0 (`1.0`, `1.1`); for a
+nested step the place of the step around it and the position in there (`1.1.0`). Unlike the numbers of steps, places do
+not depend on how many proposals were rejected.
+
+A recording holds texts, so it is stored as content of the new run, under its salt, and erased with it.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import field
+from typing import Any
+
+from app.core.message.chat import Message, message_from_json, message_to_json
+from app.core.plan.workflow import Access, Step
+from app.core.records import changed, record
+from app.core.run.events import Event, PlanStep, facts
+from app.core.run.state import Proposal, RunState, StepState
+
+
+@record(frozen=True, slots=True)
+class Kept:
+    """The output of a step of the earlier run, which stands for the call that is not made again."""
+
+    step: int
+    """The number of that step in the earlier run."""
+    ref: str
+    """Its ref there: the salted hash of the text, by which the earlier journal names it."""
+    text: str
+    finish: str
+    refusal: bool = False
+    labels: frozenset[str] = frozenset()
+    """The labels that it carries."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The output in plain JSON values."""
+        return {
+            "step": self.step,
+            "ref": self.ref,
+            "text": self.text,
+            "finish": self.finish,
+            "refusal": self.refusal,
+            "labels": sorted(self.labels),
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> "Kept":
+        """The inverse of `to_json`."""
+        return cls(**{**value, "labels": frozenset(value["labels"])})
+
+
+@record(frozen=True, slots=True)
+class RecordedPlan:
+    """A workflow as it was accepted; positions count from 0."""
+
+    steps: tuple[Step, ...]
+    instant: bool = False
+    """True if no model wrote it, so that its subtasks carry no labels."""
+    kept: Mapping[int, Kept] = field(default_factory=dict)
+    """The outputs that are taken over, by position."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The plan in plain JSON values."""
+        kept = {str(position): one.to_json() for position, one in self.kept.items()}
+        return {"steps": [_step_to_json(step) for step in self.steps], "instant": self.instant, "kept": kept}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> "RecordedPlan":
+        """The inverse of `to_json`."""
+        kept = {int(position): Kept.from_json(one) for position, one in value["kept"].items()}
+        return cls(tuple([_step_from_json(one) for one in value["steps"]]), value["instant"], kept)
+
+
+@record(frozen=True, slots=True)
+class RecordedTools:
+    """One use of the caller's tools: the calls of one message, and the results that came back, in the same order."""
+
+    place: str
+    """The place of the step that made the calls."""
+    calls: tuple[tuple[str, str], ...]
+    """Name and arguments of each call, the arguments as canonical JSON."""
+    results: tuple[Message, ...]
+    """A result for each call, and what the caller's user said after them."""
+    labels: frozenset[str] = frozenset()
+
+    def to_json(self) -> dict[str, Any]:
+        """The exchange in plain JSON values."""
+        return {
+            "place": self.place,
+            "calls": [list(call) for call in self.calls],
+            "results": [message_to_json(one) for one in self.results],
+            "labels": sorted(self.labels),
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> "RecordedTools":
+        """The inverse of `to_json`."""
+        calls = tuple([(name, arguments) for name, arguments in value["calls"]])
+        results = tuple([message_from_json(one) for one in value["results"]])
+        return cls(value["place"], calls, results, frozenset(value["labels"]))
+
+
+@record(frozen=True, slots=True)
+class Recording:
+    """All that a replay takes over from the run `run`. Without plans a conductor plans anew."""
+
+    run: str
+    plans: Mapping[str, RecordedPlan] = field(default_factory=dict)
+    tools: tuple[RecordedTools, ...] = ()
+
+    @property
+    def rounds(self) -> int:
+        """The number of recorded rounds."""
+        return sum(key.isdecimal() for key in self.plans)
+
+    @property
+    def nests(self) -> bool:
+        """True if a plan is nested in a step."""
+        return any(not key.isdecimal() for key in self.plans)
+
+    @property
+    def workers(self) -> frozenset[str]:
+        """The workers that are to be called."""
+        called = [
+            step.worker
+            for plan in self.plans.values()
+            for position, step in enumerate(plan.steps)
+            if position not in plan.kept
+        ]
+        return frozenset(called)
+
+    def to_json(self) -> dict[str, Any]:
+        """The recording in plain JSON values."""
+        plans = {key: plan.to_json() for key, plan in self.plans.items()}
+        return {"run": self.run, "plans": plans, "tools": [one.to_json() for one in self.tools]}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> "Recording":
+        """The inverse of `to_json`."""
+        plans = {key: RecordedPlan.from_json(one) for key, one in value["plans"].items()}
+        return cls(value["run"], plans, tuple([RecordedTools.from_json(one) for one in value["tools"]]))
+
+
+# -- places
+
+
+def places(state: RunState) -> Mapping[int, str]:
+    """The place of each step of a run, by its number. A step of a rejected proposal has the proposal's number, too."""
+    found: dict[int, str] = {}
+    for proposal in state.all_proposals:
+        around = key_of(proposal, found)
+        if proposal.state == "rejected":
+            around += f".rejected-{proposal.number}"
+        for position, step in enumerate(state.steps_of(proposal)):
+            found[step.n] = f"{around}.{position}"
+    return found
+
+
+def key_of(proposal: Proposal, known: Mapping[int, str]) -> str:
+    """The key of the plan that a proposal is; `known` are the places of earlier steps."""
+    return known[proposal.parent] if proposal.parent is not None else str(proposal.round)
+
+
+# -- reading a journal
+
+
+def accepted(state: RunState) -> Sequence[Proposal]:
+    """The proposals that were carried out and have steps, in order."""
+    return [one for one in state.all_proposals if one.state == "accepted" and state.steps_of(one)]
+
+
+def plan_of(
+    state: RunState,
+    proposal: Proposal,
+    events: Iterable[Event],
+    texts: Mapping[str, str],
+    kept: Mapping[int, Kept],
+) -> RecordedPlan:
+    """An accepted plan as its conductor wrote it: with the workers as planned, and access lists in its own numbers.
+
+    `texts` are the subtasks by ref. `kept` are outputs by number of step; those of other plans are left out.
+    """
+    planned = [fact for fact in facts(events, PlanStep) if fact.proposal == proposal.number]
+    steps = tuple([_planned(state, proposal, fact, texts) for fact in planned])
+    own = {fact.n - proposal.base: kept[fact.n] for fact in planned if fact.n in kept}
+    return RecordedPlan(steps, proposal.instant, own)
+
+
+def _planned(state: RunState, proposal: Proposal, fact: PlanStep, texts: Mapping[str, str]) -> Step:
+    base = proposal.base
+    own = tuple([n - base for n in fact.access.steps if n >= base])
+    nested = proposal.parent is not None
+    before = not nested and any(n < base for n in fact.access.steps)
+    access = Access(fact.inherits if nested else fact.access.user, own, previous=before)
+    return Step(fact.worker, texts[fact.subtask], access, answers=fact.answers, tools=fact.tools)
+
+
+def before(state: RunState, n: int) -> Sequence[StepState]:
+    """The steps that were planned before step `n` and carried out, in order; not those of rejected proposals."""
+    numbers = {one.number for one in accepted(state)}
+    return [step for step in state.steps.values() if step.n < n and step.proposal in numbers]
+
+
+def canonical(arguments: str) -> str:
+    """The arguments of a call in a form that is equal for equal JSON; text that is no JSON stays as it is."""
+    try:
+        return json.dumps(json.loads(arguments), sort_keys=True, separators=(",", ":"))
+    except (ValueError, RecursionError):
+        return arguments
+
+
+def tools_of(said: Message, results: Sequence[Message], place: str, labels: frozenset[str]) -> RecordedTools:
+    """The record of one message with calls, and of what came back for it."""
+    calls = tuple([(call.name, canonical(call.arguments)) for call in said.calls])
+    return RecordedTools(place, calls, tuple(results), labels)
+
+
+def answered(recording: Recording, place: str, index: int, said: Message, ids: Sequence[str]) -> RecordedTools | None:
+    """The recorded results for the calls of a message, under the ids of these calls; None if nothing equal was called.
+
+    The exchange of the same step comes first, by `index` among those of the step; then any other with equal calls.
+    """
+    calls = tools_of(said, (), place, frozenset()).calls
+    of_step = [one for one in recording.tools if one.place == place]
+    same = of_step[index : index + 1] + [one for one in recording.tools if one.calls == calls]
+    found = next((one for one in same if one.calls == calls), None)
+    if found is None:
+        return None
+    own = [changed(one, call_id=id_) for one, id_ in zip(found.results, ids, strict=False)]
+    return changed(found, results=(*own, *found.results[len(own) :]))
+
+
+def _step_to_json(step: Step) -> dict[str, Any]:
+    return {
+        "worker": step.worker,
+        "subtask": step.subtask,
+        "access": step.access.as_list(),
+        "answers": step.answers,
+        "tools": step.tools,
+    }
+
+
+def _step_from_json(value: Mapping[str, Any]) -> Step:
+    entries = value["access"]
+    access = Access("user" in entries, tuple([one for one in entries if isinstance(one, int)]), "previous" in entries)
+    return Step(value["worker"], value["subtask"], access, answers=value["answers"], tools=value["tools"])

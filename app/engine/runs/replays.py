@@ -1,0 +1,311 @@
+"""Replays: the task of an earlier run, carried out again by a run of its own (`deploy/docs/callers.md`).
+
+`read` collects what a replay needs of the earlier run, `recording` what it takes over, and `order` makes the order of
+the new run, which is admitted like any other: the labels, rules, prices and limits of today apply. `results` are the
+recorded results for the tool calls of a replay that waits for them.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import orjson
+
+from app.core.message.chat import Task, message_from_json, message_to_json, task_from_json
+from app.core.plan.parse import by_name, read_plan
+from app.core.plan.workflow import CONDUCTOR, Step
+from app.core.pool.catalog import LIMITS, Catalog, Limits, Tier
+from app.core.pool.policy import Overrides
+from app.core.records import changed, record
+from app.core.run.labels import Flow
+from app.core.run.recording import (
+    Kept,
+    RecordedPlan,
+    RecordedTools,
+    Recording,
+    accepted,
+    answered,
+    before,
+    key_of,
+    places,
+    plan_of,
+    tools_of,
+)
+from app.core.run.state import RunState, fold
+from app.engine.calls.step_request import texts_of
+from app.engine.context import EngineContext
+from app.engine.runs.admission import Order
+from app.engine.runs.recovery import recording_of
+from app.engine.runs.tool_results import Found, Known
+from app.errors import Conflict, InvalidRequest, NotFound, PlanRejected
+from app.store.protocol import ContentReads, Journal
+from app.store.rows.content import address
+
+EXACT_LIMITS = ("usd", "tokens", "seconds", "steps", "output_tokens", "attempts", "fan_out", "depth")
+"""The limits of the earlier run that a replay of its own plan keeps, as far as its tier still allows them."""
+
+
+@record(frozen=True, slots=True)
+class Earlier:
+    """The run that is replayed."""
+
+    state: RunState
+    journal: Journal
+    task: Task
+    texts: Mapping[str, str]
+    """Its subtasks and outputs by ref."""
+    messages: Mapping[str, Any]
+    """The messages with tool calls and their results by ref, in plain JSON values."""
+
+
+@record(frozen=True, slots=True)
+class Changes:
+    """The changes of a replay against the run that it repeats. Without any of them it has the same plan."""
+
+    plan: object | None = None
+    """Another plan, with workers by name; untrusted."""
+    worker: str | None = None
+    """The one worker that answers, or from `from_step` on the one that every step is given to."""
+    from_step: int | None = None
+    """The number of the step from which on the plan is carried out; the outputs of earlier steps are taken over."""
+    conducts: bool = False
+    """True if the tier's conductor plans anew."""
+
+
+async def read(store: ContentReads, journal: Journal) -> Earlier:
+    """Collect what a replay needs. Raises `Conflict` if the run's content was erased, or it has not ended."""
+    state = fold(journal.events)
+    if not state.ended:
+        raise Conflict("The run goes on; replay it when it has ended.", code="run_not_ended")
+    exchanges = [use for step in state.steps.values() for use in step.exchanges if use.results]
+    try:
+        if not journal.salt:
+            raise NotFound
+        refs = {step.subtask for step in state.steps.values()} | {step.output for step in state.steps.values()}
+        texts = await texts_of(store, state.run, refs - {""})
+        wanted = sorted({state.admitted.task, *(ref for use in exchanges for ref in (use.said, use.results))})
+        bodies = await store.contents(state.run, wanted)
+        if len(bodies) < len(wanted):
+            raise NotFound
+    except NotFound:
+        raise Conflict(
+            "The content of the run was erased, so it cannot be repeated; its journal remains.", code="content_erased"
+        ) from None
+    values = {ref: orjson.loads(body) for ref, body in bodies.items()}
+    task = task_from_json(values.pop(state.admitted.task))
+    return Earlier(state, journal, task, {"": "", **texts}, values)
+
+
+# -- what is taken over
+
+
+def recording(
+    earlier: Earlier, changes: Changes, pool: Sequence[str], most_steps: int, catalog: Catalog, labels: frozenset[str]
+) -> Recording:
+    """All that a replay takes over; `labels` are those of the new run, whose plan names workers of this pool.
+
+    Raises `InvalidRequest` for changes that do not fit the run or each other.
+    """
+    tools = tuple(_tools(earlier))
+    if changes.conducts:
+        _refuse(changes.from_step is not None, "from_step", "A conductor plans from the start; leave out from_step.")
+        _refuse(changes.plan is not None, "plan", "Give a plan, or a model that plans, not both.")
+        return Recording(earlier.state.run, {}, tools)
+    plans = dict(_plans(earlier, _kept(earlier, changes, catalog, labels)))
+    if changes.plan is not None:
+        plans = {"1": _given(earlier, changes, pool, most_steps, plans.get("1"))}
+    elif changes.worker is not None and changes.from_step is None:
+        plans = {"1": RecordedPlan((Step(changes.worker, answers=True),), instant=True)}
+    elif changes.worker is not None:
+        plans = {key: _manned(plan, changes.worker) for key, plan in plans.items()}
+    _refuse("1" not in plans, "run", "The run has no plan that could be repeated; choose a model that plans.")
+    return Recording(earlier.state.run, plans, tools)
+
+
+def _refuse(wrong: bool, param: str, message: str) -> None:
+    if wrong:
+        raise InvalidRequest(message, param=param, code="not_replayable")
+
+
+def _plans(earlier: Earlier, kept: Mapping[int, Kept]) -> Sequence[tuple[str, RecordedPlan]]:
+    state, known = earlier.state, places(earlier.state)
+    made = []
+    for proposal in accepted(state):
+        if proposal.parent in kept:  # the output of the step around it is taken over whole
+            continue
+        plan = plan_of(state, proposal, earlier.journal.events, earlier.texts, kept)
+        made.append((key_of(proposal, known), plan))
+    return made
+
+
+def _kept(earlier: Earlier, changes: Changes, catalog: Catalog, labels: frozenset[str]) -> Mapping[int, Kept]:
+    """The outputs of the steps before `from_step`, by number. Each carries at least the labels that it carried then; a
+    label that its worker took away counts as taken away only if the worker still may."""
+    n, state = changes.from_step, earlier.state
+    if n is None:
+        return {}
+    own = {one.number: one.parent for one in accepted(state)}
+    step = state.steps.get(n)
+    planned = step is not None and step.proposal in own
+    _refuse(not planned, "from_step", f"The run has no step {n} that was carried out.")
+    nested = step is not None and own.get(step.proposal) is not None
+    _refuse(nested, "from_step", f"Step {n} is nested in another one; begin from the step around it.")
+    then, now = Flow(state).outputs, Flow(state, catalog, lowered_now=True).outputs
+    added = labels - state.admitted.labels
+    found: dict[int, Kept] = {}
+    for step in before(state, n):
+        missing = f"Step {step.n} has no output that could be kept; begin from it or from an earlier one."
+        _refuse(step.state != "done", "from_step", missing)
+        carried = then[step.n] | now[step.n] | added
+        text = earlier.texts[step.output]
+        found[step.n] = Kept(step.n, step.output, text, step.finish, refusal=step.refusal, labels=carried)
+    return found
+
+
+def _given(
+    earlier: Earlier, changes: Changes, pool: Sequence[str], most_steps: int, recorded: RecordedPlan | None
+) -> RecordedPlan:
+    """The plan of the request. Where outputs are kept, the steps that gave them must be those of the run."""
+    try:
+        steps = read_plan(changes.plan, by_name(pool), most_steps)
+    except PlanRejected as rejected:
+        reasons = "; ".join(rejected.reasons)[:3000]
+        raise InvalidRequest(f"The plan is not valid: {reasons}", param="plan", code="invalid_plan") from None
+    if changes.from_step is None or recorded is None:
+        return RecordedPlan(steps, instant=True)
+    _refuse(len(earlier.state.proposals) > 1 and earlier.state.rounds > 1, "plan", "The run has several rounds.")
+    for position in recorded.kept:
+        same = position < len(steps) and _reads(steps[position]) == _reads(recorded.steps[position])
+        _refuse(not same, "plan", f"Step {position} of the plan is not that of the run, whose output is to be kept.")
+    _refuse(len(steps) <= len(recorded.kept), "plan", "The plan has no step after those whose outputs are kept.")
+    return RecordedPlan(steps, instant=recorded.instant, kept=recorded.kept)
+
+
+def _reads(step: Step) -> tuple[object, ...]:
+    """The subtask of a step and what it sees, which make its output one of this plan."""
+    return step.subtask, step.access
+
+
+def _manned(plan: RecordedPlan, worker: str) -> RecordedPlan:
+    steps = [
+        step if position in plan.kept or step.worker == CONDUCTOR else changed(step, worker=worker)
+        for position, step in enumerate(plan.steps)
+    ]
+    return changed(plan, steps=tuple(steps))
+
+
+def _tools(earlier: Earlier) -> Sequence[RecordedTools]:
+    known, found = places(earlier.state), []
+    for step in earlier.state.steps.values():
+        for use in step.exchanges:
+            if use.results:
+                said = message_from_json(earlier.messages[use.said])
+                results = [message_from_json(one) for one in earlier.messages[use.results]]
+                found.append(tools_of(said, results, known[step.n], use.labels))
+    return found
+
+
+# -- the new run
+
+
+def order(
+    earlier: Earlier,
+    changes: Changes,
+    tier: Tier,
+    catalog: Catalog,
+    *,
+    model: str,
+    effort: str,
+    limits: Limits,
+    tenant: str,
+    key: str,
+    labels: frozenset[str],
+    overrides: Overrides = Overrides(),
+    explore: bool = False,
+) -> Order:
+    """The order of the replay. `limits` are those of the tier, already narrowed by the request's and the key's budget;
+    the plan of the earlier run also keeps within the limits that this run had."""
+    admitted = earlier.state.admitted
+    labels = labels | admitted.labels
+    taken = recording(earlier, changes, tier.pool, limits.steps, catalog, labels)
+    if taken.plans:
+        limits = _within(limits, admitted.limits)
+    return Order(
+        task=earlier.task,
+        tier=tier,
+        model=model,
+        effort=effort,
+        limits=limits,
+        tenant=tenant,
+        key=key,
+        labels=labels,
+        overrides=overrides,
+        explore=explore,
+        followed=False,
+        on_disconnect="finish",
+        ignored=admitted.ignored,
+        wire={"format": "chat"},
+        origin_kind="replay",
+        origin_run=earlier.state.run,
+        recording=taken if taken.plans or taken.tools else None,
+    )
+
+
+def _within(limits: Limits, then: Limits) -> Limits:
+    known = {name: min(getattr(limits, name), getattr(then, name)) for name in EXACT_LIMITS if name in LIMITS}
+    return replace(limits, **known)
+
+
+# -- tools
+
+
+async def results(context: EngineContext, known: Known) -> tuple[Order, Found] | None:
+    """The turn of a replay that waits for tool results, if the run that it repeats has results for equal calls of every
+    step that waits; else None: then the run waits for its caller, like any other."""
+    state = known.state
+    if state.admitted.origin_kind != "replay" or not state.admitted.plan or not known.salt:
+        return None
+    tier = context.catalog().tiers.get(state.admitted.tier)
+    if tier is None:
+        return None
+    kept, at = await recording_of(context.store, state), places(state)
+    shares: dict[int, tuple[str, bytes]] = {}
+    labels: dict[int, frozenset[str]] = {}
+    waiting = [step for step in state.steps.values() if step.state == "awaiting_tool"]
+    bodies = await context.store.contents(state.run, [step.exchanges[-1].said for step in waiting])
+    for step in waiting:
+        use = step.exchanges[-1]
+        if use.said not in bodies:
+            return None
+        said = message_from_json(orjson.loads(bodies[use.said]))
+        found = answered(kept, at[step.n], len(step.exchanges) - 1, said, use.ids)
+        if found is None:
+            return None
+        body = orjson.dumps([message_to_json(message) for message in found.results])
+        shares[step.n] = address(known.salt, body), body
+        labels[step.n] = found.labels
+    again = await _asked(context, state)
+    order = Order(
+        task=again,
+        tier=tier,
+        model=state.admitted.model,
+        effort=state.admitted.effort,
+        limits=state.admitted.limits,
+        tenant=known.owner.tenant,
+        key=known.owner.key,
+        followed=False,
+        on_disconnect="finish",
+        wire=state.turn.wire,
+        origin_kind="replay",
+        origin_run=state.admitted.origin_run,
+    )
+    return order, Found(known, "go_on", shares, labels)
+
+
+async def _asked(context: EngineContext, state: RunState) -> Task:
+    """The request of the latest turn: how to decode, and the tools."""
+    ref = state.turn.request or state.admitted.task
+    body = (await context.store.contents(state.run, [ref])).get(ref)
+    if body is None:
+        raise NotFound
+    return task_from_json(orjson.loads(body))

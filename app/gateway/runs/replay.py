@@ -1,0 +1,161 @@
+"""`POST /v1/runs/{id}/replay` and `GET /v1/runs/{id}/compare/{other}`: a past run again, and two runs side by side.
+
+A replay sends the content of a run to workers once more, so it needs what reading that content needs: the scope
+`audit:read`, or the key that began the run. It belongs to the run's tenant, and to the key that asks for it. It is
+admitted like any other run, so the labels, rules, prices, budgets and limits of today apply.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+from pydantic import Field, ValidationError
+
+from app.core.plan.arms import tier_of
+from app.core.pool.policy import Overrides
+from app.core.rating.comparison import Comparison, RunFigures, Same, compare, figures, unknown
+from app.core.rating.feedback import Feedback
+from app.engine.runs import replays
+from app.engine.runs.admission import Order
+from app.engine.runs.replays import Changes
+from app.errors import Forbidden, InvalidRequest
+from app.gateway.http.api_keys import Caller
+from app.gateway.http.context import GatewayContext
+from app.gateway.wire.baton_options import (
+    WHOLE_POOL,
+    Budget,
+    Label,
+    PoolChoice,
+    WireModel,
+    WorkerName,
+    narrowed,
+    nearest_effort,
+    resolve_tier,
+)
+from app.gateway.wire.parameters import invalid_request
+from app.store.protocol import ContentReads, Journal, RunRow, TenantStore
+
+WAIT_SECONDS = 600.0
+"""The longest time for which a reply may wait for the end of a replay."""
+PAUSE_SECONDS = 0.05
+
+
+class ReplayRequest(WireModel):
+    """The changes against the run that is repeated; an empty object repeats its plan with the same workers."""
+
+    model: Annotated[str, Field(max_length=256)] | None = None
+    """The tier, an alias of one, or an arm, whose conductor plans anew. Its limits apply in place of the run's."""
+    effort: Annotated[str, Field(max_length=32)] | None = None
+    plan: dict[str, Any] | None = None
+    """Another plan, in the form of `baton.plan`."""
+    worker: WorkerName | None = None
+    """The one worker that answers alone; with `from_step` the worker of that step and of all later ones."""
+    from_step: Annotated[int, Field(ge=0, le=100_000)] | None = None
+    """The step from which on the plan is carried out; the outputs of the steps before it are kept."""
+    labels: Annotated[list[Label], Field(max_length=16, fail_fast=True)] = []
+    """Labels beside those of the run, all of which stay in force."""
+    budget: Budget | None = None
+    pool: PoolChoice | None = None
+    explore: bool = False
+    """True if a selector may leave its choice to chance."""
+    wait: Annotated[float, Field(ge=0, le=WAIT_SECONDS)] = 0.0
+    """Seconds for which the reply waits for the end of the replay."""
+
+
+def read_request(body: Mapping[str, Any]) -> ReplayRequest:
+    """The request; raises `InvalidRequest` naming the field."""
+    given = {name: value for name, value in body.items() if value is not None}
+    try:
+        return ReplayRequest.model_validate(given)
+    except ValidationError as error:
+        raise invalid_request(error, given) from None
+
+
+def check(row: RunRow, caller: Caller) -> None:
+    """Raise `Forbidden` unless the caller may read the run's content."""
+    if not may_read(row, caller):
+        raise Forbidden()
+
+
+def may_read(row: RunRow, caller: Caller) -> bool:
+    """True if this key may read the content of a run: it began it, or has `audit:read`."""
+    return row.key == caller.key.id or caller.may("audit:read")
+
+
+async def order(
+    context: GatewayContext, store: TenantStore, row: RunRow, caller: Caller, asked: ReplayRequest
+) -> Order:
+    """The order of the replay. Raises `InvalidRequest`, `Conflict` and `NotFound` with the reason why there is none."""
+    earlier = await replays.read(store, await store.journal(row.id))
+    admitted, catalog = earlier.state.admitted, context.catalog()
+    model = asked.model or row.model
+    tier = resolve_tier(catalog, caller.key, asked.model or row.tier)
+    if asked.model is None:
+        tier = tier_of(catalog, row.tier, row.model) or tier
+    effort = nearest_effort(tier, asked.effort or admitted.effort or None)
+    pool = asked.pool or WHOLE_POOL
+    conducts = asked.model is not None and asked.plan is None and asked.worker is None
+    changes = Changes(asked.plan, asked.worker, asked.from_step, conducts=conducts)
+    if asked.worker is not None and asked.worker not in tier.pool:
+        raise InvalidRequest(
+            f"The worker is not in the pool of {tier.name}; it has {', '.join(tier.pool)}.", param="worker"
+        )
+    return replays.order(
+        earlier,
+        changes,
+        tier,
+        catalog,
+        model=model,
+        effort=effort,
+        limits=narrowed(tier.efforts[effort], asked.budget, caller.key.max_usd),
+        tenant=row.tenant,
+        key=caller.key.id,
+        labels=caller.key.labels.union(asked.labels),
+        overrides=Overrides(frozenset(pool.allow), frozenset(pool.deny), pool.pin),
+        explore=asked.explore,
+    )
+
+
+async def ended(store: TenantStore, run: str, seconds: float) -> RunRow:
+    """The row of a run once it has ended or waits for tool results, or as it is when the time is over."""
+    row = await store.run(run)
+    try:
+        async with asyncio.timeout(seconds):
+            while row.ended_at is None:
+                await asyncio.sleep(PAUSE_SECONDS)
+                row = await store.run(run)
+    except TimeoutError:
+        pass
+    return row
+
+
+# -- comparison
+
+
+async def compared(
+    store: ContentReads,
+    journals: tuple[Journal, Journal],
+    ratings: tuple[Sequence[Feedback], Sequence[Feedback]],
+    *,
+    reads: bool,
+) -> Comparison:
+    """Compare two runs; texts are compared only if the caller `reads` the content of both."""
+    first, second = [figures(journal.events, given) for journal, given in zip(journals, ratings, strict=True)]
+    return compare(first, second, await _same(store, first, second) if reads else unknown)
+
+
+async def _same(store: ContentReads, first: RunFigures, second: RunFigures) -> Same:
+    """Whether texts of two runs are equal; not known of what was erased."""
+    before = await store.contents(first.run, _refs(first))
+    after = await store.contents(second.run, _refs(second))
+
+    def same(one: str, other: str) -> bool | None:
+        texts = before.get(one), after.get(other)
+        return None if None in texts else texts[0] == texts[1]
+
+    return same
+
+
+def _refs(run: RunFigures) -> Sequence[str]:
+    steps = [ref for step in run.steps.values() for ref in (step.subtask, step.output)]
+    return sorted({run.answer, *steps} - {""})

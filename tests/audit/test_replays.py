@@ -1,0 +1,45 @@
+"""The auditor compares what a replay has taken over with the run that it repeats."""
+
+import sqlite3
+from pathlib import Path
+
+import orjson
+import pytest
+
+from app.__main__ import main
+from tests.audit.scenes import Journal
+
+
+@pytest.fixture
+def copy(journal: Journal, tmp_path: Path) -> Path:
+    """A copy of the journal's database."""
+    path = tmp_path / "baton.db"
+    source, target = sqlite3.connect(journal.folder / "baton.db"), sqlite3.connect(path)
+    source.backup(target)
+    source.close()
+    target.close()
+    return path
+
+
+def rewrite(path: Path, run: str, **fields: object) -> None:
+    """Change the first output that a run has taken over."""
+    database = sqlite3.connect(path)
+    with database:
+        where = "FROM events WHERE run = ? AND kind = 'step.done' ORDER BY seq LIMIT 1"
+        seq, body = database.execute(f"SELECT seq, body {where}", (run,)).fetchone()
+        body = orjson.dumps(orjson.loads(body) | fields)
+        database.execute("UPDATE events SET body = ? WHERE run = ? AND seq = ?", (body, run, seq))
+    database.close()
+
+
+@pytest.mark.parametrize("fields", [{"origin_step": 1}, {"origin_output": "f" * 64}, {"finish": "length"}], ids=str)
+def test_an_output_that_is_not_the_one_that_is_named_is_found(
+    journal: Journal, copy: Path, capsys: pytest.CaptureFixture[str], fields: dict[str, object]
+) -> None:
+    run = str(journal.runs["replayed"].row["id"])
+    found = ["audit", "check", "--run", run]
+    environ = {"BATON_DATABASE_URL": f"sqlite:///{copy}"}
+    assert main(found, environ) == 0, capsys.readouterr().out
+    rewrite(copy, run, **fields)
+    assert main(found, environ) == 1
+    assert "kept-altered" in capsys.readouterr().out

@@ -1,0 +1,225 @@
+"""Replays over the real wiring: what is called again and what is kept, what is refused, and how two runs compare. The
+auditor reads every journal."""
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+from app.gateway.http.api_keys import mint
+from app.process.wiring import Runtime
+from tests.harness.in_process import SAYS, plan_text, plans, speak
+from tests.stubs import ProviderStub, Reply, ToolCall
+
+CHAIN = plan_text((0, "Draft it", ["user"]), (1, "Answer it", [0]))
+EMPTY = '{"steps": []}'
+MEND = plan_text((2, "Mend it", ["previous"]))
+NESTED = plan_text((0, "Draft it", ["user"]), (3, "Take it apart", [0]), (1, "Put it together", ["user", 1]))
+INNER = plan_text((1, "Look at it", ["user"]), (2, "Say it", ["user", 0]))
+LOOK = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+SECONDS = 20
+
+
+@pytest.fixture(autouse=True)
+def said(stub: ProviderStub) -> None:
+    speak(stub)
+
+
+async def answered(client: httpx.AsyncClient, model: str = "baton-ultra", **more: Any) -> str:
+    """Return a run that has ended."""
+    messages = [{"role": "user", "content": "What is 2 + 2?"}]
+    reply = await client.post("/v1/chat/completions", json={"model": model, "messages": messages} | more)
+    assert reply.status_code == 200, reply.text
+    return str(reply.headers["x-baton-run"])
+
+
+async def replay(client: httpx.AsyncClient, run: str, **changes: Any) -> httpx.Response:
+    return await client.post(f"/v1/runs/{run}/replay", json={"wait": SECONDS} | changes)
+
+
+async def replayed(client: httpx.AsyncClient, run: str, **changes: Any) -> dict[str, Any]:
+    """Return the record of a replay that has succeeded."""
+    reply = await replay(client, run, **changes)
+    assert reply.status_code == 200, reply.text
+    assert reply.json()["state"] == "succeeded", reply.text
+    found = (await client.get(f"/v1/runs/{reply.json()['id']}")).json()
+    assert found["origin"] == {"kind": "replay", "run": run}
+    return dict(found)
+
+
+async def compared(client: httpx.AsyncClient, first: str, second: str) -> dict[str, Any]:
+    reply = await client.get(f"/v1/runs/{first}/compare/{second}")
+    assert reply.status_code == 200, reply.text
+    return dict(reply.json())
+
+
+def called(stub: ProviderStub) -> list[str]:
+    return [received.model for received in stub.requests]
+
+
+def code(reply: httpx.Response) -> tuple[int, str | None]:
+    return reply.status_code, reply.json()["error"]["code"]
+
+
+async def test_without_changes_the_same_workers_see_the_same_and_no_conductor_is_asked(
+    client: httpx.AsyncClient, stub: ProviderStub
+) -> None:
+    plans(stub, CHAIN)
+    run = await answered(client)
+    before = called(stub)
+    assert len(before) == 3
+    stub.requests.clear()
+    again = await replayed(client, run)
+    assert called(stub) == before[1:], "the workers as planned"
+    assert again["conductor"] == "replay"
+    found = await compared(client, run, again["id"])
+    assert found["same_answer"] is True
+    assert [(one["step"], one["same_subtask"], one["same_output"]) for one in found["steps"]] == [
+        ("1.0", True, True),
+        ("1.1", True, True),
+    ]
+    assert found["disclosures"]["both"] == 2
+    assert found["disclosures"]["only_second"] == []
+    assert [one["role"] for one in found["disclosures"]["only_first"]] == ["conductor"]
+
+
+async def test_rounds_and_nested_workflows_are_repeated_as_they_were_accepted(
+    client: httpx.AsyncClient, stub: ProviderStub
+) -> None:
+    plans(stub, CHAIN, MEND, EMPTY)
+    run = await answered(client, "baton-deep")
+    before = [one for one in called(stub) if one != "planner"]
+    stub.requests.clear()
+    again = await replayed(client, run)
+    assert called(stub) == before
+    assert again["rounds"] == 2
+    assert (await compared(client, run, again["id"]))["disclosures"]["only_second"] == []
+    stub.requests.clear()
+    plans(stub, NESTED, INNER, EMPTY)
+    run = await answered(client, "baton-nested")
+    before = [one for one in called(stub) if one != "planner"]
+    assert len(before) == 4
+    stub.requests.clear()
+    again = await replayed(client, run)
+    assert called(stub) == before
+    found = await compared(client, run, again["id"])
+    assert [one["step"] for one in found["steps"]] == ["1.0", "1.1", "1.1.0", "1.1.1", "1.2"]
+    assert found["disclosures"]["only_second"] == []
+
+
+async def test_from_a_step_on_the_outputs_before_are_kept_and_the_journal_names_their_source(
+    client: httpx.AsyncClient, stub: ProviderStub
+) -> None:
+    plans(stub, CHAIN)
+    run = await answered(client)
+    [first, *_] = (await client.get(f"/v1/runs/{run}")).json()["steps"]
+    done = (await client.get(f"/v1/runs/{run}/events")).json()["data"]
+    [ref] = [one["body"]["output"] for one in done if one["kind"] == "step.done" and one["body"]["n"] == 0]
+    stub.requests.clear()
+    again = await replayed(client, run, from_step=1, worker="gamma")
+    assert called(stub) == ["gamma"]
+    assert SAYS[first["worker"]] in json.dumps(stub.requests[0].json), "it reads the output that was kept"
+    events = (await client.get(f"/v1/runs/{again['id']}/events")).json()["data"]
+    [kept] = [one["body"] for one in events if one["kind"] == "step.done" and one["body"]["n"] == 0]
+    assert (kept["origin_run"], kept["origin_step"], kept["origin_output"]) == (run, 0, ref)
+    assert kept["output"] != ref, "every run has its own salt"
+    assert again["steps"][0]["attempts"] == []
+    shown = (await client.get(f"/v1/runs/{again['id']}/steps/0")).json()
+    assert shown["output"] == SAYS[first["worker"]]
+
+
+async def test_another_plan_a_single_worker_or_another_tier(client: httpx.AsyncClient, stub: ProviderStub) -> None:
+    plans(stub, CHAIN)
+    run = await answered(client)
+    stub.requests.clear()
+    steps = [{"worker": "gamma", "subtask": "Say it", "access": ["user"]}]
+    await replayed(client, run, plan={"steps": steps})
+    await replayed(client, run, worker="beta")
+    again = await replayed(client, run, model="baton-mini")
+    assert called(stub) == ["gamma", "beta", "alpha"]
+    assert (again["tier"], again["conductor"]) == ("baton-mini", "fixed")
+
+
+async def test_recorded_tool_results_are_given_again_for_equal_calls_only(
+    client: httpx.AsyncClient, stub: ProviderStub
+) -> None:
+    def calls(query: str) -> Reply:
+        return Reply(chunks=(), tool_calls=(ToolCall("look", json.dumps({"q": query}), "their-1"),), finish="tool")
+
+    stub.script("alpha", calls("a"), Reply(chunks=("It is 42.",)))
+    messages: list[dict[str, Any]] = [{"role": "user", "content": "What is 2 + 2?"}]
+    asked = {"model": "baton-mini", "tools": [LOOK]}
+    first = await client.post("/v1/chat/completions", json=asked | {"messages": messages})
+    said = first.json()["choices"][0]["message"]
+    messages += [said, {"role": "tool", "tool_call_id": said["tool_calls"][0]["id"], "content": "The result."}]
+    await client.post("/v1/chat/completions", json=asked | {"messages": messages})
+    run = str(first.headers["x-baton-run"])
+    stub.requests.clear()
+    stub.script("alpha", calls("a"), Reply(chunks=("It is 42.",)))
+    again = await replayed(client, run)
+    assert "The result." in json.dumps(stub.requests[-1].json)
+    assert (await compared(client, run, again["id"]))["same_answer"] is True
+    stub.script("alpha", calls("b"))
+    waiting = (await replay(client, run, wait=0)).json()["id"]
+    await waits(client, waiting)
+    assert (await client.post(f"/v1/runs/{waiting}/cancel")).json()["state"] == "cancelled"
+
+
+async def waits(client: httpx.AsyncClient, run: str) -> None:
+    """Wait until a run waits for tool results."""
+    reply = {}
+    while reply.get("state") != "awaiting_tool":
+        reply = (await client.get(f"/v1/runs/{run}")).json()
+        assert reply["end"] == {}
+
+
+async def test_what_cannot_be_repeated_is_refused_with_its_reason(
+    opened: Runtime, client: httpx.AsyncClient, stub: ProviderStub
+) -> None:
+    plans(stub, CHAIN)
+    run = await answered(client)
+    assert code(await replay(client, run, from_step=9)) == (400, "not_replayable")
+    assert code(await replay(client, run, from_step=1, model="baton-mini")) == (400, "not_replayable")
+    assert code(await replay(client, run, plan={"steps": []})) == (400, "invalid_plan")
+    assert (await replay(client, run, worker="delta")).json()["error"]["param"] == "worker"
+    changed = {"steps": [{"worker": "alpha", "subtask": "Other", "access": ["user"]}] * 2}
+    assert code(await replay(client, run, from_step=1, plan=changed)) == (400, "not_replayable")
+    refused = await replay(client, run, labels=["phi"])
+    assert code(refused) == (400, "not_replayable")
+    assert "not cleared for phi" in refused.json()["error"]["message"], "the labels of today are in force"
+    assert code(await replay(client, run, pool={"deny": ["alpha", "beta"]})) == (400, "not_replayable")
+    await client.delete(f"/v1/runs/{run}")
+    assert code(await replay(client, run)) == (409, "content_erased")
+
+
+async def test_a_replay_needs_the_right_to_read_the_content(opened: Runtime, client: httpx.AsyncClient) -> None:
+    run = await answered(client, "baton-mini")
+    for tenant, scopes, expected in (
+        ("acme", ["runs:write", "runs:read"], 403),
+        ("acme", ["runs:read", "audit:read"], 403),
+        ("acme", ["runs:write", "runs:read", "audit:read"], 200),
+        ("other", ["runs:write", "runs:read", "audit:read"], 404),
+    ):
+        key, row = mint(opened.gateway.pepper, tenant=tenant, name="else", scopes=scopes, now=0.0)
+        await opened.gateway.store.add_key(row)
+        headers = {"authorization": f"Bearer {key}"}
+        reply = await client.post(f"/v1/runs/{run}/replay", json={"wait": SECONDS}, headers=headers)
+        assert reply.status_code == expected, reply.text
+        both = await client.get(f"/v1/runs/{run}/compare/{run}", headers=headers)
+        assert both.status_code == (404 if tenant == "other" else 200)
+        if tenant == "acme":
+            assert both.json()["same_answer"] is (True if "audit:read" in scopes else None)
+
+
+async def test_a_replay_is_listed_as_one_and_begun_once_for_each_idempotency_key(
+    client: httpx.AsyncClient, stub: ProviderStub
+) -> None:
+    run = await answered(client, "baton-mini")
+    headers = {"idempotency-key": "again"}
+    first, second = [
+        await client.post(f"/v1/runs/{run}/replay", json={"wait": SECONDS}, headers=headers) for _ in range(2)
+    ]
+    assert first.json()["id"] == second.json()["id"]
+    listed = (await client.get("/v1/runs?origin_kind=replay")).json()["data"]
+    assert [(one["id"], one["origin"]["run"]) for one in listed] == [(first.json()["id"], run)]
