@@ -49,6 +49,7 @@ def masked(decision: dict[str, Any], **price: float) -> None:
     decision["candidates"][decision["action"]] += decision["candidates"].pop(arm)
     decision["propensity"] = decision["candidates"][decision["action"]]
     decision["masked"][arm] = price
+    decision["predicted"].pop(arm, None)
 
 
 def unmasked(decision: dict[str, Any]) -> None:

