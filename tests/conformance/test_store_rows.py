@@ -380,6 +380,7 @@ async def test_lists_filter_by_every_column(store: Store) -> None:
     await store.append(Entry("a", 31.0, (Raw(Kind.FAILED, {}),), epoch=1, row=Projection(error="no_worker")))
     row = Projection(state="running", topology="chain", steps=3)
     await store.append(note("b", spent=Ledger(700, 1), row=row, tags=(("worker", "w"),)))
+    await store.append(Entry("b", 32.0, (Raw(Kind.CALL_INTENDED, {}),), epoch=1))  # of a release without a ledger
     cases: dict[str, list[RunQuery]] = {
         "cba": [RunQuery(), RunQuery(since=10.0, until=30.1)],
         "ba": [RunQuery(tenant="t1"), RunQuery(until=30.0)],

@@ -8,9 +8,9 @@ import httpx
 
 from app.core.run.disclosures import completed
 from app.process.wiring import Runtime
-from app.store.protocol import DisclosureQuery
+from app.store.protocol import DisclosureQuery, RunQuery
 from tests.engine.recorded_disclosures import play
-from tests.harness.in_process import ask, calling, plan_text, plans, speak
+from tests.harness.in_process import ask, calling, finish, order, plan_text, plans, speak
 from tests.stubs import Fail, ProviderStub
 
 CHAIN = plan_text((0, "Draft it", ["user"]), (1, "Check it", [0]), (2, "Answer it", ["user", 1]))
@@ -125,3 +125,35 @@ async def test_a_key_without_the_scope_and_another_tenant_see_nothing(opened: Ru
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, "tenant")
         for faulty in ("saw=everything", "saw=step:x", "after=nothing", "since=soon", "recipient_kind=human"):
             assert (await client.get(f"/v1/disclosures?{faulty}")).status_code == 400
+
+
+async def listed(client: httpx.AsyncClient, worker: str) -> list[str]:
+    reply = await client.get("/v1/runs", params={"worker": worker})
+    return [run["id"] for run in reply.json()["data"]]
+
+
+async def test_runs_of_a_worker_are_those_in_which_it_was_sent_something(
+    opened: Runtime, stub: ProviderStub, client: httpx.AsyncClient
+) -> None:
+    speak(stub)
+    plans(stub, CHAIN)
+    planned = (await ask(client, model="baton-ultra")).headers["x-baton-run"]
+    assert await listed(client, "planner") == [planned]
+    stub.always("alpha", Fail(status=500))
+    replaced = (await ask(client)).headers["x-baton-run"]
+    [instead] = {row["recipient"] for row in await rows(client, run=replaced)} - {"alpha"}
+    assert (await listed(client, instead))[0] == replaced
+    assert replaced in await listed(client, "alpha")
+    await finish(await opened.runs.start(order(opened, "baton-mini", preview=True)))
+    assert await opened.context.store.runs(RunQuery(tenant="tenant", tags=(("worker", "alpha"),))) == ()
+
+
+async def test_runs_from_before_the_ledger_are_listed_by_the_workers_of_their_plans(
+    opened: Runtime, stub: ProviderStub, client: httpx.AsyncClient
+) -> None:
+    speak(stub)
+    run = (await ask(client)).headers["x-baton-run"]
+    await opened.context.store._write(  # type: ignore[attr-defined]
+        lambda conn: conn.exec_driver_sql("DELETE FROM disclosures")
+    )
+    assert await listed(client, "alpha") == [run]

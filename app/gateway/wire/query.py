@@ -178,7 +178,7 @@ class RunFilters(Parameters):
     key: Text | None = None
     """Runs that this API key began, by the key's id."""
     worker: Text | None = None
-    """Runs in which this worker took part."""
+    """Runs in which this worker was sent something, as a worker, a conductor or an embedder."""
     label: Text | None = None
     """Runs with this label."""
     topology: Topology | None = None
@@ -254,7 +254,7 @@ class ReportFilters(Parameters):
     key: Text | None = None
     """Runs that this API key began, by the key's id."""
     worker: Text | None = None
-    """Runs in which this worker took part."""
+    """Runs in which this worker was sent something, as a worker, a conductor or an embedder."""
     label: Text | None = None
     """Runs with this label."""
     topology: Topology | None = None

@@ -45,8 +45,9 @@ from app.store.protocol import (
 )
 from app.store.sqlkit.sealing import Open, place_of
 from app.store.sqlkit.statements import ALONG, SEEN, Row, SingleStatement, Statements
-from app.store.sqlkit.tables import CONTENTS, PULSE, RUNS, TAGS, TICKETS, UNHAPPY
+from app.store.sqlkit.tables import CONTENTS, DISCLOSURES, EVENTS, PULSE, RUNS, TAGS, TICKETS, UNHAPPY
 
+WORKER_TAG = "worker"
 CLOCK = "SELECT extract(epoch FROM clock_timestamp())"
 MACHINE_CLOCK = "SELECT (julianday('now') - 2440587.5) * 86400.0"
 _KINDS: Mapping[str, Kind] = {kind.value: kind for kind in Kind}
@@ -306,8 +307,18 @@ def _filters(query: RunQuery) -> list[ColumnElement[bool]]:
         found.append(_behind(query, query.before))
     found += [column.id.in_(select(TAGS.c.run).where(*asked)) for asked in rare]
     for name, value in query.tags:
-        found.append(exists().where(TAGS.c.name == name, TAGS.c.value == value, TAGS.c.run == column.id))
+        tagged = exists().where(TAGS.c.name == name, TAGS.c.value == value, TAGS.c.run == column.id)
+        found.append(_called(value, tagged) if name == WORKER_TAG else tagged)
     return found
+
+
+def _called(worker: str, planned: ColumnElement[bool]) -> ColumnElement[bool]:
+    """The condition for runs in which a worker was sent something. Of runs with calls that are not in the ledger of
+    disclosures yet, those whose plans have `planned` it."""
+    of_run = DISCLOSURES.c.run == RUNS.c.id
+    calls = exists().where(EVENTS.c.run == RUNS.c.id, EVENTS.c.kind == Kind.CALL_INTENDED.value)
+    sent = exists().where(of_run, DISCLOSURES.c.recipient == worker)
+    return or_(sent, and_(planned, ~exists().where(of_run), calls))
 
 
 def _bounds(query: RunQuery) -> list[ColumnElement[bool]]:
