@@ -47,6 +47,16 @@ def is_set(value: object) -> bool:
     return value is None or is_texts(value)
 
 
+def is_word(value: object) -> bool:
+    """A string, or a missing field."""
+    return value is None or isinstance(value, str)
+
+
+def is_steps(value: object) -> bool:
+    """A list of step numbers, or a missing field."""
+    return value is None or (isinstance(value, list) and all(is_whole(entry) for entry in value))
+
+
 def is_access(value: object) -> bool:
     """An access list: `user` and step numbers, each once."""
     if not isinstance(value, list) or not all(entry == "user" or is_whole(entry) for entry in value):
@@ -144,6 +154,12 @@ FIELDS: Mapping[Kind, Mapping[str, Test]] = {
         "tokens_held": is_whole,
         "catalog": is_text,
         "template": is_text,
+        "planned_by": is_word,
+        "region": is_word,
+        "labels": is_set,
+        "unseen": is_steps,
+        "results": is_mark,
+        "origin": is_word,
     },
     Kind.CALL_FINISHED: {
         "call": is_text,

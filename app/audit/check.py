@@ -9,6 +9,7 @@ from app.audit.administration import administration
 from app.audit.budgets import Books, budgets
 from app.audit.calls import calls, pending
 from app.audit.contents import contents
+from app.audit.disclosures import disclosures
 from app.audit.lifecycle import lifecycle
 from app.audit.money import money
 from app.audit.plans import plans
@@ -101,4 +102,6 @@ class Auditor:
             for violation in rule(told):
                 report.add(violation)
         for violation in (*spoken(told, report), *requests(told, pools, report), *versions(told, reigns, report)):
+            report.add(violation)
+        for violation in disclosures(told, pools, report):
             report.add(violation)

@@ -16,9 +16,11 @@ from app.errors import ConfigInvalid
 from app.store.archive import AccountSums, Administration, Record, Stored
 from app.store.protocol import PrunedRun
 
-VERSION = 2
+VERSION = 3
 UNCHANGED = 1
-"""The previous version, without the changes of conductors' versions; it can still be audited."""
+"""The first version, without the changes of conductors' versions; it can still be audited."""
+WITHOUT_LEDGER = (UNCHANGED, 2)
+"""The versions without the ledger of disclosures."""
 BYTES = "base64"
 GZIP = ".gz"
 
@@ -31,6 +33,7 @@ class _Gathered:
     events: list[Stored] = field(default_factory=list)
     contents: dict[str, bytes] = field(default_factory=dict)
     tickets: list[Mapping[str, Any]] = field(default_factory=list)
+    disclosures: list[Mapping[str, Any]] = field(default_factory=list)
 
     def add(self, line: Mapping[str, Any]) -> None:
         """Add one line. Raises `KeyError`, `TypeError` or `ValueError` for a line that is not part of a run."""
@@ -41,12 +44,15 @@ class _Gathered:
             self.events.append(Stored(int(line["event"]), str(line["kind"]), float(line["at"]), raw))
         elif "content" in line:
             self.contents[line["content"]] = _unpacked(line["body"])
+        elif "disclosure" in line:
+            self.disclosures.append(_decoded(line["disclosure"]))
         else:
             self.tickets.append(_decoded(line["ticket"]))
 
-    def record(self) -> Record:
+    def record(self, *, has_ledger: bool) -> Record:
         """Return the run."""
-        return Record(self.row, tuple(self.events), self.contents, tuple(self.tickets))
+        ledger = tuple(self.disclosures) if has_ledger else None
+        return Record(self.row, tuple(self.events), self.contents, tuple(self.tickets), ledger)
 
 
 def _chosen(name: str, created_at: float, run: str | None, since: float | None) -> bool:
@@ -75,7 +81,7 @@ class Export:
 
     def _head(self) -> dict[str, Any]:
         number, head = next(self._lines(), (1, {}))
-        known = head.get("baton") == "journal" and head.get("version") in (UNCHANGED, VERSION)
+        known = head.get("baton") == "journal" and head.get("version") in (*WITHOUT_LEDGER, VERSION)
         if not known or not isinstance(head.get("at"), float):
             raise self._fault(number, "is no export of this version's; write one with `baton audit export`")
         return head
@@ -133,12 +139,13 @@ class Export:
 
     def _records(self) -> Iterator[Record]:
         gathered: _Gathered | None = None
+        has_ledger = self._head()["version"] not in WITHOUT_LEDGER
         ended = number = 0
         for number, line in self._lines():
             try:
                 if "run" in line:
                     if gathered is not None:
-                        yield gathered.record()
+                        yield gathered.record(has_ledger=has_ledger)
                     gathered = _Gathered(_decoded(line["run"]))
                 elif "end" in line:
                     ended = number
@@ -149,7 +156,7 @@ class Export:
         if not ended or ended != number:
             raise self._fault(number, "is where the file breaks off; export it again")
         if gathered is not None:
-            yield gathered.record()
+            yield gathered.record(has_ledger=has_ledger)
 
     def _preamble(self, kind: str) -> Iterator[tuple[int, dict[str, Any]]]:
         """Yield the lines of a kind before the first run."""

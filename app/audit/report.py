@@ -153,6 +153,14 @@ RULES: Mapping[str, tuple[str, str]] = {
     "run-lost": ("N-1", "a run is stored, or was pruned, which leaves a row; nothing else removes it"),
     "pruned-left": ("N-8", "of a run that was pruned nothing is stored but the row that says so"),
     "journal-rewritten": ("N-8", "a run has the events that an earlier export has, or was pruned with them"),
+    # the ledger of disclosures
+    "disclosure-missing": ("I-1 N-8", "each call has its row in the ledger of disclosures"),
+    "disclosure-surplus": ("I-1 N-8", "the ledger of disclosures has no row without a call"),
+    "disclosure-altered": ("I-1 N-8", "a row of the ledger of disclosures says what the journal says of its call"),
+    "disclosed-wrong": (
+        "I-1 I-2",
+        "an intent says what its call discloses, and by whose decision, as it follows from what came before",
+    ),
     # requests
     "brief-wrong": ("I-1", "a conductor is shown the budget that is left, and the text that was rejected"),
     "template-unknown": ("I-1", "a call names the template that its messages were made with"),

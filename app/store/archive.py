@@ -88,12 +88,14 @@ class Stored:
 
 @record(frozen=True, slots=True)
 class Record:
-    """Everything that is stored of one run. `row` and `tickets` have the columns of their tables."""
+    """Everything that is stored of one run. `row`, `tickets` and `disclosures` have the columns of their tables."""
 
     row: Mapping[str, Any]
     events: tuple[Stored, ...]
     contents: Mapping[str, bytes]
     tickets: tuple[Mapping[str, Any], ...]
+    disclosures: tuple[Mapping[str, Any], ...] | None = None
+    """None where the source has no ledger of disclosures."""
 
 
 @record(frozen=True, slots=True)
@@ -364,6 +366,7 @@ def _records(
 ) -> list[Record]:
     events: defaultdict[str, list[Stored]] = defaultdict(list)
     tickets: defaultdict[str, list[Mapping[str, Any]]] = defaultdict(list)
+    ledger: defaultdict[str, list[Mapping[str, Any]]] = defaultdict(list)
     bodies = content.of_runs(conn, names, opened) if names and contents else {}
     if names:
         columns = (EVENTS.c.run, EVENTS.c.seq, EVENTS.c.kind, EVENTS.c.at, EVENTS.c.body)
@@ -373,7 +376,13 @@ def _records(
         held = select(TICKETS).where(TICKETS.c.run.in_(names)).order_by(TICKETS.c.run, TICKETS.c.step)
         for ticket in conn.execute(held).mappings():
             tickets[ticket["run"]].append(_columns(ticket))
-    return [Record(row, tuple(events[row["id"]]), bodies.get(row["id"], {}), tuple(tickets[row["id"]])) for row in rows]
+        calls = select(DISCLOSURES).where(DISCLOSURES.c.run.in_(names)).order_by(DISCLOSURES.c.run, DISCLOSURES.c.call)
+        for call in conn.execute(calls).mappings():
+            ledger[call["run"]].append(_columns(call))
+    return [
+        Record(row, tuple(events[name]), bodies.get(name, {}), tuple(tickets[name]), tuple(ledger[name]))
+        for name, row in [(row["id"], row) for row in rows]
+    ]
 
 
 def _columns(row: RowMapping) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from app.errors import ConfigInvalid
 from app.store.archive import AccountSums, Administration, Record
 from app.store.protocol import PrunedRun
 
-VERSION = 2
+VERSION = 3
 BYTES = "base64"
 LEVEL = 6
 """Level of gzip: journals shrink to about a sixth."""
@@ -136,6 +136,8 @@ def _lines(record: Record) -> Iterator[bytes]:
         yield _line({"content": ref, "body": b64encode(body).decode()})
     for ticket in record.tickets:
         yield _line({"ticket": _columns(ticket)})
+    for row in record.disclosures or ():
+        yield _line({"disclosure": _columns(row)})
 
 
 def _line(value: Mapping[str, Any]) -> bytes:

@@ -34,18 +34,25 @@ class Forged:
     tickets: list[dict[str, Any]]
     catalogs: dict[str, bytes] = field(default_factory=dict)
     changes: list[Change] = field(default_factory=list)
+    disclosures: list[dict[str, Any]] = field(default_factory=list)
 
     @classmethod
     def of(cls, record: Record, journal: Journal) -> "Forged":
         events = [Line(event.seq, event.kind, event.at, orjson.loads(event.body)) for event in record.events]
         tickets = [dict(ticket) for ticket in record.tickets]
         return cls(
-            dict(record.row), events, dict(record.contents), tickets, dict(journal.catalogs), list(journal.changes)
+            dict(record.row),
+            events,
+            dict(record.contents),
+            tickets,
+            dict(journal.catalogs),
+            list(journal.changes),
+            [dict(row) for row in record.disclosures or ()],
         )
 
     def record(self) -> Record:
         events = tuple(Stored(line.seq, line.kind, line.at, orjson.dumps(line.body)) for line in self.events)
-        return Record(self.row, events, self.contents, tuple(self.tickets))
+        return Record(self.row, events, self.contents, tuple(self.tickets), tuple(self.disclosures))
 
     # -- finding
 

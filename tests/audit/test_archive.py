@@ -143,7 +143,7 @@ async def test_what_cannot_be_read_is_said_so(tmp_path: Path) -> None:
         lambda text: text.rpartition("\n{")[0] + "\n",
         lambda text: text[: len(text) // 2],
         lambda text: "",
-        lambda text: text.replace('"version":2', '"version":9'),
+        lambda text: text.replace('"version":3', '"version":9'),
         lambda text: text.replace('{"event":', '{"even":', 1),
         lambda text: "[]\n" + text,
         lambda text: text + '{"event":1}\n',

@@ -102,7 +102,7 @@ def test_an_export_says_which_version_of_a_conductor_was_in_force(desk: Desk, jo
     assert "asks version planner@1" in out
     assert "1 violations" in out
     lines = [line for line in path.read_text().splitlines() if not line.startswith('{"change":')]
-    path.write_text("\n".join([lines[0].replace('"version":2', '"version":1'), *lines[1:]]))
+    path.write_text("\n".join([lines[0].replace('"version":3', '"version":1'), *lines[1:]]))
     status, out, _ = desk("check", str(path))
     assert status == 0
     assert "1 unverifiable (no changes of versions in the export: 1)" in out

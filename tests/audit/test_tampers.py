@@ -15,6 +15,7 @@ from app.core.run.events import Kind
 from app.providers.formats import adapter
 from tests.audit import (
     tampers_of_choices,
+    tampers_of_disclosures,
     tampers_of_nesting,
     tampers_of_runs,
     tampers_of_steps,
@@ -33,6 +34,7 @@ CASES = (
     *tampers_of_choices.CASES,
     *tampers_of_nesting.CASES,
     *tampers_of_versions.CASES,
+    *tampers_of_disclosures.CASES,
 )
 
 

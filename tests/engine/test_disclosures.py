@@ -157,3 +157,4 @@ async def test_runs_from_before_the_ledger_are_listed_by_the_workers_of_their_pl
         lambda conn: conn.exec_driver_sql("DELETE FROM disclosures")
     )
     assert await listed(client, "alpha") == [run]
+    await opened.context.store.rebuild_disclosures(None, 100, completed)

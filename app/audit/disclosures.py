@@ -1,0 +1,146 @@
+"""Rules about the ledger of disclosures: each call has its row, which says what the journal says; others have none.
+
+The facts that a call discloses are derived here from the events before its intent, by code that shares nothing with the
+executor, and compared with the intent and with the row. An intent of release 0.2 or older does not say what it
+discloses, and its row is missing until somebody derives it; such calls are counted.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import orjson
+
+from app.audit.account import Account, Call, Step
+from app.audit.labels import EMBEDS, Labels, labels_of
+from app.audit.report import Report, Violation
+from app.audit.requests import Pools
+
+NOT_DERIVED = "not in the ledger of disclosures yet"
+OF_INTENT = ("planned_by", "region", "labels", "unseen", "results", "origin")
+"""The fields of an intent that say what it discloses beside its access list."""
+SAID = "planned_by"
+"""The one of these that every intent has, if it has any."""
+
+
+def disclosures(run: Account, pools: Pools, report: Report) -> Iterator[Violation]:
+    """Apply all rules of this module."""
+    labels = labels_of(run) if _labelled(run) else None
+    stored = run.record.disclosures
+    rows = {str(row["call"]): row for row in stored or ()}
+    for call in run.calls.values():
+        expected = _disclosed(run, call, labels, pools)
+        if SAID in call.intent.body:
+            yield from _intent(run, call, expected)
+        if stored is None:
+            continue
+        row = rows.pop(call.id, None)
+        if row is not None:
+            yield from _row(run, call, expected, row)
+        elif SAID in call.intent.body:
+            yield run.says("disclosure-missing", call.intent.seq, f"{call.id} has no row in the ledger of disclosures")
+        else:
+            report.unverifiable[NOT_DERIVED] += 1
+    for name in rows:
+        yield run.says(
+            "disclosure-surplus", 0, f"the ledger of disclosures has a row for {name}, which nobody intended"
+        )
+
+
+def _labelled(run: Account) -> bool:
+    """Return False if nothing in the run can carry a label."""
+    uses = [use for step in run.steps.values() for use in step.exchanges]
+    return bool(run.admitted["labels"]) or any(use.results and use.results.body.get("labels") for use in uses)
+
+
+def _disclosed(run: Account, call: Call, labels: Labels | None, pools: Pools) -> dict[str, Any]:
+    """The values that the fields `OF_INTENT` must have; without a region where its pool is not known."""
+    body, step = call.intent.body, run.steps.get(call.step) if call.step is not None else None
+    embeds = body["template"] == EMBEDS
+    listed = () if embeds else tuple(entry for entry in body["access"] if entry != "user")
+    found: dict[str, Any] = {
+        "planned_by": _planner(run, step),
+        "labels": sorted(labels.of_call(call).labels) if labels is not None else [],
+        "unseen": [n for n in listed if not _spoke(run, n, call.intent.seq)],
+        "results": step is not None and _has_results(step, call.intent.seq),
+        "origin": run.admitted.get("origin_kind", ""),
+    }
+    catalog = pools.catalog(body["catalog"])
+    worker = catalog.workers.get(body["worker"]) if catalog is not None else None
+    return found if worker is None else found | {"region": worker.card.region or ""}
+
+
+def _planner(run: Account, step: Step | None) -> str:
+    if step is None or not 0 <= step.plan.body["proposal"] < len(run.proposals):
+        return "tier"
+    return str(run.proposals[step.plan.body["proposal"]].opened.body["conductor"])
+
+
+def _spoke(run: Account, n: int, seq: int) -> bool:
+    """Return True if a step had an output with words before this event."""
+    done = run.steps[n].done if n in run.steps else None
+    return done is not None and done.seq < seq and done.body["chars"] > 0
+
+
+def _has_results(step: Step, seq: int) -> bool:
+    return any(use.results is not None and use.results.seq < seq for use in step.exchanges)
+
+
+def _intent(run: Account, call: Call, expected: Mapping[str, Any]) -> Iterator[Violation]:
+    """The intent says what the journal before it makes of the call."""
+    for name, value in expected.items():
+        said = call.intent.body.get(name) or type(value)()
+        if said != value:
+            yield run.says(
+                "disclosed-wrong", call.intent.seq, f"{call.id} says another {name} than the journal before it"
+            )
+
+
+def _row(run: Account, call: Call, expected: Mapping[str, Any], row: Mapping[str, Any]) -> Iterator[Violation]:
+    wrong = [name for name, value in _columns(run, call, expected).items() if row[name] != value]
+    if wrong:
+        words = f"{', '.join(wrong)} of {call.id} in the ledger of disclosures are not what the journal says"
+        yield run.says("disclosure-altered", call.intent.seq, words)
+
+
+def _columns(run: Account, call: Call, expected: Mapping[str, Any]) -> dict[str, Any]:
+    """The columns that a row must have."""
+    body = call.intent.body
+    embeds = body["template"] == EMBEDS
+    listed = () if embeds else tuple(entry for entry in body["access"] if entry != "user")
+    outcome = call.outcome.body if call.outcome is not None else None
+    passed_over = body.get("passed_over")
+    found: dict[str, Any] = {
+        "at": call.intent.at,
+        "step": call.step,
+        "kind": _kind(call, str(expected["origin"])),
+        "recipient": body["worker"],
+        "provider": body["provider"],
+        "model": body["model"],
+        "tenant": run.record.row["tenant"],
+        "key": run.record.row["key"],
+        "labels": orjson.dumps(expected["labels"]).decode() if expected["labels"] else None,
+        "saw_user": "user" in body["access"],
+        "saw_steps": _numbers([n for n in listed if n not in expected["unseen"]]),
+        "saw_results": expected["results"],
+        "unseen": _numbers(expected["unseen"]),
+        "planned_by": expected["planned_by"],
+        "attempt": body.get("attempt", 1),
+        "passed_over": orjson.dumps(passed_over).decode() if passed_over else None,
+        "bytes": body["bytes"],
+        "outcome": outcome["outcome"] if outcome is not None else None,
+        "input_tokens": outcome["usage"]["input"] if outcome is not None else None,
+        "output_tokens": outcome["usage"]["output"] if outcome is not None else None,
+    }
+    return found | ({"region": expected["region"]} if "region" in expected else {})
+
+
+def _kind(call: Call, origin: str) -> str:
+    if origin == "shadow":
+        return "shadow"
+    if call.step is not None:
+        return "worker"
+    return "embedder" if call.intent.body["template"] == EMBEDS else "conductor"
+
+
+def _numbers(steps: list[int]) -> str:
+    return f",{','.join(str(n) for n in sorted(steps))}," if steps else ""
