@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from app.cli import terminal
+from app.cli import retention, terminal
 from app.cli.run_words import count, seconds
 from app.core.message.chat import End, Message, Sampling, Text
 from app.core.pool.catalog import Catalog, Deadlines, ProviderSpec, Worker
@@ -53,6 +53,7 @@ def of_settings(loaded: Loaded) -> list[Verdict]:
         Verdict("settings", "ok", f"{len(loaded.settings.given)} set by the environment"),
         Verdict("pool", "ok", f"{loaded.origin}: {size}"),
     ]
+    found.append(Verdict("retention", "ok", retention.words(loaded.settings)))
     if catalog.rehearsal:
         found.append(
             Verdict(

@@ -18,7 +18,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
@@ -26,6 +26,7 @@ import orjson
 
 from app.core.records import changed, record
 from app.core.run.journal_hash import root
+from app.core.run.retention_classes import RetentionClass, Selection, content_selections, event_selections
 from app.engine.context import EngineContext
 from app.errors import ArchiveUnavailable, OursError, StoreUnavailable
 from app.store.archive import Archive, Record, place
@@ -308,52 +309,62 @@ async def _repeat(
 class ContentRetention:
     """The task of an engine that erases content once its time is over. One engine of the service does so at a time."""
 
-    def __init__(self, context: EngineContext, *, seconds: float | None) -> None:
-        """Content is erased when its run has ended and was admitted longer ago than `seconds`; None: never."""
+    def __init__(
+        self, context: EngineContext, *, seconds: float | None, classes: Sequence[RetentionClass] = ()
+    ) -> None:
+        """Content is erased when its run has ended and was admitted longer ago than `seconds` (None: never), or than
+        the classes of the run say."""
         self._context = context
-        self._seconds = seconds
+        self._selections = content_selections(seconds, classes)
         self._turns = _Turns(context, ERASING)
-        self._place: tuple[float, str] | None = None
+        self._places: dict[Selection, tuple[float, str]] = {}
         """Where the next look begins: all runs before it are erased, but those that a legal hold covered."""
         self._released = 0
-        """The number of legal holds that were released before the runs up to that place were looked at."""
+        """The number of legal holds that were released before the runs up to these places were looked at."""
 
     async def run(self, stopping: asyncio.Event) -> None:
         """Look again and again, until the process stops."""
-        if self._seconds is not None:
+        if self._selections:
             await _repeat(lambda: self.look(stopping), stopping, self._log_failure)
 
     async def look(self, stopping: asyncio.Event) -> None:
         """Erase all content whose time is over, unless another engine does. Pauses as long as it works, so that the
         database has half of its time for runs."""
-        if self._seconds is None or not self._context.timed() or not await self._turns.mine():
+        if not self._selections or not self._context.timed() or not await self._turns.mine():
             return
         await self._begin_again_after_a_release()
-        query = ContentQuery(before=self._context.now() - self._seconds)
-        following, all_ended, erased = self._place, True, 0
-        while not stopping.is_set():
-            began = self._context.tick()
-            page = await self._context.store.runs_with_content(query, following, PAGE)
-            over = [row.id for row in page.runs if row.ended_at is not None]
-            all_ended = all_ended and len(over) == len(page.runs)
-            erased += await self._context.store.erase_contents(over)
-            following = page.following
-            if following is None or not await self._turns.mine():
-                break
-            if all_ended:
-                self._place = following
-            await asyncio.sleep(self._context.tick() - began)
+        erased = 0
+        for selection in self._selections:
+            erased += await self._erase(selection, stopping)
         if erased:
             await self._context.store.overwrite_erased()
             self._context.telemetry.count("baton_contents_erased_total", by=erased)
             self._log(logging.INFO, "The content of runs was erased because its time is over.", count=erased)
+
+    async def _erase(self, chosen: Selection, stopping: asyncio.Event) -> int:
+        """Erase the content of a selection whose time is over. Returns the number of runs."""
+        before = self._context.now() - chosen.seconds
+        query = ContentQuery(before=before, within=chosen.within, without=chosen.without)
+        following, all_ended, erased = self._places.get(chosen), True, 0
+        while not stopping.is_set():
+            began = self._context.tick()
+            page = await self._context.store.runs_with_content(query, following, PAGE)
+            all_ended = all_ended and page.settled
+            erased += await self._context.store.erase_contents([r.id for r in page.runs if r.ended_at is not None])
+            following = page.following
+            if following is None or not await self._turns.mine():
+                break
+            if all_ended:
+                self._places[chosen] = following
+            await asyncio.sleep(self._context.tick() - began)
+        return erased
 
     async def _begin_again_after_a_release(self) -> None:
         """Look at all runs again once a legal hold was released, because some were passed over for its sake."""
         released = await self._context.store.released_holds()
         if released != self._released:
             self._released = released
-            self._place = None
+            self._places.clear()
 
     def _log_failure(self, error: OursError) -> None:
         self._log(logging.WARNING, "Expired content waits for the database.", error=error.public_code)
@@ -373,28 +384,38 @@ class RunRetention:
         *,
         seconds: float | None,
         remembered: float,
+        classes: Sequence[RetentionClass] = (),
     ) -> None:
-        """A run is pruned when it ended longer ago than `seconds` (None: never), and its last deadline is longer ago
-        than `remembered`, for which idempotency claims last."""
+        """A run is pruned when it ended longer ago than `seconds` (None: never), or than its classes say, and its last
+        deadline is longer ago than `remembered`, for which idempotency claims last."""
         self._context = context
         self._journals = journals
         self._archiving = archiving
         self._seconds = seconds
+        self._selections = event_selections(seconds, classes)
         self._remembered = remembered
         self._turns = _Turns(context, PRUNING)
 
     async def run(self, stopping: asyncio.Event) -> None:
         """Look again and again, until the process stops."""
-        if self._seconds is not None:
+        if self._selections:
             await _repeat(lambda: self.look(stopping), stopping, self._log_failure)
 
     async def look(self, stopping: asyncio.Event) -> None:
         """Prune all runs whose time is over, unless another engine does. Pauses as long as it works. The windows of
         budgets that ended so long ago are summed up."""
-        if self._seconds is None or not self._context.timed() or not await self._turns.mine():
+        if not self._selections or not self._context.timed() or not await self._turns.mine():
             return
-        await self._context.store.sum_up_budget_use(self._context.now() - self._seconds)
-        query = prune_query(self._context.now(), self._seconds, self._remembered)
+        if self._seconds is not None:
+            await self._context.store.sum_up_budget_use(self._context.now() - self._seconds)
+        for selection in self._selections:
+            if not stopping.is_set():
+                await self._prune(selection, stopping)
+
+    async def _prune(self, chosen: Selection, stopping: asyncio.Event) -> None:
+        """Prune the runs of a selection whose time is over."""
+        query = prune_query(self._context.now(), chosen.seconds, self._remembered)
+        query = replace(query, within=chosen.within, without=chosen.without)
         if not (await self._context.store.count_prunable(query))[0]:
             return
         began = self._context.tick()

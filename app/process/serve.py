@@ -98,8 +98,7 @@ async def serve(loaded: Loaded, environ: Mapping[str, str], roles: Roles, announ
         group.create_task(gc_policy.keep(lambda: bool(len(opened.runs) or len(opened.dispatcher)), stopping))
         working = group.create_task(opened.dispatcher.run(steps_end)) if roles.dispatcher else None
         if roles.dispatcher:
-            retention = ContentRetention(opened.context, seconds=loaded.settings.retention_content_seconds)
-            group.create_task(retention.run(stopping))
+            group.create_task(_content_retention(opened, loaded.settings).run(stopping))
             group.create_task(_run_retention(opened, loaded.settings).run(stopping))
             group.create_task(Shadows(opened.context, opened.drivers).run(stopping))
             group.create_task(Sealer(opened.context, log_signers(loaded.settings)).run(runs_end))
@@ -117,6 +116,12 @@ async def serve(loaded: Loaded, environ: Mapping[str, str], roles: Roles, announ
             await asyncio.wait([*driving, telling])
 
 
+def _content_retention(opened: Runtime, settings: Settings) -> ContentRetention:
+    """The task that erases old content."""
+    seconds, classes = settings.retention_content_seconds, settings.classes_of_retention
+    return ContentRetention(opened.context, seconds=seconds, classes=classes)
+
+
 def _run_retention(opened: Runtime, settings: Settings) -> RunRetention:
     """The task that prunes old runs. Raises `ConfigInvalid` if the archive's library is not installed."""
     return RunRetention(
@@ -125,6 +130,7 @@ def _run_retention(opened: Runtime, settings: Settings) -> RunRetention:
         archiving(settings.archive, settings.archive_endpoint, contents=settings.archive_content),
         seconds=settings.retention_events_seconds,
         remembered=settings.idempotency_hours * 3600,
+        classes=settings.classes_of_retention,
     )
 
 

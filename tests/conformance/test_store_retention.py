@@ -11,6 +11,7 @@ from sqlalchemy import Connection, func, select
 from app.core.message.chat import Message, Task, Text, task_to_json
 from app.core.rating.feedback import Feedback
 from app.core.run.events import Kind, RunSucceeded
+from app.core.run.retention_classes import RunClass
 from app.errors import NotFound
 from app.store.protocol import (
     METADATA_TAG,
@@ -93,6 +94,25 @@ async def test_runs_are_found_by_user_tenant_and_time_until_they_are_erased(stor
     assert await store.erase_contents(["old", "nobody", "none"]) == 2
     assert await found(store, ContentQuery()) == ["else", "bob", "quoted", "hashed", "new"]
     assert await store.erase_contents(["old"]) == 0
+
+
+async def test_runs_are_found_by_their_class(store: Store) -> None:
+    phi = (("label", "phi"),)
+    await fill(store, [asked("bank", tenant="bank"), replace(asked("phi"), tags=phi)])
+    await fill(store, [replace(asked("both", tenant="bank"), tags=phi), asked("none")])
+    bank, labelled = RunClass(tenant="bank"), RunClass(label="phi")
+    for within, without, names in (
+        (bank, (), {"bank", "both"}),
+        (labelled, (bank,), {"phi"}),
+        (RunClass(tenant="bank", label="phi"), (), {"both"}),
+        (RunClass(tier="mini"), (labelled,), {"bank", "none"}),
+        (RunClass(tier="ultra"), (), set()),
+        (None, (bank, labelled), {"none"}),
+    ):
+        assert set(await found(store, ContentQuery(within=within, without=without), 2)) == names
+    await fill(store, [replace(ended(run, 2.0), tags=()) for run in ("bank", "phi", "both", "none")])
+    query = PruneQuery(ended_before=9.0, deadline_before=9e9, within=labelled, without=(bank,))
+    assert (await store.count_prunable(query))[0] == 1
 
 
 async def test_words_of_callers_in_tags_are_erased_with_the_content_and_pruned_with_the_run(store: SqlStore) -> None:

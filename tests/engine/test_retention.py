@@ -3,11 +3,13 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from math import inf
 from pathlib import Path
 
 import httpx
 import pytest
 
+from app.core.run.retention_classes import RetentionClass, RunClass
 from app.engine.retention import ContentRetention
 from app.process.wiring import Runtime
 from app.store.protocol import Hold
@@ -73,6 +75,17 @@ async def test_runs_under_a_legal_hold_are_passed_over_until_it_is_released(stub
         await store.release_hold("hold_1", 2.0)
         await retention.look(asyncio.Event())
         assert await erased(opened, held)
+
+
+async def test_the_class_of_a_run_says_when_its_content_is_erased(stub: ProviderStub, tmp_path: Path) -> None:
+    classes = [
+        RetentionClass(RunClass(tier="baton-ultra"), content=inf),
+        RetentionClass(RunClass(tier="baton-mini"), content=MOMENT_SECONDS),
+    ]
+    async with running_service(tmp_path, pool_text(stub)) as opened, with_key(opened) as client:
+        run = await ask(client)
+        await ContentRetention(opened.context, seconds=None, classes=classes).look(asyncio.Event())
+        assert await erased(opened, run)
 
 
 @pytest.mark.parametrize(("seconds", "another_engine"), [(None, False), (MONTH_SECONDS, False), (MOMENT_SECONDS, True)])

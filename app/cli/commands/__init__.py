@@ -19,6 +19,7 @@ from app.cli.commands import (
     operations,
     plans,
     policy,
+    retention,
     runs,
     shadow,
     tenants,
@@ -38,7 +39,7 @@ def command_line() -> Group:
     """Return the whole command line."""
     root = Group("baton", help=DESCRIPTION, context_settings={"help_option_names": ["-h", "--help"]})
     click.version_option(package_name="baton", prog_name="baton", message="%(prog)s %(version)s")(root)
-    first = (operations, keys, tenants, content_keys, budgets, webhooks, runs, plans, holds, policy)
+    first = (operations, keys, tenants, content_keys, budgets, webhooks, runs, plans, holds, retention, policy)
     for module in (*first, audit, learning, training, conductor, shadow):
         module.define(root)
     return root

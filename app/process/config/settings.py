@@ -20,8 +20,10 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, V
 
 from app.core.pool.rates import RateLimits
 from app.core.run.notices import read_secrets
+from app.core.run.retention_classes import RetentionClass
 from app.core.transparency.notes import NoteInvalid, Signer
 from app.errors import ConfigInvalid
+from app.process.config.retention_classes import retention_classes
 from app.process.config.role_rules import role_rules
 from app.process.config.secret_files import SUFFIX, secret
 from app.telemetry import TENANTS, RequestLines
@@ -199,6 +201,11 @@ class Settings(BaseModel):
         le=36_525,
         description="Days after which engines delete runs that have ended, journal and all; unset: never.",
     )
+    retention_classes: str = Field(
+        default="",
+        description="How long runs of a tenant, tier or label are kept: label=phi=>content=7,events=3650; "
+        "tenant=acme,tier=baton-mini=>content=never.",
+    )
     archive: str = Field(
         default="", description="Folder or s3://bucket/prefix to which runs are written before they are deleted."
     )
@@ -233,6 +240,12 @@ class Settings(BaseModel):
     @classmethod
     def _lower(cls, value: object) -> object:
         return value.lower() if isinstance(value, str) else value
+
+    @field_validator("retention_classes")
+    @classmethod
+    def _classes(cls, value: str) -> str:
+        retention_classes(value)
+        return value
 
     @field_validator("oidc_roles")
     @classmethod
@@ -317,6 +330,11 @@ class Settings(BaseModel):
     def retention_events_seconds(self) -> float | None:
         """`retention_events` in seconds."""
         return self.retention_events * DAY_SECONDS if self.retention_events is not None else None
+
+    @property
+    def classes_of_retention(self) -> tuple[RetentionClass, ...]:
+        """The classes of `retention_classes`."""
+        return retention_classes(self.retention_classes)
 
     @property
     def origins(self) -> frozenset[str]:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from app.core.records import record
+from app.core.run.retention_classes import RunClass
 from app.store.protocol.journal import RunRow
 
 
@@ -17,6 +18,9 @@ class ContentQuery:
     """The end user that the request named, by `user` or by `safety_identifier`."""
     before: float | None = None
     """Only runs that were admitted before this time, in seconds since 1970."""
+    within: RunClass | None = None
+    without: tuple[RunClass, ...] = ()
+    """Only runs of the class `within`, and of none of these."""
 
 
 @record(frozen=True, slots=True)
@@ -24,6 +28,8 @@ class ContentPage:
     """One page of a search. `following` is the place where the next page begins; None after the last one."""
 
     runs: tuple[RunRow, ...]
+    settled: bool
+    """True if all runs that were looked through have ended, the ones that are not on the page included."""
     following: tuple[float, str] | None
 
 
@@ -34,6 +40,9 @@ class PruneQuery:
     ended_before: float
     deadline_before: float
     """No idempotency claim lasts on a run whose last deadline is before this."""
+    within: RunClass | None = None
+    without: tuple[RunClass, ...] = ()
+    """Only runs of the class `within`, and of none of these."""
 
 
 @record(frozen=True, slots=True)

@@ -4,9 +4,23 @@ transactions."""
 from collections.abc import Iterator, Mapping, Sequence
 
 import orjson
-from sqlalchemy import ColumnElement, Connection, bindparam, delete, exists, func, insert, select, tuple_, update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    and_,
+    bindparam,
+    delete,
+    exists,
+    func,
+    insert,
+    select,
+    true,
+    tuple_,
+    update,
+)
 
 from app.core.run.events import Kind
+from app.core.run.retention_classes import RunClass
 from app.errors import NotFound
 from app.store.protocol import REQUEST_TAG, ContentPage, ContentQuery, PrunedRun, PruneQuery
 from app.store.rows import content, end_users, holds, texts
@@ -56,11 +70,35 @@ def page(
     oldest_first = select(RUNS).where(*where).order_by(RUNS.c.created_at, RUNS.c.id).limit(limit)
     rows = [run_row(row) for row in conn.execute(oldest_first)]
     following = (rows[-1].created_at, rows[-1].id) if len(rows) == limit else None
+    settled = all(row.ended_at is not None for row in rows)
     rows = [row for row in rows if not row.erased]
+    if rows and (query.within is not None or query.without):
+        among = select(RUNS.c.id).where(RUNS.c.id.in_([row.id for row in rows]), *_of_class(query))
+        chosen = set(conn.execute(among).scalars())
+        rows = [row for row in rows if row.id in chosen]
     if query.user is not None:
         theirs = end_users.of_runs(conn, [query.user], [row.id for row in rows], opened)
         rows = [row for row in rows if row.id in theirs]
-    return ContentPage(tuple(rows), following)
+    return ContentPage(tuple(rows), settled, following)
+
+
+def _of_class(query: ContentQuery | PruneQuery) -> list[ColumnElement[bool]]:
+    """The conditions for a run of the class that a query names, and of none of the others."""
+    within = [_matches(query.within)] if query.within is not None else []
+    return within + [~_matches(one) for one in query.without]
+
+
+def _matches(one: RunClass) -> ColumnElement[bool]:
+    """The condition for a run of a class. The tag of a label is found by its key."""
+    conditions: list[ColumnElement[bool]] = [true()]
+    if one.tenant is not None:
+        conditions.append(RUNS.c.tenant == one.tenant)
+    if one.tier is not None:
+        conditions.append(RUNS.c.tier == one.tier)
+    if one.label is not None:
+        tag = TAGS.c.name == "label", TAGS.c.value == one.label, TAGS.c.run == RUNS.c.id
+        conditions.append(exists(select(TAGS.c.run).where(*tag).correlate(RUNS)))
+    return and_(*conditions)
 
 
 def groups(conn: Connection, runs: Sequence[str]) -> list[list[str]]:
@@ -87,7 +125,7 @@ def prunable(query: PruneQuery) -> tuple[ColumnElement[bool], ...]:
     row = RUNS.c
     over = (row.ended_at < query.ended_before, row.deadline < query.deadline_before)
     held = exists(select(HOLDS.c.id).where(holds.covers()).correlate(RUNS))
-    return row.created_at < query.ended_before, *over, ~held
+    return row.created_at < query.ended_before, *over, ~held, *_of_class(query)
 
 
 def count_prunable(conn: Connection, query: PruneQuery) -> tuple[int, int]:

@@ -1,0 +1,61 @@
+"""The times for which runs are kept, by tenant, tier and label."""
+
+from collections.abc import Sequence
+from math import inf
+
+from app.core.records import record
+
+
+@record(frozen=True, slots=True)
+class RunClass:
+    """A class of runs: those of a tenant, of a tier and with a label, as far as each is named."""
+
+    tenant: str | None = None
+    tier: str | None = None
+    label: str | None = None
+
+
+@record(frozen=True, slots=True)
+class RetentionClass:
+    """The times for which the runs of a class are kept, in seconds: None says nothing, infinity is for ever."""
+
+    of: RunClass
+    content: float | None = None
+    events: float | None = None
+
+
+@record(frozen=True, slots=True)
+class Selection:
+    """Runs that are kept for as many seconds: those of the class `within` (None: all), and of none of the others."""
+
+    seconds: float
+    within: RunClass | None = None
+    without: tuple[RunClass, ...] = ()
+
+
+def content_selections(seconds: float | None, classes: Sequence[RetentionClass]) -> list[Selection]:
+    """Select the runs by how long their content is kept: the shortest time of their classes counts, else `seconds`.
+
+    Content is personal data: it goes as soon as one of the reasons demands it. A legal hold keeps it longer.
+    """
+    stating = [one for one in classes if one.content is not None]
+    chosen = [Selection(one.content, one.of) for one in stating if one.content is not None and one.content < inf]
+    if seconds is not None:
+        chosen.append(Selection(seconds, without=tuple([one.of for one in stating])))
+    return chosen
+
+
+def event_selections(seconds: float | None, classes: Sequence[RetentionClass]) -> list[Selection]:
+    """Select the runs by how long they are kept as a whole: the longest time of their classes counts, else `seconds`.
+
+    Journals are records, hold no words of callers, and cannot be brought back: they go when no reason keeps them.
+    """
+    stating = [(one.of, one.events) for one in classes if one.events is not None]
+    chosen = []
+    for of, kept in stating:
+        longer = tuple([other for other, its_own in stating if its_own > kept])
+        if kept < inf:
+            chosen.append(Selection(kept, of, longer))
+    if seconds is not None:
+        chosen.append(Selection(seconds, without=tuple([of for of, _ in stating])))
+    return chosen

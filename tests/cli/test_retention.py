@@ -1,0 +1,28 @@
+"""`baton retention show`: how long texts and runs are kept."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.test_commands import baton
+
+CLASSES = "label=phi=>content=7,events=3650; tenant=bank,tier=baton-mini=>content=never"
+
+
+def test_the_times_of_all_classes_are_shown(tmp_path: Path) -> None:
+    shown = baton(tmp_path, "retention", "show", BATON_RETENTION_CLASSES=CLASSES, BATON_RETENTION_CONTENT="30").out
+    assert "label phi" in shown
+    assert "tenant bank, tier baton-mini" in shown
+    for words in ("for 7 days", "for 3650 days", "for 30 days", "for ever"):
+        assert words in shown
+    found = json.loads(baton(tmp_path, "retention", "show", "--json", BATON_RETENTION_CLASSES=CLASSES).out)
+    assert found["default"] == {"content": None, "events": None}
+    assert [one["content"] for one in found["classes"]] == [7.0, "never"]
+
+
+@pytest.mark.parametrize("text", ["label=phi", "label=phi=>content=x", "team=a=>content=1", "label=phi=>days=1"])
+def test_a_class_that_cannot_be_read_is_a_fault_of_the_settings(tmp_path: Path, text: str) -> None:
+    done = baton(tmp_path, "retention", "show", BATON_RETENTION_CLASSES=text)
+    assert done.status == 2
+    assert "class 1" in done.err
