@@ -23,6 +23,8 @@ from app.providers.protocol import Request
 from app.store.sqlkit import revisions
 
 DEADLINES = Deadlines(connect=5.0, first=20.0, gap=10.0, total=25.0)
+UNSEALED_SECONDS = 60.0
+"""Time after which a change that waits to be sealed is reported."""
 CHECK_SECONDS = 30.0
 """Seconds that one check may take."""
 NOT_OURS: Mapping[str, str] = {
@@ -103,6 +105,7 @@ async def of_house(loaded: Loaded, opened: Runtime, *, every: bool, exists: bool
     pending = [
         _database(loaded, opened) if exists else _no_database(loaded),
         _queue(loaded, opened),
+        *([_log(opened)] if exists else []),
         *[_generation(f"conductor of {tiers}", catalog.workers[name], opened) for name, tiers in conductors.items()],
     ]
     if every:
@@ -126,6 +129,25 @@ async def _database(loaded: Loaded, opened: Runtime) -> Verdict:
         check,
         "check BATON_DATABASE_URL and `baton migrate`, and that the disk is neither full nor read-only",
     )
+
+
+async def _log(opened: Runtime) -> Verdict:
+    async def check() -> Verdict:
+        state = await opened.context.store.log.state()
+        if state.lag > UNSEALED_SECONDS:
+            words = f"{count(state.waiting, 'change')} not sealed for {seconds(state.lag)}"
+            return Verdict("log", "skip", words, "engines seal what was committed; start one")
+        if not state.size:
+            return Verdict("log", "skip", "nothing was sealed yet; an engine does so")
+        words = f"sealed up to entry {state.size - 1}"
+        if state.stored_key:
+            remedy = (
+                "whoever may write to the database may sign as well; set BATON_LOG_KEY (`baton audit log --new-key`)"
+            )
+            return Verdict("log", "ok", f"{words}; the key that signs is stored in the database", remedy)
+        return Verdict("log", "ok", f"{words}; signed by {', '.join(state.verifiers)}")
+
+    return await _within("log", check, "check BATON_DATABASE_URL and `baton migrate`")
 
 
 async def _no_database(loaded: Loaded) -> Verdict:

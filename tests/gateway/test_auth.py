@@ -43,6 +43,9 @@ NEEDS = {
     ("GET", "/v1/runs/{run}/compare/{other}"): {"runs:read"},
     ("GET", "/v1/runs/{run}/events"): {"runs:read"},
     ("GET", "/v1/runs/{run}/explain"): {"runs:read"},
+    ("GET", "/v1/log/checkpoint"): {"audit:read"},
+    ("GET", "/v1/log/tile/{tile:path}"): {"audit:read"},
+    ("GET", "/v1/runs/{run}/proof"): {"runs:read"},
     ("GET", "/v1/runs/{run}/steps/{n}"): {"runs:read", "audit:read"},
     ("GET", "/v1/runs/{run}/stream"): {"runs:read", "audit:read"},  # the latter for runs of other keys, as this one is
     ("POST", "/v1/runs/{run}/cancel"): {"runs:write"},
@@ -71,6 +74,7 @@ BODIES = {
 """What a route is sent that takes a body and not a chat."""
 EXAMPLES = {"model": "baton-mini", "run": "run_mine", "response": "resp_run_mine", "n": "0", "plan": f"plan_{PLANNED}"}
 EXAMPLES |= {"other": "run_mine"}
+EXAMPLES["tile"] = "0/000.p/1"
 TAKES_BODY = ("POST", "PATCH")
 
 

@@ -5,6 +5,7 @@ has the other tenant's word, or the id of a run of the other's that was not in t
 other's is not as it was before. Each route has its request in `REQUESTS`; a route without one is a fault.
 """
 
+import asyncio
 import json
 import random
 import re
@@ -17,6 +18,7 @@ import httpx
 from fastapi import FastAPI
 
 from app.core.roles import ROLES
+from app.engine.sealer import Sealer
 from app.gateway.app import create_app
 from app.gateway.http.api_keys import mint
 from app.process.wiring import Runtime
@@ -29,6 +31,8 @@ from tests.stubs.record import Received
 TENANTS = ("amber", "birch")
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
 RUN_ID = re.compile(r"run_[0-9a-z]+")
+TILES = ("0/000.p/1", "entries/000.p/1")
+"""Tiles of the transparency log. Each tenant may read its hashes, and none of them its entries."""
 KEPT_RUNS = 40
 """Most runs of a tenant that operations choose from."""
 
@@ -154,6 +158,8 @@ REQUESTS: Mapping[tuple[str, str], Request] = {
     ("PATCH", "/v1/plans/{plan}"): lambda mine, _theirs, _: Asked("", _edit(mine)),
     ("DELETE", "/v1/plans/{plan}"): _named,
     ("POST", "/v1/plans/{plan}/run"): lambda _mine, _theirs, _: Asked("", {"revision": 1}),
+    ("GET", "/v1/log/checkpoint"): _named,
+    ("GET", "/v1/log/tile/{tile:path}"): _named,
     ("GET", "/v1/reports"): lambda _mine, theirs, chosen: Asked(
         chosen(["?by=user", "?by=key", f"?tenant={theirs.name}", f"?user={theirs.word}"])
     ),
@@ -169,6 +175,7 @@ REQUESTS: Mapping[tuple[str, str], Request] = {
     ("GET", "/v1/runs/{run}/events"): _named,
     ("GET", "/v1/runs/{run}/explain"): _named,
     ("POST", "/v1/runs/{run}/feedback"): lambda mine, _theirs, _: Asked("", {"score": 1.0, "comment": mine.word}),
+    ("GET", "/v1/runs/{run}/proof"): _named,
     ("POST", "/v1/runs/{run}/replay"): lambda _mine, _theirs, _: Asked("", {}),
     ("GET", "/v1/runs/{run}/steps/{n}"): _named,
     ("GET", "/v1/runs/{run}/stream"): _named,
@@ -217,6 +224,7 @@ async def play(opened: Runtime, stub: ProviderStub, operations: int, seed: int, 
     while len(plan) < operations // len(TENANTS):
         plan.append((chance.random() < 0.5, *chance.choice(requests)))
     plan += [(own, *one) for own in (False, True) for one in requests if one[0] in ERASES]
+    await Sealer(opened.context, ()).look(asyncio.Event())
     for own, route, request in plan:
         for mine, other in (tenants, tenants[::-1]):
             await _operate(opened, report, chance, route, request, mine, mine if own else other, other)
@@ -251,13 +259,14 @@ async def _operate(
     if any(f"{{{kind}}}" in path and not having for kind, having in kinds.items()):
         return
     asked = request(mine, target, chance.choice)
+    foreign = target is other
     named = {kind: chance.choice(having or [""]) for kind, having in kinds.items()}
     named |= {"n": "0", "model": "baton-mini", "other": chance.choice(target.runs or [""])}
+    named["tile"] = chance.choice(TILES) if foreign else TILES[0]
     url = re.sub(r"\{(\w+)(?::path)?\}", lambda found: named[found[1]], path) + asked.path
     headers = dict(asked.headers)
     if method == "POST" and not headers and chance.random() < 0.2:
         headers["Idempotency-Key"] = f"key {chance.randrange(1_000_000)}"
-    foreign = target is other
     before = await _standing(opened, RUN_ID.findall(f"{url} {json.dumps(asked.body)}")) if foreign else {}
     reply = await mine.client.request(method, url, json=asked.body, headers=headers)
     report.sent += 1

@@ -50,6 +50,12 @@ def define(root: Group) -> None:
     def changes() -> None:
         """List who changed keys, tenants and conductors, the newest first."""
 
+    @audit.add("log", "transparency", "baton audit log", "baton audit log --new-key log.example.com/baton")
+    @option("--new-key", metavar="NAME", help="Make a key for a log of this name, and print it. Nothing is stored.")
+    @AS_JSON
+    def log() -> None:
+        """Show the state of the transparency log: its origin, its size, and the keys that sign its checkpoints."""
+
     @audit.add("rules", "audit", "baton audit rules")
     @AS_JSON
     def rules() -> None:

@@ -101,6 +101,15 @@ def define(root: Group) -> None:
 
 
 def _define_explain(runs: Group) -> None:
+    @runs.add("proof", "transparency", "baton runs proof last", "baton runs proof run_0199 --json")
+    @argument("run", "A run's id, a prefix of one, the id of a reply, or last.", required=False, default="last")
+    @AS_JSON
+    def proof() -> None:
+        """Check the proofs that the entries about a run are in the transparency log.
+
+        Exits with 1 if one of them is not. `baton audit verify` compares the run itself with its entries.
+        """
+
     @runs.add("explain", "runs", "baton runs explain last", "baton runs explain run_0199 --json")
     @argument("run", "A run's id, a prefix of one, the id of a reply, or last.", required=False, default="last")
     @AS_JSON

@@ -344,6 +344,27 @@ class EventList(Reply):
     next: str | None
 
 
+class ProvenEntry(Reply):
+    """An entry of the transparency log with its proof. `entry` is its exact text, which is hashed; `salt` opens its
+    commitments, and is null once the run was pruned. Bytes are in base64."""
+
+    index: int
+    entry: str
+    salt: str | None
+    proof: list[str]
+
+
+class RunProof(Reply):
+    """What the transparency log has of a run, oldest first. `checkpoint` is a signed note; null before the first."""
+
+    object: Literal["run.proof"]
+    run: str
+    events: int
+    """Events of the run's journal; the last entry says how many of them are sealed."""
+    checkpoint: str | None
+    leaves: list[ProvenEntry]
+
+
 class ErasedRun(Reply):
     """A run whose content was erased."""
 

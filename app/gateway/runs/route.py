@@ -1,5 +1,6 @@
-"""Runs over HTTP: the audit trail (`GET /v1/runs`, `/{id}`, `/{id}/events`, `/{id}/steps/{n}`), `GET /{id}/stream`,
-`POST /{id}/cancel`, `POST /{id}/feedback`, `POST /{id}/replay`, `GET /{id}/compare/{other}` and `DELETE /{id}`.
+"""Runs over HTTP: the audit trail (`GET /v1/runs`, `/{id}`, `/{id}/events`, `/{id}/proof`, `/{id}/steps/{n}`), `GET
+/{id}/stream`, `POST /{id}/cancel`, `POST /{id}/feedback`, `POST /{id}/replay`, `GET /{id}/compare/{other}` and `DELETE
+/{id}`.
 
 Metadata needs `runs:read`; content (messages and outputs) needs `audit:read` as well, but for the answer where the key
 that asked for it comes back. A caller sees the runs of its own tenant, a key of all tenants every run; any other run
@@ -30,7 +31,7 @@ from app.gateway.http.context import GatewayContext
 from app.gateway.http.ingress import json_body
 from app.gateway.http.sse import EventStream
 from app.gateway.openapi import explanation_replies, operations, run_replies
-from app.gateway.runs import audit, cancel, explanation, feedback, replay
+from app.gateway.runs import audit, cancel, explanation, feedback, log_route, replay
 from app.gateway.wire import query
 from app.store.protocol import METADATA_TAG, Place, RunQuery, RunRow, TenantStore
 
@@ -123,6 +124,18 @@ def _reads(router: APIRouter, context: GatewayContext, keys: Keys) -> None:
         data = [_event(event) for event in journal.events[: filters.limit]]
         has_more = len(journal.events) > filters.limit
         return _json(_page(data, "seq", has_more, str(data[-1]["seq"]) if has_more else None))
+
+    @router.get(
+        "/{run}/proof",
+        operation_id="prove_run",
+        summary="Read what the transparency log has of a run, with its proofs.",
+        response_model=run_replies.RunProof,
+        responses=declared,
+    )
+    async def prove_run(found: audited) -> Response:
+        """The entries about the run, each with the hashes that lead from it to the root of the signed checkpoint."""
+        proof = await context.store.log.proof(found.row.id)
+        return _json(log_route.proof_of_run(found.row.id, found.row.seq, proof))
 
     @router.get(
         "/{run}/steps/{n}",

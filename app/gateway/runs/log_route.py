@@ -1,0 +1,106 @@
+"""`GET /v1/log/checkpoint` and `GET /v1/log/tile/...`: the transparency log as https://c2sp.org/tlog-tiles has it.
+
+Hashes tell nothing about what they stand for. Entries have the ids of tenants, keys and runs, so the bundles of entries
+are for keys of all tenants.
+"""
+
+from base64 import b64encode
+from typing import Annotated, Any, Final
+
+from fastapi import APIRouter, Path
+from starlette.responses import Response
+
+from app.core.transparency.merkle import HASH_BYTES
+from app.core.transparency.tiles import WIDTH, Tile, bundle, parse_tile
+from app.errors import Forbidden, NotFound
+from app.gateway.http.api_keys import Caller
+from app.gateway.http.auth import Keys
+from app.gateway.http.context import GatewayContext
+from app.gateway.openapi import operations
+from app.store.protocol import Proof, ProvenLeaf, TransparencyLog
+
+BYTES: Final = "application/octet-stream"
+TEXT: Final = "text/plain"
+IMMUTABLE: Final = "private, max-age=31536000, immutable"
+"""A tile of a size never changes."""
+TilePath = Annotated[
+    str,
+    Path(
+        alias="tile",
+        description="The level (or `entries`) and the number of a tile, with its width if it is partial.",
+        examples=["0/x001/234.p/17"],
+    ),
+]
+
+
+def routes(context: GatewayContext, keys: Keys) -> APIRouter:
+    """The routes of the log."""
+    router = APIRouter(prefix="/v1/log", tags=["log"])
+    reader = Annotated[Caller, keys.needs("audit:read")]
+
+    @router.get(
+        "/checkpoint",
+        operation_id="get_log_checkpoint",
+        summary="Read the signed checkpoint of the transparency log.",
+        response_class=Response,
+        responses=operations.replies(*operations.READING, files=(TEXT,)),
+    )
+    async def get_log_checkpoint(_caller: reader) -> Response:
+        """The origin, the size and the root of the log, as a signed note. 404 before the first one."""
+        state = await context.store.log.state()
+        if state.checkpoint is None:
+            raise NotFound("The log has no checkpoint yet.")
+        headers = {"cache-control": "no-store"}
+        return Response(state.checkpoint, media_type=f"{TEXT}; charset=utf-8", headers=headers)
+
+    @router.get(
+        "/tile/{tile:path}",
+        operation_id="get_log_tile",
+        summary="Read a tile of hashes, or a bundle of entries.",
+        response_class=Response,
+        responses=operations.replies(*operations.READING, files=(BYTES,)),
+    )
+    async def get_log_tile(path: TilePath, caller: reader) -> Response:
+        """`LEVEL/NUMBER` has up to 256 hashes of 32 bytes. `entries/NUMBER`, for keys of all tenants, has up to 256
+        entries, each behind its length in two bytes."""
+        tile = parse_tile(f"tile/{path}")
+        if tile is None:
+            raise NotFound("No tile has this path.")
+        if tile.level is None and caller.tenant is not None:
+            raise Forbidden("Only a key of all tenants may read the entries of the log.")
+        return Response(await _body(context.store.log, tile), media_type=BYTES, headers={"cache-control": IMMUTABLE})
+
+    return router
+
+
+async def _body(log: TransparencyLog, tile: Tile) -> bytes:
+    """The bytes of a tile or bundle of exactly this width. Raises `NotFound`."""
+    if tile.level is None:
+        entries = (await log.entries(tile.number))[: tile.width]
+        found, body = len(entries), bundle(entries)
+    else:
+        body = (await log.tile(tile.level, tile.number))[: tile.width * HASH_BYTES]
+        found = len(body) // HASH_BYTES
+    if found < tile.width:
+        kind = "full tile" if tile.width == WIDTH else "tile of this width"
+        raise NotFound(f"The log has no such {kind} yet.")
+    return body
+
+
+def proof_of_run(run: str, events: int, proof: Proof) -> dict[str, Any]:
+    """The JSON of `GET /v1/runs/{run}/proof`. `events` is the number of the run's events."""
+    leaves = [_proven(one) for one in proof.leaves]
+    return {"object": "run.proof", "run": run, "events": events, "checkpoint": proof.checkpoint, "leaves": leaves}
+
+
+def _proven(leaf: ProvenLeaf) -> dict[str, Any]:
+    return {
+        "index": leaf.place,
+        "entry": leaf.entry.decode(),
+        "salt": _base64(leaf.salt) if leaf.salt is not None else None,
+        "proof": [_base64(step) for step in leaf.proof],
+    }
+
+
+def _base64(value: bytes) -> str:
+    return b64encode(value).decode()

@@ -1,0 +1,88 @@
+"""The transparency log over HTTP: an auditor who has only the verifier key checks all that was sealed."""
+
+import asyncio
+from base64 import b64decode
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import httpx
+import pytest
+
+from app.core.transparency.leaves import parse_leaf
+from app.core.transparency.merkle import includes, leaf_hash, range_root
+from app.core.transparency.notes import Checkpoint, Signer, open_checkpoint
+from app.core.transparency.tiles import hashes_of, node_reader, tiles_of, unbundle
+from app.engine.sealer import Sealer
+from app.gateway.http.api_keys import mint
+from app.process.wiring import Runtime
+from tests.harness.in_process import ask, calling, pool_text, running_service
+from tests.stubs import ProviderStub
+
+SIGNER = Signer("log.example/baton", bytes(range(32)))
+
+
+@pytest.fixture
+async def opened(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[Runtime]:
+    async with running_service(tmp_path, pool_text(stub)) as runtime:
+        yield runtime
+
+
+async def seal(opened: Runtime) -> None:
+    await Sealer(opened.context, [SIGNER]).look(asyncio.Event())
+
+
+async def headers_of_an_auditor(opened: Runtime) -> dict[str, str]:
+    key, row = mint(opened.gateway.pepper, tenant="ops", name="auditor", scopes=["audit:read"], now=0.0)
+    assert await opened.gateway.store.add_key(replace(row, all_tenants=True))
+    return {"authorization": f"Bearer {key}"}
+
+
+async def checkpoint(client: httpx.AsyncClient) -> Checkpoint:
+    reply = await client.get("/v1/log/checkpoint")
+    assert reply.headers["content-type"] == "text/plain; charset=utf-8"
+    return open_checkpoint(reply.text, [SIGNER.verifier])
+
+
+async def test_an_auditor_reads_the_whole_log_by_its_tiles(opened: Runtime) -> None:
+    async with calling(opened) as client:
+        run = (await ask(client)).json()["baton"]["run"]
+        await seal(opened)
+        client.headers.update(await headers_of_an_auditor(opened))
+        head = await checkpoint(client)
+        bodies = {tile: (await client.get(f"/v1/log/{tile.path}")).content for tile in tiles_of(head.size)}
+    (entries,) = [unbundle(body) for tile, body in bodies.items() if tile.level is None]
+    (hashes,) = [hashes_of(body) for tile, body in bodies.items() if tile.level == 0]
+    assert hashes == [leaf_hash(entry) for entry in entries]
+    assert range_root(0, head.size, node_reader(lambda _level, _number: hashes)) == head.root
+    assert [leaf.kind for leaf in map(parse_leaf, entries) if leaf.id == run] == ["run"]
+
+
+async def test_a_caller_gets_the_proof_of_its_run(opened: Runtime) -> None:
+    async with calling(opened) as client:
+        run = (await ask(client)).json()["baton"]["run"]
+        before = (await client.get(f"/v1/runs/{run}/proof")).json()
+        await seal(opened)
+        after = (await client.get(f"/v1/runs/{run}/proof")).json()
+        head = await checkpoint(client)
+        whole = (await client.get(f"/v1/runs/{run}/events")).json()["data"]
+    assert (before["checkpoint"], before["leaves"]) == (None, [])
+    (leaf,) = after["leaves"]
+    proof = [b64decode(step) for step in leaf["proof"]]
+    assert includes(leaf["index"], head.size, leaf_hash(leaf["entry"].encode()), proof, head.root)
+    assert parse_leaf(leaf["entry"].encode()).events == after["events"] == len(whole)
+    assert len(b64decode(leaf["salt"])) == 16
+
+
+async def test_entries_are_for_keys_of_all_tenants(opened: Runtime) -> None:
+    await seal(opened)
+    async with calling(opened) as client:
+        assert (await client.get("/v1/log/tile/0/000.p/1")).status_code == 200
+        assert (await client.get("/v1/log/tile/entries/000.p/1")).status_code == 403
+        for path in ("0/000", "0/000.p/9", "0/001.p/1", "1/000.p/1", "0/0", "x"):
+            assert (await client.get(f"/v1/log/tile/{path}")).status_code == 404, path
+
+
+async def test_without_a_checkpoint_there_is_none(opened: Runtime) -> None:
+    async with calling(opened) as client:
+        assert (await client.get("/v1/log/checkpoint")).status_code == 404
