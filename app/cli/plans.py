@@ -25,7 +25,7 @@ from app.gateway.plans import orders, reply, requests, revisions
 from app.gateway.plans.forecasts import read_history
 from app.gateway.plans.revisions import Plan, Revision
 from app.process.config import Loaded, configure
-from app.store.protocol import TAKEN, KeyRow, RunQuery, RunRow, Store
+from app.store.protocol import TAKEN, DisclosureQuery, KeyRow, RunQuery, RunRow, Store
 
 RUN_KEY = "baton-plans"
 """The key of runs that `baton plans run` has executed."""
@@ -171,6 +171,7 @@ async def _whole(
         steps=await revisions.steps_of(reads, revision),
         task=await task_of(store, plan.run, plan.first.state.admitted.task),
         history=await read_history(reads, plan.first.state.admitted.tenant),
+        disclosed=await reads.disclosures(DisclosureQuery(runs=(plan.run,), ascending=True)),
         lists=lists,
     )
 
@@ -181,13 +182,11 @@ async def _whole(
 def _drawn(shown: Mapping[str, Any]) -> RenderableType:
     number = f"revision {shown['revision']} of {len(shown['revisions'])}"
     tree = Tree(Text(f"{shown['id']}  {number}  {shown['tier']}, {shown['topology']}", style="bold"))
-    recipients = {one["n"]: one for one in shown["disclosures"] if one["purpose"] == "step"}
     estimates = (shown["estimate"] or {"steps": []})["steps"]
     for n, step in enumerate(shown["plan"]["steps"]):
-        tree.add(_step(n, step, recipients[n], estimates))
-    for one in shown["disclosures"]:
-        if one["happened"]:
-            tree.add(Text(f"{one['recipient']} ({one['provider']}) has read the conversation to plan"))
+        tree.add(_step(n, step, shown["disclosures"][n], estimates))
+    for one in shown["disclosed"]:
+        tree.add(Text(f"{one['recipient']} ({one['provider']}) has read the conversation, as {one['recipient_kind']}"))
     tree.add(_estimate(shown))
     tree.add(Text(f"digest: {shown['digest']}"))
     return tree
@@ -197,7 +196,7 @@ def _step(n: int, step: Mapping[str, Any], to: Mapping[str, Any], estimates: Any
     sees = ", ".join("the conversation" if one == "user" else f"step {one}" for one in step["access"]) or "nothing"
     drawn = Tree(Text.assemble((f"{n} {step['worker']}", "bold"), f" ({to['provider']})  sees: {sees}"))
     drawn.add(Text(terminal.clean(step["subtask"]) or "Answer the conversation."))
-    withheld = [str(one["what"]) for one in to["withheld"]]
+    withheld = [one["what"] for one in to["why"]["withheld"]]
     if withheld:
         drawn.add(Text(f"withheld: {', '.join(withheld)}"))
     if to["labels"]:

@@ -1,6 +1,6 @@
 """`python -m tests.bench.previews`: what plans were estimated to cost and to take, against what they then did.
 
-    python -m tests.bench.previews [--runs 300] [--history 100] [--seeds 11,12,13] [--delay 10]
+    python -m tests.bench.previews [--runs 300] [--history 100] [--seeds 11,12,13] [--delay 30]
 
 For each seed a service begins with an empty journal and the simulated workers, whose pauses are `--delay` times as long
 as usual, so that the noise of the machine counts for little. `--history` requests for chat completions come first, as
@@ -36,7 +36,7 @@ from app.providers.rehearsal.task_families import FAMILIES, LEVELS, write
 from tests.bench.caps import QUIET, TIERS, pool_of
 from tests.harness.in_process import calling, running_service
 
-AT_ONCE = 8
+AT_ONCE = 24
 COST_SHARE, TIME_SHARE, WANTED = 0.25, 0.30, 0.8
 
 
@@ -156,7 +156,7 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=300)
     parser.add_argument("--history", type=int, default=100)
     parser.add_argument("--seeds", default="11,12,13")
-    parser.add_argument("--delay", type=int, default=10)
+    parser.add_argument("--delay", type=int, default=30)
     parser.add_argument("--groups", action="store_true", help="also show each tier and number of steps")
     asked = parser.parse_args()
     holds = True

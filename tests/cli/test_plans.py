@@ -48,7 +48,7 @@ def test_a_plan_is_made_edited_and_executed(baton: Baton) -> None:
     for words in (
         "revision 2 of 2",
         "sees: the conversation, step 0",
-        "withheld: 0",
+        "withheld: step:0",
         "estimate: $0.0",
         edited["digest"],
     ):

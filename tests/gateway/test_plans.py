@@ -126,21 +126,26 @@ async def test_an_edit_that_makes_no_plan_is_refused_by_its_field(client: httpx.
     assert (await client.get(f"/v1/plans/{shown['id']}")).json()["revision"] == 1
 
 
+def facts_of(disclosure: dict[str, Any]) -> dict[str, Any]:
+    """What a plan announces, and what the ledger has, of one disclosure."""
+    names = ("step", "recipient", "recipient_kind", "provider", "model", "region", "labels", "saw")
+    return {name: disclosure[name] for name in names} | {"withheld": disclosure["why"]["withheld"]}
+
+
 async def test_it_says_who_would_see_what_and_why(stub: ProviderStub, client: httpx.AsyncClient) -> None:
     plans(stub, plan_text((0, "Think.", ["user"]), (1, "Check.", ["user"]), (2, "Answer.", [1])))
     asked = await client.post("/v1/plans", json=ASK | {"baton": {"pool": {"allow": ["alpha", "beta", "gamma"]}}})
     shown = asked.json()
-    planner, *steps = shown["disclosures"]
-    assert (planner["recipient"], planner["happened"], planner["sees"]["user"]) == ("planner", True, True)
-    assert [one["recipient"] for one in steps] == [one["worker"] for one in shown["plan"]["steps"]]
-    last = steps[2]
-    assert (last["happened"], last["sees"]) == (False, {"user": False, "steps": [1]})
-    assert [one["what"] for one in last["granted"]] == [1]
-    assert [one["what"] for one in last["withheld"]] == ["user", 0]
+    assert [(one["recipient"], one["recipient_kind"]) for one in shown["disclosed"]] == [("planner", "conductor")]
+    last = shown["disclosures"][2]
+    assert last["saw"] == {"user": False, "steps": [1], "tool_results": False}
+    assert last["why"]["granted"] == ["step:1"]
+    assert [one["what"] for one in last["why"]["withheld"]] == ["user", "step:0"]
     assert set(last["replacements"]) == {"alpha", "beta", "gamma"} - {last["recipient"]}
     run = (await client.post(f"/v1/plans/{shown['id']}/run")).headers["x-baton-run"]
-    seen = [one["access"] for one in (await client.get(f"/v1/runs/{run}")).json()["steps"]]
-    assert seen == [["user"], ["user"], [1]]
+    ledger = (await client.get("/v1/disclosures", params={"run": run, "order": "asc"})).json()["data"]
+    said = [facts_of(one) for one in shown["disclosures"]]
+    assert sorted(map(facts_of, ledger), key=str) == sorted(said, key=str), "what was announced is what was disclosed"
 
 
 async def test_estimates_rest_on_prices_until_there_is_a_history(stub: ProviderStub, client: httpx.AsyncClient) -> None:

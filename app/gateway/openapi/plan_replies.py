@@ -2,6 +2,7 @@
 
 from typing import Any, Literal
 
+from app.gateway.openapi.disclosure_replies import Disclosure, Saw, Withheld
 from app.gateway.openapi.replies import Reply, RunState
 
 
@@ -83,38 +84,31 @@ class Estimate(Reply):
     steps: list[StepEstimate]
 
 
-class Sees(Reply):
-    """What a recipient is shown."""
+class PlannedWhy(Reply):
+    """Why a recipient would be shown what it sees, and why the rest is withheld."""
 
-    user: bool
-    """True if it sees the caller's conversation."""
-    steps: list[int]
-    """The earlier steps whose instructions and outputs it sees."""
-
-
-class Decided(Reply):
-    """The conversation (`user`) or a step, and why a recipient is shown it or not."""
-
-    what: Literal["user"] | int
-    reason: str
+    planned_by: str
+    """The author of the access list: `model`, `selector`, `fixed`, `random`, `caller` or `fallback`."""
+    granted: list[str]
+    """What its access list names: `user`, or `step:N`."""
+    withheld: list[Withheld]
 
 
 class PlannedDisclosure(Reply):
-    """What one recipient would be shown, or was shown when the plan was made."""
+    """What the recipient of a step would be shown, in the words of `/v1/disclosures`."""
 
+    step: int
     recipient: str
+    recipient_kind: Literal["worker"]
     provider: str | None
+    """Null, as the next three, if the worker has left the pool file."""
     model: str | None
     region: str | None
     retention: str | None
-    purpose: Literal["plan", "step"]
-    n: int | None
-    happened: bool
-    sees: Sees
     labels: list[str]
     """The labels of all that it reads."""
-    granted: list[Decided]
-    withheld: list[Decided]
+    saw: Saw
+    why: PlannedWhy
     replacements: list[str]
     """Workers that may take over the step, and would be shown the same then."""
     refused: dict[str, str]
@@ -150,6 +144,9 @@ class Plan(Reply):
     estimate: Estimate | None
     """Null if a worker of the plan has left the pool."""
     disclosures: list[PlannedDisclosure]
+    """What executing it would disclose, if no worker has to be replaced."""
+    disclosed: list[Disclosure]
+    """What its making has disclosed, to conductors and embedders."""
 
 
 class DeletedPlan(Reply):

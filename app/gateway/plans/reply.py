@@ -7,19 +7,16 @@ from typing import Any
 from app.core.message.chat import Task
 from app.core.plan.workflow import Step
 from app.core.pool.catalog import MILLION, Catalog, Worker
-from app.core.pool.policy import exclusion, permits
+from app.core.pool.policy import exclusion
 from app.core.pool.rules import Reading
 from app.core.rating.forecast import Forecast, History, Spread, StepForecast
 from app.core.run.bill import bill
-from app.core.run.labels import Flow, conversation
-from app.core.run.state import RunState
+from app.core.run.labels import Flow
 from app.gateway.chat.reply import dollars
 from app.gateway.plans import forecasts
 from app.gateway.plans.revisions import Plan, Revision, as_lists, as_value, digest_of, limits_of, plan_id
-from app.store.protocol import RunRow
-
-NOT_LISTED = "not in the step's access list"
-LISTED = "the step's access list names it"
+from app.gateway.runs import disclosures as ledger
+from app.store.protocol import Disclosure, RunRow
 
 
 def summary(row: RunRow) -> dict[str, Any]:
@@ -48,9 +45,10 @@ def whole(
     steps: tuple[Step, ...],
     task: Task,
     history: History,
+    disclosed: Sequence[Disclosure],
     lists: bool,
 ) -> dict[str, Any]:
-    """A plan with one of its revisions in full."""
+    """A plan with one of its revisions in full. `disclosed` are the rows of the ledger that its making has added."""
     state = revision.state
     limits = limits_of(state.admitted.limits)
     written = as_lists(steps, state.admitted.pool) if lists else as_value(steps)
@@ -74,7 +72,8 @@ def whole(
         "excluded": dict(state.admitted.excluded),
         "planning_cost_usd": dollars(bill(plan.first.state).usd),
         "estimate": _estimate(forecasts.of_plan(catalog, task, steps, limits, history)),
-        "disclosures": disclosures(catalog, plan, revision, steps),
+        "disclosures": planned_disclosures(catalog, revision, steps),
+        "disclosed": [ledger.shown(row) for row in disclosed],
     }
 
 
@@ -126,57 +125,45 @@ def _spread(one: Spread, unit: int = 1) -> dict[str, float]:
 # -- disclosures
 
 
-def disclosures(catalog: Catalog, plan: Plan, revision: Revision, steps: Sequence[Step]) -> list[dict[str, Any]]:
-    """Who would be shown what, one entry for each step; before them what the making of the plan has shown already."""
+def planned_disclosures(catalog: Catalog, revision: Revision, steps: Sequence[Step]) -> list[dict[str, Any]]:
+    """Who would be shown what, one entry for each step, in the words of the ledger of disclosures."""
     state = revision.state
     base = state.proposal.base if state.proposal is not None else 0
     readings = Flow(state, catalog).readings
     pool = [catalog.workers[name] for name in state.admitted.pool if name in catalog.workers]
-    found = [_of_planning(catalog, plan.first.state, call) for call in _planners(plan.first.state)]
-    for n in range(len(steps)):
-        found.append(_of_step(catalog, pool, steps=steps, n=n, reading=readings[n + base]))
+    found = []
+    for n, step in enumerate(steps):
+        reading = readings[n + base]
+        granted = [_named(one) for one in step.access.as_list()]
+        withheld = [what for what in map(_named, ["user", *range(n)]) if what not in granted]
+        found.append(
+            {
+                "step": n,
+                **_recipient(catalog, step.worker),
+                "labels": sorted(reading.labels),
+                "saw": {"user": step.access.user, "steps": list(step.access.steps), "tool_results": False},
+                "why": {
+                    "planned_by": state.admitted.conductor,
+                    "granted": granted,
+                    "withheld": [{"what": what, "reason": "not_listed"} for what in withheld],
+                },
+                **_others(pool, step.worker, reading),
+            }
+        )
     return found
 
 
-def _planners(state: RunState) -> list[str]:
-    """The workers that were asked for the plan."""
-    return list(dict.fromkeys([call.worker for call in state.calls.values() if call.step is None]))
+def _named(entry: str | int) -> str:
+    """An entry of an access list as the ledger names it."""
+    return entry if isinstance(entry, str) else f"step:{entry}"
 
 
-def _of_planning(catalog: Catalog, state: RunState, worker: str) -> dict[str, Any]:
-    reading = conversation(state)
+def _others(pool: Sequence[Worker], chosen: str, reading: Reading) -> dict[str, Any]:
+    """The workers that may take over a step, and those that may not read what it reads."""
+    reasons = {worker.name: exclusion(worker, reading) for worker in pool}
     return {
-        **_recipient(catalog, worker),
-        "purpose": "plan",
-        "n": None,
-        "happened": True,
-        "sees": {"user": True, "steps": []},
-        "labels": sorted(reading.labels),
-        "granted": [{"what": "user", "reason": "the tier's conductor reads the conversation to plan"}],
-        "withheld": [],
-        "replacements": [],
-        "refused": {},
-    }
-
-
-def _of_step(
-    catalog: Catalog, pool: Sequence[Worker], *, steps: Sequence[Step], n: int, reading: Reading
-) -> dict[str, Any]:
-    step = steps[n]
-    seen: list[str | int] = [*(["user"] if step.access.user else []), *step.access.steps]
-    others: list[str | int] = ["user", *range(n)]
-    refused = {worker.name: reason for worker in pool if (reason := exclusion(worker, reading))}
-    return {
-        **_recipient(catalog, step.worker),
-        "purpose": "step",
-        "n": n,
-        "happened": False,
-        "sees": {"user": step.access.user, "steps": list(step.access.steps)},
-        "labels": sorted(reading.labels),
-        "granted": [{"what": what, "reason": LISTED} for what in seen],
-        "withheld": [{"what": what, "reason": NOT_LISTED} for what in others if what not in seen],
-        "replacements": [one.name for one in pool if one.name != step.worker and permits(one, reading)],
-        "refused": refused,
+        "replacements": [name for name, reason in reasons.items() if not reason and name != chosen],
+        "refused": {name: reason for name, reason in reasons.items() if reason},
     }
 
 
@@ -185,6 +172,7 @@ def _recipient(catalog: Catalog, name: str) -> Mapping[str, Any]:
     card = worker.card if worker is not None else None
     return {
         "recipient": name,
+        "recipient_kind": "worker",
         "provider": worker.provider if worker is not None else None,
         "model": worker.model if worker is not None else None,
         "region": card.region if card is not None else None,

@@ -34,7 +34,7 @@ from app.gateway.plans.forecasts import Histories
 from app.gateway.plans.revisions import Plan, Revision
 from app.gateway.wire import query
 from app.gateway.wire.baton_options import resolve_tier
-from app.store.protocol import TAKEN, RunQuery, RunRow, TenantStore
+from app.store.protocol import TAKEN, DisclosureQuery, RunQuery, RunRow, TenantStore
 
 SCHEMAS: Final[operations.Schemas] = {
     "PlanRevisionRequest": lambda: operations.request_schema(requests.PlanRevisionRequest, "PlanRevisionRequest"),
@@ -305,9 +305,18 @@ async def _shown(
 ) -> Response:
     steps = await revisions.steps_of(store, revision)
     history = await histories.of(plan.first.state.admitted.tenant)
-    return _json(
-        reply.whole(context.catalog(), plan, revision, steps=steps, task=task, history=history, lists=form == "lists")
+    disclosed = await store.disclosures(DisclosureQuery(runs=(plan.run,), ascending=True))
+    shown = reply.whole(
+        context.catalog(),
+        plan,
+        revision,
+        steps=steps,
+        task=task,
+        history=history,
+        disclosed=disclosed,
+        lists=form == "lists",
     )
+    return _json(shown)
 
 
 def _number(body: Mapping[str, object]) -> int | None:
