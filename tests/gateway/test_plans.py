@@ -260,6 +260,17 @@ async def test_the_published_three_lists_are_read_and_written(stub: ProviderStub
     assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "baton.plan")
 
 
+async def test_a_plan_for_anthropics_format_is_answered_in_it(stub: ProviderStub, client: httpx.AsyncClient) -> None:
+    speak(stub)
+    asked = ASK | {"max_tokens": 64, "stop_sequences": ["."], "baton": {"plan": CHAIN}}
+    shown = (await client.post("/v1/plans", json=asked, params={"api": "messages"})).json()
+    path = f"/v1/plans/{shown['id']}/run"
+    said = (await client.post(path)).json()
+    assert (said["type"], said["content"][0]["text"]) == ("message", "The first answer.")
+    assert "event: message_stop" in (await client.post(path, json={"stream": True})).text
+    assert stub.of("beta")[-1].json["stop"] == ["."]
+
+
 async def test_a_deleted_plan_has_no_text_left(client: httpx.AsyncClient, opened: Runtime) -> None:
     shown = await made(client)
     path = f"/v1/plans/{shown['id']}"

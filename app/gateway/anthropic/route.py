@@ -3,6 +3,7 @@
 Everything that `chat.py` promises holds here; errors of these routes have Anthropic's shape (`fault.py`).
 """
 
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Final
 
 import orjson
@@ -24,7 +25,7 @@ from app.gateway.anthropic.request import (
     task_of,
     whole_task,
 )
-from app.gateway.http.admission import Idempotency
+from app.gateway.http.admission import Begun, Idempotency
 from app.gateway.http.api_keys import Caller
 from app.gateway.http.auth import Keys
 from app.gateway.http.context import GatewayContext
@@ -82,31 +83,8 @@ def _begins(router: APIRouter, context: GatewayContext, keys: Keys, idempotency:
         body: Annotated[dict[str, object], json_body(context.bounds)],
     ) -> Response:
         """Anthropic's message, whole or, with `stream: true`, as server-sent events."""
-
-        def order() -> Order:
-            asked, ignored = read_request(body)
-            task = whole_task(asked)
-            return order_of(
-                task,
-                resolve_tier(context.catalog(), caller.key, asked.model),
-                caller.key,
-                model=asked.model,
-                effort=effort_of(asked),
-                extension=asked.baton,
-                streams=asked.stream,
-                ignored=ignored,
-                wire={"format": "messages"},
-                on_messages=labels_of(task.messages),
-            )
-
-        begun = await idempotency.begin(request, caller, body, order)
-        stops = stop_sequences(body)
-        if begun.driven.state.streams:
-            request_id = request.scope["baton.headers"][0][1].decode()
-            events = reply.Events(begun.driven.state, request_id, begun.after, stops)
-            return EventStream(context, begun.driven, events, begun.permit, begun.seconds)
-        ended = await collect(context, begun, request.receive)
-        return Response(reply.message(ended, stops), media_type="application/json")
+        begun = await idempotency.begin(request, caller, body, lambda: to_order(context, caller, body))
+        return await answered(context, request, begun, stop_sequences(body))
 
     router.add_api_route(
         "",
@@ -124,3 +102,31 @@ def _begins(router: APIRouter, context: GatewayContext, keys: Keys, idempotency:
         ),
         openapi_extra=operations.body("MessagesRequest", example={**EXAMPLE, "max_tokens": 1024}),
     )
+
+
+def to_order(context: GatewayContext, caller: Caller, body: Mapping[str, object]) -> Order:
+    """The order of a run for a request. Raises `InvalidRequest` and `NotFound`."""
+    asked, ignored = read_request(body)
+    task = whole_task(asked)
+    return order_of(
+        task,
+        resolve_tier(context.catalog(), caller.key, asked.model),
+        caller.key,
+        model=asked.model,
+        effort=effort_of(asked),
+        extension=asked.baton,
+        streams=asked.stream,
+        ignored=ignored,
+        wire={"format": "messages"},
+        on_messages=labels_of(task.messages),
+    )
+
+
+async def answered(context: GatewayContext, request: Request, begun: Begun, stops: Sequence[str]) -> Response:
+    """The reply of a run, whole or as a stream; `stops` are the stop sequences of its request."""
+    if begun.driven.state.streams:
+        request_id = request.scope["baton.headers"][0][1].decode()
+        events = reply.Events(begun.driven.state, request_id, begun.after, stops)
+        return EventStream(context, begun.driven, events, begun.permit, begun.seconds)
+    ended = await collect(context, begun, request.receive)
+    return Response(reply.message(ended, stops), media_type="application/json")

@@ -19,6 +19,7 @@ from app.core.run.state import fold
 from app.engine.calls.step_request import task_of
 from app.engine.runs.admission import FIRST_REVISION, PLAN_TAG, Order
 from app.errors import Conflict, Forbidden, InvalidRequest, NotFound
+from app.gateway.anthropic import route as messages
 from app.gateway.chat import route as chat
 from app.gateway.chat.reply import completion
 from app.gateway.chat.request import read_request, to_order
@@ -28,7 +29,7 @@ from app.gateway.http.auth import Keys
 from app.gateway.http.context import GatewayContext
 from app.gateway.http.ingress import json_body
 from app.gateway.http.sse import collect
-from app.gateway.openapi import chat_replies, operations, plan_replies
+from app.gateway.openapi import chat_replies, message_replies, operations, plan_replies
 from app.gateway.plans import orders, reply, requests, revisions
 from app.gateway.plans.forecasts import Histories
 from app.gateway.plans.revisions import Plan, Revision
@@ -49,6 +50,14 @@ class Shown(query.Parameters):
 
     format: Form = "steps"
     """`steps`: Baton's own form; `lists`: the published three lists (`model_id`, `subtasks`, `access_list`)."""
+
+
+class Made(Shown):
+    """The format of the request to plan for, and the form in which its plan is shown."""
+
+    api: Literal["chat", "messages"] = "chat"
+    """The format of the body, in which the plan's answer comes as well: that of `/v1/chat/completions`, or Anthropic's
+    of `/v1/messages`."""
 
 
 class ShownRevision(Shown):
@@ -111,11 +120,14 @@ def _makes(
         request: Request,
         caller: Annotated[Caller, keys.needs("runs:write")],
         body: Annotated[dict[str, object], json_body(context.bounds)],
-        shown: Annotated[Shown, Query()],
+        shown: Annotated[Made, Query()],
     ) -> Response:
-        """The body is that of a chat completion. Only the conductor is asked, as it would be for that request."""
+        """The body is that of a chat completion, or of a message (`api`). Only the conductor is asked, as it would be
+        for that request."""
 
         def order() -> Order:
+            if shown.api == "messages":
+                return orders.to_preview(messages.to_order(context, caller, body))
             asked, ignored = read_request(body)
             made = to_order(asked, ignored, resolve_tier(context.catalog(), caller.key, asked.model), caller.key)
             return orders.to_preview(made)
@@ -240,7 +252,7 @@ def _executes(router: APIRouter, context: GatewayContext, keys: Keys, idempotenc
         operation_id="run_plan",
         summary="Execute a revision of a plan as it stands.",
         dependencies=[idempotency.capacity],
-        response_model=chat_replies.ChatCompletion,
+        response_model=chat_replies.ChatCompletion | message_replies.AnthropicMessage,
         responses=operations.replies(*operations.RUNNING, events="ChatCompletionEvent", terminal=chat.TERMINAL),
         openapi_extra=operations.body("PlanRunRequest", example={"revision": 1, "stream": False}, required=False),
     )
@@ -250,8 +262,8 @@ def _executes(router: APIRouter, context: GatewayContext, keys: Keys, idempotenc
         body: Annotated[dict[str, object], json_body(context.bounds, optional=True)],
         found: visible,
     ) -> Response:
-        """The answer comes as a chat completion, whole or, with `stream: true`, as server-sent events. A plan that
-        cannot be executed as it was shown is refused with 409 `plan_outdated`."""
+        """The answer comes in the format of the plan's request, whole or, with `stream: true`, as server-sent events. A
+        plan that cannot be executed as it was shown is refused with 409 `plan_outdated`."""
         revision = found.plan.revision(_number(body))
         steps = await revisions.steps_of(found.store, revision)
         task = await found.task()
@@ -265,6 +277,8 @@ def _executes(router: APIRouter, context: GatewayContext, keys: Keys, idempotenc
             begun = await idempotency.begin(request, caller, body, order)
         except InvalidRequest as refused:
             raise orders.since_changed(refused) from None
+        if begun.driven.state.turn.wire.get("format") == "messages":
+            return await messages.answered(context, request, begun, task.sampling.stop)
         if begun.driven.state.streams:
             return chat.stream(context, begun)
         return Response(completion(await collect(context, begun, request.receive)), media_type="application/json")
