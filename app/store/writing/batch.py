@@ -14,7 +14,6 @@ and claims do not: nothing is decided by those), so cached rows may be as old as
 round trip, and the rows are read from the database.
 """
 
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
@@ -50,6 +49,7 @@ from app.store.sqlkit.tables import EVENTS, RUNS
 from app.store.writing import budget_ledger
 from app.store.writing.budget_ledger import BudgetLedger, Charge, Signal
 from app.store.writing.disclosures import Disclosures
+from app.store.writing.row_cache import RowCache as RowCache
 
 Outcome = Appended | Exception
 
@@ -60,8 +60,6 @@ the oldest is taken first."""
 FIRST_EPOCH = 1
 BEGINNINGS = frozenset({Kind.ADMITTED, Kind.RESUMED})
 """Kinds of the events that begin a turn."""
-MOST_RUNS = 8192
-"""Most runs whose rows are cached."""
 _ID, _REVISION = SEEN.index("id"), SEEN.index("revision")
 _BUDGETS = SEEN.index("budgets")
 _STEP, _HOLDER = TICKET.index("step"), TICKET.index("holder")
@@ -526,39 +524,6 @@ def _project(run: _Run, row: Projection) -> None:
         run.steps = row.steps
     if row.error is not None:
         run.error = row.error
-
-
-class RowCache:
-    """A bounded cache. It evicts the run that was not written to for longest."""
-
-    def __init__(self, most: int = MOST_RUNS) -> None:
-        self._runs: OrderedDict[str, CachedRows] = OrderedDict()
-        self._most = most
-
-    def find(self, runs: Iterable[str], moving: Iterable[str]) -> dict[str, CachedRows] | None:
-        """The rows of all these runs, with the tickets of those that are `moving`; None if any of them is missing."""
-        found = {}
-        for run in runs:
-            cached = self._runs.get(run)
-            if cached is None:
-                return None
-            found[run] = cached
-        if any(found[run].tickets is None for run in moving):
-            return None
-        return found
-
-    def update(self, rows: Mapping[str, CachedRows | None]) -> None:
-        """Cache the rows that a commit has written or that were read; forget the runs that have None."""
-        for run, cached in rows.items():
-            self._runs.pop(run, None)
-            if cached is not None:
-                self._runs[run] = cached
-        while len(self._runs) > self._most:
-            self._runs.popitem(last=False)
-
-    def clear(self) -> None:
-        """Forget everything. After a lost connection the database may be an older copy that counts revisions anew."""
-        self._runs.clear()
 
 
 @record(frozen=True, slots=True)
