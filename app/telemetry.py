@@ -52,6 +52,7 @@ COUNTERS: Mapping[str, tuple[str, tuple[str, ...]]] = {
         ("tier", "outcome"),
     ),
     "baton_feedback_total": ("Ratings of runs that were received over HTTP.", ("tier", "kind")),
+    "baton_approvals_total": ("Plans that needed an approval, and what was decided.", ("tier", "outcome")),
     "baton_tool_turns_total": ("Replies that asked for tool results.", ("tier",)),
     "baton_degraded_total": ("Runs that a fallback decided.", ("tier",)),
     "baton_budget_refusals_total": ("Runs that ended because a budget had not enough left.", ("scope",)),

@@ -18,6 +18,8 @@ from app.store.archive import Record
 KINDS: Mapping[str, Kind] = {kind.value: kind for kind in Kind}
 FLOOR_TOKENS = 256
 """`floor_tokens` of a run whose journal names none."""
+APPROVALS = frozenset({Kind.AWAITING_APPROVAL, Kind.APPROVED, Kind.REFUSED, Kind.APPROVAL_EXPIRED})
+WAITS = APPROVALS | {Kind.AWAITING, Kind.RESUMED}
 SETTLING = frozenset({Kind.STEP_DONE, Kind.STEP_FAILED, Kind.STEP_SKIPPED})
 
 
@@ -79,11 +81,14 @@ class Turn:
     began: Fact
     awaiting: Fact | None = None
     """Its end, if it ended with calls of the caller's tools."""
+    moved: Fact | None = None
+    """The latest event of an approval that has moved its deadline."""
 
     @property
     def until(self) -> float:
-        """The time of its deadline, or if it ended with tool calls, the time until which results are awaited."""
-        return float(self.awaiting.body["until"] if self.awaiting is not None else self.began.body["deadline"])
+        """The time of its deadline, or if somebody is waited for, the time until which they are."""
+        latest = self.awaiting or self.moved or self.began
+        return float(latest.body["until"] if "until" in latest.body else latest.body["deadline"])
 
 
 @dataclass(slots=True)
@@ -150,6 +155,8 @@ class Proposal:
     opened: Fact
     steps: list[Step] = field(default_factory=list)
     verdicts: list[Fact] = field(default_factory=list)
+    dropped: Fact | None = None
+    """The end of the wait for its approval, if it was dropped then."""
 
     @property
     def round(self) -> int:
@@ -173,7 +180,9 @@ class Proposal:
 
     @property
     def accepted(self) -> Fact | None:
-        """The acceptance, if that came first."""
+        """The acceptance, if that came first and was not taken back."""
+        if self.dropped is not None:
+            return None
         return self.verdicts[0] if self.verdicts and self.verdicts[0].kind is Kind.PLAN_ACCEPTED else None
 
     @property
@@ -199,6 +208,8 @@ class Account:
     ends: list[Fact] = field(default_factory=list)
     turns: list[Turn] = field(default_factory=list)
     """At least one in a run that begins with its admission."""
+    approvals: list[Fact] = field(default_factory=list)
+    """The questions for approvals and the decisions, in order."""
     flaws: list[Violation] = field(default_factory=list)
     """The violations that were found while sorting."""
 
@@ -344,8 +355,8 @@ def _place(made: Account, fact: Fact) -> None:
         _place_intent(made, fact)
     elif kind is Kind.CALL_FINISHED:
         _place_outcome(made, fact)
-    elif kind in (Kind.AWAITING, Kind.RESUMED):
-        _place_turn(made, fact)
+    elif kind in WAITS:
+        _place_wait(made, fact)
     elif "n" in body:
         _place_in_step(made, fact, body["n"])
 
@@ -398,6 +409,14 @@ def _place_outcome(made: Account, fact: Fact) -> None:
     call.outcomes.append(fact)
 
 
+def _place_wait(made: Account, fact: Fact) -> None:
+    """Add the beginning or the end of a wait for tool results, or for an approval."""
+    if fact.kind in APPROVALS:
+        _place_approval(made, fact)
+    else:
+        _place_turn(made, fact)
+
+
 def _place_turn(made: Account, fact: Fact) -> None:
     """Add the end of a turn by tool calls, or the beginning of the next one by their results."""
     last = made.turns[-1]
@@ -408,6 +427,19 @@ def _place_turn(made: Account, fact: Fact) -> None:
         last.awaiting = fact
     else:
         made.turns.append(Turn(number, fact))
+
+
+def _place_approval(made: Account, fact: Fact) -> None:
+    """Add a question for an approval, or what came of it. The rules in `approvals.py` judge it."""
+    number = fact.body["proposal"]
+    if not 0 <= number < len(made.proposals):
+        made.flaws.append(made.says("plan-out-of-order", fact.seq, f"proposal {number} was never opened"))
+        return
+    made.approvals.append(fact)
+    if fact.kind is not Kind.REFUSED:
+        made.turns[-1].moved = fact
+    if fact.kind is Kind.APPROVAL_EXPIRED:
+        made.proposals[number].dropped = fact
 
 
 def _place_in_step(made: Account, fact: Fact, n: int) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from app.audit.absent import Earlier, absent
 from app.audit.account import Account, account
 from app.audit.administration import administration
+from app.audit.approvals import approvals
 from app.audit.budgets import Books, budgets
 from app.audit.calls import calls, pending
 from app.audit.contents import contents
@@ -27,7 +28,7 @@ from app.store.archive import AccountSums, Record
 from app.store.journal_file import Source
 
 Rule = Callable[[Account], Iterator[Violation]]
-RULES: tuple[Rule, ...] = (lifecycle, plans, steps, tooling, replays, calls, money, budgets, row, contents)
+RULES: tuple[Rule, ...] = (lifecycle, plans, approvals, steps, tooling, replays, calls, money, budgets, row, contents)
 
 
 @dataclass(frozen=True, slots=True)

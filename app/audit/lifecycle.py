@@ -18,6 +18,15 @@ NO_TIME = "no_time"
 """The error of a step that could not have ended in time: it ends the run before its deadline."""
 
 
+LEADS_TO: Mapping[Kind, str] = {
+    Kind.AWAITING: "awaiting_tool",
+    Kind.RESUMED: "running",
+    Kind.AWAITING_APPROVAL: "awaiting_approval",
+    Kind.APPROVED: "running",
+}
+"""The kinds that always lead to the same state."""
+
+
 def lifecycle(run: Account) -> Iterator[Violation]:
     """Apply all rules of this module."""
     yield from _ends_once(run)
@@ -78,8 +87,12 @@ def _leads_to(run: Account, fact: Fact, state: str) -> str | None:
         steps = proposal.steps if proposal is not None else ()
         started = any(step.facts and step.facts[0].seq < fact.seq for step in steps)
         return "running" if started else "planned"
-    if fact.kind in (Kind.AWAITING, Kind.RESUMED):
-        return "awaiting_tool" if fact.kind is Kind.AWAITING else "running"
+    if fact.kind in LEADS_TO:
+        return LEADS_TO[fact.kind]
+    if fact.kind is Kind.APPROVAL_EXPIRED:
+        number = fact.body["proposal"]
+        first = number < len(run.proposals) and (run.proposals[number].round, run.proposals[number].parent) == (1, None)
+        return "admitted" if first else "running"
     begins = fact.kind is Kind.STEP_QUEUED or (fact.kind is Kind.PLAN_OPENED and fact.body.get("parent") is not None)
     return "running" if begins and state == "planned" else None
 

@@ -54,8 +54,11 @@ def _caps(run: Account) -> Iterator[Violation]:
     caps = (run.limits["usd"], run.limits["tokens"])
     held, spent = [0, 0], [0, 0]
     open_calls: dict[str, tuple[int, int]] = {}
-    for fact in run.of(Kind.CALL_INTENDED, Kind.CALL_FINISHED):
+    for fact in run.of(Kind.CALL_INTENDED, Kind.CALL_FINISHED, Kind.APPROVED):
         body = fact.body
+        if fact.kind is Kind.APPROVED:
+            caps = (body["max_usd"], caps[1])
+            continue
         if fact.kind is Kind.CALL_FINISHED:
             given = open_calls.pop(body["call"], None)
             if given is not None:
@@ -75,7 +78,7 @@ def _row(run: Account) -> Iterator[Violation]:
     held = [call.intent.body for call in made if call.outcome is None]
     spent = [call.outcome.body for call in made if call.outcome is not None]
     due = {
-        "cap_usd": run.limits["usd"],
+        "cap_usd": ([run.limits["usd"], *[one.body["max_usd"] for one in run.of(Kind.APPROVED)]])[-1],
         "cap_tokens": run.limits["tokens"],
         "held_usd": sum(body["usd_held"] for body in held),
         "held_tokens": sum(body["tokens_held"] for body in held),

@@ -106,6 +106,9 @@ RULES: Mapping[str, tuple[str, str]] = {
     "queued-too-early": ("I-9", "a step is queued when its inputs are settled and, if it answers, its plan accepted"),
     "fan-out-over-limit": ("I-8", "no more steps are under way than the limits say"),
     "preview-executed": ("I-6", "no step of a preview is executed"),
+    # approvals
+    "unapproved": ("I-5 I-6", "no step begins, and no worker is called, without the approval that it needs"),
+    "approval-wrong": ("I-6", "an approval is for exactly what was asked, in time, and allows no more than that"),
     # calls
     "outcome-without-intent": ("N-3 I-10", "every outcome has its intent before it"),
     "outcome-twice": ("N-3 I-10", "a call has one outcome"),

@@ -12,6 +12,7 @@ SCOPES: Final[Mapping[str, str]] = {
     "runs:write": "begin, cancel, rate and erase runs",
     "runs:read": "read runs without their content, and the answers of runs that the key itself began",
     "audit:read": "read the content of runs",
+    "approvals:decide": "read plans that wait for an approval with their instructions, and approve or refuse them",
     "keys:read": "list keys, never their secrets",
     "keys:write": "make, rotate and revoke keys that may do no more than the one who makes them",
     "tenants:read": "list tenants",
@@ -37,6 +38,7 @@ ROLES: Final[Mapping[str, frozenset[str]]] = {
         {
             "runs:write",
             "runs:read",
+            "approvals:decide",
             "keys:read",
             "keys:write",
             "tenants:read",
@@ -72,6 +74,11 @@ ROLES: Final[Mapping[str, frozenset[str]]] = {
 """Every role with its scopes, the mightiest first."""
 
 
+LATER: Final = frozenset({"approvals:decide"})
+"""Scopes that roles have got since keys were made with them: a key without these still has its role's name, and does
+not have the scopes."""
+
+
 def permits(granted: frozenset[str], scope: str, *, all_tenants: bool) -> bool:
     """Return True if these scopes permit what `scope` stands for; `admin` carries every scope."""
     if scope in SERVICE_WIDE and not all_tenants:
@@ -85,7 +92,7 @@ def scopes_of(roles: Iterable[str], scopes: Iterable[str]) -> frozenset[str]:
 
 
 def role_of(scopes: frozenset[str]) -> str:
-    """Return the role that has exactly these scopes; empty if none has."""
+    """Return the role that has exactly these scopes, or had them in an earlier release; empty if none has."""
     if "admin" in scopes:
         return "owner"
-    return next((name for name, own in ROLES.items() if own == scopes), "")
+    return next((name for name, own in ROLES.items() if scopes in (own, own - LATER)), "")

@@ -12,6 +12,7 @@ from app.gateway.admin.context import AdminContext
 from app.gateway.app import Application
 from app.gateway.http import health
 from app.gateway.http.auth import Keys
+from app.gateway.runs import approvals
 
 
 def create_admin(context: AdminContext) -> FastAPI:
@@ -32,7 +33,8 @@ def create_admin(context: AdminContext) -> FastAPI:
         holds.routes(context, access),
         pool.routes(context, access),
         policy.routes(context, access),
+        approvals.routes(context.gateway, access, None, "/admin/v1/approvals"),
         health.routes(context.gateway),
         title="Baton administration",
-        schemas=requests.SCHEMAS,
+        schemas={**requests.SCHEMAS, **approvals.SCHEMAS},
     )

@@ -38,7 +38,7 @@ from app.gateway.http.request_log import CLIENT_CLOSED, RequestLog, route_of
 from app.gateway.openapi import docs_page, operations, root_page
 from app.gateway.plans import route as plans
 from app.gateway.responses import route as responses
-from app.gateway.runs import disclosures, log_route, models, report_route, shadow_route
+from app.gateway.runs import approvals, disclosures, log_route, models, report_route, shadow_route
 from app.gateway.runs import route as runs
 from app.gateway.wire import unsupported_routes
 from app.gateway.wire.parameters import of_parameters
@@ -50,6 +50,7 @@ SCHEMAS: Final[operations.Schemas] = {
     **responses.SCHEMAS,
     **runs.SCHEMAS,
     **plans.SCHEMAS,
+    **approvals.SCHEMAS,
 }
 SHARED_FAMILIES: Final = frozenset({"models", "files", "skills", "complete"})
 """First segments behind /v1 of routes that Anthropic's clients ask for too; they name themselves by a header."""
@@ -71,6 +72,7 @@ def create_app(context: GatewayContext, *, has_metrics: bool = True) -> FastAPI:
         responses.routes(context, keys, idempotency),
         models.routes(context, keys),
         runs.routes(context, keys, idempotency),
+        approvals.routes(context, keys, idempotency),
         report_route.routes(context, keys),
         log_route.routes(context, keys),
         plans.routes(context, keys, idempotency),

@@ -1,6 +1,6 @@
 """Records journals of this release as fixtures, which every later release must fold: `tests/core/journals/<release>/`.
 
-    python -m tests.audit.record_journals 0.2.0
+    python -m tests.audit.record_journals 0.2.0 [SCENE...]
 
 Each file is one run of `scenes.py`, in JSON lines: first the run's row and what this release folds its journal into,
 then its events, then its contents. `catalogs.jsonl` has the pools and `changes.jsonl` the changes of the conductor.
@@ -11,7 +11,7 @@ import base64
 import json
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -54,17 +54,18 @@ def write(path: Path, rows: list[Mapping[str, Any]]) -> None:
     path.write_text("".join(json.dumps(row, default=written) + "\n" for row in rows))
 
 
-def main(release: str) -> None:
-    """Play all scenes and write them."""
+def main(release: str, scenes: Sequence[str]) -> None:
+    """Play all scenes and write them, or only those that are named."""
     folder = FOLDER / release
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as place:
         journal = asyncio.run(play(Path(place)))
-        for name, record in journal.runs.items():
+        chosen = {name: record for name, record in journal.runs.items() if not scenes or name in scenes}
+        for name, record in chosen.items():
             write(folder / f"{name}.jsonl", lines(record))
         write(folder / "catalogs.jsonl", [{"digest": key, "content": body} for key, body in journal.catalogs.items()])
         write(folder / "changes.jsonl", [asdict(change) for change in journal.changes])
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1], sys.argv[2:])

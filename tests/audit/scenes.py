@@ -3,14 +3,16 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from app.core.message.chat import Message, Task, Text, Tool, Toolbox
 from app.core.pool.conductor_versions import Change, ChangeKind
+from app.core.run.state import fold
 from app.engine.runs import replays
+from app.engine.runs.approvals import Decision
 from app.process.wiring import Runtime
 from app.store.archive import Record, open_archive
-from tests.harness.in_process import finish, narrowed, order, plan, plan_text, pool_text, running_service
+from tests.harness.in_process import ended_row, finish, narrowed, order, plan, plan_text, pool_text, running_service
 from tests.stubs import Fail, Hang, ProviderStub, Reply
 from tests.stubs import ToolCall as Calls
 from tests.stubs import Usage as Used
@@ -45,6 +47,21 @@ pool = ["delta", "beta"]
 conductor = { kind = "fixed", shape = "single", workers = ["delta"] }
 limits = { steps = 3, attempts = 2, seconds = 30, output_tokens = 1000 }
 """
+ASKING = """
+[tiers.baton-asks]
+pool = ["alpha", "beta", "gamma"]
+conductor = { kind = "fixed", shape = "chain", workers = ["alpha", "beta", "gamma"] }
+fallback = "beta"
+limits = { steps = 3, attempts = 2, seconds = 30, output_tokens = 1000 }
+approval = { workers = ["alpha"] }
+
+[tiers.baton-hurries]
+pool = ["alpha", "beta", "gamma"]
+conductor = { kind = "fixed", shape = "single", workers = ["alpha"] }
+fallback = "beta"
+limits = { steps = 3, attempts = 2, seconds = 30, output_tokens = 1000 }
+approval = { workers = ["alpha"], seconds = 0.01, on_expiry = "fallback-plan" }
+"""
 RULE = """
 [rules.records-stay]
 labels = ["record"]
@@ -54,7 +71,8 @@ deny = { provider = ["stub"] }
 
 async def play(folder: Path) -> Journal:
     """Run every scene and read the journal."""
-    async with ProviderStub() as stub, running_service(folder, pool_text(stub) + SELECTOR + POOR + RULE) as opened:
+    tiers = SELECTOR + POOR + ASKING + RULE
+    async with ProviderStub() as stub, running_service(folder, pool_text(stub) + tiers) as opened:
         names = {}
         for scene in SCENES:
             stub.clear()
@@ -306,6 +324,35 @@ async def replayed(stub: ProviderStub, opened: Runtime) -> str:
     return (await finish(await opened.runs.start(replace(again, followed=True)))).ended.state.run
 
 
+async def _decided(opened: Runtime, verdict: Literal["approve", "refuse"]) -> str:
+    """A run whose plan needed an approval, after somebody has decided."""
+    run = await _run(opened, "baton-asks")
+    asked = fold((await opened.context.store.journal(run)).events).asked
+    assert asked is not None
+    made = Decision(verdict, asked.digest, "key:boss", "", reason="Because.", replacements=("gamma",))
+    await opened.runs.decide(run, None, made)
+    await ended_row(opened.context.store, run)
+    return run
+
+
+async def approved(stub: ProviderStub, opened: Runtime) -> str:
+    """The second step's worker fails, and another one takes over that the approval names."""
+    stub.script("beta", Fail(status=400))
+    return await _decided(opened, "approve")
+
+
+async def refused(stub: ProviderStub, opened: Runtime) -> str:
+    return await _decided(opened, "refuse")
+
+
+async def not_approved_in_time(stub: ProviderStub, opened: Runtime) -> str:
+    """The fallback answers, which needs no approval."""
+    run = await _run(opened, "baton-hurries")
+    opened.drivers.sweep_soon()
+    await ended_row(opened.context.store, run)
+    return run
+
+
 SCENES = (
     single,
     chosen,
@@ -336,4 +383,7 @@ SCENES = (
     streamed_in_parts,
     debated,
     replayed,
+    approved,
+    refused,
+    not_approved_in_time,
 )

@@ -14,6 +14,7 @@ from app.audit.versions import Reigns
 from app.core.run.events import Kind
 from app.providers.formats import adapter
 from tests.audit import (
+    tampers_of_approvals,
     tampers_of_choices,
     tampers_of_disclosures,
     tampers_of_nesting,
@@ -28,6 +29,7 @@ from tests.audit.scenes import Journal
 LATER = 120.0
 """Seconds after which a forgotten run is overdue."""
 CASES = (
+    *tampers_of_approvals.CASES,
     *tampers_of_runs.CASES,
     *tampers_of_steps.CASES,
     *tampers_of_tools.CASES,
@@ -74,6 +76,14 @@ UNTOLD = {
     ("run.admitted", "streams"),
     ("run.awaiting_tool", "until"),
     ("run.resumed", "deadline"),
+    ("run.approval_expired", "deadline"),
+    ("run.approved", "reason"),
+    ("run.refused", "by"),
+    ("run.refused", "reason"),
+    ("run.awaiting_approval", "reasons"),
+    ("run.awaiting_approval", "seconds"),
+    ("run.awaiting_approval", "until"),
+    ("run.approved", "deadline"),
     ("run.admitted", "deadline"),
     ("step.failed", "error"),
     ("step.skipped", "reason"),

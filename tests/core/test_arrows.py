@@ -8,7 +8,19 @@ import pytest
 from app.core.message.chat import Usage
 from app.core.plan.workflow import Access, Step
 from app.core.run import drafts, kinds
-from app.core.run.events import TERMINAL, Event, Kind, RunAwaitingTool, StepToolResults, fact_from_json
+from app.core.run.events import (
+    TERMINAL,
+    Event,
+    Kind,
+    RunAdmitted,
+    RunApprovalExpired,
+    RunApproved,
+    RunAwaitingApproval,
+    RunAwaitingTool,
+    RunRefused,
+    StepToolResults,
+    fact_from_json,
+)
 from app.core.run.exchange import Exchange
 from app.core.run.facts import Fact
 from app.core.run.kinds import AFTER_THE_END, ENDED, OUTCOMES, RUN_ARROWS, RUN_STATES, STEP_ARROWS
@@ -28,6 +40,19 @@ STEP_KINDS = {
 LEAVES = {Kind.CALL_INTENDED: {"queued"}, Kind.STEP_RESULTS: {"awaiting_tool"}}
 """Two kinds lead to `running`, each from one state."""
 SETTLED = {"done", "failed", "skipped"}
+ASKED = RunAwaitingApproval(
+    turn=0,
+    proposal=0,
+    digest="digest",
+    plan="plan",
+    until=7.0,
+    seconds=2.0,
+    reasons=("tier",),
+    price=None,
+    workers={"ada": "mark"},
+    catalog="catalog",
+    discloses={"ada": ["user"]},
+)
 DRAFTS = {
     Kind.ADMITTED: admission(),
     Kind.CANCEL_ASKED: fact_from_json(Kind.CANCEL_ASKED, {"by": "client"}),
@@ -45,6 +70,10 @@ DRAFTS = {
     Kind.STEP_SKIPPED: fact_from_json(Kind.STEP_SKIPPED, {"n": 0, "reason": "inputs_lost"}),
     Kind.AWAITING: RunAwaitingTool(turn=0, until=7.0),
     Kind.RESUMED: resumed(1, 9.0),
+    Kind.AWAITING_APPROVAL: ASKED,
+    Kind.APPROVED: RunApproved(0, "digest", "binding", "key:boss", 9.0, {"ada": "mark"}, 5),
+    Kind.REFUSED: RunRefused(0, "digest", "key:boss"),
+    Kind.APPROVAL_EXPIRED: RunApprovalExpired(0, 9.0),
     **{kind: fact_from_json(kind, {"step": None}) for kind in TERMINAL},
 }
 
@@ -63,6 +92,14 @@ def in_state(run: str = "running", *, step: str = "waiting", proposal: str = "ac
         steps={0: StepState(0, 0, "ada", "", Access(), True, state=step, exchanges=(EXCHANGE,))},
         calls={"open": Call("open", 0, "ada", True, 9, 90)},
     )
+
+
+def gated(run: str = "running") -> RunState:
+    """A run that stands like this, whose plan needs an approval and has none."""
+    state = in_state(run)
+    terms = RunAdmitted.from_json(state.admitted.to_json() | {"approval": {"reasons": ["tier"]}})
+    plan = replace(state.proposals[0], needs=("tier",))
+    return replace(state, admitted=terms, proposals=(plan,), asked=ASKED if run == "awaiting_approval" else None)
 
 
 def after(state: RunState, draft: Fact) -> RunState | None:
@@ -114,6 +151,11 @@ def test_runs_take_every_legal_arrow_and_no_other() -> None:
             continue
         assert came.state in RUN_ARROWS[start], (start, kind)
         seen.add((start, came.state))
+    for kind, start in product(Kind, RUN_STATES):
+        came = after(gated(start), DRAFTS[kind])
+        if came is not None and came.state != start:
+            assert came.state in RUN_ARROWS[start], (start, kind)
+            seen.add((start, came.state))
     drawn = {(start, end) for start, ends in RUN_ARROWS.items() for end in ends}
     assert seen == drawn
 
@@ -164,12 +206,33 @@ def test_a_running_step_may_be_tried_again_by_another_worker() -> None:
     assert (again.steps[0].state, again.steps[0].worker) == ("running", "bob")
 
 
+def test_no_step_begins_whose_plan_is_not_approved() -> None:
+    """Whatever the run's state is, and whoever writes it."""
+    for start in ("admitted", "planned", "running", "awaiting_approval"):
+        assert after(gated(start), DRAFTS[Kind.STEP_QUEUED]) is None
+        queued = replace(gated(start), steps={0: replace(gated(start).steps[0], state="queued")})
+        assert after(queued, DRAFTS[Kind.CALL_INTENDED]) is None
+    approved = after(gated("awaiting_approval"), DRAFTS[Kind.APPROVED])
+    assert approved is not None
+    assert after(approved, DRAFTS[Kind.STEP_QUEUED]) is not None
+
+
+def test_a_decision_is_about_what_was_asked() -> None:
+    waiting = gated("awaiting_approval")
+    for altered in (replace(DRAFTS[Kind.APPROVED], digest="other"), replace(DRAFTS[Kind.APPROVED], proposal=1)):
+        assert after(waiting, altered) is None
+    refused = after(waiting, DRAFTS[Kind.REFUSED])
+    assert refused is not None
+    assert after(refused, DRAFTS[Kind.APPROVED]) is None
+
+
 def test_the_arrows_are_drawn_for_every_state() -> None:
     assert tuple(RUN_ARROWS) == (
         "admitted",
         "planned",
         "running",
         "awaiting_tool",
+        "awaiting_approval",
         *[s for s in RUN_ARROWS if s in ENDED],
     )
     assert set(RUN_ARROWS) == set(RUN_STATES)

@@ -11,7 +11,7 @@ import pytest
 from app.errors import ConfigInvalid, StoreUnavailable
 from app.gateway.http.api_keys import adopt, digest, mint, new_secret, pepper_mark
 from app.gateway.openapi.docs_page import ASSETS
-from tests.harness.stand_ins import CALLER, PEPPER, PLANNED, SECRET, GatewayStandIn, api_routes, ask
+from tests.harness.stand_ins import ASKING, CALLER, PEPPER, PLANNED, SECRET, GatewayStandIn, api_routes, ask
 
 OPEN = {"/", "/root_page.css", "/healthz", "/readyz", "/metrics", "/openapi.json", "/docs"}
 OPEN |= {f"/docs/{name}" for name in ASSETS}
@@ -34,6 +34,9 @@ NEEDS = {
     ("DELETE", "/v1/plans/{plan}"): {"runs:write", "audit:read"},
     ("POST", "/v1/plans/{plan}/run"): {"runs:write", "audit:read"},
     ("GET", "/v1/disclosures"): {"audit:read"},
+    ("GET", "/v1/approvals"): {"runs:read"},
+    ("GET", "/v1/approvals/{approval}"): {"runs:read"},
+    ("POST", "/v1/approvals/{approval}"): {"approvals:decide"},
     ("GET", "/v1/reports"): {"runs:read"},
     ("GET", "/v1/models"): set(),
     ("GET", "/v1/models/{model:path}"): set(),
@@ -65,6 +68,7 @@ BODIES = {
     "/v1/messages": ask() | {"max_tokens": 64},
     "/v1/plans/{plan}": {"revision": 1, "edits": [{"op": "change", "step": 0, "subtask": "Think."}]},
     "/v1/plans/{plan}/run": {},
+    "/v1/approvals/{approval}": {"decision": "approve", "digest": "0" * 64},
     "/v1/runs/{run}/feedback": {"thumbs": "up"},
     "/v1/runs/{run}/replay": {},
     "/v1/responses": {"model": "baton-mini", "input": "What is 2 + 2?"},
@@ -75,6 +79,7 @@ BODIES = {
 EXAMPLES = {"model": "baton-mini", "run": "run_mine", "response": "resp_run_mine", "n": "0", "plan": f"plan_{PLANNED}"}
 EXAMPLES |= {"other": "run_mine"}
 EXAMPLES["tile"] = "0/000.p/1"
+EXAMPLES["approval"] = ASKING
 TAKES_BODY = ("POST", "PATCH")
 
 

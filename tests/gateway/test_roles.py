@@ -20,7 +20,7 @@ from app.gateway.http.auth import Keys
 from app.store.protocol import AdminEventQuery, Store
 from tests.gateway.test_auth import BODIES, EXAMPLES, TAKES_BODY
 from tests.harness.administration import AdminStandIn, administration
-from tests.harness.stand_ins import PLANNED, GatewayStandIn, api_routes, ask, row_of, shelve_content
+from tests.harness.stand_ins import ASKING, PLANNED, GatewayStandIn, api_routes, ask, row_of, shelve_content
 
 PAGE = Path(__file__).parents[2] / "deploy" / "docs" / "security.md"
 ADMIN = "/admin/"
@@ -114,7 +114,7 @@ def documented(page: str) -> dict[tuple[str, str], dict[str, bool]]:
 async def test_each_role_gets_what_the_matrix_says(gateway: GatewayStandIn, role: str) -> None:
     """`nobody` has no key, and `else` is the owner of another tenant."""
     shelve_content(gateway.store)
-    gateway.store.rows = [row_of(name, "acme", key=role) for name in ("run_mine", PLANNED)]
+    gateway.store.rows = [row_of(name, "acme", key=role) for name in ("run_mine", PLANNED, ASKING)]
     key = None
     if role != "nobody":
         tenant, granted = ("else", ROLES["owner"]) if role == "else" else ("acme", ROLES[role])
@@ -130,7 +130,7 @@ async def test_each_role_gets_what_the_matrix_says(gateway: GatewayStandIn, role
             if role == "nobody":
                 expected = status == 401
             elif role == "else":
-                expected = status == 404 if re.search("{(run|response|plan)}", path) else status == 200
+                expected = status == 404 if re.search("{(run|response|plan|approval)}", path) else status == 200
             else:
                 expected = status == (200 if allowed[role] else 403)
             if not expected:
@@ -139,6 +139,7 @@ async def test_each_role_gets_what_the_matrix_says(gateway: GatewayStandIn, role
 
 
 ADMIN_BODIES: dict[str, dict[str, Any]] = {
+    "/admin/v1/approvals/{approval}": {"decision": "approve", "digest": "0" * 64},
     "/admin/v1/keys": {"name": "made"},
     "/admin/v1/tenants": {"name": "acme"},
     "/admin/v1/budgets": {"scope": "key", "name": "target", "period": "day", "usd": 1},
@@ -150,6 +151,7 @@ ADMIN_BODIES: dict[str, dict[str, Any]] = {
     "/admin/v1/conductors/{conductor}/promote": {"version": "v1"},
 }
 ADMIN_EXAMPLES = {
+    "approval": "run_none",
     "key": "target",
     "tenant": "acme",
     "budget": "acme/key/target/day",

@@ -14,7 +14,7 @@ import pytest
 from app.process import wiring
 from tests.harness.in_process import calling, pool_text, running_service
 from tests.harness.prepared_apps import app_over
-from tests.harness.stand_ins import PLANNED, GatewayStandIn, row_of, shelve_content
+from tests.harness.stand_ins import ASKING, PLANNED, GatewayStandIn, row_of, shelve_content
 from tests.stubs import ProviderStub
 
 
@@ -22,7 +22,8 @@ from tests.stubs import ProviderStub
 def gateway() -> Iterator[GatewayStandIn]:
     """A gateway whose store holds one run and one plan of the tenant `acme`, and one run of another."""
     stand_in = GatewayStandIn()
-    stand_in.store.rows = [row_of("run_mine", "acme"), row_of("run_theirs", "other"), row_of(PLANNED, "acme")]
+    stand_in.store.rows = [row_of(name, "acme") for name in ("run_mine", PLANNED, ASKING)]
+    stand_in.store.rows.append(row_of("run_theirs", "other"))
     shelve_content(stand_in.store)
     with app_over(stand_in.context) as stand_in.app:
         yield stand_in

@@ -27,6 +27,7 @@ from app.core.run.state import RunState, fold
 from app.engine.delivery.mailbox import Mailbox
 from app.engine.delivery.messages import Driven, Ended, Said, Told
 from app.engine.runs.admission import Order
+from app.engine.runs.approvals import Decision
 from app.engine.runs.client import RunClient
 from app.errors import BatonError, NotFound, RunCancelled
 from app.gateway.app import create_app
@@ -53,7 +54,7 @@ from app.telemetry import Telemetry
 
 PEPPER = b"pepper"
 SECRET = "s" * 43
-CALLER = ("runs:write", "runs:read", "audit:read")
+CALLER = ("runs:write", "runs:read", "audit:read", "approvals:decide")
 
 CATALOG = Catalog(
     providers={"stub": ProviderSpec("stub", "rehearsal")},
@@ -84,6 +85,10 @@ PLANNED = "run_planned"
 """The run of the first revision of a plan."""
 
 
+ASKING = "run_asks"
+"""The run whose plan needed an approval, and got one."""
+
+
 def journal_of(run: str, texts: Mapping[str, str], *, state: Kind = Kind.SUCCEEDED) -> tuple[Event, ...]:
     """Return the journal of a run of two steps, the second of which reads the first; `texts` maps refs to contents."""
     limits = asdict(Limits())
@@ -98,6 +103,8 @@ def journal_of(run: str, texts: Mapping[str, str], *, state: Kind = Kind.SUCCEED
     admitted |= {"ignored": [], "preview": False, "wire": WIRE}
     if run == PLANNED:
         admitted |= {"preview": True, "wire": {"format": "plan", "revision": 1, "reply": {"format": "chat"}}}
+    if run == ASKING:
+        admitted |= {"approval": {"reasons": ["tier"]}}
     usages = (Usage(10, 4, 6, 1), Usage(30, 0, 7, 2))
     drafts = [
         fact_from_json(Kind.ADMITTED, admitted),
@@ -107,11 +114,29 @@ def journal_of(run: str, texts: Mapping[str, str], *, state: Kind = Kind.SUCCEED
         *(_planned(n) for n in (0, 1)),
         fact_from_json(Kind.PLAN_ACCEPTED, {"proposal": 0, "call": "", "steps": 2, "topology": "chain"}),
     ]
+    drafts += _approved() if run == ASKING else []
     for n, usage in enumerate(usages):
         drafts += _executed(n, usage, len(texts[f"output{n}"]))
     end = {"step": 1, "usd": 100, "answer": "output1", "finish": "stop"}
     drafts.append(fact_from_json(state, end if state is Kind.SUCCEEDED else {"step": None, "error": "run_failed"}))
     return tuple(Event.of(run, seq, 1e9 + seq, one) for seq, one in enumerate(drafts, 1))
+
+
+def _approved() -> list[Fact]:
+    """The question for an approval, and the answer."""
+    asked = {"turn": 0, "proposal": 0, "digest": "0" * 64, "plan": "1" * 64, "until": 2e9, "seconds": 9.0, "price": 7}
+    asked |= {
+        "reasons": ["tier"],
+        "workers": {"alpha": "2" * 32},
+        "catalog": "0" * 64,
+        "discloses": {"alpha": ["user"]},
+    }
+    given = {"proposal": 0, "digest": "0" * 64, "binding": "3" * 64, "by": "key:boss", "deadline": 2e9}
+    given |= {"workers": {"alpha": "2" * 32}, "max_usd": 9}
+    return [
+        fact_from_json(Kind.AWAITING_APPROVAL, asked),
+        fact_from_json(Kind.APPROVED, given),
+    ]
 
 
 def _planned(n: int) -> Fact:
@@ -203,6 +228,9 @@ class ScriptedDrivers:
         line: Mailbox[Told] = Mailbox(10)
         line.put(ended(run))
         return Driven(run, line, state_of(run), replayed=True)
+
+    async def decide(self, run: str, tenant: str | None, decision: Decision) -> None:
+        """Take a decision on a plan."""
 
     def leave(self, driven: Driven) -> None:
         """Cancel the run: nobody else follows it, and it is to end then."""

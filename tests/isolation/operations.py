@@ -30,6 +30,8 @@ from tests.stubs.record import Received
 
 TENANTS = ("amber", "birch")
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
+DECISION = {"decision": "approve", "digest": "0" * 64}
+"""A decision on a plan that nobody has asked about."""
 RUN_ID = re.compile(r"run_[0-9a-z]+")
 TILES = ("0/000.p/1", "entries/000.p/1")
 """Tiles of the transparency log. Each tenant may read its hashes, and none of them its entries."""
@@ -68,6 +70,8 @@ class Tenant:
     background: list[str] = field(default_factory=list)
     """Those of them that can be cancelled."""
     plans: list[str] = field(default_factory=list)
+    asking: dict[str, str] = field(default_factory=dict)
+    """The digests of plans that needed an approval, by run."""
     calls: list[str] = field(default_factory=list)
     """Calls of tools that wait for their results."""
     keys: list[str] = field(default_factory=list)
@@ -106,6 +110,11 @@ def _chat(mine: Tenant, theirs: Tenant, chosen: Chosen) -> Asked:
     if kind == "user":
         return Asked("", chat(mine, user=mine.word, metadata={"team": mine.word}))
     return Asked("", chat(mine, stream=kind == "stream"))
+
+
+def _asking(mine: Tenant, _theirs: Tenant, _chosen: Chosen) -> Asked:
+    """A run whose plan waits for an approval, which the pool file lets its own key give."""
+    return Asked("", chat(mine, baton={"approval": "required"}))
 
 
 def _response(mine: Tenant, theirs: Tenant, chosen: Chosen) -> Asked:
@@ -167,6 +176,9 @@ REQUESTS: Mapping[tuple[str, str], Request] = {
         chosen(["", f"?run={chosen(theirs.runs or ['run_0'])}", f"?tenant={theirs.name}", f"?user={theirs.word}"])
     ),
     ("GET", "/v1/shadows/report"): lambda _mine, _theirs, _: Asked("?tier=baton-mini"),
+    ("GET", "/v1/approvals"): _named,
+    ("GET", "/v1/approvals/{approval}"): _named,
+    ("POST", "/v1/approvals/{approval}"): lambda mine, _theirs, _: Asked("", DECISION | {"reason": mine.word}),
     ("GET", "/v1/runs"): _list,
     ("GET", "/v1/runs/{run}"): _named,
     ("DELETE", "/v1/runs/{run}"): _named,
@@ -220,6 +232,7 @@ async def play(opened: Runtime, stub: ProviderStub, operations: int, seed: int, 
     tenants = [await _tenant(opened, app, name) for name in TENANTS]
     first = [(route, request) for route, request in requests if route[1] in ("/v1/chat/completions", "/v1/responses")]
     plan = [(own, *one) for own in (True,) * 4 for one in first]
+    plan.append((True, ("POST", "/v1/chat/completions"), _asking))
     plan += [(own, *one) for own in (True, False) for _ in range(least) for one in requests if one[0] not in ERASES]
     while len(plan) < operations // len(TENANTS):
         plan.append((chance.random() < 0.5, *chance.choice(requests)))
@@ -255,7 +268,7 @@ async def _operate(
     """One request of `mine` about something of `target`; nothing of `other` may show or change unless it is `mine`."""
     method, path = route
     responses = target.background if path.endswith("{response}/cancel") else target.responses
-    kinds = {"run": target.runs, "response": responses, "plan": target.plans}
+    kinds = {"run": target.runs, "response": responses, "plan": target.plans, "approval": list(target.asking)}
     if any(f"{{{kind}}}" in path and not having for kind, having in kinds.items()):
         return
     asked = request(mine, target, chance.choice)
@@ -263,6 +276,8 @@ async def _operate(
     named = {kind: chance.choice(having or [""]) for kind, having in kinds.items()}
     named |= {"n": "0", "model": "baton-mini", "other": chance.choice(target.runs or [""])}
     named["tile"] = chance.choice(TILES) if foreign else TILES[0]
+    if route == ("POST", "/v1/approvals/{approval}"):
+        asked.body["digest"] = target.asking[named["approval"]]
     url = re.sub(r"\{(\w+)(?::path)?\}", lambda found: named[found[1]], path) + asked.path
     headers = dict(asked.headers)
     if method == "POST" and not headers and chance.random() < 0.2:
@@ -286,7 +301,7 @@ async def _operate(
     if route == ("POST", "/v1/responses") and reply.status_code == 200 and asked.body.get("background"):
         await until(lambda: _is_over(opened, reply.json()["id"].removeprefix("resp_")))
         mine.background.append(reply.json()["id"])
-    _note(mine, route, named, reply, headers)
+    _note(mine, route, request, named, reply, headers)
 
 
 async def _is_over(opened: Runtime, run: str) -> bool:
@@ -303,7 +318,14 @@ async def _standing(opened: Runtime, runs: Iterable[str]) -> dict[str, tuple[Any
     return found
 
 
-def _note(mine: Tenant, route: tuple[str, str], named: Mapping[str, str], reply: httpx.Response, sent: Any) -> None:
+def _note(
+    mine: Tenant,
+    route: tuple[str, str],
+    request: Request,
+    named: Mapping[str, str],
+    reply: httpx.Response,
+    sent: Any,
+) -> None:
     """Keep what a reply has given to its tenant, for later operations."""
     run = reply.headers.get("x-baton-run")
     if route in ERASES:
@@ -312,12 +334,15 @@ def _note(mine: Tenant, route: tuple[str, str], named: Mapping[str, str], reply:
         mine.responses = [one for one in mine.responses if not any(name in one for name in gone)]
         mine.background = [one for one in mine.background if one in mine.responses]
         mine.plans = [one for one in mine.plans if not any(name in one for name in gone)]
+        mine.asking = {run: digest for run, digest in mine.asking.items() if run not in gone}
     if run is None or route[0] not in ("POST", "PATCH") or reply.status_code != 200:
         return
     mine.every.add(run)
     mine.runs = [*mine.runs, run][-KEPT_RUNS:]
     mine.keys += [key for key in sent.values() if key not in mine.keys]
     mine.calls = [*mine.calls, *re.findall(r"call_run_[0-9a-z_]+", reply.text)][-KEPT_RUNS:]
+    if request is _asking:
+        mine.asking[run] = reply.json()["baton"]["approval"]["digest"]
     if route == ("POST", "/v1/plans"):
         mine.plans = [*mine.plans, reply.json()["id"]][-KEPT_RUNS:]
     if route[1] == "/v1/responses":

@@ -13,13 +13,15 @@ from tests.isolation.commands import COMMANDS, WITHOUT, takers_of_a_tenant
 from tests.isolation.operations import REQUESTS, Report, play, routes_of
 from tests.stubs import ProviderStub
 
+ONE_PERSON = "\n[tiers.baton-mini.approval]\nfour_eyes = false\n"
+"""A tenant's key may approve the plans of its own runs."""
 OPERATIONS = 110
-SEED = 20
+SEED = 21
 POSTGRES = pytest.mark.integration
 
 
 async def played(folder: Path, stub: ProviderStub, environ: dict[str, str]) -> Report:
-    async with running_service(folder, pool_text(stub), environ) as opened:
+    async with running_service(folder, pool_text(stub) + ONE_PERSON, environ) as opened:
         return await play(opened, stub, OPERATIONS, SEED)
 
 

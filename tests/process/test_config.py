@@ -256,7 +256,7 @@ def test_rules_are_read_and_their_faults_named(tmp_path: Path) -> None:
     assert [rule.name for rule in catalog.rules] == ["stay"]
     assert [bar.rule for bar in catalog.workers["small"].bars] == ["stay"]
     for wrong, words in (
-        ("labels = []", "rules.stay: decides nothing; give it `allow` or `deny`"),
+        ("labels = []", "rules.stay: decides nothing; give it `allow`, `deny` or `approve`"),
         ("deny = {}", "rules.stay.deny: names no value; name at least one"),
         ("deny = { region = [] }", "rules.stay.deny: names no value of region; name at least one"),
         ('deny = { worker = ["smal"] }', "rules.stay.deny.worker: there is no worker smal; did you mean small?"),

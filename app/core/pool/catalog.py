@@ -506,6 +506,20 @@ class PromotionSpec:
 
 
 @record(frozen=True, slots=True)
+class ApprovalRule:
+    """The rule by which plans of a tier need an approval: `[tiers.NAME.approval]`. Money is in micro-dollars."""
+
+    always: bool = False
+    above_usd: int | None = None
+    workers: tuple[str, ...] = ()
+    providers: tuple[str, ...] = ()
+    labels: frozenset[str] = frozenset()
+    seconds: float = 86_400.0
+    on_expiry: Literal["refuse", "fallback-plan"] = "refuse"
+    four_eyes: bool = True
+
+
+@record(frozen=True, slots=True)
 class Tier:
     """The model as callers choose it. `efforts` maps each effort level to its limits and holds `effort`."""
 
@@ -518,6 +532,8 @@ class Tier:
     description: str = ""
     shadow: ShadowSpec | None = None
     promotion: PromotionSpec | None = None
+    approval: ApprovalRule | None = None
+    """None: no plan of the tier needs an approval of its own accord."""
 
 
 @record(frozen=True, slots=True)

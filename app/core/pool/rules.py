@@ -76,6 +76,8 @@ class Rule:
     labels: frozenset[str] = frozenset()
     allow: Match | None = None
     deny: Match | None = None
+    approve: Match | None = None
+    """The workers that are called for such a request only after somebody has approved the plan."""
 
     def permits(self, worker: Attributes) -> bool:
         """True if the worker may be shown a request to which the rule applies."""

@@ -57,6 +57,18 @@ def unspent(state: RunState) -> Amount:
     return Amount(max(usd, 0), max(tokens, 0))
 
 
+def spendable(state: RunState) -> Amount:
+    """The amount that calls of steps may still hold: what is unspent, within what was approved, or within what needs no
+    approval."""
+    left, terms = unspent(state), state.admitted.approval
+    if terms is None:
+        return left
+    cap = list(state.approvals.values())[-1].max_usd if state.approvals else terms.above_usd
+    if cap is None:
+        return left
+    return Amount(max(min(left.usd, cap - state.admitted.limits.usd + left.usd), 0), left.tokens)
+
+
 def _said(state: RunState) -> Usage:
     """Return the usage of the calls whose output the caller gets. The answer of an earlier turn was paid for there."""
     answer = state.end.step if state.end is not None else None

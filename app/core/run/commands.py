@@ -62,4 +62,18 @@ class Await:
     steps: tuple[int, ...]
 
 
-Command = Propose | Queue | Skip | Conclude | Await | Finish
+@record(frozen=True, slots=True)
+class AwaitApproval:
+    """Release the run until somebody has approved or refused this proposal."""
+
+    proposal: int
+
+
+@record(frozen=True, slots=True)
+class DropPlan:
+    """Drop this proposal, for which nobody has decided in time, for a fallback that needs no approval."""
+
+    proposal: int
+
+
+Command = Propose | Queue | Skip | Conclude | Await | AwaitApproval | DropPlan | Finish

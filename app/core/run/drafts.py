@@ -4,15 +4,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from app.core.plan.digest import plan_digest
 from app.core.plan.workflow import Step, asks_for_answer, topology
+from app.core.pool.catalog import Catalog
+from app.core.run import approvals
 from app.core.run.bill import bill
-from app.core.run.commands import Await, Conclude, Finish, Propose, Skip
+from app.core.run.commands import Await, Conclude, DropPlan, Finish, Propose, Skip
 from app.core.run.events import (
     ENDS,
     PlanAccepted,
     PlanOpened,
     PlanRejected,
     PlanStep,
+    RunApprovalExpired,
+    RunAwaitingApproval,
     RunAwaitingTool,
     RunEnd,
     RunResumed,
@@ -23,7 +28,7 @@ from app.core.run.events import (
 from app.core.run.facts import Fact
 from app.core.run.progress import granted
 from app.core.run.recording import Kept
-from app.core.run.state import RunState, StepState, Turn
+from app.core.run.state import Proposal, RunState, StepState, Turn
 
 OVER_BUDGET = "run_over_budget"
 MOST_REASONS = 50
@@ -103,10 +108,13 @@ def planned(
     )
 
 
-def accepted(proposal: int, call: str, inputs: Sequence[Sequence[int]], why: str = "") -> PlanAccepted:
+def accepted(
+    proposal: int, call: str, inputs: Sequence[Sequence[int]], why: str = "", price: int | None = None
+) -> PlanAccepted:
     """`call` is the planning call whose text this plan is, or empty; `inputs` count from 0. The empty plan has no
-    topology. `why` is the ref of the conductor's reason for the shape."""
-    return PlanAccepted(proposal, call, len(inputs), topology(inputs) if inputs else "", why)
+    topology. `why` is the ref of the conductor's reason for the shape; `price` is the worst case of its steps, where an
+    approval may depend on it."""
+    return PlanAccepted(proposal, call, len(inputs), topology(inputs) if inputs else "", why, price)
 
 
 def rejected(
@@ -173,6 +181,57 @@ def awaiting(state: RunState, command: Await, until: float) -> RunAwaitingTool:
         usage=split.turn,
         visible=split.visible,
     )
+
+
+def awaiting_approval(
+    state: RunState, proposal: Proposal, until: float, seconds: float, catalog: Catalog, *, notifies: bool
+) -> RunAwaitingApproval:
+    """The question for the approval of a plan: what it is about, and when the wait is over. An approval can allow the
+    workers of the run's pool as the catalog has them now."""
+    plan = digest_of(state, proposal)
+    workers = approvals.fingerprints(catalog, state.admitted.pool)
+    task = state.admitted.task
+    return RunAwaitingApproval(
+        turn=state.turn.number,
+        proposal=proposal.number,
+        digest=approvals.subject(state.run, task, plan, proposal.number, catalog.digest, proposal.price, workers),
+        plan=plan,
+        until=until,
+        seconds=seconds,
+        reasons=proposal.needs,
+        price=proposal.price,
+        workers=workers,
+        catalog=catalog.digest,
+        discloses=_disclosed(state.steps_of(proposal)),
+        usd=state.usd,
+        notifies=notifies,
+    )
+
+
+def _disclosed(steps: Iterable[StepState]) -> dict[str, list[str | int]]:
+    """What each worker of a plan would be shown, over all of its steps."""
+    shown: dict[str, dict[str | int, None]] = {}
+    for step in steps:
+        shown.setdefault(step.worker, {}).update(dict.fromkeys(step.access.as_list()))
+    return {worker: list(seen) for worker, seen in shown.items()}
+
+
+def digest_of(state: RunState, proposal: Proposal) -> str:
+    """The digest of a plan that is not carried out yet, with the refs of its instructions."""
+    planned = [
+        Step(step.worker, step.subtask, step.access, answers=step.answers, tools=step.tools)
+        for step in state.steps_of(proposal)
+    ]
+    return plan_digest(planned, state.admitted.limits, proposal.base)
+
+
+def plan_dropped(state: RunState, command: DropPlan, now: float) -> tuple[*tuple[StepSkipped, ...], RunApprovalExpired]:
+    """The end of a wait for an approval that goes on with another plan: the steps of this one are skipped, and the turn
+    has the time again that it had left."""
+    dropped = [one for one in state.steps.values() if one.proposal == command.proposal]
+    left = state.asked.seconds if state.asked is not None else 0.0
+    skips = [StepSkipped(step.n, approvals.EXPIRED) for step in dropped if not step.settled]
+    return (*skips, RunApprovalExpired(command.proposal, now + left))
 
 
 def resumed(turn: Turn, once: str) -> RunResumed:

@@ -18,6 +18,7 @@ from typing import Any
 
 from app.core.message.chat import Usage
 from app.core.plan.workflow import Access
+from app.core.pool.approval import ApprovalTerms
 from app.core.pool.breaker import Verdict
 from app.core.pool.catalog import Limits
 from app.core.records import record
@@ -81,6 +82,8 @@ class RunAdmitted(Fact):
     """The id of the run from which this one follows; empty where `origin_kind` is."""
     shadow: bool = optional(True)
     """False if the request wants no shadow of the run."""
+    approval: ApprovalTerms | None = optional(None)
+    """What somebody has to approve before it is carried out; None: nothing."""
 
     @property
     def trace(self) -> Trace:
@@ -140,6 +143,75 @@ class RunResumed(Fact):
     def trace(self) -> Trace:
         """The span of the request."""
         return Trace(self.traceparent, self.tracestate)
+
+
+@fact(Kind.AWAITING_APPROVAL)
+class RunAwaitingApproval(Fact):
+    """An accepted plan waits for an approval, and the run is let go of until there is a decision, or until `until`."""
+
+    turn: int
+    proposal: int
+    digest: str
+    """The SHA-256 of what is to be approved: `approvals.subject`."""
+    plan: str
+    """The digest of the plan, with the refs of its instructions."""
+    until: float
+    """When the wait is over."""
+    seconds: float
+    """The seconds that the turn has left; its deadline counts on from the decision."""
+    reasons: tuple[str, ...]
+    """Why the plan needs an approval."""
+    price: int | None
+    """The worst case of the plan's steps, one call each, in micro-dollars; None where it is not known."""
+    workers: Mapping[str, str]
+    """The workers that an approval can allow, each with its fingerprint."""
+    catalog: str
+    """The digest of the pool file then."""
+    discloses: Mapping[str, Any]
+    """What each planned worker would be shown: `user` for the caller's words, and numbers of steps for their
+    outputs."""
+    usd: int = 0
+    """The cost of the run so far."""
+    notifies: bool = optional(False)
+    """True if the operator's webhook is sent the question."""
+
+
+@fact(Kind.APPROVED)
+class RunApproved(Fact):
+    """The plan may be carried out by these workers and for this price."""
+
+    proposal: int
+    digest: str
+    """The subject that was approved."""
+    binding: str
+    """`approvals.binding` of this decision."""
+    by: str
+    """The id of the API key, or the name of the person, that decided."""
+    deadline: float
+    workers: Mapping[str, str]
+    max_usd: int
+    """The most that the run may cost in all, in micro-dollars."""
+    reason: str = ""
+    """Ref of the reason that was given, or empty."""
+
+
+@fact(Kind.REFUSED)
+class RunRefused(Fact):
+    """The plan must not be carried out, and the run ends."""
+
+    proposal: int
+    digest: str
+    by: str
+    reason: str = ""
+    """Ref of the reason that was given, or empty."""
+
+
+@fact(Kind.APPROVAL_EXPIRED)
+class RunApprovalExpired(Fact):
+    """Nobody has decided in time; the run goes on with a fallback plan that needs no approval."""
+
+    proposal: int
+    deadline: float
 
 
 @record(frozen=True, slots=True)
@@ -268,6 +340,8 @@ class PlanAccepted(Fact):
     """Empty for the empty plan."""
     why: str = optional("")
     """Ref of the conductor's reason for the shape of its plan; empty where it gave none."""
+    price: int | None = optional(None)
+    """The worst case of its steps, one call each, in micro-dollars; where the run has terms of approval."""
 
 
 @fact(Kind.PLAN_REJECTED)
@@ -509,6 +583,10 @@ CLASSES: tuple[type[Fact], ...] = (
     StepSkipped,
     RunAwaitingTool,
     RunResumed,
+    RunAwaitingApproval,
+    RunApproved,
+    RunRefused,
+    RunApprovalExpired,
     *_ENDS,
 )
 """The record of each kind."""

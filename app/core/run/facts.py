@@ -10,6 +10,7 @@ from typing import Any, ClassVar, NamedTuple, Self, TypeVar, dataclass_transform
 
 from app.core.message.chat import Usage, usage_from_json, usage_to_json
 from app.core.plan.workflow import Access, access_from_list
+from app.core.pool.approval import ApprovalTerms
 from app.core.pool.catalog import Limits
 from app.core.records import record
 from app.core.run.kinds import Kind
@@ -140,6 +141,8 @@ def _codes(hint: Any) -> tuple[Code, Code]:
         return Access.as_list, access_from_list
     if hint is Limits:
         return Limits.to_json, Limits.from_json
+    if ApprovalTerms in (hint, *get_args(hint)):
+        return ApprovalTerms.to_json, ApprovalTerms.from_json
     if hint == tuple[NamedCall, ...]:
         return _calls_to_json, _calls_from_json
     if hint == PassedOver:

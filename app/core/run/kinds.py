@@ -2,6 +2,7 @@
 
     run      admitted -> planned -> running <-> awaiting_tool
              admitted -> running, if steps were queued while the plan still streamed
+             planned, running -> awaiting_approval -> running, or -> admitted if the wait ends with another plan
              any of these -> succeeded | failed | cancelled | expired | over_budget
     step     waiting -> queued -> running <-> awaiting_tool; running -> done
              waiting -> done, if a replay takes its output over from the run that it repeats
@@ -18,6 +19,10 @@ A step may be given to the conductor itself. Such a step has no ticket and no ca
 `parent` is opened, which takes the step from waiting to running, and when the workflow *nested* in it has answered,
 that answer becomes the step's. Proposals are numbered through the whole run, whatever they are nested in, and at most
 one of them is open at a time.
+
+A plan may need an *approval*. Then none of its steps is queued, and once nothing else goes on `run.awaiting_approval`
+lets the run go: no process drives it until `run.approved` or `run.refused`, or until the wait is over. The turn stays
+the same. `run.approval_expired` drops the plan for one that needs no approval.
 
 A *round* is one workflow. A further round is a plan with the next number as its `round`, made by a conductor that is
 shown the answer of the round before; an empty plan accepts that answer as the run's. A round may span several turns,
@@ -51,6 +56,10 @@ class Kind(StrEnum):
     STEP_SKIPPED = "step.skipped"
     AWAITING = "run.awaiting_tool"
     RESUMED = "run.resumed"
+    AWAITING_APPROVAL = "run.awaiting_approval"
+    APPROVED = "run.approved"
+    REFUSED = "run.refused"
+    APPROVAL_EXPIRED = "run.approval_expired"
     SUCCEEDED = "run.succeeded"
     FAILED = "run.failed"
     CANCELLED = "run.cancelled"
@@ -66,13 +75,16 @@ TERMINAL: Mapping[Kind, str] = {
     Kind.OVER_BUDGET: "over_budget",
 }
 ENDED: frozenset[str] = frozenset(TERMINAL.values())
-RUN_STATES: tuple[str, ...] = ("admitted", "planned", "running", "awaiting_tool", *sorted(ENDED))
+WAITING: frozenset[str] = frozenset({"awaiting_tool", "awaiting_approval"})
+"""The states of a run that somebody outside has to move: nobody drives it."""
+RUN_STATES: tuple[str, ...] = ("admitted", "planned", "running", "awaiting_tool", "awaiting_approval", *sorted(ENDED))
 
 RUN_ARROWS: Mapping[str, frozenset[str]] = {
     "admitted": frozenset({"planned", "running"}) | ENDED,
-    "planned": frozenset({"running"}) | ENDED,
-    "running": frozenset({"awaiting_tool"}) | ENDED,
+    "planned": frozenset({"running", "awaiting_approval"}) | ENDED,
+    "running": frozenset(WAITING) | ENDED,
     "awaiting_tool": frozenset({"running"}) | ENDED,
+    "awaiting_approval": frozenset({"running", "admitted"}) | ENDED,
     **{state: frozenset() for state in ENDED},
 }
 STEP_ARROWS: Mapping[str, frozenset[str]] = {

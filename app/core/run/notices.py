@@ -15,7 +15,7 @@ from typing import Any
 from app.core.pool.budgets import Budget, Window
 from app.core.pool.catalog import MILLION
 from app.core.records import record
-from app.core.run.events import RunAwaitingTool, RunCancelled, RunEnd, RunSucceeded
+from app.core.run.events import RunAwaitingApproval, RunAwaitingTool, RunCancelled, RunEnd, RunSucceeded
 from app.core.run.facts import Fact
 from app.core.run.reply_ids import formatted
 
@@ -26,6 +26,8 @@ CUT_SHORT = frozenset({"length", "content_filter"})
 """Reasons for which a worker stops before its answer is complete."""
 SOFT_LIMIT = "budget.soft_limit"
 """The word of a notice that a budget has reached its soft limit."""
+APPROVAL_REQUESTED = "approval.requested"
+"""The word of a notice that a plan waits for an approval."""
 KEEP = 3 * 86_400.0
 """Seconds for which a delivery is tried."""
 KEEP_FAILED = 30 * 86_400.0
@@ -120,6 +122,28 @@ def soft_limit(budget: Budget, account: str, window: Window, spent: int) -> str:
         "spent_usd": spent / MILLION,
     }
     return json.dumps(data, separators=(",", ":"))
+
+
+def approval_requested(run: str, asked: RunAwaitingApproval) -> str:
+    """Return the JSON that the notice of a plan which waits for an approval sends as `data`. Money is in dollars; `url`
+    is a path of this service, under which the plan is shown and decided on."""
+    data = {
+        "run": run,
+        "digest": asked.digest,
+        "plan": asked.plan,
+        "reasons": list(asked.reasons),
+        "worst_case_usd": asked.price / MILLION if asked.price is not None else None,
+        "spent_usd": asked.usd / MILLION,
+        "discloses": asked.discloses,
+        "expires_at": asked.until,
+        "url": f"/v1/approvals/{run}",
+    }
+    return json.dumps(data, separators=(",", ":"))
+
+
+def of_approval(run: str) -> str:
+    """Return the name under which the notices of a run's approvals are stored, beside those of its turns."""
+    return f"{run}/approval"
 
 
 def read_secrets(text: str) -> tuple[bytes, ...]:

@@ -9,6 +9,7 @@ decides the same.
     or not to be paid ....... Propose(fallback)      all steps settled, or time up .. Finish
     a round has answered .... Propose(first)         nothing goes on without tools .. Await
     a step is the conductor's Propose(its parent)    what is nested has answered .... Conclude
+    a plan needs an approval  AwaitApproval          nobody approved it in time ..... Finish, or DropPlan
 
 A round that has answered is followed by another one while the limits allow it: its conductor is shown the answer, and
 takes it for final with the empty plan. A run whose money or time does not suffice for the answering step ends with the
@@ -26,9 +27,11 @@ the steps of a round, nested ones included, are never more than the limit of ste
 from collections.abc import Sequence
 
 from app.core.plan.workflow import Access
+from app.core.pool.approval import ApprovalTerms
 from app.core.pool.breaker import NO_TIME
 from app.core.records import changed
-from app.core.run.commands import Await, Command, Conclude, Finish, Propose, Queue, Skip
+from app.core.run import approvals
+from app.core.run.commands import Await, AwaitApproval, Command, Conclude, DropPlan, Finish, Propose, Queue, Skip
 from app.core.run.kinds import Kind
 from app.core.run.state import (
     DRIVER_LOST,
@@ -52,6 +55,8 @@ def decide(state: RunState, now: float) -> tuple[Command, ...]:
         return (Finish(Kind.CANCELLED, error="run_cancelled"),)
     if state.state == "awaiting_tool":
         return (Finish(Kind.EXPIRED, error=NO_RESULTS),) if now >= state.turn.until else ()
+    if state.state == "awaiting_approval":
+        return _unapproved(state, now)
     if now >= state.deadline:
         return (give_up(state, Kind.EXPIRED, EXPIRED),)
     live = state.live
@@ -63,7 +68,41 @@ def decide(state: RunState, now: float) -> tuple[Command, ...]:
         return (_propose(state),)
     if state.admitted.preview:
         return (Finish(Kind.SUCCEEDED),) if state.accepted else ()
-    return _schedule(state, live) or _within(state, live) or _await(state) or _finish(state)
+    return _schedule(state, live) or _within(state, live) or _await_approval(state) or _await(state) or _finish(state)
+
+
+def _unapproved(state: RunState, now: float) -> tuple[Command, ...]:
+    """The end of a wait for an approval: nothing before there is a decision, or the time for it is over."""
+    if state.refused:
+        return (give_up(state, Kind.FAILED, approvals.REFUSED),)
+    terms, asked = state.admitted.approval, state.asked
+    if now < state.turn.until or terms is None or asked is None:
+        return ()
+    if _may_fall_back(state, terms, asked.proposal):
+        return (DropPlan(asked.proposal),)
+    return (give_up(state, Kind.EXPIRED, approvals.EXPIRED),)
+
+
+def _may_fall_back(state: RunState, terms: ApprovalTerms, asked: int) -> bool:
+    """True if a plan that nobody has approved in time may be replaced: by one worker's answer, which needs no
+    approval."""
+    last = state.proposal
+    if terms.on_expiry != "fallback-plan" or terms.reasons or last is None:
+        return False
+    free = any(name not in terms.workers for name in state.admitted.pool)
+    return free and last.number == asked and last.round == 1 and last.mode != "fallback"
+
+
+def _await_approval(state: RunState) -> tuple[Command, ...]:
+    """Once nothing else goes on, so that no process is needed while the run waits."""
+    wanted = state.awaits_approval
+    if wanted is None or state.open_calls or state.unmade is not None:
+        return ()
+    if any(step.state in ("queued", "running") and not step.opens for step in state.live):
+        return ()
+    if wanted.mode == "fallback" and any(approvals.EXPIRED in one.reasons for one in state.proposals):
+        return (give_up(state, Kind.EXPIRED, approvals.EXPIRED),)  # nobody has decided on the plan before it either
+    return (AwaitApproval(wanted.number),)
 
 
 def _short(live: Sequence[StepState]) -> tuple[Kind, str] | None:
@@ -83,6 +122,10 @@ def _propose(state: RunState, parent: int | None = None) -> Command:
         return command
     if last.reasons == (DRIVER_LOST,):
         return changed(command, mode=last.mode)
+    if last.reasons == (approvals.EXPIRED,):
+        if last.mode == "fallback":
+            return give_up(state, Kind.EXPIRED, approvals.EXPIRED)
+        return changed(command, mode="fallback")
     unpaid = OVER_BUDGET in last.reasons
     if unpaid and (last.mode == "fallback" or last.round > 1):
         return give_up(state, Kind.OVER_BUDGET, OVER_BUDGET)
@@ -129,7 +172,7 @@ def confirmed(command: Finish, state: RunState, decided: float) -> Finish:
     """The end that follows from a later state than that for which `command` was decided on, at that time. What ran has
     been stopped, so there is no way back; but others may have answered meanwhile."""
     follows = next((one for one in decide(state, decided) if isinstance(one, Finish)), None)
-    if follows is not None or state.state == "awaiting_tool":
+    if follows is not None or state.waits:
         return follows or command
     return give_up(state, command.kind, command.stopped or command.error)
 
@@ -141,13 +184,15 @@ def _schedule(state: RunState, live: Sequence[StepState]) -> tuple[Command, ...]
     until the plan is accepted.
     """
     busy = sum(step.state in ("queued", "running", "awaiting_tool") and not step.opens for step in live)
-    unmade = state.unmade
+    unmade, gated = state.unmade, _gated(state)
     ready: list[int] = []
     skips: list[Command] = []
     for step in live:
         inputs = [state.steps[n] for n in step.access.steps]
         known = unmade is None or step.proposal != unmade.number or not (step.answers or unmade.waits)
-        if step.state != "waiting" or not known or not all(earlier.settled for earlier in inputs):
+        if step.proposal in gated or step.state != "waiting" or not known:
+            continue
+        if not all(earlier.settled for earlier in inputs):
             continue
         if inputs and not (step.access.user or step.inherits) and not any(earlier.chars for earlier in inputs):
             skips.append(Skip(step.n))
@@ -156,6 +201,13 @@ def _schedule(state: RunState, live: Sequence[StepState]) -> tuple[Command, ...]
     free = max(state.admitted.limits.fan_out - busy, 0)
     queue: tuple[Command, ...] = (Queue(tuple(ready[:free])),) if ready[:free] else ()
     return (*skips, *queue)
+
+
+def _gated(state: RunState) -> frozenset[int]:
+    """The proposals of which no step may begin, by number: they are to be approved."""
+    if state.admitted.approval is None:
+        return frozenset()
+    return frozenset([one.number for one in state.all_proposals if state.is_gated(one)])
 
 
 def _within(state: RunState, live: Sequence[StepState]) -> tuple[Command, ...]:
@@ -171,7 +223,10 @@ def _within(state: RunState, live: Sequence[StepState]) -> tuple[Command, ...]:
             return command
     if state.unmade is not None:
         return ()
+    gated = _gated(state)
     for step in openers:
+        if step.proposal in gated:
+            continue
         if step.state == "waiting" and all(state.steps[n].settled for n in step.access.steps):
             return (_propose(state, step.n),)
     return ()

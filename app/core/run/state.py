@@ -11,6 +11,8 @@ from dataclasses import field
 from typing import Any
 
 from app.core.records import changed, record
+from app.core.run import approvals
+from app.core.run.approvals import Approval
 from app.core.run.events import (
     CallFinished,
     CallIntended,
@@ -20,9 +22,13 @@ from app.core.run.events import (
     PlanRejected,
     PlanStep,
     RunAdmitted,
+    RunApprovalExpired,
+    RunApproved,
+    RunAwaitingApproval,
     RunAwaitingTool,
     RunCancelAsked,
     RunEnd,
+    RunRefused,
     RunResumed,
     StepAwaitingTool,
     StepDone,
@@ -33,7 +39,7 @@ from app.core.run.events import (
 )
 from app.core.run.exchange import Exchange
 from app.core.run.facts import Fact
-from app.core.run.kinds import AFTER_THE_END, ENDED, RUN_ARROWS, STEP_ARROWS, TERMINAL, Kind
+from app.core.run.kinds import AFTER_THE_END, ENDED, RUN_ARROWS, STEP_ARROWS, TERMINAL, WAITING, Kind
 from app.core.run.state_records import Answer as Answer
 from app.core.run.state_records import Call as Call
 from app.core.run.state_records import Proposal as Proposal
@@ -77,6 +83,12 @@ class RunState:
     """When the latest reply was complete, in seconds since 1970; 0 before there is one."""
     nested: Mapping[int, tuple[Proposal, ...]] = field(default_factory=dict)
     """The proposals for each step that the conductor itself has taken. What reads `steps` alone sees all of them."""
+    approvals: Mapping[int, Approval] = field(default_factory=dict)
+    """The approvals that were given, by the number of the proposal; the last one comes last."""
+    asked: RunAwaitingApproval | None = None
+    """The latest question for an approval."""
+    refused: bool = False
+    """True if a plan of the run was refused."""
 
     @property
     def ended(self) -> bool:
@@ -86,7 +98,12 @@ class RunState:
     @property
     def replied(self) -> bool:
         """True if the reply of the present turn is complete: the run has ended, or waits for the caller."""
-        return self.ended or self.state == "awaiting_tool"
+        return self.ended or self.waits
+
+    @property
+    def waits(self) -> bool:
+        """True if somebody outside has to move the run: it waits for tool results, or for an approval."""
+        return self.state in WAITING
 
     @property
     def deadline(self) -> float:
@@ -97,6 +114,20 @@ class RunState:
     def streams(self) -> bool:
         """True if deltas of the present turn's answer are sent as they come."""
         return self.turn.streams
+
+    @property
+    def awaits_approval(self) -> Proposal | None:
+        """The first accepted plan that needs an approval and has none."""
+        if self.admitted.approval is None:
+            return None
+        return next((one for one in self.all_proposals if one.needs and self.is_gated(one)), None)
+
+    def is_gated(self, proposal: Proposal) -> bool:
+        """True if no step of a proposal may begin, because the run has terms of approval and the plan is not accepted
+        yet, or needs an approval that it does not have."""
+        if self.admitted.approval is None or proposal.state == "rejected":
+            return False
+        return proposal.state == "open" or (bool(proposal.needs) and proposal.number not in self.approvals)
 
     @property
     def awaited(self) -> Mapping[str, int]:
@@ -345,6 +376,9 @@ def _changed(state: RunState, seq: int, changes: Changes) -> RunState:
         take("end", state.end),
         take("replied_at", state.replied_at),
         take("nested", state.nested),
+        take("approvals", state.approvals),
+        take("asked", state.asked),
+        take("refused", state.refused),
     )
 
 
@@ -404,6 +438,8 @@ def _plan_step(state: RunState, fact: PlanStep) -> Changes:
 
 def _plan_accepted(state: RunState, fact: PlanAccepted) -> Changes:
     accepted = changed(_open_proposal(state), state="accepted", call=fact.call, topology=fact.topology)
+    if state.admitted.approval is not None:
+        accepted = changed(accepted, needs=_needs(state, accepted, fact.price), price=fact.price)
     changes = _decided(state, accepted)
     if accepted.round > 1 or accepted.parent is not None:
         return changes
@@ -429,7 +465,26 @@ def _decided(state: RunState, proposal: Proposal) -> Changes:
     return {"nested": {**state.nested, proposal.parent: (*state.nested[proposal.parent][:-1], proposal)}}
 
 
+def _needs(state: RunState, proposal: Proposal, price: int | None) -> tuple[str, ...]:
+    """Why a plan that is being accepted needs an approval. The empty plan needs none: nothing of it is carried out."""
+    steps, terms = state.steps_of(proposal), state.admitted.approval
+    if terms is None or not steps:
+        return ()
+    further = any(one.needs and one.state == "accepted" for one in state.all_proposals)
+    return approvals.reasons(terms, [step.worker for step in steps], price, state.usd, further=further)
+
+
+def _check_approved(state: RunState, n: int) -> None:
+    """Raise ValueError if a step is to begin that belongs to a plan without the approval that it needs."""
+    if state.admitted.approval is None:
+        return
+    number = state.steps[n].proposal
+    if any(one.number == number and state.is_gated(one) for one in state.all_proposals):
+        raise ValueError(f"step {n} belongs to a plan that is not approved")
+
+
 def _step_queued(state: RunState, fact: StepQueued) -> Changes:
+    _check_approved(state, fact.n)
     changes = _set_step(state, fact.n, state="queued")
     return changes | {"state": "running"} if state.state == "planned" else changes
 
@@ -449,6 +504,8 @@ def _call_intended(state: RunState, fact: CallIntended) -> Changes:
     changes: Changes = {"calls": {**state.calls, call.id: call}}
     if call.step is not None and state.steps[call.step].state == "awaiting_tool":
         raise ValueError(f"step {call.step} waits for results")
+    if call.step is not None:
+        _check_approved(state, call.step)
     return changes if call.step is None else changes | _set_step(state, call.step, state="running", worker=call.worker)
 
 
@@ -496,6 +553,49 @@ def _resumed(state: RunState, fact: RunResumed) -> Changes:
         trace=fact.trace,
     )
     return {"state": _run_arrow(state, "running"), "turn": turn}
+
+
+def _awaiting_approval(state: RunState, fact: RunAwaitingApproval) -> Changes:
+    wanted = state.awaits_approval
+    if wanted is None or wanted.number != fact.proposal:
+        raise ValueError(f"plan {fact.proposal} waits for no approval")
+    turn = changed(state.turn, until=fact.until)
+    return {"state": _run_arrow(state, "awaiting_approval"), "turn": turn, "asked": fact}
+
+
+def _approved(state: RunState, fact: RunApproved) -> Changes:
+    """The turn goes on, with the time that it had left."""
+    _check_asked(state, fact.proposal, fact.digest)
+    given = Approval(fact.digest, fact.workers, fact.max_usd)
+    turn = changed(state.turn, deadline=fact.deadline)
+    approved = {**state.approvals, fact.proposal: given}
+    return {"state": _run_arrow(state, "running"), "turn": turn, "approvals": approved}
+
+
+def _refused(state: RunState, fact: RunRefused) -> Changes:
+    """The run waits on until its end is written, which the same entry brings as a rule."""
+    _check_asked(state, fact.proposal, fact.digest)
+    return {"refused": True}
+
+
+def _approval_expired(state: RunState, fact: RunApprovalExpired) -> Changes:
+    """The plan is dropped. A first round begins anew; what has answered or runs already stays as it is."""
+    asked = _check_asked(state, fact.proposal, None)
+    dropped = next(one for one in state.all_proposals if one.number == asked.proposal)
+    dropped = changed(dropped, state="rejected", reasons=(approvals.EXPIRED,), topology="")
+    first = dropped.round == 1 and dropped.parent is None
+    after = _run_arrow(state, "admitted" if first else "running")
+    return _decided(state, dropped) | {"state": after, "turn": changed(state.turn, deadline=fact.deadline)}
+
+
+def _check_asked(state: RunState, proposal: int, digest: str | None) -> RunAwaitingApproval:
+    """The present question for an approval. Raises ValueError if there is none, or another one."""
+    asked = state.asked
+    if state.state != "awaiting_approval" or asked is None or state.refused:
+        raise ValueError("the run waits for no approval")
+    if asked.proposal != proposal or digest not in (None, asked.digest):
+        raise ValueError("another plan waits for an approval")
+    return asked
 
 
 def _step_done(state: RunState, fact: StepDone) -> Changes:
@@ -561,4 +661,8 @@ _ADVANCE: Mapping[Kind, Callable[[RunState, Any], Changes]] = {
     Kind.STEP_SKIPPED: _step_skipped,
     Kind.AWAITING: _awaiting,
     Kind.RESUMED: _resumed,
+    Kind.AWAITING_APPROVAL: _awaiting_approval,
+    Kind.APPROVED: _approved,
+    Kind.REFUSED: _refused,
+    Kind.APPROVAL_EXPIRED: _approval_expired,
 }

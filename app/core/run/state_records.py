@@ -138,6 +138,10 @@ class Proposal:
     """True if no model wrote it."""
     waits: bool = False
     """True if no step of it begins before it is accepted."""
+    needs: tuple[str, ...] = ()
+    """Why it needs an approval; known once it is accepted."""
+    price: int | None = None
+    """The worst case of its steps in micro-dollars, where that is known."""
 
 
 @record(frozen=True, slots=True)

@@ -23,9 +23,10 @@ from typing import Any, Protocol, TypeVar
 
 import orjson
 
+from app.core.pool.catalog import Catalog
 from app.core.records import changed
 from app.core.run import drafts
-from app.core.run.commands import Await, Conclude, Finish, Propose, Queue, Skip
+from app.core.run.commands import Await, AwaitApproval, Conclude, DropPlan, Finish, Propose, Queue, Skip
 from app.core.run.events import CallFinished, Event, Kind, PlanStep, StepQueued
 from app.core.run.facts import Fact
 from app.core.run.kinds import AFTER_THE_END
@@ -152,6 +153,8 @@ class Consequences:
     pending: Propose | Finish | None = None
     lease: Lease | None = None
     """Set where the run is let go of."""
+    deadline: float | None = None
+    """The time after which the run is overdue, where that has changed."""
     whole: bool = False
     """True if nothing more follows from `state` until its deadline, or until somebody writes to the run."""
 
@@ -169,6 +172,21 @@ class Consequences:
         until = now + self.state.admitted.limits.tool_wait
         self.lease = Lease("", until, until)
         return drafts.awaiting(self.state, command, until)
+
+    def ask(self, command: AwaitApproval, now: float, catalog: Catalog, *, notifies: bool) -> Fact:
+        """The event of a plan that waits for an approval: nobody drives the run until there is a decision."""
+        state, terms = self.state, self.state.admitted.approval
+        until = now + (terms.seconds if terms is not None else 0.0)
+        self.lease = Lease("", until, until)
+        proposal = next(one for one in state.all_proposals if one.number == command.proposal)
+        left = max(state.deadline - now, 0.0)
+        return drafts.awaiting_approval(state, proposal, until, left, catalog, notifies=notifies)
+
+    def drop(self, command: DropPlan, now: float) -> tuple[Fact, ...]:
+        """The events of a plan that nobody has approved in time, for which another one is made."""
+        dropped = drafts.plan_dropped(self.state, command, now)
+        self.deadline = dropped[-1].deadline
+        return dropped
 
     def add(self, fresh: Sequence[Fact]) -> None:
         """Events that follow from the state as it is here."""
@@ -380,7 +398,7 @@ class RunWriter:
     @property
     def row_epoch(self) -> int:
         """The epoch of the run's row, which is one more once the lease was given up."""
-        return self.epoch + (1 if self.state.state == "awaiting_tool" else 0)
+        return self.epoch + (1 if self.state.waits else 0)
 
     def close(self) -> None:
         """Call the driver back no more, so that it can be freed without the garbage collector."""
@@ -424,6 +442,11 @@ class RunWriter:
                     fresh += follows.plain(command, self._home, enqueues=self._context.queue.healthy)
                 elif isinstance(command, Await):
                     fresh.append(follows.let_go(command, self._context.now()))
+                elif isinstance(command, AwaitApproval):
+                    now, catalog = self._context.now(), self._context.catalog()
+                    fresh.append(follows.ask(command, now, catalog, notifies=self._context.notifies))
+                elif isinstance(command, DropPlan):
+                    fresh += follows.drop(command, self._context.now())
                 else:  # a proposal or the end: no step is to begin that is about to be stopped
                     follows.pending, follows.outbox = command, []
             follows.add(fresh)
@@ -532,7 +555,7 @@ class RunWriter:
     def _advance(self, event: Event) -> Event:
         if not self.over:  # what is journaled after a turn belongs to the audit and not to its reply
             self.state = advance(self.state, event)
-            self.released = event.kind is Kind.AWAITING
+            self.released = event.kind in (Kind.AWAITING, Kind.AWAITING_APPROVAL)
         return event
 
 
@@ -554,6 +577,9 @@ def at_hand(state: RunState, command: Finish, contents: Mapping[str, bytes]) -> 
 def whole(entry: Entry, follows: Consequences) -> Entry:
     """An entry with what follows from it."""
     events = (*entry.events, *follows.events)
+    lease = follows.lease or entry.lease
+    if lease is not None and follows.deadline is not None and follows.lease is None:
+        lease = changed(lease, deadline=follows.deadline)
     return changed(
         entry,
         events=events,
@@ -561,7 +587,7 @@ def whole(entry: Entry, follows: Consequences) -> Entry:
         outbox=(*entry.outbox, *follows.outbox),
         row=projection(follows.state),
         tags=(*entry.tags, *tags(events)),
-        lease=follows.lease or entry.lease,
+        lease=lease,
     )
 
 

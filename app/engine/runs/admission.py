@@ -16,6 +16,7 @@ from app.core.plan.arms import steps_needed
 from app.core.plan.parse import by_name, read_plan
 from app.core.plan.workflow import CONDUCTOR as ITSELF
 from app.core.plan.workflow import Step
+from app.core.pool.approval import terms_of
 from app.core.pool.budgets import TEAM_FIELD, Scope
 from app.core.pool.catalog import Catalog, Limits, Tier, Worker
 from app.core.pool.policy import Eligible, Overrides, eligible, healthy, permits, priced, unknown_names
@@ -111,6 +112,8 @@ class Order:
     """The name of the API key, for logs."""
     budgets: tuple[str, ...] = ()
     """The accounts of budgets in which a new run's holds are reserved."""
+    approval: bool = False
+    """True if the request asks that somebody approves its plans."""
     run: str = ""
     """The id that a new run gets, under which it was counted already; empty for any."""
     origin_kind: OriginKind = ""
@@ -404,4 +407,5 @@ def _admitted(
         origin_kind=order.origin_kind,
         origin_run=order.origin_run,
         shadow=order.shadow,
+        approval=terms_of(catalog, order.tier, order.labels, requested=order.approval),
     )

@@ -22,8 +22,9 @@ from app.engine.delivery import turn_result
 from app.engine.delivery.followers import Audience, Follower, Followers, public
 from app.engine.delivery.mailbox import Mailbox
 from app.engine.delivery.messages import Driven, Told
-from app.engine.runs import admission, tool_results
+from app.engine.runs import admission, approvals, tool_results
 from app.engine.runs.admission import Order, Owner
+from app.engine.runs.approvals import Decided, Decision
 from app.engine.runs.cancellations import Cancellations
 from app.engine.runs.registry import Drivers
 from app.engine.runs.tool_results import Beginning, Found, Known
@@ -284,6 +285,10 @@ class RunClient:
             self.cancellations.ask(driven.run, "client")
         if follower.audience.empty:
             self._forget(follower)
+
+    async def decide(self, run: str, tenant: str | None, decision: Decision) -> Decided:
+        """Write a decision on a plan that waits for an approval; see `approvals.settle`."""
+        return await approvals.settle(self._context, run, tenant, decision)
 
     def cancel(self, run: str, by: str) -> None:
         """Ask for a run's end; it reaches its terminal state within about two seconds."""

@@ -10,6 +10,8 @@
                       Skip     nothing is left for the step to see, or its round is over without it
                       Conclude what is nested in the step has answered (core/run/progress.py)
                       Await    the caller has to call tools first: the turn ends, and nobody drives the run
+                      AwaitApproval  somebody has to approve the plan first: nobody drives the run until then
+                      DropPlan nobody has approved the plan in time, and another one takes its place
                       Finish   stop what still runs, then exactly one terminal event
                     state = advance(state, event)         events of our own, and those that others have committed
 
@@ -161,7 +163,7 @@ class Driver:
             await self._finish(follows.pending)
         elif follows.pending is not None:
             self._planner.start(group, self.state, follows.pending, self.writer.append)
-        elif self.state.state == "awaiting_tool" and not self.writer.released:
+        elif self.state.waits and not self.writer.released:
             await self.writer.release()
         return follows.state
 
@@ -251,7 +253,7 @@ class Driver:
             draft, contents = self._planner.step(self.state, proposal, len(current), planned.step)
         else:
             inputs = [_places(step, proposal) for step in current]
-            draft, contents = self._planner.accepted(proposal, inputs, planned.why)
+            draft, contents = self._planner.accepted(self.state, proposal, inputs, planned.why)
             self._context.telemetry.count("baton_plans_total", self.state.admitted.tier, "accepted")
         await self.writer.commit((draft,), contents)
 
@@ -309,6 +311,8 @@ class Driver:
         state, telemetry = self.state, self._context.telemetry
         if state.ended:
             turn_result.count(telemetry, state, self._context.tick() - self._began)
+        elif state.state == "awaiting_approval":
+            telemetry.count("baton_approvals_total", state.admitted.tier, "asked")
         else:
             telemetry.count("baton_tool_turns_total", state.admitted.tier)
 

@@ -107,6 +107,10 @@ class Means:
             shape.append((step.worker, inputs))
         return self._objections(state, self.workers(state), price, shape)
 
+    def worst_case(self, state: RunState, steps: Sequence[Step]) -> int:
+        """The price of a plan in micro-dollars if each step makes one call and writes as much as it may."""
+        return plan_price(steps, self.workers(state), self.question, state.admitted.limits.output_tokens).usd
+
     def _objections(
         self, state: RunState, workers: Sequence[Worker], price: Amount, shape: Sequence[tuple[str, Sequence[int]]]
     ) -> list[str]:
@@ -130,7 +134,7 @@ class Means:
     def alone(self, state: RunState) -> str:
         """The worker that answers alone where nothing else was planned: the tier's fallback, or the best one that may
         read the conversation and that the money and the time bear."""
-        known, pool = self.workers(state), state.admitted.pool
+        known, pool = self._without_approval(state), state.admitted.pool
         workers = [worker for worker in known if permits(worker, conversation(state))] or known
         tier = tier_of(self._context.catalog(), state.admitted.tier, state.admitted.model)
         usual = tier.fallback if tier is not None and tier.fallback in pool else pool[0]
@@ -140,3 +144,9 @@ class Means:
         quick = [worker for worker in workers if paces[worker.name] <= left]
         quickest = min(workers, key=lambda worker: paces[worker.name])
         return best_alone(quick or [quickest], usual, self.question, state.admitted.limits, unspent(state))
+
+    def _without_approval(self, state: RunState) -> Sequence[Worker]:
+        """The workers that may be called without an approval; all of them if each one needs one."""
+        known, terms = self.workers(state), state.admitted.approval
+        barred = terms.workers if terms is not None else ()
+        return [worker for worker in known if worker.name not in barred] or known

@@ -133,6 +133,8 @@ class Planner:
         """The embedding of each proposal that waits for one, or why there is none, by proposal."""
         self._lowers: frozenset[str] = frozenset()
         """The labels that the subtasks of the plan in progress lose, because its writer declassifies them."""
+        self._planned: dict[tuple[int, int], Step] = {}
+        """The steps of proposals whose price may have to be approved, by proposal and place."""
         self._ejected: dict[int, Mapping[str, str]] = {}
         """The workers that are left out of each proposal because they fail, with the reasons."""
 
@@ -157,7 +159,7 @@ class Planner:
                 conductor.instant if recorded is None else recorded.instant,
                 decision=decision.body() if decision is not None else None,
                 ejected=self._ejected.get(command.number),
-                waits=not conductor.instant and self._means.are_short(state, known.workers, known.limits.steps),
+                waits=not conductor.instant and self._has_to_wait(state, known),
                 reasons=known.reasons,
             )
         ]
@@ -178,9 +180,24 @@ class Planner:
                 skips = [StepSkipped(command.base + place, "plan_rejected") for place in range(len(steps))]
                 written += [*skips, drafts.rejected(command.number, "", refused, outage=False)]
             else:
-                written += [drafts.accepted(command.number, "", [step.access.steps for step in steps]), *taken]
+                inputs = [step.access.steps for step in steps]
+                price = self.price(state, command.number, len(steps))
+                written += [drafts.accepted(command.number, "", inputs, price=price), *taken]
                 contents += texts
         return written, contents
+
+    def _has_to_wait(self, state: RunState, known: Brief) -> bool:
+        """True if no step may begin before the plan is complete: it may need an approval, or money or time is short."""
+        if state.admitted.approval is not None:
+            return True
+        return self._means.are_short(state, known.workers, known.limits.steps)
+
+    def price(self, state: RunState, proposal: int, count: int) -> int | None:
+        """The worst case of a proposal of so many steps, one call each, in micro-dollars; None where no approval can
+        depend on it."""
+        if state.admitted.approval is None:
+            return None
+        return self._means.worst_case(state, [self._planned[proposal, place] for place in range(count)])
 
     def _taken_over(self, command: Propose, plan: RecordedPlan | None) -> tuple[list[Fact], list[tuple[str, bytes]]]:
         """The ends of the steps whose outputs a replay takes over, with the outputs as contents of this run."""
@@ -243,6 +260,8 @@ class Planner:
 
     def step(self, state: RunState, proposal: Propose | Proposal, place: int, step: Step) -> tuple[Fact, Contents]:
         """`plan.step` with its subtask's content."""
+        if state.admitted.approval is not None:
+            self._planned[proposal.number, place] = step
         ref, why, withheld = [self._ref(text) for text in (step.subtask, step.why, step.why_withheld)]
         contents: Contents = ((ref, step.subtask.encode()),) if ref else ()
         if why or withheld:
@@ -262,10 +281,12 @@ class Planner:
             reasons=(why, withheld),
         ), contents
 
-    def accepted(self, proposal: Proposal, inputs: Sequence[Sequence[int]], why: str) -> tuple[Fact, Contents]:
+    def accepted(
+        self, state: RunState, proposal: Proposal, inputs: Sequence[Sequence[int]], why: str
+    ) -> tuple[Fact, Contents]:
         """`plan.accepted` with the content of the conductor's reason for the plan's shape."""
-        ref = self._ref(why)
-        return drafts.accepted(proposal.number, self.call, inputs, ref), ((ref, why.encode()),) if ref else ()
+        ref, price = self._ref(why), self.price(state, proposal.number, len(inputs))
+        return drafts.accepted(proposal.number, self.call, inputs, ref, price), ((ref, why.encode()),) if ref else ()
 
     def _lowered(self, state: RunState, proposal: Propose | Proposal) -> frozenset[str]:
         """The labels that a subtask loses of those that its writer has read."""

@@ -30,8 +30,8 @@ from app.core.pool.amounts import Amount
 from app.core.pool.catalog import Worker
 from app.core.pool.rules import Reading
 from app.core.records import changed
-from app.core.run import disclosures
-from app.core.run.bill import unspent
+from app.core.run import approvals, disclosures
+from app.core.run.bill import spendable
 from app.core.run.events import CallFinished, StepAwaitingTool, StepDone, StepFailed
 from app.core.run.facts import Fact, NamedCall
 from app.core.run.kinds import AFTER_THE_END
@@ -264,8 +264,11 @@ class Execution:
         most, now = state.admitted.limits.attempts, [call for call in made if call.turn == state.turn.number]
         refused = min(sum(call.limited for call in now), most)
         attempts, free = most - (len(now) - refused), most - refused
-        self._reading, workers, excluded = readers(state, view.step.n, self._workers(state, view.step))
-        return Course(state, view, Candidates(self._context.health, workers, attempts, free), excluded)
+        approval, catalog = state.approvals.get(view.step.proposal), self._context.catalog()
+        known = self._workers(state, view.step)
+        approved, others = approvals.permitted(known, state.admitted.approval, approval, catalog)
+        self._reading, workers, excluded = readers(state, view.step.n, approved)
+        return Course(state, view, Candidates(self._context.health, workers, attempts, free), (*others, *excluded))
 
     async def _follow(self, course: Course, attempt: Attempt) -> None:
         """Make one call after the other, from a committed intent to the step's end."""
@@ -359,7 +362,7 @@ class Execution:
 
     def _unspent(self, state: RunState) -> Amount:
         """The amount that the run may still hold once the outcome that travels with the next intent is written."""
-        left = unspent(state)
+        left = spendable(state)
         for attempt in self._settled:
             call = state.calls.get(attempt.call)
             if call is not None and call.outcome is None:

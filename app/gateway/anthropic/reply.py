@@ -18,7 +18,7 @@ from app.core.run.state import RunState
 from app.engine.delivery.messages import Ended, Noted, Said
 from app.errors import BatonError
 from app.gateway.anthropic.request import UNTHREADED
-from app.gateway.chat.reply import extension
+from app.gateway.chat.reply import extension, words_of
 from app.gateway.http import fault
 
 RATES: Final = b"x-ratelimit-"
@@ -44,8 +44,8 @@ TYPES: Final[Mapping[int, str]] = {
 def message(ended: Ended, stops: Sequence[str]) -> bytes:
     """A whole message; `stops` are the stop sequences of the request."""
     content: list[dict[str, Any]] = []
-    if ended.answer:
-        content.append({"type": "text", "text": ended.answer})
+    if words := words_of(ended):
+        content.append({"type": "text", "text": words})
     content += [_tool_use(call.id, call.name) | {"input": orjson.loads(call.arguments)} for call in ended.calls]
     return orjson.dumps(
         _head(ended.state)
@@ -173,10 +173,15 @@ class Events:
         return _event("ping", baton={"event": noted.kind, **noted.body})
 
     def ended(self, ended: Ended) -> bytes:
-        """The last block's end, why the message stopped, and the terminal marker."""
+        """The last block's end, why the message stopped, and the terminal marker; without numbers while a plan waits
+        for an approval, so that the stream goes on behind the same event once it is approved."""
         delta = _stopped(ended, self._stops) | {"container": None}
         usage = {name: value for name, value in usage_of(ended.bill).items() if name != "service_tier"}
         last = _event("message_delta", delta=delta, usage=usage, baton=extension(ended))
+        if ended.state.state == "awaiting_approval":
+            told = self._start("text", {"type": "text", "text": ""})
+            told += self._delta({"type": "text_delta", "text": words_of(ended)}) + self._stop()
+            return told + last + _event("message_stop")
         behind = position.end_of(ended.state).number
         border = self._stop() if behind + position.FINISH > self._after else b""
         finish = self._numbered(behind + position.FINISH, last)

@@ -15,7 +15,7 @@ from app.core.run.state import RunState
 from app.engine.delivery.messages import Ended, Said
 from app.engine.runs.admission import Order
 from app.errors import InvalidRequest
-from app.gateway.chat.reply import Chunks, extension, usage_of
+from app.gateway.chat.reply import Chunks, extension, usage_of, words_of
 from app.gateway.chat.request import ChatRequest, read_request, to_order
 from app.gateway.chat.route import TERMINAL
 from app.gateway.http.admission import Idempotency
@@ -105,7 +105,7 @@ def _prompt(value: object) -> str:
 
 def text_completion(ended: Ended) -> bytes:
     """A whole `text_completion`."""
-    choice = _choice(ended.answer, ended.finish or "stop")
+    choice = _choice(words_of(ended), ended.finish or "stop")
     return orjson.dumps(
         _head(ended.state) | {"choices": [choice], "usage": usage_of(ended.bill), "baton": extension(ended)}
     )

@@ -85,7 +85,26 @@ def extension(ended: Ended) -> dict[str, Any]:
     }
     if state.admitted.rehearsal:
         field["rehearsal"] = True
+    if state.asked is not None and state.state == "awaiting_approval":
+        asked = state.asked
+        field["approval"] = {
+            "digest": asked.digest,
+            "reasons": list(asked.reasons),
+            "expires_at": asked.until,
+            "url": f"/v1/approvals/{state.run}",
+        }
     return field
+
+
+def words_of(ended: Ended) -> str:
+    """The text of a reply: the answer, or a sentence where a plan waits for an approval, for people who read only
+    that."""
+    if ended.state.state != "awaiting_approval":
+        return ended.answer
+    return (
+        f"This request waits for an approval of its plan, of which nothing was executed. Run {ended.state.run} goes on "
+        f"by itself once it is approved; GET /v1/runs/{ended.state.run}/stream has the answer then."
+    )
 
 
 def proposals(state: RunState) -> list[dict[str, Any]]:
@@ -135,7 +154,7 @@ def custom_of(state: RunState) -> frozenset[str]:
 def completion(ended: Ended) -> bytes:
     """A whole `chat.completion`: the same bytes whenever it is made, since all of it is in the journal."""
     state = ended.state
-    message: dict[str, Any] = {"role": "assistant", "content": ended.answer, "refusal": None}
+    message: dict[str, Any] = {"role": "assistant", "content": words_of(ended), "refusal": None}
     if ended.calls:
         message |= {"content": ended.answer or None, "tool_calls": wire_calls(ended.calls, custom_of(state))}
     elif ended.refusal:
@@ -239,7 +258,11 @@ class Chunks:
         return b"id: %d\n" % self._at + self._chunk({}, None, _baton({"event": noted.kind, **noted.body}))
 
     def ended(self, ended: Ended) -> bytes:
-        """The chunk with the finish reason, the usage chunk if asked for, and the terminal marker."""
+        """The chunk with the finish reason, the usage chunk if asked for, and the terminal marker. While a plan waits
+        for an approval none of them has a number: the stream goes on behind the same event once it is approved."""
+        if ended.state.state == "awaiting_approval":
+            told = self._chunk({"content": words_of(ended)}, None, b"")
+            return told + self._chunk({}, "stop", _baton(extension(ended))) + b"data: [DONE]\n\n"
         late = [at for at, pieces in self._written.items() if pieces is not None and at < len(ended.calls)]
         texts = b"".join(self._tell(at, custom_tools.text_of(ended.calls[at].arguments)) for at in late)
         finish = self._chunk({}, ended.finish or "stop", _baton(extension(ended)))

@@ -9,7 +9,16 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict
 
 RunState = Literal[
-    "admitted", "planned", "running", "awaiting_tool", "succeeded", "failed", "cancelled", "expired", "over_budget"
+    "admitted",
+    "planned",
+    "running",
+    "awaiting_tool",
+    "awaiting_approval",
+    "succeeded",
+    "failed",
+    "cancelled",
+    "expired",
+    "over_budget",
 ]
 
 
@@ -112,6 +121,17 @@ class TurnUsage(Reply):
     cost_usd: float
 
 
+class WaitingApproval(Reply):
+    """A plan of the run waits for an approval: nothing of it was executed."""
+
+    digest: str
+    reasons: list[str]
+    """`requested`, `tier`, `label:NAME`, `worker:NAME`, `price` or `further_plan`."""
+    expires_at: float
+    url: str
+    """The path under which the plan is shown and decided on."""
+
+
 class RunExtension(Reply):
     """The `baton` field of a reply: how the run produced the answer."""
 
@@ -131,6 +151,8 @@ class RunExtension(Reply):
     """The path of the run's audit trail."""
     rehearsal: bool = False
     """True if no real provider was called."""
+    approval: WaitingApproval | None = None
+    """Only while the run is `awaiting_approval`."""
 
 
 class Service(Reply):

@@ -382,3 +382,80 @@ class StepInFull(AuditedStep):
     subtask: str | None
     messages: list[dict[str, Any]] | None
     output: str | None
+
+
+class ApprovalStep(Reply):
+    """A step of a plan that needs an approval."""
+
+    n: int
+    worker: str
+    access: list[int | Literal["user"]]
+    answers: bool
+    tools: bool
+    instruction: str | None
+    """Empty where the conversation itself is the instruction; null where it was erased, or the key may not read it."""
+
+
+class ApprovalPlan(Reply):
+    """A plan that needs an approval."""
+
+    round: int
+    topology: str
+    steps: list[ApprovalStep]
+
+
+class ApprovalDecision(Reply):
+    """A decision, as the journal has it."""
+
+    decision: Literal["approve", "refuse"]
+    by: str
+    """`key:` and the id of an API key, or `oidc:` and a person."""
+    at: float
+    reason: str | None
+    workers: list[str]
+    """The workers that the plan may call: its own, and replacements."""
+    max_usd: float | None
+    binding: str | None
+    """The SHA-256 of the digest, who approved, and the bounds."""
+
+
+class Approval(Reply):
+    """A plan that needs an approval: what it would disclose and cost, and what was decided."""
+
+    object: Literal["approval"]
+    run: str
+    tenant: str
+    key: str
+    tier: str
+    labels: list[str]
+    state: RunState
+    status: Literal["waiting", "approved", "refused", "expired", "cancelled"]
+    digest: str
+    """The SHA-256 of exactly what is to be approved; a decision repeats it."""
+    plan_digest: str
+    task: str
+    """The salted hash of the task."""
+    catalog: str
+    """The digest of the pool file when the plan was accepted."""
+    reasons: list[str]
+    asked_at: float
+    expires_at: float
+    on_expiry: Literal["refuse", "fallback-plan"]
+    four_eyes: bool
+    worst_case_usd: float | None
+    """One call of each step at its full length."""
+    spent_usd: float
+    limit_usd: float
+    plan: ApprovalPlan
+    discloses: dict[str, list[Any]]
+    """What each worker would be shown: `user`, and numbers of steps."""
+    workers: list[str]
+    """The workers that an approval can allow as replacements."""
+    decision: ApprovalDecision | None
+
+
+class ApprovalList(Reply):
+    """The plans that wait, the newest first."""
+
+    object: Literal["list"]
+    data: list[Approval]

@@ -35,7 +35,7 @@ from app.gateway.responses import tool_search
 from app.gateway.responses.tools import call_item, chosen, described, item_id, kind_of, searched
 
 ID: Final = re.compile(r"resp_(run_[0-9a-z]{1,64})(?:_([1-9][0-9]{0,5}))?")
-OPENING, TEXT = 2, 3
+IN_PROGRESS, OPENING, TEXT = 1, 2, 3
 """Numbers before the message's first event, and before its first character."""
 FINAL, COMMENTARY = "final_answer", "commentary"
 """Phases of a message: the answer, and the text before calls of tools."""
@@ -106,7 +106,7 @@ def document(of: Subject, ended: Ended | None) -> dict[str, Any]:
         "top_logprobs": of.asked.logprobs or 0,
         "top_p": of.asked.sampling.top_p,
         "truncation": echoed.get("truncation", "disabled"),
-        "usage": usage_of(ended.bill) if ended is not None else None,
+        "usage": usage_of(ended.bill) if ended is not None and status != "queued" else None,
         "user": echoed.get("user", of.task.user),
         "metadata": dict(echoed.get("metadata", of.task.metadata)),
     }
@@ -121,6 +121,8 @@ def status_of(of: Subject, ended: Ended | None) -> str:
     """OpenAI's word for what the turn has come to: a background one is queued until somebody works on it."""
     if ended is None:
         return "queued" if of.state.turn.wire.get("background") and not of.state.calls else "in_progress"
+    if ended.state.state == "awaiting_approval":
+        return "queued"
     if ended.error is not None:
         return "cancelled" if ended.state.state == "cancelled" else "failed"
     return "incomplete" if ended.finish in INCOMPLETE else "completed"
@@ -129,6 +131,8 @@ def status_of(of: Subject, ended: Ended | None) -> str:
 def items(of: Subject, ended: Ended, status: str) -> list[dict[str, Any]]:
     """The output: the message, if anything was said, then the calls, behind what has found their tools."""
     found: list[dict[str, Any]] = []
+    if ended.state.state == "awaiting_approval":
+        return found
     if ended.answer or not (ended.calls or ended.error):
         part = _part(ended.answer, ended.logprobs, ended.refusal)
         found.append(message_item(of, [part], status, COMMENTARY if ended.calls else FINAL))
@@ -247,9 +251,9 @@ class Events:
 
     def role(self) -> bytes:
         """The response exists, and is being worked on."""
-        under_way = document(self._of, None)
-        created = self._event("response.created", 0, response=under_way | {"status": "in_progress"})
-        return created + self._event("response.in_progress", 1, response=under_way | {"status": "in_progress"})
+        under_way = document(self._of, None) | {"status": "in_progress"}
+        created = self._event("response.created", 0, response=under_way)
+        return created + self._event("response.in_progress", IN_PROGRESS, response=under_way)
 
     def said(self, said: Said) -> bytes:
         """More of the text, or of the calls behind it."""
@@ -267,7 +271,13 @@ class Events:
         return b": baton " + orjson.dumps({"event": noted.kind, **noted.body}) + b"\n\n"
 
     def ended(self, ended: Ended) -> bytes:
-        """All events that were not sent yet, and the end."""
+        """All events that were not sent yet, and the end. While a plan waits for an approval that is
+        `response.queued`, with the number of the event before it, behind which the stream goes on once it is
+        approved."""
+        if ended.state.state == "awaiting_approval":
+            place, response = max(self._after, IN_PROGRESS), document(self._of_end(ended), ended)
+            told = {"type": "response.queued", "sequence_number": place, "response": response}
+            return b"event: response.queued\ndata: %s\n\n" % orjson.dumps(told)
         frames, body = b"", document(self._of_end(ended), ended)
         if not self._spoken and not ended.calls:
             frames += self._begin_message()

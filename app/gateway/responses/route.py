@@ -366,8 +366,8 @@ async def _of_tenant(context: GatewayContext, response: str, caller: Caller) -> 
             raise NotFound(GONE)
         if turn > state.turn.number:
             raise NotFound(GONE)
-        over = state.ended or state.state == "awaiting_tool"
-        return StoredResponse(await subject(store, state), await endings.read(store, state) if over else None), row.key
+        ended = await endings.read(store, state) if state.replied else None
+        return StoredResponse(await subject(store, state), ended), row.key
     except NotFound:
         raise NotFound(GONE) from None
 
@@ -390,7 +390,7 @@ async def _before(context: GatewayContext, asked: ResponsesRequest, caller: Call
             param="previous_response_id",
             code="previous_response_not_found",
         ) from None
-    if told.ended is None:
+    if told.ended is None or told.ended.state.state == "awaiting_approval":
         raise Conflict(
             "The previous response is not complete yet; retrieve it until it is.", param="previous_response_id"
         )

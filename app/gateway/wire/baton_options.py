@@ -93,6 +93,8 @@ class BatonOptions(WireModel):
     """False: a selector takes what it holds for best, and leaves nothing to chance."""
     shadow: bool = True
     """False: the request is not tried a second time, under what its tier is compared with."""
+    approval: Literal["required"] | None = None
+    """`required`: no step of the run begins before somebody has approved its plan."""
 
 
 NO_OPTIONS: Final = BatonOptions()
@@ -152,6 +154,7 @@ def order_of(
         ignored=ignored,
         explore=extension.explore,
         shadow=extension.shadow,
+        approval=extension.approval == "required",
         on_disconnect=extension.on_disconnect,
         wire={**wire, **({"steps": True} if steps else {})},
     )

@@ -93,7 +93,7 @@ def _rules(draft: Fact) -> Iterator[Fault]:
         for label in getattr(rule, "labels", ()):
             if label.startswith("source:") and label not in SOURCES:
                 yield ("rules", name, "labels"), f"has {label}, which is no source; use {', '.join(sorted(SOURCES))}"
-        for part in ("allow", "deny"):
+        for part in ("allow", "deny", "approve"):
             match = getattr(rule, part, None)
             if match is None:
                 continue
@@ -203,6 +203,7 @@ def _tier(name: str, tier: TierEntry, draft: Fact) -> Iterator[Fault]:
     for worker in tier.conductor.workers:
         if worker not in pool:
             yield ("tiers", name, "conductor", "workers"), _outside("conductor's worker", worker, pool)
+    yield from _approval(name, tier, pool, draft)
     yield from _choosing(name, tier, pool)
     yield from _rounds(name, tier)
     yield from _depth(name, tier)
@@ -241,6 +242,24 @@ def shadow_worker(shadow: ShadowEntry, draft: Fact) -> str | None:
     if shadow.tier is not None and shadow.tier not in draft.tiers and shadow.tier in draft.workers:
         return shadow.tier
     return shadow.worker
+
+
+def _approval(name: str, tier: TierEntry, pool: list[str], draft: Fact) -> Iterator[Fault]:
+    """Yield names that are of no worker or provider, and models that read the task before anybody can approve a
+    plan."""
+    approval, place = tier.approval, ("tiers", name, "approval")
+    if approval is None:
+        return
+    for worker in approval.workers:
+        if worker not in pool:
+            yield (*place, "workers"), _outside("worker", worker, pool)
+    for provider in approval.providers:
+        if provider not in draft.providers:
+            yield (*place, "providers"), _unknown("provider", provider, draft.providers)
+    for reader in (tier.conductor.worker, tier.conductor.embedder):
+        entry = draft.workers.get(reader) if reader is not None else None
+        if entry is not None and (reader in approval.workers or entry.provider in approval.providers):
+            yield place, f"names {reader}, which reads the task before a plan can be approved; let another one conduct"
 
 
 def _embedding(name: str, tier: TierEntry, draft: Fact) -> Iterator[Fault]:

@@ -16,6 +16,7 @@ from app.core.message.chat import SAMPLING
 from app.core.pool.catalog import (
     LIMITS,
     MILLION,
+    ApprovalRule,
     Auth,
     Card,
     ConductorSpec,
@@ -401,22 +402,24 @@ class MatchEntry(Entry):
 
 
 class RuleEntry(Entry):
-    """`[rules.NAME]`: requests with all of `labels` are shown to workers that match `allow` and not `deny`, only."""
+    """`[rules.NAME]`: requests with all of `labels` are shown to workers that match `allow` and not `deny`, only; to
+    those that match `approve` only after somebody has approved the plan."""
 
     labels: Names = []
     allow: MatchEntry | None = None
     deny: MatchEntry | None = None
+    approve: MatchEntry | None = None
 
     @model_validator(mode="after")
     def _decides(self) -> "RuleEntry":
-        if self.allow is None and self.deny is None:
-            raise ValueError("decides nothing; give it `allow` or `deny`")
+        if self.allow is None and self.deny is None and self.approve is None:
+            raise ValueError("decides nothing; give it `allow`, `deny` or `approve`")
         return self
 
     def core(self, name: str) -> Rule:
         """The core record."""
-        allow, deny = (one.core() if one is not None else None for one in (self.allow, self.deny))
-        return Rule(name, frozenset(self.labels), allow, deny)
+        matches = [one.core() if one is not None else None for one in (self.allow, self.deny, self.approve)]
+        return Rule(name, frozenset(self.labels), *matches)
 
 
 class EvaluationEntry(Entry):
@@ -485,6 +488,33 @@ def _shadow(value: object) -> object:
     return {"tier": value} if isinstance(value, str) else value
 
 
+class ApprovalEntry(Entry):
+    """`[tiers.NAME.approval]`: which plans of the tier somebody has to approve before a step of them begins, for how
+    long a plan waits, and what becomes of it then."""
+
+    always: bool = False
+    above_usd: Annotated[int, BeforeValidator(_dollars)] | None = None
+    workers: Names = []
+    providers: Names = []
+    labels: Names = []
+    seconds: Annotated[Number, Field(gt=0, le=2_592_000, allow_inf_nan=False)] = 86_400.0
+    on_expiry: Literal["refuse", "fallback-plan"] = "refuse"
+    four_eyes: bool = True
+
+    def core(self) -> ApprovalRule:
+        """The core record."""
+        return ApprovalRule(
+            always=self.always,
+            above_usd=self.above_usd,
+            workers=tuple(self.workers),
+            providers=tuple(self.providers),
+            labels=frozenset(self.labels),
+            seconds=float(self.seconds),
+            on_expiry=self.on_expiry,
+            four_eyes=self.four_eyes,
+        )
+
+
 class TierEntry(Entry):
     """`[tiers.NAME]`; the name is the model id that callers use. Without `fallback`, the pool's first worker is it."""
 
@@ -497,6 +527,7 @@ class TierEntry(Entry):
     efforts: dict[Effort, LimitsEntry] = {}
     shadow: Annotated[ShadowEntry | None, BeforeValidator(_shadow)] = None
     promotion: PromotionEntry | None = None
+    approval: ApprovalEntry | None = None
 
 
 def levels(limits: LimitsEntry, efforts: Mapping[Effort, LimitsEntry]) -> dict[str, Limits]:

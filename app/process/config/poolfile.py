@@ -158,6 +158,7 @@ def _tier(name: str, entry: TierEntry, draft: Fact) -> Tier:
         description=entry.description,
         shadow=_shadow(entry.shadow, draft) if entry.shadow is not None else None,
         promotion=entry.promotion.core() if entry.promotion is not None else None,
+        approval=entry.approval.core() if entry.approval is not None else None,
     )
 
 

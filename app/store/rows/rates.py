@@ -10,6 +10,7 @@ from sqlalchemy import Connection, bindparam, delete, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from app.core.pool.rates import RateReply, RateRequest, RunUse, Window, decide
+from app.core.run.kinds import WAITING
 from app.store.sqlkit.tables import RATE_WINDOWS, RUNS
 
 _EMPTY = Window().written()
@@ -80,6 +81,6 @@ def _uses(conn: Connection, names: Iterable[str]) -> dict[str, RunUse]:
     if not wanted:
         return {}
     spent = RUNS.c.spent_tokens + RUNS.c.held_tokens
-    columns = (RUNS.c.id, RUNS.c.seq, spent, RUNS.c.state == "awaiting_tool", RUNS.c.ended_at)
+    columns = (RUNS.c.id, RUNS.c.seq, spent, RUNS.c.state.in_(WAITING), RUNS.c.ended_at)
     rows = conn.execute(select(*columns).where(RUNS.c.id.in_(wanted)))
     return {run: RunUse(seq, tokens, bool(waits), ended_at) for run, seq, tokens, waits, ended_at in rows}

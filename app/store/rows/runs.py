@@ -26,6 +26,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from app.core.records import record
 from app.core.run.events import Event, Kind
+from app.core.run.kinds import WAITING
 from app.errors import NotFound
 from app.store.protocol import (
     BRIEF,
@@ -183,7 +184,7 @@ def _turns(now: float, ours: ColumnElement[bool]) -> Select[Any]:
     """Lapsed runs with their turns: a tenant's oldest has as its turn the number of runs of the tenant that are driven,
     and each later one the next number. So whoever has fewest under way is next, however many wait. Among equal turns
     the time decides who is first: the oldest run would always be that of the longest queue."""
-    driven = and_(RUNS.c.lease_until > now, RUNS.c.state != "awaiting_tool", RUNS.c.driver != "")
+    driven = and_(RUNS.c.lease_until > now, RUNS.c.state.not_in(WAITING), RUNS.c.driver != "")
     under_way = func.sum(case((driven, 1), else_=0)).over(partition_by=RUNS.c.tenant)
     can_go = and_(*_lapsed(now), ours)
     age = (RUNS.c.lease_until, RUNS.c.id)

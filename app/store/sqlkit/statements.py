@@ -84,7 +84,7 @@ makes SQLite write the index of open runs anew: a quarter of the statement's tim
 RUN = ("id", "epoch", "cap_usd", "cap_tokens", *LIVE, "thread", "budgets", "tenant", "key", "salt")
 """Columns of a run that an entry is checked against."""
 SEEN = RUN[:-1]
-"""Columns of a run that the row cache holds (see `batch.RowCache`): it holds no run whose salt was erased."""
+"""Columns of a run that the row cache holds (see `row_cache.py`): it holds no run whose salt was erased."""
 TICKET = tuple(TICKETS.columns.keys())
 SETTLED = ("tier", "driver", "version", "claim", "holder", "rung_at", "lost")
 """Columns of a ticket that an entry may change without changing the end of the claim on it."""
@@ -362,8 +362,8 @@ class Statements:
         self.new_run = Rows(RUNS, "insert")
         self.change_run = Rows(RUNS, "update", ENDLESS, ["id", "epoch"])
         self.end_run = Rows(RUNS, "update", LIVE, ["id", "epoch"])
-        self.hand_run = Rows(RUNS, "update", (*LEASE, *ENDLESS), ["id", "epoch"])
-        self.hand_ended = Rows(RUNS, "update", (*LEASE, *LIVE), ["id", "epoch"])
+        self.hand_run = Rows(RUNS, "update", (*LEASE, "cap_usd", *ENDLESS), ["id", "epoch"])
+        self.hand_ended = Rows(RUNS, "update", (*LEASE, "cap_usd", *LIVE), ["id", "epoch"])
         self.hasten = Prepared(
             update(RUNS)
             .where(RUNS.c.id == bindparam("its_id"), RUNS.c.driver == literal_column("''"))

@@ -24,7 +24,7 @@ from sqlalchemy import Connection, select
 
 from app.core.records import record
 from app.core.run import notices
-from app.core.run.events import TERMINAL, Event, Kind, RunResumed, StepDone
+from app.core.run.events import TERMINAL, Event, Kind, RunApproved, RunAwaitingApproval, RunResumed, StepDone
 from app.core.run.facts import Fact
 from app.core.run.kinds import AFTER_THE_END, ANYBODY
 from app.errors import Conflict, LeaseLost, NotFound, RunEnded, RunOverBudget
@@ -271,8 +271,8 @@ class RowBatch:
             (statements.new_run, [_born(self._runs[name], *admitted) for name, admitted in self._born.items()]),
             (statements.change_run, [_CHANGE_OF(run) for run in runs if run.lease is None and run.ended_at is None]),
             (statements.end_run, [_END_OF(run) for run in runs if run.lease is None and run.ended_at is not None]),
-            (statements.hand_run, [_lease(run) + _CHANGE_OF(run) for run in handed if run.ended_at is None]),
-            (statements.hand_ended, [_lease(run) + _END_OF(run) for run in handed if run.ended_at is not None]),
+            (statements.hand_run, [_handed(run) + _CHANGE_OF(run) for run in handed if run.ended_at is None]),
+            (statements.hand_ended, [_handed(run) + _END_OF(run) for run in handed if run.ended_at is not None]),
             (statements.new_event, self._events),
             *self._disclosures.writes(statements),
             (statements.new_content, self._contents),
@@ -385,6 +385,12 @@ class RowBatch:
         if draft.kind in BEGINNINGS:
             turn = draft.turn if isinstance(draft, RunResumed) else 0
             run.notify_turn = turn if entry.notify else None
+        elif isinstance(draft, RunApproved):  # a price above the approved one is over budget
+            run.cap_usd = draft.max_usd
+        elif isinstance(draft, RunAwaitingApproval) and draft.notifies:
+            named, about = notices.of_approval(run.id), notices.approval_requested(run.id, draft)
+            row = (named, draft.proposal, notices.APPROVAL_REQUESTED, entry.at, 0, entry.at, None, None, about)
+            self._notices.append(row)
         elif run.notify_turn is not None and (word := notices.word(draft)) is not None:
             self._notices.append((run.id, run.notify_turn, word, entry.at, 0, entry.at, None, None, None))
             run.notify_turn = None
@@ -511,6 +517,11 @@ def _lease(run: _Run) -> tuple[Any, ...]:
     """The values of the columns `LEASE` for a run whose lease has changed."""
     assert run.lease is not None
     return run.lease.deadline, run.epoch, run.lease.driver, run.lease.until
+
+
+def _handed(run: _Run) -> tuple[Any, ...]:
+    """The columns that change with the lease: the lease, and what the run may cost after an approval."""
+    return (*_lease(run), run.cap_usd)
 
 
 def _project(run: _Run, row: Projection) -> None:

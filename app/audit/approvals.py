@@ -1,0 +1,202 @@
+"""Rules about approvals: nothing of a plan that needs one is executed without it, and it is for exactly that plan.
+
+The digests are computed here anew, from the events alone.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from app.audit.account import Account, Call, Fact, Proposal, Step
+from app.audit.report import Violation
+from app.core.run.kinds import Kind
+
+WHOLE = ("attempts", "depth", "fan_out", "output_tokens", "rounds", "steps", "tokens")
+"""The limits that are part of a plan's digest under their own names."""
+ROUNDING = 5.0
+"""Seconds that may pass between choosing a time and writing it."""
+
+
+def approvals(run: Account) -> Iterator[Violation]:
+    """Apply all rules of this module."""
+    terms = run.admitted.get("approval")
+    if not terms:
+        for fact in run.approvals:
+            yield run.says("approval-wrong", fact.seq, f"{fact.kind.value} in a run without terms of approval")
+        return
+    needing = needs(run, terms)
+    yield from _decisions(run, needing)
+    for proposal in run.proposals:
+        given = approval_of(run, proposal) if proposal.number in needing else None
+        for step in proposal.steps:
+            yield from _executed(run, proposal, step, given, needed=proposal.number in needing)
+    for call in run.calls.values():
+        yield from _called(run, call, terms, needing)
+
+
+def needs(run: Account, terms: Mapping[str, Any]) -> Mapping[int, Fact]:
+    """Return the acceptances of the plans that need an approval, by the numbers of their proposals."""
+    found: dict[int, Fact] = {}
+    for proposal in run.proposals:
+        verdict = proposal.verdicts[0] if proposal.verdicts else None
+        if verdict is None or verdict.kind is not Kind.PLAN_ACCEPTED or not proposal.steps:
+            continue
+        workers = {step.plan.body["worker"] for step in proposal.steps}
+        above, price = terms.get("above_usd"), verdict.body.get("price")
+        dear = above is not None and (price is None or _spent(run, verdict.seq) + price > above)
+        dropped = [n for n in found if (gone := run.proposals[n].dropped) is not None and gone.seq < verdict.seq]
+        further = len(found) > len(dropped)
+        if terms.get("reasons") or workers & set(terms.get("workers", ())) or dear or further:
+            found[proposal.number] = verdict
+    return found
+
+
+def _spent(run: Account, seq: int) -> int:
+    """The micro-dollars of the calls that had ended before an event."""
+    ended = [call.outcome for call in run.calls.values() if call.outcome is not None]
+    return sum(int(outcome.body["usd"]) for outcome in ended if outcome.seq < seq)
+
+
+def approval_of(run: Account, proposal: Proposal) -> Fact | None:
+    """Return the approval of a plan; None if it was not approved."""
+    given = [fact for fact in run.approvals if fact.kind is Kind.APPROVED]
+    return next((fact for fact in given if fact.body["proposal"] == proposal.number), None)
+
+
+def _decisions(run: Account, needing: Mapping[int, Fact]) -> Iterator[Violation]:
+    """Each question is about its plan, and each decision is one on the question before it, made in time."""
+    asked: Fact | None = None
+    if run.approvals and run.admitted["preview"]:
+        yield run.says("approval-wrong", run.approvals[0].seq, "a preview asks for an approval")
+    for fact in run.approvals:
+        body = fact.body
+        if fact.kind is Kind.AWAITING_APPROVAL:
+            asked = fact
+            if body["proposal"] not in needing:
+                yield run.says("approval-wrong", fact.seq, f"plan {body['proposal']} needs no approval")
+            else:
+                yield from _question(run, fact, needing[body["proposal"]])
+            continue
+        question = asked.body if asked is not None else {}
+        if body["proposal"] != question.get("proposal") or body.get("digest", question.get("digest")) != question.get(
+            "digest"
+        ):
+            yield run.says("approval-wrong", fact.seq, "the decision is not about what was asked last")
+            continue
+        if fact.kind is Kind.APPROVED:
+            yield from _approval(run, fact, question)
+
+
+def _question(run: Account, fact: Fact, accepted: Fact) -> Iterator[Violation]:
+    """A question says what its plan would disclose and has cost, and waits as long as the terms say."""
+    body, proposal = fact.body, run.proposals[fact.body["proposal"]]
+    if (body["plan"], body["digest"]) != _digests(run, fact):
+        yield run.says("approval-wrong", fact.seq, "the digest is not that of what is to be approved")
+    shown: dict[str, list[Any]] = {}
+    for step in proposal.steps:
+        seen = shown.setdefault(step.plan.body["worker"], [])
+        seen += [one for one in step.plan.body["access"] if one not in seen]
+    told = {
+        "price": accepted.body.get("price"),
+        "usd": _spent(run, fact.seq),
+        "turn": run.turn_at(fact.seq).number,
+        "discloses": shown,
+    }
+    for name, value in told.items():
+        if body[name] != value:
+            yield run.says("approval-wrong", fact.seq, f"{name} is not what the events make it")
+    wait = run.admitted["approval"].get("seconds", 0.0)
+    if abs(body["until"] - fact.at - wait) > ROUNDING:
+        yield run.says("approval-wrong", fact.seq, f"the wait is {body['until'] - fact.at:.1f} s long, not {wait:.1f}")
+
+
+def _approval(run: Account, fact: Fact, question: Mapping[str, Any]) -> Iterator[Violation]:
+    body = fact.body
+    if abs(body["deadline"] - fact.at - question["seconds"]) > ROUNDING:
+        yield run.says("approval-wrong", fact.seq, "the turn has not the time that was left")
+    if fact.at >= question["until"]:
+        yield run.says("approval-wrong", fact.seq, "the approval came after the wait was over")
+    if any(question["workers"].get(name) != mark for name, mark in body["workers"].items()):
+        yield run.says("approval-wrong", fact.seq, "the approval allows a worker that the question does not name")
+    bound = {
+        "subject": body["digest"],
+        "by": body["by"],
+        "workers": sorted(body["workers"]),
+        "max_usd_micros": body["max_usd"],
+        "decision": "approve",
+    }
+    if _hash(bound) != body["binding"]:
+        yield run.says("approval-wrong", fact.seq, "who approved, or what is allowed, is not what was bound")
+    if body["max_usd"] > run.limits["usd"]:
+        yield run.says("approval-wrong", fact.seq, "the approval allows more than the run may cost")
+
+
+def _executed(run: Account, proposal: Proposal, step: Step, given: Fact | None, *, needed: bool) -> Iterator[Violation]:
+    """No step of a plan begins before the plan is accepted, and approved if it needs that."""
+    accepted = proposal.verdicts[0].seq if proposal.verdicts else None
+    for fact in step.facts:
+        begins = fact.kind in (Kind.STEP_QUEUED, Kind.CALL_INTENDED, Kind.PLAN_OPENED)
+        if not begins:
+            continue
+        if accepted is None or fact.seq < accepted:
+            yield run.says("unapproved", fact.seq, f"step {step.n} begins before its plan can be approved")
+        elif needed and (given is None or fact.seq < given.seq):
+            yield run.says("unapproved", fact.seq, f"step {step.n} begins without an approval of its plan")
+
+
+def _called(run: Account, call: Call, terms: Mapping[str, Any], needing: Mapping[int, Fact]) -> Iterator[Violation]:
+    """A step calls only workers that its approval names, or that need none."""
+    step = run.steps.get(call.step) if call.step is not None else None
+    if step is None:
+        return
+    proposal, worker = run.proposals[step.plan.body["proposal"]], call.intent.body["worker"]
+    given = approval_of(run, proposal) if proposal.number in needing else None
+    if given is not None and worker not in given.body["workers"]:
+        yield run.says("unapproved", call.intent.seq, f"{call.id} calls a worker that the approval does not name")
+    elif proposal.number not in needing and worker in terms.get("workers", ()):
+        yield run.says("unapproved", call.intent.seq, f"{call.id} calls a worker that needs an approval")
+
+
+def _digests(run: Account, asked: Fact) -> tuple[str, str]:
+    """The digests of the plan, and of all that is to be approved."""
+    body, proposal = asked.body, run.proposals[asked.body["proposal"]]
+    base = int(proposal.opened.body["base"])
+    limits = {name: run.limits.get(name, 0) for name in WHOLE}
+    limits |= {"milliseconds": round(run.limits["seconds"] * 1000), "usd_micros": run.limits["usd"]}
+    plan = {
+        "version": 1,
+        "topology": proposal.verdicts[0].body["topology"],
+        "steps": [_step(step, base) for step in proposal.steps],
+        "limits": limits,
+    }
+    subject = {
+        "version": 1,
+        "run": run.run,
+        "task": run.admitted["task"],
+        "plan": _hash(plan),
+        "proposal": proposal.number,
+        "pool": body["catalog"],
+        "price_usd_micros": body["price"],
+        "workers": body["workers"],
+    }
+    return _hash(plan), _hash(subject)
+
+
+def _step(step: Step, base: int) -> Mapping[str, Any]:
+    body = step.plan.body
+    seen = sorted(set(step.inputs))
+    named: list[Any] = ["user"] if "user" in body["access"] else []
+    named += [f"run:{n}" for n in seen if n < base]
+    named += [n - base for n in seen if n >= base]
+    return {
+        "worker": body["worker"],
+        "instruction": body["subtask"],
+        "access": named,
+        "answers": body["answers"],
+        "tools": bool(body.get("tools")),
+    }
+
+
+def _hash(form: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(form, sort_keys=True, separators=(",", ":")).encode()).hexdigest()

@@ -1,0 +1,111 @@
+"""Approvals of plans: which plans need one, what exactly is approved, and what an approval allows.
+
+A plan of a run with `ApprovalTerms` is judged when it is accepted. If it needs an approval, none of its steps is queued
+before there is one: `state.advance` refuses `step.queued` and `call.intended` of such a step, so that no writer and no
+journal gets past it, and `progress.decide` ends the run's wait with `run.awaiting_approval`.
+
+    subject  = SHA-256 of the run, its task, the plan's digest, the pool's version, the workers and the price
+    binding  = SHA-256 of the subject, the decision, who decided, the workers and the price that are allowed
+
+A worker is named with a fingerprint of what matters about it. One whose provider, model, endpoint or price has changed
+since is another one, and is not called under the approval.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from hashlib import sha256
+from typing import Any
+
+from app.core.plan.digest import digest
+from app.core.pool.approval import ApprovalTerms
+from app.core.pool.catalog import Catalog, Worker
+from app.core.records import record
+
+PRICE, FURTHER = "price", "further_plan"
+"""Reasons: the plan may cost more than its run may without an approval; an earlier plan of the run needed one."""
+NOT_APPROVED = "not_approved"
+"""The reason for which a worker is not called that no approval names."""
+EXPIRED, REFUSED = "approval_expired", "approval_refused"
+"""The errors of runs whose plan was not approved in time, or was refused."""
+
+
+@record(frozen=True, slots=True)
+class Approval:
+    """The approval of one plan. `max_usd` caps what the run may spend in all, in micro-dollars."""
+
+    digest: str
+    """The subject that was approved."""
+    workers: Mapping[str, str]
+    """The workers that steps of the plan may call, planned ones and replacements, each with its fingerprint."""
+    max_usd: int
+
+
+def reasons(
+    terms: ApprovalTerms, workers: Iterable[str], price: int | None, spent: int, *, further: bool
+) -> tuple[str, ...]:
+    """Return why a plan with steps by these workers needs an approval; () if it needs none.
+
+    `price` is the worst case of its steps and `spent` the cost of the run so far, in micro-dollars. A price that is not
+    known counts as too high. `further` says that an earlier plan of the run needed an approval.
+    """
+    found = list(terms.reasons)
+    named = [name for name in dict.fromkeys(workers) if name in terms.workers]
+    found += [f"worker:{name}" for name in named]
+    if terms.above_usd is not None and (price is None or spent + price > terms.above_usd):
+        found.append(PRICE)
+    if further:
+        found.append(FURTHER)
+    return tuple(found)
+
+
+def fingerprint(catalog: Catalog, worker: Worker) -> str:
+    """The SHA-256 of what decides who reads the words and what they cost, shortened to 32 digits."""
+    provider = catalog.providers.get(worker.provider)
+    places = [] if provider is None else [provider.base_url, *[one.base_url for one in provider.endpoints]]
+    price = [worker.price.input, worker.price.output, worker.price.cached, worker.price.written, worker.price.reasoning]
+    said = [worker.provider, worker.model, places, worker.card.region, worker.card.retention, price]
+    return sha256(json.dumps(said).encode()).hexdigest()[:32]
+
+
+def fingerprints(catalog: Catalog, names: Iterable[str]) -> dict[str, str]:
+    """The fingerprint of each of these workers that the catalog has, by name."""
+    known = catalog.workers
+    return {name: fingerprint(catalog, known[name]) for name in names if name in known}
+
+
+def subject(
+    run: str, task: str, plan: str, proposal: int, catalog: str, price: int | None, workers: Mapping[str, str]
+) -> str:
+    """The SHA-256 of exactly what is to be approved. `task` and `catalog` are the ref and the digest of these."""
+    form: dict[str, Any] = {
+        "version": 1,
+        "run": run,
+        "task": task,
+        "plan": plan,
+        "proposal": proposal,
+        "pool": catalog,
+        "price_usd_micros": price,
+        "workers": dict(workers),
+    }
+    return digest(form)
+
+
+def binding(subject: str, by: str, workers: Iterable[str], max_usd: int) -> str:
+    """The SHA-256 of an approval: what was approved, by whom, and within which bounds."""
+    form = {"subject": subject, "by": by, "workers": sorted(workers), "max_usd_micros": max_usd, "decision": "approve"}
+    return digest(form)
+
+
+def permitted(
+    workers: Sequence[Worker], terms: ApprovalTerms | None, approval: Approval | None, catalog: Catalog
+) -> tuple[list[Worker], tuple[tuple[str, str], ...]]:
+    """Return the workers that a step may call, and why it may not call the others. `approval` is that of its plan."""
+    if terms is None:
+        return list(workers), ()
+    if approval is None:
+        barred = [worker for worker in workers if worker.name in terms.workers]
+    else:
+        known = approval.workers
+        barred = [one for one in workers if known.get(one.name) != fingerprint(catalog, one)]
+    left = [worker for worker in workers if worker not in barred]
+    return left, tuple([(worker.name, NOT_APPROVED) for worker in barred])

@@ -1,0 +1,222 @@
+"""The decision on a plan that waits for an approval, made in whichever process receives it.
+
+nobody has decided yet ........... run.approved, and the run is offered to the engines; or run.refused with its end
+the same decision once more ...... what was decided, unchanged
+anything else .................... 409: another digest, another decision, or a wait that is over
+
+The entry is fenced by the run's epoch and by the number of its last event, so that of two decisions one is written, and
+none after the wait's end or for another plan than the one that was shown.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+from app.core.plan.workflow import CONDUCTOR
+from app.core.records import record
+from app.core.run import approvals
+from app.core.run.commands import Finish
+from app.core.run.events import Event, RunApproved, RunAwaitingApproval, RunRefused, dated
+from app.core.run.facts import Fact
+from app.core.run.kinds import ENDED
+from app.core.run.progress import decide
+from app.core.run.state import RunState, fold, tentative
+from app.engine.commit.run_writer import ending, projection
+from app.engine.commit.tickets import offer_run
+from app.engine.context import EngineContext
+from app.engine.runs.admission import untaken
+from app.errors import Conflict, Forbidden, InvalidRequest, LeaseLost, Overloaded, RunEnded
+from app.store.protocol import Entry, Lease, RunRow
+from app.store.rows.content import address
+
+RACES = 3
+"""Tries to write a decision on a run to which others write at the same time."""
+CHANGED: Mapping[str, str] = {
+    "plan": "the plan",
+    "price": "the price",
+    "catalog": "the pool file",
+    "workers": "the workers that may be called",
+}
+"""The parts of what is approved, by the field of `run.awaiting_approval`, in words."""
+
+
+@record(frozen=True, slots=True)
+class Decision:
+    """A decision as somebody asks for it. `by` names who decides, `key` is the id of their API key or empty."""
+
+    verdict: Literal["approve", "refuse"]
+    digest: str
+    by: str
+    key: str
+    reason: str = ""
+    replacements: Sequence[str] = ()
+    """Workers that may be called beside those of the plan."""
+    max_usd: int | None = None
+    """The most that the run may cost in all, in micro-dollars; None: what it has cost and the plan's worst case."""
+
+
+@record(frozen=True, slots=True)
+class Decided:
+    """A decision that is in the journal. `repeated` says that it was made by an earlier request."""
+
+    fact: RunApproved | RunRefused
+    at: float
+    state: RunState
+    repeated: bool = False
+
+
+async def settle(context: EngineContext, run: str, tenant: str | None, decision: Decision) -> Decided:
+    """Write a decision on the plan of a run that waits for one.
+
+    Raises `NotFound`; `Conflict` where there is nothing to decide, or not this; `Forbidden` for one's own run;
+    `InvalidRequest` for bounds beyond what the run may have; `StoreUnavailable`.
+    """
+    store = context.store.of_tenant(tenant)
+    for _ in range(RACES):
+        row, journal = await store.run(run), await store.journal(run)
+        state = fold(journal.events)
+        earlier = _earlier(journal.events, decision, state)
+        if earlier is not None:
+            return earlier
+        asked = _asked(journal.events, state, decision.digest, context.now())
+        terms = state.admitted.approval
+        if terms is not None and terms.four_eyes and decision.key and decision.key == row.key:
+            raise Forbidden("The key that began a run must not decide on its plans.", code="own_run")
+        body = decision.reason.encode()
+        ref = address(journal.salt, body) if body else ""
+        try:
+            made = await _write(context, row, state, asked, decision, ((ref, body),) if body else ())
+        except (Conflict, LeaseLost, RunEnded):
+            continue  # somebody else has written: what they wrote is read first
+        outcome = "approved" if isinstance(made.fact, RunApproved) else "refused"
+        context.telemetry.count("baton_approvals_total", row.tier, outcome)
+        return made
+    raise Overloaded(retry_after=1.0)
+
+
+def _earlier(events: Sequence[Event], decision: Decision, state: RunState) -> Decided | None:
+    """The decision that was made on this digest. Raises `Conflict` if it was another one."""
+    made: list[tuple[float, RunApproved | RunRefused]] = [*dated(events, RunApproved), *dated(events, RunRefused)]
+    found = next(((at, fact) for at, fact in made if fact.digest == decision.digest), None)
+    if found is None:
+        return None
+    at, fact = found
+    verdict = "approve" if isinstance(fact, RunApproved) else "refuse"
+    if verdict != decision.verdict:
+        word = {"approve": "approved", "refuse": "refused"}[verdict]
+        raise Conflict(f"This plan was {word} by {fact.by} already.", code="approval_decided")
+    if isinstance(fact, RunApproved) and not _same_bounds(fact, decision):
+        raise Conflict(f"This plan was approved by {fact.by} already, within other bounds.", code="approval_decided")
+    return Decided(fact, at, state, repeated=True)
+
+
+def _same_bounds(fact: RunApproved, decision: Decision) -> bool:
+    """True if a repeated approval asks for nothing that the first one has not."""
+    return set(decision.replacements) <= fact.workers.keys() and decision.max_usd in (None, fact.max_usd)
+
+
+def _asked(events: Sequence[Event], state: RunState, digest: str, now: float) -> RunAwaitingApproval:
+    """The present question, if it is the one that was decided on and still open. Raises `Conflict` if not."""
+    asked = state.asked
+    if asked is None:
+        raise Conflict("No plan of this run has needed an approval.", code="approval_not_requested")
+    if digest != asked.digest:
+        known = [fact for _, fact in dated(events, RunAwaitingApproval) if fact.digest == digest]
+        if not known:
+            raise Conflict(
+                f"That is not the digest of what this run asks for; GET /v1/approvals/{state.run} shows it.",
+                code="approval_digest_mismatch",
+            )
+        names = [words for name, words in CHANGED.items() if getattr(known[0], name) != getattr(asked, name)]
+        raise Conflict(
+            f"Something else waits for an approval by now; changed since then: {', '.join(names) or 'the round'}. "
+            f"GET /v1/approvals/{state.run} shows it.",
+            code="approval_digest_mismatch",
+        )
+    if state.state in ENDED:
+        raise Conflict(f"The decision came too late: the run has ended as {state.state}.", code="approval_late")
+    if state.state != "awaiting_approval" or now >= asked.until:
+        raise Conflict("The decision came too late: the wait for it is over.", code="approval_late")
+    return asked
+
+
+async def _write(
+    context: EngineContext,
+    row: RunRow,
+    state: RunState,
+    asked: RunAwaitingApproval,
+    decision: Decision,
+    contents: tuple[tuple[str, bytes], ...],
+) -> Decided:
+    now, reason = context.now(), contents[0][0] if contents else ""
+    fact: RunApproved | RunRefused
+    if decision.verdict == "approve":
+        fact = approved(context, state, asked, decision, now, reason)
+        lease, events = Lease("", now + untaken(context), fact.deadline), (fact,)
+        after = tentative(state, events)
+        facts: tuple[Fact, ...] = events
+    else:
+        fact = RunRefused(asked.proposal, asked.digest, decision.by, reason)
+        after, lease = tentative(state, (fact,)), None
+        (command,) = decide(after, now)
+        facts = (fact, *(ending(after, command) if isinstance(command, Finish) else ()))
+        after = tentative(state, facts)
+    entry = Entry(
+        row.id,
+        now,
+        facts,
+        epoch=row.epoch,
+        contents=contents,
+        row=projection(after),
+        lease=lease,
+        tenant=row.tenant,
+        seq=state.seq,
+    )
+    await context.store.append(entry)
+    if not after.ended:
+        await offer_run(context, after)
+    return Decided(fact, now, after)
+
+
+def approved(
+    context: EngineContext,
+    state: RunState,
+    asked: RunAwaitingApproval,
+    decision: Decision,
+    now: float,
+    reason: str,
+) -> RunApproved:
+    """`run.approved` within the bounds of a decision. Raises `InvalidRequest` for bounds that the run cannot have, and
+    `Conflict` if one of the workers is another one by now."""
+    proposal = next(one for one in state.all_proposals if one.number == asked.proposal)
+    planned = [step.worker for step in state.steps_of(proposal) if step.worker != CONDUCTOR]
+    unknown = sorted(set(decision.replacements) - asked.workers.keys())
+    if unknown:
+        raise InvalidRequest(
+            f"No worker of this run's pool has the name {unknown[0][:128]}; 'workers' of the question lists them.",
+            param="replacements",
+            code="invalid_value",
+        )
+    named = dict.fromkeys([*planned, *decision.replacements])
+    present = approvals.fingerprints(context.catalog(), named)
+    moved = sorted(name for name in named if present.get(name) != asked.workers.get(name))
+    if moved:
+        raise Conflict(
+            f"The pool file has another {', '.join(moved)} than when the plan was made: its model, endpoint or price "
+            "has changed. Refuse the plan and send the request again.",
+            code="approval_outdated",
+        )
+    limit = state.admitted.limits.usd
+    usual = limit if asked.price is None else min(asked.usd + asked.price, limit)
+    max_usd = usual if decision.max_usd is None else decision.max_usd
+    if not 0 <= max_usd <= limit:
+        raise InvalidRequest("The price is above the run's own limit.", param="max_usd", code="invalid_value")
+    return RunApproved(
+        proposal=asked.proposal,
+        digest=asked.digest,
+        binding=approvals.binding(asked.digest, decision.by, named, max_usd),
+        by=decision.by,
+        deadline=now + asked.seconds,
+        workers={name: present[name] for name in named},
+        max_usd=max_usd,
+        reason=reason,
+    )

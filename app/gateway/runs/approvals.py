@@ -1,0 +1,252 @@
+"""`/v1/approvals`: the plans that wait for an approval, and the decisions on them.
+
+A plan is shown with what it would disclose and cost. Its instructions are content: only keys with `approvals:decide` or
+`audit:read` are shown them. A decision names the digest of what was shown, so that nobody approves something else.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Final, Literal
+
+import orjson
+from fastapi import APIRouter, Path, Query
+from pydantic import Field, StringConstraints, ValidationError
+from starlette.requests import Request
+from starlette.responses import Response
+
+from app.core.pool.catalog import MILLION
+from app.core.run.events import Event, RunApproved, RunAwaitingApproval, RunRefused, dated
+from app.core.run.reply_ids import run_of_reply
+from app.core.run.state import Proposal, RunState, StepState, fold
+from app.engine.runs.approvals import Decision
+from app.errors import NotFound
+from app.gateway.chat.reply import dollars
+from app.gateway.http.admission import Idempotency
+from app.gateway.http.api_keys import Caller
+from app.gateway.http.auth import Keys
+from app.gateway.http.context import GatewayContext
+from app.gateway.http.ingress import json_body
+from app.gateway.openapi import operations, run_replies
+from app.gateway.wire import query
+from app.gateway.wire.baton_options import WireModel, WorkerName
+from app.gateway.wire.parameters import invalid_request
+from app.store.protocol import RunQuery, RunRow, TenantStore
+
+SCHEMAS: Final[operations.Schemas] = {
+    "ApprovalRequest": lambda: operations.request_schema(ApprovalRequest, "ApprovalRequest"),
+}
+EXAMPLE: Final = {"decision": "approve", "digest": "9f86d081884c7d65" * 4, "reason": "Within the project's budget."}
+WAITING: Final = "awaiting_approval"
+RunId = Annotated[str, Path(alias="approval", description="The id of the run that asks.", examples=["run_01jd9k2v7c"])]
+Limit = Annotated[int, Query(ge=1, le=100, description="At most so many, the newest first.")]
+
+
+class ApprovalRequest(WireModel):
+    """A decision on the plan whose digest it names."""
+
+    decision: Literal["approve", "refuse"]
+    digest: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+    reason: Annotated[str, StringConstraints(max_length=2_000)] = ""
+    replacements: Annotated[list[WorkerName], Field(max_length=256, fail_fast=True)] = []
+    """Workers that may be called beside those of the plan; without any, only those of the plan are."""
+    max_usd: Annotated[float, Field(ge=0, le=1_000_000, allow_inf_nan=False)] | None = None
+    """The most that the run may cost in all; without it, what it has cost and the plan's worst case."""
+
+
+def routes(
+    context: GatewayContext, keys: Keys, idempotency: Idempotency | None, prefix: str = "/v1/approvals"
+) -> APIRouter:
+    """The routes of approvals; without `idempotency` for the listener of administration."""
+    router = APIRouter(prefix=prefix, tags=["approvals"])
+    reader = Annotated[Caller, keys.needs("runs:read")]
+    decider = Annotated[Caller, keys.needs("approvals:decide")]
+
+    @router.get(
+        "",
+        operation_id="list_approvals",
+        summary="List the plans that wait for an approval.",
+        response_model=run_replies.ApprovalList,
+        responses=operations.replies(*operations.READING),
+    )
+    async def list_approvals(caller: reader, limit: Limit = 20) -> Response:
+        """Those of the key's tenant, with what each would disclose and cost."""
+        store = context.store.of_tenant(caller.tenant)
+        rows = await store.runs(RunQuery(tenant=caller.tenant, state=WAITING, limit=limit))
+        shown = [one for one in [await _shown(store, row, caller) for row in rows] if one is not None]
+        return _json({"object": "list", "data": shown})
+
+    @router.get(
+        "/{approval}",
+        operation_id="get_approval",
+        summary="Show what a run asks an approval for, and what was decided.",
+        response_model=run_replies.Approval,
+        responses=operations.replies(*operations.READING),
+    )
+    async def get_approval(run: RunId, caller: reader) -> Response:
+        """The latest plan of the run that needed an approval."""
+        return _json(await _one(context, run, caller))
+
+    @router.post(
+        "/{approval}",
+        operation_id="decide_approval",
+        summary="Approve or refuse a plan.",
+        response_model=run_replies.Approval,
+        responses=operations.replies(*operations.WRITING),
+        openapi_extra=operations.body("ApprovalRequest", example=EXAMPLE),
+    )
+    async def decide_approval(
+        run: RunId, caller: decider, body: Annotated[dict[str, object], json_body(context.bounds)], request: Request
+    ) -> Response:
+        """The same decision may be sent again. Any other one, or one on something else, is a 409 that says why."""
+        name = await _visible(context, run, caller)
+        asked = _read(body)
+
+        async def decided() -> Response:
+            await context.runs.decide(name, caller.tenant, _decision(asked, caller))
+            return _json(await _one(context, name, caller))
+
+        if idempotency is None:
+            return await decided()
+        return await idempotency.reply(request, caller, body, decided)
+
+    return router
+
+
+def _read(body: Mapping[str, Any]) -> ApprovalRequest:
+    given = {name: value for name, value in body.items() if value is not None}
+    try:
+        return ApprovalRequest.model_validate(given)
+    except ValidationError as error:
+        raise invalid_request(error, given) from None
+
+
+def _decision(asked: ApprovalRequest, caller: Caller) -> Decision:
+    return Decision(
+        verdict=asked.decision,
+        digest=asked.digest,
+        by=f"{caller.via}:{caller.key.id}",
+        key=caller.key.id if caller.via == "key" else "",
+        reason=asked.reason,
+        replacements=tuple(asked.replacements),
+        max_usd=round(asked.max_usd * MILLION) if asked.max_usd is not None else None,
+    )
+
+
+async def _visible(context: GatewayContext, run: str, caller: Caller) -> str:
+    """The id of a run that the caller may see; `NotFound`."""
+    if not query.RUN_ID.fullmatch(run):
+        raise NotFound()
+    name = run_of_reply(run)
+    row = await context.store.of_tenant(caller.tenant).run(name)
+    if not caller.sees(row.tenant):
+        raise NotFound()
+    return name
+
+
+async def _one(context: GatewayContext, run: str, caller: Caller) -> dict[str, Any]:
+    name, store = await _visible(context, run, caller), context.store.of_tenant(caller.tenant)
+    shown = await _shown(store, await store.run(name), caller)
+    if shown is None:
+        raise NotFound("No plan of this run has needed an approval.", code="approval_not_requested")
+    return shown
+
+
+async def _shown(store: TenantStore, row: RunRow, caller: Caller) -> dict[str, Any] | None:
+    """The latest question of a run with its plan and its decision; None if it has not asked for an approval."""
+    journal = await store.journal(row.id)
+    state = fold(journal.events)
+    asked, terms = state.asked, state.admitted.approval
+    if asked is None or terms is None:
+        return None
+    asked_at = next(at for at, fact in dated(journal.events, RunAwaitingApproval) if fact.digest == asked.digest)
+    proposal = next(one for one in state.all_proposals if one.number == asked.proposal)
+    steps = state.steps_of(proposal)
+    decision = _last_decision(journal.events, asked.digest)
+    reads = caller.may("approvals:decide") or caller.may("audit:read")
+    refs = [step.subtask for step in steps if step.subtask] if reads else []
+    refs += [decision[1].reason] if decision is not None and decision[1].reason else []
+    texts = dict(await store.contents(row.id, refs)) if refs and journal.salt else {}
+    return {
+        "object": "approval",
+        "run": row.id,
+        "tenant": row.tenant,
+        "key": row.key,
+        "tier": row.tier,
+        "labels": sorted(state.admitted.labels),
+        "state": row.state,
+        "status": _status(state, decision),
+        "digest": asked.digest,
+        "plan_digest": asked.plan,
+        "task": state.admitted.task,
+        "catalog": asked.catalog,
+        "reasons": list(asked.reasons),
+        "asked_at": asked_at,
+        "expires_at": asked.until,
+        "on_expiry": terms.on_expiry,
+        "four_eyes": terms.four_eyes,
+        "worst_case_usd": dollars(asked.price) if asked.price is not None else None,
+        "spent_usd": dollars(asked.usd),
+        "limit_usd": dollars(state.admitted.limits.usd),
+        "plan": _plan(proposal, steps, texts),
+        "discloses": dict(asked.discloses),
+        "workers": list(asked.workers),
+        "decision": _decided(decision, texts),
+    }
+
+
+def _last_decision(events: Sequence[Event], digest: str) -> tuple[float, RunApproved | RunRefused] | None:
+    made: list[tuple[float, RunApproved | RunRefused]] = [*dated(events, RunApproved), *dated(events, RunRefused)]
+    return next((one for one in made if one[1].digest == digest), None)
+
+
+def _status(state: RunState, decision: tuple[float, RunApproved | RunRefused] | None) -> str:
+    if decision is not None:
+        return "approved" if isinstance(decision[1], RunApproved) else "refused"
+    if state.state == WAITING:
+        return "waiting"
+    return "cancelled" if state.state == "cancelled" else "expired"
+
+
+def _plan(proposal: Proposal, steps: Sequence[StepState], texts: Mapping[str, bytes]) -> dict[str, Any]:
+    return {
+        "round": proposal.round,
+        "topology": proposal.topology,
+        "steps": [_step(step, texts) for step in steps],
+    }
+
+
+def _step(step: StepState, texts: Mapping[str, bytes]) -> dict[str, Any]:
+    """A step; `instruction` is empty where the conversation itself is the instruction, and null where it is not shown
+    or was erased."""
+    told = texts.get(step.subtask)
+    instruction = told.decode() if told is not None else None
+    return {
+        "n": step.n,
+        "worker": step.worker,
+        "access": step.access.as_list(),
+        "answers": step.answers,
+        "tools": step.tools,
+        "instruction": instruction if step.subtask else "",
+    }
+
+
+def _decided(
+    decision: tuple[float, RunApproved | RunRefused] | None, texts: Mapping[str, bytes]
+) -> dict[str, Any] | None:
+    if decision is None:
+        return None
+    at, fact = decision
+    given = isinstance(fact, RunApproved)
+    reason = texts.get(fact.reason)
+    return {
+        "decision": "approve" if given else "refuse",
+        "by": fact.by,
+        "at": at,
+        "reason": reason.decode() if reason is not None else None,
+        "workers": list(fact.workers) if isinstance(fact, RunApproved) else [],
+        "max_usd": dollars(fact.max_usd) if isinstance(fact, RunApproved) else None,
+        "binding": fact.binding if isinstance(fact, RunApproved) else None,
+    }
+
+
+def _json(value: Mapping[str, Any]) -> Response:
+    return Response(orjson.dumps(value), media_type="application/json")

@@ -1,0 +1,205 @@
+"""Approvals over HTTP: what waits, who may decide, and that nothing is executed before."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from app.core.roles import ROLES
+from app.core.run.events import Kind
+from app.gateway.http.api_keys import mint
+from app.process.wiring import Runtime
+from tests.harness.in_process import POOL, WORKER, WORKERS, calling, ended_row, events, kinds, of, running_service
+from tests.harness.prepared_apps import app_over
+from tests.harness.waiting import until
+from tests.stubs import Fail, ProviderStub, Reply
+
+APPROVAL = """
+[tiers.baton-mini.approval]
+{rules}
+"""
+QUESTION = {"model": "baton-mini", "messages": [{"role": "user", "content": "What is 2 + 2?"}]}
+
+
+def pool(stub: ProviderStub, rules: str = "always = true") -> str:
+    """A pool file whose `baton-mini` needs approvals by these rules."""
+    workers = "".join(WORKER.format(name=name) for name in WORKERS)
+    return POOL.format(url=stub.vllm_url, workers=workers) + APPROVAL.format(rules=rules)
+
+
+@asynccontextmanager
+async def deciding(opened: Runtime, *scopes: str, tenant: str = "acme") -> AsyncIterator[httpx.AsyncClient]:
+    """A client with a key of its own that has these scopes."""
+    key, row = mint(opened.gateway.pepper, tenant=tenant, name="boss", scopes=scopes, now=0.0)
+    assert await opened.gateway.store.add_key(row)
+    headers = {"authorization": f"Bearer {key}"}
+    with app_over(opened.gateway) as app:
+        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://baton", headers=headers) as client:
+            yield client
+
+
+@pytest.fixture
+async def runtime(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[Runtime]:
+    async with running_service(tmp_path, pool(stub)) as opened:
+        yield opened
+
+
+@pytest.fixture
+async def caller(runtime: Runtime) -> AsyncIterator[httpx.AsyncClient]:
+    async with calling(runtime) as client:
+        yield client
+
+
+@pytest.fixture
+async def boss(runtime: Runtime, caller: httpx.AsyncClient) -> AsyncIterator[httpx.AsyncClient]:
+    async with deciding(runtime, *ROLES["operator"]) as client:
+        yield client
+
+
+async def waiting(caller: httpx.AsyncClient, **more: Any) -> dict[str, Any]:
+    """The reply to a request whose plan waits for an approval."""
+    reply = await caller.post("/v1/chat/completions", json=QUESTION | more)
+    assert reply.status_code == 200, reply.text
+    body: dict[str, Any] = reply.json()
+    assert body["baton"]["state"] == "awaiting_approval"
+    return body
+
+
+async def decide(client: httpx.AsyncClient, run: str, decision: str = "approve", **more: Any) -> httpx.Response:
+    """Send a decision on what the run asks for now."""
+    digest = (await client.get(f"/v1/approvals/{run}")).json()["digest"]
+    return await client.post(f"/v1/approvals/{run}", json={"decision": decision, "digest": digest} | more)
+
+
+async def test_a_plan_is_executed_once_it_is_approved_and_not_before(
+    stub: ProviderStub, runtime: Runtime, caller: httpx.AsyncClient, boss: httpx.AsyncClient
+) -> None:
+    stub.always("alpha", Reply(chunks=("It is ", "4.")))
+    body = await waiting(caller)
+    run, asked = body["baton"]["run"], body["baton"]["approval"]
+    assert body["choices"][0]["finish_reason"] == "stop"
+    assert run in body["choices"][0]["message"]["content"]
+    await until(lambda: not len(runtime.drivers))
+    row = await runtime.context.store.run(run)
+    assert (row.state, row.driver, row.held.usd, stub.requests) == ("awaiting_approval", "", 0, [])
+    (listed,) = (await boss.get("/v1/approvals")).json()["data"]
+    assert (listed["run"], listed["digest"], listed["status"]) == (run, asked["digest"], "waiting")
+    assert listed["discloses"] == {"alpha": ["user"]}
+    assert listed["worst_case_usd"] > 0
+    made = (await decide(boss, run, reason="It is cheap.")).json()
+    assert (made["status"], made["decision"]["reason"]) == ("approved", "It is cheap.")
+    assert (await ended_row(runtime.context.store, run)).state == "succeeded"
+    said = await caller.get(f"/v1/runs/{run}/stream")
+    assert '"It is 4."' in said.text
+    journal = await events(runtime, run)
+    order = kinds(journal)
+    assert order.index(Kind.AWAITING_APPROVAL) < order.index(Kind.APPROVED) < order.index(Kind.STEP_QUEUED)
+    (approved,) = of(journal, Kind.APPROVED)
+    assert approved["by"].startswith("key:")
+    assert "It is cheap." not in str(approved)
+    assert (await boss.get("/v1/approvals")).json()["data"] == []
+
+
+async def test_a_refused_plan_ends_its_run_and_calls_nobody(
+    stub: ProviderStub, runtime: Runtime, caller: httpx.AsyncClient, boss: httpx.AsyncClient
+) -> None:
+    run = (await waiting(caller))["baton"]["run"]
+    assert (await decide(boss, run, "refuse", reason="No.")).json()["status"] == "refused"
+    row = await runtime.context.store.run(run)
+    assert (row.state, row.error, stub.requests) == ("failed", "approval_refused", [])
+
+
+async def test_whoever_asked_does_not_approve(runtime: Runtime, stub: ProviderStub) -> None:
+    async with deciding(runtime, *ROLES["owner"]) as owner, deciding(runtime, "runs:read", "runs:write") as reader:
+        run = (await waiting(owner))["baton"]["run"]
+        mine = await decide(owner, run)
+        assert (mine.status_code, mine.json()["error"]["code"]) == (403, "own_run")
+        assert (await decide(reader, run)).status_code == 403
+        async with deciding(runtime, *ROLES["owner"], tenant="other") as foreign:
+            assert (await foreign.get(f"/v1/approvals/{run}")).status_code == 404
+            assert (await foreign.post(f"/v1/approvals/{run}", json=decision("0" * 64))).status_code == 404
+            assert (await foreign.get("/v1/approvals")).json()["data"] == []
+    assert stub.requests == []
+
+
+def decision(digest: str) -> dict[str, str]:
+    """An approval of that digest."""
+    return {"decision": "approve", "digest": digest}
+
+
+async def test_double_altered_and_late_decisions_are_told_apart(
+    stub: ProviderStub, runtime: Runtime, caller: httpx.AsyncClient, boss: httpx.AsyncClient
+) -> None:
+    stub.always("alpha", Reply(chunks=("4.",)))
+    run = (await waiting(caller))["baton"]["run"]
+    wrong = await boss.post(f"/v1/approvals/{run}", json=decision("0" * 64))
+    assert (wrong.status_code, wrong.json()["error"]["code"]) == (409, "approval_digest_mismatch")
+    assert stub.requests == []
+    first, again = await decide(boss, run), await decide(boss, run)
+    assert first.json()["decision"] == again.json()["decision"]
+    other = await decide(boss, run, "refuse")
+    assert (other.status_code, other.json()["error"]["code"]) == (409, "approval_decided")
+    cancelled = (await waiting(caller))["baton"]["run"]
+    await caller.post(f"/v1/runs/{cancelled}/cancel")
+    await ended_row(runtime.context.store, cancelled)
+    late = await decide(boss, cancelled)
+    assert (late.status_code, late.json()["error"]["code"]) == (409, "approval_late")
+    assert len(stub.requests) == 1
+
+
+async def test_only_approved_workers_take_over_and_the_price_is_a_limit(
+    stub: ProviderStub, runtime: Runtime, caller: httpx.AsyncClient, boss: httpx.AsyncClient
+) -> None:
+    stub.always("alpha", Fail(status=400))
+    stub.always("gamma", Reply(chunks=("4.",)))
+    run = (await waiting(caller))["baton"]["run"]
+    await decide(boss, run, replacements=["gamma"])
+    assert (await ended_row(runtime.context.store, run)).state == "succeeded"
+    assert [one.json["model"] for one in stub.requests][-1] == "gamma"
+    assert not stub.of("beta"), "nobody has approved beta, which comes before gamma"
+    poor = (await waiting(caller))["baton"]["run"]
+    assert (await decide(boss, poor, max_usd=1e9)).status_code == 400
+    await decide(boss, poor, max_usd=0.000001)
+    row = await ended_row(runtime.context.store, poor)
+    assert (row.state, row.cap.usd, row.spent.usd) == ("over_budget", 1, 0)
+
+
+async def test_streams_end_with_the_state_and_go_on_behind_the_same_event(
+    stub: ProviderStub, runtime: Runtime, caller: httpx.AsyncClient, boss: httpx.AsyncClient
+) -> None:
+    stub.always("alpha", Reply(chunks=("It is ", "4.")))
+    first = (await caller.post("/v1/chat/completions", json=QUESTION | {"stream": True})).text
+    assert "awaiting_approval" in first
+    assert first.endswith("data: [DONE]\n\n")
+    assert [line for line in first.splitlines() if line.startswith("id:")] == ["id: 0"]
+    (row,) = (await boss.get("/v1/approvals")).json()["data"]
+    await decide(boss, row["run"])
+    rest = await caller.get(f"/v1/runs/{row['run']}/stream", headers={"last-event-id": "0"})
+    assert "It is " in rest.text
+    anthropic = {"model": "baton-mini", "max_tokens": 99, "messages": QUESTION["messages"]}
+    message = (await caller.post("/v1/messages", json=anthropic)).json()
+    assert (message["stop_reason"], message["baton"]["state"]) == ("end_turn", "awaiting_approval")
+
+
+async def test_a_response_is_queued_until_it_is_approved(
+    stub: ProviderStub, runtime: Runtime, caller: httpx.AsyncClient, boss: httpx.AsyncClient
+) -> None:
+    stub.always("alpha", Reply(chunks=("It is 4.",)))
+    asked = {"model": "baton-mini", "input": "What is 2 + 2?", "background": True}
+    name = (await caller.post("/v1/responses", json=asked)).json()["id"]
+    run = name.removeprefix("resp_")
+
+    async def waits() -> bool:
+        return (await runtime.context.store.run(run)).state == "awaiting_approval"
+
+    await until(waits)
+    polled = (await caller.get(f"/v1/responses/{name}")).json()
+    assert (polled["status"], polled["output"], polled["baton"]["state"]) == ("queued", [], "awaiting_approval")
+    await decide(boss, run)
+    await ended_row(runtime.context.store, run)
+    done = (await caller.get(f"/v1/responses/{name}")).json()
+    assert (done["status"], done["output"][0]["content"][0]["text"]) == ("completed", "It is 4.")
