@@ -75,6 +75,10 @@ COUNTERS: Mapping[str, tuple[str, tuple[str, ...]]] = {
         "What calls of shadows have cost, which no tenant's spending counts, in micro-dollars.",
         ("worker",),
     ),
+    "baton_rollbacks_total": (
+        "Versions of a conductor that engines rolled back, by the condition of promotion that was breached.",
+        ("conductor", "condition"),
+    ),
     "baton_shadows_total": (
         "Runs that were drawn for a shadow, by what became of it: started, or why there was none.",
         ("tier", "outcome"),

@@ -20,8 +20,11 @@ from rich.text import Text
 
 from app.cli import deployment, event_loop, shadow, storage, terminal, train
 from app.cli.asked import Asked
+from app.cli.shadow_report import print_conditions
 from app.core.pool.conductor_versions import Change, ChangeKind, Standing, refusal, standings
+from app.engine.conductors import watch
 from app.engine.conductors.changes import Wanted, checked, conducted, made
+from app.engine.conductors.trials import Judged
 from app.errors import ConfigInvalid
 from app.lab import manifest
 from app.process.conductor_server import conductor_server
@@ -54,7 +57,7 @@ def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> i
         return _deploy(loaded, asked)
     if asked.verb == "shadow":
         return _shadow(loaded, asked, now)
-    return _change(loaded, asked)
+    return _change(loaded, asked, now)
 
 
 def _export(asked: Asked) -> int:
@@ -131,27 +134,50 @@ async def _compare(settings: Settings, server: Management, asked: Asked, now: fl
             shadow.compare(server, asked.version, case, compared)
 
 
-def _change(loaded: Loaded, asked: Asked) -> int:
+def _change(loaded: Loaded, asked: Asked, now: Callable[[], float]) -> int:
     kind, version = KINDS[asked.verb], getattr(asked, "version", "")
     if asked.conductor not in conducted(loaded.catalog):
         raise ConfigInvalid([f"{asked.conductor}: conducts no tier of the pool file"])
     wanted = Wanted(asked.conductor, kind, version, getattr(asked, "share", 0.0))
-    event_loop.run(_make(loaded, asked, wanted))
+    refused = event_loop.run(_make(loaded, asked, wanted, now()))
+    if refused:
+        return _refuse(refused, as_json=asked.json)
     if kind == "unloaded":
         with conductor_server(loaded, asked.conductor) as server:
             server.unload(version)
     return _list(loaded.settings, 1, as_json=asked.json)
 
 
-async def _make(loaded: Loaded, asked: Asked, wanted: Wanted) -> None:
-    """Make a change of what conducts, if it is possible."""
+async def _make(loaded: Loaded, asked: Asked, wanted: Wanted, now: float) -> tuple[Judged, ...]:
+    """Make a change of what conducts, if it is possible. Returns the evidence against a promotion that was not made."""
 
     def served() -> list[str]:
         with conductor_server(loaded, wanted.conductor) as server:
             return server.models()
 
     async with storage.opened(loaded.settings) as store:
-        await made(store, await checked(store, wanted, served), name=_name(), by=_author(asked))
+        possible = await checked(store, wanted, served)
+        forced = getattr(asked, "force", None)
+        evidence = await watch.gate(store, loaded.catalog, possible, now)
+        if not watch.held(evidence) and not forced:
+            return evidence
+        note = watch.note(evidence, forced=forced)
+        await made(store, possible, name=_name(), by=_author(asked), note=note)
+        return ()
+
+
+def _refuse(evidence: tuple[Judged, ...], *, as_json: bool) -> int:
+    """Print the conditions of a promotion that was not made."""
+    if as_json:
+        terminal.print_json({"promoted": False, "tiers": [one.to_json() for one in evidence]})
+        return 1
+    for one in evidence:
+        terminal.out().print(f"{one.tier}, by its {one.source} runs:", markup=False)
+        print_conditions(one.to_json()["conditions"])
+    terminal.err().print(
+        "Not promoted: not all conditions hold. --force REASON promotes it all the same.", markup=False
+    )
+    return 1
 
 
 async def _store(settings: Settings, asked: Asked, kind: ChangeKind, version: str, note: str) -> None:

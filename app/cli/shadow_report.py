@@ -18,7 +18,7 @@ SHARES = ("success", "agreement", "answered", "degraded")
 
 
 def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> int:
-    """Make the report. Returns 0, also where there are no pairs."""
+    """Make the report. Returns 0, also where there are no pairs; 1 if `--gate` asks for more."""
     terminal.log_to_stderr("warning")
     loaded = configure(environ)
     tier = loaded.catalog.tier(asked.tier)
@@ -30,7 +30,13 @@ def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> i
         terminal.print_json(figures)
     else:
         _print(figures)
-    return 0
+    return 1 if asked.gate and not _holds(figures) else 0
+
+
+def _holds(figures: Mapping[str, Any]) -> bool:
+    """True if there is a candidate, and the conditions hold for each."""
+    found = figures["candidates"]
+    return bool(found) and all(one["promotable"] for one in found)
 
 
 async def _read(settings: Settings, tier: Tier, since: float, until: float) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from pkgutil import resolve_name
 import uvicorn
 from fastapi import FastAPI
 
+from app.engine.conductors.watch import PromotionWatch
 from app.engine.retention import ContentRetention, RunRetention, archiving
 from app.engine.runs.shadows import Shadows
 from app.engine.sealer import Sealer
@@ -101,6 +102,7 @@ async def serve(loaded: Loaded, environ: Mapping[str, str], roles: Roles, announ
             group.create_task(_content_retention(opened, loaded.settings).run(stopping))
             group.create_task(_run_retention(opened, loaded.settings).run(stopping))
             group.create_task(Shadows(opened.context, opened.drivers).run(stopping))
+            group.create_task(PromotionWatch(opened.context).run(stopping))
             group.create_task(Sealer(opened.context, log_signers(loaded.settings)).run(runs_end))
         try:
             if roles.gateway or loaded.settings.metrics_port is not None:

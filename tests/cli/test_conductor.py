@@ -130,6 +130,24 @@ def test_a_version_is_loaded_checked_put_into_force_and_taken_back(
     assert (listed.count(" ann "), listed.count(" bob ")) == (1, 4)
 
 
+def test_a_version_whose_conditions_do_not_hold_is_promoted_only_with_a_reason(
+    bench: Bench, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name, pool = bench.adapter.name, bench.folder / "pool.toml"
+    pool.write_text(pool.read_text() + "[tiers.baton-ultra.promotion]\nmin_pairs = 50\nmax_cost_increase = 0.1\n")
+    assert bench.deploy() == 0
+    capsys.readouterr()
+    assert bench.run("promote", "planner", name) == 1
+    told = capsys.readouterr()
+    assert all(word in told.out for word in ("min_pairs", "50", "max_cost_increase", "+10.0%", "open"))
+    assert "Not promoted" in told.err
+    assert bench.run("promote", "planner", name, "--json") == 1
+    assert json.loads(capsys.readouterr().out)["tiers"][0]["evidence"]["count"] == 0
+    assert bench.run("promote", "planner", name, "--force", "incident 12", "--json") == 0
+    (change,) = json.loads(capsys.readouterr().out)["changes"]
+    assert (change["kind"], json.loads(change["note"])["forced"]) == ("promoted", "incident 12")
+
+
 def refused(bench: Bench, capsys: pytest.CaptureFixture[str], told: str) -> None:
     """The adapter is refused with these words; nothing is left on the server or on record."""
     assert bench.deploy() != 0

@@ -123,9 +123,14 @@ def _versions(conductor: Group) -> None:
         """Let a version conduct a share of the runs."""
 
     @conductor.add("promote", "conductor", "baton conductor promote my-conductor mine-1a2b3c")
-    @in_order(CONDUCTOR, VERSION, WHO, AS_JSON)
+    @in_order(CONDUCTOR, VERSION)
+    @option("--force", metavar="REASON", help="Promote it although conditions do not hold; the reason is recorded.")
+    @in_order(WHO, AS_JSON)
     def promote() -> None:
-        """Let a version conduct all runs."""
+        """Let a version conduct all runs, if the conditions of its tiers hold.
+
+        Without `promotion` in the tiers that it conducts there are none. Exit status 1: a condition does not hold.
+        """
 
     @conductor.add("rollback", "conductor", "baton conductor rollback my-conductor")
     @in_order(CONDUCTOR, WHO, AS_JSON)

@@ -1,6 +1,6 @@
 """`baton shadow`."""
 
-from app.cli.commands.declarations import AS_JSON, SPAN, Group, argument, group, in_order, option
+from app.cli.commands.declarations import AS_JSON, SPAN, Group, argument, flag, group, in_order, option
 
 
 def define(root: Group) -> None:
@@ -17,6 +17,7 @@ def define(root: Group) -> None:
         metavar="SPAN",
         help="Shadows of the last 12h, 7d, 4w, ...",
     )
+    @flag("--gate", help="Exit with 1 unless all conditions of the tier's promotion hold.")
     @AS_JSON
     def report() -> None:
         """Report how a tier's runs compare with their shadows: success, cost, time, who saw the caller's words.

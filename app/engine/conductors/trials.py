@@ -13,7 +13,7 @@ from typing import Any, Final, Protocol
 
 from app.core.pool.budgets import of_shadows
 from app.core.pool.catalog import Tier
-from app.core.pool.conductor_versions import Change, Standing
+from app.core.pool.conductor_versions import Change, Standing, chosen
 from app.core.rating.economics import JournaledRun
 from app.core.rating.promotion import (
     NO_EVIDENCE,
@@ -159,7 +159,18 @@ class Candidate:
     """Since when it has conducted, in part or alone."""
     live: str
     """The version with which it is compared."""
-    promoted: bool = False
+    share: float = 0.0
+    """The share of the runs that a canary conducts; 0 once it was promoted."""
+
+    @property
+    def promoted(self) -> bool:
+        """True once it conducts all runs."""
+        return not self.share
+
+    def conducts(self, run: str) -> bool:
+        """True if the version is, or was, to conduct this run, whether or not it could be asked."""
+        now = Standing(live=self.live, canary=self.version, share=self.share)
+        return self.promoted or chosen({self.conductor: now}, self.conductor, run) == self.version
 
 
 def candidate_of(changes: Sequence[Change], conductor: str, standing: Standing) -> Candidate | None:
@@ -167,36 +178,41 @@ def candidate_of(changes: Sequence[Change], conductor: str, standing: Standing) 
     own = [one for one in changes if one.conductor == conductor]
     if standing.canary:
         begun = next(one.at for one in reversed(own) if one.kind == "canary" and one.version == standing.canary)
-        return Candidate(conductor, standing.canary, begun, standing.live)
+        return Candidate(conductor, standing.canary, begun, standing.live, standing.share)
     decided = [one for one in own if one.kind in ("promoted", "rolled_back")]
     if not decided or decided[-1].kind != "promoted" or decided[-1].version != standing.live:
         return None
     before = standing.before[-1] if standing.before else ""
-    return Candidate(conductor, standing.live, decided[-1].at, before, promoted=True)
+    return Candidate(conductor, standing.live, decided[-1].at, before)
 
 
 async def versions_apart(runs: Runs, tier: Tier, candidate: Candidate, now: float) -> Evidence:
-    """Compare a tier's runs that a version has planned with those of the version before: of the same time while it is a
-    canary, of an equally long time before once it was promoted."""
+    """Compare a tier's runs that a version was to conduct with those of the version before: of the same time while it
+    is a canary, of the time before once it was promoted. A run that a fallback planned because the version could not be
+    asked is the version's, too."""
     planned = await _planned(runs, RunQuery(tier=tier.name, since=candidate.since, until=now))
-    mine = [one for one in planned if one.version == candidate.version]
-    others = planned
+    mine = [one for one in planned if candidate.conducts(one.run)]
+    live = [one for one in planned if not candidate.conducts(one.run)]
     if candidate.promoted:
         length = tier.promotion.watch_hours * 3_600 if tier.promotion is not None else 0.0
-        others = await _planned(runs, RunQuery(tier=tier.name, since=candidate.since - length, until=candidate.since))
-    live = [one for one in others if one.version == candidate.live]
+        query = RunQuery(tier=tier.name, since=candidate.since - length, until=candidate.since)
+        live = [one for one in await _planned(runs, query) if one.version != candidate.version]
     return apart(live, mine)
 
 
 async def _planned(runs: Runs, query: RunQuery) -> list[Seen]:
-    """The runs of a query that have ended and were more than planned, the oldest first."""
+    """The runs of a query that a model was to plan, that were executed and have ended; the oldest first."""
     found: list[Seen] = []
     async for page in _pages(runs, replace(query, origin_kind="", limit=PAGE)):
-        ended = [run for run in page if run.ended and not _admitted(run).preview and run.state != "cancelled"]
-        found += [seen(run) for run in ended]
+        found += [seen(run) for run in page if _counts(run)]
         if len(found) >= MOST_RUNS:
             break
     return found[::-1]
+
+
+def _counts(run: JournaledRun) -> bool:
+    admitted = _admitted(run)
+    return run.ended and run.state != "cancelled" and admitted.conductor == "model" and not admitted.preview
 
 
 @record(frozen=True, slots=True)
@@ -209,10 +225,14 @@ class Judged:
     evidence: Evidence
     conditions: tuple[Condition, ...]
 
-    def to_json(self) -> dict[str, Any]:
-        """The decision in plain JSON values."""
+    def decision(self) -> dict[str, Any]:
+        """The conditions with what was found, in plain JSON values."""
         shown = [one.to_json() for one in self.conditions]
-        return {"tier": self.tier, "source": self.source, "evidence": self.evidence.to_json(), "conditions": shown}
+        return {"tier": self.tier, "source": self.source, "conditions": shown}
+
+    def to_json(self) -> dict[str, Any]:
+        """The decision with all figures, in plain JSON values."""
+        return self.decision() | {"evidence": self.evidence.to_json()}
 
 
 async def judged(

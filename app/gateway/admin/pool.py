@@ -8,11 +8,11 @@ from fastapi import APIRouter, Path
 
 from app.core.pool.catalog import Catalog, Worker
 from app.core.pool.conductor_versions import ChangeKind, Standing, standings
-from app.engine.conductors import changes
+from app.engine.conductors import changes, watch
 from app.errors import ConfigInvalid, Conflict, NotFound
 from app.gateway.admin import replies
 from app.gateway.admin.context import AdminContext
-from app.gateway.admin.requests import CanaryRequest, NoFields, VersionRequest, read
+from app.gateway.admin.requests import CanaryRequest, NoFields, PromotionRequest, read
 from app.gateway.admin.responses import as_json, page
 from app.gateway.http.api_keys import Caller
 from app.gateway.http.auth import Keys
@@ -27,7 +27,7 @@ CHANGES: tuple[tuple[str, ChangeKind, str], ...] = (
     ("rollback", "rolled_back", "End the canary, or go back to the version that was live before."),
 )
 
-BODIES: Mapping[ChangeKind, type[WireModel]] = {"canary": CanaryRequest, "promoted": VersionRequest}
+BODIES: Mapping[ChangeKind, type[WireModel]] = {"canary": CanaryRequest, "promoted": PromotionRequest}
 """The bodies of the changes that name a version."""
 
 
@@ -111,13 +111,23 @@ def _conductor_change(
         store = context.gateway.store
         try:
             checked = await changes.checked(store, wanted, lambda: context.versions(conductor))
+            note = await _evidence(context, checked, getattr(asked, "force", None))
         except ConfigInvalid as error:
             raise Conflict(
                 f"The version cannot be changed: {'; '.join(error.faults)}.", code="change_refused"
             ) from None
-        await changes.made(store, checked, name=context.gateway.name("change"), by=caller.actor)
+        await changes.made(store, checked, name=context.gateway.name("change"), by=caller.actor, note=note)
         known = standings(await store.changes())
         return as_json(_standing(conductor, known.get(conductor, Standing())))
+
+
+async def _evidence(context: AdminContext, wanted: changes.Wanted, forced: str | None) -> str:
+    """The note of a change. Raises `ConfigInvalid` for a promotion whose conditions do not hold."""
+    gateway = context.gateway
+    found = await watch.gate(gateway.store, gateway.catalog(), wanted, gateway.now())
+    if not watch.held(found) and not forced:
+        raise ConfigInvalid(watch.refusals(found))
+    return watch.note(found, forced=forced)
 
 
 def _standing(name: str, now: Standing) -> dict[str, Any]:

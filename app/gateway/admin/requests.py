@@ -122,6 +122,13 @@ class VersionRequest(WireModel):
     version: Annotated[str, StringConstraints(min_length=1, max_length=256)]
 
 
+class PromotionRequest(VersionRequest):
+    """A version of a conductor that is to conduct all runs."""
+
+    force: Annotated[str, StringConstraints(min_length=1, max_length=500)] | None = None
+    """Why it is promoted although conditions of a tier's `promotion` do not hold; the reason is recorded."""
+
+
 class CanaryRequest(VersionRequest):
     """A version of a conductor that is to conduct a share of the runs."""
 
@@ -215,7 +222,7 @@ BODIES: Final = (
     HoldRequest,
     PoolRequest,
     TrialRequest,
-    VersionRequest,
+    PromotionRequest,
     CanaryRequest,
 )
 SCHEMAS: Final[operations.Schemas] = {

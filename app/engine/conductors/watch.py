@@ -1,0 +1,157 @@
+"""The gate of a promotion, and the watch over canaries and promotions that rolls back what breaches its conditions.
+
+Conditions stand in the pool file (`[tiers.NAME.promotion]`). Without any for a conductor's tiers, everything is as
+an operator decides.
+"""
+
+import asyncio
+import hashlib
+import logging
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any, Final
+
+import orjson
+
+from app.core.pool.catalog import Catalog, Tier
+from app.core.pool.conductor_versions import Standing, standings
+from app.core.rating.promotion import Condition, breaches, conditions, promotable
+from app.engine.conductors import changes
+from app.engine.conductors.changes import Wanted
+from app.engine.conductors.trials import Candidate, Judged, candidate_of, judged, versions_apart
+from app.engine.context import EngineContext
+from app.errors import OursError
+from app.store.protocol import PROCESS, Once, Store
+
+EVERY_SECONDS = 60.0
+"""Seconds between two looks. A look reads at most 2,000 runs of a tier."""
+CLAIM_SECONDS = 3 * EVERY_SECONDS
+CLAIM: Final = "promotion watch"
+EVIDENCE_SECONDS: Final = 30 * 86_400.0
+"""How far back shadows count as evidence for a promotion."""
+
+
+def watched(catalog: Catalog, conductor: str) -> list[Tier]:
+    """The tiers that this model conducts and that state conditions."""
+    tiers = [tier for tier in catalog.tiers.values() if tier.promotion is not None]
+    return [tier for tier in tiers if tier.conductor.kind == "model" and tier.conductor.worker == conductor]
+
+
+async def gate(store: Store, catalog: Catalog, wanted: Wanted, now: float) -> tuple[Judged, ...]:
+    """Judge a promotion by the conditions of each tier that the conductor plans for; nothing for another change."""
+    if wanted.kind != "promoted":
+        return ()
+    tiers = watched(catalog, wanted.conductor)
+    if not tiers:
+        return ()
+    known = await store.changes()
+    standing = standings(known).get(wanted.conductor, Standing())
+    canary = candidate_of(known, wanted.conductor, standing)
+    since = now - EVIDENCE_SECONDS
+    found = [await judged(store, tier, wanted.version, canary, since, now) for tier in tiers]
+    return tuple([one for one in found if one is not None])
+
+
+def refusals(found: Sequence[Judged]) -> list[str]:
+    """The conditions that do not hold, in words."""
+    return [f"{one.tier}: {of.name} {_words(of)}" for one in found for of in one.conditions if of.outcome != "holds"]
+
+
+def _words(condition: Condition) -> str:
+    if condition.name == "min_pairs":
+        return f"is {condition.limit:.0f}, and there are {condition.count}"
+    if condition.found is None:
+        return f"is {condition.limit:g}, and nothing is known of it"
+    found = condition.found
+    return f"is {condition.limit:g}, and {found.value:.4f} was found, between {found.low:.4f} and {found.high:.4f}"
+
+
+def held(found: Sequence[Judged]) -> bool:
+    """True if a promotion may be made."""
+    return all(promotable(one.conditions) for one in found)
+
+
+def note(found: Sequence[Judged], **more: Any) -> str:
+    """The evidence of a decision as it is stored with the change; empty where there are no conditions."""
+    if not found and not any(more.values()):
+        return ""
+    tiers = [one.decision() for one in found]
+    return orjson.dumps({name: value for name, value in more.items() if value} | {"tiers": tiers}).decode()
+
+
+class PromotionWatch:
+    """The task of an engine that rolls back. One engine of the service does so at a time."""
+
+    def __init__(self, context: EngineContext) -> None:
+        self._context = context
+        self._mine = context.name("watch").encode()
+
+    async def run(self, stopping: asyncio.Event) -> None:
+        """Look until `stopping` is set. A failure is logged and tried again."""
+        while not stopping.is_set():
+            try:
+                await self.look()
+            except OursError:
+                pass  # the database is away
+            except Exception as bug:
+                self._context.telemetry.log(
+                    logging.ERROR, "Promotions could not be watched because of a bug; it is tried again."
+                )
+                logging.getLogger("baton").error("watch", exc_info=bug)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(EVERY_SECONDS):
+                    await stopping.wait()
+
+    async def look(self) -> None:
+        """Judge each canary, and each recent promotion, once, unless another engine does."""
+        catalog = self._context.catalog()
+        conductors = sorted(changes.conducted(catalog))
+        tiers = {name: found for name in conductors if (found := watched(catalog, name))}
+        if not tiers or not self._context.timed() or not await self._is_mine():
+            return
+        known = await self._context.store.changes()
+        standing = standings(known)
+        for conductor, of in tiers.items():
+            candidate = candidate_of(known, conductor, standing.get(conductor, Standing()))
+            if candidate is not None:
+                await self._judge(candidate, of)
+
+    async def _is_mine(self) -> bool:
+        now = self._context.now()
+        claim = Once(CLAIM, self._mine, now + CLAIM_SECONDS)
+        return (await self._context.store.claim_request(claim, now)).fingerprint == self._mine
+
+    async def _judge(self, candidate: Candidate, tiers: Sequence[Tier]) -> None:
+        now = self._context.now()
+        for tier in tiers:
+            spec = tier.promotion
+            if spec is None or (candidate.promoted and now - candidate.since > spec.watch_hours * 3_600):
+                continue
+            evidence = await versions_apart(self._context.store, tier, candidate, now)
+            source = "promotion" if candidate.promoted else "canary"
+            found = Judged(tier.name, source, evidence, conditions(spec, evidence))
+            if broken := breaches(found.conditions):
+                return await self._roll_back(candidate, found, broken)
+
+    async def _roll_back(self, candidate: Candidate, found: Judged, broken: Sequence[Condition]) -> None:
+        """Undo what the candidate was given. The id of the change follows from the candidate, so that it is undone once
+        at most, whatever several engines find."""
+        context = self._context
+        told = f"{candidate.conductor}|{candidate.version}|{candidate.since!r}|{candidate.share!r}"
+        name = f"change_{hashlib.sha256(told.encode()).hexdigest()[:24]}"
+        wanted = await changes.checked(context.store, Wanted(candidate.conductor, "rolled_back"), tuple)
+        if wanted.version != candidate.version:  # somebody has changed it meanwhile
+            return
+        names = [one.name for one in broken]
+        evidence = note([found], breached=names)
+        await changes.made(context.store, wanted, name=name, by=PROCESS, note=evidence)
+        for one in names:
+            context.telemetry.count("baton_rollbacks_total", candidate.conductor, one)
+        context.telemetry.log(
+            logging.ERROR,
+            "A version of a conductor breached the conditions of its promotion and was rolled back.",
+            worker=candidate.conductor,
+            versions=candidate.version,
+            tier=found.tier,
+            reason=", ".join(names),
+        )

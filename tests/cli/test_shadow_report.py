@@ -1,0 +1,27 @@
+"""`baton shadow report` where nothing is known yet; tests/engine/test_shadows.py has its figures."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from app.__main__ import main
+from tests.process.test_config import GOOD, written
+
+TRIED = '\n[tiers.tried]\npool = ["small"]\nshadow = "large"\n[tiers.tried.promotion]\nmin_pairs = 2\n'
+
+pytestmark = pytest.mark.usefixtures("embedded_database")
+
+
+def test_nothing_is_known_without_a_pair(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    environ = written(tmp_path, GOOD + TRIED) | {"BATON_DATA_DIR": str(tmp_path)}
+    asked = ["shadow", "report", "tried"]
+    assert main(asked, environ) == 0
+    told = capsys.readouterr().out
+    assert "worker large: 0 pairs" in told
+    assert "Nothing is known yet" in told
+    assert main([*asked, "--gate", "--json"], environ) == 1
+    (one,) = json.loads(capsys.readouterr().out)["candidates"]
+    assert (one["pairs"], one["promotable"], one["conditions"][0]["outcome"]) == (0, False, "open")
+    assert main(["shadow", "report", "gone"], environ) == 2
+    assert "there is no such tier" in capsys.readouterr().err

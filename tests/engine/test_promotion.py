@@ -1,0 +1,165 @@
+"""The conditions of a promotion: what they refuse, and how a version that breaches them is rolled back by itself."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from app.core.pool.catalog import PromotionSpec
+from app.core.pool.conductor_versions import Change, standings
+from app.core.rating.promotion import (
+    Evidence,
+    Pair,
+    Seen,
+    apart,
+    breaches,
+    conditions,
+    paired,
+    pairs_needed,
+    promotable,
+)
+from app.engine.conductors import watch
+from app.engine.conductors.changes import Wanted
+from app.engine.conductors.watch import PromotionWatch
+from app.process.wiring import Runtime
+from app.store.protocol import AdminEventQuery
+from tests.harness.in_process import ended_row, finish, order, plan_text, pool_text, running_service, speak
+from tests.stubs import Fail, ProviderStub, Reply
+
+SPEC = PromotionSpec(20, min_success_difference=-0.2, max_cost_increase=0.1, max_latency_increase=0.1, max_degraded=0.3)
+PLAN = Reply(chunks=(plan_text((0, "Solve it.", ["user"])),))
+STATED = "\n[tiers.baton-ultra.promotion]\nmin_pairs = 2\nmax_degraded = 0.05\n"
+
+
+def run(name: str, usd: int = 100, seconds: float = 1.0, *, right: bool = True, degraded: bool = False) -> Seen:
+    """A run as it is compared."""
+    return Seen(
+        run=name,
+        cluster=name,
+        answered=True,
+        degraded=degraded,
+        usd=usd,
+        seconds=seconds,
+        verdicts={"graders": right},
+        recipients=frozenset({"alpha"}),
+    )
+
+
+def pairs(count: int, rise: float) -> list[Pair]:
+    """Pairs whose shadow costs more by this share; prices differ from pair to pair."""
+    found = []
+    for number in range(count):
+        usd = 1_000 + number % 7 * 100
+        live, shadow = run(f"live{number}", usd), run(f"shadow{number}", round(usd * (1 + rise)))
+        found.append(Pair(live, shadow))
+    return found
+
+
+def outcomes(evidence: Evidence) -> dict[str, str]:
+    """The outcome of each condition."""
+    return {one.name: one.outcome for one in conditions(SPEC, evidence)}
+
+
+def test_without_a_pair_nothing_is_decided() -> None:
+    found = conditions(SPEC, paired([]))
+    assert {one.outcome for one in found} == {"open"}
+    assert (promotable(found), breaches(found), pairs_needed(found)) == (False, (), None)
+
+
+def test_a_condition_holds_or_is_breached_only_beyond_chance() -> None:
+    good, dear, near = (paired(pairs(200, rise)) for rise in (0.02, 0.3, 0.0999))
+    assert set(outcomes(good).values()) == {"holds"}
+    assert outcomes(dear)["max_cost_increase"] == "breached"
+    assert outcomes(near)["max_cost_increase"] in ("holds", "open")
+    few = conditions(SPEC, paired(pairs(10, 0.3)))
+    assert {one.outcome for one in few} == {"open"}
+    assert (pairs_needed(few) or 0) >= SPEC.min_pairs
+
+
+def test_wrong_and_degraded_runs_are_breaches_in_pairs_and_apart() -> None:
+    worse = [Pair(run(f"a{n}"), run(f"b{n}", right=False, degraded=True)) for n in range(60)]
+    live, candidate = [one.live for one in worse], [one.shadow for one in worse]
+    for evidence in (paired(worse), apart(live, candidate)):
+        found = outcomes(evidence)
+        assert (found["min_success_difference"], found["max_degraded"]) == ("breached", "breached")
+    alike = outcomes(apart(live, [run(f"c{n}") for n in range(60)]))
+    assert "breached" not in alike.values()
+
+
+async def changed(opened: Runtime, *wanted: tuple[str, float]) -> None:
+    """Load the version `planner@1`, and make changes of it."""
+    for number, (kind, share) in enumerate((("loaded", 0.0), *wanted)):
+        at = opened.context.now()
+        change = Change(f"change_{number}", at, "me", "planner", kind, "planner@1", share)  # type: ignore[arg-type]
+        await opened.context.store.change(change)
+    await opened.versions.look()
+
+
+async def runs(opened: Runtime, first: int, count: int) -> None:
+    """Let callers ask `baton-ultra` so often. The ids of the runs, which decide who conducts them, are always the
+    same."""
+    asked = [order(opened, "baton-ultra", run=f"run_{number:031x}") for number in range(first, first + count)]
+    for driven in [await opened.runs.start(one) for one in asked]:
+        await finish(driven)
+        await ended_row(opened.context.store, driven.run)
+
+
+async def live(opened: Runtime) -> tuple[str, str]:
+    """The version in force, and the canary."""
+    now = standings(await opened.context.store.changes())["planner"]
+    return now.live, now.canary
+
+
+async def test_no_version_is_promoted_without_evidence(tmp_path: Path) -> None:
+    async with ProviderStub() as stub:
+        async with running_service(tmp_path, pool_text(stub) + STATED) as opened:
+            await changed(opened)
+            wanted = Wanted("planner", "promoted", "planner@1")
+            context = opened.context
+            found = await watch.gate(context.store, context.catalog(), wanted, context.now())
+            assert not watch.held(found)
+            assert watch.refusals(found) == [
+                "baton-ultra: min_pairs is 2, and there are 0",
+                "baton-ultra: max_degraded is 0.05, and nothing is known of it",
+            ]
+            assert json.loads(watch.note(found, forced="why"))["forced"] == "why"
+        async with running_service(tmp_path, pool_text(stub)) as opened:
+            context = opened.context
+            found = await watch.gate(context.store, context.catalog(), wanted, context.now())
+            assert watch.held(found)
+            assert watch.note(found, forced=None) == ""
+
+
+@pytest.mark.parametrize("kind", ["canary", "promoted"])
+async def test_a_version_that_degrades_runs_is_rolled_back_by_itself(tmp_path: Path, kind: str) -> None:
+    """It is left alone while it does well, and undone once, with the evidence, when it does not."""
+    share = 0.8 if kind == "canary" else 0.0
+    async with ProviderStub() as stub:
+        speak(stub)
+        stub.always("planner", PLAN)
+        stub.always("planner@1", PLAN)
+        async with running_service(tmp_path, pool_text(stub) + STATED) as opened:
+            await runs(opened, 0, 4)
+            await changed(opened, (kind, share))
+            watching = PromotionWatch(opened.context)
+            await runs(opened, 4, 4)
+            await watching.look()
+            assert "planner@1" in await live(opened)
+            stub.always("planner@1", Fail(status=404))
+            await runs(opened, 8, 24)
+            await watching.look()
+            assert await live(opened) == ("", "")
+            (*_, last) = await opened.context.store.changes()
+            assert (last.kind, last.who, last.version) == ("rolled_back", "baton", "planner@1")
+            assert json.loads(last.note)["breached"] == ["max_degraded"]
+            assert 'baton_rollbacks_total{condition="max_degraded",conductor="planner"} 1.0' in metrics(opened)
+            before = len(await opened.context.store.changes())
+            await watching.look()
+            assert len(await opened.context.store.changes()) == before
+            events = await opened.context.store.admin_events(AdminEventQuery())
+            assert any(one.action == "conductor.rolled_back" and one.via == "process" for one in events)
+
+
+def metrics(opened: Runtime) -> str:
+    """The metrics of the process."""
+    return opened.context.telemetry.exposition().decode()
