@@ -92,8 +92,9 @@ def versions(run: Account, reigns: Reigns, report: Report) -> Iterator[Violation
 
 
 def _allowed(run: Account, call: Call, reigns: Reigns) -> set[str]:
-    tried = run.admitted["wire"].get("conductor") if run.admitted.get("origin_kind") == "shadow" else None
-    if tried:  # a shadow is conducted by the version that it tries
+    repeats = run.admitted.get("origin_kind") in ("shadow", "replay")
+    tried = run.admitted["wire"].get("conductor") if repeats else None
+    if tried:  # a shadow or a replay is conducted by the version that it tries
         return {tried}
     opened = run.proposals[call.proposal].opened if 0 <= call.proposal < len(run.proposals) else call.intent
     since, until = opened.at - NOTICED, call.intent.at + AHEAD

@@ -19,6 +19,7 @@ COMMANDS: Mapping[str, tuple[str, ...]] = {
     "grade": ("grade", "--signs", "--json"),
     "keys add": ("keys", "add", "another", "--json"),
     "offpolicy": ("offpolicy", "--tier", "baton-mini", "--json"),
+    "replay": ("replay", "--since", "1d", "--limit", "1", "--json"),
     "report": ("report", "--by", "user", "--json"),
     "rollouts": ("rollouts", "{file}", "--everybody", "--json"),
     "runs ls": ("runs", "ls", "--limit", "1000", "--json"),
@@ -26,8 +27,8 @@ COMMANDS: Mapping[str, tuple[str, ...]] = {
     "holds add": ("holds", "add", "--reason", "case 12", "--json"),
 }
 """The words of each such command, without the tenant. The erasure comes last, but for the hold that would forbid it."""
-WITHOUT_RESULT = {"grade", "offpolicy"}
-"""Commands that may end with 1 here, because nothing was rated by a rule or drawn at random."""
+WITHOUT_RESULT = {"grade", "offpolicy", "replay"}
+"""Commands that may end with 1 here, because nothing was rated by a rule or drawn at random, or workers are gone."""
 WITHOUT = {"train"}
 """Commands that read the same runs as `rollouts` does, by the same code, and need torch."""
 

@@ -95,8 +95,10 @@ def define(root: Group) -> None:
         """Ask a run to end, whichever process has it, and wait for its end."""
 
     _define_explain(runs)
+    _define_diff(runs)
     _define_removal(runs)
     _define_plan(root)
+    _define_replay(root)
     _define_report(root)
 
 
@@ -115,6 +117,46 @@ def _define_explain(runs: Group) -> None:
     @AS_JSON
     def explain() -> None:
         """Explain one run in sentences: why this plan and these workers, its cost, and what nobody knows."""
+
+
+def _define_diff(runs: Group) -> None:
+    @runs.add("diff", "replay", "baton runs diff run_0199 last")
+    @argument("run", "A run's id, a prefix of one, the id of a reply, or last.")
+    @argument("other", "Another one.")
+    @AS_JSON
+    def diff() -> None:
+        """Compare two runs: answers, steps, cost, time, tokens, scores, and who saw what in one of them only."""
+
+
+def _define_replay(root: Group) -> None:
+    @root.add(
+        "replay",
+        "replay",
+        "baton replay last",
+        "baton replay run_0199 --from-step 2 --under worker=luna",
+        "baton replay --since 7d --tier baton-ultra --limit 100 --under tier=baton-mini --max-usd 5 --out tried.jsonl",
+        "baton replay --since 1d --pool next.toml --json",
+    )
+    @argument("run", "Runs by id, prefix, id of a reply, or last.", required=False, nargs=-1)
+    @SINCE
+    @only("state")
+    @FILTERS
+    @option("--limit", type=COUNT, default=20, help="The most runs to replay.")
+    @option("--seed", type=int, help="Draw them at random with this seed, in place of the newest ones.")
+    @repeatable(
+        "--under",
+        metavar="NAME=VALUE",
+        help="A change: tier, conductor (a worker), version (of the conductor), worker, plan (a JSON file), effort, "
+        "snapshot (the digest of a stored pool).",
+    )
+    @option("--from-step", type=click.IntRange(0), metavar="N", help="Keep the outputs of the steps before this one.")
+    @repeatable("--add-label", metavar="LABEL", help="A label beside those of the run.")
+    @option("--max-usd", type=DOLLARS, help="The most that all replays may cost together.")
+    @option("--concurrency", type=click.IntRange(1, 64), default=4, help="The replays at a time.")
+    @option("--out", metavar="FILE", help="Append each pair as a line of JSON; runs that are in it are not replayed.")
+    @in_order(POOL, AS_JSON)
+    def replay() -> None:
+        """Carry out past runs once more, as they were or with changes, and compare each with its replay."""
 
 
 def _define_plan(root: Group) -> None:

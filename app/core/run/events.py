@@ -92,8 +92,9 @@ class RunAdmitted(Fact):
 
     @property
     def tried_version(self) -> str:
-        """The version of the conductor that this run tries as a shadow, whichever is in force; empty in other runs."""
-        return str(self.wire.get("conductor", "")) if self.origin_kind == "shadow" else ""
+        """The version of the conductor that this run tries as a shadow or a replay, whichever is in force; empty in
+        other runs."""
+        return str(self.wire.get("conductor", "")) if self.origin_kind in ("shadow", "replay") else ""
 
 
 @fact(Kind.CANCEL_ASKED)

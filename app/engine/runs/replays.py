@@ -70,6 +70,8 @@ class Changes:
     """The number of the step from which on the plan is carried out; the outputs of earlier steps are taken over."""
     conducts: bool = False
     """True if the tier's conductor plans anew."""
+    version: str = ""
+    """The version of that conductor which plans, whichever is in force; empty for the one that is."""
 
 
 async def read(store: ContentReads, journal: Journal) -> Earlier:
@@ -244,7 +246,7 @@ def order(
         followed=False,
         on_disconnect="finish",
         ignored=admitted.ignored,
-        wire={"format": "chat"},
+        wire={"format": "chat"} | ({"conductor": changes.version} if changes.version else {}),
         origin_kind="replay",
         origin_run=earlier.state.run,
         recording=taken if taken.plans or taken.tools else None,

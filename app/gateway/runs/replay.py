@@ -45,6 +45,8 @@ class ReplayRequest(WireModel):
 
     model: Annotated[str, Field(max_length=256)] | None = None
     """The tier, an alias of one, or an arm, whose conductor plans anew. Its limits apply in place of the run's."""
+    version: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+    """The version of the conductor that plans anew, whichever is in force."""
     effort: Annotated[str, Field(max_length=32)] | None = None
     plan: dict[str, Any] | None = None
     """Another plan, in the form of `baton.plan`."""
@@ -94,8 +96,9 @@ async def order(
         tier = tier_of(catalog, row.tier, row.model) or tier
     effort = nearest_effort(tier, asked.effort or admitted.effort or None)
     pool = asked.pool or WHOLE_POOL
-    conducts = asked.model is not None and asked.plan is None and asked.worker is None
-    changes = Changes(asked.plan, asked.worker, asked.from_step, conducts=conducts)
+    anew = asked.model is not None or asked.version is not None
+    conducts = anew and asked.plan is None and asked.worker is None
+    changes = Changes(asked.plan, asked.worker, asked.from_step, conducts=conducts, version=asked.version or "")
     if asked.worker is not None and asked.worker not in tier.pool:
         raise InvalidRequest(
             f"The worker is not in the pool of {tier.name}; it has {', '.join(tier.pool)}.", param="worker"

@@ -1,0 +1,197 @@
+"""`python -m tests.bench.replays`: past runs replayed under their own plan, and who saw what in both.
+
+    python -m tests.bench.replays [--runs 500] [--seed 1]
+
+A service with the simulated workers, none of which fails, carries out `--runs` requests, drawn by the seed over tiers
+of every shape: one worker, fixed chains and fans, a model that conducts (in one round, in several, and with workflows
+inside steps), a selector, and plans of the caller's with random access lists; a tenth of them call a tool. Each run is
+then replayed over HTTP without any change. The workers that were called, for which step, and what each was shown must
+be the same in both, and no conductor may be asked. A worker that took over from a failing one would differ; there is
+none here.
+
+The exit status is 1 if any replay differs, or if it was refused or has not succeeded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import httpx
+
+from app.core.rating.comparison import Disclosure, RunFigures, figures
+from app.process.wiring import Runtime
+from tests.bench.caps import QUIET, pool_of
+from tests.bench.previews import request
+from tests.harness.in_process import calling, running_service
+
+AT_ONCE = 16
+SHAPES = """
+[tiers.chain]
+pool = "all"
+conductor = { kind = "fixed", shape = "chain" }
+limits = { steps = 5, seconds = 120 }
+
+[tiers.fan]
+pool = "all"
+conductor = { kind = "fixed", shape = "fan_out", width = 3 }
+limits = { steps = 5, seconds = 120 }
+
+[tiers.rounds]
+pool = "all"
+conductor = { kind = "model", worker = "rehearsal-conductor" }
+fallback = "rehearsal-sage"
+limits = { steps = 5, rounds = 3, seconds = 120 }
+
+[tiers.nested]
+pool = "all"
+conductor = { kind = "model", worker = "rehearsal-conductor" }
+fallback = "rehearsal-sage"
+limits = { steps = 5, rounds = 2, depth = 2, seconds = 120 }
+"""
+TIERS = ("baton-mini", "baton-ultra", "baton-select", "chain", "fan", "rounds", "nested")
+PLANNED = "baton-ultra"
+"""The tier of requests that bring a plan of their own, with access lists at random."""
+WORKERS = ("rehearsal-sage", "rehearsal-scribe", "rehearsal-almanac")
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "calculate",
+        "description": "Evaluates an arithmetic expression.",
+        "parameters": {"type": "object", "properties": {"expression": {"type": "string"}}, "required": ["expression"]},
+    },
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """A run and its replay."""
+
+    tier: str
+    topology: str
+    turns: int
+    first: RunFigures
+    second: RunFigures | None
+    refused: str
+
+    @property
+    def differs(self) -> bool:
+        """True if somebody saw something in one of them only, or there is no replay that succeeded."""
+        if self.second is None or self.second.state != "succeeded":
+            return True
+        return workers(self.first) != self.second.disclosures
+
+
+def workers(run: RunFigures) -> frozenset[Disclosure]:
+    """The disclosures of a run without those to the models that planned."""
+    return frozenset([one for one in run.disclosures if one.role == "worker"])
+
+
+async def answered(client: httpx.AsyncClient, body: dict[str, Any]) -> str:
+    """A run that has ended; its caller returns the length of each expression as the result of the tool."""
+    while True:
+        reply = await client.post("/v1/chat/completions", json=body)
+        reply.raise_for_status()
+        message = reply.json()["choices"][0]["message"]
+        calls = message.get("tool_calls") or ()
+        if not calls:
+            return str(reply.headers["x-baton-run"])
+        results = [
+            {"role": "tool", "tool_call_id": call["id"], "content": str(len(call["function"]["arguments"]))}
+            for call in calls
+        ]
+        body = body | {"messages": [*body["messages"], message, *results]}
+
+
+async def replayed(opened: Runtime, client: httpx.AsyncClient, run: str) -> Replayed:
+    """Replay one run, and read both."""
+    store = opened.context.store
+    row, journal = await store.run(run), await store.journal(run)
+    first = figures(journal.events)
+    turns = sum(event.kind.value == "run.resumed" for event in journal.events)
+    reply = await client.post(f"/v1/runs/{run}/replay", json={"wait": 60})
+    second = None
+    if reply.status_code == 200:
+        second = figures((await store.journal(reply.json()["id"])).events)
+    refused = "" if second is not None else reply.text
+    return Replayed(row.tier, row.topology or "", turns, first, second, refused)
+
+
+async def play(count: int, seed: int) -> list[Replayed]:
+    """Carry out runs, then replay each."""
+    random, gate = Random(seed), asyncio.Semaphore(AT_ONCE)
+    with tempfile.TemporaryDirectory() as folder:
+        pool = pool_of(0) + SHAPES
+        async with running_service(Path(folder), pool, QUIET) as opened, calling(opened) as client:
+
+            async def one(body: dict[str, Any]) -> Replayed:
+                async with gate:
+                    return await replayed(opened, client, await answered(client, body))
+
+            return await asyncio.gather(*[one(drawn(random)) for _ in range(count)])
+
+
+def drawn(random: Random) -> dict[str, Any]:
+    """The body of a request."""
+    body = request(random) | {"model": random.choice(TIERS)}
+    if random.random() < 0.1:
+        sum_of_two = f"What is {random.randrange(10, 10_000)} * {random.randrange(10, 10_000)}?"
+        body |= {"tools": [TOOL], "messages": [{"role": "user", "content": sum_of_two}]}
+    if random.random() < 0.2:
+        body |= {"model": PLANNED, "baton": {"plan": {"steps": plan(random)}}}
+    return body
+
+
+def plan(random: Random) -> list[dict[str, Any]]:
+    """The steps of a plan; each sees the conversation, and some of the earlier steps."""
+    steps = []
+    for place in range(random.randrange(1, 6)):
+        seen = [earlier for earlier in range(place) if random.random() < 0.5]
+        steps.append({"worker": random.choice(WORKERS), "subtask": "Solve the task.", "access": ["user", *seen]})
+    return steps
+
+
+def table(found: Sequence[Replayed]) -> list[str]:
+    """The lines of a Markdown table."""
+    lines = [
+        "| tier | runs | with tool turns | shapes | disclosures of workers | different |",
+        "|---|---|---|---|---|---|",
+    ]
+    for tier in (*TIERS, ""):
+        some = [one for one in found if tier in ("", one.tier)]
+        shapes = Counter(one.topology for one in some)
+        cells = [
+            len(some),
+            sum(one.turns > 0 for one in some),
+            ", ".join(f"{name} {times}" for name, times in shapes.most_common()),
+            sum(len(workers(one.first)) for one in some),
+            sum(one.differs for one in some),
+        ]
+        lines.append(f"| {tier or 'all'} | {' | '.join(map(str, cells))} |")
+    return lines
+
+
+def main() -> int:
+    """Print the table, and the first replays that differ."""
+    parser = argparse.ArgumentParser(description="Replays of runs under their own plan.")
+    parser.add_argument("--runs", type=int, default=500)
+    parser.add_argument("--seed", type=int, default=1)
+    asked = parser.parse_args()
+    found = asyncio.run(play(asked.runs, asked.seed))
+    print("\n".join(table(found)))
+    wrong = [one for one in found if one.differs]
+    for one in wrong[:5]:
+        print(one.first.run, one.refused or one.second)
+    return 1 if wrong or len(found) < asked.runs else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

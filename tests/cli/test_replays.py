@@ -1,0 +1,99 @@
+"""`baton replay` and `baton runs diff` over a journal of simulated workers."""
+
+import asyncio
+import json
+from collections.abc import Mapping
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.__main__ import main
+from tests.bench.caps import QUIET, pool_of
+from tests.harness.in_process import calling, running_service
+
+HARD = "Solve 3(x + 2) = 2x + 11"
+RUNS = 2
+
+
+@dataclass
+class Desk:
+    """A database with some runs, and the commands over it."""
+
+    environ: Mapping[str, str]
+    runs: list[str]
+
+    def say(self, *arguments: str) -> tuple[int, str]:
+        with redirect_stdout(StringIO()) as out, redirect_stderr(StringIO()) as err:
+            status = main(arguments, dict(self.environ))
+        return status, out.getvalue() or err.getvalue()
+
+    def read(self, *arguments: str) -> Any:
+        return json.loads(self.say(*arguments, "--json")[1])
+
+
+@pytest.fixture(scope="module")
+def desk(tmp_path_factory: pytest.TempPathFactory) -> Desk:
+    folder = tmp_path_factory.mktemp("replays")
+    environ = {
+        "BATON_POOL": str(folder / "pool.toml"),
+        "BATON_DATA_DIR": str(folder),
+        "BATON_PEPPER": "p" * 32,
+        "BATON_REHEARSAL_DELAY": "0",
+    }
+    return Desk(environ, asyncio.run(made(folder)))
+
+
+async def made(folder: Path) -> list[str]:
+    body = {"model": "baton-ultra", "messages": [{"role": "user", "content": HARD}]}
+    async with running_service(folder, pool_of(0), QUIET) as opened, calling(opened) as client:
+        return [(await client.post("/v1/chat/completions", json=body)).headers["x-baton-run"] for _ in range(RUNS)]
+
+
+def test_past_runs_are_replayed_once_and_compared(desk: Desk, tmp_path: Path) -> None:
+    out = ("--out", str(tmp_path / "replayed.jsonl"))
+    found = desk.read("replay", "--since", "1h", "--tier", "baton-ultra", *out)
+    assert {one["run"] for one in found["pairs"]} == set(desk.runs)
+    for one in found["pairs"]:
+        assert one["comparison"]["same_answer"], "simulated workers answer equal requests equally"
+        assert one["comparison"]["disclosures"]["only_second"] == []
+    [cost] = [one for one in found["metrics"] if one["metric"] == "cost_usd"]
+    assert (cost["pairs"], cost["lower"]) == (RUNS, RUNS), "nobody plans again"
+    assert cost["interval_95"][0] <= cost["difference"] <= cost["interval_95"][1]
+    again = desk.read("replay", "--since", "1h", *out)
+    assert (again["pairs"], again["left_out"]) == ([], {"replayed before": RUNS})
+
+
+def test_two_runs_are_compared_in_words(desk: Desk) -> None:
+    status, told = desk.say("replay", desk.runs[0], "--from-step", "1", "--under", "worker=rehearsal-sage")
+    assert status == 0, told
+    assert desk.runs[0] in told
+    [listed] = desk.read("runs", "ls", "--origin", "replay", "--origin-run", desk.runs[0], "--limit", "1")
+    assert "succeeded (replay)" in desk.say("runs", "ls", "--origin", "replay")[1]
+    told = desk.say("runs", "diff", desk.runs[0], listed["id"])[1]
+    assert "step 1.0: " in told
+    assert "(conductor) saw user" in told
+
+
+def test_no_replay_begins_that_the_money_does_not_suffice_for(desk: Desk) -> None:
+    found = desk.read("replay", *desk.runs, "--max-usd", "0.0000001")
+    assert (found["pairs"], found["left_out"]) == ([], {"no money left": RUNS})
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["--under", "moon=full"], "--under"),
+        (["--under", "snapshot=0123"], "0123"),
+        (["--since", "1h", "--from-step", "1"], "--from-step"),
+        ([], "which runs"),
+    ],
+)
+def test_a_wrong_command_line_says_what_is_missing(desk: Desk, words: list[str], named: str) -> None:
+    runs = desk.runs[:1] if words and words[0] == "--under" else []
+    status, told = desk.say("replay", *runs, *words)
+    assert status == 2
+    assert named in told
