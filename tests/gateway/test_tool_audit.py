@@ -11,10 +11,12 @@ from rich.console import Console
 
 from app.cli import run_record, run_tree
 from app.core.run.state import fold
+from app.gateway.http.api_keys import mint
 from app.gateway.openapi import run_replies
 from app.gateway.runs import audit
 from app.process.wiring import Runtime
 from tests.harness.conversations import Talk, calling, look
+from tests.harness.in_process import calling as calling_client
 from tests.harness.in_process import pool_text, running_service
 from tests.stubs import ProviderStub, Reply
 
@@ -103,3 +105,34 @@ async def test_what_was_erased_is_null(stub: ProviderStub, runtime: Runtime) -> 
     assert (step["erased"], step["messages"]) == (True, None)
     assert (step["exchanges"][0]["said"], step["exchanges"][0]["results"]) == (None, None)
     assert "look(erased) → erased" in await drawn(runtime, run)
+
+
+async def test_only_who_began_a_run_or_may_read_it_is_shown_the_ids_that_its_tool_calls_wait_under(
+    stub: ProviderStub, runtime: Runtime
+) -> None:
+    """Another key may go on with a run, as clients rotate keys; it must have the ids from whoever received them."""
+    stub.script("alpha", calling(look("a")), DONE)
+    tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
+    asked = {"model": "baton-mini", "messages": [{"role": "user", "content": "Look."}], "tools": [tool]}
+    store, pepper = runtime.gateway.store, runtime.gateway.pepper
+    keys = {}
+    for name, scopes in (("other", ["runs:read", "runs:write"]), ("auditor", ["runs:read", "audit:read"])):
+        keys[name], row = mint(pepper, tenant="acme", name=name, scopes=scopes, now=0.0)
+        assert await store.add_key(row)
+    async with calling_client(runtime) as own:
+        reply = (await own.post("/v1/chat/completions", json=asked)).json()
+        [call] = reply["choices"][0]["message"]["tool_calls"]
+        run = reply["baton"]["run"]
+        for path in (f"/v1/runs/{run}", f"/v1/runs/{run}/events", f"/v1/runs/{run}/explain"):
+            texts = [(await own.get(path, headers={"authorization": f"Bearer {key}"})).text for key in keys.values()]
+            assert call["id"] not in texts[0]
+            assert (call["id"] in texts[1]) is not path.endswith("explain")
+            assert '"look"' in texts[0] or path.endswith("explain")
+        said = {"role": "assistant", "content": None, "tool_calls": [call]}
+        result = {"role": "tool", "tool_call_id": call["id"], "content": "A"}
+        further = asked | {"messages": [*asked["messages"], said, result]}
+        other = {"authorization": f"Bearer {keys['other']}"}
+        ended = await own.post("/v1/chat/completions", json=further, headers=other)
+        assert ended.json()["choices"][0]["message"]["content"] == "It is 42."
+        answered = (await own.get(f"/v1/runs/{run}/events", headers=other)).text
+    assert call["id"] in answered, "an id that waits for nothing is no secret"

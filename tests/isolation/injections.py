@@ -41,8 +41,8 @@ NAMES = ("alpha", "beta", "gamma", UNCLEARED)
 CANARY = re.compile(r"CANARY-[a-z0-9]+-[a-z0-9]+")
 LABEL = "phi"
 ECHO = 6_000
-"""Characters of what it was shown that a worker repeats in every other scene; in the rest it keeps them to itself, so
-that whoever sees them was shown them."""
+"""Characters of what it was shown that a worker repeats, in about every other scene of each topology; in the rest it
+keeps them to itself, so that whoever sees them was shown them."""
 MOST_STEERED = 16
 """Calls of workers in a run whose conductor plans what an injection says: four steps in each of two rounds, twice."""
 STEPS = {"single": 1, "chain": 3, "fan_out": 3, "caller": 3, "rounds": 2, "nested": 3, "tools": 3}
@@ -125,6 +125,11 @@ class Scene:
         return f"{self.topology if self.topology in ('single', 'chain', 'fan_out') else 'model'}-{self.outbound}"
 
     @property
+    def repeats(self) -> bool:
+        """True if workers repeat what they were shown."""
+        return bool(self.number // len(TOPOLOGIES) % 2)
+
+    @property
     def forges(self) -> bool:
         """True if workers call a tool that was not offered, so that no worker's answer can be used."""
         forged = self.injection is not None and self.injection.family == "forged tool call"
@@ -150,7 +155,7 @@ class Cast:
         """Repeat everything that was shown, with a canary of its own, and carry out what a text demands of a worker."""
         scene, shown = self.scene, received.body.decode(errors="replace")
         seen = json.dumps(received.json, ensure_ascii=False)
-        repeated = f"I was shown: {seen[:ECHO]}" if scene.number % 2 else ""
+        repeated = f"I was shown: {seen[:ECHO]}" if scene.repeats else ""
         text = f"CANARY-out-{len(scene.said)}n{scene.number} {scene.payload('worker output')} {repeated}"
         scene.said[id(received)] = text
         calls = [ToolCall("shell", json.dumps({"run": "CANARY-args-0"}), id=FORGED_CALL)] if scene.forges else []
@@ -488,7 +493,9 @@ async def played(folder: Path, chosen: Iterable[Scene], *, audits: bool = True) 
 def main() -> int:
     """See the module docstring."""
     parser = argparse.ArgumentParser(prog="python -m tests.isolation.injections")
-    parser.add_argument("--every", type=int, default=1, help="Play each n-th scene only.")
+    parser.add_argument(
+        "--every", type=int, default=1, help="Play each n-th scene only; an odd number plays all topologies."
+    )
     parser.add_argument("--first", type=int, default=0, help="Begin with this scene.")
     given = parser.parse_args()
     logging.disable(logging.WARNING)

@@ -4,7 +4,7 @@ A run that waits for tool results has one turn for each request that its caller 
 is metadata; what it was called with and what came back is content.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import orjson
@@ -74,6 +74,24 @@ def exchanges(step: StepState, events: Sequence[Event]) -> list[dict[str, Any]]:
         use = {"at": asked_at, "calls": calls, "answered_at": answered_at}
         shown.append({"turn": exchange.turn, "attempt": exchange.call, "worker": exchange.worker, **use})
     return shown
+
+
+def without_ids(run: dict[str, Any], waiting: Collection[str]) -> dict[str, Any]:
+    """The record of a run without the ids of the calls that wait: whoever sends results under them goes on with the run
+    and receives its answer."""
+    for step in run["steps"]:
+        for use in step["exchanges"]:
+            use["calls"] = _without_ids(use["calls"], waiting)
+    return run
+
+
+def event_without_ids(body: Mapping[str, Any], waiting: Collection[str]) -> Mapping[str, Any]:
+    """The body of a `step.awaiting_tool` without these ids."""
+    return {**body, "calls": _without_ids(body["calls"], waiting)}
+
+
+def _without_ids(calls: Sequence[Mapping[str, Any]], waiting: Collection[str]) -> list[dict[str, Any]]:
+    return [{**call, "id": None if call["id"] in waiting else call["id"]} for call in calls]
 
 
 def refs(step: StepState) -> set[str]:

@@ -8,7 +8,7 @@ is absent (404). Everything is read from the journal, and lists from the rows th
 goes on after the last row that was seen, so that new runs shift nothing.
 """
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Annotated, Any, Final
 
@@ -19,7 +19,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from app.core.records import record
-from app.core.run.events import Event
+from app.core.run.events import Event, Kind
 from app.core.run.reply_ids import run_of_reply
 from app.core.run.state import fold
 from app.errors import Forbidden, InvalidRequest, NotFound, RunPruned
@@ -31,7 +31,7 @@ from app.gateway.http.context import GatewayContext
 from app.gateway.http.ingress import json_body
 from app.gateway.http.sse import EventStream
 from app.gateway.openapi import explanation_replies, operations, run_replies
-from app.gateway.runs import audit, cancel, explanation, feedback, log_route, replay
+from app.gateway.runs import audit, cancel, exchanges, explanation, feedback, log_route, replay
 from app.gateway.wire import query
 from app.store.protocol import METADATA_TAG, Place, RunQuery, RunRow, TenantStore
 
@@ -56,6 +56,8 @@ class VisibleRun:
 
     row: RunRow
     store: TenantStore
+    may_read: bool
+    """True if the key may read the run's content: it began the run, or has `audit:read`."""
 
 
 def routes(context: GatewayContext, keys: Keys, idempotency: Idempotency) -> APIRouter:
@@ -95,7 +97,6 @@ def _lists(router: APIRouter, context: GatewayContext, keys: Keys) -> None:
 def _reads(router: APIRouter, context: GatewayContext, keys: Keys) -> None:
     """The audit trail of one run."""
     audited = Annotated[VisibleRun, Depends(_visible(context, keys.needs("runs:read")))]
-    disclosed = Annotated[VisibleRun, Depends(_visible(context, keys.needs("runs:read", "audit:read")))]
     declared = operations.replies(*operations.READING)
 
     @router.get(
@@ -106,10 +107,12 @@ def _reads(router: APIRouter, context: GatewayContext, keys: Keys) -> None:
         responses=declared,
     )
     async def get_run(found: audited) -> Response:
-        """The run's plan, calls, money and ratings, without any content."""
+        """The run's plan, calls, money and ratings, without any content. The ids of tool calls that wait for results
+        are shown to the key that began the run, and to keys with `audit:read`; to others they are null."""
         row, store = found.row, found.store
         journal = await store.journal(row.id)
-        return _json(audit.whole(row, journal, await store.feedback(row.id)))
+        whole = audit.whole(row, journal, await store.feedback(row.id))
+        return _json(whole if found.may_read else exchanges.without_ids(whole, fold(journal.events).awaited))
 
     @router.get(
         "/{run}/events",
@@ -119,9 +122,12 @@ def _reads(router: APIRouter, context: GatewayContext, keys: Keys) -> None:
         responses=declared,
     )
     async def list_run_events(found: audited, filters: Annotated[query.EventFilters, Query()]) -> Response:
-        """The events from which everything else about a run is derived, in order."""
+        """The events from which everything else about a run is derived, in order. The ids of tool calls that wait are
+        shown as in the run itself."""
         journal = await found.store.journal(found.row.id, after=filters.after)
-        data = [_event(event) for event in journal.events[: filters.limit]]
+        events = journal.events[: filters.limit]
+        waiting = await _hidden_ids(found, events)
+        data = [_event(event, waiting) for event in events]
         has_more = len(journal.events) > filters.limit
         return _json(_page(data, "seq", has_more, str(data[-1]["seq"]) if has_more else None))
 
@@ -137,12 +143,31 @@ def _reads(router: APIRouter, context: GatewayContext, keys: Keys) -> None:
         proof = await context.store.log.proof(found.row.id)
         return _json(log_route.proof_of_run(found.row.id, found.row.seq, proof))
 
+
+def _explains(router: APIRouter, context: GatewayContext, keys: Keys) -> None:
+    """The routes that read content: the explanation, for those who may read it, and a step in full."""
+    disclosed = Annotated[VisibleRun, Depends(_visible(context, keys.needs("runs:read", "audit:read")))]
+    visible = Annotated[VisibleRun, Depends(_visible(context, keys.needs("runs:read")))]
+
+    @router.get(
+        "/{run}/explain",
+        operation_id="explain_run",
+        summary="Explain a run in words and as data.",
+        response_model=explanation_replies.Explanation,
+        responses=operations.replies(*operations.READING),
+    )
+    async def explain_run(found: visible) -> Response:
+        """Why it was planned so, why these workers did its steps, what it cost against the cheapest alternative, what
+        speaks for the answer, and what nobody knows. The reasons of conductors are content: they are shown to the key
+        that began the run, and to keys with `audit:read`."""
+        return _json(await explanation.explain(found.store, context.store, found.row, content=found.may_read))
+
     @router.get(
         "/{run}/steps/{n}",
         operation_id="get_run_step",
         summary="Read the messages that a step's worker got and wrote.",
         response_model=run_replies.StepInFull,
-        responses=declared,
+        responses=operations.replies(*operations.READING),
     )
     async def get_run_step(found: disclosed, n: StepNumber) -> Response:
         """One step with its content, which needs the scope `audit:read`."""
@@ -153,32 +178,13 @@ def _reads(router: APIRouter, context: GatewayContext, keys: Keys) -> None:
         return _json(await audit.step_in_full(found.store, state, journal.events, int(n)))
 
 
-def _explains(router: APIRouter, context: GatewayContext, keys: Keys) -> None:
-    reader = Annotated[Caller, keys.needs("runs:read")]
-    visible = Annotated[VisibleRun, Depends(_visible(context, keys.needs("runs:read")))]
-
-    @router.get(
-        "/{run}/explain",
-        operation_id="explain_run",
-        summary="Explain a run in words and as data.",
-        response_model=explanation_replies.Explanation,
-        responses=operations.replies(*operations.READING),
-    )
-    async def explain_run(found: visible, caller: reader) -> Response:
-        """Why it was planned so, why these workers did its steps, what it cost against the cheapest alternative, what
-        speaks for the answer, and what nobody knows. The reasons of conductors are content: they are shown to the key
-        that began the run, and to keys with `audit:read`."""
-        may_read = found.row.key == caller.key.id or caller.may("audit:read")
-        return _json(await explanation.explain(found.store, context.store, found.row, content=may_read))
-
-
 def _streams(router: APIRouter, context: GatewayContext, keys: Keys, idempotency: Idempotency) -> None:
     reader = Annotated[Caller, keys.needs("runs:read")]
     visible = Annotated[VisibleRun, Depends(_visible(context, keys.needs("runs:read")))]
 
-    async def readable(found: visible, caller: reader) -> RunRow:
+    async def readable(found: visible) -> RunRow:
         """The run, if this key may read its answer: the key that began it, or one with `audit:read`."""
-        if found.row.key != caller.key.id and not caller.may("audit:read"):
+        if not found.may_read:
             raise Forbidden()
         return found.row
 
@@ -337,7 +343,7 @@ def _visible(context: GatewayContext, needed: Any) -> Callable[..., Awaitable[Vi
             raise await _absent(store, caller, name) from None
         if not caller.sees(row.tenant):
             raise NotFound()
-        return VisibleRun(row, store)
+        return VisibleRun(row, store, replay.may_read(row, caller))
 
     return visible
 
@@ -428,8 +434,17 @@ def _page(data: list[dict[str, Any]], key: str, has_more: bool, following: str |
     return {"object": "list", "data": data, **ends, "has_more": has_more, "next": following}
 
 
-def _event(event: Event) -> dict[str, Any]:
-    return {"object": "run.event", "seq": event.seq, "kind": event.kind.value, "at": event.at, "body": event.body}
+async def _hidden_ids(found: VisibleRun, events: Sequence[Event]) -> Collection[str]:
+    """The ids of tool calls that these events name, and that this key is not shown because they wait for results."""
+    if found.may_read or all(event.kind is not Kind.STEP_AWAITING for event in events):
+        return ()
+    return fold((await found.store.journal(found.row.id)).events).awaited.keys()
+
+
+def _event(event: Event, hidden: Collection[str]) -> dict[str, Any]:
+    named = hidden and event.kind is Kind.STEP_AWAITING
+    body = exchanges.event_without_ids(event.body, hidden) if named else event.body
+    return {"object": "run.event", "seq": event.seq, "kind": event.kind.value, "at": event.at, "body": body}
 
 
 async def _cancelled(context: GatewayContext, found: VisibleRun) -> Response:
