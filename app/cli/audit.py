@@ -1,4 +1,4 @@
-"""`baton audit check|export|rules` checks a journal against Baton's promises, by code that did not write it.
+"""`baton audit check|export|tiles|rules` checks a journal against Baton's promises, by code that did not write it.
 
 Exit status: 0 clean, 1 violations, 2 the journal could not be read.
 """
@@ -13,13 +13,15 @@ from rich.text import Text
 
 from app.audit.check import Auditor
 from app.audit.export import Export
+from app.audit.log.folder import save
 from app.audit.report import RULES, Report
 from app.cli import event_loop, storage, terminal
 from app.cli.asked import Asked
-from app.errors import StoreUnavailable
+from app.errors import ConfigInvalid, StoreUnavailable
 from app.process.config import read
 from app.providers.formats import adapter
 from app.store.journal_file import write
+from app.store.sealed_rows import SealedRows, in_one_snapshot
 
 SHOWN = 200
 """Violations that are printed; `--json` has up to 10,000."""
@@ -31,11 +33,13 @@ def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> i
     terminal.log_to_stderr("warning")
     if asked.verb == "rules":
         return _rules(as_json=asked.json)
-    if asked.verb == "export" or asked.file is None:
+    if asked.verb != "check" or asked.file is None:
         storage.announce(read(environ))
     try:
         if asked.verb == "export":
             return event_loop.run(_export(asked, environ, now()))
+        if asked.verb == "tiles":
+            return event_loop.run(_tiles(asked, environ))
         report = event_loop.run(_check(asked, environ, now()))
     except StoreUnavailable as error:
         print(f"baton: {error.message}", file=sys.stderr)
@@ -67,6 +71,27 @@ async def _export(asked: Asked, environ: Mapping[str, str], now: float) -> int:
         terminal.print_json({"file": asked.file, "runs": runs})
         return CLEAN
     terminal.err().print(f"{runs:,} runs are in {asked.file}; it holds callers' texts.", markup=False)
+    return CLEAN
+
+
+async def _tiles(asked: Asked, environ: Mapping[str, str]) -> int:
+    """Save the transparency log in a folder."""
+    settings = read(environ)
+    saved = 0
+
+    def whole(stored: SealedRows) -> None:
+        nonlocal saved
+        state = stored.state()
+        if state is None or state["checkpoint"] is None:
+            raise ConfigInvalid(["Nothing was sealed in this database yet; engines of 0.3.0 and later seal."])
+        saved = save(Path(asked.folder), (one.entry for one in stored.entries()), state["checkpoint"])
+
+    async with storage.used(settings), storage.journals(settings) as archive:
+        await in_one_snapshot(archive, whole)
+    if asked.json:
+        terminal.print_json({"folder": asked.folder, "entries": saved})
+        return CLEAN
+    terminal.err().print(f"{saved:,} entries of the log are in {asked.folder}.", markup=False)
     return CLEAN
 
 

@@ -143,7 +143,7 @@ class Archive:
 
     async def administration(self) -> Administration:
         """The keys, the tenants, and the log of who changed them."""
-        return await self._read(_administration)
+        return await self._read(read_administration)
 
     async def accounts(self) -> Mapping[str, AccountSums]:
         """The sums over all windows of each account of a budget."""
@@ -195,7 +195,13 @@ class Archive:
 
         At most `limit` of them.
         """
-        return await self._read(partial(_orphans, limit=limit))
+        return await self._read(partial(orphans, limit=limit))
+
+    async def snapshot(self, work: Callable[[Connection, Open], T]) -> T:
+        """Run work that reads as much as it likes, all of it in one snapshot of the database."""
+        keys = await self._read_once(content_keys.every)
+        await asyncio.to_thread(self._keyring.load, keys)
+        return await self._read_once(lambda conn: work(conn, self._keyring.open))
 
     async def _read(self, work: Callable[[Connection], T]) -> T:
         """Run work in one read-only transaction, whose statements all see the same snapshot; again with each content
@@ -305,7 +311,7 @@ def _pruned(conn: Connection, query: Select[Any]) -> list[PrunedRun]:
     return [PrunedRun(**row._mapping) for row in conn.execute(query)]
 
 
-def _orphans(conn: Connection, limit: int) -> list[tuple[str, bool]]:
+def orphans(conn: Connection, limit: int) -> list[tuple[str, bool]]:
     """The runs without a row that rows of other tables name."""
     named = []
     for table in (EVENTS, DISCLOSURES, CONTENTS, SHARED_CONTENTS, TICKETS, FEEDBACK):
@@ -319,7 +325,8 @@ def _orphans(conn: Connection, limit: int) -> list[tuple[str, bool]]:
     return [(run, run in pruned) for run in runs] + [(run, True) for run in conn.execute(twice).scalars()]
 
 
-def _administration(conn: Connection) -> Administration:
+def read_administration(conn: Connection) -> Administration:
+    """The rows of keys, tenants, budgets and legal holds, and the log of changes."""
     changes = conn.execute(select(CONDUCTOR_CHANGES).order_by(CONDUCTOR_CHANGES.c.at, CONDUCTOR_CHANGES.c.id))
     events = conn.execute(select(ADMIN_EVENTS).order_by(ADMIN_EVENTS.c.seq))
     since = conn.execute(select(FORMS.c.since).where(FORMS.c.name == "admin_events")).scalar_one()

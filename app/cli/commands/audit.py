@@ -40,6 +40,17 @@ def define(root: Group) -> None:
     def export() -> None:
         """Write the journal, with callers' texts, to a file of JSON lines."""
 
+    @audit.add("tiles", "audit", "baton audit tiles /srv/baton-log")
+    @argument("folder", "The folder to write to.")
+    @AS_JSON
+    def tiles() -> None:
+        """Write the transparency log to a folder: entries, hashes and the signed checkpoint, without any content.
+
+        The layout is that of https://c2sp.org/tlog-tiles, so that other programs can check it, too.
+        """
+
+    _define_verify(audit)
+
     @audit.add("changes", "changes", "baton audit changes --since 7d", "baton audit changes --target 3f0c9a1e5b7d2c48")
     @option("--tenant", help="Only changes to this tenant and its keys.")
     @option("--target", help="Only changes to this key (by its id), tenant or conductor.")
@@ -101,3 +112,27 @@ def _define_disclosures(root: Group) -> None:
     @flag("--csv", help="Print the rows as CSV.")
     def disclosures() -> None:
         """List which workers were sent what, and by whose decision, the newest first."""
+
+
+def _define_verify(audit: Group) -> None:
+    @audit.add(
+        "verify",
+        "verify",
+        "baton audit verify --checkpoint held/ --key log.pub",
+        "baton audit verify tiles/ --journal export.jsonl --checkpoint monday.txt",
+        "baton audit verify --settled --saved tiles/ --json",
+    )
+    @argument("folder", "Saved tiles; without them, the configured database is read.", required=False)
+    @repeatable("--checkpoint", "checkpoints", metavar="FILE", help="A checkpoint that is held outside, or a folder.")
+    @repeatable("--key", "keys", metavar="KEY", help="A verifier key of the log, or a file of such keys.")
+    @option("--journal", metavar="FILE", help="An export of the journal to compare with the saved tiles.")
+    @option("--saved", metavar="FOLDER", help="Tiles that were saved before, to find the entry that was altered.")
+    @flag("--settled", help="Nothing writes to the database: whatever is not sealed is a finding.")
+    @flag("--no-contents", help="Leave out texts and the ledger of disclosures, which take the longest.")
+    @AS_JSON
+    def verify() -> None:
+        """Check what is stored against the transparency log, and the log against checkpoints that are held outside.
+
+        Names the first bad place, and says what is altered, missing or surplus. Exits with 0 if nothing is, with 1 if
+        something is, and with 2 if the log could not be read.
+        """

@@ -1,0 +1,70 @@
+"""The entries of the log, and commitments to rows, written anew after deploy/docs/audit.md."""
+
+import base64
+import hmac
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from app.audit.log.tree import Unreadable
+
+RUN, PRUNED, FEEDBACK, LOG_KEY = "run", "pruned", "feedback", "log_key"
+FIXED = frozenset({PRUNED, FEEDBACK, "catalog", "conductor_change", "admin_event"})
+"""Kinds of things that never change: each of their entries must fit the row, not only the last one."""
+ROW, END, PRIVATE, DISCLOSURES = "row", "end", "private", "disclosures"
+
+
+@dataclass(slots=True)
+class Sealed:
+    """An entry of the log with its place there and the salt of its commitments."""
+
+    place: int
+    kind: str
+    id: str
+    at: float
+    events: int
+    root: str
+    """Of a run: the root over its first `events` events, in base64."""
+    gone: bool
+    run: str
+    fields: Mapping[str, Any]
+    salt: bytes | None
+
+
+def read_entry(place: int, entry: bytes, salt: bytes | None) -> Sealed:
+    """Return an entry. Raises `Unreadable`."""
+    try:
+        fields = orjson.loads(entry)
+        return Sealed(
+            place=place,
+            kind=fields["t"],
+            id=fields["id"],
+            at=float(fields["at"]),
+            events=int(fields.get("events", 0)),
+            root=fields.get("root", ""),
+            gone=bool(fields.get("gone", False)),
+            run=fields.get("run", ""),
+            fields=fields,
+            salt=salt,
+        )
+    except (orjson.JSONDecodeError, TypeError, KeyError, ValueError):
+        raise Unreadable(f"Entry {place:,} of the log is not in the form that the guide describes.") from None
+
+
+def fits(sealed: Sealed, part: str, values: Mapping[str, Any] | Sequence[Mapping[str, Any]], salt: bytes) -> bool:
+    """Return True if the part of the entry is the commitment to these values."""
+    plain = _stated(values) if isinstance(values, Mapping) else [_stated(one) for one in values]
+    body = orjson.dumps(plain, option=orjson.OPT_SORT_KEYS)
+    made = hmac.digest(salt, part.encode() + b"\n" + body, "sha256")
+    return base64.b64encode(made).decode() == sealed.fields.get(part)
+
+
+def _stated(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the columns that are not NULL, bytes as base64."""
+    found = {}
+    for name, value in values.items():
+        if value is not None:
+            found[str(name)] = base64.b64encode(value).decode() if isinstance(value, bytes | memoryview) else value
+    return found

@@ -1,0 +1,59 @@
+"""Checks a file of journals against the entries of a log: every event of a run is as it was sealed.
+
+The salts of the commitments to rows are in the database alone, so of a file the events are checked, which have no salt.
+"""
+
+import base64
+from collections.abc import Sequence
+
+from app.audit.log.entries import RUN, Sealed, read_entry
+from app.audit.log.findings import Finding, Verified
+from app.audit.log.tree import GrowingTree, Unreadable, leaf_hash
+from app.audit.log.verify import StoredEntry
+from app.store.archive import Record
+from app.store.journal_file import Source
+
+
+async def check_journal(source: Source, entries: Sequence[StoredEntry], report: Verified) -> None:
+    """Check every run of a file, whose log has these entries."""
+    sealed: dict[str, list[Sealed]] = {}
+    for one in entries:
+        try:
+            entry = read_entry(one.place, one.entry, one.salt)
+        except Unreadable:
+            continue
+        if entry.kind == RUN:
+            sealed.setdefault(entry.id, []).append(entry)
+    async for record in source.records():
+        report.runs += 1
+        report.events += len(record.events)
+        _check(record, sealed.pop(str(record.row["id"]), []), report)
+    async for left in source.pruned():
+        report.pruned += 1
+        last = sealed.pop(left.id, None)
+        if last and (last[-1].events, last[-1].root) != (left.events, base64.b64encode(left.root).decode()):
+            words = "it was pruned with other events than were sealed"
+            report.add(Finding("altered", f"run {left.id}", words, last[-1].place))
+    if sealed:
+        report.notes.append(f"{len(sealed):,} runs of the log are not in the file, which may be a part.")
+
+
+def _check(record: Record, entries: Sequence[Sealed], report: Verified) -> None:
+    thing = f"run {record.row['id']}"
+    if not entries:
+        report.add(Finding("surplus", thing, "the file has the run, and it was never sealed"))
+        return
+    tree = GrowingTree()
+    for entry in entries:
+        before = tree.size
+        for event in record.events[before : entry.events]:
+            line = f"{record.row['id']}\n{event.seq}\n{event.kind}\n{event.at!r}\n".encode()
+            tree.add(leaf_hash(line + event.body))
+        if tree.size < entry.events:
+            report.pending += 1  # the file was written before the log was saved
+            return
+        if base64.b64encode(tree.root()).decode() != entry.root:
+            words = f"one of the events {before + 1} to {entry.events} is not as it was sealed"
+            report.add(Finding("altered", thing, words, entry.place))
+            return
+    report.pending += len(record.events) - tree.size

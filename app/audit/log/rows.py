@@ -1,0 +1,398 @@
+"""Checks what is stored against the entries of the log: runs with their events, tags and texts, and all other rows."""
+
+import base64
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+
+from app.audit.account import account
+from app.audit.administration import administration
+from app.audit.disclosures import disclosures
+from app.audit.log.entries import DISCLOSURES, END, FIXED, PRIVATE, PRUNED, ROW, RUN, Sealed, fits, read_entry
+from app.audit.log.findings import Finding, Verified
+from app.audit.log.tree import GrowingTree, Unreadable, leaf_hash
+from app.audit.report import Report
+from app.audit.requests import Pools
+from app.core.pool.catalog import ProviderSpec
+from app.providers.protocol import Provider
+from app.store.archive import Record, Stored
+from app.store.sealed_rows import KINDS, Event, LogRow, Row, SealedRows, SealedRun
+
+ADMITTED = ("id", "tenant", "key", "tier", "model", "code", "created_at", "cap_usd", "cap_tokens")
+"""Columns of a run that are sealed as they were at its admission."""
+ENDED = ("state", "topology", "degraded", "steps", "spent_usd", "spent_tokens", "ended_at", "error")
+"""Columns of a run that are sealed with its end."""
+UNSEALED_SECONDS = 120.0
+"""How much older than the last sealing something may be that is not sealed: clocks differ, and transactions take time.
+"""
+MOMENTS = ("at", "placed_at", "pruned_at", "created_at", "made_at")
+"""Columns of rows with the time at which they were written, the first of which counts."""
+WORDS = {"feedback": ("comment",)}
+"""Columns that are erased with the content of a run, by the kind of the row."""
+REFS = ("task", "subtask", "output", "logprobs", "said", "results", "answer")
+"""Fields of events that name a content."""
+INTENT = "call.intended"
+TAGGED = {"run.admitted", "run.resumed", "plan.step"}
+"""Kinds of events that give a run its tags."""
+
+
+@dataclass(slots=True)
+class RowCheck:
+    """One verification of everything that is stored."""
+
+    report: Verified
+    stored: SealedRows
+    sealed_at: float
+    """When the last entry was sealed, in seconds since 1970."""
+    contents: bool = True
+    """True if texts and the ledger of disclosures are checked as well."""
+    settled: bool = False
+    """True if nothing writes to the database, so that all of it must be sealed."""
+    _tags: int = 0
+    """Tags that the events of runs demand."""
+    _wanted: list[tuple[str, str, str]] = field(default_factory=list)
+    _pools: Pools | None = None
+
+    def check(self) -> None:
+        """Check everything. The log itself is checked elsewhere."""
+        for run in self.stored.runs(contents=self.contents):
+            self._run(run)
+        self._flush_tags()
+        self._surplus_tags()
+        for kind in KINDS:
+            self._table(kind)
+        self._absent_runs()
+        for name, pruned in self.stored.orphans():
+            words = "it was pruned, and rows of it are stored" if pruned else "rows name it, and its own is not stored"
+            self._add("surplus" if pruned else "missing", f"run {name}", words, self._place_of(name))
+        if self.contents and (left := self.stored.unnamed_texts()):
+            self._add("content", "texts", f"{left:,} texts are stored that belong to no run")
+        self._administration()
+
+    def _add(self, rule: str, thing: str, words: str, place: int | None = None) -> None:
+        self.report.add(Finding(rule, thing, words, place))
+
+    def _is_new(self, at: float) -> bool:
+        """True for something so new that it need not be sealed yet."""
+        return not self.settled and at > self.sealed_at - UNSEALED_SECONDS
+
+    def _entries(self, rows: Sequence[LogRow]) -> list[Sealed]:
+        """The entries of these rows that can be read; the others are findings of the log's own check."""
+        found = []
+        for row in rows:
+            try:
+                found.append(read_entry(row.place, row.entry, row.salt))
+            except Unreadable:
+                continue
+        return found
+
+    # -- runs
+
+    def _run(self, run: SealedRun) -> None:
+        name = str(run.row["id"])
+        self.report.runs += 1
+        self.report.events += len(run.events)
+        self.report.erased += run.row["salt"] is None
+        entries = self._entries(run.entries)
+        if not entries:
+            if self._is_new(run.row["created_at"]):
+                self.report.pending += 1
+            else:
+                self._add("surplus", f"run {name}", "the run is stored and was never sealed")
+            return
+        self._events(name, run, entries)
+        self._row(name, run, entries)
+        self._expect_tags(name, run.events)
+        if self.contents:
+            self._texts(name, run, entries[-1].place)
+            self._ledger(name, run, entries[-1].place)
+
+    def _events(self, name: str, run: SealedRun, entries: Sequence[Sealed]) -> None:
+        """The events are those that were sealed, one batch after the other."""
+        thing, sealed = f"run {name}", entries[-1].events
+        numbers = [event[0] for event in run.events]
+        if numbers[:sealed] != list(range(1, sealed + 1)):
+            self._gap(thing, numbers, entries)
+        else:
+            self._roots(thing, run, entries)
+        for seq, _, at, _ in run.events[sealed:]:
+            if self._is_new(at):
+                self.report.pending += 1
+            else:
+                self._add("surplus", thing, f"event {seq} is stored and was never sealed", entries[-1].place)
+        if run.row["seq"] != len(numbers):
+            words = f"its row counts {run.row['seq']} events, and {len(numbers)} are stored"
+            self._add("missing", thing, words, entries[-1].place)
+
+    def _gap(self, thing: str, numbers: Sequence[int], entries: Sequence[Sealed]) -> None:
+        known = set(numbers)
+        first = next(seq for seq in range(1, entries[-1].events + 2) if seq not in known)
+        batch = next((one for one in entries if one.events >= first), entries[-1])
+        self._add("missing", thing, f"event {first} was sealed and is not stored", batch.place)
+
+    def _roots(self, thing: str, run: SealedRun, entries: Sequence[Sealed]) -> None:
+        tree = GrowingTree()
+        for entry in entries:
+            before = tree.size
+            for seq, kind, at, body in run.events[before : entry.events]:
+                tree.add(leaf_hash(f"{run.row['id']}\n{seq}\n{kind}\n{at!r}\n".encode() + body))
+            if base64.b64encode(tree.root()).decode() != entry.root:
+                words = f"one of the events {before + 1} to {entry.events} is not as it was sealed"
+                self._add("altered", thing, words, entry.place)
+                return
+        if not _is_frontier(run.entries[-1].frontier, entries[-1]):
+            self._add("altered", thing, "the state from which sealing goes on is another one", entries[-1].place)
+
+    def _row(self, name: str, run: SealedRun, entries: Sequence[Sealed]) -> None:
+        thing, last = f"run {name}", entries[-1]
+        admitted = {column: run.row[column] for column in ADMITTED}
+        for entry in entries:
+            if entry.salt is None or not fits(entry, ROW, admitted, entry.salt):
+                self._add("altered", thing, f"its row ({', '.join(ADMITTED[1:])}) is not as it was sealed", entry.place)
+                break
+        if len(run.events) == last.events and last.salt is not None:
+            self._end(thing, run, last, last.salt)
+        self._private(thing, run, last)
+
+    def _end(self, thing: str, run: SealedRun, last: Sealed, salt: bytes) -> None:
+        """The end of a run, and its ledger, all of whose events are sealed."""
+        ended = {column: run.row[column] for column in ENDED}
+        if (END in last.fields) != (run.row["ended_at"] is not None):
+            self._add("altered", thing, "its row does not say whether it has ended as it was sealed", last.place)
+        elif END in last.fields and not fits(last, END, ended, salt):
+            self._add("altered", thing, f"its end ({', '.join(ENDED)}) is not as it was sealed", last.place)
+        if DISCLOSURES in last.fields and not fits(last, DISCLOSURES, run.disclosures, salt):
+            self._add("altered", thing, "its rows in the ledger of disclosures are not as they were sealed", last.place)
+
+    def _private(self, thing: str, run: SealedRun, last: Sealed) -> None:
+        """The tags with words of the caller's are as they were sealed, or erased with the content."""
+        salt = run.row["salt"]
+        if salt is None:
+            if run.private:
+                self._add("surplus", thing, "its content was erased, and tags of the caller are left", last.place)
+        elif PRIVATE in last.fields:
+            if not fits(last, PRIVATE, run.private, salt):
+                self._add("altered", thing, "its tags `user` and `metadata` are not as they were sealed", last.place)
+        elif run.private:
+            self._add("surplus", thing, "it has tags `user` or `metadata` that were not sealed", last.place)
+
+    # -- texts
+
+    def _texts(self, name: str, run: SealedRun, place: int) -> None:
+        """Each stored text has the hash that an event names, and each that is named is stored or was erased."""
+        thing, salt = f"run {name}", run.row["salt"]
+        self.report.contents += len(run.contents)
+        named = b"".join([event[3] for event in run.events])
+        for ref, body in run.contents.items():
+            if salt is None or ref.encode() not in named:
+                self._add("content", thing, f"the text {ref[:12]} is stored and should not be", place)
+            elif hashlib.sha256(salt + body).hexdigest() != ref:
+                self._add("content", thing, f"the text {ref[:12]} does not have its hash", place)
+        for ref in _named(run.events) if salt is not None else ():
+            if ref not in run.contents:
+                self._add("content", thing, f"the text {ref[:12]} is not stored, and the run was not erased", place)
+
+    def _ledger(self, name: str, run: SealedRun, place: int) -> None:
+        """The ledger of disclosures says what the events say, which were compared with the log before."""
+        thing = f"run {name}"
+        events = tuple([Stored(*event) for event in run.events])
+        record = Record(row=run.row, events=events, contents={}, tickets=(), disclosures=tuple(run.disclosures))
+        try:
+            told = account(record, self.sealed_at)
+            found = list(disclosures(told, self._known_pools(), Report())) if told.begun and not told.flaws else None
+        except (ValueError, KeyError, TypeError):
+            found = None  # an event is no JSON any more, or lacks a field: it differs from the sealed one
+        if found is None and run.disclosures:
+            self._add("surplus", thing, "its rows in the ledger of disclosures cannot be told from its events", place)
+        for violation in found or ():
+            self._add("altered", thing, violation.what, place)
+
+    def _known_pools(self) -> Pools:
+        if self._pools is None:
+            self._pools = Pools(_no_adapter, self.stored.catalogs())
+        return self._pools
+
+    # -- tags
+
+    def _expect_tags(self, name: str, events: Sequence[Event]) -> None:
+        found: set[tuple[str, str, str]] = set()
+        for _, kind, _, body in events:
+            if kind in TAGGED:
+                found |= {(tag, value, name) for tag, value in _tags(kind, body)}
+        self._tags += len(found)
+        self._wanted += sorted(found)
+        if len(self._wanted) >= 2_000:
+            self._flush_tags()
+
+    def _flush_tags(self) -> None:
+        stored = self.stored.tags(self._wanted)
+        for name, value, run in self._wanted:
+            if (name, value, run) not in stored:
+                self._tags -= 1
+                self._add("missing", f"run {run}", f"its tag `{name}` is not stored", self._place_of(run))
+        self._wanted.clear()
+
+    def _place_of(self, run: str) -> int | None:
+        entries = self.stored.entries_about(RUN, [run]).get(run, ())
+        return entries[0].place if entries else None
+
+    def _surplus_tags(self) -> None:
+        """Look for tags that no event demands, if there are any more than those that were found."""
+        if self.stored.count_tags() <= self._tags:
+            return
+        known: dict[str, set[tuple[str, str]]] = {}
+        for run in self.stored.runs(contents=False):
+            if not run.entries:
+                continue
+            theirs = known.setdefault(str(run.row["id"]), set())
+            for _, kind, _, body in run.events:
+                if kind in TAGGED:
+                    theirs |= set(_tags(kind, body))
+        for name, value, of in self.stored.all_tags():
+            if of in known and (name, value) not in known[of]:
+                self._add("surplus", f"run {of}", f"a tag `{name}` is stored that no event gave it", self._place_of(of))
+
+    # -- all other rows
+
+    def _table(self, kind: str) -> None:
+        salts: Mapping[str, bytes | None] = {}
+        for id_, row, rows in self.stored.rows(kind):
+            self.report.rows += 1
+            thing = f"{kind} {id_}".replace("\n", " ")
+            entries = self._entries(rows)
+            if not entries or entries[-1].gone:
+                self._unsealed(kind, thing, row)
+                continue
+            if kind == "feedback":
+                salts = self.stored.salts([row["run"]])
+            self._sealed_row(kind, thing, row, entries, salts)
+        for missing in self.stored.absent(kind):
+            self._absent(kind, missing)
+
+    def _unsealed(self, kind: str, thing: str, row: Row) -> None:
+        moment = next((row[name] for name in MOMENTS if name in row), None)
+        if moment is not None and self._is_new(moment):
+            self.report.pending += 1
+        else:
+            self._add("surplus", thing, "it is stored and was never sealed")
+
+    def _sealed_row(
+        self, kind: str, thing: str, row: Row, entries: Sequence[Sealed], salts: Mapping[str, bytes | None]
+    ) -> None:
+        values = {name: value for name, value in row.items() if name not in WORDS.get(kind, ())}
+        for entry in entries if kind in FIXED else entries[-1:]:
+            if kind == PRUNED and entry.salt is None:
+                continue  # its salt went with the run; the root of its events is compared with the run's entries
+            if entry.salt is None or not fits(entry, ROW, values, entry.salt):
+                self._add("altered", thing, "its row is not as it was sealed", entry.place)
+                return
+        if kind == "feedback":
+            self._comment(thing, row, entries[0], salts.get(row["run"]))
+        if kind == PRUNED:
+            self._pruned(thing, row)
+
+    def _comment(self, thing: str, row: Row, sealed: Sealed, salt: bytes | None) -> None:
+        """The comment of a rating is as it was sealed, or erased with the content of the run."""
+        if salt is None:
+            if row["comment"]:
+                self._add("surplus", thing, "its run's content was erased, and its comment is stored", sealed.place)
+            return
+        is_sealed = PRIVATE in sealed.fields
+        comment = {"comment": row["comment"]}
+        if is_sealed != bool(row["comment"]) or (is_sealed and not fits(sealed, PRIVATE, comment, salt)):
+            self._add("altered", thing, "its comment is not as it was sealed", sealed.place)
+
+    def _pruned(self, thing: str, row: Row) -> None:
+        """The row that is left of a run names the events that were sealed."""
+        self.report.pruned += 1
+        entries = self._entries(self.stored.entries_about(RUN, [row["id"]]).get(row["id"], ()))
+        if entries:
+            last = entries[-1]
+            if (last.events, last.root) != (row["events"], base64.b64encode(row["root"]).decode()):
+                self._add("altered", thing, "it was pruned with other events than were sealed", last.place)
+
+    def _absent(self, kind: str, missing: LogRow) -> None:
+        for entry in self._entries([missing]):
+            if entry.gone:
+                continue
+            if kind == "feedback" and self.stored.pruned([entry.run]):
+                continue
+            thing = f"{kind} {entry.id}".replace("\n", " ")
+            self._add("missing", thing, "it was sealed and is not stored", entry.place)
+
+    def _absent_runs(self) -> None:
+        absent = list(self.stored.absent(RUN))
+        pruned = self.stored.pruned([one.id for one in absent])
+        for one in absent:
+            if one.id not in pruned:
+                self._add("missing", f"run {one.id}", "it was sealed; it is not stored, and was not pruned", one.place)
+
+    def _administration(self) -> None:
+        """Keys, tenants, budgets, holds and conductors are as the log of changes says, whose entries are sealed."""
+        try:
+            violations = list(administration(self.stored.administration(), Report()))
+        except (ValueError, KeyError, TypeError):
+            self._add("altered", "the log of changes", "an entry, or a list of a key, is not JSON any more", 0)
+            return
+        for violation in violations:
+            self._add("altered", violation.run, violation.what, self._place_of_change(violation.seq))
+
+    def _place_of_change(self, seq: int) -> int | None:
+        entries = self.stored.entries_about("admin_event", [str(seq)]).get(str(seq), ())
+        return entries[0].place if entries else None
+
+
+def _no_adapter(spec: ProviderSpec) -> Provider:
+    """Stands for the adapters of providers, which render requests: none is rendered here."""
+    raise ValueError(f"no request to {spec.name} is rendered here")
+
+
+def _tags(kind: str, raw: bytes) -> Iterator[tuple[str, str]]:
+    """The tags that an event gives its run."""
+    try:
+        body: dict[str, Any] = orjson.loads(raw)
+    except orjson.JSONDecodeError:
+        return
+    if kind == "plan.step":
+        yield "worker", str(body.get("worker"))
+        return
+    if kind == "run.admitted":
+        for label in body.get("labels", ()):
+            yield "label", str(label)
+    if body.get("request_id"):
+        yield "request", str(body["request_id"])
+    trace = str(body.get("traceparent") or "").split("-")
+    if len(trace) > 1:
+        yield "trace", trace[1]
+
+
+def _named(events: Sequence[Event]) -> Iterator[str]:
+    """The refs of all contents that events name."""
+    for _, kind, _, raw in events:
+        try:
+            body: dict[str, Any] = orjson.loads(raw)
+        except orjson.JSONDecodeError:
+            continue
+        if kind == INTENT:
+            continue
+        decision = body.get("decision")
+        features = decision.get("features") if isinstance(decision, dict) else None
+        for ref in [body.get(name) for name in REFS] + [features]:
+            if isinstance(ref, str) and ref:
+                yield ref
+
+
+def _is_frontier(stored: bytes | None, last: Sealed) -> bool:
+    """True if the subtrees from which sealing goes on have the root of the entry."""
+    if stored is None:
+        return False
+    peaks = [stored[at : at + 32] for at in range(0, len(stored), 32)]
+    if not peaks:
+        return last.events == 0
+    found = peaks[-1]
+    for left in reversed(peaks[:-1]):
+        found = hashlib.sha256(b"\1" + left + found).digest()
+    return base64.b64encode(found).decode() == last.root

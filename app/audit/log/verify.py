@@ -1,0 +1,224 @@
+"""Checks the log itself: its entries against its tiles, its signed checkpoint, and checkpoints held outside of it.
+
+Entries are read once, in their order, in bounded memory. Whoever alters an entry changes the root at every later size,
+so a checkpoint that was kept elsewhere shows it, even if all hashes were made anew and signed with the right key. The
+checkpoint alone bounds where: the alteration lies before it, and behind the last one that still fits. Saved tiles, or
+the tiles of the log where they were left as they were, show the very entry.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from app.audit.log.entries import LOG_KEY, RUN, Sealed, read_entry
+from app.audit.log.findings import Finding, Verified
+from app.audit.log.tree import (
+    HASH_BYTES,
+    Checkpoint,
+    GrowingTree,
+    Key,
+    Unreadable,
+    leaf_hash,
+    read_checkpoint,
+    read_key,
+    root_of,
+)
+
+LOG = "the log"
+WIDTH = 256
+"""Hashes of a full tile, and entries of a bundle."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredEntry:
+    """An entry as it is stored: the columns beside it must say the same."""
+
+    place: int
+    entry: bytes
+    salt: bytes | None = None
+    kind: str | None = None
+    id: str | None = None
+    events: int | None = None
+
+
+Tiles = Callable[[int, int], bytes]
+"""Reads the hashes of the tile of a level and a number, one behind the other; empty if there is none."""
+Saved = Callable[[int], Sequence[bytes]]
+"""Reads the entries of a bundle that was saved elsewhere, as many as there are."""
+
+
+def tiles_of(size: int) -> int:
+    """Return the number of tiles of hashes of a log with so many entries, partial ones included."""
+    found = 0
+    while size:
+        found += -(-size // WIDTH)
+        size //= WIDTH
+    return found
+
+
+@dataclass(slots=True)
+class LogCheck:
+    """One verification of a log."""
+
+    report: Verified
+    keys: tuple[Key, ...] = ()
+    """The keys that are trusted. Without any, the log's own are taken, which are in its entries."""
+    held: tuple[tuple[str, Checkpoint], ...] = ()
+    """The checkpoints that are held outside, each with the name of its file."""
+    tiles: Tiles | None = None
+    saved: Saved | None = None
+    stored_tiles: int | None = None
+    """The number of tiles that are stored; None if that is not known."""
+    own_keys: list[Key] = field(default_factory=list)
+    last_at: float = 0.0
+    """When the last entry was sealed, in seconds since 1970."""
+
+    def check(self, entries: Iterable[StoredEntry], note: str | None) -> None:
+        """Check all entries and the log's checkpoint `note`."""
+        checkpoint = self._own(note)
+        sizes = {held.size for _, held in self.held} | ({checkpoint.size} if checkpoint is not None else set())
+        roots = self._walk(entries, sizes)
+        if checkpoint is not None:
+            self._check_signature("the log's checkpoint", checkpoint)
+            self._compare_own(checkpoint, roots)
+        elif self.report.entries:
+            self._add("checkpoint", "the log has entries and no checkpoint")
+        self._compare_held(roots)
+
+    def _add(self, rule: str, words: str, place: int | None = 0) -> None:
+        self.report.add(Finding(rule, LOG, words, place))
+
+    def _own(self, note: str | None) -> Checkpoint | None:
+        try:
+            return read_checkpoint(note) if note is not None else None
+        except Unreadable as error:
+            self._add("checkpoint", str(error))
+            return None
+
+    # -- the entries
+
+    def _walk(self, entries: Iterable[StoredEntry], sizes: set[int]) -> Mapping[int, bytes]:
+        """Read all entries. Returns the roots at these sizes, as far as the log has come."""
+        tree = GrowingTree()
+        roots = {0: tree.root()}
+        progress: dict[str, int] = {}
+        level: list[bytes] = []
+        wrong: list[int] = []
+        for one in entries:
+            if one.place != tree.size:
+                self._add("entry", f"entries {tree.size:,} to {one.place - 1:,} are missing", tree.size)
+                break
+            self._read(one, progress)
+            level.append(leaf_hash(one.entry))
+            tree.add(level[-1])
+            if tree.size in sizes:
+                roots[tree.size] = tree.root()
+            if len(level) == WIDTH:
+                wrong += self._differing(tree.size - WIDTH, level)
+                self._compare_saved(tree.size - WIDTH, level)
+                level = []
+        wrong += self._differing(tree.size - len(level), level)
+        self._compare_saved(tree.size - len(level), level)
+        self.report.entries = tree.size
+        roots[tree.size] = tree.root()
+        self._name_wrong(wrong, roots)
+        if self.stored_tiles is not None and self.stored_tiles != (needed := tiles_of(tree.size)):
+            self._add("tile", f"{self.stored_tiles:,} tiles are stored, and the entries have {needed:,}", tree.size)
+        return roots
+
+    def _read(self, one: StoredEntry, progress: dict[str, int]) -> None:
+        try:
+            sealed = read_entry(one.place, one.entry, one.salt)
+        except Unreadable as error:
+            self._add("entry", str(error), one.place)
+            return
+        self.last_at = sealed.at
+        columns = (one.kind, one.id, one.events)
+        if one.kind is not None and columns != (sealed.kind, sealed.id, sealed.events):
+            self._add("entry", "the columns beside the entry say something else", one.place)
+        if sealed.kind == RUN:
+            self._grows(sealed, progress)
+        if sealed.kind == LOG_KEY:
+            self._learn_keys(sealed)
+
+    def _grows(self, sealed: Sealed, progress: dict[str, int]) -> None:
+        """A run's later entry stands for more events than the one before."""
+        if sealed.events <= progress.get(sealed.id, 0):
+            self.report.add(Finding("entry", f"run {sealed.id}", "it has no more events than before", sealed.place))
+        progress[sealed.id] = sealed.events
+
+    def _learn_keys(self, sealed: Sealed) -> None:
+        for text in sealed.id.split():
+            try:
+                self.own_keys.append(read_key(text))
+            except Unreadable as error:
+                self._add("entry", str(error), sealed.place)
+
+    def _differing(self, first: int, level: Sequence[bytes]) -> list[int]:
+        """The places from `first` on whose hashes are not those of the log's tile."""
+        if self.tiles is None or not level:
+            return []
+        stored = self.tiles(0, first // WIDTH)
+        hashes = [stored[at : at + HASH_BYTES] for at in range(0, len(stored), HASH_BYTES)]
+        found = [first + at for at, one in enumerate(level) if at >= len(hashes) or hashes[at] != one]
+        above = self.tiles(1, first // WIDTH // WIDTH) if len(level) == WIDTH else b""
+        at = first // WIDTH % WIDTH * HASH_BYTES
+        if len(level) == WIDTH and above[at : at + HASH_BYTES] != root_of(hashes) and not found:
+            self._add("tile", f"the hash over the entries {first:,} to {first + WIDTH - 1:,} is another one", first)
+        return found
+
+    def _compare_saved(self, first: int, level: Sequence[bytes]) -> None:
+        """Compare with the entries that were saved elsewhere."""
+        if self.saved is None:
+            return
+        for at, entry in enumerate(self.saved(first // WIDTH)):
+            if at >= len(level):
+                self._add("held", "the saved tiles have this entry, and the log ends before it", first + at)
+                return
+            if leaf_hash(entry) != level[at]:
+                self._add("entry", "it is not the entry that the saved tiles have at this place", first + at)
+
+    def _name_wrong(self, wrong: Sequence[int], roots: Mapping[int, bytes]) -> None:
+        """Entries and tiles contradict each other: what is held outside decides which of them is altered."""
+        for place in wrong:
+            behind = [held for _, held in self.held if place < held.size and held.size in roots]
+            if behind and all(roots[held.size] == held.root for held in behind):
+                self._add("tile", "its hash in the tiles of the log is another one", place)
+            else:
+                self._add("entry", "it does not have the hash that the tiles of the log have", place)
+
+    # -- checkpoints
+
+    def _check_signature(self, name: str, checkpoint: Checkpoint) -> None:
+        keys = self.keys or tuple(self.own_keys)
+        try:
+            signed = checkpoint.signers(keys)
+        except Unreadable as error:
+            self._add("checkpoint", f"{name}: {error}", checkpoint.size)
+            return
+        if checkpoint.origin not in signed:
+            self._add("checkpoint", f"{name} is not signed by the log that it names", checkpoint.size)
+
+    def _compare_own(self, checkpoint: Checkpoint, roots: Mapping[int, bytes]) -> None:
+        size = self.report.entries
+        if checkpoint.size != size:
+            words = f"the checkpoint counts {checkpoint.size:,} entries, and there are {size:,}"
+            self._add("entry", words, min(size, checkpoint.size))
+        elif roots[size] != checkpoint.root:
+            self._add("entry", "the entries do not have the root that the log has signed", self._begin(size, roots))
+
+    def _compare_held(self, roots: Mapping[int, bytes]) -> None:
+        size = self.report.entries
+        for name, held in sorted(self.held, key=lambda one: one[1].size):
+            self._check_signature(name, held)
+            if held.size > size:
+                words = f"{name} counts {held.size:,} entries, and the log has {size:,}: it was cut off or set back"
+                self._add("held", words, size)
+            elif roots[held.size] != held.root:
+                begin = self._begin(held.size, roots)
+                words = f"one of the entries {begin:,} to {held.size - 1:,} is not the one that {name} was made for"
+                self._add("held", words, begin)
+
+    def _begin(self, size: int, roots: Mapping[int, bytes]) -> int:
+        """The size of the largest held checkpoint below `size` that still fits."""
+        good = [one.size for _, one in self.held if one.size < size and roots.get(one.size) == one.root]
+        return max(good, default=0)

@@ -1,0 +1,311 @@
+"""Reads the transparency log, and the rows that are sealed in it, for an auditor: all in one snapshot of the database.
+
+Rows are returned as they are stored, and nothing is checked: that is the auditor's task.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, Table, Text, bindparam, cast, exists, func, select, tuple_
+
+from app.core.records import record
+from app.store.archive import Administration, Archive, orphans, read_administration
+from app.store.protocol import ERASED_TAGS
+from app.store.rows import content, texts
+from app.store.sqlkit.sealing import Open
+from app.store.sqlkit.tables import (
+    ADMIN_EVENTS,
+    BUDGETS,
+    CATALOGS,
+    CONDUCTOR_CHANGES,
+    EVENTS,
+    FEEDBACK,
+    KEYS,
+    LOG_LEAVES,
+    LOG_STATE,
+    LOG_TILES,
+    METADATA,
+    POLICIES,
+    PRUNED_RUNS,
+    RUNS,
+    TAGS,
+    TENANTS,
+    TRIALS,
+)
+
+PAGE = 200
+"""Most runs in one page."""
+ROWS = 5_000
+"""Most rows of other tables that are read at a time."""
+KINDS: Mapping[str, Table] = {
+    "pruned": PRUNED_RUNS,
+    "feedback": FEEDBACK,
+    "key": KEYS,
+    "tenant": TENANTS,
+    "budget": BUDGETS,
+    "policy": POLICIES,
+    "trial": TRIALS,
+    "catalog": CATALOGS,
+    "conductor_change": CONDUCTOR_CHANGES,
+    "admin_event": ADMIN_EVENTS,
+}
+"""The table of each kind of an entry, apart from runs. The id of an entry is the primary key of the row, whose columns
+are joined with line feeds."""
+Row = Mapping[str, Any]
+Event = tuple[int, str, float, bytes]
+
+
+@record(frozen=True, slots=True)
+class LogRow:
+    """A row of the log's entries."""
+
+    place: int
+    kind: str
+    id: str
+    subject: str
+    events: int
+    entry: bytes
+    salt: bytes | None
+    frontier: bytes | None
+
+
+@record(frozen=True, slots=True)
+class SealedRun:
+    """Everything that is stored of one run, and the log's entries about it."""
+
+    row: Row
+    events: Sequence[Event]
+    """Each as (seq, kind, at, body)."""
+    entries: Sequence[LogRow]
+    """All entries about the run itself, the oldest first."""
+    private: Sequence[Row]
+    """The tags that are erased with its content, sorted."""
+    disclosures: Sequence[Row]
+    contents: Mapping[str, bytes]
+
+
+class SealedRows:
+    """A database that is open for reading in one transaction."""
+
+    def __init__(self, conn: Connection, opened: Open) -> None:
+        """`opened` decrypts contents."""
+        self._conn = conn
+        self._opened = opened
+
+    def state(self) -> Row | None:
+        """The state of the log; None if nothing was ever sealed."""
+        row = self._conn.execute(select(LOG_STATE)).mappings().one_or_none()
+        return _columns(row) if row is not None else None
+
+    def entries(self) -> Iterator[LogRow]:
+        """Every entry of the log, in its order."""
+        last = -1
+        while True:
+            query = select(LOG_LEAVES).where(LOG_LEAVES.c.place > last).order_by(LOG_LEAVES.c.place).limit(ROWS)
+            page = [_log_row(row._mapping) for row in self._conn.execute(query)]
+            yield from page
+            if len(page) < ROWS:
+                return
+            last = page[-1].place
+
+    def tile(self, level: int, number: int) -> bytes:
+        """The hashes of a tile; empty if there is none."""
+        its_own = LOG_TILES.c.level == level, LOG_TILES.c.number == number
+        found = self._conn.execute(select(LOG_TILES.c.body).where(*its_own)).scalar_one_or_none()
+        return bytes(found or b"")
+
+    def count_tiles(self) -> int:
+        """The number of all tiles."""
+        return self._conn.execute(select(func.count()).select_from(LOG_TILES)).scalar_one()
+
+    def runs(self, *, contents: bool) -> Iterator[SealedRun]:
+        """Every run, by id."""
+        last = ""
+        while True:
+            query = select(RUNS).where(RUNS.c.id > last).order_by(RUNS.c.id).limit(PAGE)
+            rows = [_columns(row) for row in self._conn.execute(query).mappings()]
+            if rows:
+                yield from self._whole(rows, contents=contents)
+            if len(rows) < PAGE:
+                return
+            last = rows[-1]["id"]
+
+    def _whole(self, rows: Sequence[Row], *, contents: bool) -> Iterator[SealedRun]:
+        names = [row["id"] for row in rows]
+        events: defaultdict[str, list[Event]] = defaultdict(list)
+        columns = (EVENTS.c.run, EVENTS.c.seq, EVENTS.c.kind, EVENTS.c.at, EVENTS.c.body)
+        query = select(*columns).where(EVENTS.c.run.in_(names)).order_by(EVENTS.c.run, EVENTS.c.seq)
+        for run, seq, kind, at, body in self._conn.execute(query):
+            events[run].append((seq, kind, at, body))
+        entries = self.entries_about("run", names)
+        private, disclosures = self._private(names), self._disclosures(names)
+        bodies = content.of_runs(self._conn, names, self._opened) if contents else {}
+        for row in rows:
+            name = row["id"]
+            yield SealedRun(
+                row=row,
+                events=events[name],
+                entries=entries.get(name, ()),
+                private=private.get(name, ()),
+                disclosures=disclosures.get(name, ()),
+                contents=bodies.get(name, {}),
+            )
+
+    def entries_about(self, kind: str, ids: Sequence[str]) -> Mapping[str, Sequence[LogRow]]:
+        """All entries of this kind about the things of these ids, the oldest first."""
+        row = LOG_LEAVES.c
+        by_subject = row.subject if kind != "feedback" else row.id
+        query = select(LOG_LEAVES).where(by_subject.in_(ids), row.kind == kind).order_by(row.place)
+        found: defaultdict[str, list[LogRow]] = defaultdict(list)
+        for one in self._conn.execute(query):
+            found[one.id].append(_log_row(one._mapping))
+        return found
+
+    def _private(self, runs: Sequence[str]) -> Mapping[str, Sequence[Row]]:
+        of_callers = TAGS.c.name.in_(bindparam("of_callers", ERASED_TAGS, expanding=True, literal_execute=True))
+        query = select(TAGS).where(TAGS.c.run.in_(runs), of_callers).order_by(TAGS.c.run, TAGS.c.name, TAGS.c.value)
+        found: defaultdict[str, list[Row]] = defaultdict(list)
+        for name, value, run in self._conn.execute(query):
+            found[run].append({"name": name, "value": value})
+        return found
+
+    def _disclosures(self, runs: Sequence[str]) -> Mapping[str, Sequence[Row]]:
+        table = METADATA.tables.get("disclosures")
+        if table is None:
+            return {}
+        query = select(table).where(table.c.run.in_(runs)).order_by(table.c.run, table.c.at, table.c.call)
+        found: defaultdict[str, list[Row]] = defaultdict(list)
+        for row in self._conn.execute(query).mappings():
+            found[row["run"]].append(_columns(row))
+        return found
+
+    def tags(self, wanted: Sequence[tuple[str, str, str]]) -> set[tuple[str, str, str]]:
+        """The tags among these that are stored, each as (name, value, run)."""
+        found: set[tuple[str, str, str]] = set()
+        key = tuple_(TAGS.c.name, TAGS.c.value, TAGS.c.run)
+        for start in range(0, len(wanted), PAGE):
+            query = select(TAGS).where(key.in_(wanted[start : start + PAGE]))
+            found |= {(name, value, run) for name, value, run in self._conn.execute(query)}
+        return found
+
+    def count_tags(self) -> int:
+        """The number of all tags, but for those that are erased with content."""
+        query = select(func.count()).select_from(TAGS).where(TAGS.c.name.not_in(ERASED_TAGS))
+        return self._conn.execute(query).scalar_one()
+
+    def all_tags(self) -> Iterator[tuple[str, str, str]]:
+        """Every tag, but for those that are erased with content."""
+        last = ("", "", "")
+        key = tuple_(TAGS.c.name, TAGS.c.value, TAGS.c.run)
+        while True:
+            chosen = select(TAGS).where(key > last, TAGS.c.name.not_in(ERASED_TAGS))
+            query = chosen.order_by(TAGS.c.name, TAGS.c.value, TAGS.c.run)
+            page = [(name, value, run) for name, value, run in self._conn.execute(query.limit(ROWS))]
+            yield from page
+            if len(page) < ROWS:
+                return
+            last = page[-1]
+
+    def rows(self, kind: str) -> Iterator[tuple[str, Row, Sequence[LogRow]]]:
+        """Every row of the table of this kind with its id and the entries about it."""
+        table = KINDS[kind]
+        keys = list(table.primary_key.columns)
+        last: tuple[Any, ...] | None = None
+        while True:
+            query = select(table).order_by(*keys).limit(ROWS)
+            page = [_columns(row) for row in self._conn.execute(_behind(query, keys, last)).mappings()]
+            ids = [_id_of(row, keys) for row in page]
+            for start in range(0, len(page), PAGE):
+                entries = self.entries_about(kind, ids[start : start + PAGE])
+                for id_, row in zip(ids[start : start + PAGE], page[start : start + PAGE], strict=True):
+                    yield id_, row, entries.get(id_, ())
+            if len(page) < ROWS:
+                return
+            last = tuple([page[-1][key.name] for key in keys])
+
+    def absent(self, kind: str) -> Iterator[LogRow]:
+        """The last entry of this kind about each thing that is not stored."""
+        table = RUNS if kind == "run" else KINDS[kind]
+        row = LOG_LEAVES.c
+        last = select(func.max(row.place)).where(row.kind == kind).group_by(row.id)
+        stored = exists(select(table.primary_key.columns[0]).where(_has_id(table, row.id)))
+        query = select(LOG_LEAVES).where(row.place.in_(last), ~stored).order_by(row.place)
+        for one in self._conn.execute(query):
+            yield _log_row(one._mapping)
+
+    def pruned(self, runs: Sequence[str]) -> Mapping[str, Row]:
+        """The rows that are left of those of these runs that were pruned."""
+        found: dict[str, Row] = {}
+        for start in range(0, len(runs), PAGE):
+            query = select(PRUNED_RUNS).where(PRUNED_RUNS.c.id.in_(runs[start : start + PAGE]))
+            found |= {row["id"]: _columns(row) for row in self._conn.execute(query).mappings()}
+        return found
+
+    def salts(self, runs: Sequence[str]) -> Mapping[str, bytes | None]:
+        """The salts of those of these runs that are stored; None where the content was erased."""
+        found: dict[str, bytes | None] = {}
+        for start in range(0, len(runs), PAGE):
+            query = select(RUNS.c.id, RUNS.c.salt).where(RUNS.c.id.in_(runs[start : start + PAGE]))
+            found |= {run: salt for run, salt in self._conn.execute(query)}
+        return found
+
+    def orphans(self) -> Sequence[tuple[str, bool]]:
+        """Runs that other rows name though their own row is gone, and for each True if it was pruned."""
+        return orphans(self._conn, ROWS)
+
+    def catalogs(self) -> Mapping[str, bytes]:
+        """The snapshots of all pools, by digest."""
+        return {row.digest: bytes(row.body) for row in self._conn.execute(select(CATALOGS))}
+
+    def unnamed_texts(self) -> int:
+        """The number of shared texts that no content of a run names."""
+        return texts.unused(self._conn)
+
+    def administration(self) -> Administration:
+        """The keys, tenants, budgets and holds, and the log of who changed them."""
+        return read_administration(self._conn)
+
+
+def _id_of(row: Row, keys: Sequence[Any]) -> str:
+    """The id of the entries about a row."""
+    return "\n".join([str(row[key.name]) for key in keys])
+
+
+def _has_id(table: Table, id_: Any) -> Any:
+    """The condition that a row has this id of an entry."""
+    keys = list(table.primary_key.columns)
+    first, *others = keys
+    joined: ColumnElement[str] = first if first.type.python_type is str else cast(first, Text)
+    for key in others:
+        joined = joined + "\n" + key
+    return joined == id_
+
+
+def _behind(query: Any, keys: Sequence[Any], last: tuple[Any, ...] | None) -> Any:
+    if last is None:
+        return query
+    return query.where(tuple_(*keys) > last) if len(keys) > 1 else query.where(keys[0] > last[0])
+
+
+def _log_row(row: Mapping[Any, Any]) -> LogRow:
+    salt, frontier = row["salt"], row["frontier"]
+    return LogRow(
+        place=row["place"],
+        kind=row["kind"],
+        id=row["id"],
+        subject=row["subject"],
+        events=row["events"],
+        entry=bytes(row["entry"]),
+        salt=bytes(salt) if salt is not None else None,
+        frontier=bytes(frontier) if frontier is not None else None,
+    )
+
+
+def _columns(row: Mapping[Any, Any]) -> dict[str, Any]:
+    return {str(name): value for name, value in row.items()}
+
+
+async def in_one_snapshot(archive: Archive, work: Callable[[SealedRows], None]) -> None:
+    """Read as much as `work` likes, all in one snapshot of the database. Raises `StoreUnavailable`."""
+    await archive.snapshot(lambda conn, opened: work(SealedRows(conn, opened)))

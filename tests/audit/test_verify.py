@@ -1,0 +1,149 @@
+"""`baton audit verify`: a database that is as it was sealed is clean, and whatever is altered in it is named."""
+
+import asyncio
+import json
+import random
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from sqlalchemy import Connection, create_engine
+
+from app.audit.log.folder import TilesFolder
+from app.audit.log.tree import GrowingTree, leaf_hash, root_of
+from app.audit.log.verify import tiles_of
+from app.core.transparency import tiles
+from app.core.transparency.merkle import tree_root
+from tests.audit import tampers
+from tests.audit.tampers import KNOWING, RANDOM, SIGNER, Subject, Tamper, attempt, prepare, verify
+from tests.cli.test_commands import baton
+
+SEEDED = 12
+"""Random tampers of each test run; `python -m tests.audit.tampers` makes thousands."""
+
+
+@pytest.fixture(scope="module")
+def subject(tmp_path_factory: pytest.TempPathFactory) -> Subject:
+    """A sealed database, with the checkpoints that are held outside of it."""
+    return asyncio.run(prepare(tmp_path_factory.mktemp("sealed")))
+
+
+@pytest.fixture(scope="module")
+def conn(subject: Subject) -> Iterator[Connection]:
+    engine = create_engine(subject.url)
+    with engine.connect() as opened:
+        yield opened
+    engine.dispose()
+
+
+def test_what_was_sealed_is_clean_and_counted(subject: Subject, conn: Connection) -> None:
+    report = verify(conn, subject.held)
+    conn.rollback()
+    assert list(report.ordered()) == []
+    assert (report.runs, report.pruned, report.erased, report.pending) == (3, 1, 1, 0)
+    assert report.rows > 15
+    assert report.contents == 2
+
+
+@pytest.mark.parametrize("tamper", KNOWING, ids=[one.__name__ for one in KNOWING])
+def test_a_tamper_is_found(subject: Subject, conn: Connection, tamper: Tamper) -> None:
+    done = attempt(conn, subject, tamper, random.Random(7))
+    assert done is not None
+    words, first = done
+    assert first is not None, words
+    assert first.place is not None, words
+
+
+def test_random_tampers_are_found(subject: Subject, conn: Connection) -> None:
+    rnd = random.Random(3)
+    done = [attempt(conn, subject, rnd.choice(RANDOM), rnd) for _ in range(SEEDED)]
+    missed = [one[0] for one in done if one is not None and one[1] is None]
+    assert missed == []
+    assert len([one for one in done if one is not None]) > SEEDED / 2
+
+
+def test_the_run_is_named_whose_event_was_altered(subject: Subject, conn: Connection) -> None:
+    done = attempt(conn, subject, tampers.exclusions, random.Random(1))
+    assert done is not None
+    first = done[1]
+    assert first is not None
+    assert (first.rule, first.thing.partition("_")[0]) == ("altered", "run run")
+    assert "one of the events 1 to 3 is not as it was sealed" in first.words
+
+
+def test_yesterdays_backup_lacks_what_a_held_checkpoint_counts(subject: Subject) -> None:
+    assert subject.yesterday is not None
+    engine = create_engine(f"sqlite:///{subject.yesterday}")
+    with engine.connect() as conn:
+        report = verify(conn, subject.held)
+    engine.dispose()
+    assert report.first is not None
+    assert report.first.rule == "held"
+    assert "set back" in report.first.words
+    assert report.first.place == subject.held[0][1].size
+
+
+@pytest.fixture
+def data(subject: Subject, tmp_path: Path) -> Path:
+    """A data folder with a copy of the database, and the last checkpoint in a file."""
+    (tmp_path / "data").mkdir()
+    shutil.copy(subject.url.removeprefix("sqlite:///"), tmp_path / "data" / "baton.db")
+    held = subject.held[-1][1]
+    (tmp_path / "held.txt").write_text(signed(held.text))
+    return tmp_path
+
+
+def signed(body: str) -> str:
+    return f"{body}\n{SIGNER.signature(body)}"
+
+
+def test_the_command_verifies_a_database_and_saved_tiles(data: Path) -> None:
+    held, key = str(data / "held.txt"), str(SIGNER.verifier)
+    done = baton(data, "audit", "verify", "--checkpoint", held, "--key", key, "--settled")
+    assert (done.status, done.err.count("Traceback")) == (0, 0), done.out + done.err
+    assert "Nothing that was sealed is altered or missing." in done.out
+    assert baton(data, "audit", "tiles", str(data / "tiles")).status == 0
+    offline = baton(data, "audit", "verify", str(data / "tiles"), "--checkpoint", held, "--json")
+    found = json.loads(offline.out)
+    assert (offline.status, found["clean"], found["checkpoints"]) == (0, True, 1)
+    exported = str(data / "journal.jsonl")
+    assert baton(data, "audit", "export", exported).status == 0
+    with_journal = baton(data, "audit", "verify", str(data / "tiles"), "--journal", exported, "--json")
+    assert (with_journal.status, json.loads(with_journal.out)["runs"]) == (0, 3)
+    text = Path(exported).read_text()
+    Path(exported).write_text(text.replace("not cleared for phi", "not in the pool"))
+    altered = json.loads(baton(data, "audit", "verify", str(data / "tiles"), "--journal", exported, "--json").out)
+    assert (altered["clean"], altered["first"]["rule"]) == (False, "altered")
+
+
+def test_an_altered_bundle_is_named_offline(data: Path) -> None:
+    folder = data / "tiles"
+    assert baton(data, "audit", "tiles", str(folder)).status == 0
+    (bundle,) = [path for path in (folder / "tile" / "entries").rglob("*") if path.is_file()]
+    body = bundle.read_bytes()
+    bundle.write_bytes(body.replace(b'"id":"key1"', b'"id":"key9"'))
+    done = baton(data, "audit", "verify", str(folder), "--checkpoint", str(data / "held.txt"))
+    assert done.status == 1
+    assert "The first bad place: the log (entry" in done.out
+
+
+def test_a_wrong_key_and_a_missing_log_are_told_apart(data: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    other = "log.example/baton+00000000+AQOhB7/zzhC+HXDdGOdLwJln5NYwm6UNXx3chmQSVTG4"
+    assert baton(data, "audit", "verify", "--key", other).status == 2
+    empty = tmp_path_factory.mktemp("empty")
+    assert baton(empty, "migrate").status == 0
+    done = baton(empty, "audit", "verify")
+    assert done.status == 2
+    assert "Nothing was sealed" in done.err
+
+
+@pytest.mark.parametrize("size", [0, 1, 2, 3, 255, 256, 257, 600])
+def test_the_auditors_tree_is_that_of_the_log(size: int, tmp_path: Path) -> None:
+    hashes = [leaf_hash(str(number).encode()) for number in range(size)]
+    tree = GrowingTree()
+    for one in hashes:
+        tree.add(one)
+    assert tree.root() == root_of(hashes) == tree_root(hashes)
+    assert tiles_of(size) == len([one for one in tiles.tiles_of(size) if one.level is not None])
+    assert TilesFolder(tmp_path).tile(0, 0) == b""
