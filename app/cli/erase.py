@@ -9,8 +9,10 @@ from app.engine.retention import Erased, erase_matching, runs_with_content
 from app.errors import ConfigInvalid, LegalHold
 from app.gateway.runs import cancel
 from app.process.config import Settings, read
-from app.store.protocol import ContentQuery, RunRow, Store
+from app.store.protocol import ContentQuery, RunQuery, RunRow, Store
 
+MOST_COPIES = 1_000
+"""Shadows and replays of one run that are erased with it."""
 END_SECONDS = 4.0
 """Seconds that open runs have to end, in addition to a lease."""
 
@@ -77,8 +79,10 @@ async def _erase_one(store: Store, wanted: str, patience: float, now: Callable[[
         raise LegalHold(f"The legal hold {hold} covers the run, so it is not erased; `baton holds ls` shows it.")
     if row.ended_at is None:
         await _end(store, [row], patience, now())
-    erased = await store.erase_contents([row.id])
-    return Erased(erased, await store.overwrite_erased(), await store.held([row.id]))
+    following = await store.runs(RunQuery(origin_run=row.id, limit=MOST_COPIES))
+    copies = [one.id for one in following if one.origin_kind in ("shadow", "replay")]
+    erased = await store.erase_contents([row.id, *copies])
+    return Erased(erased, await store.overwrite_erased(), await store.held([row.id, *copies]))
 
 
 async def _end(store: Store, rows: Sequence[RunRow], patience: float, now: float) -> None:

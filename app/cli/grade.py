@@ -116,7 +116,7 @@ async def _rate(settings: Settings, asked: Asked, rules: Sequence[Rule], now: fl
         async for ended in _runs(store, asked, now):
             if rules:
                 await _graded(store, ended, by_question, found, now)
-            if asked.signs:
+            if asked.signs and ended.row.origin_kind not in ("shadow", "replay"):  # no caller did anything with those
                 found.ratings += _signs(ended, later.get(ended.row.key), now)
                 later[ended.row.key] = ended
         for one in found.ratings if not asked.dry_run else ():

@@ -102,7 +102,7 @@ async def _read(loaded: Loaded, asked: Asked, now: float) -> Read:
     async with storage.opened(loaded.settings) as store:
         while rows := await store.runs(RunQuery(**query, before=before, limit=PAGE)):
             for row in rows:
-                if row.ended_at is not None:
+                if row.ended_at is not None and row.origin_kind != "shadow":
                     await _note(store, loaded, row, found)
             before = (rows[-1].created_at, rows[-1].id)
         for tier, spec in selectors(list(loaded.catalog.tiers.values())):

@@ -119,6 +119,8 @@ def _allowed(record: Record, state: RunState, wanted: Wanted) -> None:
         raise Skipped("it is of another tenant")
     if barred := sorted(wanted.without & carried(state)):
         raise Skipped(f"it has the label {barred[0]}")
+    if state.admitted.origin_kind == "shadow":
+        raise Skipped("it is a shadow, whose answer nobody was given")
     if not state.ended or state.admitted.preview:
         raise Skipped("it was only planned, or has not ended")
 

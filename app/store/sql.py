@@ -287,7 +287,8 @@ class SqlStore(Administration):
         """Erase the content of a run, if it is this tenant's (None: any tenant's)."""
         erased = partial(content.erase_one, statements=self._statements, run=run, tenant=tenant, opened=self._opened)
         known = await self._write(erased)
-        self._journals.forget(run)
+        for name in (run, *await self._read(partial(content.copies, run=run))):
+            self._journals.forget(name)
         await self._runner.empty_log()
         return known
 

@@ -124,6 +124,15 @@ async def test_what_callers_did_is_kept_apart(
     assert await graded(tmp_path, capsys, "--signs", "--tier", "baton-ultra") == []
 
 
+async def test_a_shadow_is_no_question_asked_again(
+    opened: Runtime, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = (await finish(await opened.runs.start(order(opened, "baton-mini")))).ended.state.run
+    again = order(opened, "baton-mini", origin_kind="shadow", origin_run=first)
+    await finish(await opened.runs.start(again))
+    assert await graded(tmp_path, capsys, "--signs") == []
+
+
 async def test_questions_asked_side_by_side_are_not_asked_again(
     stub: ProviderStub, opened: Runtime, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -271,6 +271,20 @@ def metrics(opened: Runtime) -> str:
     return opened.context.telemetry.exposition().decode()
 
 
+async def test_an_erasure_of_a_run_reaches_its_shadow(tmp_path: Path) -> None:
+    async with ProviderStub() as stub:
+        speak(stub)
+        async with served(tmp_path, tried(stub)) as (opened, shadows), calling(opened) as client:
+            run, _ = await answered(opened, tenant="acme")
+            other, _ = await answered(opened, tenant="acme")
+            await shadows.look()
+            for one in (run, other):
+                assert not (await shadow_of(opened, one)).erased
+            assert (await client.delete(f"/v1/runs/{run}")).status_code == 200
+            store = opened.context.store
+            assert [(await store.run(shadow_id(one))).erased for one in (run, other)] == [True, False]
+
+
 async def reported(client: httpx.AsyncClient) -> dict[str, Any]:
     """The report on the shadows of `baton-mini`."""
     reply = await client.get("/v1/shadows/report?tier=baton-mini")

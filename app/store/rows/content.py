@@ -101,17 +101,25 @@ def delete_bodies(conn: Connection, runs: Sequence[str], owners: frozenset[int])
 
 
 def erase_one(conn: Connection, statements: Statements, run: str, tenant: str | None, opened: Open) -> bool:
-    """Erase as `erase` does. False if there is no such run, or if it is not this tenant's (None: any tenant's).
+    """Erase as `erase` does, also the shadows and replays of the run, which have its texts. False if there is no such
+    run, or if it is not this tenant's (None: any tenant's).
 
-    Raises `LegalHold` if a hold covers it.
+    Raises `LegalHold` if a hold covers one of them.
     """
     holds.lock(conn)
     theirs = (RUNS.c.id == run,) if tenant is None else (RUNS.c.id == run, RUNS.c.tenant == tenant)
     if conn.execute(select(RUNS.c.id).where(*theirs)).first() is None:
         return False
-    holds.refuse(conn, [run], opened)
-    erase(conn, statements, [run], opened)
+    names = [run, *copies(conn, run)]
+    holds.refuse(conn, names, opened)
+    erase(conn, statements, names, opened)
     return True
+
+
+def copies(conn: Connection, run: str) -> tuple[str, ...]:
+    """The runs that repeat a run, and have stored its request once more."""
+    found = select(RUNS.c.id).where(RUNS.c.origin_run == run, RUNS.c.origin_kind.in_(("shadow", "replay")))
+    return tuple(conn.execute(found.order_by(RUNS.c.id)).scalars())
 
 
 def keep_catalog(conn: Connection, digest: str, snapshot: bytes) -> None:
