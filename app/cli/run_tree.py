@@ -108,6 +108,7 @@ def _step(tree: Tree, step: run_words.Record, *, answers: bool, full: bool, plan
         ("declassified", ", ".join(step.get("declassified", ())) or None),
         ("subtask", _shown(step["subtask"], full) if step["subtask"] != "" else "none: it answers the conversation"),
         ("chosen", run_words.choice(step)),
+        ("kept", run_words.kept(step)),
         *[(f"attempt {call['attempt']}", run_words.attempt(call)) for call in step["attempts"]],
         *[("tools", run_words.exchange(one, full=full)) for one in step["exchanges"]],
         ("error", None if planned else run_words.error(step["error"])),

@@ -17,6 +17,7 @@ CONDUCTORS: Mapping[str, str] = {
     "selector": "the selector chose by what it has learned from ratings",
     "caller": "the request brought its own plan",
     "fallback": "the fallback worker answers alone",
+    "replay": "the plan of the run that it repeats, or one that was given for the replay",
 }
 MODES: Mapping[str, str] = {
     "first": "first proposal",
@@ -163,6 +164,12 @@ def passed_over(record: Record) -> list[str]:
 def error(code: str | None) -> str | None:
     """Return an error code, with an explanation if the code alone says too little."""
     return f"{code} ({ERRORS[code]})" if code in ERRORS else code
+
+
+def kept(step: Record) -> str | None:
+    """Return the step of an earlier run whose output was taken over."""
+    source = step.get("kept_from")
+    return f"the output of step {source['step']} of {source['run']}; nobody was called" if source else None
 
 
 def choice(step: Record) -> str | None:

@@ -121,6 +121,8 @@ def _allowed(record: Record, state: RunState, wanted: Wanted) -> None:
         raise Skipped(f"it has the label {barred[0]}")
     if state.admitted.origin_kind == "shadow":
         raise Skipped("it is a shadow, whose answer nobody was given")
+    if state.admitted.origin_kind == "replay":
+        raise Skipped("it is a replay of another run")
     if not state.ended or state.admitted.preview:
         raise Skipped("it was only planned, or has not ended")
 

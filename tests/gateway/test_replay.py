@@ -2,6 +2,7 @@
 auditor reads every journal."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -9,7 +10,7 @@ import pytest
 
 from app.gateway.http.api_keys import mint
 from app.process.wiring import Runtime
-from tests.harness.in_process import SAYS, plan_text, plans, speak
+from tests.harness.in_process import SAYS, calling, plan_text, plans, pool_text, running_service, speak
 from tests.stubs import ProviderStub, Reply, ToolCall
 
 CHAIN = plan_text((0, "Draft it", ["user"]), (1, "Answer it", [0]))
@@ -125,6 +126,9 @@ async def test_from_a_step_on_the_outputs_before_are_kept_and_the_journal_names_
     assert (kept["origin_run"], kept["origin_step"], kept["origin_output"]) == (run, 0, ref)
     assert kept["output"] != ref, "every run has its own salt"
     assert again["steps"][0]["attempts"] == []
+    assert [one["kept_from"] for one in again["steps"]] == [{"run": run, "step": 0}, None]
+    told = (await client.get(f"/v1/runs/{again['id']}/explain")).json()
+    assert told["shape"]["decided_by"] == "repeated_plan"
     shown = (await client.get(f"/v1/runs/{again['id']}/steps/0")).json()
     assert shown["output"] == SAYS[first["worker"]]
 
@@ -223,3 +227,22 @@ async def test_a_replay_is_listed_as_one_and_begun_once_for_each_idempotency_key
     assert first.json()["id"] == second.json()["id"]
     listed = (await client.get("/v1/runs?origin_kind=replay")).json()["data"]
     assert [(one["id"], one["origin"]["run"]) for one in listed] == [(first.json()["id"], run)]
+
+
+async def test_labels_stay_on_what_is_kept_and_on_what_a_model_wrote(stub: ProviderStub, tmp_path: Path) -> None:
+    pool = pool_text(stub)
+    for worker in ("alpha", "gamma", "planner"):
+        pool = pool.replace(f"[workers.{worker}]\n", f'[workers.{worker}]\nclearance = ["phi"]\n')
+    async with running_service(tmp_path, pool) as opened, calling(opened) as client:
+        plans(stub, plan_text((0, "Draft it", ["user"]), (1, "Answer it", [0])))
+        run = await answered(client, baton={"labels": ["phi"]})
+        stub.requests.clear()
+        refused = await replay(client, run, from_step=1, worker="beta")
+        assert code(refused) == (400, "not_replayable")
+        assert "step 1: its worker may not read what the step reads: not cleared for phi" in refused.text
+        again = await replayed(client, run, from_step=1, worker="alpha")
+        assert called(stub) == ["alpha"]
+        assert [step["labels"] for step in again["steps"]] == [["phi"], ["phi"]]
+        events = (await client.get(f"/v1/runs/{again['id']}/events")).json()["data"]
+        [kept] = [one["body"] for one in events if one["body"].get("origin_run") and one["kind"] == "step.done"]
+        assert kept["labels"] == ["phi"]

@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from app.gateway.openapi.replies import Reply, RunState
 
-DecidedBy = Literal["conductor", "caller", "fixed_plan", "random_plan", "selector", "fallback"]
+DecidedBy = Literal["conductor", "caller", "fixed_plan", "random_plan", "selector", "fallback", "repeated_plan"]
 LeftOutBy = Literal["clearance", "rule", "caller", "health", "ability"]
 
 

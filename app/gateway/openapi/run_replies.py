@@ -181,12 +181,21 @@ class Proposal(Reply):
     attempts: list[Attempt]
 
 
+class KeptFrom(Reply):
+    """A step of an earlier run."""
+
+    run: str
+    step: int
+
+
 class AuditedStep(StepSummary):
     """One step with its plan, its calls and its use of tools, without content."""
 
     proposal: int
     round: int
     planned_worker: str
+    kept_from: KeptFrom | None
+    """The step whose output a replay has taken over without a call; null for a step that was called."""
     probability: float | None
     labels: list[str]
     """The labels of what it read."""

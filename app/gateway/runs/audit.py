@@ -141,6 +141,7 @@ def _step(state: RunState, n: int, events: Sequence[Event]) -> dict[str, Any]:
         "parent": proposal.parent,
         "worker": step.worker,
         "planned_worker": planned.worker if planned is not None else step.worker,
+        "kept_from": _kept_from(events, n),
         "probability": planned.probability if planned is not None else None,
         "access": step.access.as_list(),
         "labels": sorted(Flow(state).readings[n].labels),
@@ -160,6 +161,12 @@ def _step(state: RunState, n: int, events: Sequence[Event]) -> dict[str, Any]:
         "exchanges": exchanges.exchanges(step, events),
         "detail": f"/v1/runs/{state.run}/steps/{n}",
     }
+
+
+def _kept_from(events: Sequence[Event], n: int) -> dict[str, Any] | None:
+    """The step of an earlier run whose output this one has; None if it was called."""
+    done = next((fact for fact in facts(events, StepDone) if fact.n == n and fact.origin_run), None)
+    return {"run": done.origin_run, "step": done.origin_step} if done is not None else None
 
 
 def _passed_over(those: PassedOver) -> list[dict[str, str]]:

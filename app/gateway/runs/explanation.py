@@ -27,6 +27,7 @@ DECIDED: Final[Mapping[str, str]] = {
     "random": "random_plan",
     "selector": "selector",
     "fallback": "fallback",
+    "replay": "repeated_plan",
 }
 """Who decided a plan, by the name of the proposal's conductor."""
 MODEL_ARM: Final = "model"

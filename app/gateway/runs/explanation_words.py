@@ -27,6 +27,7 @@ DECIDED: Final[Mapping[str, str]] = {
     "random_plan": "the plan was drawn at random",
     "selector": "the tier's selector chose it by what it has learned from ratings",
     "fallback": "no plan could be used, so the fallback worker answers alone",
+    "repeated_plan": "the plan is that of the run which it repeats, or was given for the replay",
 }
 CHOSEN: Final[Mapping[str, str]] = {
     "conductor": "the conductor's plan",
@@ -35,6 +36,7 @@ CHOSEN: Final[Mapping[str, str]] = {
     "random_plan": "the random plan",
     "selector": "the selector's choice",
     "fallback": "the fallback",
+    "repeated_plan": "the plan that is repeated",
     "outer_step": "the step around it, which did not see them either",
 }
 EXCLUDED_BY: Final[Mapping[str, str]] = {

@@ -1,0 +1,49 @@
+"""Recordings of journals: plans in their own numbers, tool results for equal calls, and nothing lost in their JSON."""
+
+import json
+
+from app.core.message.chat import Message, Text, ToolCall
+from app.core.plan.workflow import Access, Step
+from app.core.run.recording import Kept, RecordedPlan, Recording, answered, canonical, plan_of, tools_of
+from app.core.run.state import fold
+from tests.core.test_comparison import chain
+
+
+def test_a_plan_is_read_in_its_own_numbers_with_the_workers_as_planned() -> None:
+    events = chain(base=2)
+    state = fold(events)
+    kept = {2: Kept(2, "ref-2", "Said.", "stop", labels=frozenset({"phi"}))}
+    texts = {"subtask-2": "Draft it", "subtask-3": "Answer it"}
+    plan = plan_of(state, state.proposals[-1], events, texts, kept)
+    assert plan.steps == (
+        Step("ada", "Draft it", Access(True)),
+        Step("bob", "Answer it", Access(True, (0,)), answers=True),
+    )
+    assert plan.kept == {0: kept[2]}
+    recording = Recording("run", {"1": plan, "1.0": RecordedPlan((), instant=True)})
+    assert Recording.from_json(json.loads(json.dumps(recording.to_json()))) == recording
+    assert (recording.rounds, recording.nests, recording.workers) == (1, True, frozenset({"bob"}))
+
+
+def said(*calls: tuple[str, str]) -> Message:
+    return Message("assistant", (), calls=tuple([ToolCall(f"c{n}", *call) for n, call in enumerate(calls)]))
+
+
+def result(text: str) -> Message:
+    return Message("tool", (Text(text),), call_id="old")
+
+
+def test_results_are_given_for_equal_calls_under_the_new_ids() -> None:
+    came = [result("One."), Message("user", (Text("Go on."),))]
+    first = tools_of(said(("look", '{"q": 1, "r": 2}')), came, "1.0", frozenset())
+    second = tools_of(said(("look", '{"q":1,"r":2}')), [result("Two.")], "1.0", frozenset({"phi"}))
+    recording = Recording("run", tools=(first, second))
+    assert Recording.from_json(json.loads(json.dumps(recording.to_json()))) == recording
+    same = said(("look", '{"r":2,"q":1}'))
+    found = [answered(recording, place, index, same, ["new"]) for place, index in (("1.0", 0), ("1.0", 1), ("2.5", 0))]
+    assert [one.results[0].text for one in found if one] == ["One.", "Two.", "One."]
+    assert [one.results[0].call_id for one in found if one] == ["new"] * 3
+    assert found[0] is not None
+    assert found[0].results[1].text == "Go on."
+    assert answered(recording, "1.0", 0, said(("look", '{"q":2}')), ["new"]) is None
+    assert canonical("no JSON") == "no JSON"
