@@ -87,6 +87,7 @@ COUNTERS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "baton_runs_pruned_total": ("Runs that an engine deleted because their time was over.", ()),
     "baton_archive_failures_total": ("Times that pruning stopped because the archive could not be written.", ()),
     "baton_log_entries_total": ("Entries that this process has appended to the transparency log.", ()),
+    "baton_log_export_failures_total": ("Times that a checkpoint of the transparency log was not exported.", ()),
     "baton_log_failures_total": ("Times that sealing stopped because the database was unavailable.", ()),
     "baton_webhooks_total": (
         "Attempts to deliver a webhook: delivered, to be retried, or failed for good.",
@@ -116,6 +117,7 @@ GAUGES: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "baton_webhooks_pending": ("Webhooks of the whole service not yet delivered, counted up to 10,000.", ()),
     "baton_shadows_waiting": ("Runs that wait for their shadow.", ("tier",)),
     "baton_selector_ratings": ("Ratings that a tier's selector has learned from.", ("tier",)),
+    "baton_log_exported_size": ("Entries that the last exported checkpoint of the transparency log counts.", ()),
     "baton_log_size": ("Entries of the transparency log when this process last looked.", ()),
     "baton_log_lag_seconds": (
         "Time for which the oldest change that is not in the transparency log waited when this process last looked.",

@@ -55,6 +55,11 @@ def of_settings(loaded: Loaded) -> list[Verdict]:
         Verdict("settings", "ok", f"{len(loaded.settings.given)} set by the environment"),
         Verdict("pool", "ok", f"{loaded.origin}: {size}"),
     ]
+    if loaded.settings.log_export:
+        found.append(Verdict("log export", "ok", f"checkpoints are written to {loaded.settings.log_export}"))
+    else:
+        words = "no checkpoint is held outside of the database, so a log that was made anew would pass"
+        found.append(Verdict("log export", "skip", words, "set BATON_LOG_EXPORT to a folder elsewhere, or a bucket"))
     found.append(Verdict("retention", "ok", retention.words(loaded.settings)))
     if catalog.rehearsal:
         found.append(

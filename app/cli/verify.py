@@ -75,7 +75,7 @@ def _held(given: tuple[str, ...]) -> tuple[tuple[str, Checkpoint], ...]:
     found = []
     for one in given:
         path = Path(one)
-        for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
+        for file in sorted(path.rglob("*.txt")) if path.is_dir() else [path]:
             try:
                 if file.is_file() and file.stat().st_size <= HELD_BYTES:
                     found.append((file.name, read_checkpoint(file.read_text())))

@@ -25,6 +25,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from app.engine.conductors.watch import PromotionWatch
+from app.engine.log_export import CheckpointExport
 from app.engine.retention import ContentRetention, RunRetention, archiving
 from app.engine.runs.shadows import Shadows
 from app.engine.sealer import Sealer
@@ -37,6 +38,7 @@ from app.process import gc_policy
 from app.process.config import Loaded, Settings, log_signers, reload
 from app.process.wiring import DRAIN_SECONDS, Runtime, check_roles, open_runtime
 from app.store.archive import open_archive
+from app.store.archive_files import open_archive_files
 
 ADMIN = "app.process.administration:admin_app"
 """Imported by name where the admin API has a port."""
@@ -103,6 +105,7 @@ async def serve(loaded: Loaded, environ: Mapping[str, str], roles: Roles, announ
             group.create_task(_run_retention(opened, loaded.settings).run(stopping))
             group.create_task(Shadows(opened.context, opened.drivers).run(stopping))
             group.create_task(PromotionWatch(opened.context).run(stopping))
+            group.create_task(_log_export(opened, loaded.settings).run(stopping))
             group.create_task(Sealer(opened.context, log_signers(loaded.settings)).run(runs_end))
         try:
             if roles.gateway or loaded.settings.metrics_port is not None:
@@ -122,6 +125,12 @@ def _content_retention(opened: Runtime, settings: Settings) -> ContentRetention:
     """The task that erases old content."""
     seconds, classes = settings.retention_content_seconds, settings.classes_of_retention
     return ContentRetention(opened.context, seconds=seconds, classes=classes)
+
+
+def _log_export(opened: Runtime, settings: Settings) -> CheckpointExport:
+    """The task that exports checkpoints. Raises `ConfigInvalid` if the library for S3 is needed and not installed."""
+    files = open_archive_files(settings.log_export, settings.archive_endpoint) if settings.log_export else None
+    return CheckpointExport(opened.context, files)
 
 
 def _run_retention(opened: Runtime, settings: Settings) -> RunRetention:

@@ -123,7 +123,12 @@ def _define_verify(audit: Group) -> None:
         "baton audit verify --settled --saved tiles/ --json",
     )
     @argument("folder", "Saved tiles; without them, the configured database is read.", required=False)
-    @repeatable("--checkpoint", "checkpoints", metavar="FILE", help="A checkpoint that is held outside, or a folder.")
+    @repeatable(
+        "--checkpoint",
+        "checkpoints",
+        metavar="FILE",
+        help="A checkpoint from outside, or a folder of them.",
+    )
     @repeatable("--key", "keys", metavar="KEY", help="A verifier key of the log, or a file of such keys.")
     @option("--journal", metavar="FILE", help="An export of the journal to compare with the saved tiles.")
     @option("--saved", metavar="FOLDER", help="Tiles that were saved before, to find the entry that was altered.")

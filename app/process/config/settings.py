@@ -127,6 +127,9 @@ class Settings(BaseModel):
         description="Signer key of the transparency log (PRIVATE+KEY+NAME+...), on further lines others that sign, "
         "too; unset: made once, in the database.",
     )
+    log_export: str = Field(
+        default="", description="Folder or s3://bucket/prefix to which checkpoints of the transparency log are written."
+    )
     conductor_url: str | None = Field(
         default=None, repr=False, description="Base URL of an OpenAI-compatible server that conducts."
     )
@@ -298,7 +301,7 @@ class Settings(BaseModel):
         _signers(value)
         return value
 
-    @field_validator("archive")
+    @field_validator("archive", "log_export")
     @classmethod
     def _archive(cls, value: str) -> str:
         if "://" in value and not re.fullmatch(r"s3://[^/@?#]+(/[^?#]*)?", value):
