@@ -384,6 +384,18 @@ async def planned(of: Brief, *, positional: bool = True) -> tuple[list[Step], li
     return steps, [odds.next(names.index(step.worker)) for step in steps]
 
 
+async def test_the_conductor_gives_reasons_where_the_schema_asks_for_them() -> None:
+    asked = brief(HARD[0][0])
+    names = [worker.name for worker in asked.workers]
+    form = Form(parse.schema(len(names), asked.limits.steps, 600, reasons=True), strict=True)
+    found = text(await pieces(RehearsalProvider(spec()), request(CONDUCTOR, prompt(asked), form=form)))
+    reader = parse.Reader(parse.by_ordinal(names), asked.limits.steps, reasoned=True)
+    steps = [*reader.feed(found), *reader.finish()]
+    assert steps
+    assert all(step.why for step in steps)
+    assert reader.why
+
+
 @pytest.mark.parametrize(("question", "answer"), EASY)
 async def test_the_conductor_gives_easy_questions_one_good_worker(question: str, answer: str) -> None:
     steps, odds = await planned(brief(question))

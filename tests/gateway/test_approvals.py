@@ -104,6 +104,21 @@ async def test_a_plan_is_executed_once_it_is_approved_and_not_before(
     assert (await boss.get("/v1/approvals")).json()["data"] == []
 
 
+async def test_a_decision_and_its_reason_are_explained_to_those_who_may_read_them(
+    caller: httpx.AsyncClient, boss: httpx.AsyncClient
+) -> None:
+    run = (await waiting(caller))["baton"]["run"]
+    [asked] = (await caller.get(f"/v1/runs/{run}/explain")).json()["approvals"]
+    assert (asked["decision"], asked["by"]) == (None, None)
+    await decide(boss, run, "refuse", reason="Not on a Monday.")
+    explained = (await caller.get(f"/v1/runs/{run}/explain")).json()
+    [decided] = explained["approvals"]
+    assert (decided["decision"], decided["reason"]) == ("refused", {"state": "given", "text": "Not on a Monday."})
+    assert f"It was refused by {decided['by']}." in explained["text"]
+    other = (await boss.get(f"/v1/runs/{run}/explain")).json()["approvals"][0]["reason"]["state"]
+    assert other == ("given" if "audit:read" in ROLES["operator"] else "not_shown")
+
+
 async def test_a_refused_plan_ends_its_run_and_calls_nobody(
     stub: ProviderStub, runtime: Runtime, caller: httpx.AsyncClient, boss: httpx.AsyncClient
 ) -> None:

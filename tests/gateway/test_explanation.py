@@ -48,6 +48,25 @@ DECISION = {
 }
 
 
+APPROVALS = [
+    {
+        "proposal": 0,
+        "needed_because": ["the price is above $0.5"],
+        "worst_case_usd": price,
+        "decision": decision,
+        "by": by,
+        "max_usd": most,
+        "reason": {"state": "given" if text else "none", "text": text},
+    }
+    for decision, by, price, most, text in (
+        ("approved", "key9", 0.25, 0.75, "Within budget 12."),
+        ("refused", "boss", None, None, None),
+        ("expired", None, 0.25, None, None),
+        (None, None, 0.25, None, None),
+    )
+]
+
+
 def played(seed: int) -> tuple[RunState, list[Event]]:
     """A run that was played by chance, with reasons, decisions and exclusions strewn over its events."""
     chance = Random(seed)
@@ -112,6 +131,8 @@ def test_the_words_of_many_runs_have_no_figure_and_no_name_that_is_not_in_the_da
         given = [rating] if seed % 2 else []
         pool = WORKERS if seed % 3 else None
         data = explained(row, Journal(b"salt", tuple(events)), given, pool, texts if seed % 5 else None)
+        data |= {"approvals": APPROVALS[: seed % 5], "origin": {"kind": "replay", "run": "run_other"}}
+        data["text"] = explanation_words.text(data)
         clean = {name: " ".join(text.replace("\x1b", " ").split()) for name, text in texts.items()}
         assert "\x1b" not in data["text"]
         assert invented(data | {"quoted": list(clean.values())}, known) == [], data["text"]

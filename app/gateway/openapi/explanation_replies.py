@@ -3,6 +3,7 @@
 from typing import Any, Literal
 
 from app.gateway.openapi.replies import Reply, RunState
+from app.gateway.openapi.run_replies import Origin
 
 DecidedBy = Literal["conductor", "caller", "fixed_plan", "random_plan", "selector", "fallback", "repeated_plan"]
 LeftOutBy = Literal["clearance", "rule", "caller", "health", "ability"]
@@ -92,6 +93,20 @@ class LeftOut(Reply):
     by: LeftOutBy
     proposal: int | None
     """The proposal from which it was left out; null if it was left out of the whole run, or of one step."""
+
+
+class ApprovalExplained(Reply):
+    """A plan that needed an approval, and the decision; null while it waits."""
+
+    proposal: int
+    needed_because: list[str]
+    worst_case_usd: float | None
+    decision: Literal["approved", "refused", "expired"] | None
+    by: str | None
+    max_usd: float | None
+    """The most that the run may cost."""
+    reason: Reason
+    """The approver's reason."""
 
 
 class Saw(Reply):
@@ -207,9 +222,12 @@ class Explanation(Reply):
     preview: bool
     rehearsal: bool
     erased: bool
+    origin: Origin | None
+    """The run that it comes from."""
     shape: Shape
     pool: list[PoolWorker]
     excluded: list[LeftOut]
+    approvals: list[ApprovalExplained]
     steps: list[ExplainedStep]
     cost: CostCompared
     answer: AnswerSupport

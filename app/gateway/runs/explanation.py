@@ -13,7 +13,17 @@ from app.core.pool.snapshot import restored
 from app.core.rating.economics import CHEAPEST, compared
 from app.core.rating.feedback import Feedback
 from app.core.records import record
-from app.core.run.events import Event, PlanAccepted, PlanOpened, PlanStep, facts
+from app.core.run.events import (
+    Event,
+    PlanAccepted,
+    PlanOpened,
+    PlanStep,
+    RunApprovalExpired,
+    RunApproved,
+    RunAwaitingApproval,
+    RunRefused,
+    facts,
+)
 from app.core.run.state import Proposal, RunState, StepState, fold
 from app.gateway.chat.reply import dollars
 from app.gateway.runs import audit, explanation_words
@@ -78,9 +88,11 @@ def explained(
         "preview": known.state.admitted.preview,
         "rehearsal": known.state.admitted.rehearsal,
         "erased": known.whole["erased"],
+        "origin": known.whole["origin"],
         "shape": _shape(known),
         "pool": _pool(known),
         "excluded": _excluded(known),
+        "approvals": [_approval(known, fact) for fact in facts(known.events, RunAwaitingApproval)],
         "steps": [_step(known, step) for step in known.steps],
         "cost": _cost(known),
         "answer": _answer(known),
@@ -125,6 +137,8 @@ def _refs(events: Sequence[Event]) -> set[str]:
     refs = {fact.why for fact in facts(events, PlanAccepted)}
     for fact in facts(events, PlanStep):
         refs |= {fact.why, fact.why_withheld}
+    refs |= {fact.reason for fact in facts(events, RunApproved)}
+    refs |= {fact.reason for fact in facts(events, RunRefused)}
     return refs - {""}
 
 
@@ -249,6 +263,26 @@ def _excluded(known: _Known) -> list[Data]:
 def _left_out(worker: str, reason: str, proposal: int | None) -> Data:
     by = next((by for beginning, by in EXCLUDED_BY if reason.startswith(beginning)), "ability")
     return {"worker": worker, "reason": reason, "by": by, "proposal": proposal}
+
+
+def _approval(known: _Known, asked: RunAwaitingApproval) -> Data:
+    """A plan that needed an approval: why, and who decided what. There is no decision while it waits."""
+    approved = next((one for one in facts(known.events, RunApproved) if one.digest == asked.digest), None)
+    refused = next((one for one in facts(known.events, RunRefused) if one.digest == asked.digest), None)
+    expired = any(one.proposal == asked.proposal for one in facts(known.events, RunApprovalExpired))
+    decided = approved or refused
+    decision = "expired" if expired else None
+    if decided is not None:
+        decision = "approved" if approved is not None else "refused"
+    return {
+        "proposal": asked.proposal,
+        "needed_because": list(asked.reasons),
+        "worst_case_usd": dollars(asked.price) if asked.price is not None else None,
+        "decision": decision,
+        "by": decided.by if decided is not None else None,
+        "max_usd": dollars(approved.max_usd) if approved is not None else None,
+        "reason": known.reason(decided.reason if decided is not None else "", asked=True),
+    }
 
 
 # -- the steps

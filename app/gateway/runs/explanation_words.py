@@ -19,6 +19,7 @@ STATES: Final[Mapping[str, str]] = {
     "expired": "ran out of time",
     "over_budget": "ran out of budget",
     "awaiting_tool": "waits for results of the caller's tools",
+    "awaiting_approval": "waits for an approval of its plan",
 }
 DECIDED: Final[Mapping[str, str]] = {
     "conductor": "a model planned it",
@@ -38,6 +39,17 @@ CHOSEN: Final[Mapping[str, str]] = {
     "fallback": "the fallback",
     "repeated_plan": "the plan that is repeated",
     "outer_step": "the step around it, which did not see them either",
+}
+ORIGINS: Final[Mapping[str, str]] = {
+    "plan": "It carries out the plan",
+    "replay": "It replays",
+    "shadow": "It is a shadow of",
+}
+DECISIONS: Final[Mapping[str | None, str]] = {
+    "approved": "It was approved",
+    "refused": "It was refused",
+    "expired": "Nobody decided in time, so another plan was used",
+    None: "Nobody has decided yet",
 }
 EXCLUDED_BY: Final[Mapping[str, str]] = {
     "clearance": "by its clearance",
@@ -72,6 +84,8 @@ ABOUT: Final[Mapping[str, str]] = {"shape": "why the plan has this shape", "work
 def text(data: Data) -> str:
     """The explanation in words, one line for each statement; steps and lists are indented."""
     lines = [_opening(data), *_shape(data["shape"]), *_pool(data)]
+    for approval in data["approvals"]:
+        lines += _approval(approval)
     for step in data["steps"]:
         lines += _step(step, preview=data["preview"])
     lines += _cost(data["cost"])
@@ -109,6 +123,8 @@ def _opening(data: Data) -> str:
     state = STATES.get(data["state"], f"is {data['state']}")
     state = "was planned and not executed" if data["preview"] else state
     note = " Its workers are simulated." if data["rehearsal"] else ""
+    if data["origin"] is not None:
+        note += f" {ORIGINS.get(data['origin']['kind'], data['origin']['kind'])} {data['origin']['run']}."
     return f"{data['run']} of {data['tier']} {state}.{note}"
 
 
@@ -168,6 +184,19 @@ def _pool(data: Data) -> list[str]:
     for one in data["excluded"]:
         when = f" from proposal {one['proposal']}" if one["proposal"] is not None else ""
         lines.append(f"  {one['worker']} was left out{when} {EXCLUDED_BY[one['by']]}: {one['reason']}.")
+    return lines
+
+
+def _approval(one: Data) -> list[str]:
+    price = f"; its worst case costs {money(one['worst_case_usd'])}" if one["worst_case_usd"] is not None else ""
+    reasons = "; ".join(map(quoted, one["needed_because"]))
+    lines = [f"Approval: proposal {one['proposal']} needed one, because of {reasons}{price}."]
+    words = DECISIONS[one["decision"]]
+    by = f" by {one['by']}" if one["by"] is not None else ""
+    most = f", for at most {money(one['max_usd'])}" if one["max_usd"] is not None else ""
+    lines.append(f"  {words}{by}{most}.")
+    if one["reason"]["text"] is not None:
+        lines.append(f"  The reason that was given: {quoted(one['reason']['text'])}")
     return lines
 
 
