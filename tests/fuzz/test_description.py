@@ -29,7 +29,7 @@ HOUSE, KEY = stocked()
 schema = schemathesis.openapi.from_asgi("/openapi.json", HOUSE.app)
 
 
-@schema.parametrize()
+@schema.exclude(operation_id="create_plan").parametrize()  # its body is a chat completion's, dear to draw twice
 @settings(max_examples=CASES // 40, deadline=None, database=None, suppress_health_check=list(HealthCheck))
 def test_every_operation_replies_as_described(case: schemathesis.Case) -> None:
     if isinstance(case.body, dict) and isinstance(case.body.get("model"), str):

@@ -1,5 +1,6 @@
 """Plans over HTTP: made, shown, edited, executed as they stand, and deleted."""
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -104,6 +105,10 @@ async def test_of_two_authors_who_have_seen_the_same_revision_one_is_refused(cli
     assert (await client.patch(path, json={"revision": 1, "edits": edit})).status_code == 200
     late = await client.patch(path, json={"revision": 1, "edits": [{"op": "remove", "step": 0}]})
     assert (late.status_code, late.json()["error"]["code"]) == (409, "revision_conflict")
+    edits = [{"op": "change", "step": 0, "subtask": f"Think {n} times."} for n in range(3)]
+    at_once = await asyncio.gather(*[client.patch(path, json={"revision": 2, "edits": [one]}) for one in edits])
+    assert sorted(reply.status_code for reply in at_once) == [200, 409, 409]
+    assert len((await client.get(path)).json()["revisions"]) == 3
 
 
 BAD_EDITS: list[tuple[dict[str, Any], str, str]] = [
