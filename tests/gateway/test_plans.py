@@ -276,6 +276,17 @@ async def test_a_plan_for_anthropics_format_is_answered_in_it(stub: ProviderStub
     assert stub.of("beta")[-1].json["stop"] == ["."]
 
 
+async def test_a_plan_for_a_response_is_answered_as_one(stub: ProviderStub, client: httpx.AsyncClient) -> None:
+    speak(stub)
+    asked = {"model": "baton-ultra", "input": "What is 2 + 2?", "instructions": "Be brief.", "baton": {"plan": CHAIN}}
+    shown = (await client.post("/v1/plans", json=asked, params={"api": "responses"})).json()
+    path = f"/v1/plans/{shown['id']}/run"
+    said = (await client.post(path)).json()
+    assert (said["object"], said["output"][0]["content"][0]["text"]) == ("response", "The first answer.")
+    assert (await client.get(f"/v1/responses/{said['id']}")).json() == said
+    assert "event: response.completed" in (await client.post(path, json={"stream": True})).text
+
+
 async def test_a_deleted_plan_has_no_text_left(client: httpx.AsyncClient, opened: Runtime) -> None:
     shown = await made(client)
     path = f"/v1/plans/{shown['id']}"

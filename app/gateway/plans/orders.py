@@ -39,12 +39,13 @@ def to_preview(order: Order) -> Order:
             "The conversation ends with results of tool calls, which continue a run that has its plan already.",
             param="messages",
         )
-    reply = {name: value for name, value in order.wire.items() if name != "steps"}
+    reply = {name: value for name, value in order.wire.items() if name not in ("steps", "background")}
     wire = {"format": FORMAT, "revision": 1, "reply": reply} | _pool(order.overrides)
     return changed(
         order,
         preview=True,
         streams=False,
+        followed=True,
         stream_steps=False,
         limits=limits_of(order.limits),
         wire=wire,

@@ -29,10 +29,11 @@ from app.gateway.http.auth import Keys
 from app.gateway.http.context import GatewayContext
 from app.gateway.http.ingress import json_body
 from app.gateway.http.sse import collect
-from app.gateway.openapi import chat_replies, message_replies, operations, plan_replies
+from app.gateway.openapi import chat_replies, message_replies, operations, plan_replies, response_replies
 from app.gateway.plans import orders, reply, requests, revisions
 from app.gateway.plans.forecasts import Histories
 from app.gateway.plans.revisions import Plan, Revision
+from app.gateway.responses import route as responses
 from app.gateway.wire import query
 from app.gateway.wire.baton_options import resolve_tier
 from app.store.protocol import TAKEN, DisclosureQuery, RunQuery, RunRow, TenantStore
@@ -43,6 +44,7 @@ SCHEMAS: Final[operations.Schemas] = {
 }
 PlanId = Annotated[str, Path(alias="plan", description="The plan's id.", examples=["plan_run_01jd9k2v7c"])]
 Form = Literal["steps", "lists"]
+EDIT: Final = {"revision": 1, "edits": [{"op": "change", "step": 0, "subtask": "Solve it in two ways."}]}
 
 
 class Shown(query.Parameters):
@@ -55,9 +57,9 @@ class Shown(query.Parameters):
 class Made(Shown):
     """The format of the request to plan for, and the form in which its plan is shown."""
 
-    api: Literal["chat", "messages"] = "chat"
-    """The format of the body, in which the plan's answer comes as well: that of `/v1/chat/completions`, or Anthropic's
-    of `/v1/messages`."""
+    api: Literal["chat", "messages", "responses"] = "chat"
+    """The format of the body, in which the plan's answer comes as well: that of `/v1/chat/completions`, of
+    `/v1/responses`, or Anthropic's of `/v1/messages`."""
 
 
 class ShownRevision(Shown):
@@ -122,10 +124,13 @@ def _makes(
         body: Annotated[dict[str, object], json_body(context.bounds)],
         shown: Annotated[Made, Query()],
     ) -> Response:
-        """The body is that of a chat completion, or of a message (`api`). Only the conductor is asked, as it would be
-        for that request."""
+        """The body is that of a chat completion, of a response or of a message (`api`). Only the conductor is asked, as
+        it would be for that request."""
+        response = await responses.to_order(context, caller, body) if shown.api == "responses" else None
 
         def order() -> Order:
+            if response is not None:
+                return orders.to_preview(response)
             if shown.api == "messages":
                 return orders.to_preview(messages.to_order(context, caller, body))
             asked, ignored = read_request(body)
@@ -196,10 +201,7 @@ def _revises(
         summary="Edit a plan, or replace it: a new revision.",
         response_model=plan_replies.Plan,
         responses=operations.replies(*operations.RUNNING),
-        openapi_extra=operations.body(
-            "PlanRevisionRequest",
-            example={"revision": 1, "edits": [{"op": "change", "step": 0, "subtask": "Solve it in two ways."}]},
-        ),
+        openapi_extra={"requestBody": operations.body("PlanRevisionRequest", example=EDIT)["requestBody"]},
     )
     async def revise_plan(
         request: Request,
@@ -252,7 +254,7 @@ def _executes(router: APIRouter, context: GatewayContext, keys: Keys, idempotenc
         operation_id="run_plan",
         summary="Execute a revision of a plan as it stands.",
         dependencies=[idempotency.capacity],
-        response_model=chat_replies.ChatCompletion | message_replies.AnthropicMessage,
+        response_model=chat_replies.ChatCompletion | message_replies.AnthropicMessage | response_replies.ResponseObject,
         responses=operations.replies(*operations.RUNNING, events="ChatCompletionEvent", terminal=chat.TERMINAL),
         openapi_extra=operations.body("PlanRunRequest", example={"revision": 1, "stream": False}, required=False),
     )
@@ -277,8 +279,12 @@ def _executes(router: APIRouter, context: GatewayContext, keys: Keys, idempotenc
             begun = await idempotency.begin(request, caller, body, order)
         except InvalidRequest as refused:
             raise orders.since_changed(refused) from None
-        if begun.driven.state.turn.wire.get("format") == "messages":
+        wire_format = begun.driven.state.turn.wire.get("format")
+        if wire_format == "messages":
             return await messages.answered(context, request, begun, task.sampling.stop)
+        if wire_format == "responses":
+            streams = begun.driven.state.streams
+            return await responses.answered(context, request, begun, streams=streams, background=False)
         if begun.driven.state.streams:
             return chat.stream(context, begun)
         return Response(completion(await collect(context, begun, request.receive)), media_type="application/json")

@@ -82,7 +82,7 @@ def _begins(router: APIRouter, context: GatewayContext, keys: Keys, idempotency:
         begun = await idempotency.begin(
             request, caller, body, lambda: _order(context, asked, ignored, before, caller), at=_from_the_start
         )
-        return await _begun(context, request, begun, asked)
+        return await answered(context, request, begun, streams=asked.stream, background=asked.background)
 
     router.add_api_route(
         "",
@@ -317,9 +317,19 @@ def _found(before: StoredResponse) -> list[Tool]:
     return found_by(before.subject.asked.toolbox, before.ended.calls if before.ended is not None else ())
 
 
-async def _begun(context: GatewayContext, request: Request, begun: Begun, asked: ResponsesRequest) -> Response:
+async def to_order(context: GatewayContext, caller: Caller, body: dict[str, Any]) -> Order:
+    """The order of a run for a request. Raises `InvalidRequest` and `NotFound`."""
+    asked, ignored = read_request(body, omits_search=context.omits_search)
+    before = await _before(context, asked, caller)
+    return _order(context, await _resolved(context, asked, caller), ignored, before, caller)
+
+
+async def answered(
+    context: GatewayContext, request: Request, begun: Begun, *, streams: bool, background: bool
+) -> Response:
+    """The reply of a run: as a stream, in the background, or whole."""
     of = await subject(context.store, begun.driven.state)
-    if asked.stream:
+    if streams:
         try:
             _check(begun.driven.state, begun.after)
         except CallerError:
@@ -327,7 +337,7 @@ async def _begun(context: GatewayContext, request: Request, begun: Begun, asked:
             begun.permit.release()
             raise
         return EventStream(context, begun.driven, reply.Events(of, begun.after), begun.permit, begun.seconds)
-    if asked.background:
+    if background:
         context.runs.leave(begun.driven)
         begun.permit.release()
         return _json(reply.whole(of, None))
