@@ -18,6 +18,8 @@ from app.store.archive import Administration
 
 UNLOGGED, BROKEN = "change-unlogged", "change-log-broken"
 OLDER = "keys from before the log of changes"
+UNSTORED = ("conductor", "content")
+"""Kinds of entries that are not the history of a row: changes of conductors, and readings of content."""
 LISTS = ("scopes", "tiers", "labels")
 DIGESTS = ("digest", "previous_digest")
 
@@ -28,7 +30,7 @@ def administration(found: Administration, report: Report) -> Iterator[Violation]
     for event in found.events:
         histories[event["action"].partition(".")[0], event["target"]].append(event)
     for (kind, name), history in histories.items():
-        if kind != "conductor":
+        if kind not in UNSTORED:
             yield from _chain(f"{kind} {name}", history)
     for row in found.keys:
         yield from _key(row, histories.pop(("key", row["id"]), []), found.since, report)
@@ -43,7 +45,7 @@ def administration(found: Administration, report: Report) -> Iterator[Violation]
         yield from _agrees(f"hold {row['id']}", record, histories.pop(("hold", row["id"]), []))
     yield from _changes(found, histories)
     for (kind, name), history in histories.items():
-        if kind != "conductor" and history[-1]["after"] is not None:
+        if kind not in UNSTORED and history[-1]["after"] is not None:
             yield Violation(f"{kind} {name}", 0, UNLOGGED, f"the log has the {kind}, and it is not stored")
 
 

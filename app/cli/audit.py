@@ -15,7 +15,7 @@ from app.audit.check import Auditor
 from app.audit.export import Export
 from app.audit.log.folder import save
 from app.audit.report import RULES, Report
-from app.cli import event_loop, storage, terminal
+from app.cli import event_loop, reads, storage, terminal
 from app.cli.asked import Asked
 from app.errors import ConfigInvalid, StoreUnavailable
 from app.process.config import read
@@ -67,6 +67,8 @@ async def _export(asked: Asked, environ: Mapping[str, str], now: float) -> int:
     settings = read(environ)
     async with storage.used(settings), storage.journals(settings) as archive:
         runs = await write(archive, Path(asked.file), now=now, run=asked.run, since=since)
+    async with storage.opened(settings) as store:
+        await reads.note(store, asked.run or "", "", f"export of {runs} runs")
     if asked.json:
         terminal.print_json({"file": asked.file, "runs": runs})
         return CLEAN

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from app.cli import event_loop, storage, terminal
+from app.cli import event_loop, reads, storage, terminal
 from app.cli.asked import Asked
 from app.core.pool.catalog import Catalog
 from app.core.pool.snapshot import restored
@@ -69,4 +69,5 @@ async def collect(settings: Settings, chosen: Wanted, since: float | None) -> tu
                 found.append(rollout(record, catalogs, ratings, chosen))
             except Skipped as reason:
                 skipped[str(reason)] += 1
+        await reads.note(store, "", chosen.tenant or "", f"rollouts of {len(found)} runs")
     return found, skipped

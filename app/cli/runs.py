@@ -10,7 +10,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from app.cli import event_loop, run_record, run_tree, run_words, storage, terminal
+from app.cli import event_loop, reads, run_record, run_tree, run_words, storage, terminal
 from app.cli.asked import Asked
 from app.cli.keys import named
 from app.core.message.chat import usage_to_json
@@ -166,7 +166,9 @@ def _note(row: RunRow, *, wide: bool) -> str:
 
 async def _show(settings: Settings, asked: Asked) -> None:
     async with storage.opened(settings) as store:
-        shown, question = await run_record.read(store, await storage.find(store, asked.run))
+        row = await storage.find(store, asked.run)
+        shown, question = await run_record.read(store, row)
+        await reads.note(store, row.id, row.tenant, "show")
         key = await store.key(shown["key"])
     shown["key_name"] = key.name if key is not None else None
     if asked.json:

@@ -51,5 +51,8 @@ class Administration:
     async def spending(self, query: SpendQuery) -> tuple[SpendRow, ...]:
         return await self._read(partial(spending.sums, query=query))
 
+    async def note_read(self, run: str, tenant: str, what: str, *, by: Actor) -> None:
+        await self._write(partial(admin_events.note_read, run=run, tenant=tenant, what=what, by=by))
+
     async def admin_events(self, query: AdminEventQuery) -> tuple[AdminEvent, ...]:
         return await self._read(partial(admin_events.page, query=query))

@@ -7,8 +7,9 @@ import json
 import httpx
 
 from app.core.run.disclosures import completed
+from app.gateway.http.api_keys import mint
 from app.process.wiring import Runtime
-from app.store.protocol import DisclosureQuery, RunQuery
+from app.store.protocol import CONTENT_READ, AdminEventQuery, DisclosureQuery, RunQuery
 from tests.engine.recorded_disclosures import play
 from tests.harness.in_process import ask, calling, finish, order, plan_text, plans, speak
 from tests.stubs import Fail, ProviderStub
@@ -158,3 +159,28 @@ async def test_runs_from_before_the_ledger_are_listed_by_the_workers_of_their_pl
     )
     assert await listed(client, "alpha") == [run]
     await opened.context.store.rebuild_disclosures(None, 100, completed)
+
+
+async def test_reading_the_content_of_others_is_logged_and_polling_ones_own_is_not(
+    opened: Runtime, stub: ProviderStub, client: httpx.AsyncClient
+) -> None:
+    speak(stub)
+    store = opened.gateway.store
+    made = (await client.post("/v1/responses", json={"model": "baton-mini", "input": "Hello?"})).json()["id"]
+    run = made.removeprefix("resp_")
+    assert (await client.get(f"/v1/responses/{made}")).status_code == 200
+    reading = AdminEventQuery(action=CONTENT_READ)
+    assert await store.admin_events(reading) == ()
+    scopes = ["runs:read", "audit:read"]
+    key, row = mint(opened.gateway.pepper, tenant="acme", name="auditor", scopes=scopes, now=0.0)
+    assert await store.add_key(row)
+    theirs = {"authorization": f"Bearer {key}"}
+    assert (await client.get(f"/v1/responses/{made}", headers=theirs)).status_code == 200
+    assert (await client.get(f"/v1/runs/{run}/steps/0", headers=theirs)).status_code == 200
+    assert (await client.get(f"/v1/runs/{run}", headers=theirs)).status_code == 200
+    found = await store.admin_events(reading)
+    assert [(one.actor, one.via, one.target, one.tenant, one.after) for one in found] == [
+        (row.id, "key", run, "acme", {"what": "step:0"}),
+        (row.id, "key", run, "acme", {"what": "response"}),
+    ]
+    assert [one.action for one in await store.admin_events(AdminEventQuery())] == ["key.added", "key.added"]

@@ -36,6 +36,7 @@ from app.gateway.http.connection import connection
 from app.gateway.http.context import GatewayContext
 from app.stepqueue.protocol import StepQueue
 from app.store.protocol import (
+    Actor,
     Disclosure,
     DisclosureQuery,
     Journal,
@@ -334,9 +335,11 @@ class ShelfStore:
         rows = [row for row in rows if query.before is None or (row.created_at, row.id) < query.before]
         return tuple(rows[: query.limit])
 
+    async def note_read(self, run: str, tenant: str, what: str, *, by: Actor) -> None:
+        self._check()
+
     async def disclosures(self, query: DisclosureQuery) -> tuple[Disclosure, ...]:
-        if self.fault is not None:
-            raise self.fault
+        self._check()
         return ()
 
     async def journaled_runs(self, query: RunQuery) -> tuple[JournaledRun, ...]:

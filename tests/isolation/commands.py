@@ -13,6 +13,7 @@ from tests.isolation.operations import TENANTS
 
 COMMANDS: Mapping[str, tuple[str, ...]] = {
     "audit changes": ("audit", "changes", "--json"),
+    "audit reads": ("audit", "reads", "--json"),
     "budgets ls": ("budgets", "ls", "--json"),
     "budgets set": ("budgets", "set", "500", "--per", "month", "--json"),
     "disclosures": ("disclosures", "--json"),

@@ -72,7 +72,20 @@ def define(root: Group) -> None:
     def rules() -> None:
         """List the rules by name, with the promise that each stands for."""
 
+    _define_reads(audit)
     _define_disclosures(root)
+
+
+def _define_reads(audit: Group) -> None:
+    @audit.add("reads", "reads", "baton audit reads --since 7d", "baton audit reads --run run_0199 --json")
+    @option("--run", metavar="RUN", help="Only readings of this run, by its whole id.")
+    @option("--tenant", help="Only readings of this tenant's runs.")
+    @option("--actor", help="Only readings by this key (by its id) or user.")
+    @option("--since", type=SPAN, metavar="SPAN", help="Only readings of the last 30m, 12h, 7d, ...")
+    @option("--limit", type=COUNT, default=50, help="The most readings to list.")
+    @AS_JSON
+    def reads() -> None:
+        """List who has read texts of callers and workers, the newest first."""
 
 
 def _define_disclosures(root: Group) -> None:

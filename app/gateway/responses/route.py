@@ -34,11 +34,12 @@ from app.gateway.responses.history import StoredResponse, conversation, subject
 from app.gateway.responses.references import resolved
 from app.gateway.responses.request import CountRequest, ResponsesRequest, checked, given, read_request, task_of
 from app.gateway.responses.tools import found_by
-from app.gateway.runs import cancel
+from app.gateway.runs import cancel, reads
 from app.gateway.wire import query
 from app.gateway.wire.baton_options import order_of, resolve_tier
 from app.gateway.wire.parameters import COMPACTION, INPUT_TOKENS, RESPONSES
 from app.gateway.wire.request_schemas import tabled
+from app.store.protocol import RunRow
 
 GONE = "There is no response of that id, or this key may not see it."
 SYNCHRONOUS = (
@@ -354,14 +355,15 @@ async def _resolved(context: GatewayContext, asked: ResponsesRequest, caller: Ca
 async def _stored(context: GatewayContext, response: str, caller: Caller) -> StoredResponse:
     """A response that this caller may read: one that its key began, or with `audit:read` any of its tenant's.
     `NotFound`."""
-    told, key = await _of_tenant(context, response, caller)
-    if key != caller.key.id and not caller.may("audit:read"):
+    told, row = await _of_tenant(context, response, caller)
+    if row.key != caller.key.id and not caller.may("audit:read"):
         raise NotFound(GONE)
+    await reads.note_foreign(context, caller, row, "response")
     return told
 
 
-async def _of_tenant(context: GatewayContext, response: str, caller: Caller) -> tuple[StoredResponse, str]:
-    """A response of this caller's tenant that may be retrieved, and the key that began it; `NotFound`."""
+async def _of_tenant(context: GatewayContext, response: str, caller: Caller) -> tuple[StoredResponse, RunRow]:
+    """A response of this caller's tenant that may be retrieved, and the row of its run; `NotFound`."""
     parsed = reply.parse_id(response)
     if parsed is None:
         raise NotFound(GONE)
@@ -377,7 +379,7 @@ async def _of_tenant(context: GatewayContext, response: str, caller: Caller) -> 
         if turn > state.turn.number:
             raise NotFound(GONE)
         ended = await endings.read(store, state) if state.replied else None
-        return StoredResponse(await subject(store, state), ended), row.key
+        return StoredResponse(await subject(store, state), ended), row
     except NotFound:
         raise NotFound(GONE) from None
 

@@ -31,7 +31,7 @@ from app.gateway.http.context import GatewayContext
 from app.gateway.http.ingress import json_body
 from app.gateway.http.sse import EventStream
 from app.gateway.openapi import explanation_replies, operations, run_replies
-from app.gateway.runs import audit, cancel, exchanges, explanation, feedback, log_route, replay
+from app.gateway.runs import audit, cancel, exchanges, explanation, feedback, log_route, reads, replay
 from app.gateway.wire import query
 from app.store.protocol import METADATA_TAG, Place, RunQuery, RunRow, TenantStore
 
@@ -58,6 +58,7 @@ class VisibleRun:
     store: TenantStore
     may_read: bool
     """True if the key may read the run's content: it began the run, or has `audit:read`."""
+    caller: Caller
 
 
 def routes(context: GatewayContext, keys: Keys, idempotency: Idempotency) -> APIRouter:
@@ -160,6 +161,8 @@ def _explains(router: APIRouter, context: GatewayContext, keys: Keys) -> None:
         """Why it was planned so, why these workers did its steps, what it cost against the cheapest alternative, what
         speaks for the answer, and what nobody knows. The reasons of conductors are content: they are shown to the key
         that began the run, and to keys with `audit:read`."""
+        if found.may_read:
+            await reads.note_foreign(context, found.caller, found.row, "reasons")
         return _json(await explanation.explain(found.store, context.store, found.row, content=found.may_read))
 
     @router.get(
@@ -175,7 +178,9 @@ def _explains(router: APIRouter, context: GatewayContext, keys: Keys) -> None:
         state = fold(journal.events)
         if not n.isdecimal() or len(n) > 6 or int(n) not in state.steps:
             raise NotFound("The run has no step of that number.")
-        return _json(await audit.step_in_full(found.store, state, journal.events, int(n)))
+        shown = await audit.step_in_full(found.store, state, journal.events, int(n))
+        await reads.note(context, found.caller, found.row, f"step:{int(n)}")
+        return _json(shown)
 
 
 def _streams(router: APIRouter, context: GatewayContext, keys: Keys, idempotency: Idempotency) -> None:
@@ -186,6 +191,7 @@ def _streams(router: APIRouter, context: GatewayContext, keys: Keys, idempotency
         """The run, if this key may read its answer: the key that began it, or one with `audit:read`."""
         if not found.may_read:
             raise Forbidden()
+        await reads.note_foreign(context, found.caller, found.row, "answer")
         return found.row
 
     @router.get(
@@ -343,7 +349,7 @@ def _visible(context: GatewayContext, needed: Any) -> Callable[..., Awaitable[Vi
             raise await _absent(store, caller, name) from None
         if not caller.sees(row.tenant):
             raise NotFound()
-        return VisibleRun(row, store, replay.may_read(row, caller))
+        return VisibleRun(row, store, replay.may_read(row, caller), caller)
 
     return visible
 

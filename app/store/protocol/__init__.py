@@ -5,7 +5,7 @@ Code that needs one of them should ask for that one. `journal.py` has the rules 
 
 from typing import Protocol
 
-from app.store.protocol.admin_events import PROCESS, Actor, AdminEvent, AdminEventQuery, AdminEvents
+from app.store.protocol.admin_events import CONTENT_READ, PROCESS, Actor, AdminEvent, AdminEventQuery, AdminEvents
 from app.store.protocol.availability import Availability
 from app.store.protocol.budgets import Budgets, BudgetUse
 from app.store.protocol.conductor_versions import ConductorVersions
@@ -56,6 +56,7 @@ from app.store.protocol.transparency_log import LogState, Proof, ProvenLeaf, Sea
 
 __all__ = [
     "BRIEF",
+    "CONTENT_READ",
     "ERASED_TAGS",
     "METADATA_TAG",
     "MOVED",

@@ -52,12 +52,21 @@ class AdminEventQuery:
     target: str | None = None
     actor: str | None = None
     action: str | None = None
+    """Changes of this kind. Reads of content are listed only where `CONTENT_READ` is asked for."""
     since: float | None = None
     """Changes from this time on, in seconds since 1970."""
 
 
+CONTENT_READ = "content.read"
+"""The action of an entry that is no change: somebody has read texts of callers or workers. `after` says which."""
+
+
 class AdminEvents(Protocol):
     """Changes are written by the verbs that make them, in the same transaction, and never altered or deleted."""
+
+    async def note_read(self, run: str, tenant: str, what: str, *, by: Actor) -> None:
+        """Log that texts of a run (empty: of several) are read; `what` names the part. Raises `StoreUnavailable`."""
+        ...
 
     async def admin_events(self, query: AdminEventQuery) -> tuple[AdminEvent, ...]:
         """The changes that a query chooses, the newest first. Raises `StoreUnavailable`."""

@@ -6,7 +6,7 @@ from typing import Any
 import orjson
 from sqlalchemy import Connection, insert, select
 
-from app.store.protocol import Actor, AdminEvent, AdminEventQuery
+from app.store.protocol import CONTENT_READ, Actor, AdminEvent, AdminEventQuery
 from app.store.rows.runs import clock
 from app.store.sqlkit.tables import ADMIN_EVENTS
 
@@ -28,6 +28,11 @@ def note(conn: Connection, by: Actor, action: str, target: str, *, tenant: str, 
     conn.execute(insert(ADMIN_EVENTS).values(values))
 
 
+def note_read(conn: Connection, run: str, tenant: str, what: str, by: Actor) -> None:
+    """Add a reading of content to the log."""
+    note(conn, by, CONTENT_READ, run, tenant=tenant, before=None, after={"what": what})
+
+
 def page(conn: Connection, query: AdminEventQuery) -> tuple[AdminEvent, ...]:
     """The changes that a query chooses, the newest first."""
     table = ADMIN_EVENTS.c
@@ -36,6 +41,8 @@ def page(conn: Connection, query: AdminEventQuery) -> tuple[AdminEvent, ...]:
         chosen = chosen.where(table.seq < query.before)
     if query.since is not None:
         chosen = chosen.where(table.at >= query.since)
+    if query.action is None:
+        chosen = chosen.where(table.action != CONTENT_READ)
     for name in ("tenant", "target", "actor", "action"):
         value = getattr(query, name)
         if value is not None:

@@ -1,0 +1,63 @@
+"""`baton audit reads` lists who has read texts of callers and workers, and logs such readings by commands."""
+
+import sys
+import time
+from collections.abc import Callable, Mapping
+
+from rich.table import Table
+from rich.text import Text
+
+from app.cli import event_loop, storage, terminal
+from app.cli.asked import Asked
+from app.errors import StoreUnavailable
+from app.process.config import Settings, read
+from app.store.protocol import CONTENT_READ, AdminEvent, AdminEventQuery, Store
+
+
+def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> int:
+    """Carry out the command on the configured database. Returns the exit status."""
+    settings = read(environ)
+    terminal.log_to_stderr("warning")
+    storage.announce(settings)
+    query = AdminEventQuery(
+        limit=asked.limit,
+        tenant=asked.tenant,
+        target=asked.run,
+        actor=asked.actor,
+        action=CONTENT_READ,
+        since=now() - asked.since if asked.since else None,
+    )
+    found = event_loop.run(_read(settings, query))
+    if asked.json:
+        terminal.print_json([_shown(one) for one in found])
+        return 0
+    table = Table("at", "who", "via", "run", "tenant", "what", box=None, pad_edge=False)
+    for one in found:
+        at = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(one.at))
+        cells = (at, one.actor, one.via, one.target or "several", one.tenant, what_of(one))
+        table.add_row(*(Text(terminal.clean(cell), overflow="fold") for cell in cells))
+    terminal.out().print(table if found else "Nobody has read any content.")
+    return 0
+
+
+async def _read(settings: Settings, query: AdminEventQuery) -> tuple[AdminEvent, ...]:
+    async with storage.opened(settings) as store:
+        return await store.admin_events(query)
+
+
+def _shown(one: AdminEvent) -> dict[str, object]:
+    run = one.target or None
+    return {"at": one.at, "who": one.actor, "via": one.via, "run": run, "tenant": one.tenant, "what": what_of(one)}
+
+
+def what_of(event: AdminEvent) -> str:
+    """Return the part of a run that was read."""
+    return str((event.after or {}).get("what", ""))
+
+
+async def note(store: Store, run: str, tenant: str, what: str) -> None:
+    """Log that the user of this command reads content. On a read replica, which cannot be written, it says so."""
+    try:
+        await store.note_read(run, tenant, what, by=storage.operator())
+    except StoreUnavailable:
+        print("baton: this reading could not be logged: the database takes no writes", file=sys.stderr)
