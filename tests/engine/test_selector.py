@@ -80,6 +80,7 @@ async def test_a_decision_is_journaled_whole_before_anything_is_executed(
     assert set(made["predicted"]) <= ARMS
     assert all(0 < one["success"] < 1 and one["usd"] > 0 for one in made["predicted"].values())
     explained = (await client.get(f"/v1/runs/{run}/explain")).json()["shape"]["choice"]["alternatives"]
+    assert len(explained) <= len(ARMS)
     assert [one["success"] for one in explained if one["action"] == made["action"]] == [
         made["predicted"][made["action"]]["success"]
     ]

@@ -37,9 +37,9 @@ DECISION = {
     "policy": "selector-2/mini",
     "version": "3-abc",
     "features": "ref",
-    "candidates": {"answer ada": 0.625, "answer bob": 0.25, "reason cyd": 0.125},
+    "candidates": {"answer ada": 0.62499999999, "answer bob": 0.25 + 1e-11, "reason cyd": 0.125},
     "action": "answer bob",
-    "propensity": 0.25,
+    "propensity": 0.25 + 1e-11,
     "explored": True,
     "explore": 0.05,
     "seed": "run/0",
@@ -127,7 +127,7 @@ def test_the_words_of_many_runs_have_no_figure_and_no_name_that_is_not_in_the_da
     for seed in range(RUNS):
         state, events = played(seed)
         row = row_of("run", "acme", state=state.state)
-        rating = Feedback("f", "run", "acme", "", 1.0, "explicit", "caller", "", 0.75, "fine")
+        rating = Feedback("f", "run", "acme", "", 1.0, "explicit", "caller", "", 1 / 3, "fine")
         given = [rating] if seed % 2 else []
         pool = WORKERS if seed % 3 else None
         data = explained(row, Journal(b"salt", tuple(events)), given, pool, texts if seed % 5 else None)

@@ -51,6 +51,8 @@ EXCLUDED_BY: Final = (
     ("ejected", "health"),
 )
 """Beginnings of the reasons for which a worker is left out, each with who decided so; others are its abilities."""
+DIGITS: Final = 6
+"""Decimal places of probabilities and scores, in the data as in the words."""
 MOST_ALTERNATIVES: Final = 8
 """The most alternatives of a selector that are shown."""
 
@@ -209,7 +211,7 @@ def _choice(known: _Known) -> Data | None:
     order = sorted(candidates, key=lambda name: (name != decision["action"], -candidates[name], name))
     return {
         "action": decision["action"],
-        "probability": decision["propensity"],
+        "probability": round(decision["propensity"], DIGITS),
         "explored": decision["explored"],
         "explores": bool(decision["explore"]),
         "version": decision["version"],
@@ -224,7 +226,7 @@ def _choice(known: _Known) -> Data | None:
 def _alternative(name: str, probability: float, predicted: Mapping[str, float] | None) -> Data:
     return {
         "action": name,
-        "probability": probability,
+        "probability": round(probability, DIGITS),
         "success": predicted["success"] if predicted is not None else None,
         "cost_usd": dollars(int(predicted["usd"])) if predicted is not None else None,
     }
@@ -406,7 +408,8 @@ def _answer(known: _Known) -> Data:
 
 
 def _rating(one: Data) -> Data:
-    return {name: one[name] for name in ("kind", "source", "score", "label")}
+    score = round(one["score"], DIGITS) if one["score"] is not None else None
+    return {"kind": one["kind"], "source": one["source"], "score": score, "label": one["label"]}
 
 
 def _others(known: _Known, answer: StepState) -> list[int]:
