@@ -4,9 +4,13 @@ import json
 
 from app.core.message.chat import Message, Text, ToolCall
 from app.core.plan.workflow import Access, Step
+from app.core.run import drafts
+from app.core.run.events import PlanAccepted
+from app.core.run.labels import Flow, carried
 from app.core.run.recording import Kept, RecordedPlan, Recording, answered, canonical, plan_of, tools_of
 from app.core.run.state import fold
-from tests.core.test_comparison import chain
+from tests.core.play import admission, numbered
+from tests.core.test_comparison import chain, opened, planned
 
 
 def test_a_plan_is_read_in_its_own_numbers_with_the_workers_as_planned() -> None:
@@ -47,3 +51,20 @@ def test_results_are_given_for_equal_calls_under_the_new_ids() -> None:
     assert found[0].results[1].text == "Go on."
     assert answered(recording, "1.0", 0, said(("look", '{"q":2}')), ["new"]) is None
     assert canonical("no JSON") == "no JSON"
+
+
+def test_an_output_that_is_taken_over_keeps_the_labels_that_it_carried() -> None:
+    """Those of tool results, for one, which nothing else in the replay says."""
+    kept = Kept(4, "ref-4", "Said.", "stop", labels=frozenset({"record"}))
+    state = fold(
+        numbered(
+            admission(labels=[]),
+            opened(0, 0),
+            planned(0, "ada", "user"),
+            planned(1, "bob", 0, answers=True),
+            PlanAccepted(0, "", 2, "chain"),
+            drafts.taken_over("run_x", 0, "ref-0", kept),
+        )
+    )
+    assert (state.steps[0].state, state.state) == ("done", "planned")
+    assert Flow(state).readings[1].labels == carried(state) == {"record"}

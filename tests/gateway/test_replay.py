@@ -10,7 +10,7 @@ import pytest
 
 from app.gateway.http.api_keys import mint
 from app.process.wiring import Runtime
-from tests.harness.in_process import SAYS, calling, plan_text, plans, pool_text, running_service, speak
+from tests.harness.in_process import SAYS, calling, ended_row, plan_text, plans, pool_text, running_service, speak
 from tests.stubs import ProviderStub, Reply, ToolCall
 
 CHAIN = plan_text((0, "Draft it", ["user"]), (1, "Answer it", [0]))
@@ -234,7 +234,7 @@ async def test_labels_stay_on_what_is_kept_and_on_what_a_model_wrote(stub: Provi
     for worker in ("alpha", "gamma", "planner"):
         pool = pool.replace(f"[workers.{worker}]\n", f'[workers.{worker}]\nclearance = ["phi"]\n')
     async with running_service(tmp_path, pool) as opened, calling(opened) as client:
-        plans(stub, plan_text((0, "Draft it", ["user"]), (1, "Answer it", [0])))
+        plans(stub, plan_text((0, "Draft it", ["user"]), (1, "Answer it", [])))
         run = await answered(client, baton={"labels": ["phi"]})
         stub.requests.clear()
         refused = await replay(client, run, from_step=1, worker="beta")
@@ -242,7 +242,24 @@ async def test_labels_stay_on_what_is_kept_and_on_what_a_model_wrote(stub: Provi
         assert "step 1: its worker may not read what the step reads: not cleared for phi" in refused.text
         again = await replayed(client, run, from_step=1, worker="alpha")
         assert called(stub) == ["alpha"]
-        assert [step["labels"] for step in again["steps"]] == [["phi"], ["phi"]]
+        assert [step["labels"] for step in again["steps"]] == [["phi"], ["phi"]], "the subtask was a model's"
         events = (await client.get(f"/v1/runs/{again['id']}/events")).json()["data"]
         [kept] = [one["body"] for one in events if one["body"].get("origin_run") and one["kind"] == "step.done"]
         assert kept["labels"] == ["phi"]
+
+
+async def test_an_engine_that_has_the_journal_alone_carries_a_replay_out(stub: ProviderStub, tmp_path: Path) -> None:
+    """The recorded plans, both rounds of them, and the outputs that are kept are read from the replay's own content."""
+    pool = pool_text(stub)
+    async with running_service(tmp_path, pool) as opened, calling(opened) as client:
+        plans(stub, CHAIN, MEND, EMPTY)
+        run = await answered(client, "baton-deep")
+        second, third = [one for one in called(stub) if one != "planner"][1:]
+    async with running_service(tmp_path, pool, drives=False) as gateway, calling(gateway, name="again") as client:
+        stub.requests.clear()
+        reply = await client.post(f"/v1/runs/{run}/replay", json={"from_step": 1})
+        again = reply.json()["id"]
+        assert reply.json()["state"] == "admitted"
+        async with running_service(tmp_path, pool) as engine:
+            assert (await ended_row(engine.context.store, again)).state == "succeeded"
+        assert called(stub) == [second, third], "the second step of the first round, and the second round"
