@@ -14,7 +14,7 @@ from app.gateway.http.api_keys import mint
 from app.process.wiring import Runtime
 from tests.harness.in_process import POOL, WORKER, WORKERS, calling, ended_row, events, kinds, of, running_service
 from tests.harness.prepared_apps import app_over
-from tests.harness.waiting import until
+from tests.harness.waiting import PATIENCE_SECONDS, until
 from tests.stubs import Fail, ProviderStub, Reply
 
 APPROVAL = """
@@ -38,7 +38,9 @@ async def deciding(opened: Runtime, *scopes: str, tenant: str = "acme") -> Async
     headers = {"authorization": f"Bearer {key}"}
     with app_over(opened.gateway) as app:
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
-        async with httpx.AsyncClient(transport=transport, base_url="http://baton", headers=headers) as client:
+        async with httpx.AsyncClient(
+            transport=transport, base_url="http://baton", headers=headers, timeout=PATIENCE_SECONDS
+        ) as client:
             yield client
 
 

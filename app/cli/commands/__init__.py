@@ -9,6 +9,7 @@ import click
 
 from app.cli.asked import Asked
 from app.cli.commands import (
+    approvals,
     audit,
     budgets,
     conductor,
@@ -39,7 +40,20 @@ def command_line() -> Group:
     """Return the whole command line."""
     root = Group("baton", help=DESCRIPTION, context_settings={"help_option_names": ["-h", "--help"]})
     click.version_option(package_name="baton", prog_name="baton", message="%(prog)s %(version)s")(root)
-    first = (operations, keys, tenants, content_keys, budgets, webhooks, runs, plans, holds, retention, policy)
+    first = (
+        operations,
+        keys,
+        tenants,
+        content_keys,
+        budgets,
+        webhooks,
+        runs,
+        plans,
+        approvals,
+        holds,
+        retention,
+        policy,
+    )
     for module in (*first, audit, learning, training, conductor, shadow):
         module.define(root)
     return root

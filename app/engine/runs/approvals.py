@@ -8,11 +8,12 @@ The entry is fenced by the run's epoch and by the number of its last event, so t
 none after the wait's end or for another plan than the one that was shown.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
 from app.core.plan.workflow import CONDUCTOR
-from app.core.records import record
+from app.core.pool.catalog import Catalog
+from app.core.records import changed, record
 from app.core.run import approvals
 from app.core.run.commands import Finish
 from app.core.run.events import Event, RunApproved, RunAwaitingApproval, RunRefused, dated
@@ -21,11 +22,8 @@ from app.core.run.kinds import ENDED
 from app.core.run.progress import decide
 from app.core.run.state import RunState, fold, tentative
 from app.engine.commit.run_writer import ending, projection
-from app.engine.commit.tickets import offer_run
-from app.engine.context import EngineContext
-from app.engine.runs.admission import untaken
 from app.errors import Conflict, Forbidden, InvalidRequest, LeaseLost, Overloaded, RunEnded
-from app.store.protocol import Entry, Lease, RunRow
+from app.store.protocol import MOVED, Entry, Lease, RunRow, Store
 from app.store.rows.content import address
 
 RACES = 3
@@ -64,32 +62,43 @@ class Decided:
     repeated: bool = False
 
 
-async def settle(context: EngineContext, run: str, tenant: str | None, decision: Decision) -> Decided:
-    """Write a decision on the plan of a run that waits for one.
+async def settle(
+    store: Store,
+    catalog: Catalog,
+    now: Callable[[], float],
+    run: str,
+    tenant: str | None,
+    decision: Decision,
+    wait: float,
+) -> Decided:
+    """Write a decision on the plan of a run that waits for one. For `wait` seconds an approved run is left to the
+    engines that take its ticket; after that engines find it by polling.
 
     Raises `NotFound`; `Conflict` where there is nothing to decide, or not this; `Forbidden` for one's own run;
     `InvalidRequest` for bounds beyond what the run may have; `StoreUnavailable`.
     """
-    store = context.store.of_tenant(tenant)
+    own = store.of_tenant(tenant)
     for _ in range(RACES):
-        row, journal = await store.run(run), await store.journal(run)
-        state = fold(journal.events)
+        row, journal = await own.run(run), await own.journal(run)
+        state, at = fold(journal.events), now()
         earlier = _earlier(journal.events, decision, state)
         if earlier is not None:
             return earlier
-        asked = _asked(journal.events, state, decision.digest, context.now())
+        asked = _asked(journal.events, state, decision.digest, at)
         terms = state.admitted.approval
         if terms is not None and terms.four_eyes and decision.key and decision.key == row.key:
             raise Forbidden("The key that began a run must not decide on its plans.", code="own_run")
         body = decision.reason.encode()
-        ref = address(journal.salt, body) if body else ""
+        reason = address(journal.salt, body) if body else ""
         try:
-            made = await _write(context, row, state, asked, decision, ((ref, body),) if body else ())
-        except (Conflict, LeaseLost, RunEnded):
+            entry, made = _entry(catalog, row, state, asked, decision, at, reason, wait)
+            await store.append(changed(entry, contents=((reason, body),) if body else ()))
+            return made
+        except (LeaseLost, RunEnded):
             continue  # somebody else has written: what they wrote is read first
-        outcome = "approved" if isinstance(made.fact, RunApproved) else "refused"
-        context.telemetry.count("baton_approvals_total", row.tier, outcome)
-        return made
+        except Conflict as conflict:
+            if conflict.public_code != MOVED:
+                raise
     raise Overloaded(retry_after=1.0)
 
 
@@ -139,46 +148,49 @@ def _asked(events: Sequence[Event], state: RunState, digest: str, now: float) ->
     return asked
 
 
-async def _write(
-    context: EngineContext,
+def _entry(
+    catalog: Catalog,
     row: RunRow,
     state: RunState,
     asked: RunAwaitingApproval,
     decision: Decision,
-    contents: tuple[tuple[str, bytes], ...],
-) -> Decided:
-    now, reason = context.now(), contents[0][0] if contents else ""
-    fact: RunApproved | RunRefused
-    if decision.verdict == "approve":
-        fact = approved(context, state, asked, decision, now, reason)
-        lease, events = Lease("", now + untaken(context), fact.deadline), (fact,)
-        after = tentative(state, events)
-        facts: tuple[Fact, ...] = events
+    now: float,
+    reason: str,
+    wait: float,
+) -> tuple[Entry, Decided]:
+    """The entry that writes the decision, and the decision as it is then; `reason` is the ref of the reason."""
+    lease, fact = None, _fact(catalog, state, asked, decision, now, reason)
+    facts: tuple[Fact, ...] = (fact,)
+    after = tentative(state, facts)
+    if isinstance(fact, RunApproved):
+        lease = Lease("", now + wait, fact.deadline)
     else:
-        fact = RunRefused(asked.proposal, asked.digest, decision.by, reason)
-        after, lease = tentative(state, (fact,)), None
-        (command,) = decide(after, now)
-        facts = (fact, *(ending(after, command) if isinstance(command, Finish) else ()))
+        commands = decide(after, now)
+        facts = (fact, *[one for command in commands if isinstance(command, Finish) for one in ending(after, command)])
         after = tentative(state, facts)
     entry = Entry(
         row.id,
         now,
         facts,
         epoch=row.epoch,
-        contents=contents,
         row=projection(after),
         lease=lease,
         tenant=row.tenant,
         seq=state.seq,
     )
-    await context.store.append(entry)
-    if not after.ended:
-        await offer_run(context, after)
-    return Decided(fact, now, after)
+    return entry, Decided(fact, now, after)
+
+
+def _fact(
+    catalog: Catalog, state: RunState, asked: RunAwaitingApproval, decision: Decision, now: float, reason: str
+) -> RunApproved | RunRefused:
+    if decision.verdict == "refuse":
+        return RunRefused(asked.proposal, asked.digest, decision.by, reason)
+    return approved(catalog, state, asked, decision, now, reason)
 
 
 def approved(
-    context: EngineContext,
+    catalog: Catalog,
     state: RunState,
     asked: RunAwaitingApproval,
     decision: Decision,
@@ -197,7 +209,7 @@ def approved(
             code="invalid_value",
         )
     named = dict.fromkeys([*planned, *decision.replacements])
-    present = approvals.fingerprints(context.catalog(), named)
+    present = approvals.fingerprints(catalog, named)
     moved = sorted(name for name in named if present.get(name) != asked.workers.get(name))
     if moved:
         raise Conflict(

@@ -287,8 +287,16 @@ class RunClient:
             self._forget(follower)
 
     async def decide(self, run: str, tenant: str | None, decision: Decision) -> Decided:
-        """Write a decision on a plan that waits for an approval; see `approvals.settle`."""
-        return await approvals.settle(self._context, run, tenant, decision)
+        """Write a decision on a plan that waits for an approval (see `approvals.settle`), and offer the run to the
+        engines if it goes on."""
+        context, wait = self._context, admission.untaken(self._context)
+        made = await approvals.settle(context.store, context.catalog(), context.now, run, tenant, decision, wait)
+        if not made.repeated:
+            outcome = "approved" if decision.verdict == "approve" else "refused"
+            context.telemetry.count("baton_approvals_total", made.state.admitted.tier, outcome)
+        if not made.repeated and not made.state.ended:
+            await offer_run(context, made.state)
+        return made
 
     def cancel(self, run: str, by: str) -> None:
         """Ask for a run's end; it reaches its terminal state within about two seconds."""

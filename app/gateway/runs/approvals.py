@@ -71,8 +71,8 @@ def routes(
         """Those of the key's tenant, with what each would disclose and cost."""
         store = context.store.of_tenant(caller.tenant)
         rows = await store.runs(RunQuery(tenant=caller.tenant, state=WAITING, limit=limit))
-        shown = [one for one in [await _shown(store, row, caller) for row in rows] if one is not None]
-        return _json({"object": "list", "data": shown})
+        found = [one for one in [await shown(store, row, reads=_reads(caller)) for row in rows] if one is not None]
+        return _json({"object": "list", "data": found})
 
     @router.get(
         "/{approval}",
@@ -144,14 +144,20 @@ async def _visible(context: GatewayContext, run: str, caller: Caller) -> str:
 
 async def _one(context: GatewayContext, run: str, caller: Caller) -> dict[str, Any]:
     name, store = await _visible(context, run, caller), context.store.of_tenant(caller.tenant)
-    shown = await _shown(store, await store.run(name), caller)
-    if shown is None:
+    found = await shown(store, await store.run(name), reads=_reads(caller))
+    if found is None:
         raise NotFound("No plan of this run has needed an approval.", code="approval_not_requested")
-    return shown
+    return found
 
 
-async def _shown(store: TenantStore, row: RunRow, caller: Caller) -> dict[str, Any] | None:
-    """The latest question of a run with its plan and its decision; None if it has not asked for an approval."""
+def _reads(caller: Caller) -> bool:
+    """True if the caller may read the instructions of plans."""
+    return caller.may("approvals:decide") or caller.may("audit:read")
+
+
+async def shown(store: TenantStore, row: RunRow, *, reads: bool) -> dict[str, Any] | None:
+    """The latest question of a run with its plan and its decision; None if it has not asked for an approval. The
+    instructions are among it for somebody who `reads` them."""
     journal = await store.journal(row.id)
     state = fold(journal.events)
     asked, terms = state.asked, state.admitted.approval
@@ -161,7 +167,6 @@ async def _shown(store: TenantStore, row: RunRow, caller: Caller) -> dict[str, A
     proposal = next(one for one in state.all_proposals if one.number == asked.proposal)
     steps = state.steps_of(proposal)
     decision = _last_decision(journal.events, asked.digest)
-    reads = caller.may("approvals:decide") or caller.may("audit:read")
     refs = [step.subtask for step in steps if step.subtask] if reads else []
     refs += [decision[1].reason] if decision is not None and decision[1].reason else []
     texts = dict(await store.contents(row.id, refs)) if refs and journal.salt else {}

@@ -1,0 +1,117 @@
+"""`baton approvals ls|show|approve|refuse`: the plans that wait for an approval, in the configured database."""
+
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from app.cli import event_loop, storage, terminal
+from app.cli.asked import Asked
+from app.core.pool.catalog import MILLION
+from app.engine.runs.approvals import Decision, settle
+from app.errors import NotFound
+from app.gateway.runs.approvals import WAITING, shown
+from app.process.config import Settings, configure, read
+from app.store.protocol import RunQuery, Store
+
+
+def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> int:
+    """Carry out one of the verbs on the configured database."""
+    settings = read(environ)
+    terminal.log_to_stderr("warning")
+    storage.announce(settings)
+    if asked.verb == "ls":
+        found = event_loop.run(_waiting(settings, asked.limit))
+        terminal.print_json(found) if asked.json else terminal.out().print(_table(found))
+        return 0
+    if asked.verb == "show":
+        one = event_loop.run(_show(settings, asked.run))
+    else:
+        one = event_loop.run(_decide(settings, asked, environ, now))
+    if asked.json:
+        terminal.print_json(one)
+    else:
+        for line in _lines(one):
+            terminal.out().print(Text(terminal.clean(line)))
+    return 0
+
+
+async def _waiting(settings: Settings, limit: int) -> list[dict[str, Any]]:
+    async with storage.opened(settings) as store:
+        rows = await store.runs(RunQuery(state=WAITING, limit=limit))
+        found = [await shown(store.of_tenant(None), row, reads=True) for row in rows]
+        return [one for one in found if one is not None]
+
+
+async def _show(settings: Settings, wanted: str) -> dict[str, Any]:
+    async with storage.opened(settings) as store:
+        return await _one(store, wanted)
+
+
+async def _one(store: Store, wanted: str) -> dict[str, Any]:
+    found = await shown(store.of_tenant(None), await storage.find(store, wanted), reads=True)
+    if found is None:
+        raise NotFound("No plan of this run has needed an approval.")
+    return found
+
+
+async def _decide(
+    settings: Settings, asked: Asked, environ: Mapping[str, str], now: Callable[[], float]
+) -> dict[str, Any]:
+    catalog, approves = configure(environ).catalog, asked.verb == "approve"
+    async with storage.opened(settings) as store:
+        one = await _one(store, asked.run)
+        max_usd = asked.max_usd if approves else None
+        decision = Decision(
+            verdict="approve" if approves else "refuse",
+            digest=asked.digest or one["digest"],
+            by=f"command:{storage.operator().id}",
+            key="",
+            reason=asked.reason,
+            replacements=tuple(asked.replacement) if approves else (),
+            max_usd=round(max_usd * MILLION) if max_usd is not None else None,
+        )
+        await settle(store, catalog, now, one["run"], None, decision, 0.0)
+        return await _one(store, one["run"])
+
+
+def _table(found: list[dict[str, Any]]) -> Table | str:
+    if not found:
+        return "No plan waits for an approval."
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for column in ("run", "tier", "reasons", "workers", "worst case", "until"):
+        table.add_column(column, overflow="fold")
+    for one in found:
+        workers = ", ".join(one["discloses"])
+        cells = (one["run"], one["tier"], ", ".join(one["reasons"]), workers, _money(one), _minute(one["expires_at"]))
+        table.add_row(*[Text(terminal.clean(cell)) for cell in cells])
+    return table
+
+
+def _money(one: Mapping[str, Any]) -> str:
+    return f"${one['worst_case_usd']:.6f}" if one["worst_case_usd"] is not None else "unknown"
+
+
+def _minute(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M UTC")
+
+
+def _lines(one: Mapping[str, Any]) -> list[str]:
+    """A question in words: why, what would be called and disclosed, at what price, and what was decided."""
+    lines = [
+        f"{one['run']}: {one['status']} ({', '.join(one['reasons'])})",
+        f"digest {one['digest']}",
+        f"worst case {_money(one)}, spent ${one['spent_usd']:.6f}, limit ${one['limit_usd']:.2f}; "
+        f"until {_minute(one['expires_at'])}, then {one['on_expiry']}",
+    ]
+    for step in one["plan"]["steps"]:
+        sees = ", ".join(str(entry) for entry in step["access"]) or "nothing"
+        lines.append(f"step {step['n']}: {step['worker']} sees {sees}: {step['instruction'] or '(the request itself)'}")
+    decision = one["decision"]
+    if decision is not None:
+        lines.append(
+            f"{decision['decision']} by {decision['by']}, {_minute(decision['at'])}: {decision['reason'] or ''}"
+        )
+    return lines

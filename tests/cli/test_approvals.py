@@ -1,0 +1,33 @@
+"""`baton approvals` on the database of a service that has stopped."""
+
+import asyncio
+import json
+from pathlib import Path
+
+from tests.cli.test_commands import baton
+from tests.gateway.test_approvals import pool
+from tests.harness.in_process import finish, order, running_service
+from tests.stubs import ProviderStub
+
+
+async def waiting(folder: Path) -> str:
+    """A run whose plan waits for an approval."""
+    place = {"BATON_DATA_DIR": str(folder / "data")}
+    async with ProviderStub() as stub, running_service(folder, pool(stub), place) as opened:
+        return (await finish(await opened.runs.start(order(opened, "baton-mini")))).ended.state.run
+
+
+def test_a_plan_is_shown_and_decided_on_at_the_command_line(tmp_path: Path) -> None:
+    run, pool_file = asyncio.run(waiting(tmp_path)), str(tmp_path / "pool.toml")
+    first = baton(tmp_path, "approvals", "ls", "--json")
+    assert first.status == 0, first.err
+    (listed,) = json.loads(first.out)
+    assert (listed["run"], listed["status"]) == (run, "waiting")
+    assert run in baton(tmp_path, "approvals", "ls").out
+    shown = baton(tmp_path, "approvals", "show", run).out
+    assert listed["digest"] in shown
+    assert "step 0: alpha sees user" in shown
+    wrong = baton(tmp_path, "approvals", "approve", run, "--digest", "0" * 64, "--pool", pool_file)
+    assert wrong.status == 1
+    done = baton(tmp_path, "approvals", "refuse", run, "--reason", "No.", "--pool", pool_file, "--json")
+    assert json.loads(done.out)["decision"]["reason"] == "No."

@@ -1,0 +1,130 @@
+"""Which plans need an approval, what a run does while it waits, and what comes of it."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from app.core.plan.workflow import Access, Step
+from app.core.pool.approval import ApprovalTerms, terms_of
+from app.core.pool.catalog import ApprovalRule, Catalog, ConductorSpec, Limits, Tier, Worker
+from app.core.pool.rules import Match, Rule
+from app.core.run import approvals, drafts
+from app.core.run.bill import spendable
+from app.core.run.commands import AwaitApproval, DropPlan, Finish, Propose, Queue
+from app.core.run.events import Kind, RunAdmitted, RunApproved, RunRefused
+from app.core.run.facts import Fact
+from app.core.run.progress import decide
+from app.core.run.state import RunState, fold
+from tests.core.play import admission, numbered
+
+WORKERS = {name: Worker(name, "stub", name) for name in ("ada", "bob", "cyd")}
+TIER = Tier("mini", ("ada", "bob", "cyd"), ConductorSpec("fixed"), "bob", {"medium": Limits()})
+CATALOG = Catalog({}, WORKERS, {"mini": TIER}, {}, "digest")
+SOON, LATE = 10.0, 100_000.0
+
+
+def run_of(terms: ApprovalTerms, *more: Fact, workers: tuple[str, ...] = ("ada",), price: int = 50) -> RunState:
+    """A run with these terms and a plan of one step for each worker, and what is written after that."""
+    plain = RunAdmitted.from_json(admission(limits=Limits(fan_out=2, usd=1_000)).to_json())
+    admitted = replace(plain, approval=terms)
+    steps = [Step(name, access=Access(True), answers=name == workers[-1]) for name in workers]
+    planned: list[Fact] = [drafts.opened(Propose(0, 0, "first"), "model", ("ada",), instant=True)]
+    planned += [drafts.planned(0, 0, place, step, f"ref{place}") for place, step in enumerate(steps)]
+    planned.append(drafts.accepted(0, "", [() for _ in steps], price=price))
+    return fold(numbered(admitted, *planned, *more))
+
+
+def waiting(terms: ApprovalTerms, **chosen: Any) -> RunState:
+    """The same run once it has asked."""
+    state = run_of(terms, **chosen)
+    (command,) = decide(state, SOON)
+    assert command == AwaitApproval(0)
+    asked = drafts.awaiting_approval(state, state.proposals[0], SOON + terms.seconds, 30.0, CATALOG, notifies=False)
+    return run_of(terms, asked, **chosen)
+
+
+@pytest.mark.parametrize(
+    ("terms", "needs"),
+    [
+        (ApprovalTerms(("tier",)), ("tier",)),
+        (ApprovalTerms(workers=("ada",)), ("worker:ada",)),
+        (ApprovalTerms(workers=("bob",)), ()),
+        (ApprovalTerms(above_usd=49), ("price",)),
+        (ApprovalTerms(above_usd=50), ()),
+    ],
+)
+def test_a_plan_needs_an_approval_for_its_workers_and_its_price(terms: ApprovalTerms, needs: tuple[str, ...]) -> None:
+    state = run_of(terms)
+    assert state.proposals[0].needs == needs
+    assert decide(state, SOON) == ((AwaitApproval(0),) if needs else (Queue((0,)),))
+
+
+def test_a_price_that_is_not_known_counts_as_too_high() -> None:
+    terms = ApprovalTerms(above_usd=50)
+    assert approvals.reasons(terms, [], None, 0, further=False) == ("price",)
+    assert approvals.reasons(terms, [], 40, 11, further=False) == ("price",), "what was spent counts"
+    assert approvals.reasons(terms, [], 1, 0, further=True) == ("further_plan",)
+
+
+def test_while_it_waits_only_a_decision_a_wish_or_time_move_it() -> None:
+    state = waiting(ApprovalTerms(("tier",)))
+    assert (state.state, state.replied, decide(state, SOON)) == ("awaiting_approval", True, ())
+    assert decide(replace(state, cancel_asked=True), SOON) == (Finish(Kind.CANCELLED, error="run_cancelled"),)
+    assert decide(state, LATE) == (Finish(Kind.EXPIRED, error="approval_expired"),)
+    refused = replace(state, refused=True)
+    assert decide(refused, SOON) == (Finish(Kind.FAILED, error="approval_refused"),)
+
+
+def test_what_is_not_approved_in_time_may_be_replaced_by_what_needs_no_approval() -> None:
+    falls_back = ApprovalTerms(workers=("ada",), on_expiry="fallback-plan")
+    assert decide(waiting(falls_back), LATE) == (DropPlan(0),)
+    for terms in (replace(falls_back, reasons=("tier",)), replace(falls_back, workers=("ada", "bob", "cyd"))):
+        (end,) = decide(waiting(terms), LATE)
+        assert isinstance(end, Finish), "nothing of it needs no approval"
+    state = waiting(falls_back)
+    dropped = drafts.plan_dropped(state, DropPlan(0), LATE)
+    asked = state.asked
+    assert asked is not None
+    gone = run_of(falls_back, asked, *dropped)
+    assert (gone.state, gone.deadline) == ("admitted", LATE + asked.seconds)
+    assert [command.mode for command in decide(gone, LATE) if isinstance(command, Propose)] == ["fallback"]
+
+
+def test_an_approval_gives_the_turn_its_time_back_and_caps_what_is_spent() -> None:
+    terms = ApprovalTerms(("tier",), above_usd=5)
+    state = waiting(terms)
+    asked = state.asked
+    assert asked is not None
+    assert spendable(state).usd == 5, "what needs no approval"
+    given = RunApproved(0, asked.digest, "", "key:boss", LATE + 30, {"ada": asked.workers["ada"]}, 70)
+    after = run_of(terms, asked, given)
+    assert (after.state, after.deadline, spendable(after).usd) == ("running", LATE + 30, 70)
+    assert decide(after, LATE) == (Queue((0,)),)
+    for other in (replace(given, digest="other"), RunRefused(0, "other", "key:boss")):
+        with pytest.raises(ValueError, match="another plan"):
+            run_of(terms, asked, other)
+
+
+def test_only_workers_that_are_approved_as_they_are_may_be_called() -> None:
+    terms, everybody = ApprovalTerms(workers=("cyd",)), list(WORKERS.values())
+    marks = approvals.fingerprints(CATALOG, ["ada", "bob"])
+    given = approvals.Approval("digest", marks, 5)
+    left, others = approvals.permitted(everybody, terms, given, CATALOG)
+    assert ([one.name for one in left], others) == (["ada", "bob"], (("cyd", "not_approved"),))
+    moved = [replace(everybody[0], model="another"), everybody[1]]
+    assert [one.name for one in approvals.permitted(moved, terms, given, CATALOG)[0]] == ["bob"]
+    assert [one.name for one in approvals.permitted(everybody, terms, None, CATALOG)[0]] == ["ada", "bob"]
+    assert approvals.permitted(everybody, None, None, CATALOG) == (everybody, ())
+
+
+def test_terms_follow_from_the_tier_the_rules_and_the_request() -> None:
+    assert terms_of(CATALOG, TIER, frozenset({"phi"}), requested=False) is None
+    assert terms_of(CATALOG, TIER, frozenset(), requested=True) == ApprovalTerms(("requested",))
+    rule = ApprovalRule(labels=frozenset({"phi"}), providers=("stub",), seconds=9.0, four_eyes=False)
+    found = terms_of(CATALOG, replace(TIER, approval=rule), frozenset({"phi", "x"}), requested=False)
+    assert found == ApprovalTerms(("label:phi",), workers=("ada", "bob", "cyd"), seconds=9.0, four_eyes=False)
+    ruled = replace(CATALOG, rules=(Rule("r", frozenset({"phi"}), approve=Match(worker=frozenset({"bob"}))),))
+    assert terms_of(ruled, TIER, frozenset({"phi"}), requested=False) == ApprovalTerms(workers=("bob",))
+    assert terms_of(ruled, TIER, frozenset(), requested=False) is None
+    assert ApprovalTerms.from_json((found or ApprovalTerms()).to_json()) == found
