@@ -1,14 +1,19 @@
 """Approvals over HTTP: what waits, who may decide, and that nothing is executed before."""
 
+import base64
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from app.core.pool.snapshot import sealed
 from app.core.roles import ROLES
+from app.core.run import notices
 from app.core.run.events import Kind
 from app.gateway.http.api_keys import mint
 from app.process.wiring import Runtime
@@ -220,3 +225,31 @@ async def test_a_response_is_queued_until_it_is_approved(
     await ended_row(runtime.context.store, run)
     done = (await caller.get(f"/v1/responses/{name}")).json()
     assert (done["status"], done["output"][0]["content"][0]["text"]) == ("completed", "It is 4.")
+
+
+async def test_a_webhook_asks_and_is_kept_until_it_was_accepted(stub: ProviderStub, tmp_path: Path) -> None:
+    secret = "whsec_" + base64.b64encode(b"s" * 32).decode()
+    nowhere = {"BATON_WEBHOOK_URL": "http://127.0.0.1:9/hook", "BATON_WEBHOOK_SECRET": secret}
+    async with running_service(tmp_path, pool(stub), nowhere) as opened, calling(opened) as caller:
+        asked = (await waiting(caller))["baton"]
+        store, later = opened.context.store, opened.context.now() + 10_000.0
+        (notice,) = await until(lambda: store.take_notices(later, later + 1.0, 5))
+        sent = json.loads(notices.payload(notice))
+    assert sent["type"] == "approval.requested"
+    assert (sent["data"]["run"], sent["data"]["digest"]) == (asked["run"], asked["approval"]["digest"])
+    assert sent["data"]["discloses"] == {"alpha": ["user"]}
+
+
+async def test_an_approval_is_void_for_a_worker_that_has_changed(
+    stub: ProviderStub, runtime: Runtime, caller: httpx.AsyncClient, boss: httpx.AsyncClient
+) -> None:
+    """The pool file gives alpha another model between the question and the decision."""
+    run = (await waiting(caller))["baton"]["run"]
+    loaded = runtime.pool.loaded
+    known = loaded.catalog.workers
+    moved = replace(loaded.catalog, workers={**known, "alpha": replace(known["alpha"], model="other")})
+    runtime.pool.install(replace(loaded, catalog=sealed(moved)))
+    outdated = await decide(boss, run)
+    assert (outdated.status_code, outdated.json()["error"]["code"]) == (409, "approval_outdated")
+    assert (await decide(boss, run, "refuse")).status_code == 200
+    assert stub.requests == []
