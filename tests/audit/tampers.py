@@ -19,7 +19,8 @@ from typing import Any
 
 import orjson
 from sqlalchemy import Connection, Table, create_engine, delete, insert, select, text, update
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.asyncio import create_async_engine
 
 from app.audit.log.findings import Finding, Verified
 from app.audit.log.rows import RowCheck
@@ -34,6 +35,7 @@ from app.store.protocol import METADATA_TAG, REQUEST_TAG, USER_TAG, Actor, Entry
 from app.store.rows import content
 from app.store.sealed_rows import SealedRows
 from app.store.sql import SqlStore, open_store
+from app.store.sqlkit.runner import parse_url
 from app.store.sqlkit.tables import METADATA
 from tests.conformance.test_store_retention import asked, ended, left_of
 from tests.harness.raw_facts import Raw
@@ -466,7 +468,7 @@ def attempt(
         drop_triggers(conn)
         try:
             words = tamper(conn, rnd)
-        except (IntegrityError, LookupError):
+        except (DBAPIError, LookupError):
             transaction.rollback()
             return None
         report = verify(conn, subject.held)
@@ -511,28 +513,46 @@ def main() -> int:
 
 
 def _report(subject: Subject, rnd: random.Random, count: int) -> int:
-    engine = create_engine(subject.url.replace("+asyncpg", ""))
-    found: Counter[str] = Counter()
-    missed: Counter[str] = Counter()
+    """Carry out tampers and print the figures."""
     began = time.monotonic()
-    with engine.connect() as conn:
-        report = verify(conn, subject.held)
-        conn.rollback()
-        assert report.clean, list(report.ordered())
-        print(f"{report.entries:,} entries, {report.runs:,} runs, {report.events:,} events, {report.rows:,} other rows")
-        while found.total() + missed.total() < count:
-            tamper = rnd.choice(KNOWING) if rnd.random() < 0.3 else rnd.choice(RANDOM)
-            done = attempt(conn, subject, tamper, rnd)
-            if done is not None:
-                words, first = done
-                (found if first is not None else missed)[words] += 1
-    engine.dispose()
+    found, missed = asyncio.run(tampered(subject, rnd, count))
     for words, number in sorted(found.items()):
         print(f"{number:>5}  {words}")
     for words, number in sorted(missed.items()):
         print(f"{number:>5}  NOT FOUND: {words}")
     print(f"{found.total():,} of {found.total() + missed.total():,} found in {time.monotonic() - began:.0f} s")
     return 1 if missed else 0
+
+
+async def tampered(subject: Subject, rnd: random.Random, count: int) -> tuple[Counter[str], Counter[str]]:
+    """Carry out tampers on a database of either kind. Returns those that were found, and those that were not."""
+    if subject.url.startswith("sqlite"):
+        engine = create_engine(subject.url)
+        with engine.connect() as conn:
+            outcome = attempts(conn, subject, rnd, count)
+        engine.dispose()
+        return outcome
+    remote = create_async_engine(parse_url(subject.url))
+    async with remote.connect() as opened:
+        outcome = await opened.run_sync(lambda conn: attempts(conn, subject, rnd, count))
+    await remote.dispose()
+    return outcome
+
+
+def attempts(conn: Connection, subject: Subject, rnd: random.Random, count: int) -> tuple[Counter[str], Counter[str]]:
+    """Carry out so many tampers, one after the other. The untouched database must be clean."""
+    found: Counter[str] = Counter()
+    missed: Counter[str] = Counter()
+    report = verify(conn, subject.held)
+    conn.rollback()
+    assert report.clean, list(report.ordered())
+    while found.total() + missed.total() < count:
+        tamper = rnd.choice(KNOWING) if rnd.random() < 0.3 else rnd.choice(RANDOM)
+        done = attempt(conn, subject, tamper, rnd)
+        if done is not None:
+            words, first = done
+            (found if first is not None else missed)[words] += 1
+    return found, missed
 
 
 if __name__ == "__main__":
