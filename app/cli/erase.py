@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from app.cli import event_loop, storage, terminal
 from app.cli.asked import Asked
-from app.engine.retention import Erased, erase_matching, runs_with_content
+from app.engine.retention import Erased, erase_matching, runs_with_content, runs_with_text
 from app.errors import ConfigInvalid, LegalHold
 from app.gateway.runs import cancel
 from app.process.config import Settings, read
@@ -21,10 +21,12 @@ def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> i
     """Carry out the command on the configured database."""
     settings = read(environ)
     terminal.log_to_stderr("warning")
-    if not any((asked.run, asked.user, asked.tenant, asked.before)):
-        raise ConfigInvalid(["runs erase: say what to erase, with --run, --user, --tenant or --before"])
-    if asked.run and any((asked.user, asked.tenant, asked.before)):
-        raise ConfigInvalid(["runs erase: --run names one run; leave the other options out"])
+    if not any((asked.run, asked.user, asked.tenant, asked.before, asked.ref)):
+        raise ConfigInvalid(["runs erase: say what to erase, with --run, --ref, --user, --tenant or --before"])
+    for name in ("run", "ref"):
+        others = {"run", "ref", "user", "tenant", "before"} - {name}
+        if getattr(asked, name) and any(getattr(asked, other) for other in others):
+            raise ConfigInvalid([f"runs erase: --{name} says what to erase; leave the other options out"])
     return event_loop.run(_erase(settings, asked, now))
 
 
@@ -34,7 +36,7 @@ async def _erase(settings: Settings, asked: Asked, now: Callable[[], float]) -> 
     query = ContentQuery(tenant=asked.tenant, user=asked.user, before=before)
     async with storage.opened(settings) as store:
         if asked.dry_run:
-            found = 1 if asked.run else sum([len(rows) async for rows in runs_with_content(store, query)])
+            found = await _counted(store, asked, query)
             if asked.json:
                 terminal.print_json({"runs": found, "erased": False})
             else:
@@ -43,6 +45,8 @@ async def _erase(settings: Settings, asked: Asked, now: Callable[[], float]) -> 
         patience = END_SECONDS + settings.lease_seconds
         if asked.run:
             erased = await _erase_one(store, asked.run, patience, now)
+        elif asked.ref:
+            erased = await _erase_text(store, asked.ref, patience, now)
         else:
             erased = await _erase_all(store, query, patience, now)
     if asked.json:
@@ -51,6 +55,26 @@ async def _erase(settings: Settings, asked: Asked, now: Callable[[], float]) -> 
     else:
         terminal.out().print(_report(settings, erased), soft_wrap=True)
     return 1 if erased.held else 0
+
+
+async def _counted(store: Store, asked: Asked, query: ContentQuery) -> int:
+    """Return the number of runs whose content would be erased."""
+    if asked.run:
+        return 1
+    if asked.ref:
+        return len(await runs_with_text(store, store, asked.ref))
+    return sum([len(rows) async for rows in runs_with_content(store, query)])
+
+
+async def _erase_text(store: Store, ref: str, patience: float, now: Callable[[], float]) -> Erased:
+    """Erase the content of every run that has the text of this ref. The salt of a run goes with its content: as long as
+    it stays, a text can be guessed back from its hash."""
+    rows = await runs_with_text(store, store, ref)
+    names = [row.id for row in rows]
+    held = await store.held(names)
+    await _end(store, [row for row in rows if row.ended_at is None and row.id not in held], patience, now())
+    erased = await store.erase_contents(names)
+    return Erased(erased, await store.overwrite_erased(), await store.held(names))
 
 
 async def _erase_all(store: Store, query: ContentQuery, patience: float, now: Callable[[], float]) -> Erased:

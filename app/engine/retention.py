@@ -28,14 +28,16 @@ from app.core.records import changed, record
 from app.core.run.journal_hash import root
 from app.core.run.retention_classes import RetentionClass, Selection, content_selections, event_selections
 from app.engine.context import EngineContext
-from app.errors import ArchiveUnavailable, OursError, StoreUnavailable
+from app.errors import ArchiveUnavailable, NotFound, OursError, StoreUnavailable
 from app.store.archive import Archive, Record, place
 from app.store.archive_files import ArchiveFiles, open_archive_files
 from app.store.journal_file import CompressedJournals
-from app.store.protocol import ContentQuery, Holds, Once, PrunedRun, PruneQuery, Retention, RunRow
+from app.store.protocol import ContentQuery, Contents, Holds, Once, PrunedRun, PruneQuery, Retention, RunJournal, RunRow
 
 PAGE = 200
 """Runs that are looked through at a time."""
+GROUP = 20
+"""Runs whose texts are read at a time, when one text is looked for."""
 LOOK_SECONDS = 60.0
 """Time between two looks for what is too old."""
 ERASING, PRUNING = "retention", "retention-events"
@@ -72,6 +74,10 @@ class Erased:
     """The runs that were left as they are because a legal hold covers them, each with the hold's id."""
 
 
+class TextSource(Contents, RunJournal, Protocol):
+    """The part of the store that reads runs and their texts."""
+
+
 class Erasable(Retention, Holds, Protocol):
     """The part of the store that an erasure needs."""
 
@@ -86,6 +92,28 @@ async def runs_with_content(store: Retention, query: ContentQuery) -> AsyncItera
         if page.following is None:
             return
         following = page.following
+
+
+async def runs_with_text(store: Retention, runs: TextSource, ref: str) -> list[RunRow]:
+    """All runs of the tenant that have the text of this ref, in whatever place: nobody else can have it from them.
+
+    Raises `NotFound` if no content has the ref. The texts of all runs of the tenant are read, in small groups.
+    """
+    owners = await store.runs_with_ref(ref)
+    found: list[RunRow] = []
+    for owner in owners:
+        row = await runs.run(owner)
+        text = (await runs.contents(owner, [ref])).get(ref)
+        if text is None:
+            continue
+        async for page in runs_with_content(store, ContentQuery(tenant=row.tenant)):
+            for start in range(0, len(page), GROUP):
+                group = page[start : start + GROUP]
+                holding = set(await store.runs_that_hold([one.id for one in group], text))
+                found += [one for one in group if one.id in holding]
+    if not found:
+        raise NotFound("No text with this hash is stored; it may have been erased.")
+    return found
 
 
 async def erase_matching(store: Erasable, query: ContentQuery, end: End) -> Erased:

@@ -300,6 +300,12 @@ class SqlStore(Administration):
     ) -> ContentPage:
         return await self._read(partial(retention.page, query=query, after=after, limit=limit, opened=self._opened))
 
+    async def runs_with_ref(self, ref: str) -> Sequence[str]:
+        return await self._read(partial(retention.with_ref, ref=ref))
+
+    async def runs_that_hold(self, runs: Sequence[str], text: bytes) -> Sequence[str]:
+        return await self._read(partial(retention.that_hold, runs=runs, text=text, opened=self._opened))
+
     async def erase_contents(self, runs: Sequence[str]) -> int:
         erased = 0
         for group in await self._read(partial(retention.groups, runs=runs)):

@@ -15,6 +15,7 @@ from app.audit.log.tree import GrowingTree, leaf_hash, root_of
 from app.audit.log.verify import tiles_of
 from app.core.transparency import tiles
 from app.core.transparency.merkle import tree_root
+from app.store.sql import open_store
 from tests.audit import tampers
 from tests.audit.tampers import KNOWING, RANDOM, SIGNER, Subject, Tamper, attempt, prepare, verify
 from tests.cli.test_commands import baton
@@ -44,6 +45,21 @@ def test_what_was_sealed_is_clean_and_counted(subject: Subject, conn: Connection
     assert (report.runs, report.pruned, report.erased, report.pending) == (3, 1, 1, 0)
     assert report.rows > 15
     assert report.contents == 2
+
+
+async def test_erasing_all_content_changes_no_proof(subject: Subject, tmp_path: Path) -> None:
+    path = tmp_path / "erased.db"
+    shutil.copy(subject.url.removeprefix("sqlite:///"), path)
+    async with open_store(f"sqlite:///{path}") as store:
+        before = await store.log.proof("run_kept")
+        assert await store.erase_contents(["run_kept", "run_later"]) == 2
+        assert await store.log.proof("run_kept") == before
+    engine = create_engine(f"sqlite:///{path}")
+    with engine.connect() as conn:
+        report = verify(conn, subject.held)
+    engine.dispose()
+    assert list(report.ordered()) == []
+    assert (report.erased, report.contents) == (3, 0)
 
 
 @pytest.mark.parametrize("tamper", KNOWING, ids=[one.__name__ for one in KNOWING])

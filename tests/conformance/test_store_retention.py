@@ -12,6 +12,7 @@ from app.core.message.chat import Message, Task, Text, task_to_json
 from app.core.rating.feedback import Feedback
 from app.core.run.events import Kind, RunSucceeded
 from app.core.run.retention_classes import RunClass
+from app.engine.retention import runs_with_text
 from app.errors import NotFound
 from app.store.protocol import (
     METADATA_TAG,
@@ -126,6 +127,18 @@ async def test_words_of_callers_in_tags_are_erased_with_the_content_and_pruned_w
     team = (METADATA_TAG, metadata_tag("team", "search"))
     assert [row.id for row in await store.runs(RunQuery(tags=(team,)))] == ["kept"]
     assert [row.id for row in await store.runs(RunQuery(tags=(("label", "phi"),), ascending=True))] == ["kept", "one"]
+
+
+async def test_a_text_is_found_by_its_ref_wherever_the_tenant_has_it(store: SqlStore) -> None:
+    await fill(store, [asked("first"), asked("again", "bob"), asked("foreign", tenant="other")])
+    await fill(store, [asked("longer", text=f"{QUESTION} and more"), asked("free", text="something else")])
+    ref, body = address(SALT, QUESTION.encode()), QUESTION.encode()
+    await store.append(note("first", contents=((ref, body),)))
+    assert await store.runs_with_ref(ref) == ["first"]
+    found = await runs_with_text(store, store, ref)
+    assert {row.id for row in found} == {"first", "again"}
+    with pytest.raises(NotFound):
+        await runs_with_text(store, store, "0" * 64)
 
 
 async def test_erasing_leaves_the_journal_and_nothing_else(opener: Opener) -> None:

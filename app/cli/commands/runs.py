@@ -222,6 +222,7 @@ def _define_removal(runs: Group) -> None:
         "baton runs erase --run run_0199",
     )
     @option("--run", metavar="RUN", help="Only this run: its id, a prefix of one, or last.")
+    @option("--ref", metavar="HASH", help="Runs that have the text with this hash, which the journal names.")
     @option("--user", metavar="USER", help="Only runs whose request named this end user.")
     @option("--tenant", metavar="TENANT", help="Only runs of this tenant.")
     @option("--before", type=SPAN, metavar="SPAN", help="Only runs older than 90d, 12h, ...")

@@ -74,6 +74,14 @@ class Retention(Protocol):
         """
         ...
 
+    async def runs_with_ref(self, ref: str) -> Sequence[str]:
+        """The runs that have a content of this ref: one, unless two runs have the same salt."""
+        ...
+
+    async def runs_that_hold(self, runs: Sequence[str], text: bytes) -> Sequence[str]:
+        """The runs among these that have this text: as a whole content, or as a whole string in one that is JSON."""
+        ...
+
     async def erase_contents(self, runs: Sequence[str]) -> int:
         """Erase all content of these runs as `Contents.erase` does, in short transactions. Returns how many runs had
         any. Runs that a legal hold covers are left out."""

@@ -16,6 +16,7 @@ from sqlalchemy import (
     select,
     true,
     tuple_,
+    union,
     update,
 )
 
@@ -28,6 +29,7 @@ from app.store.rows.runs import run_row
 from app.store.sqlkit.sealing import Open
 from app.store.sqlkit.statements import Statements
 from app.store.sqlkit.tables import (
+    CONTENTS,
     DISCLOSURES,
     EVENTS,
     FEEDBACK,
@@ -36,6 +38,7 @@ from app.store.sqlkit.tables import (
     NOTICES,
     PRUNED_RUNS,
     RUNS,
+    SHARED_CONTENTS,
     TAGS,
     TICKETS,
 )
@@ -99,6 +102,22 @@ def _matches(one: RunClass) -> ColumnElement[bool]:
         tag = TAGS.c.name == "label", TAGS.c.value == one.label, TAGS.c.run == RUNS.c.id
         conditions.append(exists(select(TAGS.c.run).where(*tag).correlate(RUNS)))
     return and_(*conditions)
+
+
+def with_ref(conn: Connection, ref: str) -> list[str]:
+    """The runs that have a content of this ref. No index leads to it, so the index of all contents is read."""
+    found = [select(table.c.run).where(table.c.ref == ref) for table in (CONTENTS, SHARED_CONTENTS)]
+    return sorted(conn.execute(union(*found)).scalars())
+
+
+def that_hold(conn: Connection, runs: Sequence[str], text: bytes, opened: Open) -> list[str]:
+    """The runs among these that have this text. Raises `UnknownKeys`."""
+    quoted = orjson.dumps(text.decode("utf-8", "replace"))
+    found = []
+    for run, bodies in content.of_runs(conn, runs, opened).items():
+        if any(body == text or quoted in body for body in bodies.values()):
+            found.append(run)
+    return found
 
 
 def groups(conn: Connection, runs: Sequence[str]) -> list[list[str]]:
