@@ -176,6 +176,12 @@ async def test_a_run_is_explained_by_the_figures_of_its_record_and_of_reports(
     assert "by the caller's plan" in data["text"]
     assert "took over from alpha" in data["text"]
     assert "nobody has rated it" in data["text"]
+    again = (await client.post("/v1/chat/completions", json=asked | {"baton": {"plan": steps}})).json()["baton"]["run"]
+    passed = (await client.get(f"/v1/runs/{again}/explain")).json()
+    assert passed["steps"][0]["not_called"] == [
+        {"worker": "alpha", "reason": "misconfigured", "by": "health", "proposal": None}
+    ]
+    assert "alpha was not called because it fails: misconfigured." in passed["text"]
 
 
 async def test_only_who_may_read_an_answer_reads_the_reasons_of_its_plan(

@@ -49,8 +49,11 @@ EXCLUDED_BY: Final = (
     ("not in the request's allow list", "caller"),
     ("in the request's deny list", "caller"),
     ("ejected", "health"),
+    ("its price is not known", "budget"),
+    ("over_budget", "budget"),
 )
-"""Beginnings of the reasons for which a worker is left out, each with who decided so; others are its abilities."""
+"""Beginnings of the reasons for which a worker is left out, each with who or what decided so. Other reasons are its
+abilities, or its failures where it is passed over for a call."""
 DIGITS: Final = 6
 """Decimal places of probabilities and scores, in the data as in the words."""
 MOST_ALTERNATIVES: Final = 8
@@ -262,8 +265,8 @@ def _excluded(known: _Known) -> list[Data]:
     return rows
 
 
-def _left_out(worker: str, reason: str, proposal: int | None) -> Data:
-    by = next((by for beginning, by in EXCLUDED_BY if reason.startswith(beginning)), "ability")
+def _left_out(worker: str, reason: str, proposal: int | None, otherwise: str = "ability") -> Data:
+    by = next((by for beginning, by in EXCLUDED_BY if reason.startswith(beginning)), otherwise)
     return {"worker": worker, "reason": reason, "by": by, "proposal": proposal}
 
 
@@ -355,7 +358,7 @@ def _not_called(step: Mapping[str, Any]) -> list[Data]:
     lists = [*(call["passed_over"] for call in step["attempts"]), step["passed_over"]]
     found: dict[tuple[str, str], Data] = {}
     for one in [entry for entries in lists for entry in entries]:
-        found[one["worker"], one["reason"]] = _left_out(one["worker"], one["reason"], None)
+        found[one["worker"], one["reason"]] = _left_out(one["worker"], one["reason"], None, "health")
     return list(found.values())
 
 

@@ -56,6 +56,7 @@ EXCLUDED_BY: Final[Mapping[str, str]] = {
     "rule": "by a rule",
     "caller": "by the request",
     "health": "because it fails",
+    "budget": "because of a budget",
     "ability": "by what it can do or may be asked",
 }
 NO_REASON: Final[Mapping[str, str]] = {
