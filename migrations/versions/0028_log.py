@@ -29,6 +29,7 @@ CHANGED: Mapping[str, tuple[str, Sequence[str]]] = {
     "keys": ("key", ("id",)),
     "tenants": ("tenant", ("name",)),
     "budgets": ("budget", ("id",)),
+    "holds": ("hold", ("id",)),
     "policies": ("policy", ("policy",)),
     "trials": ("trial", ("worker", "model", "version", "task")),
 }

@@ -8,7 +8,7 @@ from itertools import count
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, select, text
+from sqlalchemy import Connection, insert, select, text
 
 from app.core.rating.feedback import Feedback
 from app.core.run.journal_hash import root as events_root
@@ -17,8 +17,9 @@ from app.core.transparency.merkle import includes, leaf_hash, tree_root
 from app.core.transparency.notes import Checkpoint, Signer, Verifier, open_checkpoint
 from app.core.transparency.tiles import hashes_of
 from app.store.protocol import USER_TAG, KeyRow, PrunedRun
+from app.store.rows import transparency_log
 from app.store.sql import SqlStore, open_store
-from app.store.sqlkit.tables import EVENTS, FEEDBACK, LOG_LEAVES, RUNS
+from app.store.sqlkit.tables import DISCLOSURES, EVENTS, FEEDBACK, LOG_LEAVES, RUNS
 from app.store.writing import log_writer
 from tests.conformance.entries import SALT, Opener, admitted, note
 
@@ -90,6 +91,27 @@ async def test_a_run_is_proven_by_its_events_and_its_row(store: SqlStore) -> Non
         assert leaf.parts["private"] == commitment(SALT, "private", [{"name": USER_TAG, "value": "ann"}])
         assert b"ann" not in one.entry
         assert b"tenant" not in one.entry
+
+
+async def test_a_ledger_that_was_completed_later_is_sealed_again(store: SqlStore) -> None:
+    await store.append(admitted("run"))
+    await seal(store)
+    values: dict[str, Any] = {column.name: "" for column in DISCLOSURES.columns if not column.nullable}
+    numbers = {"at": 1.5, "attempt": 1, "bytes": 9, "saw_user": True, "saw_results": False}
+    row = values | numbers | {"run": "run", "call": "call_1"}
+
+    def complete(conn: Connection) -> None:
+        conn.execute(insert(DISCLOSURES).values(row))
+        transparency_log.queue_runs(conn, ["run", "run"])
+
+    await store._write(complete)
+    await seal(store)
+    await store._write(lambda conn: transparency_log.queue_runs(conn, ["run"]))
+    assert await seal(store) == 0
+    first, second = (await store.log.proof("run")).leaves
+    assert "disclosures" not in parse_leaf(first.entry).parts
+    assert parse_leaf(second.entry).parts["disclosures"] == commitment(second.salt or b"", "disclosures", [row])
+    assert parse_leaf(second.entry).root == parse_leaf(first.entry).root
 
 
 async def test_nothing_is_sealed_twice(store: SqlStore) -> None:

@@ -13,6 +13,7 @@ from app.core.run.events import CallFinished, CallIntended, Event, Kind
 from app.core.run.recipients import recipient_kind, seen_steps
 from app.store.protocol import ERASED_TAGS, USER_TAG
 from app.store.protocol.disclosures import Completed, Disclosure, DisclosureQuery, Place, Rebuilt, Saw
+from app.store.rows.transparency_log import queue_runs
 from app.store.sqlkit.statements import Row
 from app.store.sqlkit.tables import CATALOGS, DISCLOSURES, EVENTS, RUNS, TAGS
 
@@ -218,6 +219,8 @@ def _derive(conn: Connection, run: str, tenant: str, key: str, complete: Complet
                 changed += 1
     if made:
         conn.execute(insert(DISCLOSURES), list(made.values()))
+    if made or changed:
+        queue_runs(conn, [run])
     return changed + len(made)
 
 

@@ -8,8 +8,9 @@ from sqlalchemy.sql.elements import ColumnElement
 from sqlalchemy.types import Text
 
 from app.core.records import record
-from app.core.transparency.leaves import END, PRIVATE, PRUNED, ROW, commitment
+from app.core.transparency.leaves import DISCLOSURES, END, PRIVATE, PRUNED, ROW, commitment
 from app.store.protocol import ERASED_TAGS
+from app.store.sqlkit import tables
 from app.store.sqlkit.statements import Statements
 from app.store.sqlkit.tables import (
     ADMIN_EVENTS,
@@ -17,6 +18,7 @@ from app.store.sqlkit.tables import (
     CATALOGS,
     CONDUCTOR_CHANGES,
     FEEDBACK,
+    HOLDS,
     KEYS,
     POLICIES,
     PRUNED_RUNS,
@@ -67,6 +69,7 @@ SOURCES: Final[Mapping[str, Source]] = {
     "key": Source(KEYS, ("id",)),
     "tenant": Source(TENANTS, ("name",)),
     "budget": Source(BUDGETS, ("id",)),
+    "hold": Source(HOLDS, ("id",)),
     "policy": Source(POLICIES, ("policy",)),
     "trial": Source(TRIALS, ("worker", "model", "version", "task")),
     "catalog": Source(CATALOGS, ("digest",)),
@@ -114,11 +117,24 @@ def private_tags(conn: Connection, statements: Statements, runs: Sequence[str]) 
     return found
 
 
-def run_parts(row: Row, salt: bytes, private: Sequence[Row]) -> dict[str, Any]:
+def disclosures(conn: Connection, statements: Statements, runs: Sequence[str]) -> dict[str, list[Row]]:
+    """The rows of the ledger of disclosures about these runs, in the order of their calls."""
+    ledger = tables.DISCLOSURES
+    chosen = select(ledger).where(statements.among(ledger.c.run)).order_by(ledger.c.run, ledger.c.call)
+    found: dict[str, list[Row]] = {}
+    names = [str(column.name) for column in ledger.columns]
+    for row in conn.execute(chosen, {"ids": statements.values(runs)}):
+        found.setdefault(row[0], []).append(dict(zip(names, row, strict=True)))
+    return found
+
+
+def run_parts(row: Row, salt: bytes, private: Sequence[Row], disclosed: Sequence[Row]) -> dict[str, Any]:
     """The parts of the entry about a run, without those that stand for its events."""
     parts = {ROW: commitment(salt, ROW, {name: row[name] for name in ADMITTED})}
     if row["ended_at"] is not None:
         parts[END] = commitment(salt, END, {name: row[name] for name in ENDED})
+    if disclosed:
+        parts[DISCLOSURES] = commitment(salt, DISCLOSURES, disclosed)
     if private and row["salt"]:
         parts[PRIVATE] = commitment(row["salt"], PRIVATE, private)
     return parts

@@ -92,6 +92,16 @@ def taken(conn: Connection, statements: Statements, numbers: Sequence[int]) -> N
         conn.execute(text(f"DELETE FROM log_queue WHERE n {among}"), {"ids": statements.values(numbers)})
 
 
+def queue_runs(conn: Connection, runs: Iterable[str]) -> None:
+    """Have these runs sealed again, where something about them was changed without an event."""
+    postgres = conn.dialect.name == "postgresql"
+    xid = "pg_current_xact_id()::text::bigint" if postgres else "0"
+    queued = text(f"INSERT INTO log_queue (kind, id, xid, at) VALUES ('run', :run, {xid}, :at)")
+    now = clock(conn)
+    for run in runs:
+        conn.execute(queued, {"run": run, "at": now})
+
+
 def oldest(conn: Connection) -> float | None:
     """When the first change that still waits was made; None if none does."""
     row = LOG_QUEUE.c

@@ -127,28 +127,36 @@ class Pass:
         conn, statements = self._conn, self._statements
         rows = log_sources.run_rows(conn, statements, runs)
         last = transparency_log.last_entries(conn, statements, runs)
-        sealed = {run: last[RUN, run].events if (RUN, run) in last else 0 for run in runs}
+        before = {run: last[RUN, run] for run in runs if (RUN, run) in last}
+        sealed = {run: before[run].events if run in before else 0 for run in runs}
         chosen = _bounded(rows, sealed, runs)
-        todo = {run: sealed[run] for run in chosen if run in rows and rows[run]["seq"] > sealed[run]}
-        if todo:
-            private = log_sources.private_tags(conn, statements, list(todo))
-            events: dict[str, list[Any]] = {}
-            for event in log_sources.events_beyond(conn, statements, todo):
-                events.setdefault(event[0], []).append(event)
-            for run in events:
-                self._run(rows[run], events[run], last.get((RUN, run)), private.get(run, []))
+        there = [run for run in chosen if run in rows]
+        if there:
+            private = log_sources.private_tags(conn, statements, there)
+            disclosed = log_sources.disclosures(conn, statements, there)
+            events: dict[str, list[Any]] = {run: [] for run in there}
+            for event in log_sources.events_beyond(conn, statements, {run: sealed[run] for run in there}):
+                events[event[0]].append(event)
+            for run in there:
+                self._run(rows[run], events[run], before.get(run), private.get(run, ()), disclosed.get(run, ()))
         return set(chosen)
 
-    def _run(self, row: Row, events: Sequence[Any], last: Last | None, private: Sequence[Row]) -> None:
-        """Seal the next events of a run, and the state of its row."""
-        sealed = last.events if last is not None else 0
-        frontier = Frontier.parsed(sealed, last.frontier or b"") if last is not None else Frontier()
+    def _run(
+        self, row: Row, events: Sequence[Any], last: Last | None, private: Sequence[Row], disclosed: Sequence[Row]
+    ) -> None:
+        """Seal the next events of a run, and the state of its rows; nothing, if both are as they were sealed."""
+        if not events and (last is None or last.salt is None):
+            return
+        if not events and last is not None and last.salt is not None:
+            parts = log_sources.run_parts(row, last.salt, private, disclosed)
+            if parts == parse_leaf(last.entry).parts:
+                return
+        frontier = Frontier.parsed(last.events, last.frontier or b"") if last is not None else Frontier()
         for run, seq, kind, at, body in events:
             frontier.append(event_hash(run, seq, kind, at, bytes(body)))
         salt = self._fresh()
-        parts = log_sources.run_parts(row, salt, private) | events_part(frontier.size, frontier.root())
-        stored = frontier.stored()
-        self.add(RUN, row["id"], parts, salt=salt, events=frontier.size, frontier=stored)
+        parts = log_sources.run_parts(row, salt, private, disclosed) | events_part(frontier.size, frontier.root())
+        self.add(RUN, row["id"], parts, salt=salt, events=frontier.size, frontier=frontier.stored())
 
     def _rows(self, kind: str, ids: list[str]) -> None:
         """Seal the state of these rows, of those that have changed since they were sealed."""
