@@ -20,7 +20,7 @@ the commitment; once the salt is deleted, nobody can find the row by trying.
 import hmac
 from base64 import b64decode, b64encode
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeGuard
+from typing import Any
 
 import orjson
 
@@ -41,12 +41,8 @@ Values = Mapping[str, Any]
 
 def canonical(values: Values | Sequence[Values]) -> bytes:
     """The bytes to which a commitment is made."""
-    stated = _stated(values) if _is_row(values) else [_stated(one) for one in values]
+    stated = [_stated(one) for one in values] if isinstance(values, list | tuple) else _stated(values)
     return orjson.dumps(stated, default=_text_of_bytes, option=orjson.OPT_SORT_KEYS)
-
-
-def _is_row(values: Values | Sequence[Values]) -> TypeGuard[Values]:
-    return isinstance(values, Mapping)
 
 
 def _stated(values: Any) -> dict[str, Any]:

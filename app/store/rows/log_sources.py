@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+import orjson
 from sqlalchemy import Connection, Table, cast, literal, select, text
 from sqlalchemy.sql.elements import ColumnElement
 from sqlalchemy.types import Text
@@ -147,13 +148,13 @@ JOIN events ON events.run = given.run AND events.seq > given.sealed ORDER BY eve
 """
 _SQLITE_EVENTS = """
 SELECT events.run, events.seq, events.kind, events.at, events.body
-FROM json_each(:runs) AS given JOIN json_each(:sealed) AS sealed ON sealed.key = given.key
-JOIN events ON events.run = given.value AND events.seq > sealed.value ORDER BY events.run, events.seq
+FROM json_each(:pairs) AS given JOIN events ON events.run = json_extract(given.value, '$[0]')
+AND events.seq > json_extract(given.value, '$[1]') ORDER BY events.run, events.seq
 """
 
 
 def events_beyond(conn: Connection, statements: Statements, sealed: Mapping[str, int]) -> Sequence[Any]:
     """The events of these runs after the last one that is sealed, each as (run, seq, kind, at, body), in order."""
-    query = text(_POSTGRES_EVENTS if statements.arrays else _SQLITE_EVENTS)
-    values = {"runs": statements.values(list(sealed)), "sealed": statements.values(list(sealed.values()))}
-    return conn.execute(query, values).all()
+    if not statements.arrays:
+        return conn.execute(text(_SQLITE_EVENTS), {"pairs": orjson.dumps(list(sealed.items())).decode()}).all()
+    return conn.execute(text(_POSTGRES_EVENTS), {"runs": list(sealed), "sealed": list(sealed.values())}).all()

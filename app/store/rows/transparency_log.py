@@ -15,6 +15,8 @@ from app.store.rows.runs import clock
 from app.store.sqlkit.statements import Statements
 from app.store.sqlkit.tables import LOG_LEAVES, LOG_QUEUE, LOG_STATE, LOG_TILES, RUNS
 
+LEDGER = "ledger"
+"""The kind of a row of the queue for a run whose ledger of disclosures was completed."""
 MOST_COUNTED = 10_000
 """The most waiting changes that are counted."""
 HORIZON = text(
@@ -96,7 +98,7 @@ def queue_runs(conn: Connection, runs: Iterable[str]) -> None:
     """Have these runs sealed again, where something about them was changed without an event."""
     postgres = conn.dialect.name == "postgresql"
     xid = "pg_current_xact_id()::text::bigint" if postgres else "0"
-    queued = text(f"INSERT INTO log_queue (kind, id, xid, at) VALUES ('run', :run, {xid}, :at)")
+    queued = text(f"INSERT INTO log_queue (kind, id, xid, at) VALUES ('{LEDGER}', :run, {xid}, :at)")
     now = clock(conn)
     for run in runs:
         conn.execute(queued, {"run": run, "at": now})

@@ -9,7 +9,7 @@ slow transaction is never passed over, and rows of the queue that were deleted l
 Whether something is sealed already is seen from its last entry, so that a change that is queued twice is sealed once.
 """
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
@@ -24,7 +24,7 @@ from app.store.protocol.transparency_log import LogState, Proof, Sealed
 from app.store.rows import log_sources, transparency_log
 from app.store.rows.log_sources import SOURCES, Row
 from app.store.rows.runs import clock
-from app.store.rows.transparency_log import Last, Place, Waiting
+from app.store.rows.transparency_log import LEDGER, Last, Place, Waiting
 from app.store.sqlkit.statements import Statements
 from app.store.sqlkit.tables import LOG_LEAVES
 
@@ -114,23 +114,25 @@ class Pass:
         by_kind: dict[str, dict[str, None]] = {}
         for one in queued:
             by_kind.setdefault(one.kind, {})[one.id] = None
-        done = {kind: set(ids) for kind, ids in by_kind.items()}
+        again = by_kind.pop(LEDGER, {})
+        done = self._runs(list({**by_kind.pop(RUN, {}), **again}), again)
         for kind, ids in by_kind.items():
-            if kind == RUN:
-                done[kind] = self._runs(list(ids))
-            elif kind in SOURCES:
+            if kind in SOURCES:
                 self._rows(kind, list(ids))
-        return [one for one in queued if one.id in done[one.kind]]
+        return [one for one in queued if one.kind not in (RUN, LEDGER) or one.id in done]
 
-    def _runs(self, runs: list[str]) -> set[str]:
-        """Seal the events of these runs, as many as one pass may. Returns the runs that are done."""
+    def _runs(self, runs: list[str], again: Container[str]) -> set[str]:
+        """Seal the events of these runs, as many as one pass may, and `again` those whose ledger was completed without
+        an event. Returns the runs that are done."""
         conn, statements = self._conn, self._statements
+        if not runs:
+            return set()
         rows = log_sources.run_rows(conn, statements, runs)
         last = transparency_log.last_entries(conn, statements, runs)
         before = {run: last[RUN, run] for run in runs if (RUN, run) in last}
         sealed = {run: before[run].events if run in before else 0 for run in runs}
         chosen = _bounded(rows, sealed, runs)
-        there = [run for run in chosen if run in rows]
+        there = [run for run in chosen if run in rows and (run in again or rows[run]["seq"] > sealed[run])]
         if there:
             private = log_sources.private_tags(conn, statements, there)
             disclosed = log_sources.disclosures(conn, statements, there)
