@@ -1,7 +1,6 @@
 """Everything that is committed is sealed once, and is proven by the checkpoint, on SQLite and on Postgres."""
 
 import asyncio
-from collections.abc import Mapping
 from dataclasses import replace
 from hashlib import blake2b
 from itertools import count
@@ -65,8 +64,9 @@ async def checkpoint(store: SqlStore, verifier: Verifier = SIGNER.verifier) -> C
     return open_checkpoint(state.checkpoint, [verifier])
 
 
-async def fetched(store: SqlStore, query: Any) -> list[Mapping[str, Any]]:
-    return await store._read(lambda conn: [dict(row._mapping) for row in conn.execute(query)])
+async def fetched(store: SqlStore, query: Any) -> list[dict[str, Any]]:
+    rows = await store._read(lambda conn: conn.execute(query).mappings().all())
+    return [{str(name): value for name, value in row.items()} for row in rows]
 
 
 async def test_a_run_is_proven_by_its_events_and_its_row(store: SqlStore) -> None:

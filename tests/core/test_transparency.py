@@ -75,11 +75,9 @@ def test_roots_are_those_of_certificate_transparency() -> None:
 def test_a_tree_goes_on_from_its_frontier() -> None:
     whole = hashes(100)
     frontier = Frontier()
-    for leaf in whole[:77]:
-        frontier.append(leaf)
+    frontier.extend(whole[:77])
     frontier = Frontier.parsed(77, frontier.stored())
-    for leaf in whole[77:]:
-        frontier.append(leaf)
+    frontier.extend(whole[77:])
     assert frontier.root() == tree_root(whole)
 
 

@@ -36,7 +36,7 @@ LOG_KEY = "log_key"
 ROW, PRIVATE, END, DISCLOSURES = "row", "private", "end", "disclosures"
 """Parts of an entry that are commitments."""
 Values = Mapping[str, Any]
-"""The columns of a row by their names."""
+"""The columns of a row by their names, which are plain texts."""
 
 
 def canonical(values: Values | Sequence[Values]) -> bytes:
@@ -46,7 +46,7 @@ def canonical(values: Values | Sequence[Values]) -> bytes:
 
 
 def _stated(values: Any) -> dict[str, Any]:
-    return {str(name): value for name, value in values.items() if value is not None}
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def _text_of_bytes(value: object) -> str:

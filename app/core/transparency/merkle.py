@@ -48,14 +48,17 @@ class Frontier:
         """The hashes, one behind the other."""
         return b"".join(self.hashes)
 
-    def append(self, leaf: bytes) -> None:
-        """Append the hash of an entry."""
+    def extend(self, leaves: Iterable[bytes]) -> None:
+        """Append the hashes of entries."""
         hashes, size = self.hashes, self.size
-        while size & 1:
-            leaf = sha256(NODE + hashes.pop() + leaf).digest()
-            size >>= 1
-        hashes.append(leaf)
-        self.size += 1
+        for leaf in leaves:
+            found, full = leaf, size
+            while full & 1:
+                found = sha256(NODE + hashes.pop() + found).digest()
+                full >>= 1
+            hashes.append(found)
+            size += 1
+        self.size = size
 
     def root(self) -> bytes:
         if not self.hashes:
@@ -69,8 +72,7 @@ class Frontier:
 def tree_root(leaves: Iterable[bytes]) -> bytes:
     """The root over the hashes of these entries."""
     frontier = Frontier()
-    for leaf in leaves:
-        frontier.append(leaf)
+    frontier.extend(leaves)
     return frontier.root()
 
 

@@ -81,13 +81,18 @@ SOURCES: Final[Mapping[str, Source]] = {
 
 def rows_of(conn: Connection, source: Source, ids: Sequence[str]) -> dict[str, Row]:
     """The rows of these ids."""
-    chosen = select(source.table, source.identity.label("log_id")).where(source.identity.in_(ids))
-    return {row.log_id: row._mapping for row in conn.execute(chosen)}
+    chosen = select(source.table, source.identity).where(source.identity.in_(ids))
+    names = _names(source.table)
+    return {row[-1]: dict(zip(names, row, strict=False)) for row in conn.execute(chosen).all()}
+
+
+def _names(table: Table) -> list[str]:
+    return [str(column.name) for column in table.columns]
 
 
 def row_parts(source: Source, row: Row, salt: bytes, run_salt: bytes | None) -> dict[str, Any]:
     """The parts of the entry about a row."""
-    values = {column.name: row[column.name] for column in source.table.columns if column.name not in source.erased}
+    values = {name: value for name, value in row.items() if name not in source.erased}
     parts: dict[str, Any] = {ROW: commitment(salt, ROW, values)}
     if source.run is not None and source.run != "id":
         parts["run"] = row[source.run]
@@ -101,7 +106,8 @@ def run_rows(conn: Connection, statements: Statements, runs: Sequence[str]) -> d
     """The rows of these runs: what is sealed of them, `seq` and `salt`."""
     names = (*ADMITTED, *ENDED, "seq", "salt")
     chosen = select(*[RUNS.c[name] for name in names]).where(statements.among(RUNS.c.id))
-    return {row.id: row._mapping for row in conn.execute(chosen, {"ids": statements.values(runs)})}
+    found = conn.execute(chosen, {"ids": statements.values(runs)}).all()
+    return {row[0]: dict(zip(names, row, strict=True)) for row in found}
 
 
 _TAGS_OF_CALLERS = "SELECT run, name, value FROM tags WHERE name IN ({names}) AND run {among} ORDER BY run, name, value"
@@ -113,7 +119,7 @@ def private_tags(conn: Connection, statements: Statements, runs: Sequence[str]) 
     among = "= ANY(CAST(:ids AS text[]))" if statements.arrays else "IN (SELECT value FROM json_each(:ids))"
     found: dict[str, list[Row]] = {}
     query = text(_TAGS_OF_CALLERS.format(names=_NAMES, among=among))
-    for run, name, value in conn.execute(query, {"ids": statements.values(runs)}):
+    for run, name, value in conn.execute(query, {"ids": statements.values(runs)}).all():
         found.setdefault(run, []).append({"name": name, "value": value})
     return found
 
@@ -123,8 +129,8 @@ def disclosures(conn: Connection, statements: Statements, runs: Sequence[str]) -
     ledger = tables.DISCLOSURES
     chosen = select(ledger).where(statements.among(ledger.c.run)).order_by(ledger.c.run, ledger.c.call)
     found: dict[str, list[Row]] = {}
-    names = [str(column.name) for column in ledger.columns]
-    for row in conn.execute(chosen, {"ids": statements.values(runs)}):
+    names = _names(ledger)
+    for row in conn.execute(chosen, {"ids": statements.values(runs)}).all():
         found.setdefault(row[0], []).append(dict(zip(names, row, strict=True)))
     return found
 

@@ -84,7 +84,7 @@ def waiting(conn: Connection, since: int, most: int) -> list[Waiting]:
     """The first rows of the queue, from this transaction on."""
     row = LOG_QUEUE.c
     chosen = select(LOG_QUEUE).where(row.xid >= since).order_by(row.xid, row.n).limit(most)
-    return [Waiting(*found) for found in conn.execute(chosen)]
+    return [Waiting(*found) for found in conn.execute(chosen).all()]
 
 
 def taken(conn: Connection, statements: Statements, numbers: Sequence[int]) -> None:
@@ -162,7 +162,7 @@ def last_entries(conn: Connection, statements: Statements, subjects: Sequence[st
     row = LOG_LEAVES.c
     about = select(func.max(row.place)).where(statements.among(row.subject)).group_by(row.subject, row.kind, row.id)
     chosen = select(row.kind, row.id, row.entry, row.salt, row.events, row.frontier).where(row.place.in_(about))
-    found = conn.execute(chosen, {"ids": statements.values(subjects)})
+    found = conn.execute(chosen, {"ids": statements.values(subjects)}).all()
     return {(kind, name): Last(*others) for kind, name, *others in found}
 
 

@@ -32,7 +32,8 @@ MOST_CHANGES = 300
 """The most changes that one pass takes from the queue: it holds the loop of its process while it hashes."""
 MOST_EVENTS = 1_000
 """The most events that one pass seals, unless a single run has more."""
-LEAF_COLUMNS = tuple(LOG_LEAVES.columns.keys())
+ENTRY = LOG_LEAVES.columns.keys().index("entry") - 1
+"""The place of an entry's bytes among its columns behind `place`."""
 Fresh = Callable[[], bytes]
 T = TypeVar("T")
 
@@ -91,7 +92,8 @@ class Pass:
         self._statements = statements
         self._fresh = fresh
         self.at = round(clock(conn), 3)
-        self.entries: list[dict[str, Any]] = []
+        self.entries: list[tuple[Any, ...]] = []
+        """The columns of the new entries, in table order behind `place`."""
 
     def add(
         self,
@@ -105,9 +107,8 @@ class Pass:
         frontier: bytes | None = None,
     ) -> None:
         """Make an entry. Its place in the log is given later."""
-        row = {"kind": kind, "id": name, "subject": subject or name, "events": events, "salt": salt}
         entry = leaf(kind, name, self.at, parts)
-        self.entries.append({**row, "entry": entry, "frontier": frontier})
+        self.entries.append((kind, name, subject or name, events, entry, salt, frontier))
 
     def seal(self, queued: Sequence[Waiting]) -> list[Waiting]:
         """Make the entries of these changes. Returns the changes that are sealed now."""
@@ -154,8 +155,7 @@ class Pass:
             if parts == parse_leaf(last.entry).parts:
                 return
         frontier = Frontier.parsed(last.events, last.frontier or b"") if last is not None else Frontier()
-        for run, seq, kind, at, body in events:
-            frontier.append(event_hash(run, seq, kind, at, bytes(body)))
+        frontier.extend([event_hash(*event) for event in events])
         salt = self._fresh()
         parts = log_sources.run_parts(row, salt, private, disclosed) | events_part(frontier.size, frontier.root())
         self.add(RUN, row["id"], parts, salt=salt, events=frontier.size, frontier=frontier.stored())
@@ -208,7 +208,23 @@ def _is_sealed(before: Last, source: log_sources.Source, row: Row) -> bool:
     return bool(parse_leaf(before.entry).parts.get(ROW) == found[ROW])
 
 
-def seal(conn: Connection, statements: Statements, signers: Sequence[Signer], fresh: Fresh) -> Sealed | None:
+class StoredSigner:
+    """The key that is stored in the database. It is read anew only when it is another one."""
+
+    def __init__(self) -> None:
+        self._text: str | None = None
+        self._signers: tuple[Signer, ...] = ()
+
+    def read(self, text: str) -> tuple[Signer, ...]:
+        """The key that is written so."""
+        if text != self._text:
+            self._text, self._signers = text, (Signer.parsed(text),)
+        return self._signers
+
+
+def seal(
+    conn: Connection, statements: Statements, stored: StoredSigner, signers: Sequence[Signer], fresh: Fresh
+) -> Sealed | None:
     """Carry out one pass. None if another process does so; see the module docstring."""
     state = transparency_log.lock(conn)
     if state is None:
@@ -217,7 +233,12 @@ def seal(conn: Connection, statements: Statements, signers: Sequence[Signer], fr
     window = transparency_log.window(conn, state.xid)
     queued = transparency_log.waiting(conn, window.since, MOST_CHANGES)
     made = Pass(conn, statements, fresh)
-    changes = _keys_in_force(made, state, signers, fresh)
+    changes: dict[str, Any] = {}
+    if not signers:
+        if state.signer is None:
+            changes["signer"] = Signer(f"baton-{fresh()[:6].hex()}", fresh() + fresh()).secret()
+        signers = stored.read(changes.get("signer", state.signer))
+    changes |= _keys_in_force(made, state, signers)
     done = made.seal(queued)
     transparency_log.taken(conn, statements, [one.n for one in done])
     whole = len(done) == len(queued) < MOST_CHANGES
@@ -228,8 +249,7 @@ def seal(conn: Connection, statements: Statements, signers: Sequence[Signer], fr
     if place != state.xid:
         changes["xid"] = place
     if made.entries:
-        signing = signers or [Signer.parsed(changes.get("signer", state.signer))]
-        changes |= _append(conn, statements, made, state.size, signing)
+        changes |= _append(conn, statements, made, state.size, signers)
     if changes:
         transparency_log.change_state(conn, **changes)
     return Sealed(len(made.entries), changes.get("size", state.size), _lag(conn, made.at, done), not whole)
@@ -241,18 +261,13 @@ def _first_left(queued: Sequence[Waiting], done: Sequence[Waiting]) -> int:
     return min([one.xid for one in queued if one.n in left], default=queued[-1].xid)
 
 
-def _keys_in_force(made: Pass, state: Any, signers: Sequence[Signer], fresh: Fresh) -> dict[str, Any]:
+def _keys_in_force(made: Pass, state: Any, signers: Sequence[Signer]) -> dict[str, Any]:
     """The changes of the state that name the keys by which checkpoints are signed from now on. An entry names them."""
-    changes: dict[str, Any] = {}
-    if not signers:
-        if state.signer is None:
-            changes["signer"] = Signer(f"baton-{fresh()[:6].hex()}", fresh() + fresh()).secret()
-        signers = [Signer.parsed(changes.get("signer", state.signer))]
     verifiers = " ".join([str(signer.verifier) for signer in signers])
-    if verifiers != state.verifiers:
-        changes["verifiers"] = verifiers
-        made.add(LOG_KEY, verifiers, {})
-    return changes
+    if verifiers == state.verifiers:
+        return {}
+    made.add(LOG_KEY, verifiers, {})
+    return {"verifiers": verifiers}
 
 
 def _append(
@@ -262,8 +277,8 @@ def _append(
     tree = Tree(size, transparency_log.tiles(conn, Tree.edge(size)))
     rows = []
     for entry in made.entries:
-        rows.append(tuple([{**entry, "place": tree.size}[name] for name in LEAF_COLUMNS]))
-        tree.append(entry["entry"])
+        rows.append((tree.size, *entry))
+        tree.append(entry[ENTRY])
     statements.write(conn, (statements.new_log_entry, rows))
     transparency_log.write_tiles(conn, tree.bodies())
     checkpoint = Checkpoint(signers[0].name, tree.size, tree.root())
@@ -285,9 +300,11 @@ class DatabaseLog:
         self._statements = statements
         self._read = read
         self._write = write
+        self._stored = StoredSigner()
 
     async def seal(self, signers: Sequence[Signer], fresh: Fresh) -> Sealed | None:
-        return await self._write(partial(seal, statements=self._statements, signers=signers, fresh=fresh))
+        work = partial(seal, statements=self._statements, stored=self._stored, signers=signers, fresh=fresh)
+        return await self._write(work)
 
     async def state(self) -> LogState:
         return await self._read(transparency_log.state)
