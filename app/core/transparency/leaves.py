@@ -36,13 +36,16 @@ LOG_KEY = "log_key"
 ROW, PRIVATE, END, DISCLOSURES = "row", "private", "end", "disclosures"
 """Parts of an entry that are commitments."""
 Values = Mapping[str, Any]
-"""The columns of a row by their names, which are plain texts."""
+"""The columns of a row by their names."""
 
 
 def canonical(values: Values | Sequence[Values]) -> bytes:
     """The bytes to which a commitment is made."""
     stated = [_stated(one) for one in values] if isinstance(values, list | tuple) else _stated(values)
-    return orjson.dumps(stated, default=_text_of_bytes, option=orjson.OPT_SORT_KEYS)
+    try:
+        return orjson.dumps(stated, default=_text_of_bytes, option=orjson.OPT_SORT_KEYS)
+    except TypeError:  # the names are texts of a class of SQLAlchemy's own
+        return orjson.dumps(stated, default=_text_of_bytes, option=orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS)
 
 
 def _stated(values: Any) -> dict[str, Any]:
