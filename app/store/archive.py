@@ -201,7 +201,15 @@ class Archive:
         """Run work that reads as much as it likes, all of it in one snapshot of the database."""
         keys = await self._read_once(content_keys.every)
         await asyncio.to_thread(self._keyring.load, keys)
-        return await self._read_once(lambda conn: work(conn, self._keyring.open))
+        return await self._read_once(lambda conn: work(conn, self._open))
+
+    def _open(self, place: str, body: bytes) -> bytes | None:
+        """Decrypt a content, all keys of which are loaded: one that is not was destroyed."""
+        try:
+            return self._keyring.open(place, body)
+        except UnknownKeys as unknown:
+            self._keyring.load((), unknown.ids)
+            return self._keyring.open(place, body)
 
     async def _read(self, work: Callable[[Connection], T]) -> T:
         """Run work in one read-only transaction, whose statements all see the same snapshot; again with each content

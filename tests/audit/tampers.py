@@ -36,6 +36,7 @@ from app.store.rows import content
 from app.store.sealed_rows import SealedRows
 from app.store.sql import SqlStore, open_store
 from app.store.sqlkit.runner import parse_url
+from app.store.sqlkit.sealing import Open
 from app.store.sqlkit.tables import METADATA
 from tests.conformance.test_store_retention import asked, ended, left_of
 from tests.harness.raw_facts import Raw
@@ -143,9 +144,9 @@ def _pruned_of(left: Any, root: bytes) -> Any:
     return replace(left[0], root=root), left[1]
 
 
-def verify(conn: Connection, held: Sequence[tuple[str, Checkpoint]]) -> Verified:
-    """Verify a database that nothing writes to, as the command does."""
-    stored, report = SealedRows(conn, lambda _place, body: body), Verified()
+def verify(conn: Connection, held: Sequence[tuple[str, Checkpoint]], opened: Open | None = None) -> Verified:
+    """Verify a database that nothing writes to, as the command does. `opened` decrypts contents."""
+    stored, report = SealedRows(conn, opened or (lambda _place, body: body)), Verified()
     state = stored.state()
     log = LogCheck(report, held=tuple(held), tiles=stored.tile, stored_tiles=stored.count_tiles())
     rows = stored.entries()

@@ -8,13 +8,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from sqlalchemy import Connection, create_engine
+from sqlalchemy import Connection, create_engine, text
 
 from app.audit.log.folder import TilesFolder
 from app.audit.log.tree import GrowingTree, leaf_hash, root_of
 from app.audit.log.verify import tiles_of
 from app.core.transparency import tiles
 from app.core.transparency.merkle import tree_root
+from app.store.archive import open_archive
 from app.store.sql import open_store
 from tests.audit import tampers
 from tests.audit.tampers import KNOWING, RANDOM, SIGNER, Subject, Tamper, attempt, prepare, verify
@@ -60,6 +61,21 @@ async def test_erasing_all_content_changes_no_proof(subject: Subject, tmp_path: 
     engine.dispose()
     assert list(report.ordered()) == []
     assert (report.erased, report.contents) == (3, 0)
+
+
+async def test_encrypted_texts_are_verified_and_those_of_destroyed_keys_are_erased(tmp_path: Path) -> None:
+    url, master = f"sqlite:///{tmp_path / 'baton.db'}", bytes(32)
+    found = []
+    async with open_store(url, content_keys=[master]) as store:
+        for entry in tampers.played("run_one"):
+            await store.append(entry)
+        await tampers.seal(store)
+        for _ in range(2):
+            async with open_archive(url, [master]) as archive:
+                found.append(await archive.snapshot(lambda conn, opened: verify(conn, (), opened)))
+            await store._write(lambda conn: conn.execute(text("DELETE FROM content_keys")))
+    assert (list(found[0].ordered()), found[0].contents) == ([], 1)
+    assert [one.rule for one in found[1].ordered()] == ["content"]
 
 
 @pytest.mark.parametrize("tamper", KNOWING, ids=[one.__name__ for one in KNOWING])
@@ -127,8 +143,8 @@ def test_the_command_verifies_a_database_and_saved_tiles(data: Path) -> None:
     assert baton(data, "audit", "export", exported).status == 0
     with_journal = baton(data, "audit", "verify", str(data / "tiles"), "--journal", exported, "--json")
     assert (with_journal.status, json.loads(with_journal.out)["runs"]) == (0, 3)
-    text = Path(exported).read_text()
-    Path(exported).write_text(text.replace("not cleared for phi", "not in the pool"))
+    lines = Path(exported).read_text()
+    Path(exported).write_text(lines.replace("not cleared for phi", "not in the pool"))
     altered = json.loads(baton(data, "audit", "verify", str(data / "tiles"), "--journal", exported, "--json").out)
     assert (altered["clean"], altered["first"]["rule"]) == (False, "altered")
 
