@@ -52,6 +52,7 @@ def upgrade() -> None:
     )
     op.create_index("disclosures_by_recipient", "disclosures", ["recipient", "at", "call"])
     op.create_index("disclosures_by_tenant", "disclosures", ["tenant", "at", "call"])
+    op.create_index("disclosures_by_time", "disclosures", ["at", "call"])
     labelled = sa.text("labels IS NOT NULL")
     op.create_index(
         "disclosures_labelled", "disclosures", ["at", "call"], postgresql_where=labelled, sqlite_where=labelled

@@ -135,6 +135,7 @@ DISCLOSURES = Table(
 )
 Index("disclosures_by_recipient", DISCLOSURES.c.recipient, DISCLOSURES.c.at, DISCLOSURES.c.call)
 Index("disclosures_by_tenant", DISCLOSURES.c.tenant, DISCLOSURES.c.at, DISCLOSURES.c.call)
+Index("disclosures_by_time", DISCLOSURES.c.at, DISCLOSURES.c.call)
 _LABELLED = text("labels IS NOT NULL")
 Index(
     "disclosures_labelled",
