@@ -9,7 +9,9 @@ import asyncpg
 import pytest
 from sqlalchemy import Connection, text
 from sqlalchemy.engine import make_url
+from sqlalchemy.exc import ProgrammingError
 
+from app.__main__ import main as main_of_baton
 from app.core.rating.feedback import Feedback
 from app.errors import NotFound, StoreUnavailable
 from app.store.protocol import Once, RunQuery
@@ -167,3 +169,28 @@ async def test_a_user_who_may_not_create_roles_learns_what_is_missing(postgres_u
                 await store.of_tenant(OURS).run("their-run")
     finally:
         await admin.close()
+
+
+async def test_a_role_of_auditors_reads_the_views_and_no_text(store: SqlStore, migrated_postgres_url: str) -> None:
+    role = f"auditor_{make_url(migrated_postgres_url).database}"
+    await store._write(lambda conn: conn.execute(text(f"CREATE ROLE {role} NOLOGIN")))
+    words = ["audit", "views", "--role", role]
+    assert await asyncio.to_thread(main_of_baton, words, {"BATON_DATABASE_URL": migrated_postgres_url}) == 0
+
+    def read(what: str) -> Any:
+        def work(conn: Connection) -> Any:
+            conn.execute(text(f"SET LOCAL ROLE {role}"))
+            return conn.execute(text(what)).all()
+
+        return store._write(work)
+
+    assert {row.tenant for row in await read("SELECT * FROM audit_runs")} == {OURS, THEIRS}
+    [seen] = await read("SELECT * FROM audit_disclosures WHERE run = 'our-run'")
+    assert (seen.recipient, seen.saw_user, seen.labels, seen.saw_steps) == ("w", True, [], None)
+    assert await read("SELECT body ->> 'tier' FROM audit_events WHERE run = 'our-run'")
+    assert "salt" not in (await read("SELECT * FROM audit_runs"))[0]._mapping
+    for table in (*READABLE, "keys"):
+        with pytest.raises((ProgrammingError, StoreUnavailable)):
+            await read(f"SELECT * FROM {table}")
+    await store._write(lambda conn: conn.execute(text(f"DROP OWNED BY {role}")))
+    await store._write(lambda conn: conn.execute(text(f"DROP ROLE {role}")))

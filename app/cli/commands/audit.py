@@ -77,6 +77,13 @@ def define(root: Group) -> None:
 
 
 def _define_reads(audit: Group) -> None:
+    @audit.add("views", "audit_views", "baton audit views --role baton_auditor")
+    @option("--role", help="A role of the database that may read the views from now on.")
+    @flag("--drop", help="Drop the views.")
+    @AS_JSON
+    def views() -> None:
+        """Make the SQL views audit_runs, audit_events and audit_disclosures in Postgres, which hold no texts."""
+
     @audit.add("reads", "reads", "baton audit reads --since 7d", "baton audit reads --run run_0199 --json")
     @option("--run", metavar="RUN", help="Only readings of this run, by its whole id.")
     @option("--tenant", help="Only readings of this tenant's runs.")

@@ -1,12 +1,12 @@
 """The revision of a database's schema, compared with this program's, and the reason why a database cannot be used.
 
-Nothing here writes, and no SQLite file is created. Alembic is imported when it is first used.
+Nothing here writes but `change`, and no SQLite file is created. Alembic is imported when it is first used.
 """
 
 import asyncio
 import io
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
@@ -95,6 +95,27 @@ async def _row_security(url: URL) -> RowSecurity:
     try:
         async with asyncio.timeout(2 * CONNECT_SECONDS), engine.connect() as connection:
             return await connection.run_sync(state)
+    finally:
+        await engine.dispose()
+
+
+def change(url: str, work: Callable[[Connection], None]) -> None:
+    """Change a Postgres database in one transaction. Must not be called on a thread with a running loop.
+
+    Raises `StoreUnavailable` with the reason if the database cannot be reached or refuses.
+    """
+    parsed = _parsed(url)
+    try:
+        asyncio.run(_change(parsed, work))
+    except (OSError, SQLAlchemyError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+        raise StoreUnavailable(f"The database cannot be used: {reason(error, parsed)}.") from error
+
+
+async def _change(url: URL, work: Callable[[Connection], None]) -> None:
+    engine = postgres_engine(url, poolclass=NullPool, connect_args={"timeout": CONNECT_SECONDS})
+    try:
+        async with engine.begin() as connection:
+            await connection.run_sync(work)
     finally:
         await engine.dispose()
 
