@@ -1,0 +1,135 @@
+"""Plans that wait for approvals while processes are killed, stopped and started again: no step begins without a valid
+one, whatever decisions come late, twice or altered.
+
+`APPROVED_RUNS=100 python -m pytest -m faults_suite tests/faults/test_approvals.py` plays fewer runs.
+"""
+
+import os
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event as Flag
+from typing import Any
+
+import httpx
+import pytest
+
+from app.core.run.events import Kind
+from tests.faults.accounts import Account, accounts, settle
+from tests.faults.line import Line
+from tests.faults.points import at
+from tests.faults.scene import Scene, pool, scene
+from tests.harness.processes import KEY, Process
+from tests.harness.waiting import wait_until
+from tests.stubs.control import StubControl
+
+pytestmark = pytest.mark.timeout(1_200)
+RUNS = int(os.environ.get("APPROVED_RUNS", "1000"))
+CALLERS = 8
+WAIT = 120.0
+"""Seconds for which a plan waits."""
+HEADERS = {"authorization": f"Bearer {KEY}"}
+QUESTION = {"model": "baton-mini", "messages": [{"role": "user", "content": "Go on."}]}
+PATIENCE = 120.0
+
+
+def asking(stub: StubControl, to_stub: Line) -> str:
+    """The usual pool file, whose `baton-mini` needs an approval of each plan, also by the key that asked."""
+    rules = f"\n[tiers.baton-mini.approval]\nalways = true\nseconds = {WAIT}\nfour_eyes = false\n"
+    return pool(stub, to_stub) + rules
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+    with scene(tmp_path_factory.mktemp("approvals"), gateways=2, dispatchers=2, pools=asking) as made:
+        yield made
+
+
+def sent(system: Scene, chance: random.Random, verb: str, path: str, body: Any = None) -> httpx.Response:
+    """A request to any gateway, sent again while none answers."""
+
+    def answered() -> httpx.Response | None:
+        gateway = chance.choice(system.gateways)
+        try:
+            reply = httpx.request(verb, f"{gateway.url}{path}", json=body, headers=HEADERS, timeout=30, trust_env=False)
+        except httpx.HTTPError:
+            return None
+        return reply if reply.status_code < 500 and reply.status_code != 429 else None
+
+    return wait_until(answered, within=PATIENCE, what=f"{verb} {path} is answered")
+
+
+def begun(system: Scene, seed: int) -> None:
+    """A run whose plan waits; a request whose gateway was killed may have begun one as well."""
+    sent(system, random.Random(seed), "POST", "/v1/chat/completions", QUESTION)
+
+
+def decided(system: Scene, place: int, run: str) -> str:
+    """Decide on one run: approve it, approve it twice at once, refuse it, or send what must not count."""
+    chance = random.Random(f"{run}")
+    path = f"/v1/approvals/{run}"
+    digest = sent(system, chance, "GET", path).json()["digest"]
+    kind = ("approved", "twice", "refused", "altered", "late")[place % 5]
+    body = {"decision": "refuse" if kind == "refused" else "approve", "digest": digest}
+    if kind == "altered":
+        altered = digest[:-1] + ("0" if digest[-1] != "0" else "1")
+        assert sent(system, chance, "POST", path, body | {"digest": altered}).status_code == 409
+    elif kind in ("approved", "refused"):
+        sent(system, chance, "POST", path, body)
+    elif kind == "twice":
+        with ThreadPoolExecutor(2) as both:
+            replies = list(both.map(lambda n: sent(system, random.Random(n), "POST", path, body), range(2)))
+        assert len({reply.status_code for reply in replies}) == 1
+    return kind
+
+
+def harried(system: Scene, over: Flag) -> int:
+    """Kill or stop one process after the other until it is over; the number of those that were."""
+    chance, count = random.Random(7), 0
+    while not over.wait(1.0):
+        process: Process = chance.choice(system.processes)
+        process.kill() if chance.random() < 0.6 else process.stop()
+        system.mend()
+        count += 1
+    return count
+
+
+def without_approval(run: Account) -> int:
+    """The calls of steps that no approval comes before."""
+    approved = [event.seq for event in run.events if event.kind is Kind.APPROVED]
+    calls = [event for event in run.events if event.kind is Kind.CALL_INTENDED and event.body["n"] is not None]
+    return sum(not approved or event.seq < approved[0] for event in calls)
+
+
+@at("F-31", "processes killed and stopped while plans wait for approvals", "0 steps without a valid approval")
+def test_no_step_is_executed_without_a_valid_approval(
+    shared: Scene, record_property: Callable[[str, object], None]
+) -> None:
+    shared.reset()
+    over = Flag()
+    breaking = shared.aside(harried, shared, over)
+    with ThreadPoolExecutor(CALLERS) as callers:
+        list(callers.map(lambda seed: begun(shared, seed), range(RUNS)))
+        waiting = [row[0] for row in shared.rows("SELECT id FROM runs WHERE state = 'awaiting_approval' ORDER BY id")]
+        kinds = dict(zip(waiting, callers.map(lambda one: decided(shared, *one), enumerate(waiting)), strict=True))
+        over.set()
+        restarts = breaking.result(PATIENCE)
+        wait_until(lambda: not shared.open_runs(), within=WAIT + PATIENCE, what="every run has ended")
+        late = [run for run, kind in kinds.items() if kind == "late"][:50]
+        for run in late:
+            shown = httpx.get(f"{shared.gateway.url}/v1/approvals/{run}", headers=HEADERS, trust_env=False).json()
+            body = {"decision": "approve", "digest": shown["digest"]}
+            assert sent(shared, random.Random(1), "POST", f"/v1/approvals/{run}", body).status_code == 409
+    assert settle(shared, 60) == [], "the auditor finds no step without its approval either"
+    ours = {run.id: run for run in accounts(shared.database)}
+    assert len(ours) >= RUNS
+    assert sum(without_approval(run) for run in ours.values()) == 0
+    for run, kind in kinds.items():
+        called, state = bool(ours[run].bodies(Kind.CALL_INTENDED)), ours[run].row["state"]
+        if kind in ("approved", "twice"):
+            assert len(ours[run].bodies(Kind.APPROVED)) <= 1, "a decision is written once"
+        else:
+            assert (called, state) == (False, "failed" if kind == "refused" else "expired"), (run, kind)
+    ended = Counter((kind, ours[run].row["state"]) for run, kind in kinds.items())
+    record_property("measured", f"{len(ours)} runs, {restarts} restarts, {dict(ended)}")
