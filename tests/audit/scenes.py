@@ -387,3 +387,5 @@ SCENES = (
     refused,
     not_approved_in_time,
 )
+RUNS = len(SCENES) + 1
+"""The number of runs: the one that `replayed` repeats is none of a scene of its own."""
