@@ -25,10 +25,10 @@ def verdict(run):
     return sum(scores.values()) / len(scores) >= wanted["threshold"] if scores else None
 def sums(some):
     judged = [run for run in some if run["verdict"] is not None]
-    wins, spent = sum(run["verdict"] for run in judged), sum(run["usd"] for run in judged) / 1e6
-    return {"runs": len(some), "judged": len(judged), "without_verdict": len(some) - len(judged), "successes": wins,
-            "unanswered": sum(run["state"] != "succeeded" for run in some), "judged_cost_usd": spent, "cost_usd":
-            sum(run["usd"] for run in some) / 1e6, "cost_per_success_usd": round(spent / wins, 9) if wins else None}
+    won, spent = sum(run["verdict"] for run in judged), sum(run["usd"] for run in judged)
+    return {"runs": len(some), "judged": len(judged), "without_verdict": len(some) - len(judged), "successes": won,
+            "unanswered": sum(run["state"] != "succeeded" for run in some), "judged_cost_usd": spent / 1e6, "cost_usd":
+            sum(run["usd"] for run in some) / 1e6, "cost_per_success_usd": round(spent / won / 1e6, 9) if won else None}
 again, runs = ([run for run in runs if ("origin_kind" in of(run, "run.admitted")[0]) == one] for one in (True, False))
 previews, going_on = ([run for run in runs if of(run, "run.admitted")[0]["preview"] == planned and
                       (planned or run["ended_at"] is None)] for planned in (True, False))
