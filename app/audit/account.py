@@ -291,6 +291,13 @@ class Account:
         """Return the turn in which an event was written."""
         return next(turn for turn in reversed(self.turns) if turn.number == 0 or turn.began.seq < seq)
 
+    def deadline_at(self, seq: int) -> float:
+        """Return the deadline that was in force when an event was written. A decision on a plan moves it by the time
+        for which the plan has waited."""
+        turn = self.turn_at(seq)
+        moved = [fact for fact in self.approvals if "deadline" in fact.body and turn.began.seq < fact.seq < seq]
+        return float((moved or [turn.began])[-1].body["deadline"])
+
     def says(self, rule: str, seq: int, what: str) -> Violation:
         """Return a violation in this run."""
         return Violation(self.run, seq, rule, what)

@@ -52,7 +52,7 @@ def _outcomes(run: Account, call: Call) -> Iterator[Violation]:
 
 def _bounds(run: Account, call: Call) -> Iterator[Violation]:
     body, seq = call.intent.body, call.intent.seq
-    late = call.intent.at - run.turn_at(seq).began.body["deadline"]
+    late = call.intent.at - run.deadline_at(seq)
     if late > SLOW:
         yield run.says("call-after-deadline", seq, f"{late:.1f} s too late")
     if call.step is not None and body["worker"] not in run.admitted["pool"]:

@@ -126,3 +126,14 @@ def test_every_rule_catches_something() -> None:
     of_all_runs |= {"budget-wrong", "kept-altered"}
     assert {case.rule for case in CASES} == set(RULES) - of_all_runs
     assert len(CASES) >= 100
+
+
+def test_a_plan_may_wait_longer_for_its_approval_than_its_turn_may_take(journal: Journal) -> None:
+    """The decision moves the deadline by as much."""
+    forged = Forged.of(journal.runs["approved"], journal)
+    decided = forged.all("run.approved")[0]
+    for event in forged.events[forged.events.index(decided) :]:
+        event.at += 1_000.0
+    assert "call-after-deadline" in audited(forged).rules, "the time was not given back"
+    decided.body["deadline"] += 1_000.0
+    assert "call-after-deadline" not in audited(forged).rules

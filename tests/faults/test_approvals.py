@@ -29,6 +29,8 @@ RUNS = int(os.environ.get("APPROVED_RUNS", "1000"))
 CALLERS = 8
 WAIT = 120.0
 """Seconds for which a plan waits."""
+SECONDS = 15.0
+"""The time of a turn, which most plans wait longer than."""
 HEADERS = {"authorization": f"Bearer {KEY}"}
 QUESTION = {"model": "baton-mini", "messages": [{"role": "user", "content": "Go on."}]}
 PATIENCE = 120.0
@@ -37,7 +39,7 @@ PATIENCE = 120.0
 def asking(stub: StubControl, to_stub: Line) -> str:
     """The usual pool file, whose `baton-mini` needs an approval of each plan, also by the key that asked."""
     rules = f"\n[tiers.baton-mini.approval]\nalways = true\nseconds = {WAIT}\nfour_eyes = false\n"
-    return pool(stub, to_stub) + rules
+    return pool(stub, to_stub, seconds=SECONDS) + rules
 
 
 @pytest.fixture(scope="module")
