@@ -24,6 +24,7 @@ from app.process.wiring import Runtime
 from app.store.protocol import RunQuery, RunRow, SpendQuery
 from tests.harness.in_process import (
     SAYS,
+    ask,
     calling,
     ended_row,
     events,
@@ -138,6 +139,21 @@ async def test_a_shadow_is_started_only_while_the_engine_is_quiet(tmp_path: Path
             await until(lambda: opened.drivers.is_quiet)
             await shadows.look()
             assert (await shadow_of(opened, run)).state == "succeeded"
+
+
+async def test_a_shadow_waits_until_its_run_has_ended(tmp_path: Path) -> None:
+    async with ProviderStub() as stub:
+        speak(stub)
+        stub.always("alpha", Hang())
+        async with served(tmp_path, tried(stub)) as (opened, shadows):
+            driven = await opened.runs.start(order(opened, "baton-mini"))
+            await until(lambda: bool(stub.of("alpha")))
+            await shadows.look()
+            assert (await counts(opened), stub.of("gamma")) == ({}, [])
+            opened.runs.cancel(driven.run, "caller")
+            await ended_row(opened.context.store, driven.run)
+            await shadows.look()
+            assert await counts(opened) == {"cancelled": 1}
 
 
 async def test_a_full_queue_drops_shadows_and_no_run(tmp_path: Path) -> None:
@@ -310,7 +326,9 @@ async def test_the_report_compares_runs_with_their_shadows(tmp_path: Path) -> No
                 task = Task((Message("user", (Text("What is 2 + 2?"),)),), user=user)
                 runs.append((await answered(opened, task=task, tenant="acme"))[0])
             await answered(opened, tenant="other")
+            await ask(client, baton={"shadow": False})
             await shadows.look()
+            assert await counts(opened) == {"started": 4, "opted_out": 1}
             rows = [await shadow_of(opened, run) for run in runs]
             for number, (run, score) in enumerate(((runs[2], 1.0), (rows[2].id, 0.0))):
                 given = Feedback(f"rating_{number}", run, "acme", "", 1.0, "grader", "exact", "1", score)

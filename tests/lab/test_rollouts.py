@@ -90,7 +90,7 @@ async def test_a_plan_that_no_model_wrote_is_shown_over_shuffled_ordinals(opened
     for n in range(8):
         await ask(opened, f"Why {n}?", "baton-mini")
     found, _ = await collected(opened)
-    assert {json.loads(one.completion)["steps"][0]["worker"] for one in found} > {0}
+    assert len({json.loads(one.completion)["steps"][0]["worker"] for one in found}) > 1
     for one in found:
         assert one.workers[json.loads(one.completion)["steps"][0]["worker"]] == "alpha"
         assert "alpha" not in one.completion + "".join(turn["content"] for turn in one.prompt)
