@@ -133,7 +133,7 @@ async def test_a_shadow_is_started_only_while_the_engine_is_quiet(tmp_path: Path
             busy = [await opened.runs.start(order(opened, "baton-mini")) for _ in range(33)]
             await until(lambda: not opened.drivers.is_quiet)
             await shadows.look()
-            assert stub.of("gamma") == []
+            assert await counts(opened) == {}
             for driven in busy:
                 opened.runs.cancel(driven.run, "caller")
             await until(lambda: opened.drivers.is_quiet)
@@ -258,7 +258,7 @@ async def test_an_engine_that_was_killed_leaves_one_shadow_at_most(tmp_path: Pat
             again = Learned(noted.number + 1, unnoted.body)
             assert await store.learn(policy_of("baton-mini"), again, opened.context.now())
             await shadows.look()
-            assert len(stub.of("gamma")) == 2
+            assert (len(stub.of("gamma")), await counts(opened)) == (2, {"started": 2})
             assert len(await store.runs(RunQuery(origin_kind="shadow"))) == 2
 
 
