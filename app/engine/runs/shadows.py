@@ -37,7 +37,7 @@ from app.engine.runs import admission
 from app.engine.runs.admission import Order
 from app.engine.runs.registry import Drivers
 from app.errors import Conflict, InvalidRequest, NotFound, OursError
-from app.store.protocol import TAKEN, Once, RunQuery, RunRow
+from app.store.protocol import Once, RunQuery, RunRow
 
 EVERY_SECONDS = 2.0
 """Seconds between two looks."""
@@ -214,10 +214,8 @@ class Shadows:
         state = admit(entry.run, admitted, entry.at, 1)
         try:
             await self._drivers.admit(entry, state, salt, order.task, policy)
-        except Conflict as conflict:
-            if conflict.public_code != TAKEN:
-                raise
-            return STARTED  # by an engine that was stopped before it could note it
+        except Conflict:  # the run, or the claim on its id, is there: an engine was stopped before it could note it
+            return STARTED
         self._begun.add(entry.run)
         return STARTED
 
