@@ -265,6 +265,20 @@ async def test_the_published_three_lists_are_read_and_written(stub: ProviderStub
     assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "baton.plan")
 
 
+async def test_a_plan_that_needs_an_approval_waits_for_it_when_it_is_executed(
+    stub: ProviderStub, client: httpx.AsyncClient
+) -> None:
+    shown = await made(client, baton={"plan": CHAIN, "approval": "required"})
+    assert shown["approval_needed"] == ["requested"]
+    path = f"/v1/plans/{shown['id']}"
+    edit = [{"op": "change", "step": 0, "subtask": "Think twice."}]
+    assert (await client.patch(path, json={"revision": 1, "edits": edit})).json()["approval_needed"] == ["requested"]
+    waiting = await client.post(f"{path}/run")
+    run = (await client.get(f"/v1/runs/{waiting.headers['x-baton-run']}")).json()
+    assert (run["state"], run["origin"]["kind"]) == ("awaiting_approval", "plan"), waiting.text
+    assert stub.requests == [], "nothing was sent to anybody"
+
+
 async def test_a_plan_for_anthropics_format_is_answered_in_it(stub: ProviderStub, client: httpx.AsyncClient) -> None:
     speak(stub)
     asked = ASK | {"max_tokens": 64, "stop_sequences": ["."], "baton": {"plan": CHAIN}}

@@ -136,6 +136,9 @@ class Plan(Reply):
     plan: dict[str, Any]
     """The plan as the `baton.plan` of a request takes it: `steps`, or three lists where these were asked for."""
     limits: dict[str, float]
+    approval_needed: list[str]
+    """Why executing it waits for an approval: `requested`, `tier`, `label:NAME`, `worker:NAME` or `price`; empty if it
+    needs none."""
     labels: list[str]
     pool: list[str]
     excluded: dict[str, str]

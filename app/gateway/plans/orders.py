@@ -15,6 +15,7 @@ from app.core.message.chat import Task, labels_of
 from app.core.plan.arms import tier_of
 from app.core.plan.digest import plan_digest
 from app.core.plan.workflow import Step
+from app.core.pool.approval import REQUESTED
 from app.core.pool.catalog import LIMITS, Catalog, Limits, Tier
 from app.core.pool.policy import Overrides
 from app.core.records import changed
@@ -113,6 +114,8 @@ def repeated(catalog: Catalog, caller: Caller, plan: Plan, tenant: str, task: Ta
         overrides=_known(overrides, tier),
         ignored=admitted.ignored,
         explore=admitted.explore,
+        shadow=admitted.shadow,
+        approval=admitted.approval is not None and REQUESTED in admitted.approval.reasons,
         wire=admitted.wire.get("reply", {}),
     )
 

@@ -67,6 +67,7 @@ def whole(
         "topology": state.topology,
         "plan": written,
         "limits": {**limits.to_json(), "usd": dollars(limits.usd)},
+        "approval_needed": list(state.proposal.needs) if state.proposal is not None else [],
         "labels": sorted(state.admitted.labels),
         "pool": list(state.admitted.pool),
         "excluded": dict(state.admitted.excluded),
