@@ -366,8 +366,11 @@ def new_log(conn: Connection, rnd: random.Random) -> str:
             text(f"INSERT INTO log_queue (kind, id, xid, at) SELECT '{kind}', CAST({column} AS text), 0, 1 FROM {name}")
         )
     statements = Statements(conn.dialect)
-    while (sealed := log_writer.seal(conn, statements, [SIGNER], lambda: os.urandom(16))) is not None and sealed.more:
-        pass
+    stored = log_writer.StoredSigner()
+    more = True
+    while more:
+        sealed = log_writer.seal(conn, statements, stored, [SIGNER], lambda: os.urandom(16))
+        more = sealed is not None and sealed.more
     return "the log made anew with the right key"
 
 

@@ -11,6 +11,7 @@ import pytest
 from sqlalchemy import Connection, create_engine, text
 
 from app.audit.log.folder import TilesFolder
+from app.audit.log.rows import OTHER_REFS
 from app.audit.log.tree import GrowingTree, leaf_hash, root_of
 from app.audit.log.verify import tiles_of
 from app.core.transparency import tiles
@@ -76,6 +77,20 @@ async def test_encrypted_texts_are_verified_and_those_of_destroyed_keys_are_eras
             await store._write(lambda conn: conn.execute(text("DELETE FROM content_keys")))
     assert (list(found[0].ordered()), found[0].contents) == ([], 1)
     assert [one.rule for one in found[1].ordered()] == ["content"]
+
+
+@pytest.mark.parametrize(("kind", "name"), OTHER_REFS)
+def test_a_missing_text_is_found_by_every_field_that_names_one(
+    conn: Connection, subject: Subject, kind: str, name: str
+) -> None:
+    change = text("UPDATE events SET kind = :kind, body = :body WHERE run = 'run_kept' AND seq = 2")
+    named = {"kind": kind, "body": f'{{"{name}": "{"f" * 64}"}}'.encode()}
+    with conn.begin() as transaction:
+        tampers.drop_triggers(conn)
+        conn.execute(change, named)
+        report = verify(conn, subject.held)
+        transaction.rollback()
+    assert "the text ffffffffffff is not stored" in " ".join([one.words for one in report.findings])
 
 
 @pytest.mark.parametrize("tamper", KNOWING, ids=[one.__name__ for one in KNOWING])

@@ -34,6 +34,13 @@ WORDS = {"feedback": ("comment",)}
 """Columns that are erased with the content of a run, by the kind of the row."""
 REFS = ("task", "subtask", "output", "logprobs", "said", "results", "answer")
 """Fields of events that name a content."""
+OTHER_REFS = (
+    ("run.admitted", "plan"),
+    ("run.resumed", "request"),
+    ("run.approved", "reason"),
+    ("run.refused", "reason"),
+)
+"""Fields that name a content in events of one kind, and something else, or nothing, in others."""
 INTENT = "call.intended"
 TAGGED = {"run.admitted", "run.resumed", "plan.step"}
 """Kinds of events that give a run its tags."""
@@ -380,7 +387,8 @@ def _named(events: Sequence[Event]) -> Iterator[str]:
             continue
         decision = body.get("decision")
         features = decision.get("features") if isinstance(decision, dict) else None
-        for ref in [body.get(name) for name in REFS] + [features]:
+        others = [body.get(name) for its_kind, name in OTHER_REFS if its_kind == kind]
+        for ref in [body.get(name) for name in REFS] + [features, *others]:
             if isinstance(ref, str) and ref:
                 yield ref
 
