@@ -37,7 +37,7 @@ from app.store.protocol import RunRow, Store
 REPLAY_KEY = "baton-replay"
 """The key of runs that `baton replay` has made."""
 UNDER = ("tier", "version", "worker", "plan", "effort", "conductor", "snapshot")
-"""What `--under` may name."""
+"""The names that `--under` accepts."""
 PAGE = 200
 DRAWN_FROM = 10_000
 """Most runs among which `--seed` draws."""

@@ -346,7 +346,7 @@ class ContentRetention:
         self._selections = content_selections(seconds, classes)
         self._turns = _Turns(context, ERASING)
         self._places: dict[Selection, tuple[float, str]] = {}
-        """Where the next look begins: all runs before it are erased, but those that a legal hold covered."""
+        """The run at which the next pass begins: all runs before it are erased, but those that a legal hold covered."""
         self._released = 0
         """The number of legal holds that were released before the runs up to these places were looked at."""
 

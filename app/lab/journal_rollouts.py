@@ -32,7 +32,7 @@ class Skipped(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Which runs may be learned from."""
+    """The conditions under which a run may be learned from."""
 
     consent: str | None
     """The label, or the name in the request's `metadata` with the value yes, that says so; None: everybody agreed."""

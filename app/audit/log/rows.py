@@ -26,8 +26,8 @@ ADMITTED = ("id", "tenant", "key", "tier", "model", "code", "created_at", "cap_u
 ENDED = ("state", "topology", "degraded", "steps", "spent_usd", "spent_tokens", "ended_at", "error")
 """Columns of a run that are sealed with its end."""
 UNSEALED_SECONDS = 120.0
-"""How much older than the last sealing something may be that is not sealed: clocks differ, and transactions take time.
-"""
+"""The age, before the last sealing, up to which something may be unsealed: clocks differ, and transactions take
+time."""
 MOMENTS = ("at", "placed_at", "pruned_at", "created_at", "made_at")
 """Columns of rows with the time at which they were written, the first of which counts."""
 WORDS = {"feedback": ("comment",)}

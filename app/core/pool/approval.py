@@ -23,7 +23,8 @@ class ApprovalTerms:
     """The terms of one run. Money is in micro-dollars, `seconds` is how long a plan waits for a decision."""
 
     reasons: tuple[str, ...] = ()
-    """Why every plan of the run needs an approval: `requested`, `tier`, `label:NAME`; empty if not every plan does."""
+    """The reasons why every plan of the run needs an approval: `requested`, `tier`, `label:NAME`; empty if not every
+    plan does."""
     above_usd: int | None = None
     """The price above which a plan needs one: what the run has spent, and the worst case of the plan's steps."""
     workers: tuple[str, ...] = ()

@@ -29,8 +29,9 @@ from app.core.run.facts import Json
 from app.core.run.kinds import TERMINAL, Kind
 
 Basis = Literal["shape", "role", "worker", "others", "prices"]
-"""What the forecast of a step rests on: steps of the same worker at the same place of the same shape, in the same role
-(answering or not, reading others or not), in any role; steps of other workers in that role; or prices and cards."""
+"""The evidence for the forecast of a step: steps of the same worker at the same place of the same shape, in the same
+role (answering or not, reading others or not), in any role; steps of other workers in that role; or prices and
+cards."""
 ENOUGH = 5
 """Past steps that suffice for one of these."""
 NEAREST = 25
@@ -184,7 +185,7 @@ class _Run:
         return [self.steps[n] for n in sorted(self.steps)]
 
     def past(self) -> list[Past]:
-        """What each step took, in order."""
+        """The usage, text length and seconds of each step, in the order of their numbers."""
         found = []
         for step in self._in_order():
             usage = _summed(step.usages)
@@ -319,7 +320,7 @@ def _levels(shape: Sequence[Sequence[int]]) -> list[int]:
 
 @dataclass(slots=True)
 class _Drawn:
-    """What one step took in each draw."""
+    """The cost, seconds and tokens of one step in each draw."""
 
     basis: Basis
     samples: int

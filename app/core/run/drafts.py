@@ -209,7 +209,7 @@ def awaiting_approval(
 
 
 def _disclosed(steps: Iterable[StepState]) -> dict[str, list[str | int]]:
-    """What each worker of a plan would be shown, over all of its steps."""
+    """The access of each worker of a plan, over all of its steps."""
     shown: dict[str, dict[str | int, None]] = {}
     for step in steps:
         shown.setdefault(step.worker, {}).update(dict.fromkeys(step.access.as_list()))

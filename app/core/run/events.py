@@ -83,7 +83,7 @@ class RunAdmitted(Fact):
     shadow: bool = optional(True)
     """False if the request wants no shadow of the run."""
     approval: ApprovalTerms | None = optional(None)
-    """What somebody has to approve before it is carried out; None: nothing."""
+    """The conditions under which plans of the run wait for an approval; None if none has to."""
 
     @property
     def trace(self) -> Trace:
@@ -161,7 +161,7 @@ class RunAwaitingApproval(Fact):
     seconds: float
     """The seconds that the turn has left; its deadline counts on from the decision."""
     reasons: tuple[str, ...]
-    """Why the plan needs an approval."""
+    """The reasons why the plan needs an approval."""
     price: int | None
     """The worst case of the plan's steps, one call each, in micro-dollars; None where it is not known."""
     workers: Mapping[str, str]
@@ -169,7 +169,7 @@ class RunAwaitingApproval(Fact):
     catalog: str
     """The digest of the pool file then."""
     discloses: Mapping[str, Any]
-    """What each planned worker would be shown: `user` for the caller's words, and numbers of steps for their
+    """The access that each planned worker would have: `user` for the caller's words, and numbers of steps for their
     outputs."""
     usd: int = 0
     """The cost of the run so far."""

@@ -466,7 +466,8 @@ def _decided(state: RunState, proposal: Proposal) -> Changes:
 
 
 def _needs(state: RunState, proposal: Proposal, price: int | None) -> tuple[str, ...]:
-    """Why a plan that is being accepted needs an approval. The empty plan needs none: nothing of it is carried out."""
+    """Return why a plan that is being accepted needs an approval. The empty plan needs none: nothing of it is carried
+    out."""
     steps, terms = state.steps_of(proposal), state.admitted.approval
     if terms is None or not steps:
         return ()

@@ -129,7 +129,7 @@ class Proposal:
     topology: str = ""
     """Empty until it is accepted, and for the empty plan that takes the answer before it for final."""
     round: int = 1
-    """Which of the run's workflows it is to become, or is nested in."""
+    """The number of the workflow that it is to become, or is nested in."""
     parent: int | None = None
     """The step that it is nested in."""
     room: int = 0
@@ -139,7 +139,7 @@ class Proposal:
     waits: bool = False
     """True if no step of it begins before it is accepted."""
     needs: tuple[str, ...] = ()
-    """Why it needs an approval; known once it is accepted."""
+    """The reasons why it needs an approval; known once it is accepted."""
     price: int | None = None
     """The worst case of its steps in micro-dollars, where that is known."""
 

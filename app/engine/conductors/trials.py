@@ -221,7 +221,7 @@ class Judged:
 
     tier: str
     source: str
-    """Where the evidence is from: `shadow`, `canary` or `promotion`; `none`."""
+    """The kind of trial that gave the evidence: `shadow`, `canary` or `promotion`; `none` without any."""
     evidence: Evidence
     conditions: tuple[Condition, ...]
 

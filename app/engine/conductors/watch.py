@@ -28,7 +28,7 @@ EVERY_SECONDS = 60.0
 CLAIM_SECONDS = 3 * EVERY_SECONDS
 CLAIM: Final = "promotion watch"
 EVIDENCE_SECONDS: Final = 30 * 86_400.0
-"""How far back shadows count as evidence for a promotion."""
+"""The age up to which shadows count as evidence for a promotion."""
 
 
 def watched(catalog: Catalog, conductor: str) -> list[Tier]:

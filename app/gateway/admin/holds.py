@@ -38,7 +38,8 @@ def _lists(router: APIRouter, context: AdminContext, keys: Keys) -> None:
     async def list_holds(
         filters: Annotated[HoldFilters, Query()], caller: Annotated[Caller, keys.needs("holds:read")]
     ) -> Any:
-        """Those on runs of the caller's tenant, the released ones included; for a caller of all tenants, every one."""
+        """List the holds on runs of the caller's tenant, the released ones included; for a caller of all tenants, every
+        one."""
         found = [one for one in await context.gateway.store.holds() if caller.sees(one.tenant)]
         found = [one for one in found if filters.tenant in (None, one.tenant)]
         found = [one for one in found if filters.in_force in (None, one.released_at is None)]
@@ -87,7 +88,8 @@ def _changes(router: APIRouter, context: AdminContext, keys: Keys) -> None:
         caller: writer,
         given: Annotated[dict[str, object], json_body(context.gateway.bounds, optional=True)],
     ) -> Any:
-        """What no other hold covers may be erased again. The hold stays in the list, with the one who released it."""
+        """Release a hold: what no other hold covers may be erased again. It stays in the list, with the one who
+        released it."""
         read(NoFields, given)
         released = await context.gateway.store.release_hold(hold, context.gateway.now(), by=caller.actor)
         return as_json(_shown(released))

@@ -65,7 +65,8 @@ class Provider(Protocol):
 
 @record(frozen=True, slots=True)
 class People:
-    """How people log in, and what they may do. The first of `grants` that fits counts."""
+    """The provider at which people log in, and the grants that say what they may do. The first of `grants` that fits
+    counts."""
 
     provider: Provider
     grants: tuple[Grant, ...]

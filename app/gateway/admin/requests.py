@@ -97,9 +97,9 @@ class HoldRequest(WireModel):
     name: Annotated[str, StringConstraints(min_length=1, max_length=2_000)]
     """The run's id, the user as requests name it, the tenant's name, or the key's id."""
     reason: Annotated[str, StringConstraints(min_length=1, max_length=2_000)]
-    """Why nothing of it may be erased."""
+    """The reason why nothing of it may be erased."""
     tenant: TenantName | None = None
-    """Where the scope is `user`: the tenant whose runs are held; every tenant's if it is left out."""
+    """For the scope `user`: the tenant whose runs are held; every tenant's if it is left out."""
 
 
 class PoolRequest(WireModel):
@@ -126,7 +126,7 @@ class PromotionRequest(VersionRequest):
     """A version of a conductor that is to conduct all runs."""
 
     force: Annotated[str, StringConstraints(min_length=1, max_length=500)] | None = None
-    """Why it is promoted although conditions of a tier's `promotion` do not hold; the reason is recorded."""
+    """The reason why it is promoted although conditions of a tier's `promotion` do not hold; it is recorded."""
 
 
 class CanaryRequest(VersionRequest):
@@ -136,7 +136,7 @@ class CanaryRequest(VersionRequest):
 
 
 class KeyFilters(Parameters):
-    """Which keys are listed."""
+    """The filters of a list of keys."""
 
     tenant: Text | None = None
     """Keys of this tenant."""
@@ -147,7 +147,7 @@ class KeyFilters(Parameters):
 
 
 class TenantFilters(Parameters):
-    """Which tenants are listed."""
+    """The filters of a list of tenants."""
 
     limit: Limit = PAGE
     """The most tenants of a page."""
@@ -156,7 +156,7 @@ class TenantFilters(Parameters):
 
 
 class ChangeFilters(Parameters):
-    """Which changes are listed; several parameters must all hold."""
+    """The filters of a list of changes; several parameters must all hold."""
 
     tenant: Text | None = None
     """Changes to this tenant, its keys and budgets."""
@@ -175,7 +175,7 @@ class ChangeFilters(Parameters):
 
 
 class BudgetFilters(Parameters):
-    """Which budgets are listed."""
+    """The filters of a list of budgets."""
 
     tenant: Text | None = None
     """Budgets of this tenant."""
@@ -186,7 +186,7 @@ class BudgetFilters(Parameters):
 
 
 class HoldFilters(Parameters):
-    """Which legal holds are listed."""
+    """The filters of a list of legal holds."""
 
     tenant: Text | None = None
     """Holds on runs of this tenant."""

@@ -221,12 +221,12 @@ class Turn(Protocol):
 
     @property
     def tool_call_id(self) -> str | None:
-        """Of a result, and of nothing else: the call that it answers."""
+        """The call that a result answers; None in all other messages."""
         ...
 
     @property
     def tool_calls(self) -> Sequence[AnyCall] | None:
-        """Of an assistant."""
+        """The calls of an assistant's message."""
         ...
 
 

@@ -6,7 +6,7 @@ from app.gateway.openapi.replies import Reply
 
 
 class Saw(Reply):
-    """What a recipient saw of a run."""
+    """The parts of a run that a recipient saw."""
 
     user: bool
     """True if it saw the caller's words."""
@@ -33,13 +33,13 @@ class Withheld(Reply):
 
 
 class Why(Reply):
-    """Why a recipient was shown what it saw, and why the rest was withheld."""
+    """The reasons why a recipient was shown what it saw, and why the rest was withheld."""
 
     planned_by: str
     """The author of the access list: `model`, `selector`, `fixed`, `random`, `caller` or `fallback`; `tier` for
     conductors and embedders, which the tier names."""
     attempt: int
-    """Which attempt of its step it was; for a planning call the number of proposals."""
+    """The number of the attempt at its step, from 1; for a planning call the number of proposals."""
     instead_of: list[ReplacedWorker]
     """The workers that were not called instead: for want of a clearance, by a rule, or because they failed."""
     withheld: list[Withheld]

@@ -58,7 +58,7 @@ class ProposalVerdict(Reply):
 
 
 class Shape(Reply):
-    """Why the run has its topology."""
+    """The reasons for the run's topology."""
 
     topology: str | None
     rounds: int
@@ -110,7 +110,7 @@ class ApprovalExplained(Reply):
 
 
 class Saw(Reply):
-    """What the messages of a step's worker were composed of, beside its subtask."""
+    """The sources of the messages of a step's worker, besides its subtask."""
 
     user: bool
     steps: list[int]
@@ -118,12 +118,12 @@ class Saw(Reply):
 
 
 class Withheld(Reply):
-    """What a plan could have shown to a step and did not."""
+    """The words and outputs that a plan could have shown to a step and did not."""
 
     user: bool
     steps: list[int]
     by: DecidedBy | Literal["outer_step"] | None
-    """Whose decision that was; null if nothing was withheld."""
+    """The one who decided that; null if nothing was withheld."""
     reason: Reason
 
 
@@ -140,7 +140,7 @@ class ExplainedCall(Reply):
 
 
 class ExplainedStep(Reply):
-    """Why a worker did a step, and what it saw."""
+    """A step: the reasons why its worker did it, and what that worker saw."""
 
     n: int
     round: int
@@ -165,7 +165,7 @@ class ExplainedStep(Reply):
 
 
 class CostCompared(Reply):
-    """What the run cost, and what the calls of its steps would have cost with the cheapest worker of its pool."""
+    """The cost of the run, and what the calls of its steps would have cost with the cheapest worker of its pool."""
 
     cost_usd: float
     planning_usd: float
@@ -182,7 +182,7 @@ class CostCompared(Reply):
 
 
 class AnswerSupport(Reply):
-    """What speaks for the answer, and what speaks against it."""
+    """The facts that speak for the answer, and those that speak against it."""
 
     step: int | None
     worker: str | None
@@ -196,7 +196,7 @@ class AnswerSupport(Reply):
     accepted_in_round: int | None
     """The round in which the conductor was shown the answer and accepted it."""
     form_repairs: int
-    """How often a worker was asked again because its answer lacked the form that was asked for."""
+    """The number of times that a worker was asked again because its answer did not match the requested format."""
     fell_back: bool
     stopped: str | None
     degraded: bool

@@ -85,17 +85,17 @@ class Estimate(Reply):
 
 
 class PlannedWhy(Reply):
-    """Why a recipient would be shown what it sees, and why the rest is withheld."""
+    """The reasons why a recipient would be shown what it sees, and why the rest is withheld."""
 
     planned_by: str
     """The author of the access list: `model`, `selector`, `fixed`, `random`, `caller` or `fallback`."""
     granted: list[str]
-    """What its access list names: `user`, or `step:N`."""
+    """The entries of its access list: `user`, or `step:N`."""
     withheld: list[Withheld]
 
 
 class PlannedDisclosure(Reply):
-    """What the recipient of a step would be shown, in the words of `/v1/disclosures`."""
+    """One step's disclosure to its worker, in the words of `/v1/disclosures`."""
 
     step: int
     recipient: str
@@ -137,8 +137,8 @@ class Plan(Reply):
     """The plan as the `baton.plan` of a request takes it: `steps`, or three lists where these were asked for."""
     limits: dict[str, float]
     approval_needed: list[str]
-    """Why executing it waits for an approval: `requested`, `tier`, `label:NAME`, `worker:NAME` or `price`; empty if it
-    needs none."""
+    """The reasons why executing it waits for an approval: `requested`, `tier`, `label:NAME`, `worker:NAME` or `price`;
+    empty if it needs none."""
     labels: list[str]
     pool: list[str]
     excluded: dict[str, str]
@@ -147,9 +147,9 @@ class Plan(Reply):
     estimate: Estimate | None
     """Null if a worker of the plan has left the pool."""
     disclosures: list[PlannedDisclosure]
-    """What executing it would disclose, if no worker has to be replaced."""
+    """The disclosures that executing it would cause, if no worker has to be replaced."""
     disclosed: list[Disclosure]
-    """What its making has disclosed, to conductors and embedders."""
+    """The disclosures to conductors and embedders that making it has caused."""
 
 
 class DeletedPlan(Reply):

@@ -166,7 +166,7 @@ class PromotionCondition(Reply):
 
 
 class ShadowCandidate(Reply):
-    """What was tried: a tier, a version of the conductor, or a worker."""
+    """A subject that was tried: a tier, a version of the conductor, or a worker."""
 
     subject: str
     pairs: int
@@ -195,6 +195,6 @@ class ShadowReport(Reply):
     shadow: str | None
     """The present subject in the pool file; null without one."""
     drawn: dict[str, int] | None
-    """What became of the runs that were drawn, by outcome; null for a key of one tenant."""
+    """The number of runs that were drawn, by what became of them; null for a key of one tenant."""
     definitions: dict[str, str]
     candidates: list[ShadowCandidate]

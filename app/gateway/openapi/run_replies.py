@@ -310,7 +310,7 @@ class Disclosed(Reply):
 
 
 class ComparedDisclosures(Reply):
-    """Who saw what in one of two runs and not in the other."""
+    """The disclosures of one of two runs that the other one has not."""
 
     both: int
     """The number of disclosures that are the same."""
@@ -364,7 +364,8 @@ class ProvenEntry(Reply):
 
 
 class RunProof(Reply):
-    """What the transparency log has of a run, oldest first. `checkpoint` is a signed note; null before the first."""
+    """The entries of the transparency log about a run, oldest first. `checkpoint` is a signed note; null before the
+    first."""
 
     object: Literal["run.proof"]
     run: str
@@ -457,7 +458,7 @@ class Approval(Reply):
     limit_usd: float
     plan: ApprovalPlan
     discloses: dict[str, list[Any]]
-    """What each worker would be shown: `user`, and numbers of steps."""
+    """The access that each worker would have: `user`, and numbers of steps."""
     workers: list[str]
     """The workers that an approval can allow as replacements."""
     decision: ApprovalDecision | None

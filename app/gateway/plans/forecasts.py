@@ -33,7 +33,7 @@ format."""
 
 
 class Histories:
-    """What the steps of tenants' past runs took, read again when it is no longer fresh."""
+    """The tokens, cost and seconds of steps of tenants' past runs, read again after `FRESH_SECONDS`."""
 
     def __init__(self, context: GatewayContext) -> None:
         self._context = context
@@ -54,7 +54,7 @@ class Histories:
 
 
 async def read_history(store: TenantStore, tenant: str) -> History:
-    """What the steps of a tenant's newest runs took."""
+    """Read the history of a tenant's newest runs that succeeded."""
     runs = await store.journaled_runs(RunQuery(tenant=tenant, state="succeeded", limit=RUNS))
     return await asyncio.to_thread(History, runs)
 

@@ -127,7 +127,7 @@ def _spread(one: Spread, unit: int = 1) -> dict[str, float]:
 
 
 def planned_disclosures(catalog: Catalog, revision: Revision, steps: Sequence[Step]) -> list[dict[str, Any]]:
-    """Who would be shown what, one entry for each step, in the words of the ledger of disclosures."""
+    """The disclosures that a plan would cause, one for each step, in the words of the ledger of disclosures."""
     state = revision.state
     base = state.proposal.base if state.proposal is not None else 0
     readings = Flow(state, catalog).readings

@@ -70,7 +70,7 @@ class ShownRevision(Shown):
 
 
 class PlanFilters(query.Parameters):
-    """Which plans are listed."""
+    """The filters of a list of plans."""
 
     since: query.Moment | None = None
     """Plans that were made at this time or later: seconds since 1970, or RFC 3339."""

@@ -68,7 +68,7 @@ def routes(
         responses=operations.replies(*operations.READING),
     )
     async def list_approvals(caller: reader, limit: Limit = 20) -> Response:
-        """Those of the key's tenant, with what each would disclose and cost."""
+        """List the plans of the key's tenant that wait for an approval, with what each would disclose and cost."""
         store = context.store.of_tenant(caller.tenant)
         rows = await store.runs(RunQuery(tenant=caller.tenant, state=WAITING, limit=limit))
         found = [one for one in [await shown(store, row, reads=_reads(caller)) for row in rows] if one is not None]
@@ -96,7 +96,8 @@ def routes(
     async def decide_approval(
         run: RunId, caller: decider, body: Annotated[dict[str, object], json_body(context.bounds)], request: Request
     ) -> Response:
-        """The same decision may be sent again. Any other one, or one on something else, is a 409 that says why."""
+        """Approve or refuse a plan. A decision may be sent again; another one, or one on another plan, is a 409 that
+        says why."""
         name = await _visible(context, run, caller)
         asked = _read(body)
 

@@ -39,7 +39,7 @@ DECIDED: Final[Mapping[str, str]] = {
     "fallback": "fallback",
     "replay": "repeated_plan",
 }
-"""Who decided a plan, by the name of the proposal's conductor."""
+"""The one who decided a plan, by the name of the proposal's conductor."""
 MODEL_ARM: Final = "model"
 """The choice by which a selector leaves the plan to the tier's model."""
 EXCLUDED_BY: Final = (
@@ -159,7 +159,8 @@ def _workers(snapshot: bytes | None) -> Mapping[str, Worker] | None:
 
 
 def _shape(known: _Known) -> Data:
-    """Why the run has this topology: who proposed it, what was rejected before, and what else there was to choose."""
+    """The reasons for the run's topology: who proposed it, what was rejected before, and what else there was to
+    choose."""
     made = known.state.all_proposals
     kept = next((one for one in reversed(known.state.proposals) if one.topology), known.state.proposal)
     accepted = {fact.proposal: fact.why for fact in facts(known.events, PlanAccepted)}
@@ -182,7 +183,7 @@ def _shape(known: _Known) -> Data:
 
 
 def _decided_by(known: _Known, proposal: Proposal) -> str:
-    """Who decided a plan. A selector that lets a model plan has decided that alone."""
+    """Return who decided a plan. A selector that lets a model plan has decided nothing else."""
     if proposal.conductor == "selector" and proposal.mode != "fallback":
         choice = _choice(known)
         by_model = proposal.mode == "repair" or (choice is not None and choice["action"] == MODEL_ARM)
@@ -324,7 +325,7 @@ def _step(known: _Known, step: StepState) -> Data:
 
 
 def _saw(known: _Known, step: StepState) -> Data:
-    """What the messages of the step's worker are composed of, beside its subtask."""
+    """The sources of the messages of the step's worker, besides its subtask."""
     return {
         "user": step.access.user,
         "steps": list(step.access.steps),
@@ -333,8 +334,8 @@ def _saw(known: _Known, step: StepState) -> Data:
 
 
 def _withheld(known: _Known, step: StepState, by: str) -> Data:
-    """What the plan could have shown to a step and did not: the caller's words, earlier steps of the same plan, and the
-    answer of the round before; `by` says whose decision that was."""
+    """The words and outputs that the plan could have shown to a step and did not: the caller's words, earlier steps of
+    the same plan, and the answer of the round before; `by` says whose decision that was."""
     proposal = next(one for one in known.state.all_proposals if one.number == step.proposal)
     parent = known.state.steps[proposal.parent] if proposal.parent is not None else None
     earlier = [one.n for one in known.steps if one.proposal == step.proposal and one.n < step.n]
@@ -366,7 +367,7 @@ def _not_called(step: Mapping[str, Any]) -> list[Data]:
 
 
 def _cost(known: _Known) -> Data:
-    """What the run cost, and what its steps would have cost with the cheapest worker: the figure of reports."""
+    """The cost of the run, and that of its steps with the cheapest worker, as reports compute it."""
     prices = {name: worker.price for name, worker in known.pool.items() if worker.priced}
     least = compared(known.state.admitted.pool, known.events, prices)
     calls = list(known.state.calls.values())
@@ -387,7 +388,8 @@ def _cost(known: _Known) -> Data:
 
 
 def _answer(known: _Known) -> Data:
-    """What speaks for the answer: how it ended, which steps it rests on, which of them agree, and its ratings."""
+    """The facts that speak for the answer: how it ended, which steps it rests on, which of them agree, and its
+    ratings."""
     state, end = known.state, known.state.end
     step = state.steps[end.step] if end is not None and end.step is not None else None
     accepted = [one.round for one in state.proposals if one.state == "accepted" and one.round > 1 and not one.topology]
@@ -427,7 +429,7 @@ def _same_text(known: _Known, answer: StepState) -> list[int]:
 
 
 def _repairs(known: _Known) -> int:
-    """How often a worker was asked again because its answer lacked the form that was asked for."""
+    """The number of times that a worker was asked again because its answer did not match the requested format."""
     return sum(event.kind.value == "call.intended" and bool(event.body.get("repairs")) for event in known.events)
 
 

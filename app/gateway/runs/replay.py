@@ -148,7 +148,7 @@ async def compared(
 
 
 async def _same(store: ContentReads, first: RunFigures, second: RunFigures) -> Same:
-    """Whether texts of two runs are equal; not known of what was erased."""
+    """Return the test whether texts of two runs are equal. It answers None for a text that was erased."""
     before = await store.contents(first.run, _refs(first))
     after = await store.contents(second.run, _refs(second))
 

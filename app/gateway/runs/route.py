@@ -158,9 +158,9 @@ def _explains(router: APIRouter, context: GatewayContext, keys: Keys) -> None:
         responses=operations.replies(*operations.READING),
     )
     async def explain_run(found: visible) -> Response:
-        """Why it was planned so, why these workers did its steps, what it cost against the cheapest alternative, what
-        speaks for the answer, and what nobody knows. The reasons of conductors are content: they are shown to the key
-        that began the run, and to keys with `audit:read`."""
+        """Explain why the run was planned so, why these workers did its steps, what it cost against the cheapest
+        alternative, what speaks for the answer, and what nobody knows. The reasons of conductors are content: they are
+        shown to the key that began the run, and to keys with `audit:read`."""
         if found.may_read:
             await reads.note_foreign(context, found.caller, found.row, "reasons")
         return _json(await explanation.explain(found.store, context.store, found.row, content=found.may_read))

@@ -169,7 +169,7 @@ class Parameters(BaseModel):
 
 
 class RunFilters(Parameters):
-    """Which runs are listed; several parameters must all hold."""
+    """The filters of a list of runs; several parameters must all hold."""
 
     state: RunState | None = None
     """Runs in this state."""
@@ -330,7 +330,7 @@ SEVERAL = Field(max_length=50)
 
 
 class DisclosureFilters(Parameters):
-    """Which disclosures are listed; different parameters must all hold, and of the values of a repeated one any."""
+    """The filters of a list of disclosures. Different parameters must all hold; of a repeated one any value may."""
 
     recipient: Annotated[list[Text], SEVERAL] = []
     """Rows of this worker, whatever it was called for."""
