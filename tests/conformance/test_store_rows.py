@@ -509,7 +509,7 @@ async def test_a_run_may_change_hands_and_end_in_one_transaction(store: Store) -
 
 
 async def test_a_run_that_changes_hands_writes_no_index(tmp_path: Path, make_schema: Callable[[str], None]) -> None:
-    """A file's log grows by a page of runs and one of events, by two of what waits to be sealed, and by nothing else."""
+    """A file's log grows by a page of runs, one of events and two of what waits to be sealed, and by nothing else."""
     url, log = f"sqlite:///{tmp_path}/baton.db", tmp_path / "baton.db-wal"
     make_schema(url)
     async with open_store(url) as store:
