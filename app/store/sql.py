@@ -159,7 +159,7 @@ class SqlStore(Administration):
         self._statements = statements = Statements(runner.dialect)
         self._tenant_keys = TenantKeys(content_keys, self._read, self._write)
         self._opened = self._tenant_keys.keyring.open
-        self._log = DatabaseLog(statements, self._read, self._write)
+        self._log = DatabaseLog(statements, runner.dialect, self._read, self._write)
         self.availability = availability = DatabaseAvailability(self.ready)
         self._row_cache = row_cache
         self._server_changes = 0

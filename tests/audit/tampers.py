@@ -354,6 +354,8 @@ def cut_log(conn: Connection, rnd: random.Random) -> str:
 
 def new_log(conn: Connection, rnd: random.Random) -> str:
     """Alter a run, throw the log away and seal everything anew with the right key."""
+    from app.store.rows import log_sources
+    from app.store.sqlkit.log_statements import LogStatements
     from app.store.sqlkit.statements import Statements
     from app.store.writing import log_writer
 
@@ -365,7 +367,7 @@ def new_log(conn: Connection, rnd: random.Random) -> str:
         conn.execute(
             text(f"INSERT INTO log_queue (kind, id, xid, at) SELECT '{kind}', CAST({column} AS text), 0, 1 FROM {name}")
         )
-    statements = Statements(conn.dialect)
+    statements = LogStatements(Statements(conn.dialect), conn.dialect, log_sources.OF_RUN)
     stored = log_writer.StoredSigner()
     more = True
     while more:

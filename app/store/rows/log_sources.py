@@ -4,15 +4,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import orjson
-from sqlalchemy import Connection, Table, cast, literal, select, text
+from sqlalchemy import Connection, Table, cast, literal, select
 from sqlalchemy.sql.elements import ColumnElement
 from sqlalchemy.types import Text
 
 from app.core.records import record
 from app.core.transparency.leaves import DISCLOSURES, END, PRIVATE, PRUNED, ROW, commitment
-from app.store.protocol import ERASED_TAGS
 from app.store.sqlkit import tables
-from app.store.sqlkit.statements import Statements
+from app.store.sqlkit.log_statements import LogStatements
 from app.store.sqlkit.tables import (
     ADMIN_EVENTS,
     BUDGETS,
@@ -23,7 +22,6 @@ from app.store.sqlkit.tables import (
     KEYS,
     POLICIES,
     PRUNED_RUNS,
-    RUNS,
     TENANTS,
     TRIALS,
 )
@@ -41,6 +39,8 @@ ENDED: Final = (
     "error",
 )
 """Columns of a run that say how it ended."""
+OF_RUN: Final = (*ADMITTED, *ENDED, "seq", "salt")
+"""Columns of a run that a pass of sealing reads: what is sealed of them, `seq` and `salt`."""
 Row = Mapping[Any, Any]
 
 
@@ -102,36 +102,32 @@ def row_parts(source: Source, row: Row, salt: bytes, run_salt: bytes | None) -> 
     return parts
 
 
-def run_rows(conn: Connection, statements: Statements, runs: Sequence[str]) -> dict[str, Row]:
-    """The rows of these runs: what is sealed of them, `seq` and `salt`."""
-    names = (*ADMITTED, *ENDED, "seq", "salt")
-    chosen = select(*[RUNS.c[name] for name in names]).where(statements.among(RUNS.c.id))
-    found = conn.execute(chosen, {"ids": statements.values(runs)}).all()
-    return {row[0]: dict(zip(names, row, strict=True)) for row in found}
+def run_rows(conn: Connection, statements: LogStatements, runs: Sequence[str]) -> dict[str, Row]:
+    """The columns `OF_RUN` of these runs."""
+    found: dict[str, Row] = {}
+    for values in statements.runs.fetch(conn, statements.common.values(runs)):
+        row = dict(zip(OF_RUN, values, strict=True))
+        row["degraded"] = bool(row["degraded"])  # SQLite has no truth values
+        found[row["id"]] = row
+    return found
 
 
-_TAGS_OF_CALLERS = "SELECT run, name, value FROM tags WHERE name IN ({names}) AND run {among} ORDER BY run, name, value"
-_NAMES = ", ".join([f"'{name}'" for name in ERASED_TAGS])
-
-
-def private_tags(conn: Connection, statements: Statements, runs: Sequence[str]) -> dict[str, list[Row]]:
+def private_tags(conn: Connection, statements: LogStatements, runs: Sequence[str]) -> dict[str, list[Row]]:
     """The tags of each of these runs that are erased with its content."""
-    among = "= ANY(CAST(:ids AS text[]))" if statements.arrays else "IN (SELECT value FROM json_each(:ids))"
     found: dict[str, list[Row]] = {}
-    query = text(_TAGS_OF_CALLERS.format(names=_NAMES, among=among))
-    for run, name, value in conn.execute(query, {"ids": statements.values(runs)}).all():
+    for run, name, value in statements.private_tags.fetch(conn, statements.common.values(runs)):
         found.setdefault(run, []).append({"name": name, "value": value})
     return found
 
 
-def disclosures(conn: Connection, statements: Statements, runs: Sequence[str]) -> dict[str, list[Row]]:
+def disclosures(conn: Connection, statements: LogStatements, runs: Sequence[str]) -> dict[str, list[Row]]:
     """The rows of the ledger of disclosures about these runs, in the order of their calls."""
-    ledger = tables.DISCLOSURES
-    chosen = select(ledger).where(statements.among(ledger.c.run)).order_by(ledger.c.run, ledger.c.call)
     found: dict[str, list[Row]] = {}
-    names = _names(ledger)
-    for row in conn.execute(chosen, {"ids": statements.values(runs)}).all():
-        found.setdefault(row[0], []).append(dict(zip(names, row, strict=True)))
+    names = _names(tables.DISCLOSURES)
+    for values in statements.disclosures.fetch(conn, statements.common.values(runs)):
+        row = dict(zip(names, values, strict=True))
+        row["saw_user"], row["saw_results"] = bool(row["saw_user"]), bool(row["saw_results"])
+        found.setdefault(row["run"], []).append(row)
     return found
 
 
@@ -147,20 +143,8 @@ def run_parts(row: Row, salt: bytes, private: Sequence[Row], disclosed: Sequence
     return parts
 
 
-_POSTGRES_EVENTS = """
-SELECT events.run, events.seq, events.kind, events.at, events.body
-FROM unnest(CAST(:runs AS text[]), CAST(:sealed AS bigint[])) AS given (run, sealed)
-JOIN events ON events.run = given.run AND events.seq > given.sealed ORDER BY events.run, events.seq
-"""
-_SQLITE_EVENTS = """
-SELECT events.run, events.seq, events.kind, events.at, events.body
-FROM json_each(:pairs) AS given JOIN events ON events.run = json_extract(given.value, '$[0]')
-AND events.seq > json_extract(given.value, '$[1]') ORDER BY events.run, events.seq
-"""
-
-
-def events_beyond(conn: Connection, statements: Statements, sealed: Mapping[str, int]) -> Sequence[Any]:
+def events_beyond(conn: Connection, statements: LogStatements, sealed: Mapping[str, int]) -> Sequence[Any]:
     """The events of these runs after the last one that is sealed, each as (run, seq, kind, at, body), in order."""
-    if not statements.arrays:
-        return conn.execute(text(_SQLITE_EVENTS), {"pairs": orjson.dumps(list(sealed.items())).decode()}).all()
-    return conn.execute(text(_POSTGRES_EVENTS), {"runs": list(sealed), "sealed": list(sealed.values())}).all()
+    if not statements.common.arrays:
+        return statements.events.fetch(conn, orjson.dumps(list(sealed.items())).decode())
+    return statements.events.fetch(conn, list(sealed), list(sealed.values()))

@@ -3,8 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, func, select, text, tuple_, update
-from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy import Connection, func, select, text, update
 
 from app.core.records import record
 from app.core.transparency.merkle import inclusion_proof
@@ -12,17 +11,13 @@ from app.core.transparency.notes import parse_checkpoint, split_note
 from app.core.transparency.tiles import WIDTH, hashes_of, node_reader
 from app.store.protocol.transparency_log import LogState, Proof, ProvenLeaf
 from app.store.rows.runs import clock
-from app.store.sqlkit.statements import Statements
+from app.store.sqlkit.log_statements import STATE, LogStatements
 from app.store.sqlkit.tables import LOG_LEAVES, LOG_QUEUE, LOG_STATE, LOG_TILES, RUNS
 
 LEDGER = "ledger"
 """The kind of a row of the queue for a run whose ledger of disclosures was completed."""
 MOST_COUNTED = 10_000
 """The most waiting changes that are counted."""
-HORIZON = text(
-    "SELECT pg_snapshot_xmin(snapshot)::text::bigint, pg_snapshot_xmax(snapshot)::text::bigint "
-    "FROM pg_current_snapshot() AS snapshot"
-)
 Place = tuple[int, int]
 """A level and a number of a tile."""
 
@@ -51,9 +46,10 @@ class Last:
 # -- the state and the queue
 
 
-def lock(conn: Connection) -> Any:
+def lock(conn: Connection, statements: LogStatements) -> dict[str, Any] | None:
     """The row of the log's state, locked; None if another process has it."""
-    return conn.execute(select(LOG_STATE).with_for_update(skip_locked=True)).one_or_none()
+    found = statements.lock.fetch(conn)
+    return dict(zip(STATE, found[0], strict=True)) if found else None
 
 
 @record(frozen=True, slots=True)
@@ -62,36 +58,33 @@ class Window:
 
     since: int
     horizon: int
+    now: float
+    """The time of the database."""
 
 
-def window(conn: Connection, known: int) -> Window:
+def window(conn: Connection, statements: LogStatements, known: int) -> Window:
     """The window that begins with the transaction `known`, up to which everything is sealed.
 
     Everything before the horizon is committed or was rolled back, and is seen by the statements that follow. A database
     that was restored elsewhere counts transactions anew, from less than the `known` one: whatever waits there is
     committed, and gets the number 0. SQLite has one writer, and the number 0 for all of its transactions.
     """
-    if conn.dialect.name != "postgresql":
-        return Window(0, 0)
-    lowest, following = conn.execute(HORIZON).one()
+    lowest, following, now = statements.moment.fetch(conn)[0]
     if following < known:
         conn.execute(update(LOG_QUEUE).values(xid=0))
         known = 0
-    return Window(known, int(lowest))
+    return Window(known, lowest, now)
 
 
-def waiting(conn: Connection, since: int, most: int) -> list[Waiting]:
+def waiting(conn: Connection, statements: LogStatements, since: int, most: int) -> list[Waiting]:
     """The first rows of the queue, from this transaction on."""
-    row = LOG_QUEUE.c
-    chosen = select(LOG_QUEUE).where(row.xid >= since).order_by(row.xid, row.n).limit(most)
-    return [Waiting(*found) for found in conn.execute(chosen).all()]
+    return [Waiting(*found) for found in statements.waiting.fetch(conn, since, most)]
 
 
-def taken(conn: Connection, statements: Statements, numbers: Sequence[int]) -> None:
+def taken(conn: Connection, statements: LogStatements, numbers: Sequence[int]) -> None:
     """Remove rows from the queue."""
     if numbers:
-        among = "= ANY(CAST(:ids AS bigint[]))" if statements.arrays else "IN (SELECT value FROM json_each(:ids))"
-        conn.execute(text(f"DELETE FROM log_queue WHERE n {among}"), {"ids": statements.values(numbers)})
+        statements.taken.each(conn, [(statements.common.values(numbers),)])
 
 
 def queue_runs(conn: Connection, runs: Iterable[str]) -> None:
@@ -104,11 +97,10 @@ def queue_runs(conn: Connection, runs: Iterable[str]) -> None:
         conn.execute(queued, {"run": run, "at": now})
 
 
-def oldest(conn: Connection) -> float | None:
+def oldest(conn: Connection, statements: LogStatements) -> float | None:
     """When the first change that still waits was made; None if none does."""
-    row = LOG_QUEUE.c
-    found: float | None = conn.execute(select(row.at).order_by(row.xid, row.n).limit(1)).scalar_one_or_none()
-    return found
+    found = statements.oldest.fetch(conn)
+    return found[0][0] if found else None
 
 
 _QUEUE_RUNS = """
@@ -127,15 +119,17 @@ def queue_older_runs(conn: Connection, after: str, xid: int, at: float, most: in
     return last
 
 
-def change_state(conn: Connection, **values: Any) -> None:
-    conn.execute(update(LOG_STATE).values(**values))
+def change_state(conn: Connection, statements: LogStatements, changed: Mapping[str, Any]) -> None:
+    """Store the state of the log, all columns of it."""
+    row = tuple([changed[name] for name in (*STATE[1:], STATE[0])])
+    statements.common.write(conn, (statements.change_state, [row]))
 
 
-def state(conn: Connection) -> LogState:
+def state(conn: Connection, statements: LogStatements) -> LogState:
     """The state of the log."""
     row = conn.execute(select(LOG_STATE)).one()
     counted = select(LOG_QUEUE.c.n).limit(MOST_COUNTED).subquery()
-    since = oldest(conn)
+    since = oldest(conn, statements)
     return LogState(
         size=row.size,
         checkpoint=row.checkpoint,
@@ -157,38 +151,28 @@ def _signs(signer: str, verifiers: str | None) -> bool:
 # -- entries and tiles
 
 
-def last_entries(conn: Connection, statements: Statements, subjects: Sequence[str]) -> dict[tuple[str, str], Last]:
+def last_entries(conn: Connection, statements: LogStatements, subjects: Sequence[str]) -> dict[tuple[str, str], Last]:
     """The last entry about each thing of these subjects, by its kind and id."""
-    row = LOG_LEAVES.c
-    about = select(func.max(row.place)).where(statements.among(row.subject)).group_by(row.subject, row.kind, row.id)
-    chosen = select(row.kind, row.id, row.entry, row.salt, row.events, row.frontier).where(row.place.in_(about))
-    found = conn.execute(chosen, {"ids": statements.values(subjects)}).all()
+    found = statements.last_entries.fetch(conn, statements.common.values(subjects))
     return {(kind, name): Last(*others) for kind, name, *others in found}
 
 
-def tiles(conn: Connection, places: Iterable[Place]) -> dict[Place, bytes]:
+def tiles(conn: Connection, statements: LogStatements, places: Iterable[Place]) -> dict[Place, bytes]:
     """The bodies of these tiles, of those that there are."""
-    row = LOG_TILES.c
-    wanted = list(places)
-    if not wanted:
-        return {}
-    chosen = select(LOG_TILES).where(tuple_(row.level, row.number).in_(wanted))
-    return {(level, number): bytes(body) for level, number, body in conn.execute(chosen)}
+    found = {place: statements.tile.fetch(conn, *place) for place in places}
+    return {place: rows[0][0] for place, rows in found.items() if rows}
 
 
-def write_tiles(conn: Connection, bodies: Mapping[Place, bytes]) -> None:
+def write_tiles(conn: Connection, statements: LogStatements, bodies: Mapping[Place, bytes]) -> None:
     """Store tiles, in place of those that are there."""
-    made = postgresql.insert if conn.dialect.name == "postgresql" else sqlite.insert
-    statement = made(LOG_TILES)
-    upsert = statement.on_conflict_do_update(
-        index_elements=[LOG_TILES.c.level, LOG_TILES.c.number], set_={"body": statement.excluded.body}
-    )
-    conn.execute(upsert, [{"level": level, "number": number, "body": body} for (level, number), body in bodies.items()])
+    statements.write_tiles.each(conn, [(*place, body) for place, body in bodies.items()])
 
 
 def tile(conn: Connection, level: int, number: int) -> bytes:
     """The hashes of a tile; empty if there is none."""
-    return tiles(conn, [(level, number)]).get((level, number), b"")
+    row = LOG_TILES.c
+    found = conn.execute(select(row.body).where(row.level == level, row.number == number)).scalar_one_or_none()
+    return bytes(found) if found is not None else b""
 
 
 def entries(conn: Connection, number: int) -> tuple[bytes, ...]:

@@ -54,7 +54,6 @@ from app.store.sqlkit.tables import (
     CONTENTS,
     DISCLOSURES,
     EVENTS,
-    LOG_LEAVES,
     NOTICES,
     ONCE,
     RUNS,
@@ -389,7 +388,6 @@ class Statements:
         self._by_key = Prepared(select(*settings), dialect, []) if self.arrays else None
         self.new_claim = Rows(ONCE, "insert")
         self.change_claim = Rows(ONCE, "update", CLAIM[1:], ["id"])
-        self.new_log_entry = Rows(LOG_LEAVES, "insert")
 
     def _renewals(self, dialect: Dialect) -> None:
         """Thousands of leases and claims are renewed every second or so, and the event loop waits for each batch.

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, S
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, Dialect
 
 from app.core.run.journal_hash import leaf as event_hash
 from app.core.transparency.leaves import LOG_KEY, ROW, RUN, events_part, leaf, parse_leaf
@@ -23,8 +23,8 @@ from app.core.transparency.tiles import HEIGHT, WIDTH, hashes_of, node_reader
 from app.store.protocol.transparency_log import LogState, Proof, Sealed
 from app.store.rows import log_sources, transparency_log
 from app.store.rows.log_sources import SOURCES, Row
-from app.store.rows.runs import clock
 from app.store.rows.transparency_log import LEDGER, Last, Place, Waiting
+from app.store.sqlkit.log_statements import LogStatements
 from app.store.sqlkit.statements import Statements
 from app.store.sqlkit.tables import LOG_LEAVES
 
@@ -87,11 +87,11 @@ class Tree:
 class Pass:
     """The entries that one pass makes."""
 
-    def __init__(self, conn: Connection, statements: Statements, fresh: Fresh) -> None:
+    def __init__(self, conn: Connection, statements: LogStatements, now: float, fresh: Fresh) -> None:
         self._conn = conn
         self._statements = statements
         self._fresh = fresh
-        self.at = round(clock(conn), 3)
+        self.at = round(now, 3)
         self.entries: list[tuple[Any, ...]] = []
         """The columns of the new entries, in table order behind `place`."""
 
@@ -223,36 +223,37 @@ class StoredSigner:
 
 
 def seal(
-    conn: Connection, statements: Statements, stored: StoredSigner, signers: Sequence[Signer], fresh: Fresh
+    conn: Connection, statements: LogStatements, stored: StoredSigner, signers: Sequence[Signer], fresh: Fresh
 ) -> Sealed | None:
     """Carry out one pass. None if another process does so; see the module docstring."""
-    state = transparency_log.lock(conn)
+    state = transparency_log.lock(conn, statements)
     if state is None:
         return None
-    statements.plan_by_key(conn)
-    window = transparency_log.window(conn, state.xid)
-    queued = transparency_log.waiting(conn, window.since, MOST_CHANGES)
-    made = Pass(conn, statements, fresh)
+    statements.common.plan_by_key(conn)
+    window = transparency_log.window(conn, statements, state["xid"])
+    queued = transparency_log.waiting(conn, statements, window.since, MOST_CHANGES)
+    made = Pass(conn, statements, window.now, fresh)
     changes: dict[str, Any] = {}
     if not signers:
-        if state.signer is None:
+        if state["signer"] is None:
             changes["signer"] = Signer(f"baton-{fresh()[:6].hex()}", fresh() + fresh()).secret()
-        signers = stored.read(changes.get("signer", state.signer))
+        signers = stored.read(changes.get("signer", state["signer"]))
     changes |= _keys_in_force(made, state, signers)
     done = made.seal(queued)
     transparency_log.taken(conn, statements, [one.n for one in done])
     whole = len(done) == len(queued) < MOST_CHANGES
     place = window.horizon if whole else min(window.horizon, _first_left(queued, done))
-    if whole and state.catch_up is not None:
-        changes["catch_up"] = transparency_log.queue_older_runs(conn, state.catch_up, place, made.at, MOST_CHANGES)
+    if whole and state["catch_up"] is not None:
+        changes["catch_up"] = transparency_log.queue_older_runs(conn, state["catch_up"], place, made.at, MOST_CHANGES)
         whole = changes["catch_up"] is None
-    if place != state.xid:
+    if place != state["xid"]:
         changes["xid"] = place
     if made.entries:
-        changes |= _append(conn, statements, made, state.size, signers)
+        changes |= _append(conn, statements, made, state["size"], signers)
     if changes:
-        transparency_log.change_state(conn, **changes)
-    return Sealed(len(made.entries), changes.get("size", state.size), _lag(conn, made.at, done), not whole)
+        state |= changes
+        transparency_log.change_state(conn, statements, state)
+    return Sealed(len(made.entries), state["size"], _lag(conn, statements, made.at, done), not whole)
 
 
 def _first_left(queued: Sequence[Waiting], done: Sequence[Waiting]) -> int:
@@ -261,33 +262,33 @@ def _first_left(queued: Sequence[Waiting], done: Sequence[Waiting]) -> int:
     return min([one.xid for one in queued if one.n in left], default=queued[-1].xid)
 
 
-def _keys_in_force(made: Pass, state: Any, signers: Sequence[Signer]) -> dict[str, Any]:
+def _keys_in_force(made: Pass, state: Mapping[str, Any], signers: Sequence[Signer]) -> dict[str, Any]:
     """The changes of the state that name the keys by which checkpoints are signed from now on. An entry names them."""
     verifiers = " ".join([str(signer.verifier) for signer in signers])
-    if verifiers == state.verifiers:
+    if verifiers == state["verifiers"]:
         return {}
     made.add(LOG_KEY, verifiers, {})
     return {"verifiers": verifiers}
 
 
 def _append(
-    conn: Connection, statements: Statements, made: Pass, size: int, signers: Sequence[Signer]
+    conn: Connection, statements: LogStatements, made: Pass, size: int, signers: Sequence[Signer]
 ) -> dict[str, Any]:
     """Append the entries of a pass to the tree and sign it. Returns the changes of the state."""
-    tree = Tree(size, transparency_log.tiles(conn, Tree.edge(size)))
+    tree = Tree(size, transparency_log.tiles(conn, statements, Tree.edge(size)))
     rows = []
     for entry in made.entries:
         rows.append((tree.size, *entry))
         tree.append(entry[ENTRY])
-    statements.write(conn, (statements.new_log_entry, rows))
-    transparency_log.write_tiles(conn, tree.bodies())
+    statements.common.write(conn, (statements.new_entry, rows))
+    transparency_log.write_tiles(conn, statements, tree.bodies())
     checkpoint = Checkpoint(signers[0].name, tree.size, tree.root())
     return {"size": tree.size, "checkpoint": sign(checkpoint.text, signers), "sealed_at": made.at}
 
 
-def _lag(conn: Connection, now: float, done: Sequence[Waiting]) -> float:
+def _lag(conn: Connection, statements: LogStatements, now: float, done: Sequence[Waiting]) -> float:
     """The lag after a pass: see `Sealed`."""
-    since = transparency_log.oldest(conn)
+    since = transparency_log.oldest(conn, statements)
     if since is None:
         since = min([one.at for one in done], default=now)
     return max(now - since, 0.0)
@@ -296,8 +297,8 @@ def _lag(conn: Connection, now: float, done: Sequence[Waiting]) -> float:
 class DatabaseLog:
     """Implements `protocol.TransparencyLog`."""
 
-    def __init__(self, statements: Statements, read: Work, write: Work) -> None:
-        self._statements = statements
+    def __init__(self, statements: Statements, dialect: Dialect, read: Work, write: Work) -> None:
+        self._statements = LogStatements(statements, dialect, log_sources.OF_RUN)
         self._read = read
         self._write = write
         self._stored = StoredSigner()
@@ -307,7 +308,7 @@ class DatabaseLog:
         return await self._write(work)
 
     async def state(self) -> LogState:
-        return await self._read(transparency_log.state)
+        return await self._read(partial(transparency_log.state, statements=self._statements))
 
     async def tile(self, level: int, number: int) -> bytes:
         return await self._read(partial(transparency_log.tile, level=level, number=number))

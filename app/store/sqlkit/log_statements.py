@@ -1,0 +1,68 @@
+"""The statements of a pass of sealing, compiled once for each dialect: a pass runs every second and has a dozen."""
+
+from collections.abc import Sequence
+
+from sqlalchemy import Dialect, func, select, text
+from sqlalchemy.dialects import postgresql, sqlite
+
+from app.store.protocol import ERASED_TAGS
+from app.store.sqlkit.statements import Prepared, Rows, Statements
+from app.store.sqlkit.tables import DISCLOSURES, LOG_LEAVES, LOG_STATE, LOG_TILES, RUNS
+
+STATE = tuple([str(column.name) for column in LOG_STATE.columns])
+"""The columns of the log's state, in table order."""
+_MOMENT = {
+    True: "SELECT pg_snapshot_xmin(snapshot)::text::bigint, pg_snapshot_xmax(snapshot)::text::bigint, "
+    "CAST(extract(epoch FROM clock_timestamp()) AS double precision) FROM pg_current_snapshot() AS snapshot",
+    False: "SELECT 0, 0, (julianday('now') - 2440587.5) * 86400.0",
+}
+_TEXTS = {True: "= ANY(CAST(:ids AS text[]))", False: "IN (SELECT value FROM json_each(:ids))"}
+_NUMBERS = {True: "= ANY(CAST(:ids AS bigint[]))", False: "IN (SELECT value FROM json_each(:ids))"}
+_NAMES = ", ".join([f"'{name}'" for name in ERASED_TAGS])
+_POSTGRES_EVENTS = """
+SELECT events.run, events.seq, events.kind, events.at, events.body
+FROM unnest(CAST(:runs AS text[]), CAST(:sealed AS bigint[])) AS given (run, sealed)
+JOIN events ON events.run = given.run AND events.seq > given.sealed ORDER BY events.run, events.seq
+"""
+_SQLITE_EVENTS = """
+SELECT events.run, events.seq, events.kind, events.at, events.body
+FROM json_each(:pairs) AS given JOIN events ON events.run = json_extract(given.value, '$[0]')
+AND events.seq > json_extract(given.value, '$[1]') ORDER BY events.run, events.seq
+"""
+_TILE = "SELECT body FROM log_tiles WHERE level = :level AND number = :number"
+_WAITING = "SELECT n, kind, id, xid, at FROM log_queue WHERE xid >= :since ORDER BY xid, n LIMIT :most"
+
+
+class LogStatements:
+    """All statements of a pass. `common` are those of the append path."""
+
+    def __init__(self, common: Statements, dialect: Dialect, of_run: Sequence[str]) -> None:
+        """`of_run` are the columns of a run that a pass reads."""
+        self.common = common
+        arrays, ledger, row = common.arrays, DISCLOSURES.c, LOG_LEAVES.c
+
+        def prepared(statement: str, *names: str) -> Prepared:
+            return Prepared(text(statement), dialect, names)
+
+        self.lock = Prepared(select(LOG_STATE).with_for_update(skip_locked=True), dialect, [])
+        self.moment = prepared(_MOMENT[arrays])
+        self.waiting = prepared(_WAITING, "since", "most")
+        self.oldest = prepared("SELECT at FROM log_queue ORDER BY xid, n LIMIT 1")
+        its_columns = [RUNS.c[name] for name in of_run]
+        self.runs = Prepared(select(*its_columns).where(common.among(RUNS.c.id)), dialect, ["ids"])
+        about = select(func.max(row.place)).where(common.among(row.subject)).group_by(row.subject, row.kind, row.id)
+        last = select(row.kind, row.id, row.entry, row.salt, row.events, row.frontier).where(row.place.in_(about))
+        self.last_entries = Prepared(last, dialect, ["ids"])
+        tags = f"SELECT run, name, value FROM tags WHERE name IN ({_NAMES}) AND run {_TEXTS[arrays]}"
+        self.private_tags = prepared(f"{tags} ORDER BY run, name, value", "ids")
+        disclosed = select(DISCLOSURES).where(common.among(ledger.run)).order_by(ledger.run, ledger.call)
+        self.disclosures = Prepared(disclosed, dialect, ["ids"])
+        self.events = prepared(_POSTGRES_EVENTS, "runs", "sealed") if arrays else prepared(_SQLITE_EVENTS, "pairs")
+        self.tile = prepared(_TILE, "level", "number")
+        made = postgresql.insert(LOG_TILES) if arrays else sqlite.insert(LOG_TILES)
+        key = [LOG_TILES.c.level, LOG_TILES.c.number]
+        upsert = made.on_conflict_do_update(index_elements=key, set_={"body": made.excluded.body})
+        self.write_tiles = Prepared(upsert, dialect, ["level", "number", "body"])
+        self.new_entry = Rows(LOG_LEAVES, "insert")
+        self.taken = prepared(f"DELETE FROM log_queue WHERE n {_NUMBERS[arrays]}", "ids")
+        self.change_state = Rows(LOG_STATE, "update", STATE[1:], ["id"])
