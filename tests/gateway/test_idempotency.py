@@ -13,7 +13,7 @@ from app.core.run.events import Kind
 from app.engine.runs import recovery
 from app.process.wiring import Runtime
 from app.store.protocol import Once, RunQuery, RunRow
-from tests.harness.callers import body, calling, key_of, post, stream
+from tests.harness.callers import CALLER, body, calling, key_of, post, stream
 from tests.harness.in_process import ended_row, events, kinds, pool_text, running_service
 from tests.harness.stand_ins import GatewayStandIn, api_routes
 from tests.harness.waiting import until
@@ -247,6 +247,7 @@ async def test_a_lookup_that_fails_starts_nothing() -> None:
 
 
 EXAMPLES: dict[str, dict[str, Any]] = {
+    "/v1/approvals/{approval}": {"decision": "refuse"},
     "/v1/chat/completions": body(),
     "/v1/completions": {"model": "baton-mini", "prompt": "What is 2 + 2?"},
     "/v1/messages": body(max_tokens=64),
@@ -259,8 +260,17 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "/v1/responses/{response}/cancel": {},
     "/v1/runs/{run}/cancel": {},
     "/v1/runs/{run}/feedback": {"score": 0.5},
+    "/v1/runs/{run}/replay": {"wait": 30},
 }
 """A request to each POST route. `{run}` stands for a run in the background that has ended."""
+OTHERS: dict[str, dict[str, Any]] = {
+    "/v1/approvals/{approval}": {"reason": "Another one."},
+    "/v1/responses/compact": {"instructions": "Others."},
+    "/v1/responses/input_tokens": {"instructions": "Others."},
+    "/v1/runs/{run}/replay": {"effort": "low"},
+}
+"""The field by which another request to these routes differs; to the others it is `user`."""
+DECIDING = (*CALLER, "approvals:decide")
 
 
 def posts() -> list[str]:
@@ -273,14 +283,25 @@ def test_every_post_route_has_an_example() -> None:
     assert posts() == sorted(EXAMPLES), "a new POST route hands its body to Idempotency, and gets an example here"
 
 
+async def waiting(opened: Runtime, key: str) -> dict[str, str]:
+    """The run of a request by this key that asks for an approval, and the digest that is to be approved."""
+    async with calling(opened, key) as client:
+        found = (await client.post("/v1/chat/completions", json=body(baton={"approval": "required"}))).json()["baton"]
+    return {"run": found["run"], "digest": found["approval"]["digest"]}
+
+
 @pytest.mark.parametrize("path", posts())
 async def test_no_post_route_ignores_the_key(stub: ProviderStub, opened: Runtime, path: str) -> None:
-    example = EXAMPLES[path]
-    async with calling(opened, await key_of(opened)) as client:
+    example, route = EXAMPLES[path], path
+    asker = await key_of(opened)
+    async with calling(opened, await key_of(opened, scopes=DECIDING)) as client:
         background = EXAMPLES["/v1/responses"] | {"background": True}
         run = (await client.post("/v1/responses", json=background)).json()["id"].removeprefix("resp_")
         await client.get(f"/v1/runs/{run}/stream")  # which ends when the run does
         planned = (await client.post("/v1/plans", json=body())).json()["id"] if "{plan}" in path else ""
+        if "{approval}" in path:
+            asked = await waiting(opened, asker)
+            path, example = path.replace("{approval}", asked["run"]), example | {"digest": asked["digest"]}
         path = path.replace("{run}", run).replace("{response}", f"resp_{run}").replace("{plan}", planned)
         calls, headers = len(stub.requests), {"idempotency-key": "one"}
         first, again = [await client.post(path, json=example, headers=headers) for _ in range(2)]
@@ -289,7 +310,7 @@ async def test_no_post_route_ignores_the_key(stub: ProviderStub, opened: Runtime
         assert (again.status_code, again.content) == (first.status_code, first.content)
         assert [reply.headers.get("idempotent-replayed") for reply in (first, again)] == [None, "true"]
         assert calls <= 1
-        other = {"instructions": "Others."} if path.endswith(("/compact", "/input_tokens")) else {"user": "another"}
+        other = OTHERS.get(route, {"user": "another"})
         reused = await client.post(path, json=example | other, headers=headers)
         assert (reused.status_code, "used with another request" in reused.text) == (409, True)
         bad = await client.post(path, json=example, headers={"idempotency-key": "x" * 256})
