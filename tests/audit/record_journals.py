@@ -1,6 +1,6 @@
 """Records journals of this release as fixtures, which every later release must fold: `tests/core/journals/<release>/`.
 
-    python -m tests.audit.record_journals 0.2.0 [SCENE...]
+    python -m tests.audit.record_journals 0.3.0 [SCENE...]
 
 Each file is one run of `scenes.py`, in JSON lines: first the run's row and what this release folds its journal into,
 then its events, then its contents. `catalogs.jsonl` has the pools and `changes.jsonl` the changes of the conductor.

@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -151,7 +152,7 @@ def long_streams(url: str) -> Iterator[LongStreams]:
 @pytest.fixture(scope="module")
 def earlier(tmp_path_factory: pytest.TempPathFactory) -> Release:
     """The code from before the migrations. It has the present version, so that either takes the other's runs."""
-    found = unpacked(BEFORE, "0.2.0", tmp_path_factory.mktemp("before"), unknown=())
+    found = unpacked(BEFORE, version("baton"), tmp_path_factory.mktemp("before"), unknown=())
     if found is None:
         pytest.skip(f"this clone does not have the commit {BEFORE}")
     return found
