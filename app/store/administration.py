@@ -1,5 +1,6 @@
 """The verbs of the store about API keys and tenants, and about who changed them."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
@@ -12,14 +13,16 @@ from app.store.rows import admin_events, keys, spending, tenants
 T = TypeVar("T")
 
 
-class Administration:
-    """A part of `sql.SqlStore`, which carries out its work. `protocol` documents all public methods."""
+class Administration(ABC):
+    """The base class of `sql.SqlStore` with these verbs. `protocol` documents all public methods."""
 
+    @abstractmethod
     async def _read(self, work: Callable[[Connection], T], *, brief: bool = False) -> T:
-        raise NotImplementedError
+        """Carry out work that reads, in one snapshot."""
 
+    @abstractmethod
     async def _write(self, work: Callable[[Connection], T]) -> T:
-        raise NotImplementedError
+        """Carry out work in a transaction of its own, and commit it."""
 
     async def keys(self) -> tuple[KeyRow, ...]:
         return await self._read(keys.every)
