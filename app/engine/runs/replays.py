@@ -1,4 +1,4 @@
-"""Replays: the task of an earlier run, carried out again by a run of its own (`deploy/docs/callers.md`).
+"""Replays: the task of an earlier run, carried out again by a run of its own (`deploy/docs/replays.md`).
 
 `read` collects what a replay needs of the earlier run, `recording` what it takes over, and `order` makes the order of
 the new run, which is admitted like any other: the labels, rules, prices and limits of today apply. `results` are the
