@@ -6,7 +6,7 @@
 A node is named by its level and its index there: node (k, i) is the root over the leaves i * 2^k to (i + 1) * 2^k - 1.
 The functions that make a proof read nodes through a function, so that they work on tiles as well as on a list.
 
-An inclusion proof shows that an entry is in a tree, a consistency proof that one tree is the beginning of another.
+An inclusion proof shows that an entry is in a tree.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -111,33 +111,12 @@ def inclusion_proof(index: int, size: int, node: Node) -> list[bytes]:
     return proof[::-1]
 
 
-def consistency_proof(old: int, new: int, node: Node) -> list[bytes]:
-    """The proof that the tree of `old` entries is the beginning of the tree of `new` ones: PROOF of RFC 6962, 2.1.2."""
-    if not 0 <= old <= new:
-        raise ValueError("The earlier tree is larger than the later one.")
-    if old in (0, new):
-        return []
-    proof: list[bytes] = []
-    begin, end, whole = 0, new, True
-    while old != end:
-        middle = begin + _left(end - begin)
-        if old <= middle:
-            proof.append(range_root(middle, end, node))
-            end = middle
-        else:
-            proof.append(range_root(begin, middle, node))
-            begin, whole = middle, False
-    if not whole:
-        proof.append(range_root(begin, end, node))
-    return proof[::-1]
-
-
 def _left(size: int) -> int:
     """The number of leaves in the left part of a tree of `size` of them: the largest power of two below it."""
     return 1 << (size - 1).bit_length() - 1
 
 
-# -- checking proofs (RFC 9162, 2.1.3.2 and 2.1.4.2)
+# -- checking proofs (RFC 9162, 2.1.3.2)
 
 
 def includes(index: int, size: int, leaf: bytes, proof: Sequence[bytes], root: bytes) -> bool:
@@ -156,31 +135,3 @@ def includes(index: int, size: int, leaf: bytes, proof: Sequence[bytes], root: b
             found = node_hash(found, step)
         place, last = place >> 1, last >> 1
     return last == 0 and found == root
-
-
-def is_consistent(old: int, old_root: bytes, new: int, new_root: bytes, proof: Sequence[bytes]) -> bool:
-    """True if the proof shows that the tree of the first size and root is the beginning of the second one."""
-    if not 0 <= old <= new:
-        return False
-    if old in (0, new):
-        return not proof and old_root == (new_root if old == new else EMPTY_ROOT)
-    steps = list(proof)
-    if old & (old - 1) == 0:
-        steps.insert(0, old_root)
-    if not steps:
-        return False
-    place, last = old - 1, new - 1
-    while place & 1:
-        place, last = place >> 1, last >> 1
-    older = newer = steps[0]
-    for step in steps[1:]:
-        if last == 0:
-            return False
-        if place & 1 or place == last:
-            older, newer = node_hash(step, older), node_hash(step, newer)
-            while not place & 1 and place:
-                place, last = place >> 1, last >> 1
-        else:
-            newer = node_hash(newer, step)
-        place, last = place >> 1, last >> 1
-    return last == 0 and (older, newer) == (old_root, new_root)
