@@ -1,7 +1,6 @@
 """`baton approvals ls|show|approve|refuse`: the plans that wait for an approval, in the configured database."""
 
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
 from typing import Any
 
 from rich.table import Table
@@ -80,7 +79,7 @@ async def _decide(
 def _table(found: list[dict[str, Any]]) -> Table | str:
     if not found:
         return "No plan waits for an approval."
-    table = Table(box=None, header_style="bold", pad_edge=False)
+    table = terminal.table()
     for column in ("run", "tier", "reasons", "workers", "worst case", "until"):
         table.add_column(column, overflow="fold")
     for one in found:
@@ -95,7 +94,7 @@ def _money(one: Mapping[str, Any]) -> str:
 
 
 def _minute(at: float) -> str:
-    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M UTC")
+    return f"{terminal.minute(at)} UTC"
 
 
 def _lines(one: Mapping[str, Any]) -> list[str]:

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import orjson
-from rich.table import Table
 from rich.text import Text
 
 from app.audit.check import Auditor
@@ -139,7 +138,7 @@ def _rules(*, as_json: bool) -> int:
     if as_json:
         terminal.print_json([{"rule": name, "promise": one, "meaning": words} for name, (one, words) in RULES.items()])
         return CLEAN
-    table = Table("rule", "promise", "what holds", box=None, header_style="bold", pad_edge=False)
+    table = terminal.table("rule", "promise", "what holds")
     for name, (promises, meaning) in RULES.items():
         table.add_row(name, promises, meaning)
     terminal.out().print(table)

@@ -5,7 +5,6 @@ from datetime import UTC, datetime
 from typing import Any
 from zoneinfo import ZoneInfo
 
-from rich.table import Table
 from rich.text import Text
 
 from app.cli import event_loop, storage, terminal
@@ -100,7 +99,7 @@ async def _list(settings: Settings, asked: Asked, _now: float) -> None:
     if asked.json:
         terminal.print_json([record(budget, uses) for budget, uses in found])
         return
-    table = Table(box=None, header_style="bold", pad_edge=False)
+    table = terminal.table()
     for column in ("id", "limit", "spent", "held", "accounts", "warns at", "window ends"):
         table.add_column(column, overflow="fold")
     for budget, uses in found:
@@ -137,7 +136,7 @@ async def _show(settings: Settings, asked: Asked, _now: float) -> None:
         return
     soft = f", warns at {budget.soft:.0%}" if budget.soft is not None else ""
     terminal.out().print(f"{budget.id}: {terminal.dollars(budget.usd)}{soft}", markup=False, soft_wrap=True)
-    table = Table(box=None, header_style="bold", pad_edge=False)
+    table = terminal.table()
     for column in ("account", "window", "spent", "held", "overrun", "warned"):
         table.add_column(column, overflow="fold")
     for use in uses:

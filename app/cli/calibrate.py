@@ -260,7 +260,7 @@ def _print(asked: Asked, catalog: Catalog, known: Sequence[Trial], found: Found)
 
 def _table(of: Mapping[str, Sequence[Trial]]) -> Table:
     """Return the pass rates of each worker by family, with their 95 % intervals."""
-    table = Table(box=None, header_style="bold", pad_edge=False)
+    table = terminal.table()
     for column in ("domain", "family", *of):
         table.add_column(column)
     trials = list(chain.from_iterable(of.values()))

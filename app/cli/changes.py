@@ -1,11 +1,7 @@
 """`baton audit changes` lists who changed keys, tenants and conductors, and what."""
 
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
-
-from rich.table import Table
-from rich.text import Text
 
 from app.cli import event_loop, storage, terminal
 from app.cli.asked import Asked
@@ -29,11 +25,11 @@ def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> i
     if asked.json:
         terminal.print_json([asdict(one) for one in found])
         return 0
-    table = Table("at", "who", "via", "change", "target", "tenant", "fields", box=None, pad_edge=False)
+    table = terminal.table("at", "who", "via", "change", "target", "tenant", "fields")
     for one in found:
-        at = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(one.at))
+        at = terminal.second(one.at)
         cells = (at, one.actor, one.via, one.action, one.target, one.tenant, fields(one))
-        table.add_row(*(Text(terminal.clean(cell), overflow="fold") for cell in cells))
+        terminal.add_row(table, cells)
     terminal.out().print(table if found else "Nothing was changed.")
     return 0
 

@@ -29,7 +29,7 @@ def drawn(table: Table) -> Group:
 
 
 def _columns(*names: str) -> Drawn:
-    made = Drawn(box=None, header_style="bold", pad_edge=False)
+    made = terminal.table()
     for name in names:
         made.add_column(name, justify="left" if name in ("", "arm") else "right")
     return made

@@ -15,9 +15,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 
-from rich.table import Table
-from rich.text import Text
-
 from app.cli import deployment, event_loop, shadow, storage, terminal, train
 from app.cli.asked import Asked
 from app.cli.shadow_report import print_conditions
@@ -212,12 +209,12 @@ def _list(settings: Settings, limit: int, *, as_json: bool) -> int:
         console.print(
             f"{name}: {live}{canary}; loaded: {', '.join(now.loaded) or 'none'}", markup=False, soft_wrap=True
         )
-    table = Table("at", "who", "conductor", "change", "version", "share", "found", box=None, pad_edge=False)
+    table = terminal.table("at", "who", "conductor", "change", "version", "share", "found")
     for one in changes[-limit:]:
-        at = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(one.at))
+        at = terminal.second(one.at)
         share = f"{one.share:.0%}" if one.kind == "canary" else ""
         cells = (at, one.who, one.conductor, one.kind, one.version, share, one.note)
-        table.add_row(*(Text(terminal.clean(cell), overflow="fold") for cell in cells))
+        terminal.add_row(table, cells)
     console.print(table)
     return 0
 

@@ -2,13 +2,11 @@
 ledger."""
 
 import sys
-import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 
 from rich.table import Table
-from rich.text import Text
 
 from app.cli import event_loop, storage, terminal
 from app.cli.asked import Asked
@@ -106,14 +104,20 @@ async def pages(store: Store, wanted: DisclosureQuery) -> AsyncIterator[Sequence
 
 
 def _table(rows: Sequence[Disclosure]) -> Table:
-    table = Table(*SHOWN, box=None, pad_edge=False)
+    table = terminal.table(*SHOWN)
     for row in rows:
-        at = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(row.at))
         step = "" if row.step is None else str(row.step)
-        cells = (at, row.run, step, row.recipient, row.kind, row.region, saw(row), " ".join(row.labels))
-        table.add_row(
-            *(Text(terminal.clean(cell), overflow="fold") for cell in (*cells, row.outcome or "open", why(row)))
+        cells = (
+            terminal.second(row.at),
+            row.run,
+            step,
+            row.recipient,
+            row.kind,
+            row.region,
+            saw(row),
+            " ".join(row.labels),
         )
+        terminal.add_row(table, (*cells, row.outcome or "open", why(row)))
     return table
 
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import orjson
-from rich.table import Table
 
 from app.cli import event_loop, storage, taskset, terminal
 from app.cli.asked import Asked
@@ -192,7 +191,7 @@ def _shown(one: Feedback) -> dict[str, Any]:
 
 
 def _print(found: Found, *, stored: bool) -> None:
-    table = Table(box=None, header_style="bold", pad_edge=False)
+    table = terminal.table()
     for column in ("kind", "source", "version", "runs", "mean score"):
         table.add_column(column, justify="right" if column in ("runs", "mean score") else "left")
     groups: dict[tuple[str, str, str], list[Feedback]] = {}

@@ -2,11 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from datetime import UTC, datetime
 from secrets import token_hex
-
-from rich.table import Table
-from rich.text import Text
 
 from app.cli import event_loop, storage, terminal
 from app.cli.asked import Asked
@@ -28,9 +24,9 @@ def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> i
     if asked.json:
         terminal.print_json([asdict(one) for one in found])
         return 0
-    table = Table(*COLUMNS, box=None, header_style="bold", pad_edge=False)
+    table = terminal.table(*COLUMNS)
     for one in found:
-        table.add_row(*(Text(terminal.clean(cell), overflow="fold") for cell in _cells(one)))
+        terminal.add_row(table, _cells(one))
     terminal.out().print(table if found else "No legal hold is in force.")
     return 0
 
@@ -79,11 +75,7 @@ async def _release(settings: Settings, asked: Asked, now: float) -> list[Hold]:
 
 def _cells(hold: Hold) -> tuple[str, ...]:
     where = f" of {hold.tenant}" if hold.tenant and hold.scope != "tenant" else ""
-    released = _day(hold.released_at) if hold.released_at is not None else "-"
-    placed = _day(hold.placed_at)
+    released = terminal.minute(hold.released_at) if hold.released_at is not None else "-"
+    placed = terminal.minute(hold.placed_at)
     covers = f"{hold.scope} {hold.name}{where}"
     return hold.id, covers, hold.reason, placed, hold.placed_by, released, hold.released_by or "-"
-
-
-def _day(at: float) -> str:
-    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M")

@@ -2,10 +2,8 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
 from typing import Any
 
-from rich.table import Table
 from rich.text import Text
 
 from app.cli import event_loop, storage, terminal
@@ -142,7 +140,7 @@ async def _list(settings: Settings, asked: Asked, now: float) -> None:
     if asked.json:
         terminal.print_json([_record(row, settings, now) for row in rows])
         return
-    table = Table(box=None, header_style="bold", pad_edge=False)
+    table = terminal.table()
     for column in ("id", "name", "tenant", "role", "scopes", "tiers", "labels", "limits", "made", "state"):
         table.add_column(column, overflow="fold")
     for row in rows:
@@ -208,7 +206,7 @@ def _pepper(row: KeyRow, settings: Settings) -> str:
 
 
 def _day(at: float | None) -> str:
-    return datetime.fromtimestamp(at or 0.0, UTC).strftime("%Y-%m-%d %H:%M")
+    return terminal.minute(at or 0.0)
 
 
 # -- revoke

@@ -207,7 +207,7 @@ def _print(found: Read, judged: Sequence[Judged]) -> None:
 
 
 def _table(judged: Sequence[Judged]) -> Table:
-    table = Table(box=None, header_style="bold", pad_edge=False)
+    table = terminal.table()
     for column in ("policy", "rows", "ESS", "covered", "IPS", "SNIPS", "doubly robust", "ahead of the log", "verdict"):
         table.add_column(column, justify="right" if column in ("rows", "ESS", "covered") else "left")
     for one in judged:

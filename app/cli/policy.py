@@ -4,7 +4,6 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 
 import orjson
-from rich.table import Table
 from rich.text import Text
 
 from app.cli import event_loop, storage, terminal
@@ -45,7 +44,7 @@ def _check(catalog: Catalog, *, as_json: bool) -> int:
     if as_json:
         terminal.print_json(policy_table.table(catalog))
         return FINE
-    table = Table("tier", "labels", "may see it", "may not", box=None, header_style="bold", pad_edge=False)
+    table = terminal.table("tier", "labels", "may see it", "may not")
     for row in policy_table.rows(catalog):
         excluded = "; ".join(f"{name}: {reason}" for name, reason in row.excluded.items())
         cells = (row.tier, ", ".join(row.labels) or "none", ", ".join(row.shown) or "nobody", excluded)

@@ -1,11 +1,7 @@
 """`baton audit reads` lists who has read texts of callers and workers, and logs such readings by commands."""
 
 import sys
-import time
 from collections.abc import Callable, Mapping
-
-from rich.table import Table
-from rich.text import Text
 
 from app.cli import event_loop, storage, terminal
 from app.cli.asked import Asked
@@ -31,11 +27,11 @@ def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> i
     if asked.json:
         terminal.print_json([_shown(one) for one in found])
         return 0
-    table = Table("at", "who", "via", "run", "tenant", "what", box=None, pad_edge=False)
+    table = terminal.table("at", "who", "via", "run", "tenant", "what")
     for one in found:
-        at = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(one.at))
+        at = terminal.second(one.at)
         cells = (at, one.actor, one.via, one.target or "several", one.tenant, what_of(one))
-        table.add_row(*(Text(terminal.clean(cell), overflow="fold") for cell in cells))
+        terminal.add_row(table, cells)
     terminal.out().print(table if found else "Nobody has read any content.")
     return 0
 

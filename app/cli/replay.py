@@ -332,7 +332,7 @@ def _metric(one: Paired, spread: Interval | None) -> dict[str, Any]:
 
 def _print(batch: Batch, differences: Sequence[tuple[Paired, Interval | None]]) -> None:
     console = terminal.out()
-    table = Table(box=None, header_style="bold", pad_edge=False)
+    table = terminal.table()
     for column in ("run", "replay", "state", "answer", "cost", "time", "disclosures"):
         table.add_column(column, no_wrap=True)
     for pair in batch.pairs:
@@ -364,7 +364,7 @@ def _cells(pair: Pair) -> tuple[str, ...]:
 
 
 def _differences(differences: Sequence[tuple[Paired, Interval | None]]) -> Table:
-    table = Table(box=None, header_style="bold", pad_edge=False)
+    table = terminal.table()
     for column in ("per run", "pairs", "run", "replay", "difference", "95 % interval", "lower", "higher"):
         table.add_column(column, justify="left" if column == "per run" else "right", no_wrap=True)
     for one, spread in differences:
@@ -386,7 +386,7 @@ def _differences(differences: Sequence[tuple[Paired, Interval | None]]) -> Table
 
 def _print_two(found: Comparison) -> None:
     console, shown = terminal.out(), found.to_json()
-    table = Table(box=None, header_style="bold", pad_edge=False)
+    table = terminal.table()
     for column in ("", found.first.run, found.second.run):
         table.add_column(column)
     for name in shown["first"]:

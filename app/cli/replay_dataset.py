@@ -10,8 +10,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from rich.table import Table
-
 from app.cli import terminal
 from app.cli.asked import Asked
 from app.errors import ConfigInvalid
@@ -87,7 +85,7 @@ def _full(asked: Asked, data: Dataset, open_: Routes, plan: Plan) -> None:
         terminal.print_json({**_about(data, open_, plan), "feedback": "full information", "policies": policies})
         return
     _print_about(data, open_, plan)
-    table = Table(box=None, header_style="bold", pad_edge=False)
+    table = terminal.table()
     table.add_column("policy")
     for title, _ in COLUMNS.values():
         table.add_column(f"{title}, mean (worst)")
@@ -136,7 +134,7 @@ def _log(asked: Asked, data: Dataset, open_: Routes, plan: Plan) -> None:
     console = terminal.out()
     for note in (LOG, *([ASSUMED] if assumed else [])):
         console.print(note, markup=False)
-    table = Table(box=None, header_style="bold", pad_edge=False)
+    table = terminal.table()
     for title in ("policy", "doubly robust, mean (worst)", "ahead of the log", "least ESS", "verdicts"):
         table.add_column(title)
     for name, reports in found.items():

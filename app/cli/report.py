@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from app.cli import event_loop, run_words, storage, terminal
 from app.cli.asked import Asked
@@ -93,7 +92,7 @@ def _print(figures: Mapping[str, Any], names: Mapping[str, str]) -> None:
 def _print_rows(console: Console, title: str, rows: Sequence[Mapping[str, str]]) -> None:
     if not rows:
         return
-    table = Table(title=title, title_justify="left", box=None, header_style="bold", pad_edge=False)
+    table = terminal.table(title=title)
     for name in rows[0]:
         table.add_column(name, justify="right" if name in (*GROUP_COLUMNS, "count", "of all", "lift") else "left")
     for row in rows[:SHOWN]:

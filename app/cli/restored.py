@@ -7,14 +7,13 @@ What ran after the restore point is not in the journal any more. The evidence th
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from datetime import UTC, datetime
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
 
 from app.cli import event_loop, storage, terminal
 from app.cli.asked import Asked
-from app.cli.run_words import count
+from app.cli.run_words import count, moment
 from app.core.pool.catalog import MILLION
 from app.core.records import record
 from app.core.run.kinds import ENDED, RUN_STATES
@@ -212,7 +211,7 @@ async def _clear_queue(settings: Settings) -> int | None:
 
 def _print(found: Found, asked: Asked) -> None:
     would = "would be " if asked.dry_run else ""
-    since = datetime.fromtimestamp(found.ends, UTC).strftime("%Y-%m-%d %H:%M:%S UTC") if found.ends else "nothing"
+    since = moment(found.ends) if found.ends else "nothing"
     print(f"The journal ends at {since}.")
     bound = sum([call.usd for one in found.open for call in one.calls])
     calls = sum([len(one.calls) for one in found.open])

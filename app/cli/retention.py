@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping
 from math import inf
 
-from rich.table import Table
 from rich.text import Text
 
 from app.cli import terminal
@@ -26,7 +25,7 @@ def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> i
         usual = {"content": settings.retention_content, "events": settings.retention_events}
         terminal.print_json({"default": usual, "classes": others})
         return 0
-    table = Table("runs", "texts are kept", "runs are kept", box=None, header_style="bold", pad_edge=False)
+    table = terminal.table("runs", "texts are kept", "runs are kept")
     for one in classes:
         cells = (_named(one.of), _said(one.content, unsaid="-"), _said(one.events, unsaid="-"))
         table.add_row(*(Text(terminal.clean(cell)) for cell in cells))

@@ -2,10 +2,9 @@
 choice."""
 
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 from typing import Any
 
-from app.cli.terminal import clean, dollars, excerpt
+from app.cli.terminal import clean, dollars, excerpt, second
 from app.core.pool.catalog import LIMITS, MILLION, Limit
 
 Record = Mapping[str, Any]
@@ -41,7 +40,7 @@ ERASED = "erased"
 
 def moment(at: float) -> str:
     """Return a point in time in words."""
-    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    return f"{second(at)} UTC"
 
 
 def key(run: Record) -> str:

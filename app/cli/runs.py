@@ -129,7 +129,7 @@ def _summary(row: RunRow, names: Mapping[str, str]) -> dict[str, Any]:
 def _table(rows: tuple[RunRow, ...], names: Mapping[str, str], width: int) -> Table:
     """Return the table of runs. A narrow one has prefixes of ids, which `show` accepts as well."""
     wide = width >= WIDE
-    table = Table(box=None, header_style="bold", pad_edge=False)
+    table = terminal.table()
     for column in COLUMNS if wide else NARROW:
         table.add_column(column, justify="right" if column in ("took", "tokens", "cost") else "left", no_wrap=True)
     for row in rows:

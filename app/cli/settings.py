@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from rich.table import Table
 from rich.text import Text
 
 from app.cli import terminal
@@ -17,7 +16,7 @@ def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> i
     if asked.json:
         terminal.print_json(_record(loaded))
         return 0
-    table = Table("setting", "value", "default", "from", "meaning", box=None, header_style="bold", pad_edge=False)
+    table = terminal.table("setting", "value", "default", "from", "meaning")
     for row in describe(loaded.settings):
         style = "bold" if row.origin != "default" else ""
         cells = (row.name, row.value, row.default, row.origin, row.meaning)

@@ -76,7 +76,7 @@ def _print_candidate(one: Mapping[str, Any]) -> None:
 
 
 def _table(figures: Iterable[Mapping[str, Any]]) -> Table:
-    table = Table("figure", "pairs", "users", "live", "shadow", "difference", "relative", box=None, pad_edge=False)
+    table = terminal.table("figure", "pairs", "users", "live", "shadow", "difference", "relative")
     for one in figures:
         name = one["name"]
         own = "" if name == "agreement" else _amount(name, one["live"])
@@ -94,7 +94,7 @@ def _table(figures: Iterable[Mapping[str, Any]]) -> Table:
 
 def print_conditions(found: Iterable[Mapping[str, Any]]) -> None:
     """Print conditions of a promotion, each with its evidence."""
-    table = Table("condition", "limit", "found", "pairs", "needed", "outcome", box=None, pad_edge=False)
+    table = terminal.table("condition", "limit", "found", "pairs", "needed", "outcome")
     for one in found:
         is_count = one["name"] == "min_pairs"
         limit = f"{one['limit']:,.0f}" if is_count else f"{one['limit']:+.1%}"

@@ -2,9 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from datetime import UTC, datetime
 
-from rich.table import Table
 from rich.text import Text
 
 from app.cli import event_loop, storage, terminal
@@ -26,10 +24,10 @@ def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> i
     if asked.json:
         terminal.print_json([asdict(row) for row in shown])
         return 0
-    table = Table("tenant", "created", "keys", "state", box=None, header_style="bold", pad_edge=False)
+    table = terminal.table("tenant", "created", "keys", "state")
     for row in shown:
-        state = "in force" if row.disabled_at is None else f"disabled {_day(row.disabled_at)}"
-        created = "-" if row.created_at is None else _day(row.created_at)
+        state = "in force" if row.disabled_at is None else f"disabled {terminal.minute(row.disabled_at)}"
+        created = "-" if row.created_at is None else terminal.minute(row.created_at)
         table.add_row(*(Text(terminal.clean(cell)) for cell in (row.name, created, str(row.keys), state)))
     terminal.out().print(table if shown else "There are no tenants; a key or `baton tenants add NAME` makes one.")
     return 0
@@ -47,7 +45,3 @@ async def _change(settings: Settings, asked: Asked, now: float) -> None:
 async def _read(settings: Settings) -> tuple[TenantRow, ...]:
     async with storage.opened(settings) as store:
         return await store.tenants()
-
-
-def _day(at: float) -> str:
-    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M")

@@ -4,10 +4,14 @@ import logging
 import shutil
 import sys
 import unicodedata
+from collections.abc import Iterable
+from datetime import UTC, datetime
 from pathlib import Path
 
 import orjson
 from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from app.core.pool.catalog import MILLION
 from app.telemetry import JsonLines
@@ -50,6 +54,26 @@ def dollars(micro: float) -> str:
     """Return micro-dollars as dollars, with as many digits as are needed."""
     whole, _, part = f"{micro / MILLION:,.6f}".partition(".")
     return f"${whole}.{part.rstrip('0').ljust(2, '0')}"
+
+
+def minute(at: float) -> str:
+    """Return a point in time in seconds since 1970 to the minute, in UTC."""
+    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M")
+
+
+def second(at: float) -> str:
+    """Return a point in time in seconds since 1970 to the second, in UTC."""
+    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def table(*columns: str, title: str | None = None) -> Table:
+    """Return an empty table in the style of all commands."""
+    return Table(*columns, title=title, title_justify="left", box=None, header_style="bold", pad_edge=False)
+
+
+def add_row(table: Table, cells: Iterable[str]) -> None:
+    """Add a row of texts that may be those of callers or workers. Long ones are folded."""
+    table.add_row(*(Text(clean(cell), overflow="fold") for cell in cells))
 
 
 def print_json(value: object) -> None:

@@ -1,10 +1,8 @@
 """`baton webhooks failed|resend` shows messages to the operator's webhook that were given up, and sends them again."""
 
 from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, datetime
 from typing import Any
 
-from rich.table import Table
 from rich.text import Text
 
 from app.cli import event_loop, storage, terminal
@@ -33,7 +31,7 @@ async def _failed(settings: Settings, asked: Asked) -> None:
     if asked.json:
         terminal.print_json([_record(one) for one in found])
         return
-    table = Table(box=None, header_style="bold", pad_edge=False)
+    table = terminal.table()
     for column in ("id", "type", "about", "made", "given up", "reason"):
         table.add_column(column, overflow="fold")
     for one in found:
@@ -56,11 +54,14 @@ def _record(one: FailedNotice) -> dict[str, Any]:
 
 def _cells(one: FailedNotice) -> tuple[str, ...]:
     notice = one.notice
-    return (notice.id, notices.kind(notice), notice.run, _minute(notice.at), _minute(one.failed_at), one.reason)
-
-
-def _minute(at: float) -> str:
-    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M")
+    return (
+        notice.id,
+        notices.kind(notice),
+        notice.run,
+        terminal.minute(notice.at),
+        terminal.minute(one.failed_at),
+        one.reason,
+    )
 
 
 async def _resend(settings: Settings, asked: Asked, now: float) -> None:
