@@ -89,6 +89,8 @@ COUNTERS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "baton_log_entries_total": ("Entries that this process has appended to the transparency log.", ()),
     "baton_log_export_failures_total": ("Times that a checkpoint of the transparency log was not exported.", ()),
     "baton_log_failures_total": ("Times that sealing stopped because the database was unavailable.", ()),
+    "baton_log_timestamp_failures_total": ("Times that an exported checkpoint got no time stamp.", ()),
+    "baton_log_witness_failures_total": ("Times that a witness did not cosign a checkpoint.", ("witness",)),
     "baton_webhooks_total": (
         "Attempts to deliver a webhook: delivered, to be retried, or failed for good.",
         ("outcome",),
@@ -118,6 +120,8 @@ GAUGES: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "baton_shadows_waiting": ("Runs that wait for their shadow.", ("tier",)),
     "baton_selector_ratings": ("Ratings that a tier's selector has learned from.", ("tier",)),
     "baton_log_exported_size": ("Entries that the last exported checkpoint of the transparency log counts.", ()),
+    "baton_log_timestamped_size": ("Entries that the last exported checkpoint with a time stamp counts.", ()),
+    "baton_log_witnessed_size": ("Entries that the last checkpoint counts that a witness has cosigned.", ("witness",)),
     "baton_log_size": ("Entries of the transparency log when this process last looked.", ()),
     "baton_log_lag_seconds": (
         "Time for which the oldest change that is not in the transparency log waited when this process last looked.",

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from app.cli import retention, terminal
+from app.cli import log_outside, retention, terminal
 from app.cli.run_words import count, seconds
 from app.core.message.chat import End, Message, Sampling, Text
 from app.core.pool.catalog import Catalog, Deadlines, ProviderSpec, Worker
@@ -17,7 +17,7 @@ from app.errors import (
     WorkerRefused,
     WorkerTruncated,
 )
-from app.process.config import Loaded, describe
+from app.process.config import Loaded, describe, log_witnesses
 from app.process.wiring import Runtime
 from app.providers.protocol import Request
 from app.store.sqlkit import revisions
@@ -56,7 +56,11 @@ def of_settings(loaded: Loaded) -> list[Verdict]:
         Verdict("pool", "ok", f"{loaded.origin}: {size}"),
     ]
     if loaded.settings.log_export:
-        found.append(Verdict("log export", "ok", f"checkpoints are written to {loaded.settings.log_export}"))
+        confirmed = [one.name for one in log_witnesses(loaded.settings)]
+        confirmed += ["a time-stamp authority"] if loaded.settings.log_timestamp_url else []
+        words = f"checkpoints are written to {loaded.settings.log_export}"
+        words += f", confirmed by {', '.join(confirmed)}" if confirmed else ""
+        found.append(Verdict("log export", "ok", words))
     else:
         words = "no checkpoint is held outside of the database, so a log that was made anew would pass"
         found.append(Verdict("log export", "skip", words, "set BATON_LOG_EXPORT to a folder elsewhere, or a bucket"))
@@ -111,6 +115,7 @@ async def of_house(loaded: Loaded, opened: Runtime, *, every: bool, exists: bool
         _database(loaded, opened) if exists else _no_database(loaded),
         _queue(loaded, opened),
         *([_log(opened)] if exists else []),
+        *([_outside(loaded, opened)] if exists and loaded.settings.log_export else []),
         *[_generation(f"conductor of {tiers}", catalog.workers[name], opened) for name, tiers in conductors.items()],
     ]
     if every:
@@ -153,6 +158,28 @@ async def _log(opened: Runtime) -> Verdict:
         return Verdict("log", "ok", f"{words}; signed by {', '.join(state.verifiers)}")
 
     return await _within("log", check, "check BATON_DATABASE_URL and `baton migrate`")
+
+
+async def _outside(loaded: Loaded, opened: Runtime) -> Verdict:
+    async def check() -> Verdict:
+        size = (await opened.context.store.log.state()).size
+        held = await log_outside.look(loaded.settings, size)
+        if held is None or held.problem:
+            words = held.problem if held is not None else ""
+            return Verdict("log held outside", "fail", words, "check BATON_LOG_EXPORT and its credentials")
+        if held.size is None:
+            return Verdict("log held outside", "skip", "no checkpoint is there yet; an engine writes one a minute")
+        words = f"the newest checkpoint counts {held.size} of {size} entries, written at {held.written_at}"
+        behind = [name for name, one in held.witnesses.items() if one.size != held.size]
+        if loaded.settings.log_timestamp_url and held.stamped_size != held.size:
+            behind.append("the time-stamp authority")
+        if behind:
+            words += f"; not confirmed by {', '.join(behind)}"
+            remedy = "see `baton audit log` for the last ones that are, and the log of the engines for the reason"
+            return Verdict("log held outside", "skip", words, remedy)
+        return Verdict("log held outside", "ok", words)
+
+    return await _within("log held outside", check, "check BATON_LOG_EXPORT and its credentials")
 
 
 async def _no_database(loaded: Loaded) -> Verdict:

@@ -4,7 +4,7 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from app.cli import event_loop, run_words, storage, terminal
+from app.cli import event_loop, log_outside, run_words, storage, terminal
 from app.cli.asked import Asked
 from app.core.transparency.leaves import parse_leaf
 from app.core.transparency.merkle import includes, leaf_hash
@@ -46,11 +46,13 @@ def _new_key(name: str, *, as_json: bool) -> int:
 async def _show(settings: Settings, asked: Asked) -> int:
     async with storage.opened(settings) as store:
         state = await store.log.state()
-    checkpoint = _checkpoint(state.checkpoint, state.verifiers)
+    facts = _facts(state, _checkpoint(state.checkpoint, state.verifiers))
+    outside = await log_outside.look(settings, state.size)
+    facts |= outside.facts(stamps=bool(settings.log_timestamp_url)) if outside is not None else {"export": None}
     if asked.json:
-        terminal.print_json(_facts(state, checkpoint))
+        terminal.print_json(facts)
         return 0
-    for name, value in _facts(state, checkpoint).items():
+    for name, value in facts.items():
         shown = "\n".join(value) if isinstance(value, list) else value
         terminal.out().print(f"{name}: {shown}", markup=False, soft_wrap=True)
     return 0

@@ -34,7 +34,10 @@ def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> i
     """Carry out the command. Returns the exit status."""
     terminal.log_to_stderr("warning")
     report = Verified()
-    check = LogCheck(report, keys=_keys(asked.keys), held=_held(asked.checkpoints))
+    check = LogCheck(report, keys=_keys(asked.keys, "--key"), held=_held(asked.checkpoints))
+    check.witnesses = _keys(asked.witnesses, "--witness")
+    if check.witnesses and not check.held:
+        raise ConfigInvalid(["--witness: needs the checkpoint that it has cosigned (--checkpoint)"])
     if asked.saved is not None:
         check.saved = TilesFolder(Path(asked.saved)).bundle
     began = time.monotonic()
@@ -57,8 +60,8 @@ def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> i
     return CLEAN if report.clean else ALTERED
 
 
-def _keys(given: tuple[str, ...]) -> tuple[Key, ...]:
-    """The keys of this command, each as its text or as a file with one on each line."""
+def _keys(given: tuple[str, ...], option: str) -> tuple[Key, ...]:
+    """The keys of an option, each as its text or as a file with one on each line."""
     found = []
     for one in given:
         path = Path(one)
@@ -66,7 +69,7 @@ def _keys(given: tuple[str, ...]) -> tuple[Key, ...]:
             lines = path.read_text().split() if path.is_file() else [one]
             found += [read_key(line) for line in lines]
         except (OSError, UnicodeDecodeError, Unreadable) as error:
-            raise ConfigInvalid([f"--key {one}: {error}"]) from None
+            raise ConfigInvalid([f"{option} {one}: {error}"]) from None
     return tuple(found)
 
 

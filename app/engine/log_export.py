@@ -1,45 +1,79 @@
 """The task of an engine that writes the signed checkpoints of the transparency log to a place outside of the database.
 
 Whoever may write to the database can replace the log as well, but not what was exported before: `baton audit verify
---checkpoint FOLDER` compares them. Sealing does not wait for an export. While the place is away, the newest checkpoint
-is tried again at the next turn, and a metric and the log of the process say so.
+--checkpoint FOLDER` compares them. Before a checkpoint is written, witnesses are asked to cosign it, and after that an
+RFC 3161 authority for a time stamp of the file, if there are any.
+
+Sealing waits for none of them, and the export does not wait for witnesses or stamps that are away. What is missing of
+the newest checkpoint is tried again at the next turn, and metrics and the log of the process say so.
 """
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from contextlib import suppress
 
+import httpx
+
+from app.core.records import record
 from app.core.transparency.notes import NoteInvalid, parse_checkpoint, split_note
+from app.core.transparency.witnesses import Witness, cosignature_time, proof_from_tiles
 from app.engine.context import EngineContext
 from app.errors import ArchiveUnavailable, OursError
+from app.network.log_authorities import NotConfirmed, authority_client, cosigned, stamped
 from app.store.archive_files import ArchiveFiles
 from app.store.protocol import Once
 
 TURN_SECONDS = 60.0
 """Time between two exports, if there is a newer checkpoint."""
 PUT_SECONDS = 30.0
-"""Longest time for writing one checkpoint and reading it back."""
+"""Longest time for writing one file and reading it back."""
 SIZE_DIGITS = 15
 """Digits of the size in a file's name, so that names are in the order of the log."""
 EXPORTING = "log-export"
 """Id of the claim by which one engine at a time exports. The claims of requests have hashes as ids."""
 
 
-def file_name(size: int) -> str:
-    """The name of the file with the checkpoint of a log of this size."""
-    return f"{size:0{SIZE_DIGITS}d}.txt"
+def file_name(size: int, suffix: str = "txt") -> str:
+    """The name of the file with the checkpoint of a log of this size; `tsr` is the suffix of its time stamp."""
+    return f"{size:0{SIZE_DIGITS}d}.{suffix}"
+
+
+@record(frozen=True, slots=True)
+class Authorities:
+    """The witnesses that confirm a checkpoint, and the URL of a time-stamp authority, if there is one."""
+
+    witnesses: Sequence[Witness] = ()
+    timestamps: str = ""
+
+
+NOBODY = Authorities()
+
+
+@record(frozen=False, slots=True)
+class Newest:
+    """The newest checkpoint that was found, with the cosignatures that it has so far."""
+
+    size: int
+    note: str
+    written: str = ""
+    """The text of the file that was written."""
+    stamped: str = ""
+    """The text for which a time stamp was written."""
 
 
 class CheckpointExport:
     """Writes the newest checkpoint once a minute, if the log has grown. One engine of the service does so at a time."""
 
-    def __init__(self, context: EngineContext, files: ArchiveFiles | None) -> None:
+    def __init__(self, context: EngineContext, files: ArchiveFiles | None, authorities: Authorities = NOBODY) -> None:
         """`files` is a folder or a bucket; None: nothing is exported."""
         self._context = context
         self._files = files
+        self._authorities = authorities
         self._mine = context.name("export").encode()
-        self._exported = 0
-        self._failing = False
+        self._newest = Newest(0, "")
+        self._witnessed: dict[str, int] = {}
+        self._failing: set[str] = set()
 
     async def run(self, stopping: asyncio.Event) -> None:
         """Export again and again, until the process stops."""
@@ -52,14 +86,16 @@ class CheckpointExport:
     async def look(self) -> None:
         """Export the newest checkpoint, unless that was done. A failure is counted, and logged once."""
         try:
-            if not await self._is_mine():
+            if self._files is None or not await self._is_mine():
                 return
             note = (await self._context.store.log.state()).checkpoint
             if note is not None:
-                await self._export(note, parse_checkpoint(split_note(note)[0]).size)
-            self._failing = False
+                await self._export(self._files, note, parse_checkpoint(split_note(note)[0]).size)
+            self._failing.discard("")
         except (OursError, NoteInvalid, TimeoutError) as error:
-            self._report(error)
+            words = error.message if isinstance(error, ArchiveUnavailable) else type(error).__name__
+            self._context.telemetry.count("baton_log_export_failures_total")
+            self._log("", f"A checkpoint of the log was not exported; sealing goes on: {words}")
 
     async def _is_mine(self) -> bool:
         """Claim the next turns, unless a claim lasts. False if it is another engine's."""
@@ -67,18 +103,76 @@ class CheckpointExport:
         claim = Once(EXPORTING, self._mine, now + 2 * TURN_SECONDS)
         return (await self._context.store.claim_request(claim, now)).fingerprint == self._mine
 
-    async def _export(self, note: str, size: int) -> None:
-        if size <= self._exported or self._files is None:
+    async def _export(self, files: ArchiveFiles, note: str, size: int) -> None:
+        if size > self._newest.size:
+            self._newest = await self._begun(files, note, size)
+        newest = self._newest
+        missing = [one for one in self._authorities.witnesses if cosignature_time(newest.note, one.key) is None]
+        stamps = self._authorities.timestamps
+        if not missing and newest.note == newest.written and (not stamps or newest.stamped == newest.note):
             return
-        async with asyncio.timeout(PUT_SECONDS):
-            await asyncio.to_thread(self._files.put, file_name(size), note.encode())
-        self._exported = size
-        self._context.telemetry.gauge("baton_log_exported_size", size)
+        async with authority_client() as client:
+            lines = await asyncio.gather(*[self._cosigned(client, one, newest) for one in missing])
+            newest.note += "".join(lines)
+            if newest.note != newest.written:
+                await self._put(files, file_name(newest.size), newest.note.encode())
+                newest.written = newest.note
+            self._context.telemetry.gauge("baton_log_exported_size", newest.size)
+            if stamps and newest.stamped != newest.written:
+                await self._stamp(client, files, stamps)
 
-    def _report(self, error: Exception) -> None:
-        telemetry = self._context.telemetry
-        telemetry.count("baton_log_export_failures_total")
-        if not self._failing:
-            words = error.message if isinstance(error, ArchiveUnavailable) else type(error).__name__
-            telemetry.log(logging.WARNING, f"A checkpoint of the log was not exported; sealing goes on: {words}")
-        self._failing = True
+    async def _begun(self, files: ArchiveFiles, note: str, size: int) -> Newest:
+        """The checkpoint as another engine has exported it, with its cosignatures, or else as it was signed."""
+        if not self._authorities.witnesses:
+            return Newest(size, note)
+        async with asyncio.timeout(PUT_SECONDS):
+            found = await asyncio.to_thread(files.read, file_name(size))
+        with suppress(UnicodeDecodeError, NoteInvalid):
+            stored = found.decode() if found is not None else ""
+            if stored and split_note(stored)[0] == split_note(note)[0]:
+                return Newest(size, stored, written=stored)
+        return Newest(size, note)
+
+    async def _put(self, files: ArchiveFiles, name: str, body: bytes) -> None:
+        async with asyncio.timeout(PUT_SECONDS):
+            await asyncio.to_thread(files.put, name, body)
+
+    async def _cosigned(self, client: httpx.AsyncClient, witness: Witness, newest: Newest) -> str:
+        """The line with a witness's cosignature; empty if it gives none now."""
+
+        async def prove(old: int) -> Sequence[bytes]:
+            return await proof_from_tiles(old, newest.size, self._context.store.log.tile)
+
+        telemetry, name = self._context.telemetry, witness.name
+        old = self._witnessed.get(name, 0)
+        try:
+            line = await cosigned(client, witness, newest.note, size=newest.size, old=old, prove=prove)
+        except (NotConfirmed, ValueError) as error:
+            telemetry.count("baton_log_witness_failures_total", name)
+            words = str(error) if isinstance(error, NotConfirmed) else "The tiles of the log are incomplete."
+            self._log(name, f"The witness {name} did not cosign a checkpoint; export goes on without it: {words}")
+            return ""
+        self._witnessed[name] = newest.size
+        self._failing.discard(name)
+        telemetry.gauge("baton_log_witnessed_size", newest.size, name)
+        return line
+
+    async def _stamp(self, client: httpx.AsyncClient, files: ArchiveFiles, url: str) -> None:
+        """Write a time stamp beside the newest checkpoint, if the authority gives one now."""
+        newest = self._newest
+        try:
+            token = await stamped(client, url, newest.written.encode())
+        except NotConfirmed as error:
+            self._context.telemetry.count("baton_log_timestamp_failures_total")
+            self._log("timestamps", f"A checkpoint of the log has no time stamp yet; export goes on: {error}")
+            return
+        await self._put(files, file_name(newest.size, "tsr"), token)
+        newest.stamped = newest.written
+        self._failing.discard("timestamps")
+        self._context.telemetry.gauge("baton_log_timestamped_size", newest.size)
+
+    def _log(self, kind: str, words: str) -> None:
+        """Log the first of several failures of a kind."""
+        if kind not in self._failing:
+            self._context.telemetry.log(logging.WARNING, words)
+        self._failing.add(kind)

@@ -39,6 +39,10 @@ MANAGEMENT_TRIES = 4
 MANAGEMENT_FIRST, MANAGEMENT_LONGEST = 0.1, 1.0
 """Seconds between two attempts to connect to a vLLM server's management API."""
 
+AUTHORITY_TRIES = 3
+AUTHORITY_FIRST, AUTHORITY_LONGEST = 0.1, 2.0
+"""Seconds between two requests to a witness or a time-stamp authority, before the next turn of the export."""
+
 
 async def retried(call: Callable[[], Awaitable[T]], policy: Callable[[], AsyncRetrying]) -> T:
     """Return what `call` returns, tried again as `policy` says.
@@ -118,6 +122,16 @@ def management(*, faults: tuple[type[Exception], ...]) -> Retrying:
         retry=retry_if_exception_type(faults),
         wait=wait_exponential(multiplier=MANAGEMENT_FIRST, max=MANAGEMENT_LONGEST),
         stop=stop_after_attempt(MANAGEMENT_TRIES),
+        reraise=True,
+    )
+
+
+def authority(*, faults: tuple[type[Exception], ...]) -> AsyncRetrying:
+    """Ask a witness or a time-stamp authority again, a few times."""
+    return AsyncRetrying(
+        retry=retry_if_exception_type(faults),
+        wait=wait_exponential(multiplier=AUTHORITY_FIRST, max=AUTHORITY_LONGEST),
+        stop=stop_after_attempt(AUTHORITY_TRIES),
         reraise=True,
     )
 

@@ -19,13 +19,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
 from pkgutil import resolve_name
 
 import uvicorn
 from fastapi import FastAPI
 
 from app.engine.conductors.watch import PromotionWatch
-from app.engine.log_export import CheckpointExport
+from app.engine.log_export import Authorities, CheckpointExport
 from app.engine.retention import ContentRetention, RunRetention, archiving
 from app.engine.runs.shadows import Shadows
 from app.engine.sealer import Sealer
@@ -34,8 +35,9 @@ from app.gateway.app import create_app, create_probes
 from app.gateway.http.api_keys import adopt, mint
 from app.gateway.http.connection import connection
 from app.network import retries
+from app.network.log_authorities import TSP
 from app.process import gc_policy
-from app.process.config import Loaded, Settings, log_signers, reload
+from app.process.config import Loaded, Settings, log_signers, log_witnesses, reload
 from app.process.wiring import DRAIN_SECONDS, Runtime, check_roles, open_runtime
 from app.store.archive import open_archive
 from app.store.archive_files import open_archive_files
@@ -128,9 +130,18 @@ def _content_retention(opened: Runtime, settings: Settings) -> ContentRetention:
 
 
 def _log_export(opened: Runtime, settings: Settings) -> CheckpointExport:
-    """The task that exports checkpoints. Raises `ConfigInvalid` if the library for S3 is needed and not installed."""
-    files = open_archive_files(settings.log_export, settings.archive_endpoint) if settings.log_export else None
-    return CheckpointExport(opened.context, files)
+    """The task that exports checkpoints. Raises `ConfigInvalid` if a library is needed and not installed."""
+    authorities = Authorities(log_witnesses(settings), settings.log_timestamp_url)
+    if authorities.timestamps and find_spec(TSP) is None:
+        raise ConfigInvalid(
+            ["BATON_LOG_TIMESTAMP_URL: needs rfc3161-client; install it with `pip install 'baton[timestamps]'`"]
+        )
+    if not settings.log_export:
+        if settings.log_witness or settings.log_timestamp_url:
+            raise ConfigInvalid(["BATON_LOG_EXPORT: must be set where checkpoints are cosigned or stamped"])
+        return CheckpointExport(opened.context, None)
+    files = open_archive_files(settings.log_export, settings.archive_endpoint)
+    return CheckpointExport(opened.context, files, authorities)
 
 
 def _run_retention(opened: Runtime, settings: Settings) -> RunRetention:

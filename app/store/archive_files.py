@@ -1,7 +1,8 @@
 """The archive of pruned runs: files in a folder, or in a bucket of an S3-compatible store.
 
 A file is written under a name that no other file has, and read back before it counts as written. Nothing is ever
-replaced or deleted here: how long archives are kept is for the operator's own rules, such as a bucket's lifecycle.
+replaced or deleted here, but for a checkpoint to which cosignatures are added: how long archives are kept is for the
+operator's own rules, such as a bucket's lifecycle.
 """
 
 import os
@@ -17,6 +18,8 @@ SCHEME = "s3"
 CONNECT_SECONDS = 10
 READ_SECONDS = 60
 """Longest wait for the next bytes of the store."""
+READ_BYTES = 2**16
+"""Most bytes of a file that is read; a checkpoint and a time stamp have fewer."""
 TRIES = 3
 """Most times that botocore sends one request."""
 
@@ -26,6 +29,18 @@ class ArchiveFiles(Protocol):
 
     def put(self, name: str, body: bytes) -> str:
         """Write a file, read it back, and return where it is. Raises `ArchiveUnavailable` if it is not there whole."""
+        ...
+
+    def read(self, name: str) -> bytes | None:
+        """The bytes of a file, up to 64 KiB; None if there is none. Raises `ArchiveUnavailable`."""
+        ...
+
+    def written_at(self, name: str) -> float | None:
+        """When a file was written, in seconds since 1970; None if there is none. Raises `ArchiveUnavailable`."""
+        ...
+
+    def names(self, after: str) -> list[str]:
+        """The names of the files that sort behind `after`, in order. Raises `ArchiveUnavailable`."""
         ...
 
 
@@ -64,6 +79,37 @@ class Folder:
         except OSError as error:
             raise ArchiveUnavailable(f"{path} cannot be written: {error.strerror or type(error).__name__}.") from None
         return _checked(str(path), body, found)
+
+    def read(self, name: str) -> bytes | None:
+        """Implements `ArchiveFiles`."""
+        path = self._folder / name
+        try:
+            with path.open("rb") as file:
+                return file.read(READ_BYTES)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise ArchiveUnavailable(f"{path} cannot be read: {error.strerror or type(error).__name__}.") from None
+
+    def written_at(self, name: str) -> float | None:
+        """Implements `ArchiveFiles`."""
+        path = self._folder / name
+        try:
+            return path.stat().st_mtime
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise ArchiveUnavailable(f"{path} cannot be read: {error.strerror or type(error).__name__}.") from None
+
+    def names(self, after: str) -> list[str]:
+        """Implements `ArchiveFiles`."""
+        try:
+            return sorted([path.name for path in self._folder.iterdir() if path.name > after])
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            words = error.strerror or type(error).__name__
+            raise ArchiveUnavailable(f"{self._folder} cannot be read: {words}.") from None
 
 
 def _sync_folder(folder: Path) -> None:
@@ -115,6 +161,43 @@ class Bucket:
         except (self._failures.BotoCoreError, self._failures.ClientError, OSError) as error:
             raise ArchiveUnavailable(f"{location} cannot be written: {_reason(error)}.") from None
         return _checked(location, body, found)
+
+    def read(self, name: str) -> bytes | None:
+        """Implements `ArchiveFiles`."""
+        key = f"{self._prefix}/{name}" if self._prefix else name
+        try:
+            body: bytes = self._connected().get_object(Bucket=self._bucket, Key=key)["Body"].read(READ_BYTES)
+        except (self._failures.BotoCoreError, self._failures.ClientError, OSError) as error:
+            if _reason(error) == "NoSuchKey":
+                return None
+            raise self._unreadable(error) from None
+        return body
+
+    def written_at(self, name: str) -> float | None:
+        """Implements `ArchiveFiles`."""
+        key = f"{self._prefix}/{name}" if self._prefix else name
+        try:
+            at: float = self._connected().head_object(Bucket=self._bucket, Key=key)["LastModified"].timestamp()
+        except (self._failures.BotoCoreError, self._failures.ClientError, OSError) as error:
+            if _reason(error) in ("404", "NoSuchKey"):
+                return None
+            raise self._unreadable(error) from None
+        return at
+
+    def names(self, after: str) -> list[str]:
+        """Implements `ArchiveFiles`."""
+        before = f"{self._prefix}/" if self._prefix else ""
+        found: list[str] = []
+        try:
+            pages = self._connected().get_paginator("list_objects_v2")
+            for page in pages.paginate(Bucket=self._bucket, Prefix=before, StartAfter=before + after):
+                found += [one["Key"].removeprefix(before) for one in page.get("Contents", [])]
+        except (self._failures.BotoCoreError, self._failures.ClientError, OSError) as error:
+            raise self._unreadable(error) from None
+        return found
+
+    def _unreadable(self, error: Exception) -> ArchiveUnavailable:
+        return ArchiveUnavailable(f"{SCHEME}://{self._bucket}/{self._prefix} cannot be read: {_reason(error)}.")
 
     def _connected(self) -> Any:
         """The client, made on first use: botocore reads files of several megabytes for it."""

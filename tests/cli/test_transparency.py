@@ -7,10 +7,12 @@ from contextlib import closing
 from pathlib import Path
 
 from app.core.transparency.notes import Signer
+from app.engine.log_export import file_name
 from app.store.sql import open_store
 from tests.cli.test_commands import baton
 from tests.conformance.entries import admitted
 from tests.conformance.test_transparency_log import SIGNER, fresh
+from tests.harness.log_authorities import NAME, LogAuthorities
 
 
 async def sealed(folder: Path, *signers: Signer) -> None:
@@ -30,6 +32,43 @@ def test_the_log_and_the_proof_of_a_run_are_shown(tmp_path: Path) -> None:
     assert "1 of 1 events are sealed." in baton(tmp_path, "runs", "proof", "run_1", **environ).out
     proof = json.loads(baton(tmp_path, "runs", "proof", "last", "--json", **environ).out)
     assert (proof["sealed"], proof["faults"], len(proof["leaves"])) == (1, [], 1)
+
+
+def cosigned_copy(folder: Path, note: str) -> str:
+    """Write checkpoints as an engine exports them, the second one without cosignature. Returns the witness's key."""
+    served = LogAuthorities(SIGNER.verifier, folder)
+    text, below = note.split("\n\n")
+    held = folder / "held"
+    held.mkdir()
+    (held / file_name(1)).write_text(note + served.line(text + "\n"))
+    (held / file_name(1, "tsr")).write_bytes(b"a token")
+    (held / file_name(2)).write_text(f"{text}\n\n{below}")
+    return served.verifier
+
+
+def test_the_export_is_shown_and_what_lacks_a_confirmation(tmp_path: Path) -> None:
+    environ = {"BATON_DATABASE_URL": f"sqlite:///{tmp_path}/baton.db"}
+    asyncio.run(sealed(tmp_path, SIGNER))
+    witness = cosigned_copy(tmp_path, asyncio.run(note_of(tmp_path)))
+    held = tmp_path / "held"
+    environ |= {"BATON_LOG_EXPORT": str(held), "BATON_LOG_WITNESS": f"http://127.0.0.1:1 {witness}"}
+    environ |= {"BATON_LOG_TIMESTAMP_URL": "http://127.0.0.1:1"}
+    state = json.loads(baton(tmp_path, "audit", "log", "--json", **environ).out)
+    assert (state["exported_size"], state["timestamped_size"], state["export"]) == (2, 1, str(held))
+    assert state[f"witness {NAME}"]["size"] == 1
+    assert f"not confirmed by {NAME}, the time-stamp authority" in " ".join(
+        baton(tmp_path, "doctor", **environ).out.split()
+    )
+    newest, earlier = str(held / file_name(2)), str(held / file_name(1))
+    assert baton(tmp_path, "audit", "verify", "--checkpoint", earlier, "--witness", witness, **environ).status == 0
+    refused = baton(tmp_path, "audit", "verify", "--checkpoint", newest, "--witness", witness, **environ)
+    assert refused.status == 1
+    assert f"the newest held checkpoint is not cosigned by {NAME}" in refused.out
+
+
+async def note_of(folder: Path) -> str:
+    async with open_store(f"sqlite:///{folder}/baton.db") as store:
+        return (await store.log.state()).checkpoint or ""
 
 
 def test_an_entry_that_was_changed_is_named(tmp_path: Path) -> None:

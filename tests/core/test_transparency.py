@@ -8,6 +8,7 @@ from app.core.transparency import leaves
 from app.core.transparency.merkle import (
     EMPTY_ROOT,
     Frontier,
+    consistency_proof,
     includes,
     inclusion_proof,
     leaf_hash,
@@ -25,6 +26,7 @@ from app.core.transparency.notes import (
     sign,
 )
 from app.core.transparency.tiles import Tile, bundle, node_reader, parse_tile, tiles_of, unbundle
+from tests.harness.log_authorities import is_consistent
 
 # The entries and the roots of the first n of them from the tests of Certificate Transparency.
 ENTRIES = [b"", b"\0", b"\x10", b" !", b"01", b"@ABC", b"PQRSTUVW", b"`abcdefghijklmno"]
@@ -92,6 +94,21 @@ def test_each_entry_is_proven_by_the_tiles_and_no_other_is() -> None:
             assert not includes(index, size, whole[index], [*proof, root], root)
             assert not includes(index, size, whole[index], proof, EMPTY_ROOT)
             assert size == 1 or not includes(index, size, whole[index], proof[1:], root)
+
+
+def test_a_tree_is_proven_to_be_the_beginning_of_another() -> None:
+    whole = hashes(70)
+    node = node_reader(Tiles(whole).tile)
+    roots = [tree_root(whole[:size]) for size in range(71)]
+    forged = [*roots]
+    forged[33] = tree_root([leaf_hash(b"other"), *whole[1:33]])
+    for old in (0, 1, 2, 3, 8, 33, 64, 69, 70):
+        for new in (old, 64, 65, 70):
+            if new >= old:
+                proof = consistency_proof(old, new, node)
+                assert is_consistent(old, roots[old], new, roots[new], proof)
+                assert old == new or not is_consistent(old, roots[old], new, roots[new - 1], proof) or old == 0
+    assert not is_consistent(33, forged[33], 70, roots[70], consistency_proof(33, 70, node))
 
 
 @pytest.mark.parametrize(

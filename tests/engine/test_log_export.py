@@ -3,13 +3,16 @@
 import asyncio
 from pathlib import Path
 
+from app.audit.log.tree import read_checkpoint, read_key
 from app.core.transparency.notes import Signer, open_checkpoint
-from app.engine.log_export import CheckpointExport, file_name
+from app.core.transparency.witnesses import read_witnesses
+from app.engine.log_export import Authorities, CheckpointExport, file_name
 from app.engine.sealer import Sealer
 from app.process.wiring import Runtime
 from app.store.archive_files import Folder
 from tests.harness.callers import calling, key_of
 from tests.harness.in_process import pool_text, running_service
+from tests.harness.log_authorities import NAME, log_authorities, make_authority, openssl
 from tests.stubs import ProviderStub
 
 SIGNER = Signer("log.example/baton", bytes(range(32)))
@@ -53,6 +56,60 @@ async def test_sealing_goes_on_while_the_place_is_away_and_the_newest_is_tried_a
         await export.look()
         assert (value("baton_log_exported_size"), value("baton_log_export_failures_total")) == (size, 1)
     assert [path.name for path in place.iterdir()] == [file_name(size)]
+
+
+async def test_a_witness_cosigns_each_exported_checkpoint_from_the_size_that_it_knows(
+    stub: ProviderStub, tmp_path: Path
+) -> None:
+    held = tmp_path / "held"
+    async with (
+        running_service(tmp_path, pool_text(stub)) as opened,
+        log_authorities(SIGNER.verifier, tmp_path) as served,
+    ):
+        authorities = Authorities(read_witnesses(f"{served.url} {served.verifier}"))
+        sizes = []
+        for _ in range(2):  # the second engine does not know what the first one has sent
+            sizes.append(await seal_a_run(opened))
+            export = CheckpointExport(opened.context, Folder(held), authorities)
+            export._mine = b"one engine after the other"
+            await export.look()
+            await export.look()
+    assert served.asked == [0, 0, sizes[0]]
+    key = read_key(served.verifier)
+    for size in sizes:
+        checkpoint = read_checkpoint((held / file_name(size)).read_text())
+        assert (checkpoint.size, checkpoint.signers([key])) == (size, [NAME])
+
+
+async def test_export_goes_on_without_a_witness_and_without_stamps_and_both_are_added_later(
+    stub: ProviderStub, tmp_path: Path
+) -> None:
+    held, authority = tmp_path / "held", tmp_path / "authority"
+    make_authority(authority)
+    async with (
+        running_service(tmp_path, pool_text(stub)) as opened,
+        log_authorities(SIGNER.verifier, authority) as served,
+    ):
+        witnesses = read_witnesses(f"{served.url} {served.verifier}")
+        export = CheckpointExport(opened.context, Folder(held), Authorities(witnesses, f"{served.url}/stamp"))
+        value = opened.context.telemetry.registry.get_sample_value
+        served.away = True
+        size = await seal_a_run(opened)
+        await export.look()
+        assert (value("baton_log_exported_size"), value("baton_log_export_failures_total")) == (size, 0)
+        assert value("baton_log_witness_failures_total", {"witness": NAME}) == 1
+        assert value("baton_log_timestamp_failures_total") == 1
+        served.away, served.forges = False, True
+        await export.look()
+        assert value("baton_log_witness_failures_total", {"witness": NAME}) == 2
+        served.forges = False
+        await export.look()
+        assert value("baton_log_witnessed_size", {"witness": NAME}) == value("baton_log_timestamped_size") == size
+    checkpoint, token = held / file_name(size), held / file_name(size, "tsr")
+    assert read_checkpoint(checkpoint.read_text()).signers([read_key(served.verifier)]) == [NAME]
+    assert "Verification: OK" in openssl(
+        authority, "ts", "-verify", "-data", str(checkpoint), "-in", str(token), "-CAfile", "tsa.pem"
+    )
 
 
 async def test_without_a_place_nothing_is_exported(stub: ProviderStub, tmp_path: Path) -> None:

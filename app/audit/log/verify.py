@@ -64,6 +64,8 @@ class LogCheck:
     """The keys that are trusted. Without any, the log's own are taken, which are in its entries."""
     held: tuple[tuple[str, Checkpoint], ...] = ()
     """The checkpoints that are held outside, each with the name of its file."""
+    witnesses: tuple[Key, ...] = ()
+    """The keys of witnesses, each of which must have cosigned the newest checkpoint that is held outside."""
     tiles: Tiles | None = None
     saved: Saved | None = None
     stored_tiles: int | None = None
@@ -83,6 +85,7 @@ class LogCheck:
         elif self.report.entries:
             self._add("checkpoint", "the log has entries and no checkpoint")
         self._compare_held(roots)
+        self._check_witnesses()
 
     def _add(self, rule: str, words: str, place: int | None = 0) -> None:
         self.report.add(Finding(rule, LOG, words, place))
@@ -197,6 +200,24 @@ class LogCheck:
             return
         if checkpoint.origin not in signed:
             self._add("checkpoint", f"{name} is not signed by the log that it names", checkpoint.size)
+
+    def _check_witnesses(self) -> None:
+        """The newest held checkpoint has a cosignature by every witness; wrong ones of others are findings as well."""
+        if not self.witnesses:
+            return
+        newest = max([held.size for _, held in self.held], default=0)
+        signed: set[str] = set()
+        for name, held in self.held:
+            try:
+                found = held.signers(self.witnesses)
+            except Unreadable as error:
+                self._add("checkpoint", f"{name}: {error}", held.size)
+                continue
+            if held.size == newest:
+                signed |= set(found)
+        for witness in self.witnesses:
+            if witness.name not in signed:
+                self._add("checkpoint", f"the newest held checkpoint is not cosigned by {witness.name}", newest)
 
     def _compare_own(self, checkpoint: Checkpoint, roots: Mapping[int, bytes]) -> None:
         size = self.report.entries

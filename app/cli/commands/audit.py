@@ -139,6 +139,7 @@ def _define_verify(audit: Group) -> None:
         "verify",
         "verify",
         "baton audit verify --checkpoint held/ --key log.pub",
+        "baton audit verify --checkpoint held/ --witness witness.pub",
         "baton audit verify tiles/ --journal export.jsonl --checkpoint monday.txt",
         "baton audit verify --settled --saved tiles/ --json",
     )
@@ -150,6 +151,12 @@ def _define_verify(audit: Group) -> None:
         help="A checkpoint from outside, or a folder of them.",
     )
     @repeatable("--key", "keys", metavar="KEY", help="A verifier key of the log, or a file of such keys.")
+    @repeatable(
+        "--witness",
+        "witnesses",
+        metavar="KEY",
+        help="A key of a witness that must have cosigned the newest checkpoint.",
+    )
     @option("--journal", metavar="FILE", help="An export of the journal to compare with the saved tiles.")
     @option("--saved", metavar="FOLDER", help="Tiles that were saved before, to find the entry that was altered.")
     @flag("--settled", help="Nothing writes to the database: whatever is not sealed is a finding.")

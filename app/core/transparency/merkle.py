@@ -6,7 +6,7 @@
 A node is named by its level and its index there: node (k, i) is the root over the leaves i * 2^k to (i + 1) * 2^k - 1.
 The functions that make a proof read nodes through a function, so that they work on tiles as well as on a list.
 
-An inclusion proof shows that an entry is in a tree.
+An inclusion proof shows that an entry is in a tree, a consistency proof that one tree is the beginning of another.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -108,6 +108,27 @@ def inclusion_proof(index: int, size: int, node: Node) -> list[bytes]:
         else:
             proof.append(range_root(begin, middle, node))
             begin = middle
+    return proof[::-1]
+
+
+def consistency_proof(old: int, new: int, node: Node) -> list[bytes]:
+    """The proof that the tree of `old` entries is the beginning of the tree of `new` ones: PROOF of RFC 6962, 2.1.2."""
+    if not 0 <= old <= new:
+        raise ValueError("The earlier tree is larger than the later one.")
+    if old in (0, new):
+        return []
+    proof: list[bytes] = []
+    begin, end, whole = 0, new, True
+    while old != end:
+        middle = begin + _left(end - begin)
+        if old <= middle:
+            proof.append(range_root(middle, end, node))
+            end = middle
+        else:
+            proof.append(range_root(begin, middle, node))
+            begin, whole = middle, False
+    if not whole:
+        proof.append(range_root(begin, end, node))
     return proof[::-1]
 
 

@@ -16,7 +16,7 @@ from binascii import Error as Base64Error
 from collections.abc import Sequence
 from hashlib import sha256
 from pkgutil import resolve_name
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Self
 
 from app.core.records import record
 from app.core.transparency.merkle import HASH_BYTES
@@ -41,8 +41,8 @@ class NoteInvalid(ValueError):
     """A note, a checkpoint or a key is malformed, or no known key has signed the note."""
 
 
-def _key_id(name: str, public: bytes) -> bytes:
-    return sha256(name.encode() + b"\n" + ED25519 + public).digest()[:4]
+def _key_id(name: str, body: bytes) -> bytes:
+    return sha256(name.encode() + b"\n" + body).digest()[:4]
 
 
 def _bytes_of(text: str) -> bytes:
@@ -55,25 +55,28 @@ def _bytes_of(text: str) -> bytes:
 class Verifier:
     """A public key with the name of its owner."""
 
+    kind = ED25519
+    """The byte before the key in its text form, which says how it signs."""
+
     def __init__(self, name: str, public: bytes) -> None:
         if not _NAME.fullmatch(name) or len(public) != HASH_BYTES:
             raise NoteInvalid("The key has no proper name, or is not an Ed25519 key.")
         self.name = name
-        self.id = _key_id(name, public)
+        self.id = _key_id(name, self.kind + public)
         self._public = public
         self._key: Ed25519PublicKey = resolve_name(f"{KEYS}:Ed25519PublicKey").from_public_bytes(public)
 
     @classmethod
-    def parsed(cls, text: str) -> "Verifier":
+    def parsed(cls, text: str) -> Self:
         """The verifier key that is written so. Raises `NoteInvalid`."""
-        name, public = _parts(text)
+        name, public = _parts(text, cls.kind)
         found = cls(name, public)
         if str(found) != text:
             raise NoteInvalid("The id of the key does not fit its name and its bytes.")
         return found
 
     def __str__(self) -> str:
-        return f"{self.name}+{self.id.hex()}+{b64encode(ED25519 + self._public).decode()}"
+        return f"{self.name}+{self.id.hex()}+{b64encode(self.kind + self._public).decode()}"
 
     def verifies(self, text: str, signature: bytes) -> bool:
         refusal: type[Exception] = resolve_name(REFUSAL)
@@ -116,14 +119,14 @@ class Signer:
         return f"{MARK}{self.name} {b64encode(signed).decode()}\n"
 
 
-def _parts(text: str) -> tuple[str, bytes]:
+def _parts(text: str, kind: bytes = ED25519) -> tuple[str, bytes]:
     """The name and the bytes of a key."""
     parts = text.split("+", 2)
     if len(parts) != 3:
         raise NoteInvalid("A key has a name, an id and its bytes, with a plus between them.")
     body = _bytes_of(parts[2])
-    if body[:1] != ED25519:
-        raise NoteInvalid("The key is not an Ed25519 key.")
+    if body[:1] != kind:
+        raise NoteInvalid("The key is not an Ed25519 key of this kind.")
     return parts[0], body[1:]
 
 

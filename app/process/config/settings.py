@@ -22,6 +22,7 @@ from app.core.pool.rates import RateLimits
 from app.core.run.notices import read_secrets
 from app.core.run.retention_classes import RetentionClass
 from app.core.transparency.notes import NoteInvalid, Signer
+from app.core.transparency.witnesses import Witness, read_witnesses
 from app.errors import ConfigInvalid
 from app.process.config.retention_classes import retention_classes
 from app.process.config.role_rules import role_rules
@@ -129,6 +130,15 @@ class Settings(BaseModel):
     )
     log_export: str = Field(
         default="", description="Folder or s3://bucket/prefix to which checkpoints of the transparency log are written."
+    )
+    log_witness: str = Field(
+        default="",
+        repr=False,
+        description="Witnesses that cosign exported checkpoints, each as URL and verifier key (NAME+HEX+BASE64), "
+        "separated by spaces.",
+    )
+    log_timestamp_url: str = Field(
+        default="", repr=False, description="URL of an RFC 3161 authority that stamps exported checkpoints."
     )
     conductor_url: str | None = Field(
         default=None, repr=False, description="Base URL of an OpenAI-compatible server that conducts."
@@ -301,6 +311,21 @@ class Settings(BaseModel):
         _signers(value)
         return value
 
+    @field_validator("log_witness")
+    @classmethod
+    def _witnesses(cls, value: str) -> str:
+        for witness in _read_witnesses(value):
+            if problem := url_problem(witness.url):
+                raise ValueError(f"the URL of {witness.name} {problem}")
+        return value
+
+    @field_validator("log_timestamp_url")
+    @classmethod
+    def _timestamp_url(cls, value: str) -> str:
+        if value and (problem := url_problem(value)):
+            raise ValueError(problem)
+        return value
+
     @field_validator("archive", "log_export")
     @classmethod
     def _archive(cls, value: str) -> str:
@@ -451,6 +476,18 @@ def content_keys(settings: Settings) -> tuple[bytes | str, ...]:
 def log_signers(settings: Settings) -> tuple[Signer, ...]:
     """Return the keys that sign the checkpoints of the transparency log; none where the database has its own."""
     return _signers(settings.log_key)
+
+
+def log_witnesses(settings: Settings) -> tuple[Witness, ...]:
+    """Return the witnesses that are asked to cosign checkpoints."""
+    return _read_witnesses(settings.log_witness)
+
+
+def _read_witnesses(value: str) -> tuple[Witness, ...]:
+    try:
+        return read_witnesses(value)
+    except NoteInvalid:
+        raise ValueError("must be a URL and a verifier key (NAME+HEX+BASE64) for each witness; correct it") from None
 
 
 def _signers(value: SecretStr | None) -> tuple[Signer, ...]:

@@ -1,0 +1,105 @@
+"""Cosignatures of witnesses (https://c2sp.org/tlog-cosignature), and how a log asks for one (https://c2sp.org/tlog-witness).
+
+A witness remembers the last checkpoint of a log that it has seen, and cosigns a later one only if a consistency proof
+shows that the log was only appended to. Its signature covers the time as well:
+
+    verifier key   NAME+HEX+BASE64(0x04 || 32 bytes of the public key)
+    signature      ID || 8 bytes of the time || Ed25519 over STATED
+    STATED         "cosignature/v1" LF "time " SECONDS LF text of the checkpoint
+"""
+
+from base64 import b64encode
+from collections.abc import Awaitable, Callable, Sequence
+
+from app.core.records import record
+from app.core.transparency.merkle import HASH_BYTES, consistency_proof
+from app.core.transparency.notes import MARK, NoteInvalid, Verifier, split_note
+from app.core.transparency.tiles import WIDTH, hashes_of, node_reader
+
+TIME_BYTES = 8
+
+
+class WitnessKey(Verifier):
+    """The public key of a witness."""
+
+    kind = b"\x04"
+
+    def verifies(self, text: str, signature: bytes) -> bool:
+        """True if it is this witness's signature of a checkpoint's text."""
+        stated = f"cosignature/v1\ntime {cosigned_at(signature)}\n{text}"
+        return super().verifies(stated, signature[TIME_BYTES:])
+
+
+@record(frozen=True, slots=True)
+class Witness:
+    """A witness: the URL below which it takes checkpoints, and its key."""
+
+    url: str
+    key: WitnessKey
+
+    @property
+    def name(self) -> str:
+        """The name of its key."""
+        return self.key.name
+
+
+def read_witnesses(text: str) -> tuple[Witness, ...]:
+    """The witnesses of a setting: a URL and a verifier key each. Raises `NoteInvalid`."""
+    words = text.split()
+    if len(words) % 2:
+        raise NoteInvalid("A witness has a URL and a verifier key.")
+    found = []
+    for at in range(0, len(words), 2):
+        found.append(Witness(words[at].rstrip("/"), WitnessKey.parsed(words[at + 1])))
+    if len({witness.name for witness in found}) < len(found):
+        raise NoteInvalid("Two witnesses have the same name.")
+    return tuple(found)
+
+
+def cosigned_at(signature: bytes) -> int:
+    """The time of a cosignature, in seconds since 1970."""
+    return int.from_bytes(signature[:TIME_BYTES], "big")
+
+
+def cosignature_time(note: str, key: WitnessKey) -> int | None:
+    """When the witness has cosigned this checkpoint; None if it has not. Raises `NoteInvalid`."""
+    text, signatures = split_note(note)
+    for name, number, signature in signatures:
+        if (name, number) == (key.name, key.id):
+            if not key.verifies(text, signature):
+                raise NoteInvalid(f"The signature of {name} is wrong.")
+            return cosigned_at(signature)
+    return None
+
+
+def submission(old: int, proof: Sequence[bytes], note: str) -> bytes:
+    """The body of a request for a cosignature; `proof` shows that the log has grown from its first `old` entries."""
+    lines = [f"old {old}", *[b64encode(one).decode() for one in proof], "", note]
+    return "\n".join(lines).encode()
+
+
+def accepted(note: str, reply: str, key: WitnessKey) -> str:
+    """The line of the reply with the witness's cosignature. Raises `NoteInvalid` if there is no valid one."""
+    text, _ = split_note(note)
+    for line in reply.split("\n"):
+        named = line.startswith(f"{MARK}{key.name} ")
+        if named and cosignature_time(f"{text}\n{line}\n", key) is not None:
+            return f"{line}\n"
+    raise NoteInvalid("No known key has signed the note.")
+
+
+async def proof_from_tiles(old: int, new: int, tile: Callable[[int, int], Awaitable[bytes]]) -> list[bytes]:
+    """The consistency proof between two sizes of a log, whose tiles `tile` reads by level and number.
+
+    Raises ValueError if the log does not have these tiles.
+    """
+    needed: dict[tuple[int, int], Sequence[bytes]] = {}
+
+    def note_needed(level: int, number: int) -> Sequence[bytes]:
+        needed[level, number] = ()
+        return [bytes(HASH_BYTES)] * WIDTH
+
+    consistency_proof(old, new, node_reader(note_needed))
+    for level, number in needed:
+        needed[level, number] = hashes_of(await tile(level, number))
+    return consistency_proof(old, new, node_reader(lambda level, number: needed[level, number]))
