@@ -17,7 +17,7 @@ from app.audit.requests import Pools
 
 NOT_DERIVED = "not in the ledger of disclosures yet"
 OF_INTENT = ("planned_by", "region", "labels", "unseen", "results", "origin")
-"""The fields of an intent that say what it discloses beside its access list."""
+"""The fields of an intent that say what it discloses besides its access list."""
 SAID = "planned_by"
 """The one of these that every intent has, if it has any."""
 

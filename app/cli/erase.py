@@ -117,12 +117,12 @@ async def _end(store: Store, rows: Sequence[RunRow], patience: float, now: float
 
 
 def _report(settings: Settings, erased: Erased) -> str:
-    told = f"The content of {erased.runs:,} runs is erased; their journals remain."
+    said = f"The content of {erased.runs:,} runs is erased; their journals remain."
     if erased.held:
         names = ", ".join(sorted(set(erased.held.values())))
-        told = f"{told} {len(erased.held):,} runs are left as they are: legal holds cover them ({names})."
+        said = f"{said} {len(erased.held):,} runs are left as they are: legal holds cover them ({names})."
     if erased.overwritten:
-        return f"{told} Nothing of it is left in the database's files."
+        return f"{said} Nothing of it is left in the database's files."
     if settings.database_url.startswith("sqlite"):
-        return f"{told} A reader was in the way: the write-ahead log has parts of it until the next checkpoint."
-    return f"{told} Its bytes remain in Postgres's files until VACUUM FULL, in its write-ahead log and in back-ups."
+        return f"{said} A reader was in the way: the write-ahead log has parts of it until the next checkpoint."
+    return f"{said} Its bytes remain in Postgres's files until VACUUM FULL, in its write-ahead log and in back-ups."

@@ -213,7 +213,7 @@ class RowCheck:
         except (ValueError, KeyError, TypeError):
             found = None  # an event is no JSON any more, or lacks a field: it differs from the sealed one
         if found is None and run.disclosures:
-            self._add("surplus", thing, "its rows in the ledger of disclosures cannot be told from its events", place)
+            self._add("surplus", thing, "its rows of the ledger of disclosures do not follow from its events", place)
         for violation in found or ():
             self._add("altered", thing, violation.what, place)
 

@@ -34,7 +34,7 @@ def define(root: Group) -> None:
     @RUN
     @DIGEST
     @REASON
-    @repeatable("--replacement", metavar="WORKER", help="A worker that may be called beside those of the plan.")
+    @repeatable("--replacement", metavar="WORKER", help="A worker that may be called besides those of the plan.")
     @option("--max-usd", type=click.FloatRange(min=0), help="What the run may cost in all (default: its worst case).")
     @in_order(POOL, AS_JSON)
     def approve() -> None:

@@ -150,7 +150,7 @@ def _define_replay(root: Group) -> None:
         "snapshot (the digest of a stored pool).",
     )
     @option("--from-step", type=click.IntRange(0), metavar="N", help="Keep the outputs of the steps before this one.")
-    @repeatable("--add-label", metavar="LABEL", help="A label beside those of the run.")
+    @repeatable("--add-label", metavar="LABEL", help="A label besides those of the run.")
     @option("--max-usd", type=DOLLARS, help="The most that all replays may cost together.")
     @option("--concurrency", type=click.IntRange(1, 64), default=4, help="The replays at a time.")
     @option("--out", metavar="FILE", help="Append each pair as a line of JSON; runs that are in it are not replayed.")

@@ -30,7 +30,7 @@ RARE = 2.5
 """Deviations; an arm that would need more luck to be worth what the best is worth on a bad day is not drawn for."""
 LAYER = "selector"
 MOST_PREDICTED = 8
-"""The most arms beside the action whose predictions are journaled."""
+"""The most arms besides the action whose predictions are journaled."""
 
 Normals = Callable[[int], Sequence[float]]
 """Gives so many draws from the standard normal distribution."""

@@ -27,7 +27,7 @@ TUNED_FOR = 300
 BOLDEST = 0.5
 """The largest weight of a value in the empirical Bernstein sequence."""
 MOST_NEEDED = 10_000_000
-"""A number of values that nobody waits for."""
+"""The most values that `needed` reports: nobody waits for more."""
 
 
 @record(frozen=True, slots=True)
@@ -123,7 +123,7 @@ def ratio_apart(before: Sequence[float], after: Sequence[float]) -> Interval | N
 
 def needed(spread: float, margin: float) -> int | None:
     """Return about how many values make an interval shorter than `margin` on either side, given the standard deviation
-    of one; None if nobody would wait for so many."""
+    of one; None if it is more than `MOST_NEEDED`."""
     if margin <= 0:
         return None
     low, high = LEAST, LEAST

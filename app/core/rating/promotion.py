@@ -260,7 +260,7 @@ class Condition:
     found: Interval | None = None
     """None: nothing is known."""
     needed: int | None = None
-    """About how many pairs decide it, if the difference stays what it is; None: they cannot be told."""
+    """About how many pairs decide it, if the difference stays what it is; None where that is not known."""
 
     def to_json(self) -> dict[str, Any]:
         """The condition in plain JSON values."""
@@ -333,6 +333,6 @@ def breaches(found: Sequence[Condition]) -> tuple[Condition, ...]:
 
 
 def pairs_needed(found: Sequence[Condition]) -> int | None:
-    """Return about how many pairs decide every condition; None if that cannot be told."""
+    """Return about how many pairs decide every condition; None where that is not known."""
     needed = [one.needed for one in found if one.outcome == "open"]
     return max([one or 0 for one in needed]) if needed and None not in needed else None

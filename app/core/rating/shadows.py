@@ -66,7 +66,7 @@ class ShadowNotes:
     seen: frozenset[str] = frozenset()
     """The latest runs that were drawn: a look begins a little before `mark`, and must not count them again."""
     waiting: tuple[str, ...] = ()
-    """Runs that have not ended yet, or wait for a quiet engine; the oldest first."""
+    """Runs that have not ended yet, or wait for an engine with free slots; the oldest first."""
     counts: Mapping[str, Mapping[str, int]] | None = None
     """By day (UTC, `2026-11-23`): how many runs got a shadow (`started`), and how many got none, by reason."""
 

@@ -23,7 +23,7 @@ TIER = "tier"
 
 @record(frozen=True, slots=True)
 class Disclosed:
-    """The disclosures of a call beside its access list, and by whose decision they are made."""
+    """The disclosures of a call besides its access list, and by whose decision they are made."""
 
     planned_by: str = ""
     """The kind of conductor whose plan made the step: `model`, `fixed`, `selector`, `random`, `caller` or `fallback`;

@@ -142,7 +142,7 @@ def approval_requested(run: str, asked: RunAwaitingApproval) -> str:
 
 
 def of_approval(run: str) -> str:
-    """Return the name under which the notices of a run's approvals are stored, beside those of its turns."""
+    """Return the name under which the notices of a run's approvals are stored, apart from those of its turns."""
     return f"{run}/approval"
 
 

@@ -137,8 +137,8 @@ class PromotionWatch:
         """Undo what the candidate was given. The id of the change follows from the candidate, so that it is undone once
         at most, whatever several engines find."""
         context = self._context
-        told = f"{candidate.conductor}|{candidate.version}|{candidate.since!r}|{candidate.share!r}"
-        name = f"change_{hashlib.sha256(told.encode()).hexdigest()[:24]}"
+        identity = f"{candidate.conductor}|{candidate.version}|{candidate.since!r}|{candidate.share!r}"
+        name = f"change_{hashlib.sha256(identity.encode()).hexdigest()[:24]}"
         wanted = await changes.checked(context.store, Wanted(candidate.conductor, "rolled_back"), tuple)
         if wanted.version != candidate.version:  # somebody has changed it meanwhile
             return

@@ -372,10 +372,10 @@ def _admitted(
     there are tools of the caller's: calls of those belong to the steps of one workflow.
     """
     limits = order.limits if conductor not in (CALLER, FALLBACK) else replace(order.limits, rounds=1)
-    told = conductor == "model" and order.tier.conductor.prompt == "general"
+    nests = conductor == "model" and order.tier.conductor.prompt == "general"
     if conductor == REPLAY and order.recording is not None:
-        limits, told = replace(limits, rounds=order.recording.rounds), order.recording.nests
-    if limits.depth and (not told or order.task.toolbox.tools):
+        limits, nests = replace(limits, rounds=order.recording.rounds), order.recording.nests
+    if limits.depth and (not nests or order.task.toolbox.tools):
         limits = replace(limits, depth=0)
     return RunAdmitted(
         task=task,

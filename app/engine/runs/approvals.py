@@ -47,7 +47,7 @@ class Decision:
     key: str
     reason: str = ""
     replacements: Sequence[str] = ()
-    """Workers that may be called beside those of the plan."""
+    """Workers that may be called besides those of the plan."""
     max_usd: int | None = None
     """The most that the run may cost in all, in micro-dollars; None: what it has cost and the plan's worst case."""
 

@@ -162,7 +162,7 @@ class PromotionCondition(Reply):
     count: int
     found: Bounds | None
     needed: int | None
-    """About how many pairs decide it if the difference stays what it is; null where that cannot be told."""
+    """About how many pairs decide it if the difference stays what it is; null where that is not known."""
 
 
 class ShadowCandidate(Reply):

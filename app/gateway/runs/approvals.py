@@ -47,7 +47,7 @@ class ApprovalRequest(WireModel):
     digest: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
     reason: Annotated[str, StringConstraints(max_length=2_000)] = ""
     replacements: Annotated[list[WorkerName], Field(max_length=256, fail_fast=True)] = []
-    """Workers that may be called beside those of the plan; without any, only those of the plan are."""
+    """Workers that may be called besides those of the plan; without any, only those of the plan are."""
     max_usd: Annotated[float, Field(ge=0, le=1_000_000, allow_inf_nan=False)] | None = None
     """The most that the run may cost in all; without it, what it has cost and the plan's worst case."""
 

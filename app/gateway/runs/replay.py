@@ -55,7 +55,7 @@ class ReplayRequest(WireModel):
     from_step: Annotated[int, Field(ge=0, le=100_000)] | None = None
     """The step from which on the plan is carried out; the outputs of the steps before it are kept."""
     labels: Annotated[list[Label], Field(max_length=16, fail_fast=True)] = []
-    """Labels beside those of the run, all of which stay in force."""
+    """Labels besides those of the run, all of which stay in force."""
     budget: Budget | None = None
     pool: PoolChoice | None = None
     explore: bool = False
