@@ -10,6 +10,8 @@ from app.core.run.kinds import Kind
 REFS = ("task", "subtask", "output", "logprobs", "said", "results", "request", "answer", "why", "why_withheld")
 """Fields that name a content. The request of an intent is the hash of the bytes that were sent, which are not
 stored."""
+OTHER_REFS = frozenset({("run.admitted", "plan"), ("run.approved", "reason"), ("run.refused", "reason")})
+"""Fields that name a content in events of one kind, and something else, or nothing, in others."""
 
 
 def contents(run: Account) -> Iterator[Violation]:
@@ -43,6 +45,9 @@ def _named(run: Account) -> Iterator[tuple[int, str]]:
             ref = fact.body.get(name)
             if isinstance(ref, str) and ref and fact.kind is not Kind.CALL_INTENDED:
                 yield fact.seq, ref
+        for kind, name in OTHER_REFS:
+            if fact.kind == kind and fact.body.get(name):
+                yield fact.seq, fact.body[name]
         decision = fact.body.get("decision")
         if isinstance(decision, dict) and isinstance(decision.get("features"), str):
             yield fact.seq, decision["features"]

@@ -13,7 +13,7 @@ def row(run: Account) -> Iterator[Violation]:
     """Apply all rules of this module."""
     columns = run.record.row
     for column, wanted in _columns(run).items():
-        if columns[column] != wanted:
+        if columns.get(column) != wanted:
             yield run.says("row-projection", 0, f"{column} is not what the events make it")
     if run.end is not None and columns["degraded"] not in degraded(run):
         yield run.says("row-projection", run.end.seq, "degraded is not what the events make it")
@@ -27,6 +27,8 @@ def _columns(run: Account) -> dict[str, Any]:
     return {
         "tier": admitted["tier"],
         "model": admitted["model"],
+        "origin_kind": admitted.get("origin_kind") or None,
+        "origin_run": admitted.get("origin_run") or None,
         "created_at": run.facts[0].at,
         "deadline": run.turns[-1].until,
         "seq": run.facts[-1].seq,

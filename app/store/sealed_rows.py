@@ -13,6 +13,7 @@ from app.core.records import record
 from app.store.archive import Administration, Archive, orphans, read_administration
 from app.store.protocol import ERASED_TAGS
 from app.store.rows import content, texts
+from app.store.rows.runs import clock
 from app.store.sqlkit.sealing import Open
 from app.store.sqlkit.tables import (
     ADMIN_EVENTS,
@@ -21,8 +22,10 @@ from app.store.sqlkit.tables import (
     CONDUCTOR_CHANGES,
     EVENTS,
     FEEDBACK,
+    HOLDS,
     KEYS,
     LOG_LEAVES,
+    LOG_QUEUE,
     LOG_STATE,
     LOG_TILES,
     METADATA,
@@ -44,6 +47,7 @@ KINDS: Mapping[str, Table] = {
     "key": KEYS,
     "tenant": TENANTS,
     "budget": BUDGETS,
+    "hold": HOLDS,
     "policy": POLICIES,
     "trial": TRIALS,
     "catalog": CATALOGS,
@@ -97,6 +101,15 @@ class SealedRows:
         """The state of the log; None if nothing was ever sealed."""
         row = self._conn.execute(select(LOG_STATE)).mappings().one_or_none()
         return _columns(row) if row is not None else None
+
+    def clock(self) -> float:
+        """The time by the clock of the database, in seconds since 1970."""
+        return clock(self._conn)
+
+    def waiting(self) -> Sequence[tuple[str, str, float]]:
+        """The changes that wait to be sealed, each as the kind, the id, and when it was made."""
+        row = LOG_QUEUE.c
+        return [(kind, id_, at) for kind, id_, at in self._conn.execute(select(row.kind, row.id, row.at))]
 
     def entries(self) -> Iterator[LogRow]:
         """Every entry of the log, in its order."""
@@ -164,9 +177,9 @@ class SealedRows:
 
     def _private(self, runs: Sequence[str]) -> Mapping[str, Sequence[Row]]:
         of_callers = TAGS.c.name.in_(bindparam("of_callers", ERASED_TAGS, expanding=True, literal_execute=True))
-        query = select(TAGS).where(TAGS.c.run.in_(runs), of_callers).order_by(TAGS.c.run, TAGS.c.name, TAGS.c.value)
+        query = select(TAGS).where(TAGS.c.run.in_(runs), of_callers)
         found: defaultdict[str, list[Row]] = defaultdict(list)
-        for name, value, run in self._conn.execute(query):
+        for name, value, run in sorted([tuple(row) for row in self._conn.execute(query)]):
             found[run].append({"name": name, "value": value})
         return found
 
@@ -174,7 +187,7 @@ class SealedRows:
         table = METADATA.tables.get("disclosures")
         if table is None:
             return {}
-        query = select(table).where(table.c.run.in_(runs)).order_by(table.c.run, table.c.at, table.c.call)
+        query = select(table).where(table.c.run.in_(runs)).order_by(table.c.run, table.c.call)
         found: defaultdict[str, list[Row]] = defaultdict(list)
         for row in self._conn.execute(query).mappings():
             found[row["run"]].append(_columns(row))

@@ -144,15 +144,17 @@ def _pruned_of(left: Any, root: bytes) -> Any:
     return replace(left[0], root=root), left[1]
 
 
-def verify(conn: Connection, held: Sequence[tuple[str, Checkpoint]], opened: Open | None = None) -> Verified:
-    """Verify a database that nothing writes to, as the command does. `opened` decrypts contents."""
+def verify(
+    conn: Connection, held: Sequence[tuple[str, Checkpoint]], opened: Open | None = None, *, settled: bool = True
+) -> Verified:
+    """Verify a database, as the command does. `opened` decrypts contents; nothing writes to it if it is `settled`."""
     stored, report = SealedRows(conn, opened or (lambda _place, body: body)), Verified()
     state = stored.state()
     log = LogCheck(report, held=tuple(held), tiles=stored.tile, stored_tiles=stored.count_tiles())
     rows = stored.entries()
     entries = (StoredEntry(one.place, one.entry, one.salt, one.kind, one.id, one.events) for one in rows)
     log.check(entries, state["checkpoint"] if state is not None else None)
-    RowCheck(report, stored, log.last_at, settled=True).check()
+    RowCheck(report, stored, log.last_at, settled=settled).check()
     return report
 
 
@@ -242,6 +244,14 @@ def owner_of_a_run(conn: Connection, rnd: random.Random) -> str:
     runs, column = TABLES["runs"], rnd.choice(("tenant", "key"))
     run = rnd.choice(_rows(conn, runs))["id"]
     conn.execute(update(runs).where(runs.c.id == run).values({column: "somebody"}))
+    return f"the {column} of a run rewritten"
+
+
+def origin_of_a_run(conn: Connection, rnd: random.Random) -> str:
+    """Say that a run of a caller's follows from another run."""
+    runs, (column, value) = TABLES["runs"], rnd.choice((("origin_kind", "shadow"), ("origin_run", "run_other")))
+    run = rnd.choice(_rows(conn, runs))["id"]
+    conn.execute(update(runs).where(runs.c.id == run).values({column: value}))
     return f"the {column} of a run rewritten"
 
 
@@ -438,6 +448,7 @@ def key_row(conn: Connection, rnd: random.Random) -> str:
 KNOWING: tuple[Tamper, ...] = (
     whole_run,
     owner_of_a_run,
+    origin_of_a_run,
     tags_of_a_run,
     key_row,
     exclusions,

@@ -1,6 +1,6 @@
 """Falsifications of approvals: what needs one was executed without it, or it was for something else."""
 
-from tests.audit.forgery import Case, Forged, add, case, in_first, put
+from tests.audit.forgery import Case, Forged, Tamper, add, case, in_first, put
 
 STEP, QUEUED, INTENDED, ADMITTED = "plan.step", "step.queued", "call.intended", "run.admitted"
 ASKED, APPROVED, REFUSED, EXPIRED = "run.awaiting_approval", "run.approved", "run.refused", "run.approval_expired"
@@ -48,6 +48,11 @@ def late(run: Forged) -> None:
     run.first(ASKED)["until"] = run.all(APPROVED)[0].at - 1
 
 
+def without_text(kind: str) -> Tamper:
+    """The text of the reason that a decision names is gone."""
+    return lambda run: run.contents.pop(run.first(kind)["reason"])
+
+
 CASES: tuple[Case, ...] = (
     case("unapproved", "queued before", SCENE, queued_before),
     case("unapproved", "nobody has approved it", SCENE, without_approval),
@@ -63,6 +68,8 @@ CASES: tuple[Case, ...] = (
     case("approval-wrong", "too late", SCENE, late),
     case("approval-wrong", "no terms", SCENE, terms_lifted),
     case("approval-wrong", "no need", SCENE, needs_none),
+    case("content-missing", "no reason of the one who approved", SCENE, without_text(APPROVED)),
+    case("content-missing", "no reason of the one who refused", "refused", without_text(REFUSED)),
     case("row-projection", "a later deadline", "not_approved_in_time", in_first(EXPIRED, add("deadline", 60))),
 )
 

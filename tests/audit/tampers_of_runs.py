@@ -198,6 +198,8 @@ BESIDE = (
             "deadline": 1.0,
             "created_at": 1.0,
             "seq": 3,
+            "origin_kind": "replay",
+            "origin_run": "run_other",
         }.items()
     ),
     case("ticket-left", "a ticket for nobody", "single", lambda run: ticket(run, 9, 0)),

@@ -4,11 +4,12 @@ import asyncio
 import json
 import random
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from sqlalchemy import Connection, create_engine, text
+from sqlalchemy import Connection, create_engine, insert, text
 
 from app.audit.log.folder import TilesFolder
 from app.audit.log.rows import OTHER_REFS
@@ -17,7 +18,11 @@ from app.audit.log.verify import tiles_of
 from app.core.transparency import tiles
 from app.core.transparency.merkle import tree_root
 from app.store.archive import open_archive
+from app.store.rows import log_sources, transparency_log
 from app.store.sql import open_store
+from app.store.sqlkit.log_statements import LogStatements
+from app.store.sqlkit.statements import Statements
+from app.store.writing import log_writer
 from tests.audit import tampers
 from tests.audit.tampers import KNOWING, RANDOM, SIGNER, Subject, Tamper, attempt, prepare, verify
 from tests.cli.test_commands import baton
@@ -79,7 +84,10 @@ async def test_encrypted_texts_are_verified_and_those_of_destroyed_keys_are_eras
     assert [one.rule for one in found[1].ordered()] == ["content"]
 
 
-@pytest.mark.parametrize(("kind", "name"), OTHER_REFS)
+REASONS = (("plan.step", "why"), ("plan.step", "why_withheld"), ("plan.accepted", "why"))
+
+
+@pytest.mark.parametrize(("kind", "name"), [*OTHER_REFS, *REASONS])
 def test_a_missing_text_is_found_by_every_field_that_names_one(
     conn: Connection, subject: Subject, kind: str, name: str
 ) -> None:
@@ -91,6 +99,82 @@ def test_a_missing_text_is_found_by_every_field_that_names_one(
         report = verify(conn, subject.held)
         transaction.rollback()
     assert "the text ffffffffffff is not stored" in " ".join([one.words for one in report.findings])
+
+
+CHANGES = (
+    ("UPDATE policies SET number = number + 1", "policy", "learns"),
+    ("UPDATE holds SET reason = 'another'", "hold", "hold_1"),
+    ("DELETE FROM trials", "trial", "alpha\nm\nv1\ntask"),
+    ("INSERT INTO catalogs (digest, body) VALUES ('new', '{}')", "catalog", "new"),
+)
+
+
+@pytest.mark.parametrize(("change", "kind", "name"), CHANGES)
+def test_what_waits_to_be_sealed_again_is_pending_beside_a_live_service(
+    conn: Connection, subject: Subject, change: str, kind: str, name: str
+) -> None:
+    """The triggers that queue changes may be gone here."""
+    thing = f"{kind} {name}".replace("\n", " ")
+    with conn.begin() as transaction:
+        conn.execute(text(change))
+        conn.execute(text("DELETE FROM log_queue"))
+        unnoted = verify(conn, subject.held, settled=False)
+        queued = {"kind": kind, "name": name, "at": time.time()}
+        conn.execute(text("INSERT INTO log_queue (kind, id, xid, at) VALUES (:kind, :name, 0, :at)"), queued)
+        live = verify(conn, subject.held, settled=False)
+        transaction.rollback()
+    assert [one for one in unnoted.findings if one.thing == thing] != []
+    beside = [one for one in live.findings if one.thing == thing and "without an entry" not in one.words]
+    assert (beside, live.pending) == ([], 1), "the hold alone is compared with the log of changes, too"
+
+
+def test_what_claims_to_be_of_the_future_is_not_taken_for_new(conn: Connection, subject: Subject) -> None:
+    with conn.begin() as transaction:
+        tampers.drop_triggers(conn)
+        conn.execute(text("UPDATE policies SET number = number + 1"))
+        conn.execute(text("INSERT INTO log_queue (kind, id, xid, at) VALUES ('policy', 'learns', 0, 4e9)"))
+        conn.execute(text("UPDATE trials SET task = 'another', at = 4e9"))
+        report = verify(conn, subject.held, settled=False)
+        transaction.rollback()
+    assert {"policy learns", "trial alpha m v1 another"} <= {one.thing for one in report.findings}
+
+
+def test_an_altered_hold_is_compared_with_its_entry(conn: Connection, subject: Subject) -> None:
+    with conn.begin() as transaction:
+        tampers.drop_triggers(conn)
+        conn.execute(text("UPDATE holds SET reason = 'another'"))
+        report = verify(conn, subject.held)
+        transaction.rollback()
+    found = [(one.thing, one.words, one.place is not None) for one in report.findings]
+    assert ("hold hold_1", "its row is not as it was sealed", True) in found
+
+
+def test_the_ledger_of_calls_that_were_made_in_another_order_than_they_are_named_is_as_it_was_sealed(
+    conn: Connection, subject: Subject
+) -> None:
+    """Two processes name calls and note them in their own time."""
+    row = {
+        "run": "run_kept",
+        "kind": "worker",
+        "passed_over": None,
+        "labels": None,
+        "step": 0,
+        "attempt": 1,
+        "bytes": 1,
+    }
+    row |= dict.fromkeys(("saw_user", "saw_results"), True) | dict.fromkeys(("outcome", "saw_steps", "unseen"), "")
+    row |= dict.fromkeys(("recipient", "provider", "model", "region", "tenant", "key", "planned_by"), "x")
+    with conn.begin() as transaction:
+        for call, at in (("call_a", 2.0), ("call_b", 1.0)):
+            conn.execute(insert(tampers.TABLES["disclosures"]).values(**row, call=call, at=at))
+        transparency_log.queue_runs(conn, ["run_kept"])
+        statements = LogStatements(Statements(conn.dialect), conn.dialect, log_sources.OF_RUN)
+        sealed = log_writer.seal(conn, statements, log_writer.StoredSigner(), [SIGNER], lambda: bytes(16))
+        report = verify(conn, subject.held)
+        transaction.rollback()
+    assert sealed is not None
+    assert sealed.leaves == 1
+    assert [one for one in report.findings if "not as they were sealed" in one.words] == []
 
 
 @pytest.mark.parametrize("tamper", KNOWING, ids=[one.__name__ for one in KNOWING])

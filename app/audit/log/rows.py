@@ -25,6 +25,8 @@ ADMITTED = ("id", "tenant", "key", "tier", "model", "code", "created_at", "cap_u
 """Columns of a run that are sealed as they were at its admission."""
 ENDED = ("state", "topology", "degraded", "steps", "spent_usd", "spent_tokens", "ended_at", "error")
 """Columns of a run that are sealed with its end."""
+ORIGIN = ("origin_kind", "origin_run")
+"""Columns of a run that stand in its first event as well, and are NULL where that has an empty text."""
 UNSEALED_SECONDS = 120.0
 """The age, before the last sealing, up to which something may be unsealed: clocks differ, and transactions take
 time."""
@@ -32,7 +34,7 @@ MOMENTS = ("at", "placed_at", "pruned_at", "created_at", "made_at")
 """Columns of rows with the time at which they were written, the first of which counts."""
 WORDS = {"feedback": ("comment",)}
 """Columns that are erased with the content of a run, by the kind of the row."""
-REFS = ("task", "subtask", "output", "logprobs", "said", "results", "answer")
+REFS = ("task", "subtask", "output", "logprobs", "said", "results", "answer", "why", "why_withheld")
 """Fields of events that name a content."""
 OTHER_REFS = (
     ("run.admitted", "plan"),
@@ -42,6 +44,8 @@ OTHER_REFS = (
 )
 """Fields that name a content in events of one kind, and something else, or nothing, in others."""
 INTENT = "call.intended"
+LEDGER = "ledger"
+"""The kind of a waiting change of a run's rows in the ledger of disclosures, made without an event."""
 TAGGED = {"run.admitted", "run.resumed", "plan.step"}
 """Kinds of events that give a run its tags."""
 
@@ -62,9 +66,17 @@ class RowCheck:
     """Tags that the events of runs demand."""
     _wanted: list[tuple[str, str, str]] = field(default_factory=list)
     _pools: Pools | None = None
+    _now: float = 0.0
+    """By the clock of the database: whatever claims to be of later is not taken for new."""
+    _waiting: frozenset[tuple[str, str]] = frozenset()
+    """Kind and id of what was changed in the last moments, after it was sealed; see `_is_changing`."""
 
     def check(self) -> None:
         """Check everything. The log itself is checked elsewhere."""
+        if not self.settled:
+            self._now = self.stored.clock()
+            queued = self.stored.waiting()
+            self._waiting = frozenset([(kind, id_) for kind, id_, at in queued if self._is_new(at)])
         for run in self.stored.runs(contents=self.contents):
             self._run(run)
         self._flush_tags()
@@ -84,7 +96,17 @@ class RowCheck:
 
     def _is_new(self, at: float) -> bool:
         """True for something so new that it need not be sealed yet."""
-        return not self.settled and at > self.sealed_at - UNSEALED_SECONDS
+        earliest, latest = self.sealed_at - UNSEALED_SECONDS, self._now + UNSEALED_SECONDS
+        return not self.settled and earliest < at < latest
+
+    def _is_changing(self, kind: str, id_: str) -> bool:
+        """True for what waits to be sealed again: its last entry stands for the state before. It is counted as pending.
+
+        Whatever is sealed again is compared with its new entry from then on.
+        """
+        found = (kind, id_) in self._waiting
+        self.report.pending += found
+        return found
 
     def _entries(self, rows: Sequence[LogRow]) -> list[Sealed]:
         """The entries of these rows that can be read; the others are findings of the log's own check."""
@@ -160,9 +182,21 @@ class RowCheck:
             if entry.salt is None or not fits(entry, ROW, admitted, entry.salt):
                 self._add("altered", thing, f"its row ({', '.join(ADMITTED[1:])}) is not as it was sealed", entry.place)
                 break
+        self._origin(thing, run, last)
         if len(run.events) == last.events and last.salt is not None:
             self._end(thing, run, last, last.salt)
         self._private(thing, run, last)
+
+    def _origin(self, thing: str, run: SealedRun, last: Sealed) -> None:
+        """The row names the run from which it follows as its first event does, which was compared with the log."""
+        try:
+            admitted: dict[str, Any] = orjson.loads(run.events[0][3])
+            named = {column: admitted.get(column) or None for column in ORIGIN}
+        except (IndexError, AttributeError, orjson.JSONDecodeError):
+            return  # it is missing or altered, and a finding already
+        for column, value in named.items():
+            if run.row[column] != value:
+                self._add("altered", thing, f"its row has another `{column}` than its first event", last.place)
 
     def _end(self, thing: str, run: SealedRun, last: Sealed, salt: bytes) -> None:
         """The end of a run, and its ledger, all of whose events are sealed."""
@@ -171,7 +205,9 @@ class RowCheck:
             self._add("altered", thing, "its row does not say whether it has ended as it was sealed", last.place)
         elif END in last.fields and not fits(last, END, ended, salt):
             self._add("altered", thing, f"its end ({', '.join(ENDED)}) is not as it was sealed", last.place)
-        if DISCLOSURES in last.fields and not fits(last, DISCLOSURES, run.disclosures, salt):
+        if DISCLOSURES not in last.fields or fits(last, DISCLOSURES, run.disclosures, salt):
+            return
+        if not self._is_changing(LEDGER, last.id):
             self._add("altered", thing, "its rows in the ledger of disclosures are not as they were sealed", last.place)
 
     def _private(self, thing: str, run: SealedRun, last: Sealed) -> None:
@@ -271,7 +307,8 @@ class RowCheck:
             thing = f"{kind} {id_}".replace("\n", " ")
             entries = self._entries(rows)
             if not entries or entries[-1].gone:
-                self._unsealed(kind, thing, row)
+                if not self._is_changing(kind, id_):
+                    self._unsealed(kind, thing, row)
                 continue
             if kind == "feedback":
                 salts = self.stored.salts([row["run"]])
@@ -294,7 +331,8 @@ class RowCheck:
             if kind == PRUNED and entry.salt is None:
                 continue  # its salt went with the run; the root of its events is compared with the run's entries
             if entry.salt is None or not fits(entry, ROW, values, entry.salt):
-                self._add("altered", thing, "its row is not as it was sealed", entry.place)
+                if kind in FIXED or not self._is_changing(kind, entry.id):
+                    self._add("altered", thing, "its row is not as it was sealed", entry.place)
                 return
         if kind == "feedback":
             self._comment(thing, row, entries[0], salts.get(row["run"]))
@@ -323,7 +361,7 @@ class RowCheck:
 
     def _absent(self, kind: str, missing: LogRow) -> None:
         for entry in self._entries([missing]):
-            if entry.gone:
+            if entry.gone or (kind not in FIXED and self._is_changing(kind, entry.id)):
                 continue
             if kind == "feedback" and self.stored.pruned([entry.run]):
                 continue

@@ -113,9 +113,11 @@ def run_rows(conn: Connection, statements: LogStatements, runs: Sequence[str]) -
 
 
 def private_tags(conn: Connection, statements: LogStatements, runs: Sequence[str]) -> dict[str, list[Row]]:
-    """The tags of each of these runs that are erased with its content."""
+    """The tags of each of these runs that are erased with its content, sorted by code points whatever the order of the
+    database is: that may change when it is restored elsewhere."""
     found: dict[str, list[Row]] = {}
-    for run, name, value in statements.private_tags.fetch(conn, statements.common.values(runs)):
+    rows = statements.private_tags.fetch(conn, statements.common.values(runs))
+    for run, name, value in sorted([tuple(row) for row in rows]):
         found.setdefault(run, []).append({"name": name, "value": value})
     return found
 
