@@ -17,6 +17,7 @@ from app.core.rating.evidence import TOLD, Learned, looked_at
 from app.core.rating.feedback import Feedback
 from app.core.rating.shadows import notes_from_json, policy_of, shadow_id
 from app.core.run.kinds import Kind
+from app.engine.runs.approvals import Decision
 from app.engine.runs.shadows import AT_ONCE, Shadows
 from app.gateway.openapi.report_replies import ShadowReport
 from app.gateway.runs import reports
@@ -206,6 +207,26 @@ async def test_a_worker_that_the_request_denies_is_none_of_its_shadow(tmp_path: 
             await answered(opened, shadow=False)
             await shadows.look()
             assert (await counts(opened), stub.of("gamma")) == ({"no_worker": 3, "opted_out": 1}, [])
+
+
+async def test_what_nobody_has_approved_is_shown_to_no_shadow(tmp_path: Path) -> None:
+    async with ProviderStub() as stub:
+        speak(stub)
+        async with served(tmp_path, tried(stub)) as (opened, shadows):
+            runs = []
+            for verdict in ("refuse", "approve"):
+                driven = await opened.runs.start(order(opened, "baton-mini", approval=True))
+                runs.append(driven.run)
+                await until(lambda: not len(opened.drivers))
+                asked = of(await events(opened, driven.run), Kind.AWAITING_APPROVAL)[0]
+                decision = Decision(verdict=verdict, digest=asked["digest"], by="key:boss", key="")  # type: ignore[arg-type]
+                await opened.runs.decide(driven.run, None, decision)
+                await ended_row(opened.context.store, driven.run)
+            await shadows.look()
+            assert await counts(opened) == {"not_approved": 1, "started": 1}
+            await until(lambda: not len(opened.drivers))
+            row = await opened.context.store.run(shadow_id(runs[1]))
+            assert (row.state, stub.of("gamma")) == ("awaiting_approval", [])
 
 
 async def test_a_request_with_tools_is_only_planned_a_second_time(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ REASONS: Final = (
     "no_worker",
     "opted_out",
     "cancelled",
+    "not_approved",
     "content_erased",
     "failed",
 )
@@ -35,6 +36,7 @@ labels .......... the shadow's workers, or its conductor, may not read the run's
 no_worker ....... none of the shadow's workers can take the request for another reason
 opted_out ....... the request says `baton.shadow = false`, or its tenant or key is excepted
 cancelled ....... the caller did not want the answer
+not_approved .... the run's plan was refused, or nobody approved it in time
 content_erased .. the request is no longer stored
 failed .......... it could not be started because of a fault, which is logged
 """

@@ -29,6 +29,7 @@ from app.core.pool.rules import CALLER as CALLERS_WORDS
 from app.core.pool.rules import Reading
 from app.core.rating.evidence import Learned
 from app.core.rating.shadows import STARTED, ShadowNotes, notes_from_json, policy_of, sampled, shadow_id
+from app.core.run.approvals import EXPIRED, REFUSED
 from app.core.run.events import RunAdmitted, facts
 from app.core.run.state import FALLBACK, admit
 from app.engine.calls.step_request import task_of
@@ -244,6 +245,8 @@ def _refusal(spec: ShadowSpec, row: RunRow, admitted: RunAdmitted) -> str:
     excepted = row.tenant in spec.except_tenants or row.key in spec.except_keys
     if excepted or not admitted.shadow or admitted.preview:
         return "opted_out"
+    if row.error in (EXPIRED, REFUSED):
+        return "not_approved"
     return "cancelled" if row.state == "cancelled" else ""
 
 
@@ -277,6 +280,7 @@ def ordered(catalog: Catalog, tier: Tier, spec: ShadowSpec, row: RunRow, admitte
         run=shadow_id(row.id),
         origin_kind="shadow",
         origin_run=row.id,
+        approval=admitted.approval is not None and bool(admitted.approval.reasons),
     )
 
 
