@@ -9,10 +9,8 @@ from app.engine.retention import Erased, erase_matching, runs_with_content, runs
 from app.errors import ConfigInvalid, LegalHold
 from app.gateway.runs import cancel
 from app.process.config import Settings, read
-from app.store.protocol import ContentQuery, RunQuery, RunRow, Store
+from app.store.protocol import ContentQuery, RunRow, Store
 
-MOST_COPIES = 1_000
-"""Shadows and replays of one run that are erased with it."""
 END_SECONDS = 4.0
 """Seconds that open runs have to end, in addition to a lease."""
 
@@ -101,12 +99,12 @@ async def _erase_one(store: Store, wanted: str, patience: float, now: Callable[[
     row = await storage.find(store, wanted)
     if hold := (await store.held([row.id])).get(row.id):
         raise LegalHold(f"The legal hold {hold} covers the run, so it is not erased; `baton holds ls` shows it.")
-    if row.ended_at is None:
-        await _end(store, [row], patience, now())
-    following = await store.runs(RunQuery(origin_run=row.id, limit=MOST_COPIES))
-    copies = [one.id for one in following if one.origin_kind in ("shadow", "replay")]
-    erased = await store.erase_contents([row.id, *copies])
-    return Erased(erased, await store.overwrite_erased(), await store.held([row.id, *copies]))
+    rows = [row, *await cancel.copies(store.of_tenant(None), row.id)]
+    names = [one.id for one in rows]
+    held = await store.held(names)
+    await _end(store, [one for one in rows if one.ended_at is None and one.id not in held], patience, now())
+    erased = await store.erase_contents(names)
+    return Erased(erased, await store.overwrite_erased(), await store.held(names))
 
 
 async def _end(store: Store, rows: Sequence[RunRow], patience: float, now: float) -> None:

@@ -17,6 +17,7 @@ from app.core.run import notices
 from app.core.run.events import Kind
 from app.gateway.http.api_keys import mint
 from app.process.wiring import Runtime
+from app.store.protocol import CONTENT_READ, AdminEventQuery
 from tests.harness.in_process import POOL, WORKER, WORKERS, calling, ended_row, events, kinds, of, running_service
 from tests.harness.prepared_apps import app_over
 from tests.harness.waiting import PATIENCE_SECONDS, until
@@ -124,6 +125,38 @@ async def test_a_decision_and_its_reason_are_explained_to_those_who_may_read_the
     assert f"It was refused by {decided['by']}." in explained["text"]
     other = (await boss.get(f"/v1/runs/{run}/explain")).json()["approvals"][0]["reason"]["state"]
     assert other == ("given" if "audit:read" in ROLES["operator"] else "not_shown")
+
+
+async def test_texts_of_a_plan_are_shown_to_those_who_may_read_them_and_every_reading_is_logged(
+    runtime: Runtime, caller: httpx.AsyncClient, boss: httpx.AsyncClient
+) -> None:
+    run = (await waiting(caller, baton={"plan": {"steps": [{"worker": "alpha", "subtask": "Add.", "access": []}]}}))[
+        "baton"
+    ]["run"]
+    (listed,) = (await boss.get("/v1/approvals")).json()["data"]
+    assert listed["plan"]["steps"][0]["instruction"] == "Add."
+    reading = AdminEventQuery(action=CONTENT_READ)
+    found = await runtime.context.store.admin_events(reading)
+    assert [(one.target, one.after) for one in found] == [(run, {"what": "approval"})]
+    await decide(boss, run, "refuse", reason="Not on a Monday.")
+    async with deciding(runtime, "runs:read") as neighbour:
+        shown = (await neighbour.get(f"/v1/approvals/{run}")).json()
+    assert (shown["decision"]["reason"], shown["plan"]["steps"][0]["instruction"]) == (None, None)
+    assert (await caller.get(f"/v1/approvals/{run}")).json()["decision"]["reason"] == "Not on a Monday."
+
+
+async def test_the_reply_to_a_decision_does_not_outlive_an_erasure(
+    caller: httpx.AsyncClient, boss: httpx.AsyncClient
+) -> None:
+    run = (await waiting(caller))["baton"]["run"]
+    digest = (await boss.get(f"/v1/approvals/{run}")).json()["digest"]
+    sent = {"decision": "refuse", "digest": digest, "reason": "It names Ada."}
+    headers = {"Idempotency-Key": "once"}
+    first = await boss.post(f"/v1/approvals/{run}", json=sent, headers=headers)
+    assert first.json()["decision"]["reason"] == "It names Ada."
+    assert (await caller.delete(f"/v1/runs/{run}")).status_code == 200
+    again = await boss.post(f"/v1/approvals/{run}", json=sent, headers=headers)
+    assert (again.status_code, again.json()["decision"]["reason"]) == (200, None)
 
 
 async def test_a_refused_plan_ends_its_run_and_calls_nobody(

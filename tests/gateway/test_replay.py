@@ -10,8 +10,10 @@ import pytest
 
 from app.gateway.http.api_keys import mint
 from app.process.wiring import Runtime
+from app.store.protocol import CONTENT_READ, AdminEventQuery
 from tests.harness.in_process import SAYS, calling, ended_row, plan_text, plans, pool_text, running_service, speak
-from tests.stubs import ProviderStub, Reply, ToolCall
+from tests.harness.waiting import until
+from tests.stubs import Hang, ProviderStub, Reply, ToolCall
 
 CHAIN = plan_text((0, "Draft it", ["user"]), (1, "Answer it", [0]))
 EMPTY = '{"steps": []}'
@@ -214,6 +216,63 @@ async def test_a_replay_needs_the_right_to_read_the_content(opened: Runtime, cli
         assert both.status_code == (404 if tenant == "other" else 200)
         if tenant == "acme":
             assert both.json()["same_answer"] is (True if "audit:read" in scopes else None)
+
+
+async def test_a_replay_of_anothers_run_is_logged_as_reading_it(opened: Runtime, client: httpx.AsyncClient) -> None:
+    run = await answered(client, "baton-mini")
+    await replayed(client, run)
+    reading = AdminEventQuery(action=CONTENT_READ)
+    assert await opened.gateway.store.admin_events(reading) == ()
+    scopes = ["runs:write", "runs:read", "audit:read"]
+    key, row = mint(opened.gateway.pepper, tenant="acme", name="else", scopes=scopes, now=0.0)
+    await opened.gateway.store.add_key(row)
+    headers = {"authorization": f"Bearer {key}"}
+    again = await client.post(f"/v1/runs/{run}/replay", json={"wait": SECONDS}, headers=headers)
+    await client.get(f"/v1/runs/{again.json()['id']}/compare/{run}", headers=headers)
+    found = await opened.gateway.store.admin_events(reading)
+    assert [(one.actor, one.target, one.after) for one in found] == [
+        (row.id, run, {"what": "comparison"}),
+        (row.id, run, {"what": "replay"}),
+    ]
+
+
+async def test_a_replay_of_a_run_whose_request_asks_for_an_approval_waits_for_one(
+    opened: Runtime, client: httpx.AsyncClient, stub: ProviderStub
+) -> None:
+    asked = {
+        "model": "baton-mini",
+        "messages": [{"role": "user", "content": "Pay."}],
+        "baton": {"approval": "required"},
+    }
+    run = (await client.post("/v1/chat/completions", json=asked)).headers["x-baton-run"]
+    assert (await client.post(f"/v1/runs/{run}/cancel")).json()["state"] == "cancelled"
+    again = await replay(client, run, worker="gamma", wait=0)
+    await until(lambda: not len(opened.drivers))
+    state = (await client.get(f"/v1/runs/{again.json()['id']}")).json()["state"]
+    assert (state, called(stub)) == ("awaiting_approval", [])
+
+
+async def test_a_worker_that_the_request_denied_is_shown_nothing_by_a_replay(
+    client: httpx.AsyncClient, stub: ProviderStub
+) -> None:
+    run = await answered(client, "baton-mini", baton={"pool": {"deny": ["gamma"]}})
+    assert code(await replay(client, run, worker="gamma"))[0] == 400
+    await replayed(client, run, worker="beta")
+    assert stub.of("gamma") == []
+
+
+async def test_erasing_a_run_stops_and_erases_all_that_repeats_it(
+    opened: Runtime, client: httpx.AsyncClient, stub: ProviderStub
+) -> None:
+    run = await answered(client, "baton-mini")
+    second = (await replayed(client, run))["id"]
+    stub.always("beta", Hang())
+    third = (await replay(client, second, worker="beta", wait=0)).json()["id"]
+    await until(lambda: bool(stub.of("beta")))
+    assert (await client.delete(f"/v1/runs/{run}")).status_code == 200
+    rows = [await opened.gateway.store.run(one) for one in (run, second, third)]
+    assert [row.erased for row in rows] == [True, True, True]
+    assert rows[2].state == "cancelled"
 
 
 async def test_a_replay_is_listed_as_one_and_begun_once_for_each_idempotency_key(

@@ -14,8 +14,9 @@ import orjson
 from app.core.message.chat import Task, message_from_json, message_to_json, task_from_json
 from app.core.plan.parse import by_name, read_plan
 from app.core.plan.workflow import CONDUCTOR, Step
+from app.core.pool.approval import REQUESTED
 from app.core.pool.catalog import LIMITS, Catalog, Limits, Tier
-from app.core.pool.policy import Overrides
+from app.core.pool.policy import DENIED, Overrides
 from app.core.records import changed, record
 from app.core.run.labels import Flow
 from app.core.run.recording import (
@@ -226,9 +227,12 @@ def order(
     explore: bool = False,
 ) -> Order:
     """The order of the replay. `limits` are those of the tier, already narrowed by the request's and the key's budget;
-    the plan of the earlier run also keeps within the limits that this run had."""
+    the plan of the earlier run also keeps within the limits that this run had. Workers that its request denied stay
+    denied."""
     admitted = earlier.state.admitted
     labels = labels | admitted.labels
+    denied = {name for name, reason in admitted.excluded.items() if reason == DENIED}
+    overrides = replace(overrides, deny=overrides.deny | denied.intersection(tier.pool))
     taken = recording(earlier, changes, tier.pool, limits.steps, catalog, labels)
     if taken.plans:
         limits = _within(limits, admitted.limits)
@@ -246,6 +250,7 @@ def order(
         followed=False,
         on_disconnect="finish",
         ignored=admitted.ignored,
+        approval=admitted.approval is not None and REQUESTED in admitted.approval.reasons,
         wire={"format": "chat"} | ({"conductor": changes.version} if changes.version else {}),
         origin_kind="replay",
         origin_run=earlier.state.run,

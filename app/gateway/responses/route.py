@@ -271,7 +271,7 @@ def _ends(router: APIRouter, context: GatewayContext, keys: Keys, idempotency: I
         told, _ = await _of_tenant(context, response, caller)  # whoever may erase a run may delete its response
         store = context.store.of_tenant(caller.tenant)
         row = await store.run(told.subject.state.run)
-        await cancel.stop(store, context.queue, row, context.now())
+        await cancel.stop_with_copies(store, context.queue, row, context.now())
         if not await store.erase(row.id):  # it was pruned just now
             raise NotFound(GONE)
         return _json(orjson.dumps({"id": response, "object": "response", "deleted": True}))

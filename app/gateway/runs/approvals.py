@@ -26,6 +26,7 @@ from app.gateway.http.auth import Keys
 from app.gateway.http.context import GatewayContext
 from app.gateway.http.ingress import json_body
 from app.gateway.openapi import operations, run_replies
+from app.gateway.runs import reads as readings
 from app.gateway.wire import query
 from app.gateway.wire.baton_options import WireModel, WorkerName
 from app.gateway.wire.parameters import invalid_request
@@ -71,7 +72,7 @@ def routes(
         """List the plans of the key's tenant that wait for an approval, with what each would disclose and cost."""
         store = context.store.of_tenant(caller.tenant)
         rows = await store.runs(RunQuery(tenant=caller.tenant, state=WAITING, limit=limit))
-        found = [one for one in [await shown(store, row, reads=_reads(caller)) for row in rows] if one is not None]
+        found = [one for one in [await _shown(context, store, row, caller) for row in rows] if one is not None]
         return _json({"object": "list", "data": found})
 
     @router.get(
@@ -107,7 +108,7 @@ def routes(
 
         if idempotency is None:
             return await decided()
-        return await idempotency.reply(request, caller, body, decided)
+        return await idempotency.reply(request, caller, body, decided, has_content=True)
 
     return router
 
@@ -145,20 +146,24 @@ async def _visible(context: GatewayContext, run: str, caller: Caller) -> str:
 
 async def _one(context: GatewayContext, run: str, caller: Caller) -> dict[str, Any]:
     name, store = await _visible(context, run, caller), context.store.of_tenant(caller.tenant)
-    found = await shown(store, await store.run(name), reads=_reads(caller))
+    found = await _shown(context, store, await store.run(name), caller)
     if found is None:
         raise NotFound("No plan of this run has needed an approval.", code="approval_not_requested")
     return found
 
 
-def _reads(caller: Caller) -> bool:
-    """True if the caller may read the instructions of plans."""
-    return caller.may("approvals:decide") or caller.may("audit:read")
+async def _shown(context: GatewayContext, store: TenantStore, row: RunRow, caller: Caller) -> dict[str, Any] | None:
+    """`shown` to this caller. If it reads the instructions of another key's run, that is logged."""
+    may_read = caller.may("approvals:decide") or caller.may("audit:read")
+    found = await shown(store, row, reads=may_read, own=row.key == caller.key.id)
+    if found is not None and may_read:
+        await readings.note_foreign(context, caller, row, "approval")
+    return found
 
 
-async def shown(store: TenantStore, row: RunRow, *, reads: bool) -> dict[str, Any] | None:
+async def shown(store: TenantStore, row: RunRow, *, reads: bool, own: bool = False) -> dict[str, Any] | None:
     """The latest question of a run with its plan and its decision; None if it has not asked for an approval. The
-    instructions are among it for somebody who `reads` them."""
+    instructions are among it for somebody who `reads` them, and the reason of the decision also for its `own` key."""
     journal = await store.journal(row.id)
     state = fold(journal.events)
     asked, terms = state.asked, state.admitted.approval
@@ -169,7 +174,7 @@ async def shown(store: TenantStore, row: RunRow, *, reads: bool) -> dict[str, An
     steps = state.steps_of(proposal)
     decision = _last_decision(journal.events, asked.digest)
     refs = [step.subtask for step in steps if step.subtask] if reads else []
-    refs += [decision[1].reason] if decision is not None and decision[1].reason else []
+    refs += [decision[1].reason] if (reads or own) and decision is not None and decision[1].reason else []
     texts = dict(await store.contents(row.id, refs)) if refs and journal.salt else {}
     return {
         "object": "approval",

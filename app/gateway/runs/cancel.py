@@ -11,10 +11,12 @@ from contextlib import suppress
 from app.core.run.events import Kind, RunCancelAsked
 from app.errors import QueueUnavailable, RunEnded
 from app.stepqueue.protocol import Committed, StepQueue
-from app.store.protocol import Entry, RunRow, TenantStore
+from app.store.protocol import Entry, RunQuery, RunRow, TenantStore
 
 PATIENCE, PAUSE = 3.0, 0.05
 """Seconds that a caller waits for the end that it has asked for, and between two looks."""
+MOST_COPIES = 1_000
+"""Shadows and replays of one run that are looked at."""
 
 
 async def ask(store: TenantStore, queue: StepQueue | None, row: RunRow, by: str, now: float) -> None:
@@ -37,6 +39,27 @@ async def stop(store: TenantStore, queue: StepQueue, row: RunRow, now: float) ->
     caller's tenant."""
     await ask(store, queue, row, "caller", now)
     return await settled(store, row, PATIENCE)
+
+
+async def stop_with_copies(store: TenantStore, queue: StepQueue, row: RunRow, now: float) -> None:
+    """Stop a run that is to be erased, and the shadows and replays that are erased with it: one that goes on would
+    store texts after the erasure."""
+    rows = [row, *await copies(store, row.id)]
+    for one in rows:
+        await ask(store, queue, one, "caller", now)
+    await asyncio.gather(*[settled(store, one, PATIENCE) for one in rows])
+
+
+async def copies(store: TenantStore, run: str) -> list[RunRow]:
+    """The shadows and replays of a run, and theirs: all have its request."""
+    found: list[RunRow] = []
+    origins = [run]
+    while origins:
+        following = await store.runs(RunQuery(origin_run=origins.pop(), limit=MOST_COPIES))
+        fresh = [one for one in following if one.origin_kind in ("shadow", "replay")]
+        found += fresh
+        origins += [one.id for one in fresh]
+    return found
 
 
 async def settled(store: TenantStore, row: RunRow, patience: float) -> RunRow:

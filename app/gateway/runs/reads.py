@@ -7,12 +7,12 @@ no writes, nobody reads the content of others.
 
 from app.gateway.http.api_keys import Caller
 from app.gateway.http.context import GatewayContext
-from app.store.protocol import Actor, RunRow
+from app.store.protocol import RunRow
 
 
 async def note(context: GatewayContext, caller: Caller, row: RunRow, what: str) -> None:
     """Log that a caller reads a part of a run."""
-    await context.store.note_read(row.id, row.tenant, what, by=Actor(caller.key.id, "key"))
+    await context.store.note_read(row.id, row.tenant, what, by=caller.actor)
 
 
 async def note_foreign(context: GatewayContext, caller: Caller, row: RunRow, what: str) -> None:

@@ -252,7 +252,7 @@ def _acts(router: APIRouter, context: GatewayContext, keys: Keys, idempotency: I
         It is cancelled first if it goes on. A run of any format can be erased; one that was erased stays so. One that a
         legal hold covers is not erased (409 `legal_hold`).
         """
-        await cancel.stop(found.store, context.queue, found.row, context.now())
+        await cancel.stop_with_copies(found.store, context.queue, found.row, context.now())
         if not await found.store.erase(found.row.id):  # it was pruned just now
             raise NotFound()
         return _json({"id": found.row.id, "object": "run", "erased": True})
@@ -305,6 +305,7 @@ def _replays(router: APIRouter, context: GatewayContext, keys: Keys, idempotency
         """
         asked = replay.read_request(body)
         replay.check(found.row, caller)
+        await reads.note_foreign(context, caller, found.row, "replay")
         order = await replay.order(context, found.store, found.row, caller, asked)
         begun = await idempotency.begin(request, caller, body, lambda: order)
         try:
@@ -327,10 +328,13 @@ def _replays(router: APIRouter, context: GatewayContext, keys: Keys, idempotency
         Whether answers and outputs are equal is told to those who may read the content of both runs.
         """
         second = await visible(other, caller)
-        reads = replay.may_read(found.row, caller) and replay.may_read(second.row, caller)
+        reads_both = replay.may_read(found.row, caller) and replay.may_read(second.row, caller)
+        if reads_both:
+            for one in (found.row, second.row):
+                await reads.note_foreign(context, caller, one, "comparison")
         journals = await found.store.journal(found.row.id), await second.store.journal(second.row.id)
         ratings = await found.store.feedback(found.row.id), await second.store.feedback(second.row.id)
-        return _json((await replay.compared(found.store, journals, ratings, reads=reads)).to_json())
+        return _json((await replay.compared(found.store, journals, ratings, reads=reads_both)).to_json())
 
 
 def _visible(context: GatewayContext, needed: Any) -> Callable[..., Awaitable[VisibleRun]]:

@@ -117,9 +117,14 @@ def erase_one(conn: Connection, statements: Statements, run: str, tenant: str | 
 
 
 def copies(conn: Connection, run: str) -> tuple[str, ...]:
-    """The runs that repeat a run, and have stored its request once more."""
-    found = select(RUNS.c.id).where(RUNS.c.origin_run == run, RUNS.c.origin_kind.in_(("shadow", "replay")))
-    return tuple(conn.execute(found.order_by(RUNS.c.id)).scalars())
+    """The runs that repeat a run, or a run that repeats it, and have stored its request once more."""
+    found: list[str] = []
+    origins = [run]
+    while origins:
+        repeating = RUNS.c.origin_run.in_(origins), RUNS.c.origin_kind.in_(("shadow", "replay"))
+        origins = list(conn.execute(select(RUNS.c.id).where(*repeating).order_by(RUNS.c.id)).scalars())
+        found += origins
+    return tuple(found)
 
 
 def keep_catalog(conn: Connection, digest: str, snapshot: bytes) -> None:
