@@ -18,14 +18,14 @@ from app.core.records import changed
 from app.core.roles import SCOPES
 from app.engine.calls.step_request import task_of
 from app.engine.delivery.messages import Ended
-from app.engine.runs.admission import FIRST_REVISION, PLAN_TAG, Order
+from app.engine.runs.admission import Order
 from app.errors import ConfigInvalid, Conflict, InvalidRequest, NotFound
 from app.gateway.http.api_keys import Caller
 from app.gateway.plans import orders, reply, requests, revisions
 from app.gateway.plans.forecasts import read_history
 from app.gateway.plans.revisions import Plan, Revision
 from app.process.config import Loaded, configure
-from app.store.protocol import TAKEN, DisclosureQuery, KeyRow, RunQuery, RunRow, Store
+from app.store.protocol import FIRST_REVISION, PLAN_TAG, TAKEN, DisclosureQuery, KeyRow, RunQuery, RunRow, Store
 
 RUN_KEY = "baton-plans"
 """The key of runs that `baton plans run` has executed."""
@@ -76,7 +76,8 @@ async def _edit(loaded: Loaded, asked: Asked) -> dict[str, Any]:
         number = orders.next_number(plan, base)
         before = revisions.as_value(await revisions.steps_of(store.of_tenant(None), base))
         value = requests.revised(change, before, plan.first.state.admitted.pool)
-        order = orders.to_revision(await _repeated(store, loaded.catalog, plan, row, PREVIEW_KEY), plan, value, number)
+        usual = await _repeated(store, loaded.catalog, plan, base, row.tenant, PREVIEW_KEY)
+        order = orders.to_revision(usual, plan, value, number)
         once = orders.claim_of_revision(plan, number, row.tenant, {"command": opened.context.name("edit")})
         until = opened.context.now() + order.limits.seconds + opened.gateway.remembered
         try:
@@ -121,7 +122,7 @@ async def _execute(loaded: Loaded, asked: Asked) -> int:
         plan, row = await _find(store, asked.plan)
         revision = plan.revision(asked.revision)
         steps = await revisions.steps_of(store.of_tenant(None), revision)
-        usual = await _repeated(store, loaded.catalog, plan, row, RUN_KEY)
+        usual = await _repeated(store, loaded.catalog, plan, revision, row.tenant, RUN_KEY)
         order = orders.to_execution(usual, revision, steps, requests.read_run({}))
         try:
             ended = await private_engine.carried_out(opened, order)
@@ -153,11 +154,11 @@ async def _find(store: Store, name: str) -> tuple[Plan, RunRow]:
     return await revisions.find(store.of_tenant(None), name)
 
 
-async def _repeated(store: Store, catalog: Catalog, plan: Plan, row: RunRow, key: str) -> Order:
+async def _repeated(store: Store, catalog: Catalog, plan: Plan, base: Revision, tenant: str, key: str) -> Order:
     """The order of the plan's request in the name of this command, which has every scope in the plan's tenant."""
-    caller = Caller(KeyRow(key, row.tenant, key, b"", frozenset(SCOPES), 0.0))
+    caller = Caller(KeyRow(key, tenant, key, b"", frozenset(SCOPES), 0.0))
     task = await task_of(store, plan.run, plan.first.state.admitted.task)
-    return orders.repeated(catalog, caller, plan, row.tenant, task)
+    return orders.repeated(catalog, caller, plan, base, tenant, task)
 
 
 async def _whole(

@@ -15,8 +15,11 @@ from app.core.run.retention_classes import RunClass
 from app.engine.retention import runs_with_text
 from app.errors import NotFound
 from app.store.protocol import (
+    FIRST_REVISION,
     METADATA_TAG,
+    PLAN_TAG,
     REQUEST_TAG,
+    TRACE_TAG,
     USER_TAG,
     ContentQuery,
     Entry,
@@ -127,6 +130,15 @@ async def test_words_of_callers_in_tags_are_erased_with_the_content_and_pruned_w
     team = (METADATA_TAG, metadata_tag("team", "search"))
     assert [row.id for row in await store.runs(RunQuery(tags=(team,)))] == ["kept"]
     assert [row.id for row in await store.runs(RunQuery(tags=(("label", "phi"),), ascending=True))] == ["kept", "one"]
+
+
+async def test_what_finds_plans_and_traces_is_pruned_with_the_run(store: SqlStore) -> None:
+    tags = ((PLAN_TAG, FIRST_REVISION), (TRACE_TAG, "a" * 32))
+    body = {"tier": "mini", "traceparent": f"00-{'a' * 32}-{'b' * 16}-01", "wire": {"format": "plan"}}
+    await store.append(replace(asked("one"), events=(Raw(Kind.ADMITTED, body),), tags=tags))
+    await store.append(replace(ended("one", at=2.0), tags=()))
+    assert await store.prune([await left_of(store, "one")]) == ["one"]
+    assert await store._read(lambda conn: conn.exec_driver_sql("SELECT * FROM tags WHERE run = 'one'").all()) == []
 
 
 async def test_a_text_is_found_by_its_ref_wherever_the_tenant_has_it(store: SqlStore) -> None:

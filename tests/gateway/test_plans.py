@@ -18,7 +18,8 @@ from app.gateway.http.api_keys import mint
 from app.gateway.plans.forecasts import of_plan
 from app.process.config import configure
 from app.process.wiring import Runtime
-from app.store.protocol import RunQuery
+from app.store.protocol import CONTENT_READ, AdminEventQuery, RunQuery
+from tests.audit.tampers import seal, verify
 from tests.harness.in_process import plan, plan_text, plans, speak
 from tests.harness.stand_ins import CATALOG
 from tests.stubs import ProviderStub
@@ -312,3 +313,51 @@ async def test_a_deleted_plan_has_no_text_left(client: httpx.AsyncClient, opened
         assert (refused.status_code, refused.json()["error"]["code"]) == (404, "plan_deleted")
     assert (await client.get("/v1/plans")).json()["data"] == []
     assert [row.erased for row in await opened.gateway.store.runs(RunQuery())] == [True, True]
+
+
+async def other_key(opened: Runtime, *labels: str) -> tuple[str, dict[str, str]]:
+    """The id and the headers of another key of the tenant, which may read content and puts labels on its requests."""
+    scopes = ["runs:write", "runs:read", "audit:read"]
+    key, row = mint(opened.gateway.pepper, tenant="acme", name="other", scopes=scopes, now=0.0)
+    assert await opened.gateway.store.add_key(replace(row, labels=frozenset(labels)))
+    return row.id, {"authorization": f"Bearer {key}"}
+
+
+async def test_whoever_reads_a_plan_of_another_key_is_logged(client: httpx.AsyncClient, opened: Runtime) -> None:
+    shown = await made(client)
+    assert (await client.get(f"/v1/plans/{shown['id']}")).status_code == 200
+    reading = AdminEventQuery(action=CONTENT_READ)
+    assert await opened.gateway.store.admin_events(reading) == ()
+    reader, headers = await other_key(opened)
+    assert (await client.get(f"/v1/plans/{shown['id']}", headers=headers)).status_code == 200
+    found = await opened.gateway.store.admin_events(reading)
+    assert [(one.actor, one.target, one.after) for one in found] == [(reader, shown["run"], {"what": "plan"})]
+
+
+async def test_the_labels_of_an_edits_author_stay_on_what_is_executed(
+    stub: ProviderStub, client: httpx.AsyncClient, opened: Runtime
+) -> None:
+    speak(stub)
+    names = ("alpha", "beta", "gamma")
+    await install(opened, {f'model = "{name}"': f'model = "{name}"\nclearance = ["secret"]' for name in names})
+    shown = await made(client)
+    _, headers = await other_key(opened, "secret")
+    path, edit = f"/v1/plans/{shown['id']}", [{"op": "change", "step": 0, "subtask": "Ask for the code."}]
+    edited = await client.patch(path, json={"revision": 1, "edits": edit}, headers=headers)
+    assert edited.json()["labels"] == ["secret"]
+    again = await client.patch(path, json={"revision": 2, "edits": [{"op": "change", "step": 1, "subtask": "Say it."}]})
+    assert again.json()["labels"] == ["secret"]
+    run = (await client.post(f"{path}/run")).json()["baton"]["run"]
+    assert (await client.get(f"/v1/runs/{run}")).json()["labels"] == ["secret"]
+    first = (await client.post(f"{path}/run", json={"revision": 1})).json()["baton"]["run"]
+    assert (await client.get(f"/v1/runs/{first}")).json()["labels"] == []
+
+
+async def test_the_tags_of_plans_are_no_tampering(client: httpx.AsyncClient, opened: Runtime) -> None:
+    shown = await made(client)
+    edit = [{"op": "change", "step": 0, "subtask": "Think twice."}]
+    assert (await client.patch(f"/v1/plans/{shown['id']}", json={"revision": 1, "edits": edit})).status_code == 200
+    store = opened.gateway.store
+    await seal(store)
+    report = await store._read(lambda conn: verify(conn, ()))  # type: ignore[attr-defined]
+    assert [one.rule for one in report.ordered()] == []

@@ -407,6 +407,8 @@ def _tags(kind: str, raw: bytes) -> Iterator[tuple[str, str]]:
     if kind == "run.admitted":
         for label in body.get("labels", ()):
             yield "label", str(label)
+        if body.get("wire", {}).get("format") == "plan":
+            yield "plan", str(body.get("origin_run") or "first")
     if body.get("request_id"):
         yield "request", str(body["request_id"])
     trace = str(body.get("traceparent") or "").split("-")

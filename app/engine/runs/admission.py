@@ -34,7 +34,9 @@ from app.engine.context import EngineContext
 from app.errors import InvalidRequest, PlanRejected
 from app.store.protocol import (
     BRIEF,
+    FIRST_REVISION,
     METADATA_TAG,
+    PLAN_TAG,
     REQUEST_TAG,
     TAG_BYTES,
     TRACE_TAG,
@@ -48,10 +50,6 @@ from app.store.protocol import (
 )
 from app.store.rows.content import address
 
-PLAN_TAG = "plan"
-"""The name of the tag that finds the revisions of plans: its value is `FIRST_REVISION`, or for a further revision the
-run of the first one."""
-FIRST_REVISION = "first"
 UNTAKEN_SECONDS = 0.5
 """Time for which a run that nobody drives is left to those who take its ticket; then engines find it by polling."""
 

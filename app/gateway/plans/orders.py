@@ -92,8 +92,11 @@ def to_execution(base: Order, revision: Revision, steps: tuple[Step, ...], asked
     )
 
 
-def repeated(catalog: Catalog, caller: Caller, plan: Plan, tenant: str, task: Task) -> Order:
-    """The order of the plan's request, but without a plan of its own. Raises `Conflict` if it would be another one."""
+def repeated(catalog: Catalog, caller: Caller, plan: Plan, revision: Revision, tenant: str, task: Task) -> Order:
+    """The order of the plan's request, but without a plan of its own. Raises `Conflict` if it would be another one.
+
+    It has the labels of the revision that is edited or executed: its author's key may have added some.
+    """
     key, admitted = caller.key, plan.first.state.admitted
     if key.tenant != tenant:
         raise Forbidden("A plan is changed and executed with a key of its own tenant.")
@@ -109,7 +112,7 @@ def repeated(catalog: Catalog, caller: Caller, plan: Plan, tenant: str, task: Ta
         limits=limits,
         tenant=tenant,
         key=key.id,
-        labels=admitted.labels | key.labels,
+        labels=revision.state.admitted.labels | key.labels,
         on_messages=labels_of(task.messages) - key.labels,
         overrides=_known(overrides, tier),
         ignored=admitted.ignored,

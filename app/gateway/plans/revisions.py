@@ -18,10 +18,9 @@ from app.core.run.kinds import ENDED
 from app.core.run.reply_ids import formatted, run_of_reply
 from app.core.run.state import RunState, StepState, fold
 from app.engine.calls.step_request import texts_of
-from app.engine.runs.admission import PLAN_TAG
 from app.errors import InvalidRequest, NotFound, PlanRejected
 from app.gateway.wire import query
-from app.store.protocol import RunQuery, RunRow, TenantStore
+from app.store.protocol import PLAN_TAG, RunQuery, RunRow, TenantStore
 
 FORMAT: Final = "plan"
 """The wire format of a revision; `reply` beside it is that of the request, in which the plan's answer is written."""

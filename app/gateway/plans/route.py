@@ -17,7 +17,7 @@ from app.core.message.chat import Task
 from app.core.records import record
 from app.core.run.state import fold
 from app.engine.calls.step_request import task_of
-from app.engine.runs.admission import FIRST_REVISION, PLAN_TAG, Order
+from app.engine.runs.admission import Order
 from app.errors import Conflict, Forbidden, InvalidRequest, NotFound
 from app.gateway.anthropic import route as messages
 from app.gateway.chat import route as chat
@@ -34,9 +34,10 @@ from app.gateway.plans import orders, reply, requests, revisions
 from app.gateway.plans.forecasts import Histories
 from app.gateway.plans.revisions import Plan, Revision
 from app.gateway.responses import route as responses
+from app.gateway.runs import cancel, reads
 from app.gateway.wire import query
 from app.gateway.wire.baton_options import resolve_tier
-from app.store.protocol import TAKEN, DisclosureQuery, RunQuery, RunRow, TenantStore
+from app.store.protocol import FIRST_REVISION, PLAN_TAG, TAKEN, DisclosureQuery, RunQuery, RunRow, TenantStore
 
 SCHEMAS: Final[operations.Schemas] = {
     "PlanRevisionRequest": lambda: operations.request_schema(requests.PlanRevisionRequest, "PlanRevisionRequest"),
@@ -218,7 +219,7 @@ def _revises(
         number = orders.next_number(plan, base)
         steps = await revisions.steps_of(found.store, base)
         value = requests.revised(asked, revisions.as_value(steps), plan.first.state.admitted.pool)
-        usual = orders.repeated(context.catalog(), caller, plan, found.row.tenant, await found.task())
+        usual = orders.repeated(context.catalog(), caller, plan, base, found.row.tenant, await found.task())
         order = orders.to_revision(usual, plan, value, number)
         once = orders.claim_of_revision(plan, number, found.row.tenant, body)
         try:
@@ -242,6 +243,8 @@ def _revises(
     async def delete_plan(found: visible) -> Response:
         """Its texts are erased, as `DELETE /v1/runs/{run}` erases a run's; runs that have executed it stay."""
         for one in reversed(found.plan.revisions):  # the first one last: while it is there, this can be done again
+            if one.row is not None:
+                await cancel.stop_with_copies(found.store, context.queue, one.row, context.now())
             await found.store.erase(one.state.run)
         return _json({"id": found.plan.id, "object": "plan", "deleted": True})
 
@@ -272,7 +275,7 @@ def _executes(router: APIRouter, context: GatewayContext, keys: Keys, idempotenc
 
         def order() -> Order:
             asked = requests.read_run(body)
-            usual = orders.repeated(context.catalog(), caller, found.plan, found.row.tenant, task)
+            usual = orders.repeated(context.catalog(), caller, found.plan, revision, found.row.tenant, task)
             return orders.to_execution(usual, revision, steps, asked)
 
         try:
@@ -303,6 +306,7 @@ def _found(context: GatewayContext, needed: Any) -> Callable[..., Awaitable[Foun
             raise NotFound()
         if row.key != caller.key.id and not caller.may("audit:read"):
             raise Forbidden()
+        await reads.note_foreign(context, caller, row, "plan")
         return FoundPlan(whole, row, store)
 
     return found

@@ -29,7 +29,9 @@ from app.store.protocol.holds import Hold, Holds, HoldScope
 from app.store.protocol.idempotency import TAKEN, Once, RequestClaims
 from app.store.protocol.journal import (
     ERASED_TAGS,
+    FIRST_REVISION,
     METADATA_TAG,
+    PLAN_TAG,
     REQUEST_TAG,
     TAG_BYTES,
     TRACE_TAG,
@@ -58,8 +60,10 @@ __all__ = [
     "BRIEF",
     "CONTENT_READ",
     "ERASED_TAGS",
+    "FIRST_REVISION",
     "METADATA_TAG",
     "MOVED",
+    "PLAN_TAG",
     "PROCESS",
     "REQUEST_TAG",
     "TAG_BYTES",

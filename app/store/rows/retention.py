@@ -22,8 +22,18 @@ from sqlalchemy import (
 
 from app.core.run.events import Kind
 from app.core.run.retention_classes import RunClass
+from app.core.run.trace import Trace
 from app.errors import NotFound
-from app.store.protocol import REQUEST_TAG, ContentPage, ContentQuery, PrunedRun, PruneQuery
+from app.store.protocol import (
+    FIRST_REVISION,
+    PLAN_TAG,
+    REQUEST_TAG,
+    TRACE_TAG,
+    ContentPage,
+    ContentQuery,
+    PrunedRun,
+    PruneQuery,
+)
 from app.store.rows import content, end_users, holds, texts
 from app.store.rows.runs import run_row
 from app.store.sqlkit.sealing import Open
@@ -212,6 +222,10 @@ def _delete_tags(conn: Connection, statements: Statements, ids: Mapping[str, obj
         keys |= {("label", label, run) for label in body.get("labels", ())}
         if request := body.get("request_id"):
             keys.add((REQUEST_TAG, request, run))
+        if trace := Trace(body.get("traceparent", "")).id:
+            keys.add((TRACE_TAG, trace, run))
+        if body.get("wire", {}).get("format") == "plan":
+            keys.add((PLAN_TAG, body.get("origin_run") or FIRST_REVISION, run))
     one = [column == bindparam(f"its_{column.name}") for column in (TAGS.c.name, TAGS.c.value, TAGS.c.run)]
     if keys:
         values = [{"its_name": name, "its_value": value, "its_run": run} for name, value, run in sorted(keys)]
