@@ -17,7 +17,6 @@ from app.core.transparency.notes import NoteInvalid, Verifier, open_checkpoint, 
 
 NAME = "witness.example/w1"
 COSIGNED_AT = 1_790_000_000
-OPENSSL = "/usr/bin/openssl"
 TSA = """
 [ tsa ]
 default_tsa = own
@@ -134,7 +133,7 @@ class LogAuthorities:
 
 def openssl(folder: Path, *words: str) -> str:
     """Call `openssl` in a folder. Returns what it prints."""
-    done = subprocess.run([OPENSSL, *words], cwd=folder, capture_output=True, text=True, check=True)
+    done = subprocess.run(["openssl", *words], cwd=folder, capture_output=True, text=True, check=True)
     return done.stdout
 
 
