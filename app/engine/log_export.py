@@ -19,10 +19,10 @@ from app.core.records import record
 from app.core.transparency.notes import NoteInvalid, parse_checkpoint, split_note
 from app.core.transparency.witnesses import Witness, cosignature_time, proof_from_tiles
 from app.engine.context import EngineContext
+from app.engine.turns import Turns
 from app.errors import ArchiveUnavailable, OursError
 from app.network.log_authorities import NotConfirmed, authority_client, cosigned, stamped
 from app.store.archive_files import ArchiveFiles
-from app.store.protocol import Once
 
 TURN_SECONDS = 60.0
 """Time between two exports, if there is a newer checkpoint."""
@@ -31,7 +31,7 @@ PUT_SECONDS = 30.0
 SIZE_DIGITS = 15
 """Digits of the size in a file's name, so that names are in the order of the log."""
 EXPORTING = "log-export"
-"""Id of the claim by which one engine at a time exports. The claims of requests have hashes as ids."""
+"""Id of the claim by which one engine at a time exports."""
 
 
 def file_name(size: int, suffix: str = "txt") -> str:
@@ -70,7 +70,7 @@ class CheckpointExport:
         self._context = context
         self._files = files
         self._authorities = authorities
-        self._mine = context.name("export").encode()
+        self._turns = Turns(context, EXPORTING, 2 * TURN_SECONDS)
         self._newest = Newest(0, "")
         self._witnessed: dict[str, int] = {}
         self._failing: set[str] = set()
@@ -86,7 +86,7 @@ class CheckpointExport:
     async def look(self) -> None:
         """Export the newest checkpoint, unless that was done. A failure is counted, and logged once."""
         try:
-            if self._files is None or not await self._is_mine():
+            if self._files is None or not await self._turns.mine():
                 return
             note = (await self._context.store.log.state()).checkpoint
             if note is not None:
@@ -96,12 +96,6 @@ class CheckpointExport:
             words = error.message if isinstance(error, ArchiveUnavailable) else type(error).__name__
             self._context.telemetry.count("baton_log_export_failures_total")
             self._log("", f"A checkpoint of the log was not exported; sealing goes on: {words}")
-
-    async def _is_mine(self) -> bool:
-        """Claim the next turns, unless a claim lasts. False if it is another engine's."""
-        now = self._context.now()
-        claim = Once(EXPORTING, self._mine, now + 2 * TURN_SECONDS)
-        return (await self._context.store.claim_request(claim, now)).fingerprint == self._mine
 
     async def _export(self, files: ArchiveFiles, note: str, size: int) -> None:
         if size > self._newest.size:

@@ -28,11 +28,12 @@ from app.core.records import changed, record
 from app.core.run.journal_hash import root
 from app.core.run.retention_classes import RetentionClass, Selection, content_selections, event_selections
 from app.engine.context import EngineContext
+from app.engine.turns import Turns
 from app.errors import ArchiveUnavailable, NotFound, OursError, StoreUnavailable
 from app.store.archive import Archive, Record, place
 from app.store.archive_files import ArchiveFiles, open_archive_files
 from app.store.journal_file import CompressedJournals
-from app.store.protocol import ContentQuery, Contents, Holds, Once, PrunedRun, PruneQuery, Retention, RunJournal, RunRow
+from app.store.protocol import ContentQuery, Contents, Holds, PrunedRun, PruneQuery, Retention, RunJournal, RunRow
 
 PAGE = 200
 """Runs that are looked through at a time."""
@@ -305,21 +306,6 @@ def _left_of(one: Record) -> PrunedRun:
 # -- the tasks of an engine
 
 
-class _Turns:
-    """The turns of one kind of work among engines: one engine of the service does it at a time."""
-
-    def __init__(self, context: EngineContext, claim: str) -> None:
-        self._context = context
-        self._claim = claim
-        self._mine = context.name("retention").encode()
-
-    async def mine(self) -> bool:
-        """Claim this work until after the next look, unless a claim lasts. False if it is another engine's."""
-        now = self._context.now()
-        claim = Once(self._claim, self._mine, now + 2 * LOOK_SECONDS)
-        return (await self._context.store.claim_request(claim, now)).fingerprint == self._mine
-
-
 async def _repeat(
     look: Callable[[], Awaitable[None]], stopping: asyncio.Event, log: Callable[[OursError], None]
 ) -> None:
@@ -344,7 +330,7 @@ class ContentRetention:
         the classes of the run say."""
         self._context = context
         self._selections = content_selections(seconds, classes)
-        self._turns = _Turns(context, ERASING)
+        self._turns = Turns(context, ERASING, 2 * LOOK_SECONDS)
         self._places: dict[Selection, tuple[float, str]] = {}
         """The run at which the next pass begins: all runs before it are erased, but those that a legal hold covered."""
         self._released = 0
@@ -422,7 +408,7 @@ class RunRetention:
         self._seconds = seconds
         self._selections = event_selections(seconds, classes)
         self._remembered = remembered
-        self._turns = _Turns(context, PRUNING)
+        self._turns = Turns(context, PRUNING, 2 * LOOK_SECONDS)
 
     async def run(self, stopping: asyncio.Event) -> None:
         """Look again and again, until the process stops."""

@@ -20,8 +20,9 @@ from app.engine.conductors import changes
 from app.engine.conductors.changes import Wanted
 from app.engine.conductors.trials import Candidate, Judged, candidate_of, judged, versions_apart
 from app.engine.context import EngineContext
+from app.engine.turns import Turns
 from app.errors import OursError
-from app.store.protocol import PROCESS, Once, Store
+from app.store.protocol import PROCESS, Store
 
 EVERY_SECONDS = 60.0
 """Seconds between two looks. A look reads at most 2,000 runs of a tier."""
@@ -84,7 +85,7 @@ class PromotionWatch:
 
     def __init__(self, context: EngineContext) -> None:
         self._context = context
-        self._mine = context.name("watch").encode()
+        self._turns = Turns(context, CLAIM, CLAIM_SECONDS)
 
     async def run(self, stopping: asyncio.Event) -> None:
         """Look until `stopping` is set. A failure is logged and tried again."""
@@ -107,7 +108,7 @@ class PromotionWatch:
         catalog = self._context.catalog()
         conductors = sorted(changes.conducted(catalog))
         tiers = {name: found for name in conductors if (found := watched(catalog, name))}
-        if not tiers or not self._context.timed() or not await self._is_mine():
+        if not tiers or not self._context.timed() or not await self._turns.mine():
             return
         known = await self._context.store.changes()
         standing = standings(known)
@@ -115,11 +116,6 @@ class PromotionWatch:
             candidate = candidate_of(known, conductor, standing.get(conductor, Standing()))
             if candidate is not None:
                 await self._judge(candidate, of)
-
-    async def _is_mine(self) -> bool:
-        now = self._context.now()
-        claim = Once(CLAIM, self._mine, now + CLAIM_SECONDS)
-        return (await self._context.store.claim_request(claim, now)).fingerprint == self._mine
 
     async def _judge(self, candidate: Candidate, tiers: Sequence[Tier]) -> None:
         now = self._context.now()

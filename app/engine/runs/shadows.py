@@ -37,6 +37,7 @@ from app.engine.context import EngineContext
 from app.engine.runs import admission
 from app.engine.runs.admission import Order
 from app.engine.runs.registry import Drivers
+from app.engine.turns import Turns
 from app.errors import Conflict, InvalidRequest, NotFound, OursError
 from app.store.protocol import Once, RunQuery, RunRow
 
@@ -65,7 +66,7 @@ class Shadows:
     def __init__(self, context: EngineContext, drivers: Drivers) -> None:
         self._context = context
         self._drivers = drivers
-        self._mine = context.name("shadows").encode()
+        self._turns = Turns(context, CLAIM, CLAIM_SECONDS)
         self._notes: dict[str, tuple[int, ShadowNotes]] = {}
         """The notes of each tier, with their number."""
         self._budgets: dict[str, int] = {}
@@ -93,15 +94,10 @@ class Shadows:
         """Look once at every tier that has a shadow, unless another engine does."""
         catalog = self._context.catalog()
         tiers = [(tier, tier.shadow) for tier in catalog.tiers.values() if tier.shadow is not None]
-        if not tiers or not self._context.timed() or not await self._is_mine():
+        if not tiers or not self._context.timed() or not await self._turns.mine():
             return
         for tier, spec in tiers:
             await self._look_at(catalog, tier, spec)
-
-    async def _is_mine(self) -> bool:
-        now = self._context.now()
-        claim = Once(CLAIM, self._mine, now + CLAIM_SECONDS)
-        return (await self._context.store.claim_request(claim, now)).fingerprint == self._mine
 
     # -- what waits
 
