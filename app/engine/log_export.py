@@ -12,6 +12,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from contextlib import suppress
+from hashlib import sha256
 
 import httpx
 
@@ -30,13 +31,14 @@ PUT_SECONDS = 30.0
 """Longest time for writing one file and reading it back."""
 SIZE_DIGITS = 15
 """Digits of the size in a file's name, so that names are in the order of the log."""
+MARK_DIGITS = 16
 EXPORTING = "log-export"
 """Id of the claim by which one engine at a time exports."""
 
 
-def file_name(size: int, suffix: str = "txt") -> str:
+def file_name(size: int, suffix: str = "txt", mark: str = "") -> str:
     """The name of the file with the checkpoint of a log of this size; `tsr` is the suffix of its time stamp."""
-    return f"{size:0{SIZE_DIGITS}d}.{suffix}"
+    return f"{size:0{SIZE_DIGITS}d}{mark}.{suffix}"
 
 
 @record(frozen=True, slots=True)
@@ -60,6 +62,8 @@ class Newest:
     """The text of the file that was written."""
     stamped: str = ""
     """The text for which a time stamp was written."""
+    mark: str = ""
+    """Part of the names of its files, where there is another checkpoint of this size, which it must not replace."""
 
 
 class CheckpointExport:
@@ -98,7 +102,7 @@ class CheckpointExport:
             self._log("", f"A checkpoint of the log was not exported; sealing goes on: {words}")
 
     async def _export(self, files: ArchiveFiles, note: str, size: int) -> None:
-        if size > self._newest.size:
+        if not self._newest.note.startswith(split_note(note)[0]):
             self._newest = await self._begun(files, note, size)
         newest = self._newest
         missing = [one for one in self._authorities.witnesses if cosignature_time(newest.note, one.key) is None]
@@ -109,7 +113,7 @@ class CheckpointExport:
             lines = await asyncio.gather(*[self._cosigned(client, one, newest) for one in missing])
             newest.note += "".join(lines)
             if newest.note != newest.written:
-                await self._put(files, file_name(newest.size), newest.note.encode())
+                await self._put(files, file_name(newest.size, mark=newest.mark), newest.note.encode())
                 newest.written = newest.note
             self._context.telemetry.gauge("baton_log_exported_size", newest.size)
             if stamps and newest.stamped != newest.written:
@@ -117,15 +121,15 @@ class CheckpointExport:
 
     async def _begun(self, files: ArchiveFiles, note: str, size: int) -> Newest:
         """The checkpoint as another engine has exported it, with its cosignatures, or else as it was signed."""
-        if not self._authorities.witnesses:
-            return Newest(size, note)
         async with asyncio.timeout(PUT_SECONDS):
             found = await asyncio.to_thread(files.read, file_name(size))
         with suppress(UnicodeDecodeError, NoteInvalid):
             stored = found.decode() if found is not None else ""
             if stored and split_note(stored)[0] == split_note(note)[0]:
+                self._context.telemetry.gauge("baton_log_exported_size", size)
                 return Newest(size, stored, written=stored)
-        return Newest(size, note)
+        mark = "" if found is None else f"-{sha256(split_note(note)[0].encode()).hexdigest()[:MARK_DIGITS]}"
+        return Newest(size, note, mark=mark)
 
     async def _put(self, files: ArchiveFiles, name: str, body: bytes) -> None:
         async with asyncio.timeout(PUT_SECONDS):
@@ -160,7 +164,7 @@ class CheckpointExport:
             self._context.telemetry.count("baton_log_timestamp_failures_total")
             self._log("timestamps", f"A checkpoint of the log has no time stamp yet; export goes on: {error}")
             return
-        await self._put(files, file_name(newest.size, "tsr"), token)
+        await self._put(files, file_name(newest.size, "tsr", newest.mark), token)
         newest.stamped = newest.written
         self._failing.discard("timestamps")
         self._context.telemetry.gauge("baton_log_timestamped_size", newest.size)

@@ -5,14 +5,16 @@ import shutil
 from pathlib import Path
 
 import pytest
+from sqlalchemy import update
 
 from app.audit.log.tree import read_checkpoint, read_key
-from app.core.transparency.notes import Signer, open_checkpoint
+from app.core.transparency.notes import Checkpoint, Signer, open_checkpoint, sign
 from app.core.transparency.witnesses import read_witnesses
 from app.engine.log_export import Authorities, CheckpointExport, file_name
 from app.engine.sealer import Sealer
 from app.process.wiring import Runtime
 from app.store.archive_files import Folder
+from app.store.sqlkit.tables import LOG_STATE
 from tests.harness.callers import calling, key_of
 from tests.harness.in_process import pool_text, running_service
 from tests.harness.log_authorities import NAME, log_authorities, make_authority, openssl
@@ -41,6 +43,23 @@ async def test_each_checkpoint_is_a_file_of_its_own(stub: ProviderStub, tmp_path
     assert sorted(path.name for path in held.iterdir()) == [file_name(size) for size in sizes]
     checkpoint = open_checkpoint((held / file_name(sizes[-1])).read_text(), [SIGNER.verifier])
     assert checkpoint.size == sizes[-1]
+
+
+async def test_a_log_that_was_made_anew_replaces_no_checkpoint_of_the_same_size(
+    stub: ProviderStub, tmp_path: Path
+) -> None:
+    held = tmp_path / "held"
+    async with running_service(tmp_path, pool_text(stub)) as opened:
+        size = await seal_a_run(opened)
+        export = CheckpointExport(opened.context, Folder(held))
+        await export.look()
+        (before,) = [path.read_text() for path in held.iterdir()]
+        forged = sign(Checkpoint("log.example/baton", size, bytes(32)).text, [SIGNER])
+        await opened.context.store._write(  # type: ignore[attr-defined]
+            lambda conn: conn.execute(update(LOG_STATE).values(checkpoint=forged))
+        )
+        await export.look()
+    assert {path.read_text() for path in held.iterdir()} == {before, forged}
 
 
 async def test_sealing_goes_on_while_the_place_is_away_and_the_newest_is_tried_again(
