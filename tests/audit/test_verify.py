@@ -139,6 +139,23 @@ def test_what_claims_to_be_of_the_future_is_not_taken_for_new(conn: Connection, 
     assert {"policy learns", "trial alpha m v1 another"} <= {one.thing for one in report.findings}
 
 
+def test_a_run_that_is_said_to_be_pruned_just_now_must_be_named_with_its_own_events(
+    conn: Connection, subject: Subject
+) -> None:
+    runs, pruned = tampers.TABLES["runs"], tampers.TABLES["pruned_runs"]
+    with conn.begin() as transaction:
+        tampers.drop_triggers(conn)
+        forged = dict(conn.execute(pruned.select()).mappings().one()) | {"id": "run_kept", "pruned_at": time.time()}
+        conn.execute(pruned.insert().values(forged))
+        for name in ("events", "contents", "feedback", "tags", "disclosures"):
+            table = tampers.TABLES[name]
+            conn.execute(table.delete().where(table.c.run == "run_kept"))
+        conn.execute(runs.delete().where(runs.c.id == "run_kept"))
+        report = verify(conn, subject.held, settled=False)
+        transaction.rollback()
+    assert [one.words for one in report.findings] == ["it was pruned with other events than were sealed"]
+
+
 def test_an_altered_hold_is_compared_with_its_entry(conn: Connection, subject: Subject) -> None:
     with conn.begin() as transaction:
         tampers.drop_triggers(conn)

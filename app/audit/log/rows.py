@@ -307,6 +307,8 @@ class RowCheck:
             thing = f"{kind} {id_}".replace("\n", " ")
             entries = self._entries(rows)
             if not entries or entries[-1].gone:
+                if kind == PRUNED:
+                    self._pruned(thing, row)
                 if not self._is_changing(kind, id_):
                     self._unsealed(kind, thing, row)
                 continue
