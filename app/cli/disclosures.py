@@ -128,9 +128,9 @@ def saw(row: Disclosure) -> str:
 
 
 def why(row: Disclosure) -> str:
-    """Return by whose decision a recipient saw that, and whom it replaced."""
-    instead = [f"instead of {worker} ({reason})" for worker, reason in row.passed_over]
-    return ", ".join([row.planned_by, *instead])
+    """Return by whose decision a recipient saw that, and which workers were passed over for the call."""
+    passed_over = [f"not {worker} ({reason})" for worker, reason in row.passed_over]
+    return ", ".join([row.planned_by, *passed_over])
 
 
 async def _rebuild(settings: Settings, *, as_json: bool) -> int:

@@ -43,7 +43,7 @@ async def test_one_request_says_who_saw_the_callers_words_or_a_steps_output_and_
     assert check["why"] == {
         "planned_by": "model",
         "attempt": 1,
-        "instead_of": [],
+        "passed_over": [],
         "withheld": [{"what": "user", "reason": "not_listed"}],
     }
     assert answer["why"]["withheld"] == [{"what": "step:0", "reason": "not_listed"}]

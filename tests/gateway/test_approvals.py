@@ -17,7 +17,10 @@ from app.core.run import notices
 from app.core.run.events import Kind
 from app.gateway.http.api_keys import mint
 from app.process.wiring import Runtime
+from app.store.archive import open_archive
 from app.store.protocol import CONTENT_READ, AdminEventQuery
+from app.store.sql import SqlStore
+from tests.audit import tampers
 from tests.harness.in_process import POOL, WORKER, WORKERS, calling, ended_row, events, kinds, of, running_service
 from tests.harness.prepared_apps import app_over
 from tests.harness.waiting import PATIENCE_SECONDS, until
@@ -286,3 +289,19 @@ async def test_an_approval_is_void_for_a_worker_that_has_changed(
     assert (outdated.status_code, outdated.json()["error"]["code"]) == (409, "approval_outdated")
     assert (await decide(boss, run, "refuse")).status_code == 200
     assert stub.requests == []
+
+
+async def test_an_approval_that_lowers_the_price_is_no_falsification(
+    stub: ProviderStub, runtime: Runtime, caller: httpx.AsyncClient, boss: httpx.AsyncClient, tmp_path: Path
+) -> None:
+    stub.always("alpha", Reply(chunks=("4.",)))
+    store = runtime.context.store
+    assert isinstance(store, SqlStore)
+    run = (await waiting(caller))["baton"]["run"]
+    await tampers.seal(store)
+    assert (await decide(boss, run, max_usd=0.5)).status_code == 200
+    assert (await ended_row(store, run)).cap.usd == 500_000
+    await tampers.seal(store)
+    async with open_archive(f"sqlite:///{tmp_path}/baton.db") as archive:
+        report = await archive.snapshot(lambda conn, opened: tampers.verify(conn, (), opened))
+    assert (list(report.ordered()), report.runs) == ([], 1)

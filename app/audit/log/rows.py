@@ -21,10 +21,11 @@ from app.providers.protocol import Provider
 from app.store.archive import Record, Stored
 from app.store.sealed_rows import KINDS, Event, LogRow, Row, SealedRows, SealedRun
 
-ADMITTED = ("id", "tenant", "key", "tier", "model", "code", "created_at", "cap_usd", "cap_tokens")
+ADMITTED = ("id", "tenant", "key", "tier", "model", "code", "created_at")
 """Columns of a run that are sealed as they were at its admission."""
-ENDED = ("state", "topology", "degraded", "steps", "spent_usd", "spent_tokens", "ended_at", "error")
-"""Columns of a run that are sealed with its end."""
+MONEY = ("cap_usd", "cap_tokens", "spent_usd", "spent_tokens")
+ENDED = ("state", "topology", "degraded", "steps", *MONEY, "ended_at", "error")
+"""Columns of a run that are sealed with its end. An approval may lower its caps before."""
 ORIGIN = ("origin_kind", "origin_run")
 """Columns of a run that stand in its first event as well, and are NULL where that has an empty text."""
 UNSEALED_SECONDS = 120.0

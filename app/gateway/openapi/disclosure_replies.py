@@ -16,7 +16,7 @@ class Saw(Reply):
     """True if it saw results of the caller's tools, which its own step had called."""
 
 
-class ReplacedWorker(Reply):
+class PassedOver(Reply):
     """A worker that was not called, and why."""
 
     worker: str
@@ -40,8 +40,8 @@ class Why(Reply):
     conductors and embedders, which the tier names."""
     attempt: int
     """The number of the attempt at its step, from 1; for a planning call the number of proposals."""
-    instead_of: list[ReplacedWorker]
-    """The workers that were not called instead: for want of a clearance, by a rule, or because they failed."""
+    passed_over: list[PassedOver]
+    """The workers that were not called: for want of a clearance, by a rule, or because they failed."""
     withheld: list[Withheld]
 
 

@@ -6,7 +6,7 @@ from app.gateway.openapi.replies import Reply, RunState
 from app.gateway.openapi.run_replies import Origin
 
 DecidedBy = Literal["conductor", "caller", "fixed_plan", "random_plan", "selector", "fallback", "repeated_plan"]
-LeftOutBy = Literal["clearance", "rule", "caller", "health", "budget", "ability"]
+LeftOutBy = Literal["clearance", "rule", "caller", "health", "budget", "approval", "ability"]
 
 
 class Reason(Reply):

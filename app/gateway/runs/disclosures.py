@@ -30,7 +30,7 @@ FORMATS: Final[Mapping[str, str]] = {CSV: "csv", LINES: "jsonl", "application/js
 COLUMNS: Final = (
     *("run", "call", "step", "at", "recipient", "recipient_kind", "provider", "model", "region", "tenant", "key"),
     *("user", "labels", "saw_user", "saw_steps", "saw_tool_results", "bytes", "input_tokens", "output_tokens"),
-    *("outcome", "planned_by", "attempt", "instead_of", "withheld"),
+    *("outcome", "planned_by", "attempt", "passed_over", "withheld"),
 )
 """The columns of CSV."""
 MOST_CALLS: Final = 10_000
@@ -146,7 +146,7 @@ def shown(row: Disclosure) -> dict[str, Any]:
         "why": {
             "planned_by": row.planned_by,
             "attempt": row.attempt,
-            "instead_of": [{"worker": worker, "reason": reason} for worker, reason in row.passed_over],
+            "passed_over": [{"worker": worker, "reason": reason} for worker, reason in row.passed_over],
             "withheld": [{"what": what, "reason": reason} for what, reason in row.withheld],
         },
     }
@@ -179,7 +179,7 @@ def _flat(row: Disclosure) -> dict[str, Any]:
         "saw_tool_results": str(saw["tool_results"]).lower(),
         "planned_by": why["planned_by"],
         "attempt": why["attempt"],
-        "instead_of": " ".join(f"{worker}:{reason}" for worker, reason in row.passed_over),
+        "passed_over": " ".join(f"{worker}:{reason}" for worker, reason in row.passed_over),
         "withheld": " ".join(f"{what}:{reason}" for what, reason in row.withheld),
     }
 

@@ -13,6 +13,7 @@ from app.core.pool.snapshot import restored
 from app.core.rating.economics import CHEAPEST, compared
 from app.core.rating.feedback import Feedback
 from app.core.records import record
+from app.core.run.approvals import NOT_APPROVED
 from app.core.run.events import (
     Event,
     PlanAccepted,
@@ -51,6 +52,7 @@ EXCLUDED_BY: Final = (
     ("ejected", "health"),
     ("its price is not known", "budget"),
     ("over_budget", "budget"),
+    (NOT_APPROVED, "approval"),
 )
 """Beginnings of the reasons for which a worker is left out, each with who or what decided so. Other reasons are its
 abilities, or its failures where it is passed over for a call."""

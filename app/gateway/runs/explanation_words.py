@@ -57,6 +57,7 @@ EXCLUDED_BY: Final[Mapping[str, str]] = {
     "caller": "by the request",
     "health": "because it fails",
     "budget": "because of a budget",
+    "approval": "because the approval does not name it",
     "ability": "by what it can do or may be asked",
 }
 NO_REASON: Final[Mapping[str, str]] = {

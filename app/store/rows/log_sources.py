@@ -26,13 +26,15 @@ from app.store.sqlkit.tables import (
     TRIALS,
 )
 
-ADMITTED: Final = ("id", "tenant", "key", "tier", "model", "code", "created_at", "cap_usd", "cap_tokens")
+ADMITTED: Final = ("id", "tenant", "key", "tier", "model", "code", "created_at")
 """Columns of a run that stay as they were at its admission."""
 ENDED: Final = (
     "state",
     "topology",
     "degraded",
     "steps",
+    "cap_usd",
+    "cap_tokens",
     "spent_usd",
     "spent_tokens",
     "ended_at",
