@@ -109,7 +109,7 @@ class Scene:
         self.stub.always("planner", TREE)
         for name in WORKERS:
             self.stub.always(name, Reply(chunks=(f"{name} ", "says ", "so.")))
-        asyncio.run(empty(self.database, ("tickets", "runs", "events", "contents", "tags", "once")))
+        asyncio.run(empty(self.database, ("tickets", "runs", "events", "contents", "tags", "once", "disclosures")))
         self.mend()
 
     def mend(self) -> None:
