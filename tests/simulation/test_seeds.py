@@ -148,3 +148,9 @@ def test_the_weather_is_what_was_asked_for() -> None:
     report = play(3, Weather({"process.killed": 0.3}))
     assert report.hits.keys() == {"process.killed"}
     assert report.violations == []
+
+
+def test_a_worker_that_answered_nothing_is_not_asked_again_after_a_new_delivery() -> None:
+    """Its answer was written while the engine waited for a worker to replace it, and then the step was delivered again.
+    Seed 235 of the world of 0.3.0 had that."""
+    assert play(235).violations == []

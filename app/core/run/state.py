@@ -515,7 +515,9 @@ def _call_finished(state: RunState, fact: CallFinished) -> Changes:
     if known.outcome is not None:
         raise ValueError(f"{known.id} has its outcome already")
     limited = fact.error == RATE_LIMITED
-    call = changed(known, outcome=fact.outcome, usage=fact.usage, usd=fact.usd, seconds=fact.seconds, limited=limited)
+    empty = fact.outcome == "ok" and not fact.output
+    settled = changed(known, outcome=fact.outcome, usage=fact.usage, usd=fact.usd, seconds=fact.seconds)
+    call = changed(settled, limited=limited, empty=empty) if limited or empty else settled
     return {"calls": {**state.calls, call.id: call}}
 
 

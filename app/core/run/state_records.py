@@ -30,6 +30,8 @@ class Call:
     """The turn in which it was intended."""
     limited: bool = False
     """True if its provider refused it because of a rate limit."""
+    empty: bool = False
+    """True if it went well and has no text. It may have called tools."""
 
     @property
     def failed(self) -> bool:

@@ -268,6 +268,8 @@ class Execution:
         known = self._workers(state, view.step)
         approved, others = approvals.permitted(known, state.admitted.approval, approval, catalog)
         self._reading, workers, excluded = readers(state, view.step.n, approved)
+        answered_nothing = {call.worker for call in now if call.empty}  # before the engine stopped that executed it
+        workers = [worker for worker in workers if worker.name not in answered_nothing] or workers
         return Course(state, view, Candidates(self._context.health, workers, attempts, free), (*others, *excluded))
 
     async def _follow(self, course: Course, attempt: Attempt) -> None:
