@@ -16,7 +16,7 @@ from app.core.transparency.merkle import includes, leaf_hash, tree_root
 from app.core.transparency.notes import Checkpoint, Signer, Verifier, open_checkpoint
 from app.core.transparency.tiles import hashes_of
 from app.store.protocol import USER_TAG, KeyRow, PrunedRun
-from app.store.rows import transparency_log
+from app.store.rows import log_sources, transparency_log
 from app.store.sql import SqlStore, open_store
 from app.store.sqlkit.tables import DISCLOSURES, EVENTS, FEEDBACK, LOG_LEAVES, RUNS
 from app.store.writing import log_writer
@@ -91,6 +91,25 @@ async def test_a_run_is_proven_by_its_events_and_its_row(store: SqlStore) -> Non
         assert leaf.parts["private"] == commitment(SALT, "private", [{"name": USER_TAG, "value": "ann"}])
         assert b"ann" not in one.entry
         assert b"tenant" not in one.entry
+
+
+async def test_events_that_are_committed_after_the_row_was_read_are_sealed_with_their_own_row(
+    store: SqlStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On Postgres each statement of a pass sees what was committed before it."""
+    read = log_sources.run_rows
+
+    def earlier(*given: Any) -> Any:
+        return {run: {**row, "seq": 1} for run, row in read(*given).items()}
+
+    await store.append(admitted("run"))
+    await store.append(note("run"))
+    with monkeypatch.context() as patch:
+        patch.setattr(log_sources, "run_rows", earlier)
+        await seal(store)
+    await store.append(note("run"))
+    await seal(store)
+    assert [parse_leaf(one.entry).events for one in (await store.log.proof("run")).leaves] == [1, 3]
 
 
 async def test_a_ledger_that_was_completed_later_is_sealed_again(store: SqlStore) -> None:

@@ -139,7 +139,8 @@ class Pass:
             disclosed = log_sources.disclosures(conn, statements, there)
             events: dict[str, list[Any]] = {run: [] for run in there}
             for event in log_sources.events_beyond(conn, statements, {run: sealed[run] for run in there}):
-                events[event[0]].append(event)
+                if event[1] <= rows[event[0]]["seq"]:  # a later one was committed after the row was read: next pass
+                    events[event[0]].append(event)
             for run in there:
                 self._run(rows[run], events[run], before.get(run), private.get(run, ()), disclosed.get(run, ()))
         return set(chosen)
