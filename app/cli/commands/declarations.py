@@ -228,3 +228,15 @@ def agreed(section: str = "") -> Decorator[Any]:
         option("--tenant", section=section, help="Only runs of this tenant."),
         flag("--rated", section=section, help="Only runs that a person or a rule has rated."),
     )
+
+
+PLANNING = in_order(
+    argument("question", "The question to plan for."),
+    option("--tier", default="baton-ultra", help="The tier, or an alias of one."),
+    option("--effort", help="minimal, low, medium, high, ... (default: the tier's own)."),
+    repeatable("--label", metavar="LABEL", help="A label of the task; workers not cleared for it are left out."),
+    repeatable("--allow", metavar="WORKER", help="A worker that may be used."),
+    repeatable("--deny", metavar="WORKER", help="A worker that may not be used."),
+    option("--pin", metavar="WORKER", help="The one worker to use."),
+)
+"""The question and the options of the commands that plan."""

@@ -5,6 +5,7 @@ import click
 from app.cli.commands.declarations import (
     AS_JSON,
     COUNT,
+    PLANNING,
     POOL,
     Group,
     argument,
@@ -12,7 +13,6 @@ from app.cli.commands.declarations import (
     group,
     in_order,
     option,
-    repeatable,
 )
 
 PLAN = argument("plan", "A plan's id, its run's id, or last.", required=False, default="last")
@@ -69,13 +69,6 @@ def _define_making(plans: Group) -> None:
         'baton plans make "Solve 3(x + 2) = 2x + 11" --tier baton-ultra',
         'baton plans make "Summarise this contract." --label legal --effort high',
     )
-    @argument("question", "The question to plan for.")
-    @option("--tier", default="baton-ultra", help="The tier, or an alias of one.")
-    @option("--effort", help="minimal, low, medium, high, ... (default: the tier's own).")
-    @repeatable("--label", metavar="LABEL", help="A label of the task; workers not cleared for it are left out.")
-    @repeatable("--allow", metavar="WORKER", help="A worker that may be used.")
-    @repeatable("--deny", metavar="WORKER", help="A worker that may not be used.")
-    @option("--pin", metavar="WORKER", help="The one worker to use.")
-    @in_order(POOL, AS_JSON)
+    @in_order(PLANNING, POOL, AS_JSON)
     def make() -> None:
         """Plan for a question, and execute nothing. `show`, `edit` and `run` go on from there."""

@@ -8,6 +8,7 @@ from app.cli.commands.declarations import (
     AS_JSON,
     COUNT,
     DOLLARS,
+    PLANNING,
     POOL,
     SINCE,
     SPAN,
@@ -166,14 +167,7 @@ def _define_plan(root: Group) -> None:
         'baton plan "Solve 3(x + 2) = 2x + 11" --tier baton-ultra',
         'baton plan "Summarise this contract." --label legal --effort high',
     )
-    @argument("question", "The question to plan for.")
-    @option("--tier", default="baton-ultra", help="The tier, or an alias of one.")
-    @option("--effort", help="minimal, low, medium, high, ... (default: the tier's own).")
-    @repeatable("--label", metavar="LABEL", help="A label of the task; workers not cleared for it are left out.")
-    @repeatable("--allow", metavar="WORKER", help="A worker that may be used.")
-    @repeatable("--deny", metavar="WORKER", help="A worker that may not be used.")
-    @option("--pin", metavar="WORKER", help="The one worker to use.")
-    @in_order(POOL, AS_JSON)
+    @in_order(PLANNING, POOL, AS_JSON)
     def plan() -> None:
         """Show how a question would be routed. Only the plan is made (and journaled); nothing is executed."""
 
