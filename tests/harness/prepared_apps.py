@@ -1,7 +1,8 @@
 """The gateway's application, whose routes are made once and serve one test after another.
 
 To make them takes 25 ms of a core, which was a tenth of what all tests took. The state of an application is its
-context, the keys that it knows, and the counters of its admission; each test gets all of that anew.
+context, the keys that it knows, the counters of its admission, and the histories by which it estimates plans; each
+test gets all of that anew.
 """
 
 from collections import defaultdict
@@ -17,6 +18,8 @@ from app.gateway.http.admission import Admission
 from app.gateway.http.auth import Keys
 from app.gateway.http.context import GatewayContext
 from app.gateway.http.ingress import Bounds
+from app.gateway.plans import route as plan_routes
+from app.gateway.plans.forecasts import Histories
 
 FREE: dict[Hashable, list["Prepared"]] = defaultdict(list)
 """The applications that serve nobody now, by that part of the context which their routes were made with."""
@@ -30,6 +33,7 @@ class Prepared:
     context: GatewayContext
     keys: Keys
     admission: Admission
+    histories: Histories
     bounds: Bounds
     """Those that its routes were made with."""
 
@@ -47,9 +51,10 @@ class Prepared:
         self.forget()
 
     def forget(self) -> None:
-        """Forget all keys and counters."""
+        """Forget all keys, counters and histories."""
         self.keys.__init__(self.context)  # type: ignore[misc]
         self.admission.__init__(self.context)  # type: ignore[misc]
+        self.histories.__init__(self.context)  # type: ignore[misc]
 
 
 @contextmanager
@@ -67,8 +72,9 @@ def app_over(context: GatewayContext) -> Iterator[FastAPI]:
 
 def _prepare(context: GatewayContext) -> Prepared:
     own = replace(context)
-    keys, admission = Keys(own), Admission(own)
+    keys, admission, histories = Keys(own), Admission(own), Histories(own)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(gateway_app, "Keys", lambda _context: keys)
         patch.setattr(gateway_app, "Admission", lambda _context: admission)
-        return Prepared(gateway_app.create_app(own), own, keys, admission, own.bounds)
+        patch.setattr(plan_routes, "Histories", lambda _context: histories)
+        return Prepared(gateway_app.create_app(own), own, keys, admission, histories, own.bounds)
