@@ -9,6 +9,7 @@ The simulated world
     outcome            the exact expected reward and cost of a plan
     search, baselines  every plan that could be best, and the plans that a trained conductor is compared with
     reward             malformed < wrong < right, where only a right answer is worth more for costing less
+    world2             the second world, which is not easy: a room of its own
 Data from journals
     rollouts           journaled runs in the shape that training reads; `journal_rollouts` reads them from a journal
     offpolicy          what another policy would have earned, from decisions logged with their probabilities

@@ -1,0 +1,11 @@
+"""World 2: composed tasks, workers known by their cards alone, verdicts that err, and baselines that are hard to beat.
+
+constants   every figure with its published range and its source, frozen by SHA-256
+tasks       tasks composed of parts from families, in many words; splits that hold families and phrasings out
+workers     worker profiles, their measured cards, and pools; splits that hold workers, pools and prices out
+shapes      all plans that a policy can choose: shapes of at most four steps, with a worker for each step
+outcome     the exact expected reward of plans, for all assignments of workers to a shape at once
+execution   the same world as workers that read messages; every call has dice of its own
+baselines   the policies that a trained conductor is compared with
+standings   ten seeds, clustered intervals, one table: `baton lab world2`
+"""

@@ -1,0 +1,216 @@
+"""Tasks that are composed of one to three parts, each of a family, in many words; the right answer is computed.
+
+A text does not say how hard its task is: a hidden trait, the same for all workers, is drawn apart from it. Openings and
+phrases use words of other domains on purpose. A task may refer to a document, short or long, and may be confidential;
+both are said in words too. The document itself is counted and not written out.
+"""
+
+import hashlib
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date, timedelta
+from functools import cache
+from importlib.resources import files
+from random import Random
+from typing import Any, Literal
+
+from app.lab.world2.constants import DOMAINS, TRAITS, constants
+
+FROZEN_FAMILIES = "436ba8dd1bd7ceec49919e785c45633305df444b6e993d6ab4e375a8d13da8c1"
+"""The SHA-256 of families.toml, committed and tested like that of the constants."""
+WORDS = (
+    "amber", "basket", "candle", "dragon", "engine", "feather", "garden", "hammer", "island", "jacket", "kettle",
+    "lantern", "meadow", "needle", "orchard", "pepper", "quarry", "ribbon", "saddle", "timber", "umbrella", "violet",
+    "willow", "zephyr",
+)  # fmt: skip
+WEEKDAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
+MOST_PARTS = 3
+SEPARATOR = "; "
+
+Split = Literal["train", "fresh", "phrasings", "families"]
+"""The tasks of training; fresh ones of the same kind; in phrasings, or of families, that training never meets."""
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """A kind of part: its domain's place in `DOMAINS`, its difficulty in logits, and the phrases that ask for it."""
+
+    name: str
+    domain: int
+    difficulty: float
+    phrases: tuple[str, ...]
+    held_out: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One part of a task: the right answer, and a wrong one that is plausible."""
+
+    family: Family
+    answer: str
+    slip: str
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A task. `document` is a place in `constants.DOCUMENT_TOKENS`, `trait` one in `constants.TRAITS`."""
+
+    text: str
+    parts: tuple[Part, ...]
+    document: int
+    confidential: bool
+    trait: int
+
+    @property
+    def answer(self) -> str:
+        """Return the right answer, which joins those of all parts."""
+        return SEPARATOR.join(part.answer for part in self.parts)
+
+    @property
+    def domain(self) -> int:
+        """The domain of most parts, of several the first one's."""
+        domains = [part.family.domain for part in self.parts]
+        return max(domains, key=domains.count)
+
+    @property
+    def kind(self) -> tuple[tuple[str, ...], int, bool]:
+        """All that the expected reward of a plan depends on, apart from the trait: families, document, confidence."""
+        return tuple(part.family.name for part in self.parts), self.document, self.confidential
+
+
+def _slot(a: int, b: int, c: int, w: Sequence[str]) -> Mapping[str, Any]:
+    return {"a": a, "b": b, "c": c, "w": ", ".join(w)}
+
+
+def _later(days: int) -> str:
+    found = date(2026, 3, 1) + timedelta(days=days)
+    return f"{found.day} {found:%B}"
+
+
+def _clock(minutes: int) -> str:
+    return f"{minutes // 60 % 24:02d}:{minutes % 60:02d}"
+
+
+@cache
+def _work() -> Mapping[str, Callable[[int, int, int, Sequence[str]], object]]:
+    """Return how the right answer is computed, by family."""
+    return {
+        "total": lambda a, b, c, w: a + b * c,
+        "share": lambda a, b, c, w: a * b // c,
+        "remainder": lambda a, b, c, w: a * b % c,
+        "proportion": lambda a, b, c, w: a * b,
+        "weekday": lambda a, b, c, w: WEEKDAYS[a * b % 7],
+        "clock": lambda a, b, c, w: _clock(b * c),
+        "span": lambda a, b, c, w: 7 * a + b,
+        "deadline": lambda a, b, c, w: _later(a),
+        "loop": lambda a, b, c, w: a + b * c,
+        "pick": lambda a, b, c, w: w[a % len(w)],
+        "binary": lambda a, b, c, w: f"{a * b:b}",
+        "recursion": lambda a, b, c, w: c + a * (a + 1) // 2,
+        "queue": lambda a, b, c, w: w[a % len(w)],
+        "parity": lambda a, b, c, w: "on" if a * b % 2 else "off",
+        "truth": lambda a, b, c, w: max(a, b),
+        "knots": lambda a, b, c, w: a * (a - 1) // 2,
+        "sorting": lambda a, b, c, w: ", ".join(sorted(w)),
+        "letters": lambda a, b, c, w: sum(map(len, w)),
+        "longest": lambda a, b, c, w: max(w, key=len),
+        "backwards": lambda a, b, c, w: w[0][::-1],
+    }
+
+
+@cache
+def families() -> tuple[Family, ...]:
+    """All families."""
+    found = []
+    for name, entry in _entries()["families"].items():
+        phrases = tuple(entry["phrases"])
+        domain = DOMAINS.index(entry["domain"])
+        found.append(Family(name, domain, entry["difficulty"], phrases, entry.get("held_out", False)))
+    return tuple(found)
+
+
+def task(random: Random, split: Split) -> Task:
+    """Draw a task of this split."""
+    known = constants()
+    count = random.choices((1, 2, 3), known.parts)[0]
+    document = random.choices((0, 1, 2), known.documents)[0]
+    confidential = random.random() < known.confidential
+    parts, sentences = [], []
+    for family in _families_of(random, split, count):
+        part, sentence = _part(random, family, split)
+        parts.append(part)
+        sentences.append(sentence)
+    text = _text(random, split, sentences, document, confidential)
+    return Task(text, tuple(parts), document, confidential, random.randrange(len(TRAITS)))
+
+
+def tasks(split: Split, seed: str, count: int) -> list[Task]:
+    """Draw so many tasks of a split; the same for the same seed."""
+    random = Random(f"world-2|{split}|{seed}")
+    return [task(random, split) for _ in range(count)]
+
+
+def digest() -> str:
+    """The SHA-256 of families.toml as it is."""
+    return hashlib.sha256(_file()).hexdigest()
+
+
+def _families_of(random: Random, split: Split, count: int) -> list[Family]:
+    """The families of the parts; a held-out family takes the place of every part where families are held out."""
+    eligible = [family for family in families() if family.held_out is (split == "families")]
+    chosen = [random.choice(eligible)]
+    while len(chosen) < count:
+        near = [family for family in eligible if family.domain == chosen[0].domain]
+        chosen.append(random.choice(near if random.random() < constants().same_domain else eligible))
+    return chosen
+
+
+def _part(random: Random, family: Family, split: Split) -> tuple[Part, str]:
+    a, b, c = (random.randrange(3, 60) for _ in range(3))
+    while b == a:
+        b = random.randrange(3, 60)
+    words = random.sample(WORDS, 4)
+    answer = str(_work()[family.name](a, b, c, words))
+    phrase = _one(random, family.phrases, split)
+    return Part(family, answer, _slip(answer, words)), phrase.format_map(_slot(a, b, c, words))
+
+
+def _slip(answer: str, words: Sequence[str]) -> str:
+    """A wrong answer."""
+    if answer.isdecimal():
+        return str(int(answer) + 1)
+    others = {"on": "off", "off": "on", **dict(zip(WEEKDAYS, (*WEEKDAYS[1:], WEEKDAYS[0]), strict=True))}
+    if answer in others:
+        return others[answer]
+    return next((word for word in words if word != answer), "")
+
+
+def _text(random: Random, split: Split, sentences: Sequence[str], document: int, confidential: bool) -> str:
+    words = _entries()["words"]
+    document_words = ("no_document", "short_document", "long_document")[document]
+    matter = "confidential_matter" if confidential else "open_matter"
+    text = _one(random, words["openings"], split) + " "
+    for place, sentence in enumerate(sentences):
+        if len(sentences) == 1:
+            joint = _one(random, words["alone"], split)
+        else:
+            joint = _one(random, words["further" if place else "first"], split)
+        text += joint + (sentence[0].upper() + sentence[1:] if joint in ("", "Please: ") else sentence)
+    tail = [_one(random, words[name], split) for name in (document_words, matter, "closings")]
+    random.shuffle(tail)
+    return text + "".join(tail)
+
+
+def _one(random: Random, phrases: Sequence[str], split: Split) -> str:
+    """One of these phrases: the last one if phrasings are held out, else one of the others."""
+    return phrases[-1] if split == "phrasings" else random.choice(phrases[:-1])
+
+
+@cache
+def _entries() -> Mapping[str, Any]:
+    return tomllib.loads(_file().decode())
+
+
+def _file() -> bytes:
+    return files(__package__).joinpath("families.toml").read_bytes()

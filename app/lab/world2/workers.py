@@ -1,0 +1,135 @@
+"""Worker profiles, the cards that a conductor reads of them, and pools; which of them are held out from training.
+
+Profiles are drawn once from the published spreads and are the same in every process. A card shows what an operator can
+measure: right answers by domain with the number of questions, price, speed, context, and whether data is retained. It
+is a sample, so that it errs as real cards do. Whether a pool is held out says the SHA-256 of its workers' names.
+"""
+
+import hashlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from random import Random
+
+from app.lab.world2.constants import DOMAINS, TRAITS, constants
+
+SEEN, UNSEEN = 40, 24
+"""Profiles that training meets, and profiles that it never meets."""
+SMALLEST, LARGEST = 3, 5
+PRICE_FACTORS, HELD_OUT_FACTORS = (0.5, 1.0, 2.0), (0.7, 1.4)
+SAMPLES = (8, 20, 60)
+"""Questions of each domain that a card's pass rates were measured with."""
+SYLLABLES = (
+    "bel", "cor", "dan", "fer", "gol", "hal", "jor", "kan", "lim", "mor", "nel", "pav", "ros", "sil", "tor", "vin",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """The measured card of a worker: by domain, how many of `asked` questions it answered rightly, step by step."""
+
+    right: tuple[int, ...]
+    asked: int
+    price: float
+    """Dollars per million output tokens."""
+    speed: float
+    """Output tokens per second."""
+    context: int
+    retains: bool
+
+    def words(self) -> str:
+        """The card in words and numbers."""
+        rates = ", ".join(f"{name} {right} of {self.asked}" for name, right in zip(DOMAINS, self.right, strict=True))
+        data = "retains what it reads" if self.retains else "retains nothing"
+        return (
+            f"right answers: {rates}; ${self.price:.2f} per million output tokens, {self.speed:.0f} tokens a second, "
+            f"context of {self.context:,} tokens, {data}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """One worker as the world knows it. Ability and edges, by domain, are in logits and hidden from conductors."""
+
+    name: str
+    ability: float
+    edges: tuple[float, ...]
+    card: Card
+
+    @property
+    def price(self) -> float:
+        """Dollars per million output tokens."""
+        return self.card.price
+
+
+Pool = tuple[Worker, ...]
+
+
+@cache
+def workers(*, unseen: bool) -> Pool:
+    """The profiles of training, or those that are held out."""
+    random = Random(f"world-2|workers|{unseen}")
+    return tuple(_worker(random, place, unseen) for place in range(UNSEEN if unseen else SEEN))
+
+
+def held_out(names: Sequence[str]) -> bool:
+    """Return True if pools of just these workers are held out from training: one in four, by SHA-256."""
+    return hashlib.sha256("|".join(sorted(names)).encode()).digest()[0] % 4 == 0
+
+
+def pool(random: Random, *, unseen_pool: bool = False, unseen_workers: bool = False) -> Pool:
+    """Three to five workers. `unseen_pool`: a set of workers and prices that training never meets; `unseen_workers`:
+    workers, and so pools, that it never meets, at such prices."""
+    known = workers(unseen=unseen_workers)
+    while True:
+        chosen = random.sample(known, random.randint(SMALLEST, LARGEST))
+        if unseen_workers or held_out([worker.name for worker in chosen]) == unseen_pool:
+            break
+    factors = HELD_OUT_FACTORS if unseen_pool or unseen_workers else PRICE_FACTORS
+    return tuple(_priced(worker, random.choice(factors)) for worker in chosen)
+
+
+def logistic(value: float) -> float:
+    """The chance of this logit."""
+    return 1 / (1 + math.exp(-value))
+
+
+def pass_rate(ability: float, edge: float, domain: int) -> float:
+    """The chance of a right answer, step by step, to a question of one part of average difficulty."""
+    known = constants()
+    margin = ability + edge + known.reason[domain]
+    return sum(logistic(margin - known.trait_sd * trait) for trait in TRAITS) / len(TRAITS)
+
+
+def _priced(worker: Worker, factor: float) -> Worker:
+    return replace(worker, card=replace(worker.card, price=worker.card.price * factor))
+
+
+def _worker(random: Random, place: int, unseen: bool) -> Worker:
+    known = constants()
+    z = random.gauss(0, 1)
+    ability = known.ability_mean + known.ability_sd * z
+    edges = tuple(random.gauss(0, known.edge_sd) for _ in DOMAINS)
+    rank = min(1.0, max(0.0, 0.5 + 0.2 * z + random.gauss(0, 0.15)))
+    asked = random.choice(SAMPLES)
+    rates = [pass_rate(ability, edge, domain) for domain, edge in enumerate(edges)]
+    card = Card(
+        right=tuple(_measured(random, rate, asked) for rate in rates),
+        asked=asked,
+        price=round(known.price_low * (known.price_high / known.price_low) ** rank, 3),
+        speed=round(known.speed_high * (known.speed_low / known.speed_high) ** rank),
+        context=int(known.contexts[min(2, int(3 * rank))]),
+        retains=random.random() < known.retains,
+    )
+    return Worker(_name(place, unseen), ability, edges, card)
+
+
+def _measured(random: Random, rate: float, asked: int) -> int:
+    return sum(random.random() < rate for _ in range(asked))
+
+
+def _name(place: int, unseen: bool) -> str:
+    first, second = divmod(place, len(SYLLABLES))
+    endings = ("ix", "ael") if unseen else ("eth", "ona", "uri")
+    return SYLLABLES[second] + endings[first]
