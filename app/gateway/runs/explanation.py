@@ -26,23 +26,12 @@ from app.core.run.events import (
     facts,
 )
 from app.core.run.state import Proposal, RunState, StepState, fold
+from app.core.run.withheld import decided_by, withheld
 from app.gateway.chat.reply import dollars
 from app.gateway.runs import audit, explanation_words
 from app.store.protocol import Journal, Reports, RunRow, TenantStore
 
 Data = dict[str, Any]
-DECIDED: Final[Mapping[str, str]] = {
-    "model": "conductor",
-    "caller": "caller",
-    "fixed": "fixed_plan",
-    "random": "random_plan",
-    "selector": "selector",
-    "fallback": "fallback",
-    "replay": "repeated_plan",
-}
-"""The one who decided a plan, by the name of the proposal's conductor."""
-MODEL_ARM: Final = "model"
-"""The choice by which a selector leaves the plan to the tier's model."""
 EXCLUDED_BY: Final = (
     ("not cleared for", "clearance"),
     ("excluded by the rule", "rule"),
@@ -174,7 +163,7 @@ def _shape(known: _Known) -> Data:
         "topology": known.state.topology or None,
         "rounds": known.state.rounds,
         "step_count": len(known.steps),
-        "decided_by": _decided_by(known, kept) if kept is not None else None,
+        "decided_by": decided_by(kept, known.events) if kept is not None else None,
         "conductor": call["worker"] if call is not None else None,
         "version": call["version"] if call is not None else None,
         "reason": known.reason(accepted.get(kept.number, "") if kept is not None else "", asked=asked),
@@ -182,15 +171,6 @@ def _shape(known: _Known) -> Data:
         "proposals": [_proposal(one) for one in made],
         "rejected": sum(one.state == "rejected" for one in made),
     }
-
-
-def _decided_by(known: _Known, proposal: Proposal) -> str:
-    """Return who decided a plan. A selector that lets a model plan has decided nothing else."""
-    if proposal.conductor == "selector" and proposal.mode != "fallback":
-        choice = _choice(known)
-        by_model = proposal.mode == "repair" or (choice is not None and choice["action"] == MODEL_ARM)
-        return "conductor" if by_model else "selector"
-    return DECIDED.get(proposal.conductor, proposal.conductor)
 
 
 def _proposal(one: Proposal) -> Data:
@@ -302,7 +282,7 @@ def _step(known: _Known, step: StepState) -> Data:
     proposal = next(one for one in known.state.all_proposals if one.number == step.proposal)
     opened = known.opened(step.proposal)
     asked = opened.reasons if opened is not None else False
-    by = _decided_by(known, proposal)
+    by = decided_by(proposal, known.events)
     return {
         "n": step.n,
         "round": proposal.round,
@@ -336,19 +316,9 @@ def _saw(known: _Known, step: StepState) -> Data:
 
 
 def _withheld(known: _Known, step: StepState, by: str) -> Data:
-    """The words and outputs that the plan could have shown to a step and did not: the caller's words, earlier steps of
-    the same plan, and the answer of the round before; `by` says whose decision that was."""
     proposal = next(one for one in known.state.all_proposals if one.number == step.proposal)
-    parent = known.state.steps[proposal.parent] if proposal.parent is not None else None
-    earlier = [one.n for one in known.steps if one.proposal == step.proposal and one.n < step.n]
-    before = known.state.answer(proposal.round - 1) if proposal.parent is None and proposal.round > 1 else None
-    earlier += [before.step.n] if before is not None else []
-    steps = sorted(n for n in earlier if n not in step.access.steps)
-    user = not step.access.user
-    if not user and not steps:
-        return {"user": False, "steps": [], "by": None}
-    outer = user and parent is not None and not parent.access.user
-    return {"user": user, "steps": steps, "by": "outer_step" if outer else by}
+    kept = withheld(known.state, step, proposal, by, [one for one in known.steps if one.proposal == step.proposal])
+    return {"user": kept.user, "steps": list(kept.steps), "by": kept.by or None}
 
 
 def _call(attempt: Mapping[str, Any]) -> Data:

@@ -1,0 +1,64 @@
+"""The words that the plan of a run kept from a step, and who decided that, by the journal."""
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from app.core.records import record
+from app.core.run.events import Event, PlanOpened, facts
+from app.core.run.state import Proposal, RunState, StepState
+
+DECIDED: Final[Mapping[str, str]] = {
+    "model": "conductor",
+    "caller": "caller",
+    "fixed": "fixed_plan",
+    "random": "random_plan",
+    "selector": "selector",
+    "fallback": "fallback",
+    "replay": "repeated_plan",
+}
+"""The one who decided a plan, by the name of the proposal's conductor."""
+MODEL_ARM: Final = "model"
+"""The choice by which a selector leaves the plan to the tier's model."""
+OUTER_STEP: Final = "outer_step"
+"""The step around a nested one, which did not see the words either."""
+
+
+@record(frozen=True, slots=True)
+class Withheld:
+    """The words and outputs that a plan could have shown to a step and did not."""
+
+    user: bool
+    """True if the caller's words were withheld."""
+    steps: tuple[int, ...]
+    """Earlier steps of the same plan, and the one that answered the round before."""
+    by: str
+    """Who decided so: a value of `DECIDED`, or `OUTER_STEP`; empty if nothing was withheld."""
+
+
+def decided_by(proposal: Proposal, events: Sequence[Event]) -> str:
+    """Return who decided a plan. A selector that lets a model plan has decided nothing else."""
+    if proposal.conductor == "selector" and proposal.mode != "fallback":
+        by_model = proposal.mode == "repair" or chosen(events) == MODEL_ARM
+        return "conductor" if by_model else "selector"
+    return DECIDED.get(proposal.conductor, proposal.conductor)
+
+
+def chosen(events: Sequence[Event]) -> str | None:
+    """Return the latest choice of a selector; None if there was none."""
+    decisions = [fact.decision for fact in facts(events, PlanOpened) if fact.decision]
+    return str(decisions[-1]["action"]) if decisions else None
+
+
+def withheld(state: RunState, step: StepState, proposal: Proposal, by: str, among: Sequence[StepState]) -> Withheld:
+    """Return what a plan withheld from a step: the caller's words, earlier steps of the plan, the answer of the round
+    before. `by` is who decided the plan, and `among` has all of its steps."""
+    parent = state.steps[proposal.parent] if proposal.parent is not None else None
+    earlier = [one.n for one in among if one.n < step.n]
+    before = state.answer(proposal.round - 1) if parent is None and proposal.round > 1 else None
+    earlier += [before.step.n] if before is not None else []
+    steps = tuple(sorted([n for n in earlier if n not in step.access.steps]))
+    user = not step.access.user
+    if not user and not steps:
+        return Withheld(user=False, steps=(), by="")
+    outer = user and parent is not None and not parent.access.user
+    return Withheld(user, steps, OUTER_STEP if outer else by)
