@@ -124,6 +124,12 @@ class RunFigures:
         """The score of graders and judges, or else that of callers; None if nobody has rated the run."""
         return self.scores.get("grader", self.scores.get("explicit"))
 
+    @property
+    def refs(self) -> Sequence[str]:
+        """The refs of the texts that a comparison reads: the answer, the subtasks and the outputs."""
+        steps = [ref for step in self.steps.values() for ref in (step.subtask, step.output)]
+        return sorted({self.answer, *steps} - {""})
+
     def metric(self, name: str) -> float | None:
         """The figure of one of `METRICS`; None if it is not known."""
         if name in ("usd", "seconds", "calls"):

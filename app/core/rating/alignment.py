@@ -1,0 +1,180 @@
+"""Two runs step by step: those with the same subtask side by side, whatever their places.
+
+`comparison.py` compares two runs of one plan by the places of their steps. Where another plan was made, a step may have
+moved; so steps are aligned by the hash of their subtask first, then by worker, then by place, and what is left stands
+alone. Every figure is that of `comparison.py`; money is in micro-dollars in the records and in dollars in the JSON.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, Literal
+
+from app.core.pool.catalog import MILLION
+from app.core.rating.comparison import METRICS, USER, RunFigures, Same, StepFigures, in_unit, shown, unknown
+from app.core.records import record
+
+Alignment = Literal["subtask", "worker", "place", "alone"]
+"""The way in which two steps were matched."""
+Hash = Callable[[str], str]
+"""The hash of a text that is given by its ref; empty where the text may not be read, or was erased."""
+Key = Callable[[str, StepFigures, Hash], object]
+"""What steps must have in common to be matched, from the place of one, its figures and the hashes of its run."""
+DIGITS: Final = 6
+"""Decimal places of seconds."""
+
+
+def unread(_ref: str) -> str:
+    """The hash of texts for those who may not read them."""
+    return ""
+
+
+@record(frozen=True, slots=True)
+class Pair:
+    """Two steps side by side, each with its place in its run; None where a run has no such step."""
+
+    first: tuple[str, StepFigures] | None
+    second: tuple[str, StepFigures] | None
+    by: Alignment
+    same_output: bool | None
+    """None where a text is missing, was erased, or may not be read."""
+    only_first: tuple[str, ...] = ()
+    only_second: tuple[str, ...] = ()
+    """What only one of the two was granted: `user`, and places of steps in its own run. Aligned steps count as one."""
+
+    def differs(self) -> tuple[str, ...]:
+        """The names of what is different: `worker`, `state`, `access`, `tokens`, `cost`, `output`."""
+        if self.first is None or self.second is None:
+            return ()
+        one, other = self.first[1], self.second[1]
+        different = {
+            "worker": one.worker != other.worker,
+            "state": one.state != other.state,
+            "access": bool(self.only_first or self.only_second),
+            "tokens": one.usage.total != other.usage.total,
+            "cost": one.usd != other.usd,
+            "output": self.same_output is False,
+        }
+        return tuple([name for name, differs in different.items() if differs])
+
+    def to_json(self) -> dict[str, Any]:
+        """The pair in plain JSON values."""
+        return {
+            "aligned_by": self.by,
+            "first": _step(self.first),
+            "second": _step(self.second),
+            "differs": list(self.differs()),
+            "difference": _difference(self.first[1], self.second[1]) if self.first and self.second else None,
+            "access": {"only_first": list(self.only_first), "only_second": list(self.only_second)},
+            "same_output": self.same_output,
+        }
+
+
+def _step(one: tuple[str, StepFigures] | None) -> dict[str, Any] | None:
+    return {"place": one[0], **one[1].to_json()} if one is not None else None
+
+
+def _difference(one: StepFigures, other: StepFigures) -> dict[str, float]:
+    return {
+        "cost_usd": (other.usd - one.usd) / MILLION,
+        "seconds": round(other.seconds - one.seconds, DIGITS),
+        "input_tokens": other.usage.input - one.usage.input,
+        "output_tokens": other.usage.output - one.usage.output,
+    }
+
+
+@record(frozen=True, slots=True)
+class SideBySide:
+    """Two runs, the second against the first. Pairs are in the order of the first run; then come the steps that only
+    the second one has."""
+
+    first: RunFigures
+    second: RunFigures
+    same_answer: bool | None
+    pairs: tuple[Pair, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Both runs in plain JSON values."""
+        found = {}
+        for name in METRICS:
+            before, after = self.first.metric(name), self.second.metric(name)
+            known = before is not None and after is not None
+            found[shown(name)] = in_unit(name, after - before) if known else None  # type: ignore[operator]
+        return {
+            "object": "run.side_by_side",
+            "first": self.first.to_json(),
+            "second": self.second.to_json(),
+            "difference": found,
+            "same_answer": self.same_answer,
+            "steps": [pair.to_json() for pair in self.pairs],
+        }
+
+
+def side_by_side(
+    first: RunFigures, second: RunFigures, hashes: tuple[Hash, Hash] = (unread, unread), same: Same = unknown
+) -> SideBySide:
+    """Align the steps of two runs. `hashes` gives the hash of a text of each run; `same` says of two refs whether their
+    texts are equal."""
+    matched = _matched(first.steps, second.steps, hashes)
+    moved = {there: here for here, (there, _) in matched.items()}
+    pairs = []
+    for place, step in first.steps.items():
+        if place in matched:
+            there, by = matched[place]
+            pairs.append(_pair((place, step), (there, second.steps[there]), by, moved, same))
+        else:
+            pairs.append(Pair((place, step), None, "alone", same_output=None))
+    alone = [(place, step) for place, step in second.steps.items() if place not in moved]
+    pairs += [Pair(None, one, "alone", same_output=None) for one in alone]
+    answers = same(first.answer, second.answer) if first.answer and second.answer else None
+    return SideBySide(first, second, answers, tuple(pairs))
+
+
+def _pair(
+    one: tuple[str, StepFigures], other: tuple[str, StepFigures], by: Alignment, moved: Mapping[str, str], same: Same
+) -> Pair:
+    """Two aligned steps. `moved` has the places of the second run's steps in the first run."""
+    here = {place: place if place == USER else moved.get(place, "") for place in other[1].access}
+    lost = tuple(sorted(set(one[1].access) - set(here.values())))
+    gained = tuple(sorted([place for place, as_first in here.items() if as_first not in one[1].access]))
+    return Pair(one, other, by, _same(one[1].output, other[1].output, same), lost, gained)
+
+
+def _matched(
+    first: Mapping[str, StepFigures], second: Mapping[str, StepFigures], hashes: tuple[Hash, Hash]
+) -> Mapping[str, tuple[str, Alignment]]:
+    """The place in the second run of each step of the first one that is matched, with the way in which it was."""
+    left, right = dict(first), dict(second)
+    found: dict[str, tuple[str, Alignment]] = {}
+    rules: Sequence[tuple[Alignment, Key]] = (
+        ("subtask", lambda _place, step, hashed: hashed(step.subtask) if step.subtask else ""),
+        ("worker", lambda place, step, _: (step.worker, place.count("."), place.split(".")[0])),
+        ("place", lambda place, _step, _: place),
+    )
+    for by, key in rules:
+        for here, there in _matches(left, right, key, hashes):
+            del left[here], right[there]
+            found[here] = there, by
+    return found
+
+
+def _matches(
+    left: Mapping[str, StepFigures],
+    right: Mapping[str, StepFigures],
+    key: Key,
+    hashes: tuple[Hash, Hash],
+) -> list[tuple[str, str]]:
+    """The places of steps with the same key, the first of the one run with the first of the other, and so on. The empty
+    key matches nothing."""
+    open_: dict[object, list[str]] = {}
+    for place, step in right.items():
+        open_.setdefault(key(place, step, hashes[1]), []).append(place)
+    found = []
+    for place, step in left.items():
+        wanted = key(place, step, hashes[0])
+        if wanted and open_.get(wanted):
+            found.append((place, open_[wanted].pop(0)))
+    return found
+
+
+def _same(first: str, second: str, same: Same) -> bool | None:
+    """The empty text has no ref."""
+    return same(first, second) if first and second else first == second

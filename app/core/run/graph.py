@@ -1,0 +1,422 @@
+"""The graph of a run at an instant: its plans and steps, what each of them was shown, and what was withheld from it.
+
+    nodes ....... the caller; each proposal of a conductor; each step of all rounds, of nested workflows, and of plans
+                  that were replaced. A node has the calls that were made for it, in order
+    granted ..... the caller's words, a subtask, an earlier output, the task of a nested workflow, results of tools.
+                  `sent` is true once a call was journaled that contains them
+    withheld .... words that the plan could have shown to a step and did not (`not_listed`), outputs on the access list
+                  that had no words (`no_output`), and what a worker was not shown because of its clearance or of a rule
+                  (`policy`)
+
+Every edge follows from events; none is guessed. Money is in micro-dollars, points in time are in seconds since the
+admission. The layout does not move a node when a plan that is still made adds another one (`layout.py`).
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, Literal
+
+from app.core.message.chat import Usage, summed, usage_to_json
+from app.core.pool.catalog import MILLION
+from app.core.records import changed, record
+from app.core.run.events import CallFinished, CallIntended, Event, PlanOpened, PlanStep, StepFailed, dated, facts
+from app.core.run.instant import Instant, place, written
+from app.core.run.layout import Place, layout
+from app.core.run.recipients import EMBEDS, seen_steps
+from app.core.run.state import Proposal, RunState, StepState
+from app.core.run.withheld import decided_by, withheld
+
+CALLER: Final = "caller"
+"""The node of the caller's words."""
+BY_POLICY: Final[Mapping[str, str]] = {"not cleared for": "clearance", "excluded by the rule": "rule"}
+"""Beginnings of the reasons for which a worker may not read something, each with what decided so."""
+
+NodeKind = Literal["caller", "plan", "step"]
+What = Literal["conversation", "subtask", "output", "task", "tool_results", "answer"]
+Reason = Literal["", "not_listed", "no_output", "policy"]
+
+
+def plan_node(proposal: int) -> str:
+    """The name of a proposal's node."""
+    return f"plan:{proposal}"
+
+
+def step_node(n: int) -> str:
+    """The name of a step's node."""
+    return f"step:{n}"
+
+
+@record(frozen=True, slots=True)
+class Attempt:
+    """One call for a node; `ended` and `outcome` are None while it goes on."""
+
+    call: str
+    worker: str
+    begun: float
+    ended: float | None = None
+    outcome: str | None = None
+    error: str = ""
+    usd: int = 0
+    usage: Usage = Usage()
+
+    def to_json(self) -> dict[str, Any]:
+        """The attempt in plain JSON values."""
+        return {
+            "id": self.call,
+            "worker": self.worker,
+            "start": written(self.begun),
+            "end": written(self.ended) if self.ended is not None else None,
+            "outcome": self.outcome,
+            "error": self.error or None,
+            "cost_usd": self.usd / MILLION,
+            "tokens": usage_to_json(self.usage),
+        }
+
+
+@record(frozen=True, slots=True)
+class Node:
+    """The caller, a proposal or a step, with its place on the page."""
+
+    id: str
+    kind: NodeKind
+    number: int | None
+    """The number of the proposal or of the step."""
+    state: str
+    worker: str
+    """The worker that has the step, or the conductor's model; empty where nobody was called."""
+    planned_worker: str
+    round: int
+    parent: int | None
+    """The step that it is nested in."""
+    proposal: int | None
+    """The proposal that a step belongs to."""
+    subtask: str
+    """Ref of the step's subtask, or empty."""
+    seq: int
+    """The number of the event from which on it is there."""
+    replaced: bool = False
+    """True if another plan has taken the place of its plan."""
+    answers: bool = False
+    """True if its output is the run's answer."""
+    error: str = ""
+    attempts: tuple[Attempt, ...] = ()
+    place: Place = Place(0, 0)
+
+    @property
+    def usd(self) -> int:
+        """Micro-dollars of its finished calls."""
+        return sum(one.usd for one in self.attempts)
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of its finished calls."""
+        return sum(one.ended - one.begun for one in self.attempts if one.ended is not None)
+
+    def to_json(self) -> dict[str, Any]:
+        """The node in plain JSON values, without any text."""
+        return {
+            "id": self.id,
+            "kind": self.kind,
+            "number": self.number,
+            "state": self.state,
+            "worker": self.worker or None,
+            "planned_worker": self.planned_worker or None,
+            "round": self.round,
+            "parent": self.parent,
+            "proposal": self.proposal,
+            "seq": self.seq,
+            "replaced": self.replaced,
+            "answers": self.answers,
+            "error": self.error or None,
+            "cost_usd": self.usd / MILLION,
+            "seconds": written(self.seconds),
+            "tokens": usage_to_json(summed(one.usage for one in self.attempts)),
+            "attempts": [one.to_json() for one in self.attempts],
+            "x": self.place.x,
+            "y": self.place.y,
+        }
+
+
+@record(frozen=True, slots=True)
+class Edge:
+    """Words that one node was shown, or was not shown, of another one."""
+
+    source: str
+    target: str
+    kind: Literal["granted", "withheld"]
+    what: What
+    sent: bool = False
+    """True if a call for the target contained them. Never true of what was withheld."""
+    reason: Reason = ""
+    """Why they were withheld; empty for what was granted."""
+    by: str = ""
+    """Who or what decided so."""
+    detail: str = ""
+    """The journal's own words about it, or empty."""
+    worker: str = ""
+    """The worker that was not shown them; empty: whichever worker has the step."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The edge in plain JSON values."""
+        return {
+            "source": self.source,
+            "target": self.target,
+            "kind": self.kind,
+            "what": self.what,
+            "sent": self.sent,
+            "reason": self.reason or None,
+            "by": self.by or None,
+            "detail": self.detail or None,
+            "worker": self.worker or None,
+        }
+
+
+@record(frozen=True, slots=True)
+class Graph:
+    """The nodes in the order in which they appeared, and the edges between them."""
+
+    at: Instant
+    nodes: tuple[Node, ...]
+    edges: tuple[Edge, ...]
+
+    @property
+    def columns(self) -> int:
+        """The number of columns that have a node."""
+        return 1 + max(node.place.x for node in self.nodes)
+
+    @property
+    def rows(self) -> int:
+        """The number of rows that have a node."""
+        return 1 + max(node.place.y for node in self.nodes)
+
+    def to_json(self) -> dict[str, Any]:
+        """The graph in plain JSON values, without any text."""
+        return {
+            "object": "run.graph",
+            "run": self.at.state.run,
+            "state": self.at.state.state,
+            **place(self.at),
+            "columns": self.columns,
+            "rows": self.rows,
+            "nodes": [node.to_json() for node in self.nodes],
+            "edges": [edge.to_json() for edge in self.edges],
+        }
+
+
+def graph(at: Instant) -> Graph:
+    """The graph of a run at an instant."""
+    known = _known(at)
+    drawn = [
+        _caller(known),
+        *(_node(known, event) for event in at.events if isinstance(event.fact, PlanOpened | PlanStep)),
+    ]
+    places = layout([(node.id, _follows(known, node)) for node in drawn])
+    nodes = tuple([changed(node, place=places[node.id]) for node in drawn])
+    return Graph(at, nodes, tuple(_edges(known)))
+
+
+@record(frozen=True, slots=True)
+class _Known:
+    """What is looked up often, each read once from the journal."""
+
+    at: Instant
+    state: RunState
+    proposals: Mapping[int, Proposal]
+    planned: frozenset[int]
+    """The steps of plans that no other one has replaced."""
+    steps_of: Mapping[int, Sequence[StepState]]
+    """The steps of each proposal."""
+    intents: Mapping[str, Sequence[CallIntended]]
+    """The calls for each node."""
+    attempts: Mapping[str, Sequence[Attempt]]
+    unused: Mapping[int, StepFailed]
+    """The steps that failed, with the workers that were passed over for them."""
+
+
+def _known(at: Instant) -> _Known:
+    state = at.state
+    steps_of: dict[int, list[StepState]] = {}
+    for step in state.steps.values():
+        steps_of.setdefault(step.proposal, []).append(step)
+    intents: dict[str, list[CallIntended]] = {}
+    attempts: dict[str, list[Attempt]] = {}
+    finished = {fact.call: (when, fact) for when, fact in dated(at.events, CallFinished)}
+    for when, intent in dated(at.events, CallIntended):
+        node = step_node(intent.n) if intent.n is not None else plan_node(intent.attempt - 1)
+        intents.setdefault(node, []).append(intent)
+        attempts.setdefault(node, []).append(_attempt(when - at.begun, intent, finished.get(intent.call), at.begun))
+    return _Known(
+        at=at,
+        state=state,
+        proposals={one.number: one for one in state.all_proposals},
+        planned=frozenset([step.n for step in state.planned]),
+        steps_of=steps_of,
+        intents=intents,
+        attempts=attempts,
+        unused={fact.n: fact for fact in facts(at.events, StepFailed)},
+    )
+
+
+def _attempt(when: float, intent: CallIntended, end: tuple[float, CallFinished] | None, begun: float) -> Attempt:
+    if end is None:
+        return Attempt(intent.call, intent.worker, when)
+    fact = end[1]
+    ended = max(end[0] - begun, when)
+    return Attempt(intent.call, intent.worker, when, ended, fact.outcome, fact.error or "", fact.usd, fact.usage)
+
+
+# -- nodes
+
+
+def _caller(known: _Known) -> Node:
+    return Node(
+        id=CALLER,
+        kind="caller",
+        number=None,
+        state=known.state.state,
+        worker="",
+        planned_worker="",
+        round=1,
+        parent=None,
+        proposal=None,
+        subtask="",
+        seq=1,
+    )
+
+
+def _node(known: _Known, event: Event) -> Node:
+    fact = event.fact
+    if isinstance(fact, PlanOpened):
+        return _plan(known, fact, event.seq)
+    assert isinstance(fact, PlanStep)
+    step, proposal, end = known.state.steps[fact.n], known.proposals[fact.proposal], known.state.end
+    return Node(
+        id=step_node(step.n),
+        kind="step",
+        number=step.n,
+        state=step.state,
+        worker=step.worker,
+        planned_worker=fact.worker,
+        round=proposal.round,
+        parent=proposal.parent,
+        proposal=proposal.number,
+        subtask=step.subtask,
+        seq=event.seq,
+        replaced=step.n not in known.planned,
+        answers=end is not None and end.step == step.n,
+        error=step.error,
+        attempts=tuple(known.attempts.get(step_node(step.n), ())),
+    )
+
+
+def _plan(known: _Known, fact: PlanOpened, seq: int) -> Node:
+    proposal = known.proposals[fact.proposal]
+    calls = known.attempts.get(plan_node(fact.proposal), ())
+    asked = known.state.awaits_approval if known.state.state == "awaiting_approval" else None
+    waits = asked is not None and asked.number == fact.proposal
+    return Node(
+        id=plan_node(fact.proposal),
+        kind="plan",
+        number=fact.proposal,
+        state="awaiting_approval" if waits else proposal.state,
+        worker=calls[-1].worker if calls else "",
+        planned_worker="",
+        round=proposal.round,
+        parent=proposal.parent,
+        proposal=None,
+        subtask="",
+        seq=seq,
+        replaced=proposal.state == "rejected",
+        error="; ".join(proposal.reasons),
+        attempts=tuple(calls),
+    )
+
+
+def _follows(known: _Known, node: Node) -> Sequence[str]:
+    """The nodes by which a node is placed; each of them appeared before it."""
+    if node.kind == "caller":
+        return ()
+    if node.kind == "plan":
+        return _before(known, node)
+    assert node.number is not None
+    assert node.proposal is not None
+    read = known.state.steps[node.number].access.steps
+    plan = plan_node(node.proposal)
+    return [plan, *map(step_node, read)] if read else [plan]
+
+
+def _before(known: _Known, node: Node) -> Sequence[str]:
+    """The nodes by which a plan is placed: the step around it, or the steps of the round before, else the caller."""
+    if node.parent is not None:
+        return [step_node(node.parent)]
+    earlier = [step_node(step.n) for step in known.state.workflow(node.round - 1)]
+    return earlier or [CALLER]
+
+
+# -- edges
+
+
+def _edges(known: _Known) -> Iterator[Edge]:
+    for proposal in known.proposals.values():
+        yield from _shown_to_conductor(known, proposal)
+        by = decided_by(proposal, known.at.events)
+        for step in known.steps_of.get(proposal.number, ()):
+            yield from _granted(known, proposal, step)
+            yield from _withheld(known, proposal, step, by)
+            yield from _by_policy(known, step)
+
+
+def _shown_to_conductor(known: _Known, proposal: Proposal) -> Iterator[Edge]:
+    node = plan_node(proposal.number)
+    calls = known.intents.get(node, ())
+    if proposal.parent is not None:
+        yield Edge(step_node(proposal.parent), node, "granted", "task", sent=bool(calls))
+    if any(one.access.user for one in calls):
+        yield Edge(CALLER, node, "granted", "conversation", sent=True)
+    seen = {n: None for one in calls if one.template != EMBEDS for n in seen_steps(one)}
+    for n in seen:
+        yield Edge(step_node(n), node, "granted", "answer", sent=True)
+
+
+def _granted(known: _Known, proposal: Proposal, step: StepState) -> Iterator[Edge]:
+    node = step_node(step.n)
+    calls = known.intents.get(node, ())
+    yield Edge(plan_node(proposal.number), node, "granted", "subtask", sent=bool(calls))
+    if step.access.user:
+        yield Edge(CALLER, node, "granted", "conversation", sent=bool(calls))
+    if step.inherits and proposal.parent is not None:
+        yield Edge(step_node(proposal.parent), node, "granted", "task", sent=bool(calls))
+    shown = {n for one in calls for n in seen_steps(one)}
+    for n in step.access.steps:
+        source = known.state.steps[n]
+        if source.settled and not source.chars and n not in shown:
+            detail = source.error if source.state != "done" else ""
+            yield Edge(step_node(n), node, "withheld", "output", reason="no_output", by=source.state, detail=detail)
+        else:
+            yield Edge(step_node(n), node, "granted", "output", sent=n in shown)
+    if any(use.results for use in step.exchanges):
+        yield Edge(CALLER, node, "granted", "tool_results", sent=any(one.results for one in calls))
+
+
+def _withheld(known: _Known, proposal: Proposal, step: StepState, by: str) -> Iterator[Edge]:
+    """The edges of what the access list leaves out."""
+    kept = withheld(known.state, step, proposal, by, known.steps_of[proposal.number])
+    node = step_node(step.n)
+    if kept.user:
+        yield Edge(CALLER, node, "withheld", "conversation", reason="not_listed", by=kept.by)
+    for n in kept.steps:
+        yield Edge(step_node(n), node, "withheld", "output", reason="not_listed", by=by)
+
+
+def _by_policy(known: _Known, step: StepState) -> Iterator[Edge]:
+    """The edges of what was not shown to workers that may not read it: the step went to another worker, or failed."""
+    node = step_node(step.n)
+    passed = [pair for intent in known.intents.get(node, ()) for pair in intent.passed_over]
+    passed += known.unused[step.n].passed_over if step.n in known.unused else ()
+    for worker, reason in dict.fromkeys(passed):
+        by = next((by for beginning, by in BY_POLICY.items() if reason.startswith(beginning)), "")
+        if by:
+            sources = [CALLER] if step.access.user else []
+            sources += [step_node(n) for n in step.access.steps]
+            for source in sources:
+                what: What = "conversation" if source == CALLER else "output"
+                yield Edge(source, node, "withheld", what, reason="policy", by=by, detail=reason, worker=worker)

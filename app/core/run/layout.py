@@ -1,0 +1,50 @@
+"""The layout of a graph that grows: columns by the longest path, rows by the barycentre, all in whole numbers.
+
+Nodes are placed one after the other, in the order in which they appeared in the journal, and each only by nodes before
+it. So a node that has its place keeps it, whatever is added later: the layout of a prefix is a prefix of the layout.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from app.core.records import record
+
+
+@record(frozen=True, slots=True)
+class Place:
+    """The place of a node: its column, from the left, and its row, from the top; both from 0."""
+
+    x: int
+    y: int
+
+
+def layout(nodes: Iterable[tuple[str, Sequence[str]]]) -> Mapping[str, Place]:
+    """The place of each node, given with the nodes before it that it follows from. No two nodes have the same place.
+
+    The column is one more than the greatest of those that the node follows from. The row is the free one in that column
+    which is nearest to the mean of their rows; of two that are equally near it is the lower one on the page.
+    """
+    found: dict[str, Place] = {}
+    taken: dict[int, set[int]] = {}
+    for name, sources in nodes:
+        before = [found[source] for source in sources]
+        column = 1 + max([one.x for one in before], default=-1)
+        rows = taken.setdefault(column, set())
+        row = _nearest(_mean([one.y for one in before]), rows)
+        rows.add(row)
+        found[name] = Place(column, row)
+    return found
+
+
+def _mean(rows: Sequence[int]) -> int:
+    """The mean of rows, rounded to a row; the first row if there are none."""
+    return (2 * sum(rows) + len(rows)) // (2 * len(rows)) if rows else 0
+
+
+def _nearest(wanted: int, taken: set[int]) -> int:
+    """The free row that is nearest to the wanted one."""
+    distance = 0
+    while True:
+        for row in (wanted + distance, wanted - distance):
+            if row >= 0 and row not in taken:
+                return row
+        distance += 1

@@ -1,0 +1,404 @@
+"""The timeline of a run at an instant: spans on one axis, in seconds since the admission, nested in each other.
+
+    run
+      queue ........... from the admission until an engine plans
+      round ........... one for each workflow of the run's own
+        planning ...... a proposal, until it was accepted or rejected; its calls are attempts
+        people ........ the wait for an approval of a plan
+        step .......... from its queueing until it was settled; the steps of a nested workflow are in the step around it
+          queue ....... until its first call, and after results of tools until the next one
+          retry ....... from the end of a call until the next one
+          attempt ..... one provider call
+            first_word  until the provider's first word; the whole call if none came
+            stream .... from the first word until the end
+          tools ....... the wait for results of the caller's tools
+
+Attempts have money and tokens; the other spans have those of the attempts in them, and phases of an attempt have none,
+because a provider bills a call as a whole. A span that goes on has no end, and counts up to the instant.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from app.core.message.chat import Usage, summed, usage_to_json
+from app.core.pool.catalog import MILLION
+from app.core.records import record
+from app.core.run.events import (
+    TERMINAL,
+    CallFinished,
+    CallIntended,
+    Event,
+    PlanAccepted,
+    PlanOpened,
+    PlanRejected,
+    PlanStep,
+    RunApprovalExpired,
+    RunApproved,
+    RunAwaitingApproval,
+    RunEnd,
+    RunRefused,
+    StepAwaitingTool,
+    StepDone,
+    StepFailed,
+    StepQueued,
+    StepSkipped,
+    StepToolResults,
+)
+from app.core.run.facts import Fact
+from app.core.run.instant import Instant, place, written
+
+SpanKind = Literal[
+    "run", "queue", "round", "planning", "people", "step", "retry", "attempt", "first_word", "stream", "tools"
+]
+WITHOUT_MONEY: Final = frozenset({"queue", "people", "retry", "first_word", "stream", "tools"})
+"""The kinds of spans that have no money of their own: waits, and the phases of one call."""
+
+
+@record(frozen=True, slots=True)
+class Span:
+    """One stretch of time. `start`, `end` and `seconds` are in seconds; `end` is None while it goes on."""
+
+    id: str
+    kind: SpanKind
+    parent: str | None
+    """The span that it is in; None for the run itself."""
+    depth: int
+    """The number of spans around it."""
+    start: float
+    end: float | None
+    seconds: float
+    """Its length; up to the instant while it goes on."""
+    round: int
+    step: int | None = None
+    proposal: int | None = None
+    call: str = ""
+    worker: str = ""
+    state: str = ""
+    """The outcome of a call, the state of a step, a plan or the run; empty for a wait."""
+    error: str = ""
+    usd: int = 0
+    """Micro-dollars of the attempts in it."""
+    usd_before: int = 0
+    """Micro-dollars of the attempts that stand before it where areas are drawn by money."""
+    usage: Usage = Usage()
+
+    def to_json(self) -> dict[str, Any]:
+        """The span in plain JSON values. Money is in dollars, and null where it is not known of the kind."""
+        has_money = self.kind not in WITHOUT_MONEY
+        return {
+            "id": self.id,
+            "kind": self.kind,
+            "parent": self.parent,
+            "depth": self.depth,
+            "start": written(self.start),
+            "end": written(self.end) if self.end is not None else None,
+            "seconds": written(self.seconds),
+            "round": self.round,
+            "step": self.step,
+            "proposal": self.proposal,
+            "call": self.call or None,
+            "worker": self.worker or None,
+            "state": self.state or None,
+            "error": self.error or None,
+            "cost_usd": self.usd / MILLION if has_money else None,
+            "cost_start_usd": self.usd_before / MILLION if has_money else None,
+            "tokens": usage_to_json(self.usage) if has_money else None,
+        }
+
+
+@record(frozen=True, slots=True)
+class Timeline:
+    """The spans of a run at an instant; a span comes after the one that it is in."""
+
+    at: Instant
+    spans: tuple[Span, ...]
+
+    def totals(self) -> Mapping[str, Mapping[str, Any]]:
+        """The number, the seconds and the money of the spans of each kind. Spans that overlap count each by itself."""
+        found: dict[str, dict[str, Any]] = {}
+        for span in self.spans:
+            total = found.setdefault(span.kind, {"count": 0, "seconds": 0.0, "usd": 0})
+            total["count"] += 1
+            total["seconds"] += span.seconds
+            total["usd"] += span.usd
+        return {
+            kind: {
+                "count": total["count"],
+                "seconds": written(total["seconds"]),
+                "cost_usd": total["usd"] / MILLION if kind not in WITHOUT_MONEY else None,
+            }
+            for kind, total in found.items()
+        }
+
+    def to_json(self) -> dict[str, Any]:
+        """The timeline in plain JSON values."""
+        return {
+            "object": "run.timeline",
+            "run": self.at.state.run,
+            "state": self.at.state.state,
+            **place(self.at),
+            "cost_usd": self.spans[0].usd / MILLION,
+            "spans": [span.to_json() for span in self.spans],
+            "totals": self.totals(),
+        }
+
+
+def timeline(at: Instant) -> Timeline:
+    """The timeline of a run at an instant."""
+    axis = _Axis(at.begun)
+    for event in at.events:
+        axis.take(event)
+    return Timeline(at, tuple(_summed_up(axis.spans, at)))
+
+
+@dataclass(slots=True)
+class _Open:
+    """A span that is being read; its fields are those of `Span`."""
+
+    id: str
+    kind: SpanKind
+    parent: "_Open | None"
+    start: float
+    round: int = 1
+    step: int | None = None
+    proposal: int | None = None
+    end: float | None = None
+    call: str = ""
+    worker: str = ""
+    state: str = ""
+    error: str = ""
+    usd: int = 0
+    usage: Usage = Usage()
+
+
+class _Axis:
+    """Reads events one after the other into spans."""
+
+    def __init__(self, begun: float) -> None:
+        self.spans: list[_Open] = []
+        self._begun = begun
+        self._now = 0.0
+        self._named: dict[str, _Open] = {}
+        """The spans of rounds, plans, steps and calls by their ids."""
+        self._waits: dict[int, _Open] = {}
+        """The wait of each step that waits."""
+        self._called: dict[int, float] = {}
+        """When the latest call of each step ended."""
+        self._planned: dict[int, tuple[PlanStep, _Open]] = {}
+        """Each planned step, with the span that it is in."""
+        self._counts: dict[str, int] = {}
+        self._run = self._open("run", "run", None)
+        self._queue: _Open | None = self._open("queue", "queue", self._run)
+        self._round = self._run
+        self._people: _Open | None = None
+
+    def take(self, event: Event) -> None:
+        """Read the next event."""
+        self._now = max(event.at - self._begun, 0.0)
+        fact = event.fact
+        match fact:
+            case PlanOpened() | PlanAccepted() | PlanRejected() | PlanStep():
+                self._take_plan(fact)
+            case CallIntended():
+                self._intended(fact)
+            case CallFinished():
+                self._finished(fact)
+            case RunAwaitingApproval() | RunApproved() | RunRefused() | RunApprovalExpired():
+                self._take_approval(fact)
+            case RunEnd():
+                self._end(fact)
+            case _:
+                self._take_step(fact)
+
+    def _open(self, name: str, kind: SpanKind, parent: _Open | None, start: float | None = None) -> _Open:
+        span = _Open(name, kind, parent, self._now if start is None else start)
+        if parent is not None:
+            span.round, span.step, span.proposal = parent.round, parent.step, parent.proposal
+        self.spans.append(span)
+        return span
+
+    def _close(self, span: _Open | None, state: str = "", error: str = "") -> None:
+        if span is not None and span.end is None:
+            span.end = max(self._now, span.start)
+            span.state, span.error = state or span.state, error or span.error
+
+    # -- plans
+
+    def _take_plan(self, fact: PlanOpened | PlanAccepted | PlanRejected | PlanStep) -> None:
+        if isinstance(fact, PlanOpened):
+            self._plan_opened(fact)
+        elif isinstance(fact, PlanStep):
+            around = self._named[f"plan:{fact.proposal}"].parent
+            self._planned[fact.n] = fact, around or self._run
+        else:
+            accepted = isinstance(fact, PlanAccepted)
+            error = "; ".join(fact.reasons) if isinstance(fact, PlanRejected) else ""
+            self._close(self._named[f"plan:{fact.proposal}"], "accepted" if accepted else "rejected", error)
+
+    def _plan_opened(self, fact: PlanOpened) -> None:
+        self._close(self._queue)
+        if fact.parent is None and f"round:{fact.round}" not in self._named:
+            self._close(self._round if self._round is not self._run else None)
+            self._round = self._named[f"round:{fact.round}"] = self._open(f"round:{fact.round}", "round", self._run)
+            self._round.round = fact.round
+        around = self._step(fact.parent) if fact.parent is not None else self._round
+        plan = self._named[f"plan:{fact.proposal}"] = self._open(f"plan:{fact.proposal}", "planning", around)
+        plan.proposal, plan.state = fact.proposal, "open"
+
+    def _take_approval(self, fact: Fact) -> None:
+        if isinstance(fact, RunAwaitingApproval):
+            plan = self._named.get(f"plan:{fact.proposal}")
+            self._people = self._open(self._numbered("people"), "people", (plan and plan.parent) or self._run)
+            self._people.proposal = fact.proposal
+        else:
+            self._close(self._people, fact.kind.value.removeprefix("run."))
+
+    # -- steps
+
+    def _take_step(self, fact: Fact) -> None:
+        match fact:
+            case StepQueued():
+                step = self._step(fact.n)
+                self._waits[fact.n] = self._open(self._numbered(f"{step.id}/queue"), "queue", step)
+            case StepAwaitingTool():
+                self._wait_over(fact.n)
+                step = self._step(fact.n)
+                step.state = "awaiting_tool"
+                self._waits[fact.n] = self._open(self._numbered(f"{step.id}/tools"), "tools", step)
+            case StepToolResults():
+                self._wait_over(fact.n)
+                step = self._step(fact.n)
+                step.state = "running"
+                self._waits[fact.n] = self._open(self._numbered(f"{step.id}/queue"), "queue", step)
+            case StepDone():
+                self._settled(fact.n, "done")
+            case StepFailed():
+                self._settled(fact.n, "failed", fact.error)
+            case StepSkipped():
+                self._settled(fact.n, "skipped", fact.reason)
+            case _:
+                pass
+
+    def _step(self, n: int) -> _Open:
+        """The span of a step, which begins when it is first needed."""
+        name = f"step:{n}"
+        if name not in self._named:
+            fact, around = self._planned[n]
+            step = self._named[name] = self._open(name, "step", around)
+            step.step, step.proposal, step.worker, step.state = n, fact.proposal, fact.worker, "running"
+        return self._named[name]
+
+    def _settled(self, n: int, state: str, error: str = "") -> None:
+        self._wait_over(n)
+        if f"step:{n}" in self._named or state == "done":
+            self._close(self._step(n), state, error)
+
+    def _wait_over(self, n: int) -> None:
+        self._close(self._waits.pop(n, None))
+
+    # -- calls
+
+    def _intended(self, fact: CallIntended) -> None:
+        if fact.n is None:
+            around = self._named.get(f"plan:{fact.attempt - 1}", self._round)
+        else:
+            around = self._step(fact.n)
+            around.worker = fact.worker
+            self._waited(fact.n, around)
+        call = self._named[fact.call] = self._open(f"call:{fact.call}", "attempt", around)
+        call.call, call.worker = fact.call, fact.worker
+
+    def _waited(self, n: int, step: _Open) -> None:
+        """End the wait of a step for its next call, or note the pause after the call before it."""
+        if n in self._waits:
+            self._wait_over(n)
+        elif n in self._called and self._called[n] < self._now:
+            pause = self._open(self._numbered(f"{step.id}/retry"), "retry", step, self._called[n])
+            self._close(pause)
+        self._called.pop(n, None)
+
+    def _finished(self, fact: CallFinished) -> None:
+        call = self._named[fact.call]
+        call.usd, call.usage = fact.usd, fact.usage
+        self._close(call, fact.outcome, fact.error or "")
+        end = call.end or call.start
+        words = min(call.start + fact.first, end) if fact.first else end
+        self._phase(call, "first_word", call.start, words)
+        if fact.first:
+            self._phase(call, "stream", words, end)
+        if fact.n is not None:
+            self._called[fact.n] = end
+
+    def _phase(self, call: _Open, kind: SpanKind, start: float, end: float) -> None:
+        phase = self._open(f"{call.id}/{kind}", kind, call, start)
+        phase.call, phase.worker, phase.end = call.call, call.worker, end
+
+    def _end(self, fact: RunEnd) -> None:
+        """End all spans but calls that are in flight, which get their outcomes later."""
+        for span in self.spans:
+            if span.kind != "attempt":
+                self._close(span)
+        self._run.state, self._run.error = TERMINAL[fact.kind], fact.error
+
+    def _numbered(self, name: str) -> str:
+        """An id for one of several spans of the same name."""
+        self._counts[name] = self._counts.get(name, -1) + 1
+        return f"{name}:{self._counts[name]}"
+
+
+def _summed_up(spans: Sequence[_Open], at: Instant) -> Iterator[Span]:
+    """The spans with the money and the tokens of the attempts in them, and with their places among each other."""
+    inside: dict[str, list[_Open]] = {}
+    for span in spans:
+        if span.parent is not None:
+            inside.setdefault(span.parent.id, []).append(span)
+    for span in reversed(spans):  # a span comes after the one that it is in
+        _cover(span)
+        if span.kind not in ("attempt", *WITHOUT_MONEY):
+            parts = inside.get(span.id, ())
+            span.usd, span.usage = sum(part.usd for part in parts), summed(part.usage for part in parts)
+    before: dict[str, tuple[int, int]] = {}
+    spent: dict[str, int] = {}
+    for span in spans:
+        depth, offset = 0, 0
+        if span.parent is not None:
+            around = span.parent.id
+            depth = before[around][0] + 1
+            offset = before[around][1] + spent.get(around, 0)
+            spent[around] = spent.get(around, 0) + span.usd
+        before[span.id] = depth, offset
+        yield _closed(span, at, depth, offset)
+
+
+def _cover(span: _Open) -> None:
+    """Let the span around this one last as long as it does; but a call may have its outcome after the end of all."""
+    around = span.parent
+    if around is None or around.end is None or span.kind == "attempt" or around.kind == "attempt":
+        return
+    if span.end is not None:
+        around.end = max(around.end, span.end)
+
+
+def _closed(span: _Open, at: Instant, depth: int, offset: int) -> Span:
+    end = span.end if span.end is not None else max(at.seconds, span.start)
+    state = at.state.state if span.kind == "run" and not span.state else span.state
+    return Span(
+        id=span.id,
+        kind=span.kind,
+        parent=span.parent.id if span.parent is not None else None,
+        depth=depth,
+        start=span.start,
+        end=span.end,
+        seconds=end - span.start,
+        round=span.round,
+        step=span.step,
+        proposal=span.proposal,
+        call=span.call,
+        worker=span.worker,
+        state=state,
+        error=span.error,
+        usd=span.usd,
+        usd_before=offset,
+        usage=span.usage,
+    )
