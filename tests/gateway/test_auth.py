@@ -46,6 +46,10 @@ NEEDS = {
     ("GET", "/v1/runs/{run}/compare/{other}"): {"runs:read"},
     ("GET", "/v1/runs/{run}/events"): {"runs:read"},
     ("GET", "/v1/runs/{run}/explain"): {"runs:read"},
+    ("GET", "/v1/runs/{run}/graph"): {"runs:read"},
+    ("GET", "/v1/runs/{run}/timeline"): {"runs:read"},
+    ("GET", "/v1/runs/{run}/state"): {"runs:read"},
+    ("GET", "/v1/runs/compare"): {"runs:read"},
     ("GET", "/v1/log/checkpoint"): {"audit:read"},
     ("GET", "/v1/log/tile/{tile:path}"): {"audit:read"},
     ("GET", "/v1/runs/{run}/proof"): {"runs:read"},
@@ -131,8 +135,11 @@ def said(reply: httpx.Response) -> str:
     return error["code"] if "code" in error else CODES[error["type"]]
 
 
+QUERIES = {"/v1/runs/compare": f"?a={EXAMPLES['run']}&b={EXAMPLES['run']}"}
+
+
 async def knock(gateway: GatewayStandIn, method: str, path: str, headers: dict[str, str]) -> httpx.Response:
-    url = re.sub(r"\{(\w+)(?::path)?\}", lambda found: EXAMPLES[found[1]], path)
+    url = re.sub(r"\{(\w+)(?::path)?\}", lambda found: EXAMPLES[found[1]], path) + QUERIES.get(path, "")
     sent = [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
     async with gateway.client() as client:
         return await client.request(

@@ -100,7 +100,10 @@ async def test_real_replies_are_as_described(
     check(document, await client.get("/v1/models/baton-mini"), "/v1/models/{model}")
     for one in (await client.get("/v1/runs")).json()["data"]:
         check(document, await client.get(f"/v1/runs/{one['id']}"), "/v1/runs/{run}")
-        check(document, await client.get(f"/v1/runs/{one['id']}/explain"), "/v1/runs/{run}/explain")
+        for view in ("explain", "graph", "timeline", "state"):
+            check(document, await client.get(f"/v1/runs/{one['id']}/{view}"), f"/v1/runs/{{run}}/{view}")
+    pair = {"a": run, "b": one["id"]}
+    check(document, await client.get("/v1/runs/compare", params=pair), "/v1/runs/compare")
     check(document, await client.get(f"/v1/runs/{run}/events"), "/v1/runs/{run}/events")
     check(document, await client.get(f"/v1/runs/{run}/steps/1"), "/v1/runs/{run}/steps/{n}")
     check(document, await client.get("/v1/runs/none"), "/v1/runs/{run}")

@@ -18,7 +18,7 @@ from app.core.pool.budgets import Budget
 from app.core.roles import ROLES, SCOPES, SERVICE_WIDE, permits, role_of, scopes_of
 from app.gateway.http.auth import Keys
 from app.store.protocol import AdminEventQuery, Store
-from tests.gateway.test_auth import BODIES, EXAMPLES, TAKES_BODY
+from tests.gateway.test_auth import BODIES, EXAMPLES, QUERIES, TAKES_BODY
 from tests.harness.administration import AdminStandIn, administration
 from tests.harness.stand_ins import ASKING, PLANNED, GatewayStandIn, api_routes, ask, row_of, shelve_content
 
@@ -124,13 +124,14 @@ async def test_each_role_gets_what_the_matrix_says(gateway: GatewayStandIn, role
         for (method, path), allowed in documented(PAGE.read_text()).items():
             if path.startswith(ADMIN):
                 continue
-            url = re.sub(r"\{(\w+)(?::path)?\}", lambda found: EXAMPLES[found[1]], path)
+            url = re.sub(r"\{(\w+)(?::path)?\}", lambda found: EXAMPLES[found[1]], path) + QUERIES.get(path, "")
             body = BODIES.get(path, ask()) if method in TAKES_BODY else None
             status = (await client.request(method, url, json=body)).status_code
             if role == "nobody":
                 expected = status == 401
             elif role == "else":
-                expected = status == 404 if re.search("{(run|response|plan|approval)}", path) else status == 200
+                named = re.search("{(run|response|plan|approval)}", path) or path in QUERIES
+                expected = status == (404 if named else 200)
             else:
                 expected = status == (200 if allowed[role] else 403)
             if not expected:

@@ -185,7 +185,13 @@ REQUESTS: Mapping[tuple[str, str], Request] = {
     ("POST", "/v1/runs/{run}/cancel"): lambda _mine, _theirs, _: Asked("", {}),
     ("GET", "/v1/runs/{run}/compare/{other}"): _named,
     ("GET", "/v1/runs/{run}/events"): _named,
+    ("GET", "/v1/runs/compare"): lambda mine, theirs, chosen: Asked(
+        f"?a={chosen(theirs.runs or ['run_0'])}&b={chosen([*mine.runs, *theirs.runs] or ['run_0'])}"
+    ),
     ("GET", "/v1/runs/{run}/explain"): _named,
+    ("GET", "/v1/runs/{run}/graph"): _named,
+    ("GET", "/v1/runs/{run}/timeline"): _named,
+    ("GET", "/v1/runs/{run}/state"): _named,
     ("POST", "/v1/runs/{run}/feedback"): lambda mine, _theirs, _: Asked("", {"score": 1.0, "comment": mine.word}),
     ("GET", "/v1/runs/{run}/proof"): _named,
     ("POST", "/v1/runs/{run}/replay"): lambda _mine, _theirs, _: Asked("", {}),

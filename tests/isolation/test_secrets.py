@@ -122,7 +122,7 @@ async def provoke(stub: ProviderStub, client: httpx.AsyncClient, tiers: Sequence
             reply = await client.post("/v1/chat/completions", json=body | {"stream": isinstance(act, Reply)})
             run = reply.headers.get("x-baton-run", "")
             replies += [reply.text, str(reply.headers), (await client.get(f"/v1/runs/{run}")).text]
-            replies += [(await client.get(f"/v1/runs/{run}{path}")).text for path in ("/explain", "/steps/0")]
+            replies += [(await client.get(f"/v1/runs/{run}{path}")).text for path in ("/explain", "/graph", "/steps/0")]
             if tier == "far":  # which is never reached
                 break
     stub.always("*", Reply())

@@ -21,6 +21,7 @@ from app.engine.runs.replays import Changes
 from app.errors import Forbidden, InvalidRequest
 from app.gateway.http.api_keys import Caller
 from app.gateway.http.context import GatewayContext
+from app.gateway.runs import views
 from app.gateway.wire.baton_options import (
     WHOLE_POOL,
     Budget,
@@ -148,17 +149,5 @@ async def compared(
 
 
 async def _same(store: ContentReads, first: RunFigures, second: RunFigures) -> Same:
-    """Return the test whether texts of two runs are equal. It answers None for a text that was erased."""
-    before = await store.contents(first.run, _refs(first))
-    after = await store.contents(second.run, _refs(second))
-
-    def same(one: str, other: str) -> bool | None:
-        texts = before.get(one), after.get(other)
-        return None if None in texts else texts[0] == texts[1]
-
-    return same
-
-
-def _refs(run: RunFigures) -> Sequence[str]:
-    steps = [ref for step in run.steps.values() for ref in (step.subtask, step.output)]
-    return sorted({run.answer, *steps} - {""})
+    """Return the test whether texts of two runs are equal."""
+    return views.same_texts(await store.contents(first.run, first.refs), await store.contents(second.run, second.refs))

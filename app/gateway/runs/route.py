@@ -1,6 +1,6 @@
-"""Runs over HTTP: the audit trail (`GET /v1/runs`, `/{id}`, `/{id}/events`, `/{id}/proof`, `/{id}/steps/{n}`), `GET
-/{id}/stream`, `POST /{id}/cancel`, `POST /{id}/feedback`, `POST /{id}/replay`, `GET /{id}/compare/{other}` and `DELETE
-/{id}`.
+"""Runs over HTTP: the audit trail (`GET /v1/runs`, `/{id}`, `/{id}/events`, `/{id}/proof`, `/{id}/steps/{n}`), the
+views (`GET /v1/runs/{id}/graph`, `/{id}/timeline`, `/{id}/state`, `/compare`), `GET /{id}/stream`, `POST /{id}/cancel`,
+`POST /{id}/feedback`, `POST /{id}/replay`, `GET /{id}/compare/{other}` and `DELETE /{id}`.
 
 Metadata needs `runs:read`; content (messages and outputs) needs `audit:read` as well, but for the answer where the key
 that asked for it comes back. A caller sees the runs of its own tenant, a key of all tenants every run; any other run
@@ -19,7 +19,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from app.core.records import record
+from app.core.run import graph, timeline
 from app.core.run.events import Event, Kind
+from app.core.run.instant import Instant, snapshot
 from app.core.run.reply_ids import run_of_reply
 from app.core.run.state import fold
 from app.errors import Forbidden, InvalidRequest, NotFound, RunPruned
@@ -30,8 +32,8 @@ from app.gateway.http.auth import Keys
 from app.gateway.http.context import GatewayContext
 from app.gateway.http.ingress import json_body
 from app.gateway.http.sse import EventStream
-from app.gateway.openapi import explanation_replies, operations, run_replies
-from app.gateway.runs import audit, cancel, exchanges, explanation, feedback, log_route, reads, replay
+from app.gateway.openapi import explanation_replies, operations, run_replies, view_replies
+from app.gateway.runs import audit, cancel, exchanges, explanation, feedback, log_route, reads, replay, views
 from app.gateway.wire import query
 from app.store.protocol import METADATA_TAG, Place, RunQuery, RunRow, TenantStore
 
@@ -65,7 +67,9 @@ def routes(context: GatewayContext, keys: Keys, idempotency: Idempotency) -> API
     """Every route under /v1/runs."""
     router = APIRouter(prefix="/v1/runs", tags=["runs"])
     _lists(router, context, keys)
+    _pairs(router, context, keys)  # before the routes of one run, which would take its path for a run's id
     _reads(router, context, keys)
+    _views(router, context, keys)
     _explains(router, context, keys)
     _streams(router, context, keys, idempotency)
     _acts(router, context, keys, idempotency)
@@ -143,6 +147,82 @@ def _reads(router: APIRouter, context: GatewayContext, keys: Keys) -> None:
         """The entries about the run, each with the hashes that lead from it to the root of the signed checkpoint."""
         proof = await context.store.log.proof(found.row.id)
         return _json(log_route.proof_of_run(found.row.id, found.row.seq, proof))
+
+
+def _pairs(router: APIRouter, context: GatewayContext, keys: Keys) -> None:
+    visible = _visible(context, keys.needs("runs:read"))
+
+    @router.get(
+        "/compare",
+        operation_id="align_runs",
+        summary="Align two runs step by step.",
+        response_model=view_replies.SideBySide,
+        responses=operations.replies(*operations.READING),
+    )
+    async def align_runs(
+        wanted: Annotated[query.ComparedRuns, Query()], caller: Annotated[Caller, keys.needs("runs:read")]
+    ) -> Response:
+        """The steps of two runs side by side: those with the same subtask, then those of the same worker, then those at
+        the same place. Subtasks and outputs are compared for those who may read the content of both runs."""
+        found = [await visible(one, caller) for one in (wanted.a, wanted.b)]
+        reads_both = all(one.may_read for one in found)
+        if reads_both:
+            for one in found:
+                await reads.note_foreign(context, caller, one.row, "comparison")
+        first, second = found
+        journals = await first.store.journal(first.row.id), await second.store.journal(second.row.id)
+        ratings = await first.store.feedback(first.row.id), await second.store.feedback(second.row.id)
+        return _json((await views.aligned(first.store, journals, ratings, reads=reads_both)).to_json())
+
+
+def _views(router: APIRouter, context: GatewayContext, keys: Keys) -> None:
+    """A run as people look at it, at present or at any instant before."""
+    visible = Annotated[VisibleRun, Depends(_visible(context, keys.needs("runs:read")))]
+    declared = operations.replies(*operations.READING)
+
+    async def at_instant(found: VisibleRun, wanted: query.InstantOptions) -> Instant:
+        return views.at_instant(await found.store.journal(found.row.id), wanted, context.now())
+
+    @router.get(
+        "/{run}/graph",
+        operation_id="get_run_graph",
+        summary="Read the graph of a run: who was shown what, and what was withheld from whom.",
+        response_model=view_replies.Graph,
+        responses=declared,
+    )
+    async def get_run_graph(found: visible, wanted: Annotated[query.GraphOptions, Query()]) -> Response:
+        """The plans and steps of all rounds with their calls, the edges between them, and a place for each on a page. A
+        node keeps its place when another one is added. The first words of subtasks are content: they are shown to the
+        key that began the run, and to keys with `audit:read`."""
+        drawn = graph.graph(await at_instant(found, wanted))
+        content = found.may_read and wanted.words
+        if content:
+            await reads.note_foreign(context, found.caller, found.row, "graph")
+        return _json(await views.with_words(found.store, drawn, content=content))
+
+    @router.get(
+        "/{run}/timeline",
+        operation_id="get_run_timeline",
+        summary="Read the timeline of a run: where its time and its money went.",
+        response_model=view_replies.Timeline,
+        responses=declared,
+    )
+    async def get_run_timeline(found: visible, wanted: Annotated[query.InstantOptions, Query()]) -> Response:
+        """Spans on one axis, nested in each other: waits, plans, steps, attempts and their phases, with the money and
+        the tokens of each. There is no content in it."""
+        return _json(timeline.timeline(await at_instant(found, wanted)).to_json())
+
+    @router.get(
+        "/{run}/state",
+        operation_id="get_run_state",
+        summary="Read the state of a run at an instant.",
+        response_model=view_replies.StateAtInstant,
+        responses=declared,
+    )
+    async def get_run_state(found: visible, wanted: Annotated[query.InstantOptions, Query()]) -> Response:
+        """The exact state after an event, or some seconds after the admission: the fold of the journal up to then.
+        There is no content in it."""
+        return _json(snapshot(await at_instant(found, wanted)))
 
 
 def _explains(router: APIRouter, context: GatewayContext, keys: Keys) -> None:

@@ -383,6 +383,40 @@ class EventFilters(Parameters):
     """The most events of a page."""
 
 
+def seconds(value: str) -> float:
+    """Seconds since a run's admission."""
+    try:
+        given = float(value)
+    except ValueError:
+        given = math.nan
+    if not 0 <= given < 1e9:
+        raise _fault("it must be a number of seconds")
+    return given
+
+
+class InstantOptions(Parameters):
+    """The instant at which a run is shown: by default the present."""
+
+    at: Annotated[Whole, Field(ge=1, le=LARGEST)] | None = None
+    """The number of an event: the run after exactly the events up to this one."""
+    t: Annotated[float, BeforeValidator(seconds), WithJsonSchema({"type": "number", "minimum": 0})] | None = None
+    """Seconds since the admission: the run as it was then."""
+
+
+class GraphOptions(InstantOptions):
+    """The instant at which a run's graph is drawn, and what is in it."""
+
+    words: Truth = True
+    """`false`: the graph without the first words of subtasks, so that no content is read."""
+
+
+class ComparedRuns(Parameters):
+    """Two runs."""
+
+    a: Annotated[str, Field(max_length=TEXT, description="The id of a run, or of a reply of it.")]
+    b: Annotated[str, Field(max_length=TEXT, description="The id of the other run.")]
+
+
 class ModelFilters(Parameters):
     """Which models are listed. Other parameters are accepted: clients send their version, for example."""
 

@@ -1,0 +1,147 @@
+"""The graph, the timeline and the state of real runs, at any instant, and two runs aligned. The auditor reads along."""
+
+from random import Random
+from typing import Any
+
+import httpx
+import pytest
+
+from app.process.wiring import Runtime
+from app.store.protocol import CONTENT_READ, AdminEventQuery, Journal
+from tests.core.play import Play
+from tests.harness.in_process import calling, plan, speak
+from tests.harness.stand_ins import GatewayStandIn, row_of, shelve_content
+from tests.stubs import Fail, ProviderStub
+
+ASK = {"model": "baton-mini", "messages": [{"role": "user", "content": "What is 2 + 2?"}]}
+STEPS = plan(("alpha", "Think about it", ["user"]), ("beta", "Draft it", ["user"]), ("gamma", "Answer it", [1]))
+
+
+async def asked(client: httpx.AsyncClient, steps: Any) -> str:
+    reply = await client.post("/v1/chat/completions", json=ASK | {"baton": {"plan": steps}})
+    assert reply.status_code == 200, reply.text
+    return str(reply.json()["baton"]["run"])
+
+
+async def read(client: httpx.AsyncClient, run: str, view: str, **options: Any) -> dict[str, Any]:
+    reply = await client.get(f"/v1/runs/{run}/{view}", params=options)
+    assert reply.status_code == 200, reply.text
+    return dict(reply.json())
+
+
+async def test_a_run_is_drawn_with_what_its_workers_saw_and_what_was_withheld(
+    stub: ProviderStub, client: httpx.AsyncClient
+) -> None:
+    speak(stub)
+    stub.script("alpha", Fail(status=401))
+    run = await asked(client, STEPS)
+    whole = (await client.get(f"/v1/runs/{run}")).json()
+    drawn = await read(client, run, "graph")
+    nodes = {node["id"]: node for node in drawn["nodes"]}
+    assert list(nodes) == ["caller", "plan:0", "step:0", "step:1", "step:2"]
+    first, last = nodes["step:0"], nodes["step:2"]
+    assert (first["planned_worker"], [one["outcome"] for one in first["attempts"]]) == ("alpha", ["error", "ok"])
+    assert first["worker"] == first["attempts"][1]["worker"] != "alpha"
+    assert last["subtask"] == {"state": "given", "text": "Answer it"}
+    assert last["answers"]
+    assert sum(node["cost_usd"] for node in drawn["nodes"]) == pytest.approx(whole["cost_usd"])
+    withheld = {(one["source"], one["by"]) for one in drawn["edges"] if one["target"] == "step:2" and one["reason"]}
+    assert withheld == {("caller", "caller"), ("step:0", "caller")}
+    sent = {(one["source"], one["what"]) for one in drawn["edges"] if one["target"] == "step:2" and one["sent"]}
+    assert sent == {("plan:0", "subtask"), ("step:1", "output")}
+
+    spans = (await read(client, run, "timeline"))["spans"]
+    money = [span["cost_usd"] for span in spans if span["kind"] == "attempt"]
+    assert sum(money) == pytest.approx(whole["cost_usd"])
+    assert {span["kind"] for span in spans} >= {"run", "queue", "planning", "step", "attempt", "first_word", "stream"}
+
+
+async def test_every_view_shows_the_run_as_it_was_at_an_event(stub: ProviderStub, client: httpx.AsyncClient) -> None:
+    speak(stub)
+    run = await asked(client, STEPS)
+    events = (await client.get(f"/v1/runs/{run}/events")).json()["data"]
+    ended = [one["seq"] for one in events if one["kind"] == "step.done" and one["body"]["n"] == 1]
+    for at in ({"at": ended[0]}, {"t": events[ended[0] - 1]["at"] - events[0]["at"]}):
+        state = await read(client, run, "state", **at)
+        steps = {one["n"]: one["state"] for one in state["steps"]}
+        assert steps[1] == "done"
+        assert steps[2] in ("waiting", "queued", "running"), "by the time `t` the same commit has begun the next step"
+        assert state["answer_step"] is None
+        drawn = await read(client, run, "graph", **at)
+        assert {node["id"]: node["state"] for node in drawn["nodes"]}["step:1"] == "done"
+        assert (await read(client, run, "timeline", **at))["spans"][0]["end"] is None
+    before = await read(client, run, "graph", at=ended[0])
+    assert not any(one["sent"] for one in before["edges"] if one["target"] == "step:2")
+    assert (await read(client, run, "state"))["answer_step"] == 2
+    for wrong in ({"at": 10_000}, {"at": 0}, {"at": 1, "t": 1}, {"t": "nan"}, {"t": -1}):
+        assert (await client.get(f"/v1/runs/{run}/state", params=wrong)).status_code == 400
+
+
+async def test_first_words_are_shown_to_who_may_read_the_run_and_the_reading_is_logged(
+    opened: Runtime, stub: ProviderStub, client: httpx.AsyncClient
+) -> None:
+    speak(stub)
+    run = await asked(client, STEPS)
+    async with calling(opened, "auditor") as auditor:
+        await read(auditor, run, "graph", words="false")
+        await read(auditor, run, "timeline")
+        await read(auditor, run, "state")
+        logged = AdminEventQuery(limit=10, target=run, action=CONTENT_READ)
+        assert await opened.gateway.store.admin_events(logged) == (), "these have no content"
+        assert "Answer it" in str(await read(auditor, run, "graph"))
+    [entry] = await opened.gateway.store.admin_events(logged)
+    assert (entry.after or {})["what"] == "graph"
+    assert (await client.delete(f"/v1/runs/{run}")).status_code == 200
+    states = {node["subtask"]["state"] for node in (await read(client, run, "graph"))["nodes"] if "subtask" in node}
+    assert states == {"erased"}
+
+
+async def test_a_key_without_the_scope_sees_no_words_and_another_tenant_sees_no_run(
+    gateway: GatewayStandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shelve_content(gateway.store)
+    gateway.store.rows = [row_of("run_mine", "acme", key="owner")]
+    play = Play(Random(3))
+    play.play()
+
+    async def journal(_run: str) -> Journal:
+        return Journal(b"salt", tuple(play.events))
+
+    monkeypatch.setattr(gateway.store, "journal", journal)
+    async with gateway.client(gateway.add_key("other", scopes=["runs:read"])) as client:
+        drawn = await read(client, "run_mine", "graph")
+        assert {node["subtask"]["state"] for node in drawn["nodes"] if node["kind"] == "step"} <= {"not_shown", "none"}
+    async with gateway.client(gateway.add_key("foreign", scopes=["runs:read"], tenant="globex")) as client:
+        for view in ("graph", "timeline", "state"):
+            assert (await client.get(f"/v1/runs/run_mine/{view}")).status_code == 404
+        assert (await client.get("/v1/runs/compare?a=run_mine&b=run_mine")).status_code == 404
+
+
+async def test_steps_of_two_runs_are_aligned_by_their_subtasks_wherever_they_stand(
+    stub: ProviderStub, client: httpx.AsyncClient
+) -> None:
+    speak(stub)
+    one = await asked(client, STEPS)
+    moved = plan(
+        ("gamma", "Draft it", ["user"]),
+        ("alpha", "Think about it", ["user"]),
+        ("beta", "Look it up", []),
+        ("gamma", "Answer it", ["user", 0]),
+    )
+    other = await asked(client, moved)
+    found = (await client.get("/v1/runs/compare", params={"a": one, "b": other})).json()
+    pairs = [
+        (
+            pair["first"] and pair["first"]["place"],
+            pair["second"] and pair["second"]["place"],
+            pair["aligned_by"],
+            pair["differs"],
+        )
+        for pair in found["steps"]
+    ]
+    assert pairs[0][:3] == ("1.0", "1.1", "subtask")
+    assert (pairs[1][:3], "worker" in pairs[1][3], "access" in pairs[1][3]) == (("1.1", "1.0", "subtask"), True, False)
+    assert pairs[2][:3] == ("1.2", "1.3", "subtask")
+    assert found["steps"][2]["access"] == {"only_first": [], "only_second": ["user"]}
+    assert pairs[3][:3] == (None, "1.2", "alone")
+    assert found["difference"]["calls"] == 1
