@@ -6,13 +6,17 @@ Imported by name where the admin API has a port: its models take a twentieth of 
 from dataclasses import replace
 
 from fastapi import APIRouter, FastAPI
+from fastapi.routing import APIRoute
 
 from app.gateway.admin import budgets, holds, keys, people, policy, pool, requests, tenants
 from app.gateway.admin.context import AdminContext
 from app.gateway.app import Application
 from app.gateway.http import health
+from app.gateway.http.admission import Admission, Idempotency
 from app.gateway.http.auth import Keys
-from app.gateway.runs import approvals
+from app.gateway.http.context import GatewayContext
+from app.gateway.runs import approvals, disclosures, identity, log_route, models, report_route, shadow_route
+from app.gateway.runs import route as runs
 
 
 def create_admin(context: AdminContext) -> FastAPI:
@@ -34,7 +38,28 @@ def create_admin(context: AdminContext) -> FastAPI:
         pool.routes(context, access),
         policy.routes(context, access),
         approvals.routes(context.gateway, access, None, "/admin/v1/approvals"),
+        identity.routes(access, "/admin/v1"),
+        *_audit_trail(context.gateway, access),
         health.routes(context.gateway),
         title="Baton administration",
         schemas={**requests.SCHEMAS, **approvals.SCHEMAS},
     )
+
+
+def _audit_trail(context: GatewayContext, access: Keys) -> tuple[APIRouter, ...]:
+    """The routes of the public API about runs, for people who have logged in: their sessions count only here. The
+    public API describes them."""
+    routers = (
+        identity.routes(access, "/v1"),
+        models.routes(context, access),
+        runs.routes(context, access, Idempotency(context, Admission(context))),
+        report_route.routes(context, access),
+        log_route.routes(context, access),
+        disclosures.routes(context, access),
+        shadow_route.routes(context, access),
+    )
+    for router in routers:
+        for route in router.routes:
+            if isinstance(route, APIRoute):
+                route.include_in_schema = False
+    return routers

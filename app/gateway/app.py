@@ -35,10 +35,10 @@ from app.gateway.http.context import GatewayContext
 from app.gateway.http.cross_origin import CrossOrigin
 from app.gateway.http.ingress import Direct
 from app.gateway.http.request_log import CLIENT_CLOSED, RequestLog, route_of
-from app.gateway.openapi import docs_page, operations, root_page
+from app.gateway.openapi import docs_page, operations, root
 from app.gateway.plans import route as plans
 from app.gateway.responses import route as responses
-from app.gateway.runs import approvals, disclosures, log_route, models, report_route, shadow_route
+from app.gateway.runs import approvals, disclosures, identity, log_route, models, report_route, shadow_route
 from app.gateway.runs import route as runs
 from app.gateway.wire import unsupported_routes
 from app.gateway.wire.parameters import of_parameters
@@ -71,6 +71,7 @@ def create_app(context: GatewayContext, *, has_metrics: bool = True) -> FastAPI:
         messages.routes(context, keys, idempotency),
         responses.routes(context, keys, idempotency),
         models.routes(context, keys),
+        identity.routes(keys, "/v1"),
         runs.routes(context, keys, idempotency),
         approvals.routes(context, keys, idempotency),
         report_route.routes(context, keys),
@@ -80,7 +81,7 @@ def create_app(context: GatewayContext, *, has_metrics: bool = True) -> FastAPI:
         shadow_route.routes(context, keys),
         health.routes(context),
         *([health.metrics(context)] if has_metrics else []),
-        root_page.routes(),
+        root.routes(),
         title="Baton",
         schemas=SCHEMAS,
     )
@@ -262,7 +263,7 @@ class Frontdoor:
         return fault.render(error)
 
     def _report(self, scope: MutableMapping[str, Any], request_id: bytes, error: Exception) -> None:
-        fields = {"route": route_of(scope), "request": request_id.decode(), "error": _place(error)}
+        fields = {"route": route_of(scope), "request": request_id.decode(), "error": place_of(error)}
         self._context.telemetry.log(logging.ERROR, "a request failed because of a bug", **fields)
 
 
@@ -283,7 +284,7 @@ def _given_id(scope: Scope) -> bytes | None:
     return None
 
 
-def _place(error: BaseException) -> str:
+def place_of(error: BaseException) -> str:
     """An error's type and the line that raised it; of a group, its first error's."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]

@@ -24,14 +24,16 @@ from pkgutil import resolve_name
 
 import uvicorn
 from fastapi import FastAPI
+from starlette.types import ASGIApp
 
+from app.console.app import Console
 from app.engine.conductors.watch import PromotionWatch
 from app.engine.log_export import Authorities, CheckpointExport
 from app.engine.retention import ContentRetention, RunRetention, archiving
 from app.engine.runs.shadows import Shadows
 from app.engine.sealer import Sealer
 from app.errors import ConfigInvalid, OursError
-from app.gateway.app import create_app, create_probes
+from app.gateway.app import create_app, create_probes, place_of
 from app.gateway.http.api_keys import adopt, mint
 from app.gateway.http.connection import connection
 from app.network import retries
@@ -194,7 +196,8 @@ async def _listen(opened: Runtime, roles: Roles, stopping: asyncio.Event, announ
     servers = []
     if roles.gateway:
         app = create_app(opened.gateway, has_metrics=settings.metrics_port is None)
-        servers.append(_server(opened, app, settings.host, settings.port))
+        console = Console(app, opened.gateway.peppers, opened.gateway.now, partial(_report, opened))
+        servers.append(_server(opened, console, settings.host, settings.port))
     if settings.metrics_port is not None:
         host = settings.metrics_host or settings.host
         servers.append(_server(opened, create_probes(opened.gateway), host, settings.metrics_port))
@@ -202,7 +205,16 @@ async def _listen(opened: Runtime, roles: Roles, stopping: asyncio.Event, announ
     if roles.gateway and settings.admin_port is not None:
         made: Callable[..., FastAPI] = resolve_name(ADMIN)
         app = made(opened, has_engine=roles.dispatcher)
-        admin = _server(opened, app, settings.admin_host, settings.admin_port)
+        has_people = settings.oidc_issuer is not None
+        console = Console(
+            app,
+            opened.gateway.peppers,
+            opened.gateway.now,
+            partial(_report, opened),
+            is_admin=True,
+            has_people=has_people,
+        )
+        admin = _server(opened, console, settings.admin_host, settings.admin_port)
         servers.append(admin)
     first, *more = servers
     # Bound here, because an address in use ends the process, and cannot do so out of a task.
@@ -221,7 +233,14 @@ async def _listen(opened: Runtime, roles: Roles, stopping: asyncio.Event, announ
             task.cancel()
 
 
-def _server(opened: Runtime, app: FastAPI, host: str, port: int) -> "Server":
+def _report(opened: Runtime, error: Exception, path: str) -> None:
+    """Log a bug of the console by its type and place, never by its values."""
+    opened.context.telemetry.log(
+        logging.ERROR, "A page of the console failed because of a bug.", route=path, error=place_of(error)
+    )
+
+
+def _server(opened: Runtime, app: ASGIApp, host: str, port: int) -> "Server":
     config = uvicorn.Config(
         app,
         host=host,

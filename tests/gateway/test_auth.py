@@ -13,7 +13,7 @@ from app.gateway.http.api_keys import adopt, digest, mint, new_secret, pepper_ma
 from app.gateway.openapi.docs_page import ASSETS
 from tests.harness.stand_ins import ASKING, CALLER, PEPPER, PLANNED, SECRET, GatewayStandIn, api_routes, ask
 
-OPEN = {"/", "/root_page.css", "/healthz", "/readyz", "/metrics", "/openapi.json", "/docs"}
+OPEN = {"/", "/healthz", "/readyz", "/metrics", "/openapi.json", "/docs"}
 OPEN |= {f"/docs/{name}" for name in ASSETS}
 NEEDS = {
     ("POST", "/v1/chat/completions"): {"runs:write"},
@@ -38,6 +38,7 @@ NEEDS = {
     ("GET", "/v1/approvals/{approval}"): {"runs:read"},
     ("POST", "/v1/approvals/{approval}"): {"approvals:decide"},
     ("GET", "/v1/reports"): {"runs:read"},
+    ("GET", "/v1/me"): set(),
     ("GET", "/v1/models"): set(),
     ("GET", "/v1/models/{model:path}"): set(),
     ("GET", "/v1/shadows/report"): {"audit:read"},

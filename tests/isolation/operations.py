@@ -152,6 +152,7 @@ REQUESTS: Mapping[tuple[str, str], Request] = {
     ("POST", "/v1/completions"): lambda mine, _theirs, _: Asked("", {"model": "baton-mini", "prompt": mine.word}),
     ("POST", "/v1/messages"): lambda mine, _theirs, _: Asked("", chat(mine, max_tokens=50)),
     ("POST", "/v1/messages/count_tokens"): lambda mine, _theirs, _: Asked("", chat(mine)),
+    ("GET", "/v1/me"): _named,
     ("GET", "/v1/models"): _named,
     ("GET", "/v1/models/{model:path}"): _named,
     ("POST", "/v1/responses"): _response,

@@ -84,7 +84,7 @@ def test_metrics_and_the_admin_api_have_listeners_of_their_own(tmp_path: Path) -
         ("own", "/v1/models"): 404,
         ("admin", "/metrics"): 404,
         ("admin", "/readyz"): 200,
-        ("admin", "/v1/models"): 404,
+        ("admin", "/v1/models"): 401,
         ("public", "/admin/v1/keys"): 404,
         ("own", "/admin/v1/keys"): 404,
         ("admin", "/admin/v1/keys"): 401,

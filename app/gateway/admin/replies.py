@@ -272,18 +272,3 @@ class ConductorList(Listed):
     """The conductors of the pool file."""
 
     data: list[ConductorVersion]
-
-
-class Identity(Reply):
-    """The one who asks."""
-
-    object: Literal["identity"]
-    id: str
-    via: Literal["key", "oidc"]
-    tenant: str
-    all_tenants: bool
-    role: str | None
-    scopes: list[str]
-    expires_at: float | None
-    csrf_token: str | None
-    """For a person: the value of the header `x-csrf-token` that each change needs."""

@@ -1,4 +1,4 @@
-"""`/admin/v1/tenants`, `/changes`, `/spend` and `/me`: tenants, who changed what, what was spent, and who asks."""
+"""`/admin/v1/tenants`, `/changes` and `/spend`: tenants, who changed what, and what was spent."""
 
 from dataclasses import asdict
 from typing import Annotated, Any
@@ -6,7 +6,6 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Path, Query
 
 from app.core.pool.catalog import MILLION
-from app.core.roles import role_of
 from app.errors import Conflict, InvalidRequest, NotFound
 from app.gateway.admin import replies
 from app.gateway.admin.context import AdminContext
@@ -31,13 +30,12 @@ TenantPath = Annotated[str, Path(alias="tenant", description="The tenant's name.
 
 
 def routes(context: AdminContext, keys: Keys) -> APIRouter:
-    """The routes of tenants, changes, spending, and the one who asks."""
+    """The routes of tenants, changes and spending."""
     router = APIRouter(prefix="/admin/v1", tags=["tenants"])
     _lists(router, context, keys)
     _switches(router, context, keys)
     _changes(router, context, keys)
     _spending(router, context, keys)
-    _identity(router, keys)
     return router
 
 
@@ -165,32 +163,6 @@ def _spending(router: APIRouter, context: AdminContext, keys: Keys) -> None:
             for row in await context.gateway.store.spending(query)
         ]
         return as_json({"object": "spending", "since": since, "until": until, "by": filters.by, "data": rows})
-
-
-def _identity(router: APIRouter, keys: Keys) -> None:
-    @router.get(
-        "/me",
-        operation_id="get_identity",
-        summary="Show who asks.",
-        response_model=replies.Identity,
-        responses=operations.replies(401, 500, 503),
-    )
-    async def get_identity(caller: Annotated[Caller, keys.needs()]) -> Any:
-        """The key or the person, with tenant and scopes."""
-        key = caller.key
-        return as_json(
-            {
-                "object": "identity",
-                "id": key.id,
-                "via": caller.via,
-                "tenant": key.tenant,
-                "all_tenants": key.all_tenants,
-                "role": role_of(key.scopes) or None,
-                "scopes": sorted(key.scopes),
-                "expires_at": key.expires_at,
-                "csrf_token": caller.csrf_token,
-            }
-        )
 
 
 async def _found(context: AdminContext, name: str) -> TenantRow:

@@ -177,3 +177,18 @@ class Readiness(Reply):
 
     status: Literal["ready", "degraded", "not_ready"]
     checks: dict[str, str]
+
+
+class Identity(Reply):
+    """The one who asks."""
+
+    object: Literal["identity"]
+    id: str
+    via: Literal["key", "oidc"]
+    tenant: str
+    all_tenants: bool
+    role: str | None
+    scopes: list[str]
+    expires_at: float | None
+    csrf_token: str | None
+    """For a person: the value of the header `x-csrf-token` that each change needs."""

@@ -1,0 +1,260 @@
+"""The API as the console asks it: in process, with the signed-in person's own credentials.
+
+Each request goes through the whole application of the listener, so that keys, scopes, tenants, limits, errors and the
+log of readers are those of any other client.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
+from typing import Any, Final
+from urllib.parse import quote, unquote, urlencode
+
+import orjson
+from starlette.types import ASGIApp, Message, Scope
+
+from app.core.records import record
+
+DEADLINE_SECONDS: Final = 30.0
+"""Longest time that a page waits for one reply of the API."""
+EVENT_BYTES: Final = 8 << 20
+"""The largest event of a stream; a longer one ends the stream."""
+UNREAD_PARTS: Final = 64
+"""Parts of a stream that wait for the console before the API waits too."""
+
+
+@record(frozen=True, slots=True)
+class Session:
+    """A signed-in person: the headers by which the API knows them."""
+
+    headers: tuple[tuple[str, str], ...]
+    via: str = "key"
+    """`key`, or `oidc` for a person who has logged in at the OpenID provider."""
+
+
+@record(frozen=True, slots=True)
+class Event:
+    """One event of a stream of the API; `data` is its text, which is JSON or `[DONE]`."""
+
+    id: str
+    name: str
+    data: str
+
+
+class ApiError(Exception):
+    """A refusal of the API, with its status and the error object of its body."""
+
+    def __init__(self, status: int, body: Mapping[str, Any]) -> None:
+        found = body.get("error")
+        error = found if isinstance(found, dict) else {}
+        self.status = status
+        self.code = str(error.get("code") or "")
+        self.param = str(error.get("param") or "")
+        self.message = str(error.get("message") or "The API refused the request without a reason.")
+        super().__init__(self.message)
+
+
+class Api:
+    """Asks the API of this listener."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def get(self, session: Session, path: str, /, **query: object) -> Any:
+        """The JSON of a GET. Parameters that are None are left out; a list repeats its parameter. Raises `ApiError`."""
+        return await self.ask(session, "GET", path, query=query)
+
+    async def post(self, session: Session, path: str, body: object = None, **headers: str) -> Any:
+        """The JSON of a POST; `headers` are further ones, with underscores for hyphens. Raises `ApiError`."""
+        return await self.ask(session, "POST", path, body=body, headers=headers)
+
+    async def ask(
+        self,
+        session: Session,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, object] | None = None,
+        body: object = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Any:
+        """The JSON of one reply. Raises `ApiError`, also where the API has no answer within `DEADLINE_SECONDS`."""
+        further = await self._headers(session, method, headers)
+        sent = b"" if body is None else orjson.dumps(body)
+        exchange = _Exchange(_scope(session, method, path, query or {}, further), sent)
+        try:
+            async with asyncio.timeout(DEADLINE_SECONDS):
+                await self._app(exchange.scope, exchange.receive, exchange.collect)
+        except TimeoutError:
+            message = f"The API has not answered within {DEADLINE_SECONDS:.0f} seconds. Try again."
+            raise ApiError(504, {"error": {"code": "timeout", "message": message}}) from None
+        found = _json(bytes(exchange.body))
+        if exchange.status >= 400:
+            raise ApiError(exchange.status, found if isinstance(found, dict) else {})
+        return found
+
+    @asynccontextmanager
+    async def events(
+        self,
+        session: Session,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, object] | None = None,
+        body: object = None,
+        last_event_id: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> AsyncIterator[AsyncIterator[Event]]:
+        """The events of a stream until it ends; leaving the block disconnects. Reading raises `ApiError`.
+
+        Keep-alives of the API come as events without a name and without data.
+        """
+        further = await self._headers(session, method, headers)
+        further["accept"] = "text/event-stream"
+        if last_event_id:
+            further["last-event-id"] = last_event_id
+        sent = b"" if body is None else orjson.dumps(body)
+        exchange = _Exchange(_scope(session, method, path, query or {}, further), sent)
+        failure: Exception | None = None
+        async with asyncio.TaskGroup() as group:
+            serving = group.create_task(self._serve(exchange))
+            try:
+                yield exchange.parsed()
+            except Exception as error:
+                failure = error  # raised below, without an exception group around it
+            finally:
+                exchange.leave()
+                serving.cancel()
+        if failure is not None:
+            raise failure
+
+    async def _headers(self, session: Session, method: str, headers: Mapping[str, str] | None) -> dict[str, str]:
+        """Further headers of a request; where a person's session changes something, with its CSRF token."""
+        further = dict(headers or {})
+        if session.via == "oidc" and method not in ("GET", "HEAD"):
+            me = await self.ask(session, "GET", "/admin/v1/me")
+            further["x-csrf-token"] = str(me["csrf_token"])
+        return further
+
+    async def _serve(self, exchange: "_Exchange") -> None:
+        """Run the application for a stream, and end the stream whatever becomes of it."""
+        try:
+            await self._app(exchange.scope, exchange.receive, exchange.queue)
+        finally:
+            exchange.end()
+
+
+class _Exchange:
+    """The two ends of one request in process."""
+
+    def __init__(self, scope: Scope, body: bytes) -> None:
+        self.scope = scope
+        self.status = 0
+        self.body = bytearray()
+        self._sent = body
+        self._is_read = False
+        self._left = asyncio.Event()
+        self._parts: asyncio.Queue[bytes | None] = asyncio.Queue(UNREAD_PARTS)
+        self._is_ended = False
+
+    async def receive(self) -> Message:
+        """The request's body, then nothing until the console leaves."""
+        if not self._is_read:
+            self._is_read = True
+            return {"type": "http.request", "body": self._sent, "more_body": False}
+        await self._left.wait()
+        return {"type": "http.disconnect"}
+
+    async def collect(self, message: Message) -> None:
+        """Keep the reply whole."""
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+        else:
+            self.body += message.get("body", b"")
+
+    async def queue(self, message: Message) -> None:
+        """Hand the reply on in parts; a part waits while too many are unread."""
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+        elif part := message.get("body", b""):
+            await self._parts.put(part)
+
+    def leave(self) -> None:
+        """Say that nobody reads any more."""
+        self._left.set()
+
+    def end(self) -> None:
+        """Say that nothing more will come."""
+        self._is_ended = True
+        with suppress(asyncio.QueueFull):  # the reader looks at `_is_ended` as soon as it has emptied the queue
+            self._parts.put_nowait(None)
+
+    async def parsed(self) -> AsyncIterator[Event]:
+        """The stream's events. Raises `ApiError` if the reply is a refusal."""
+        rest = b""
+        async for part in self._read():
+            rest += part
+            if len(rest) > EVENT_BYTES:
+                return
+            if self.status >= 400:
+                continue
+            *whole, rest = rest.replace(b"\r\n", b"\n").split(b"\n\n")
+            for block in whole:
+                yield _event(block)
+        if self.status >= 400:
+            found = _json(rest)
+            raise ApiError(self.status, found if isinstance(found, dict) else {})
+
+    async def _read(self) -> AsyncIterator[bytes]:
+        while not (self._is_ended and self._parts.empty()):
+            part = await self._parts.get()
+            if part is None:
+                return
+            yield part
+
+
+def _event(block: bytes) -> Event:
+    """One event of the text of a stream, by the standard's rules for the fields that Baton sends."""
+    found: dict[str, list[str]] = {"id": [], "event": [], "data": []}
+    for line in block.decode(errors="replace").split("\n"):
+        name, _, value = line.partition(":")
+        found.get(name, []).append(value.removeprefix(" "))
+    return Event("".join(found["id"][-1:]), "".join(found["event"][-1:]), "\n".join(found["data"]))
+
+
+def _json(body: bytes) -> Any:
+    try:
+        return orjson.loads(body) if body else None
+    except orjson.JSONDecodeError:
+        return None
+
+
+def segment(text: str) -> str:
+    """One segment of a path, of a text that anybody may have chosen."""
+    return quote(text, safe="")
+
+
+def _scope(
+    session: Session, method: str, path: str, query: Mapping[str, object], headers: Mapping[str, str]
+) -> dict[str, Any]:
+    """The ASGI scope of a request. `path` is as in an address: its segments are quoted."""
+    given = {"host": "console", "content-type": "application/json", **dict(session.headers), **_hyphenated(headers)}
+    pairs = [(name, value) for name, value in query.items() if value is not None and value != ""]
+    return {
+        "type": "http",
+        "asgi": {"version": "3.0", "spec_version": "2.3"},
+        "http_version": "1.1",
+        "method": method,
+        "scheme": "http",
+        "path": unquote(path),
+        "raw_path": path.encode(),
+        "root_path": "",
+        "query_string": urlencode(pairs, doseq=True).encode(),
+        "headers": [(name.encode("latin-1"), value.encode("latin-1", "replace")) for name, value in given.items()],
+        "client": ("console", 0),
+        "server": ("console", 80),
+    }
+
+
+def _hyphenated(headers: Mapping[str, str]) -> dict[str, str]:
+    return {name.replace("_", "-").lower(): value for name, value in headers.items()}

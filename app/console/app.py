@@ -1,0 +1,170 @@
+"""The console as one ASGI application over the API of its listener: `Console(api, ...)`.
+
+It answers `/console`, leads browsers from `/` there, and gives every other request to the API untouched.
+"""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import FileResponse, RedirectResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from app.console import runs
+from app.console.api import Api, ApiError, Session
+from app.console.pages import HEADERS, THEME_COOKIE, THEMES, Pages, Place, form, to
+from app.console.session import PATH, Sessions, is_https, may_change
+
+FILES: Final = Path(__file__).parent / "static"
+ASSETS: Final = {
+    "htmx.min.js": "text/javascript",
+    "hx-sse.min.js": "text/javascript",
+    "hx-csp.min.js": "text/javascript",
+    "console.css": "text/css",
+}
+"""The files that pages load, with their media types."""
+MAX_AGE: Final = 3_600
+"""Seconds for which a browser may keep a file."""
+THEME_SECONDS: Final = 365 * 86_400
+PLACES: Final = (Place("Runs", f"{PATH}/runs"),)
+ADMIN_PLACES: Final = ()
+
+
+class Console:
+    """The console in front of the API. `peppers` gives the secrets of the service, the one in force first.
+    `report` is called with an error that is a bug of the console, and the path of its page."""
+
+    def __init__(
+        self,
+        api: ASGIApp,
+        peppers: Callable[[], Sequence[bytes]],
+        now: Callable[[], float],
+        report: Callable[[Exception, str], None],
+        *,
+        is_admin: bool = False,
+        has_people: bool = False,
+    ) -> None:
+        """`is_admin` says that this is the listener of administration; `has_people`, that people can log in there."""
+        sessions = Sessions(peppers, now, has_people=has_people)
+        places = (*PLACES, *ADMIN_PLACES) if is_admin else PLACES
+        pages = Pages(Api(api), sessions, places)
+        self._api = api
+        self._report = report
+        self._pages = Starlette(
+            routes=[
+                Route("/", _lead_to_start),
+                Route(PATH, _lead_to_start),
+                *_signing(pages),
+                *runs.routes(pages),
+                *(_asset(name) for name in ASSETS),
+            ],
+            exception_handlers={404: _absent(pages), 405: _absent(pages), Exception: _crashed(pages)},
+        )
+        self._pages.router.redirect_slashes = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one connection's request."""
+        if scope["type"] != "http" or not _is_page(scope):
+            return await self._api(scope, receive, send)
+        try:
+            await self._pages(scope, receive, send)
+        except Exception as error:  # Starlette raises it again behind the page that says so
+            self._report(error, scope["path"])
+
+
+def _is_page(scope: Scope) -> bool:
+    """True for the console's own addresses, and for a browser at the root, which is led to them."""
+    path: str = scope["path"]
+    if path.startswith(PATH):
+        return path == PATH or path[len(PATH)] == "/"
+    return path == "/" and any(name == b"accept" and _is_browsers(value) for name, value in scope["headers"])
+
+
+def _is_browsers(accept: bytes) -> bool:
+    """True if the header names HTML itself; `*/*` does not."""
+    for wanted in accept.lower().split(b","):
+        kind, *parameters = (part.strip().replace(b" ", b"") for part in wanted.split(b";"))
+        if kind == b"text/html":
+            return not any(parameter in (b"q=0", b"q=0.0", b"q=0.00", b"q=0.000") for parameter in parameters)
+    return False
+
+
+async def _lead_to_start(_request: Request) -> Response:
+    return to("/runs")
+
+
+def _absent(pages: Pages) -> Callable[[Request, Exception], Any]:
+    async def absent(request: Request, _error: Exception) -> Response:
+        return pages.failure(request, 404, "The console has no page of this address.")
+
+    return absent
+
+
+def _crashed(pages: Pages) -> Callable[[Request, Exception], Any]:
+    async def crashed(request: Request, _error: Exception) -> Response:
+        message = "The console has a fault, which the service's log names. The API is not concerned."
+        return pages.failure(request, 500, message)
+
+    return crashed
+
+
+def _asset(name: str) -> Route:
+    async def serve(_request: Request) -> Response:
+        headers = {"x-content-type-options": "nosniff", "cache-control": f"public, max-age={MAX_AGE}"}
+        return FileResponse(FILES / name, headers=headers, media_type=ASSETS[name])
+
+    return Route(f"{PATH}/static/{name}", serve)
+
+
+def _signing(pages: Pages) -> list[Route]:
+    """Signing in and out, and the choice of a theme."""
+
+    async def ask(request: Request) -> Response:
+        return pages.show(request, "sign_in.html", next=_next(request.query_params.get("next", "")), fault="")
+
+    async def sign_in(request: Request) -> Response:
+        if not may_change(request):
+            return pages.failure(request, 403, "The request did not come from a page of this console.")
+        following = PATH
+        try:
+            given = await form(request)
+            following, key = _next(given.get("next", "")), given.get("key", "").strip()
+            await pages.api.get(Session((("authorization", f"Bearer {key}"),)), "/v1/me")
+        except ApiError as error:
+            return pages.show(request, "sign_in.html", error.status, next=following, fault=error.message)
+        reply = RedirectResponse(following, 303, HEADERS)
+        pages.sessions.begin(request, reply, key)
+        return reply
+
+    async def sign_out(request: Request, _session: Session) -> Response:
+        reply = to("/sign-in")
+        pages.sessions.end(request, reply)
+        return reply
+
+    async def choose_theme(request: Request) -> Response:
+        if not may_change(request):
+            return pages.failure(request, 403, "The request did not come from a page of this console.")
+        given = await form(request)
+        reply = RedirectResponse(_next(given.get("next", "")), 303, HEADERS)
+        if given.get("theme") in THEMES:
+            secure = is_https(request)
+            reply.set_cookie(
+                THEME_COOKIE, given["theme"], THEME_SECONDS, path=PATH, secure=secure, httponly=True, samesite="lax"
+            )
+        return reply
+
+    return [
+        Route(f"{PATH}/sign-in", ask),
+        Route(f"{PATH}/sign-in", sign_in, methods=["POST"]),
+        pages.route("/sign-out", sign_out, "POST"),
+        Route(f"{PATH}/theme", choose_theme, methods=["POST"]),
+    ]
+
+
+def _next(path: str) -> str:
+    """Where to go on: a page of this console, never another site."""
+    is_ours = path == PATH or path.startswith((f"{PATH}/", f"{PATH}?"))
+    return path if is_ours and "\\" not in path and not any(ord(char) < 33 for char in path) else PATH

@@ -1,0 +1,115 @@
+"""Live regions of a page: a stream of patches, each with the regions anew as a fresh page would show them.
+
+A patch replaces whole regions by their element ids, so that a page which missed any number of patches is right after
+the next one. Its id is that of the last event that it shows; a browser that reconnects names it, and goes on from
+there. At most `PATCHES_PER_SECOND` are sent: what happens in between is shown by the next.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager
+from typing import Final
+
+from starlette.types import Receive, Scope, Send
+
+from app.console.api import ApiError, Event
+
+PATCHES_PER_SECOND: Final = 10
+PING_SECONDS: Final = 15.0
+"""Silence after which a comment is sent, so that a connection that is gone is noticed."""
+END: Final = "end"
+"""The name of the event behind which nothing more comes; the page then closes the stream (`hx-sse:close`)."""
+
+Regions = Mapping[str, str]
+"""HTML of regions by element id."""
+Source = AbstractAsyncContextManager[AsyncIterator[Event]]
+
+
+class Live:
+    """The reply to a page that follows something: an event stream of patches.
+
+    `source` gives the events to follow. `render` makes the regions as they are behind an event; an empty mapping: this
+    event changes nothing.
+    """
+
+    def __init__(self, source: Source, render: Callable[[Event], Awaitable[Regions]]) -> None:
+        self._source = source
+        self._render = render
+        self._latest: Event | None = None
+        self._is_over = False
+        self._changed = asyncio.Event()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send patches until the source ends or the browser leaves."""
+        headers = [
+            (b"content-type", b"text/event-stream; charset=utf-8"),
+            (b"cache-control", b"no-store"),
+            (b"x-accel-buffering", b"no"),
+        ]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        async with asyncio.TaskGroup() as group:
+            reading = group.create_task(self._read())
+            leaving = group.create_task(_left(receive))
+            writing = group.create_task(self._write(send))
+            await asyncio.wait([leaving, writing], return_when=asyncio.FIRST_COMPLETED)
+            for task in (reading, leaving, writing):
+                task.cancel()
+
+    async def _read(self) -> None:
+        """Keep the latest event; those before it are part of what it shows."""
+        try:
+            async with self._source as events:
+                async for event in events:
+                    if event.id or event.data:
+                        self._latest = event
+                        self._changed.set()
+        except ApiError:
+            pass  # the page asks again, and is then shown what the API says
+        self._is_over = True
+        self._changed.set()
+
+    async def _write(self, send: Send) -> None:
+        while True:
+            try:
+                async with asyncio.timeout(PING_SECONDS):
+                    await self._changed.wait()
+            except TimeoutError:
+                await _send(send, ": ping\n\n")
+                continue
+            self._changed.clear()
+            is_over, event, self._latest = self._is_over, self._latest, None
+            if event is not None:
+                await self._patch(event, send)
+            if is_over:
+                await _send(send, f"event: {END}\ndata: \n\n")
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
+                return
+            await asyncio.sleep(1 / PATCHES_PER_SECOND)
+
+    async def _patch(self, event: Event, send: Send) -> None:
+        try:
+            regions = await self._render(event)
+        except ApiError:
+            return
+        if regions:
+            await _send(send, patch(event.id, regions))
+
+
+def patch(event_id: str, regions: Regions) -> str:
+    """The text of one event that puts these regions in place of those of the same ids."""
+    whole = "\n".join(
+        f'<hx-partial hx-target="#{name}" hx-swap="outerMorph">{html}</hx-partial>' for name, html in regions.items()
+    )
+    lines = "\n".join(f"data: {line}" for line in whole.splitlines())
+    head = f"id: {event_id}\n" if event_id else ""
+    return f"{head}{lines}\n\n"
+
+
+async def _send(send: Send, text: str) -> None:
+    await send({"type": "http.response.body", "body": text.encode(), "more_body": True})
+
+
+async def _left(receive: Receive) -> None:
+    """Return once the browser has disconnected."""
+    while (await receive())["type"] != "http.disconnect":
+        pass

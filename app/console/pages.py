@@ -1,0 +1,129 @@
+"""The frame around every page: who is signed in, security headers, and errors as pages.
+
+A page is a function of a request and a session. `Pages.route` turns it into a route: who is not signed in is led to the
+sign-in page, a request that changes something must come from the console itself, and a refusal of the API becomes a
+page with the API's own words.
+"""
+
+import secrets
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final
+from urllib.parse import parse_qsl, quote
+
+import jinja2
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, RedirectResponse, Response
+from starlette.routing import Route
+
+from app.console import templating
+from app.console.api import Api, ApiError, Session
+from app.console.session import PATH, Sessions, may_change
+from app.core.records import record
+
+NONCE_BYTES: Final = 16
+POLICY: Final = (
+    "default-src 'none'; script-src 'self' 'nonce-{nonce}'; style-src 'self'; img-src 'self' data:; "
+    "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'; "
+    "require-trusted-types-for 'script'; trusted-types htmx"
+)
+"""Pages run the console's own files and nothing else; a text that slips through the escaping cannot run either."""
+HEADERS: Final = {
+    "cache-control": "no-store",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+}
+THEME_COOKIE: Final = "baton_theme"
+THEMES: Final = ("auto", "light", "dark")
+FORM_BYTES: Final = 2 << 20
+"""The largest form that is read."""
+
+Page = Callable[[Request, Session], Awaitable[Any]]
+
+
+@record(frozen=True, slots=True)
+class Place:
+    """An entry of the navigation."""
+
+    name: str
+    path: str
+
+
+class Pages:
+    """What every page is made with."""
+
+    def __init__(self, api: Api, sessions: Sessions, places: Sequence[Place]) -> None:
+        self.api = api
+        self.sessions = sessions
+        self._places = tuple(places)
+        self._templates: jinja2.Environment = templating.environment()
+
+    def route(self, path: str, page: Page, method: str = "GET") -> Route:
+        """The route of a page for people who are signed in."""
+
+        async def serve(request: Request) -> Any:
+            session = self.sessions.of(request)
+            if session is None:
+                return self.to_sign_in(request)
+            if method != "GET" and not may_change(request):
+                return self.failure(request, 403, "The request did not come from a page of this console.")
+            try:
+                return await page(request, session)
+            except ApiError as error:
+                if error.status == 401:
+                    return self.to_sign_in(request)
+                return self.failure(request, error.status, error.message)
+
+        return Route(PATH + path, serve, methods=[method])
+
+    def show(self, request: Request, template: str, status: int = 200, /, **values: Any) -> HTMLResponse:
+        """A whole page."""
+        nonce = secrets.token_urlsafe(NONCE_BYTES)
+        theme = request.cookies.get(THEME_COOKIE, "auto")
+        frame = {
+            "nonce": nonce,
+            "places": self._places,
+            "here": request.url.path,
+            "theme": theme if theme in THEMES else "auto",
+            "has_people": self.sessions.has_people,
+            "is_signed_in": self.sessions.of(request) is not None,
+        }
+        html = templating.render(self._templates, template, {**frame, **values})
+        return HTMLResponse(html, status, {**HEADERS, "content-security-policy": POLICY.format(nonce=nonce)})
+
+    def region(self, template: str, /, **values: Any) -> str:
+        """A part of a page, of which the whole page and its patches are made. It has no attributes of htmx."""
+        return templating.render(self._templates, template, values)
+
+    def failure(self, request: Request, status: int, message: str) -> HTMLResponse:
+        """An error as a page, with what to do next."""
+        return self.show(request, "failure.html", status, status=status, message=message)
+
+    def to_sign_in(self, request: Request) -> Response:
+        """Lead to the sign-in page, which leads back."""
+        back = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+        return RedirectResponse(f"{PATH}/sign-in?next={quote(back)}", 303, HEADERS)
+
+
+async def form(request: Request) -> dict[str, str]:
+    """The fields of a form, each with its last value. Raises `ApiError` if it is too large."""
+    return {name: values[-1] for name, values in (await form_lists(request)).items()}
+
+
+async def form_lists(request: Request) -> dict[str, list[str]]:
+    """The fields of a form, each with all of its values. Raises `ApiError` if it is too large."""
+    body = bytearray()
+    async for part in request.stream():
+        body += part
+        if len(body) > FORM_BYTES:
+            message = f"The form is larger than {FORM_BYTES:,} bytes."
+            raise ApiError(413, {"error": {"code": "request_too_large", "message": message}})
+    found: dict[str, list[str]] = {}
+    for name, value in parse_qsl(body.decode(errors="replace"), keep_blank_values=True):
+        found.setdefault(name, []).append(value.replace("\r\n", "\n"))
+    return found
+
+
+def to(path: str) -> RedirectResponse:
+    """Lead to a page of the console after something was changed."""
+    return RedirectResponse(PATH + path, 303, HEADERS)

@@ -1,0 +1,104 @@
+"""Signing in to the console, and which requests may change something.
+
+A person signs in by a key of the API, which is kept in a cookie of the browser and nowhere else: encrypted under a key
+that is derived from the pepper, HttpOnly, SameSite=Lax, Secure behind HTTPS, and forgotten after `SESSION_SECONDS`.
+Each request to the API brings that key, so that a revocation ends the session. On the admin listener, a person who has
+logged in at the OpenID provider is known by the cookie of that login.
+
+A request that changes something must come from a page of the console: browsers say so by `Sec-Fetch-Site`, and older
+ones by `Origin`.
+"""
+
+import base64
+import hashlib
+import os
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import orjson
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from starlette.requests import Request
+from starlette.responses import Response
+
+from app.console.api import Session
+
+COOKIE: Final = "baton_console"
+OIDC_COOKIE: Final = "baton_session"
+"""The cookie of a login at the OpenID provider, which the admin API sets and reads."""
+PATH: Final = "/console"
+SESSION_SECONDS: Final = 12 * 3600
+NONCE_BYTES: Final = 12
+
+
+class Sessions:
+    """Keeps keys in cookies. `peppers` gives the secret in force, then those that are still accepted."""
+
+    def __init__(self, peppers: Callable[[], Sequence[bytes]], now: Callable[[], float], *, has_people: bool) -> None:
+        self._peppers = peppers
+        self._now = now
+        self.has_people = has_people
+        """True if people can log in at an OpenID provider on this listener."""
+
+    def of(self, request: Request) -> Session | None:
+        """Who is signed in; None: nobody. The API decides whether the credentials are still good."""
+        if (key := self._key(request.cookies.get(COOKIE, ""))) is not None:
+            return Session((("authorization", f"Bearer {key}"),))
+        login = request.cookies.get(OIDC_COOKIE)
+        if self.has_people and login is not None:
+            return Session((("cookie", f"{OIDC_COOKIE}={login}"),), via="oidc")
+        return None
+
+    def begin(self, request: Request, reply: Response, key: str) -> None:
+        """Keep a key that the API has accepted."""
+        body = orjson.dumps({"key": key, "until": self._now() + SESSION_SECONDS})
+        nonce = os.urandom(NONCE_BYTES)
+        sealed = nonce + AESGCM(_cookie_key(self._peppers()[0])).encrypt(nonce, body, COOKIE.encode())
+        reply.set_cookie(
+            COOKIE,
+            base64.urlsafe_b64encode(sealed).decode(),
+            max_age=SESSION_SECONDS,
+            path=PATH,
+            secure=is_https(request),
+            httponly=True,
+            samesite="lax",
+        )
+
+    def end(self, request: Request, reply: Response) -> None:
+        """Forget whoever is signed in at this browser."""
+        reply.delete_cookie(COOKIE, path=PATH, secure=is_https(request), httponly=True, samesite="lax")
+        if self.has_people:
+            reply.delete_cookie(OIDC_COOKIE, path="/", secure=is_https(request), httponly=True, samesite="lax")
+
+    def _key(self, cookie: str) -> str | None:
+        """The key in a cookie; None if it is not one of ours, or is over."""
+        try:
+            sealed = base64.urlsafe_b64decode(cookie)
+        except ValueError:
+            return None
+        for pepper in self._peppers() if len(sealed) > NONCE_BYTES else ():
+            try:
+                body = AESGCM(_cookie_key(pepper)).decrypt(sealed[:NONCE_BYTES], sealed[NONCE_BYTES:], COOKIE.encode())
+            except InvalidTag:
+                continue
+            found = orjson.loads(body)
+            return str(found["key"]) if found["until"] > self._now() else None
+        return None
+
+
+def _cookie_key(pepper: bytes) -> bytes:
+    return hashlib.blake2b(pepper, digest_size=32, person=b"baton console").digest()
+
+
+def is_https(request: Request) -> bool:
+    """True if the browser reaches the console by HTTPS, here or at a proxy."""
+    return "https" in (request.url.scheme, request.headers.get("x-forwarded-proto", ""))
+
+
+def may_change(request: Request) -> bool:
+    """True if the request was made by a page of this origin, so that no other site can act in a person's name."""
+    site = request.headers.get("sec-fetch-site")
+    if site is not None:
+        return site == "same-origin"
+    origin = request.headers.get("origin")
+    return origin is not None and origin.partition("://")[2] == request.headers.get("host")

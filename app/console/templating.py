@@ -1,0 +1,104 @@
+"""How the console's templates are rendered.
+
+Everything that a template inserts is escaped, wherever it comes from; no template and no filter marks text as safe
+(`tests/console/test_pages.py` holds that). An undefined name is an error.
+"""
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+import jinja2
+
+TEMPLATES: Final = Path(__file__).parent / "templates"
+NOTHING: Final = "\N{EN DASH}"
+CONTROL: Final = {code: chr(0x2400 + code) for code in range(32) if code not in (9, 10)} | {127: "␡"}
+"""Control characters, each with the picture that Unicode has of it."""
+DIRECTION: Final = {
+    code: f"[U+{code:04X}]" for code in (0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
+}
+"""Marks that change the direction of the text behind them, which could make a text read as another."""
+VISIBLE: Final = CONTROL | DIRECTION
+
+
+def environment() -> jinja2.Environment:
+    """The templates with their filters."""
+    made = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        auto_reload=False,
+    )
+    made.filters |= {
+        "usd": usd,
+        "count": count,
+        "seconds": seconds,
+        "percent": percent,
+        "when": when,
+        "plain": plain,
+        "brief": brief,
+    }
+    return made
+
+
+def usd(amount: float | None) -> str:
+    """Dollars with as many digits as a small amount needs; a dash for None."""
+    if amount is None:
+        return NOTHING
+    if amount == 0:
+        return "$0"
+    if abs(amount) >= 10:
+        return f"${amount:,.2f}"
+    return f"${amount:.4f}" if abs(amount) >= 0.01 else f"${amount:.6f}"
+
+
+def count(number: float | None) -> str:
+    """A number with its thousands apart; a dash for None."""
+    return NOTHING if number is None else f"{number:,}"
+
+
+def seconds(length: float | None) -> str:
+    """A length of time in the unit that suits it; a dash for None."""
+    if length is None:
+        return NOTHING
+    if length < 1:
+        return f"{length * 1000:.0f} ms"
+    if length < 120:
+        return f"{length:.1f} s"
+    minutes, rest = divmod(round(length), 60)
+    return f"{minutes} min {rest} s" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def percent(share: float | None) -> str:
+    """A share of one; a dash for None."""
+    return NOTHING if share is None else f"{share * 100:.1f} %"
+
+
+def when(moment: float | str | None) -> str:
+    """A time in UTC to the second: from seconds since 1970, or from the API's own text of it; a dash for None."""
+    if moment is None:
+        return NOTHING
+    if isinstance(moment, str):
+        return moment[:19].replace("T", " ")
+    return datetime.fromtimestamp(moment, UTC).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def plain(text: object) -> str:
+    """A text with its invisible characters made visible; Jinja escapes it afterwards."""
+    return str(text).translate(VISIBLE)
+
+
+def brief(text: object, length: int = 120) -> str:
+    """The beginning of a text on one line, with the number of characters that are left out."""
+    flat = " ".join(plain(text).split())
+    if len(flat) <= length:
+        return flat
+    return f"{flat[:length]}… ({len(flat) - length:,} more characters)"
+
+
+def render(made: jinja2.Environment, name: str, values: Mapping[str, Any]) -> str:
+    """One template with these values."""
+    return made.get_template(name).render(values)

@@ -1,0 +1,42 @@
+"""`GET /v1/me`, and `/admin/v1/me` on the listener of administration: who asks, and what they may do."""
+
+from typing import Annotated
+
+import orjson
+from fastapi import APIRouter
+from starlette.responses import Response
+
+from app.core.roles import role_of
+from app.gateway.http.api_keys import Caller
+from app.gateway.http.auth import Keys
+from app.gateway.openapi import operations, replies
+
+
+def routes(keys: Keys, prefix: str) -> APIRouter:
+    """The route under a prefix; any valid key may ask."""
+    router = APIRouter(prefix=prefix, tags=["identity"])
+
+    @router.get(
+        "/me",
+        operation_id="get_identity",
+        summary="Show who asks.",
+        response_model=replies.Identity,
+        responses=operations.replies(401, 500, 503),
+    )
+    async def get_identity(caller: Annotated[Caller, keys.needs()]) -> Response:
+        """The key or the person, with tenant and scopes."""
+        key = caller.key
+        shown = {
+            "object": "identity",
+            "id": key.id,
+            "via": caller.via,
+            "tenant": key.tenant,
+            "all_tenants": key.all_tenants,
+            "role": role_of(key.scopes) or None,
+            "scopes": sorted(key.scopes),
+            "expires_at": key.expires_at,
+            "csrf_token": caller.csrf_token,
+        }
+        return Response(orjson.dumps(shown), media_type="application/json")
+
+    return router

@@ -1,0 +1,88 @@
+"""What holds for every page of the console: headers, templates that escape, files of its own."""
+
+import gzip
+import re
+from pathlib import Path
+
+import pytest
+
+from app.console.app import ASSETS, FILES
+from app.console.templating import NOTHING, TEMPLATES, brief, plain, seconds, usd
+from tests.harness.console import browsing, signed_in
+from tests.harness.stand_ins import GatewayStandIn
+
+EVERY_TEMPLATE = sorted(TEMPLATES.glob("**/*.html"))
+SHIPPED_BYTES = 60 << 10
+"""The most that scripts and styles may weigh, compressed."""
+
+
+async def test_a_page_may_run_its_own_files_and_nothing_else(gateway: GatewayStandIn) -> None:
+    async with signed_in(gateway, gateway.add_key()) as client:
+        first, second = await client.get("/console/runs"), await client.get("/console/runs")
+    rules = dict(rule.strip().split(" ", 1) for rule in first.headers["content-security-policy"].split(";"))
+    nonce = re.search(r"'nonce-([^']+)'", rules["script-src"])
+    assert nonce is not None
+    assert nonce[1] not in second.text
+    assert set(re.findall(r'<script nonce="([^"]*)"', first.text)) == {nonce[1]}
+    assert rules["default-src"] == rules["base-uri"] == rules["frame-ancestors"] == "'none'"
+    assert rules["style-src"] == rules["connect-src"] == rules["form-action"] == "'self'"
+    assert rules["require-trusted-types-for"] == "'script'"
+    assert rules["trusted-types"] == "htmx"
+    assert "unsafe" not in str(rules)
+    assert first.headers["cache-control"] == "no-store"
+
+
+async def test_files_are_served_with_their_types(gateway: GatewayStandIn) -> None:
+    async with browsing(gateway.app) as client:
+        for name, media_type in ASSETS.items():
+            reply = await client.get(f"/console/static/{name}")
+            assert reply.headers["content-type"].startswith(media_type)
+            assert reply.content == (FILES / name).read_bytes()
+        for path in ("/console/static/none.js", "/console/static/../app.py", "/console/none"):
+            assert (await client.get(path)).status_code == 404
+
+
+def test_scripts_and_styles_are_light_and_licensed() -> None:
+    assert sum(len(gzip.compress((FILES / name).read_bytes())) for name in ASSETS) <= SHIPPED_BYTES
+    assert {path.name for path in FILES.iterdir()} - set(ASSETS) == {"htmx_license.txt"}
+
+
+@pytest.mark.parametrize("path", EVERY_TEMPLATE, ids=lambda path: path.name)
+def test_a_template_escapes_everything_and_has_no_code_in_attributes(path: Path) -> None:
+    text = path.read_text()
+    assert not re.search(r"\|\s*safe\b|autoescape|Markup", text)
+    assert not re.search(r"\son[a-z]+=|\sstyle=|javascript:", text)
+    assert not re.search(r"<script(?! nonce=\"\{\{ nonce \}\}\" src=\"/console/static/)", text)
+    assert not re.search(r"=\s*\{\{|='\{\{", text), "an attribute without double quotes can be left by its value"
+    assert not re.search(r'(?:src|href|action)="(?:https?:)?//', text)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("a\x00b\x1b[31m\x7f", "a␀b␛[31m␡"),
+        ("user\u202etxt.exe\u2066", "user[U+202E]txt.exe[U+2066]"),
+        ("two\nlines\tand a tab", "two\nlines\tand a tab"),
+    ],
+)
+def test_invisible_characters_are_made_visible(text: str, shown: str) -> None:
+    assert plain(text) == shown
+
+
+def test_a_long_text_says_how_much_is_left_out() -> None:
+    assert brief("word " * 4, 9) == "word word… (10 more characters)"
+    assert brief("short", 9) == "short"
+
+
+@pytest.mark.parametrize(
+    ("amount", "shown"), [(None, NOTHING), (0, "$0"), (0.000012, "$0.000012"), (0.25, "$0.2500"), (1234.5, "$1,234.50")]
+)
+def test_money_has_the_digits_that_it_needs(amount: float | None, shown: str) -> None:
+    assert usd(amount) == shown
+
+
+@pytest.mark.parametrize(
+    ("length", "shown"), [(None, NOTHING), (0.0042, "4 ms"), (3.21, "3.2 s"), (125, "2 min 5 s"), (9000, "2 h 30 min")]
+)
+def test_lengths_of_time_have_a_fitting_unit(length: float | None, shown: str) -> None:
+    assert seconds(length) == shown

@@ -1,0 +1,120 @@
+"""Signing in to the console: by a key, kept in a cookie that no page and no other site can use."""
+
+import pytest
+
+from tests.harness.console import SAME_ORIGIN, browsing, sign_in, signed_in, words
+from tests.harness.stand_ins import GatewayStandIn
+
+
+async def test_a_browser_is_led_from_the_root_to_the_page_it_wanted(gateway: GatewayStandIn) -> None:
+    key = gateway.add_key()
+    async with browsing(gateway.app) as client:
+        root = await client.get("/", headers={"accept": "text/html"})
+        assert root.status_code == 303
+        wanted = await client.get("/console/runs?status=failed")
+        assert (wanted.status_code, wanted.headers["location"]) == (
+            303,
+            "/console/sign-in?next=/console/runs%3Fstatus%3Dfailed",
+        )
+        form = await client.get(wanted.headers["location"])
+        assert 'value="/console/runs?status=failed"' in form.text
+        reply = await client.post(
+            "/console/sign-in", data={"key": key, "next": "/console/runs?status=failed"}, headers=SAME_ORIGIN
+        )
+        assert reply.headers["location"] == "/console/runs?status=failed"
+        assert (await client.get("/console/runs")).status_code == 200
+
+
+@pytest.mark.parametrize("accept", ["*/*", "application/json", "", "text/html;q=0, application/json"])
+async def test_other_clients_get_what_the_api_says(gateway: GatewayStandIn, accept: str) -> None:
+    async with browsing(gateway.app) as client:
+        reply = await client.get("/", headers={"accept": accept})
+        assert (reply.json()["object"], reply.headers["vary"]) == ("service", "Accept")
+        assert (await client.get("/v1/models")).status_code == 401
+        assert (await client.get("/consoles")).json()["error"]["code"] == "unknown_url"
+
+
+async def test_a_wrong_key_is_refused_in_the_apis_words(gateway: GatewayStandIn) -> None:
+    async with browsing(gateway.app) as client:
+        reply = await client.post("/console/sign-in", data={"key": "bt_x_y<script>"}, headers=SAME_ORIGIN)
+        assert reply.status_code == 401
+        assert 'role="alert"' in reply.text
+        assert "<script>" not in reply.text.replace("<script nonce", "")
+        assert "set-cookie" not in reply.headers
+
+
+async def test_the_cookie_is_not_the_key_and_is_hidden_from_scripts(gateway: GatewayStandIn) -> None:
+    key = gateway.add_key()
+    async with browsing(gateway.app) as client:
+        reply = await client.post(
+            "/console/sign-in", data={"key": key}, headers=SAME_ORIGIN | {"x-forwarded-proto": "https"}
+        )
+    cookie = reply.headers["set-cookie"]
+    assert "HttpOnly" in cookie
+    assert "Secure" in cookie
+    assert "SameSite=lax" in cookie
+    assert "Path=/console" in cookie
+    assert key.split("_")[2] not in cookie
+
+
+async def test_a_session_ends_after_twelve_hours_and_with_its_key(gateway: GatewayStandIn) -> None:
+    async with signed_in(gateway, gateway.add_key()) as client:
+        assert (await client.get("/console/runs")).status_code == 200
+        gateway.seconds += 12 * 3600 + 1
+        assert (await client.get("/console/runs")).status_code == 303
+        await sign_in(client, gateway.add_key("other"))
+        assert (await client.get("/console/runs")).status_code == 200
+        gateway.store.key_rows.pop("other")
+        gateway.ticks += 60
+        assert (await client.get("/console/runs")).status_code == 303
+
+
+async def test_a_changed_cookie_is_nobodys(gateway: GatewayStandIn) -> None:
+    async with signed_in(gateway, gateway.add_key()) as client:
+        kept = client.cookies["baton_console"]
+        client.cookies.clear()
+        client.cookies.set("baton_console", ("B" if kept[0] == "A" else "A") + kept[1:])
+        assert (await client.get("/console/runs")).status_code == 303
+
+
+async def test_signing_out_forgets_the_cookie(gateway: GatewayStandIn) -> None:
+    async with signed_in(gateway, gateway.add_key()) as client:
+        await client.post("/console/sign-out", headers=SAME_ORIGIN)
+        assert "baton_console" not in client.cookies
+        assert (await client.get("/console/runs")).status_code == 303
+
+
+@pytest.mark.parametrize("headers", [{}, {"sec-fetch-site": "cross-site"}, {"origin": "https://evil.example"}])
+async def test_no_other_site_can_change_anything(gateway: GatewayStandIn, headers: dict[str, str]) -> None:
+    key = gateway.add_key()
+    async with signed_in(gateway, key) as client:
+        for path in ("/console/sign-out", "/console/theme", "/console/sign-in"):
+            reply = await client.post(path, data={"key": key, "theme": "dark"}, headers=headers)
+            assert reply.status_code == 403
+            assert "set-cookie" not in reply.headers
+
+
+@pytest.mark.parametrize(
+    "following", ["//evil.example", "https://evil.example", "/console/\\evil", "/v1/models", "/consoles"]
+)
+async def test_signing_in_leads_to_the_console_only(gateway: GatewayStandIn, following: str) -> None:
+    key = gateway.add_key()
+    async with browsing(gateway.app) as client:
+        reply = await client.post("/console/sign-in", data={"key": key, "next": following}, headers=SAME_ORIGIN)
+    assert reply.headers["location"] == "/console"
+
+
+async def test_a_theme_is_remembered(gateway: GatewayStandIn) -> None:
+    async with signed_in(gateway, gateway.add_key()) as client:
+        reply = await client.post(
+            "/console/theme", data={"theme": "dark", "next": "/console/runs"}, headers=SAME_ORIGIN
+        )
+        assert reply.headers["location"] == "/console/runs"
+        assert '<html lang="en" data-theme="dark">' in (await client.get("/console/runs")).text
+
+
+async def test_a_refusal_of_the_api_is_a_page(gateway: GatewayStandIn) -> None:
+    async with signed_in(gateway, gateway.add_key(scopes=["runs:write"])) as client:
+        reply = await client.get("/console/runs")
+    assert reply.status_code == 403
+    assert "sign in with one that has the scope" in words(reply.text)

@@ -1,0 +1,47 @@
+"""A browser's view of the console without a browser: a client with cookies over a stand-in of the gateway."""
+
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+from starlette.types import ASGIApp
+
+from app.console.app import Console
+from tests.harness.stand_ins import PEPPER, GatewayStandIn
+
+ORIGIN = "http://baton"
+SAME_ORIGIN = {"sec-fetch-site": "same-origin", "origin": ORIGIN}
+"""What a browser says of a form that a page of the same origin has sent."""
+
+
+@asynccontextmanager
+async def browsing(app: ASGIApp, now: Any = lambda: 1_000_000_000.0, **more: Any) -> AsyncIterator[httpx.AsyncClient]:
+    """Yield a client of a console in front of an API; it keeps cookies and follows no redirect. A bug is raised."""
+    bugs: list[Exception] = []
+    console = Console(app, lambda: (PEPPER,), now, lambda error, _path: bugs.append(error), **more)
+    transport = httpx.ASGITransport(console)
+    async with httpx.AsyncClient(transport=transport, base_url=ORIGIN) as client:
+        yield client
+    for bug in bugs:
+        raise bug
+
+
+@asynccontextmanager
+async def signed_in(stand_in: GatewayStandIn, key: str, app: ASGIApp | None = None) -> AsyncIterator[httpx.AsyncClient]:
+    """Yield a client that has signed in by a key."""
+    async with browsing(app or stand_in.app, lambda: stand_in.seconds) as client:
+        await sign_in(client, key)
+        yield client
+
+
+async def sign_in(client: httpx.AsyncClient, key: str) -> None:
+    """Sign in as a person does, by the form."""
+    reply = await client.post("/console/sign-in", data={"key": key}, headers=SAME_ORIGIN)
+    assert reply.status_code == 303, reply.text
+
+
+def words(html: str) -> str:
+    """The text of a page as a person reads it, on one line."""
+    return " ".join(re.sub(r"<[^>]*>", " ", html).split())
