@@ -1,0 +1,255 @@
+"""World 2 as the executor meets it: workers that read messages and answer, each call with dice of its own.
+
+A worker knows only its messages. It finds the task in the caller's words or, where those are withheld, by the digest
+that quotes it. A digest may lack something, a plan may name the wrong kinds of work, and an answer names the workers
+who had a hand in it. The hidden trait of a task is in no text: workers look it up in a `Library` of posed tasks.
+"""
+
+import hashlib
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from random import Random
+
+from app.core.message.chat import Message, Text
+from app.core.message.chat import Task as Request
+from app.core.plan.visibility import Seen, compose, granted
+from app.lab.workers import STEP, SUBTASK
+from app.lab.world2.constants import DOCUMENT_TOKENS, DOMAINS, TRAITS, constants
+from app.lab.world2.outcome import LANGUAGE, PARTIAL, combine_logit, passed_on, size_of, written
+from app.lab.world2.shapes import SUBTASKS, Plan, workflow
+from app.lab.world2.tasks import SEPARATOR, Task
+from app.lab.world2.workers import Pool, Worker, logistic
+
+CANNOT_KNOW = "I was not shown what this needs, so I cannot know."
+RESULTS = re.compile(
+    r"Worked out by (?P<hands>[a-z, ]+)\. (?P<part>first part|second part|results): (?P<text>.*)", re.DOTALL
+)
+PLAN = re.compile(r"Plan: (?P<kinds>[a-z, ]+)\.")
+DIGEST = re.compile(r"Digest (?P<key>[0-9a-f]{16}): (?P<state>complete|incomplete)\.")
+
+
+class Library:
+    """The tasks that are posed, by their text and by the key with which digests quote them."""
+
+    def __init__(self, tasks: Iterable[Task]) -> None:
+        self._by_key = {key_of(task.text): task for task in tasks}
+
+    def find(self, text: str) -> Task | None:
+        """Return the task of this text, or of this key."""
+        return self._by_key.get(text) or self._by_key.get(key_of(text))
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """The words of a worker, and the tokens that the world counts for reading and writing."""
+
+    text: str
+    read: float
+    written: float
+
+
+@dataclass(slots=True)
+class _Shown:
+    """All that a worker has before it."""
+
+    role: str
+    task: Task | None = None
+    user: bool = False
+    complete: bool = True
+    """False for a digest that lacks something."""
+    plan: str | None = None
+    handed: dict[int, str] = field(default_factory=dict)
+    """The answers of parts that were worked out apart."""
+    answers: list[tuple[tuple[str, ...], list[str]]] = field(default_factory=list)
+    """Whole answers: the hands that each went through, and its parts."""
+    makers: list[str] = field(default_factory=list)
+    tokens: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """One execution of a plan."""
+
+    right: bool
+    usd: float
+    seconds: float
+    reward: float
+    """What it was worth: 0 where it was wrong."""
+
+
+def key_of(text: str) -> str:
+    """Return the key with which a digest quotes a task."""
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def play(plan: Plan, task: Task, pool: Pool, random: Random, library: Library | None = None) -> Played:
+    """Carry a plan out once: the executor's composer writes what each worker is shown, and workers answer."""
+    known, library = constants(), library or Library([task])
+    by_name = {worker.name: worker for worker in pool}
+    request = Request((Message("user", (Text(task.text),)),))
+    done: dict[int, Seen] = {}
+    ends: dict[int, float] = {}
+    usd, disclosed, text = 0.0, False, ""
+    for n, step in enumerate(workflow(plan, tuple(by_name)).steps):
+        worker = by_name[step.worker]
+        messages = compose(request if step.access.user else None, step.subtask, granted(step.access, done))
+        said = reply(worker, messages, library, random)
+        text = said.text
+        done[n] = Seen(n, step.subtask, text)
+        usd += worker.price * (said.written + known.input_share * said.read) / 1e6
+        lasts = known.overhead_seconds + said.read / known.read_per_second + said.written / worker.card.speed
+        ends[n] = max([ends[seen] for seen in step.access.steps], default=0.0) + lasts
+        disclosed = disclosed or (step.access.user and task.confidential and worker.card.retains)
+    right = final(text) == task.answer
+    seconds = max(ends.values())
+    worth = 1 - known.cost * min(1.0, usd / known.full_usd) - known.wait * min(1.0, seconds / known.full_seconds)
+    return Played(right, usd, seconds, (worth - known.disclosure * disclosed) * right)
+
+
+def verdict(right: bool, random: Random) -> bool:
+    """Return what a judge says of an answer: it takes some wrong ones for right, and some right ones for wrong."""
+    known = constants()
+    return random.random() >= known.judge_false_fail if right else random.random() < known.judge_false_pass
+
+
+def final(text: str) -> str:
+    """Return the results that a text states, or nothing."""
+    match = RESULTS.fullmatch(text)
+    return match["text"] if match and match["part"] == "results" else ""
+
+
+def reply(worker: Worker, messages: Sequence[Message], library: Library, random: Random) -> Reply:
+    """Return what this worker answers to these messages. Every call draws from `random`, so that two are not alike."""
+    shown = _shown(messages, library)
+    if shown.task is None:
+        return Reply(CANNOT_KNOW, shown.tokens, constants().solve_tokens / 2)
+    parts = len(shown.task.parts)
+    tokens = written(shown.role, parts, len(shown.handed))
+    asked = size_of(shown.task).tokens if shown.user else constants().question_tokens / 2
+    read = min(float(worker.card.context), asked + shown.tokens)
+    return Reply(_answer(worker, shown, shown.task, random), read, tokens)
+
+
+def _shown(messages: Sequence[Message], library: Library) -> _Shown:
+    """Read the messages."""
+    asked = [message.text for message in messages if message.role == "user"]
+    last = asked[-1] if asked else ""
+    steps = list(STEP.finditer(last))
+    assigned = SUBTASK.search(last[steps[-1].end() :] if steps else last)
+    if assigned is None:
+        return _Shown("solve", library.find(last), user=True)
+    shown = _Shown(role_of(assigned[1]))
+    if len(asked) > 1:
+        shown.task, shown.user = library.find(asked[-2]), True
+    for step in steps:
+        _note(shown, role_of(step["subtask"] or ""), step["answer"], library)
+    return shown
+
+
+def role_of(subtask: str) -> str:
+    """Return the role that a subtask asks for; a plain solver for words that ask for no other."""
+    return next((role for role, words in SUBTASKS.items() if words == subtask.strip()), "solve")
+
+
+def _note(shown: _Shown, role: str, text: str, library: Library) -> None:
+    """Note what an earlier step says."""
+    if match := DIGEST.fullmatch(text):
+        shown.task = shown.task or library.find(match["key"])
+        shown.complete = match["state"] == "complete"
+    if match := PLAN.fullmatch(text):
+        shown.plan = match["kinds"]
+    if match := RESULTS.fullmatch(text):
+        makers = match["hands"].split(", ")
+        if match["part"] == "results":
+            shown.answers.append((tuple(makers), match["text"].split(SEPARATOR)))
+        else:
+            shown.handed[PARTIAL.index(match["part"].split()[0])] = match["text"]
+            shown.makers += makers
+    shown.tokens += passed_on(role, len(shown.task.parts) if shown.task else 1)
+
+
+def _answer(worker: Worker, shown: _Shown, task: Task, random: Random) -> str:
+    known = constants()
+    skill = known.check_skill * (worker.ability - known.ability_mean)
+    short = known.truncated if worker.card.context < DOCUMENT_TOKENS[task.document] else 0.0
+    if shown.role == "plan":
+        kinds = [DOMAINS[part.family.domain] for part in task.parts]
+        good = random.random() < logistic(known.plan_skill + skill)
+        return f"Plan: {', '.join(kinds if good else [_other(kind) for kind in kinds])}."
+    if shown.role == "digest":
+        keeps = known.digest_keeps + known.check_skill * worker.edges[LANGUAGE] + short
+        state = "complete" if random.random() < logistic(keeps) else "incomplete"
+        return f"Digest {key_of(task.text)}: {state}."
+    if shown.role in PARTIAL:
+        return _worked_apart(worker, shown, task, random)
+    return _whole(worker, shown, task, random)
+
+
+def _other(kind: str) -> str:
+    return DOMAINS[(DOMAINS.index(kind) + 1) % len(DOMAINS)]
+
+
+def _worked_apart(worker: Worker, shown: _Shown, task: Task, random: Random) -> str:
+    place = PARTIAL.index(shown.role)
+    if place >= len(task.parts):
+        return "There is no such part."
+    text = _solved(worker, shown, task, place, random)
+    return f"Worked out by {worker.name}. {shown.role} part: {text}"
+
+
+def _whole(worker: Worker, shown: _Shown, task: Task, random: Random) -> str:
+    """The results for all parts."""
+    if shown.role in ("check", "combine") and not shown.answers:
+        return CANNOT_KNOW
+    makers = [*shown.makers, *[maker for hands, _ in shown.answers for maker in hands]]
+    results = []
+    for place in range(len(task.parts)):
+        if shown.role == "check":
+            results.append(_checked(worker, shown, task, place, random))
+        elif shown.role == "combine":
+            results.append(_combined(worker, shown, task, place, random))
+        elif place in shown.handed:
+            spoiled = random.random() >= constants().handover
+            results.append(task.parts[place].slip if spoiled else shown.handed[place])
+        else:
+            results.append(_solved(worker, shown, task, place, random))
+    hands = ", ".join(dict.fromkeys([*makers, worker.name]))
+    return f"Worked out by {hands}. results: {SEPARATOR.join(results)}"
+
+
+def _solved(worker: Worker, shown: _Shown, task: Task, place: int, random: Random) -> str:
+    known, part = constants(), task.parts[place]
+    domain = part.family.domain
+    logits = worker.ability + worker.edges[domain] - part.family.difficulty - known.trait_sd * TRAITS[task.trait]
+    logits += known.reason[domain] if shown.role != "solve" else 0.0
+    if shown.plan is not None:
+        good = shown.plan.split(", ")[place] == DOMAINS[domain]
+        logits += known.plan_good if good else known.plan_bad
+    at_once = 1 if shown.role in PARTIAL else len(task.parts) - len(shown.handed)
+    logits -= known.load * (at_once - 1)
+    if shown.user:
+        logits -= known.length[task.document]
+        logits += known.truncated if worker.card.context < DOCUMENT_TOKENS[task.document] else 0.0
+    elif not shown.complete:
+        logits += known.digest_lost
+    return part.answer if random.random() < logistic(logits) else part.slip
+
+
+def _checked(worker: Worker, shown: _Shown, task: Task, place: int, random: Random) -> str:
+    known, part = constants(), task.parts[place]
+    skill = known.check_skill * (worker.ability - known.ability_mean)
+    hands, results = shown.answers[-1]
+    if results[place] == part.answer:
+        return part.answer if random.random() < logistic(known.keeps + skill) else part.slip
+    finds = (known.finds_own if worker.name in hands else known.finds_other) + skill
+    return _solved(worker, shown, task, place, random) if random.random() < logistic(finds) else results[place]
+
+
+def _combined(worker: Worker, shown: _Shown, task: Task, place: int, random: Random) -> str:
+    known, part = constants(), task.parts[place]
+    right = sum([results[place] == part.answer for _, results in shown.answers])
+    logits = combine_logit(right, len(shown.answers)) if right else float("-inf")
+    if 0 < right < len(shown.answers):
+        logits += known.check_skill * (worker.ability - known.ability_mean)
+    return part.answer if right and random.random() < logistic(logits) else part.slip

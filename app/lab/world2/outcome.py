@@ -1,0 +1,324 @@
+"""The exact expected reward of plans in world 2: for one kind of task and one pool, all assignments of a shape at once.
+
+Shapes are trees: every answer is used once. Given a task's hidden trait and whether its plan and its digest are good,
+the parts of a task are independent of each other, and so are the branches of a shape. So the chance that a part is
+right in the end is a product of sums along the tree, and the chance of the whole is summed over trait, plan and digest.
+Arrays have one axis for the trait and one for the worker of each step. `execution.py` is the same world as workers
+that read messages; a test finds the same figures on every shape and role.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from app.lab.world2.constants import DOCUMENT_TOKENS, DOMAINS, TRAITS, constants
+from app.lab.world2.shapes import Plan, Shape, ShapeStep, catalogue
+from app.lab.world2.tasks import Family, Task
+from app.lab.world2.workers import Pool
+
+Array: TypeAlias = NDArray[np.float64]
+PARTIAL = ("first", "second")
+ANSWERING = ("solve", "reason", "check", "combine")
+LANGUAGE = DOMAINS.index("language")
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """All of a task that its bill depends on."""
+
+    parts: int
+    document: int
+    confidential: bool
+
+    @property
+    def tokens(self) -> float:
+        """Input tokens of the task with its document."""
+        known = constants()
+        return known.question_tokens + known.part_tokens * self.parts + DOCUMENT_TOKENS[self.document]
+
+
+def size_of(task: Task) -> Size:
+    """Return the size of a task."""
+    return Size(len(task.parts), task.document, task.confidential)
+
+
+def taken_over(shape: Shape, step: ShapeStep, parts: int) -> dict[int, int]:
+    """For each part that an earlier step of `step.sees` has worked out apart, the place of that step."""
+    found = {}
+    for place in step.sees:
+        role = shape[place].role
+        if role in PARTIAL and PARTIAL.index(role) < parts:
+            found[PARTIAL.index(role)] = place
+    return found
+
+
+def written(role: str, parts: int, handed: int) -> float:
+    """Output tokens of a step for a task of so many parts, of which so many were handed to it."""
+    known = constants()
+    brief = known.solve_tokens / 2
+    if role in PARTIAL:
+        return known.reason_tokens if PARTIAL.index(role) < parts else brief
+    fixed = {"plan": known.plan_tokens, "digest": known.digest_tokens}
+    if role in fixed:
+        return fixed[role]
+    judged = {"check": known.check_tokens, "combine": known.combine_tokens}
+    if role in judged:
+        return judged[role] + brief * parts
+    each = known.reason_tokens if role == "reason" else known.solve_tokens
+    return each * (parts - handed) + brief * handed
+
+
+def written_at(shape: Shape, step: ShapeStep, parts: int) -> float:
+    """Output tokens of a step of a shape."""
+    return written(step.role, parts, len(taken_over(shape, step, parts)))
+
+
+def passed_on(role: str, parts: int) -> float:
+    """Input tokens of a step that is shown to a later one: results are passed on, the thoughts behind them are not."""
+    known = constants()
+    if role in ("plan", "digest"):
+        return written(role, parts, 0)
+    if role in PARTIAL:
+        return known.solve_tokens if PARTIAL.index(role) < parts else known.solve_tokens / 2
+    return known.solve_tokens * parts
+
+
+def read(shape: Shape, step: ShapeStep, size: Size) -> float:
+    """Input tokens of a step, were its worker's context long enough."""
+    shown = sum([passed_on(shape[place].role, size.parts) for place in step.sees])
+    return (size.tokens if step.user else constants().question_tokens / 2) + shown
+
+
+class Rewards:
+    """The expected rewards of all plans over one pool. What recurs from task to task is computed once."""
+
+    def __init__(self, pool: Pool) -> None:
+        self.pool = pool
+        self._ability = np.array([worker.ability for worker in pool])
+        self._edges = np.array([worker.edges for worker in pool])
+        self._context = np.array([float(worker.card.context) for worker in pool])
+        self._price = np.array([worker.price for worker in pool])
+        self._speed = np.array([worker.card.speed for worker in pool])
+        self._retains = np.array([worker.card.retains for worker in pool])
+        self._parts: dict[tuple[str, str, int, int, int, int, int], Array] = {}
+        self._worths: dict[tuple[str, Size], Array] = {}
+
+    def table(self, shape: str, task: Task) -> Array:
+        """Return the expected reward of each assignment, over the hidden trait: one axis for each step."""
+        right: Array = self.right(shape, task).mean(axis=0)
+        return right * self.worth(shape, size_of(task))
+
+    def right(self, shape: str, task: Task) -> Array:
+        """Return the chance of a right answer by trait (first axis) and assignment."""
+        steps = catalogue()[shape]
+        total = np.zeros((len(TRAITS), *[1] * len(steps)))
+        for plan, digest in product(_bits(steps, "plan"), _bits(steps, "digest")):
+            whole: Array = np.ones(())
+            for place, part in enumerate(task.parts):
+                whole = whole * self._part(shape, part.family, place, len(task.parts), task.document, plan, digest)
+            total = total + self._chance_of(steps, "plan", plan, 0) * (
+                self._chance_of(steps, "digest", digest, task.document) * whole
+            )
+        return np.broadcast_to(total, (len(TRAITS), *[len(self.pool)] * len(steps)))
+
+    def worth(self, shape: str, size: Size) -> Array:
+        """Return what a right answer is worth: 1 less the shares of its cost, its wait and its disclosure."""
+        key = (shape, size)
+        if key not in self._worths:
+            usd, seconds, disclosed = self.bill(shape, size)
+            known = constants()
+            cost = known.cost * np.minimum(1.0, usd / known.full_usd)
+            wait = known.wait * np.minimum(1.0, seconds / known.full_seconds)
+            self._worths[key] = 1 - cost - wait - known.disclosure * disclosed
+        return self._worths[key]
+
+    def bill(self, shape: str, size: Size) -> tuple[Array, Array, Array]:
+        """Return dollars, seconds on the critical path, and 1 where a confidential task is read by who retains it."""
+        steps, known = catalogue()[shape], constants()
+        usd: Array = np.zeros([1] * len(steps))
+        disclosed: Array = np.zeros([1] * len(steps))
+        ends: list[Array] = []
+        for place, step in enumerate(steps):
+            reads = np.minimum(self._context, read(steps, step, size))
+            writes = written_at(steps, step, size.parts)
+            usd = usd + self._axis(self._price * (writes + known.input_share * reads) / 1e6, place, len(steps))
+            lasts = known.overhead_seconds + reads / known.read_per_second + writes / self._speed
+            begins: Array = np.zeros([1] * len(steps))
+            for seen in step.sees:
+                begins = np.maximum(begins, ends[seen])
+            ends.append(begins + self._axis(lasts, place, len(steps)))
+            if step.user and size.confidential:
+                disclosed = np.maximum(disclosed, self._axis(self._retains.astype(float), place, len(steps)))
+        shown = [len(self.pool)] * len(steps)
+        last = ends[0]
+        for end in ends:
+            last = np.maximum(last, end)
+        return np.broadcast_to(usd, shown), np.broadcast_to(last, shown), np.broadcast_to(disclosed, shown)
+
+    def _axis(self, values: Array, place: int, steps: int) -> Array:
+        """Values by worker, laid along the axis of the step at `place`."""
+        return values.reshape([len(self.pool) if n == place else 1 for n in range(steps)])
+
+    def _chance_of(self, steps: Shape, role: str, good: int | None, document: int) -> Array:
+        """The chance that the plan, or the digest, is as `good` says; 1 for a shape without one."""
+        if good is None:
+            return np.ones(())
+        place = [step.role for step in steps].index(role)
+        known = constants()
+        if role == "plan":
+            logits = known.plan_skill + known.check_skill * (self._ability - known.ability_mean)
+        else:
+            logits = known.digest_keeps + known.check_skill * self._edges[:, LANGUAGE]
+            logits = logits + self._short(document)
+        chance = self._axis(_logistic(logits), place, len(steps))
+        return (chance if good else 1 - chance)[None]
+
+    def _short(self, document: int) -> Array:
+        """What is lost by workers whose context is shorter than the document."""
+        return np.where(self._context < DOCUMENT_TOKENS[document], constants().truncated, 0.0)
+
+    def _part(
+        self, shape: str, family: Family, place: int, parts: int, document: int, plan: int | None, digest: int | None
+    ) -> Array:
+        """The chance that one part is right in the end, by trait and assignment."""
+        key = (shape, family.name, place, parts, document, _known(plan), _known(digest))
+        if key not in self._parts:
+            steps = catalogue()[shape]
+            asked = _Asked(steps, family, place, parts, document, plan, digest)
+            self._parts[key] = self._right_at(asked, len(steps) - 1)
+        return self._parts[key]
+
+    def _right_at(self, asked: "_Asked", at: int) -> Array:
+        """The chance that the part is right in what the step `at` says."""
+        step = asked.steps[at]
+        if step.role == "check":
+            return self._checked(asked, at)
+        if step.role == "combine":
+            return self._combined(asked, at)
+        handed = taken_over(asked.steps, step, asked.parts)
+        if asked.place in handed:
+            return constants().handover * self._right_at(asked, handed[asked.place])
+        return self._solved(asked, at, step.role, len(handed))
+
+    def _solved(self, asked: "_Asked", at: int, role: str, handed: int) -> Array:
+        """The chance that the worker of a step solves the part, `handed` others being worked out already."""
+        known, step, domain = constants(), asked.steps[at], asked.family.domain
+        logits = self._ability + self._edges[:, domain] - asked.family.difficulty
+        logits = logits + (known.reason[domain] if role != "solve" else 0.0)
+        if any([asked.steps[seen].role == "plan" for seen in step.sees]):
+            logits = logits + (known.plan_good if asked.plan else known.plan_bad)
+        at_once = 1 if role in PARTIAL else asked.parts - handed
+        logits = logits - known.load * (at_once - 1)
+        if step.user:
+            logits = logits - known.length[asked.document] + self._short(asked.document)
+        elif not asked.digest:
+            logits = logits + known.digest_lost
+        hidden = known.trait_sd * np.array(TRAITS)
+        along = self._axis(logits, at, len(asked.steps))[None]
+        return _logistic(along - hidden.reshape([-1, *[1] * len(asked.steps)]))
+
+    def _checked(self, asked: "_Asked", at: int) -> Array:
+        known, steps = constants(), asked.steps
+        (seen,) = [place for place in steps[at].sees if steps[place].role in ANSWERING]
+        skill = known.check_skill * (self._ability - known.ability_mean)
+        before = self._right_at(asked, seen)
+        keeps = self._axis(_logistic(known.keeps + skill), at, len(steps))
+        other = self._axis(_logistic(known.finds_other + skill), at, len(steps))
+        own = self._axis(_logistic(known.finds_own + skill), at, len(steps))
+        finds = np.where(self._same(steps, at, hands(steps, seen, asked.parts)), own, other)
+        return before * keeps + (1 - before) * finds * self._solved(asked, at, "reason", 0)
+
+    def _combined(self, asked: "_Asked", at: int) -> Array:
+        known, steps = constants(), asked.steps
+        branches = [self._right_at(asked, place) for place in steps[at].sees if steps[place].role in ANSWERING]
+        skill = known.check_skill * (self._ability - known.ability_mean)
+        counts: list[Array] = [np.ones(())]
+        for branch in branches:
+            counts = _counted(counts, branch)
+        chosen: Array = np.zeros(())
+        for right in range(1, len(counts)):
+            logits = combine_logit(right, len(branches)) + np.where(right < len(branches), skill, 0.0)
+            chosen = chosen + counts[right] * self._axis(_logistic(logits), at, len(steps))
+        return chosen
+
+    def _same(self, steps: Shape, at: int, others: Sequence[int]) -> NDArray[np.bool_]:
+        """True where the worker of step `at` is the worker of one of the others."""
+        places = np.arange(float(len(self.pool)))
+        mine = self._axis(places, at, len(steps))
+        found = np.zeros([1] * len(steps), dtype=bool)
+        for other in others:
+            found = found | (mine == self._axis(places, other, len(steps)))
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """One part of a task under one shape, given whether the plan and the digest are good."""
+
+    steps: Shape
+    family: Family
+    place: int
+    parts: int
+    document: int
+    plan: int | None
+    digest: int | None
+
+
+def hands(steps: Shape, at: int, parts: int) -> list[int]:
+    """Return the steps whose workers had a hand in the answer of the step `at`, for a task of so many parts."""
+    found = [at]
+    for seen in steps[at].sees:
+        role = steps[seen].role
+        if role in ANSWERING or (role in PARTIAL and PARTIAL.index(role) < parts):
+            found += hands(steps, seen, parts)
+    return found
+
+
+def combine_logit(right: int, count: int) -> float:
+    """The logit of choosing a right answer for a part, if `right` of `count` are, for a worker of mean ability."""
+    known = constants()
+    if right == count:
+        return known.unanimous
+    return known.pair + known.majority * (2 * right - count)
+
+
+def plans(workers: int) -> list[Plan]:
+    """Return all plans over a pool of so many workers, in the order of `everything`."""
+    found = []
+    for name, steps in catalogue().items():
+        found += [Plan(name, chosen) for chosen in product(range(workers), repeat=len(steps))]
+    return found
+
+
+def everything(rewards: Rewards, task: Task) -> NDArray[np.float32]:
+    """Return the expected rewards of all plans for one task, in the order of `plans`."""
+    tables = [rewards.table(name, task).ravel() for name in catalogue()]
+    return np.concatenate(tables).astype(np.float32)
+
+
+def expected(plan: Plan, task: Task, rewards: Rewards) -> float:
+    """Return the expected reward of one plan."""
+    return float(rewards.table(plan.shape, task)[plan.workers])
+
+
+def _counted(counts: Sequence[Array], branch: Array) -> list[Array]:
+    """The chances of 0, 1, 2... right answers, from those without this branch."""
+    nought: Array = np.zeros(())
+    fewer, more = [*counts, nought], [nought, *counts]
+    return [stays * (1 - branch) + gains * branch for stays, gains in zip(fewer, more, strict=True)]
+
+
+def _bits(steps: Shape, role: str) -> tuple[int | None, ...]:
+    return (0, 1) if any([step.role == role for step in steps]) else (None,)
+
+
+def _known(bit: int | None) -> int:
+    return -1 if bit is None else bit
+
+
+def _logistic(logits: Array) -> Array:
+    return 1 / (1 + np.exp(-logits))
