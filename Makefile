@@ -13,14 +13,14 @@ run: .venv/runtime.stamp  ## The service, embedded: no keys, no database, no Red
 # What was compiled is kept, for the many processes that tests start, and for the next time.
 test faults fuzz simulate: export PYTHONDONTWRITEBYTECODE =
 
-# Schemathesis draws examples while it is collected, which each of the JOBS would do: the fuzzers have a command of their own.
-JOBS ?= 5
+# Tests wait a lot: the workers may be three times the cores. They are forks of one process, so that each costs little.
+JOBS ?= 6
 # What waits for processes and servers comes first, and what only computes fills the gaps at the end.
 FIRST := $(patsubst %,tests/%/,integration engine store cli process deploy stepqueue clients audit gateway)
 THEN := $(filter-out $(FIRST) tests/fuzz/ tests/__pycache__/,$(wildcard tests/*/)) $(wildcard tests/test_*.py)
-test: .venv/dev.stamp  ## All but fuzzers, fault suite, bug zoo and what needs a vLLM server. Tests wait a lot: JOBS may exceed the cores.
-	$(BIN)/python -m pytest -m "not vllm and not faults_suite" --ignore $(ZOO) -p no:schemathesis -n $(JOBS) \
-		--dist loadfile --no-loadscope-reorder $(FIRST) $(THEN)
+test: .venv/dev.stamp  ## All but fuzzers, fault suite, bug zoo and what needs a vLLM server.
+	$(BIN)/python -m pytest -m "not vllm and not faults_suite" --ignore $(ZOO) -p no:schemathesis \
+		-p tests.harness.workers --workers $(JOBS) $(FIRST) $(THEN)
 
 FAULTS ?= faults_suite
 faults: .venv/dev.stamp  ## The service's own processes and servers, broken on purpose; FAULTS=faults_ci takes a subset.

@@ -19,7 +19,7 @@ import threading
 import uuid
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import asyncpg
 import pytest
@@ -35,6 +35,13 @@ from tests.harness import servers
 from tests.harness.waiting import PATIENCE_SECONDS
 
 pytest_plugins = ["tests.harness.fixtures"]
+
+LONGEST: Final = (
+    *("cli/test_commands.py", "deploy/test_readme.py", "simulation/test_seeds.py", "store/test_migrations.py"),
+    *("integration/test_processes.py", "integration/test_degraded.py", "integration/test_reattachment.py"),
+    *("isolation/test_isolation.py", "tests/test_architecture.py", "bench/test_reading.py"),
+)
+"""The files that take longest, the first of them first. Some wait for processes, and some compute meanwhile."""
 
 
 class NetworkBlocked(RuntimeError):
@@ -90,12 +97,9 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run the longest files first: the last one to start would otherwise run alone on one core at the end.
-
-    The simulation computes while the tests that start processes wait.
-    """
-    first = {"simulation": 0, "integration": 1, "tests": 1}
-    items.sort(key=lambda item: first.get(item.path.parent.name, 2))
+    """Run the longest files first: the last one to start would otherwise run alone on one core at the end."""
+    places = {name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get("/".join(item.path.parts[-2:]), len(LONGEST)))
 
 
 @pytest.fixture(autouse=True)
