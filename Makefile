@@ -5,7 +5,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate --no-emit-index-url \
 	--custom-compile-command "make lock" --extra build
 
-.PHONY: run test faults fuzz simulate lint soak bench learn chart trace s3 test-vllm test-clients lock
+.PHONY: run test faults fuzz simulate lint soak bench learn chart trace s3 test-vllm test-browser test-clients lock
 
 run: .venv/runtime.stamp  ## The service, embedded: no keys, no database, no Redis needed.
 	$(BIN)/baton serve
@@ -61,6 +61,9 @@ s3: .venv/dev.stamp  ## The archive of pruned runs in a real S3-compatible serve
 
 test-vllm: .venv/dev.stamp  ## Builds its own environment: vLLM and torch are in no lock file.
 	tests/vllm/run
+
+test-browser: .venv/dev.stamp  ## The console in Chromium, which must be installed; Playwright gets a folder of its own.
+	tests/browser/run
 
 test-clients: .venv/dev.stamp  ## Frameworks and clients that nobody here wrote; builds environments of its own.
 	tests/clients/frameworks/run

@@ -22,7 +22,7 @@ PROGRAMS_AND_PLUGINS: Final = {
     *("types-psutil", "types-pyyaml"),
 }
 """Dependencies of the developers that are run, or loaded by the program that they extend."""
-WITH_REQUIREMENTS_OF_THEIR_OWN: Final = ("tests/clients/frameworks", "tests/vllm", "tests/lab")
+WITH_REQUIREMENTS_OF_THEIR_OWN: Final = ("tests/clients/frameworks", "tests/vllm", "tests/lab", "tests/browser")
 
 
 def _project() -> dict[str, Any]:
