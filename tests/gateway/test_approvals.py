@@ -148,6 +148,41 @@ async def test_texts_of_a_plan_are_shown_to_those_who_may_read_them_and_every_re
     assert (await caller.get(f"/v1/approvals/{run}")).json()["decision"]["reason"] == "Not on a Monday."
 
 
+async def test_decided_plans_are_listed_page_by_page_and_without_content_if_none_is_wanted(
+    runtime: Runtime, caller: httpx.AsyncClient, boss: httpx.AsyncClient
+) -> None:
+    adds = {"worker": "alpha", "subtask": "Add.", "access": []}
+    plan = {"steps": [adds, {"worker": "beta", "subtask": "Check.", "access": [0]}]}
+    first, second, third = [(await waiting(caller, baton={"plan": plan}))["baton"]["run"] for _ in range(3)]
+    await decide(boss, first, "refuse", reason="Not today.")
+    await decide(boss, third, "refuse", reason="Nor this.")
+
+    async def listed(**query: Any) -> dict[str, Any]:
+        found: dict[str, Any] = (await boss.get("/v1/approvals", params=query)).json()
+        return found
+
+    assert [one["run"] for one in (await listed())["data"]] == [second]
+    page = await listed(status="decided", limit=2)
+    [newest] = page["data"]
+    assert (newest["run"], newest["status"], newest["decision"]["reason"]) == (third, "refused", "Nor this.")
+    page = await listed(status="decided", limit=2, after=page["next"])
+    assert ([one["run"] for one in page["data"]], page["has_more"]) == ([first], False)
+    assert (await boss.get("/v1/approvals", params={"after": "x"})).json()["error"]["param"] == "after"
+    read = await notes(runtime)
+    [plain, *_rest] = (await listed(status="all", words=False))["data"]
+    assert await notes(runtime) == read
+    first_step, second_step = plain["plan"]["steps"]
+    assert (first_step["instruction"], plain["decision"]["reason"]) == (None, None)
+    assert first_step["withheld"] == {"user": True, "steps": [], "by": "caller"}
+    assert second_step["withheld"] == {"user": True, "steps": [], "by": "caller"}
+
+
+async def notes(runtime: Runtime) -> int:
+    """The number of readings of content in the log."""
+    found = await runtime.context.store.admin_events(AdminEventQuery(limit=100, action=CONTENT_READ))
+    return len(found)
+
+
 async def test_the_reply_to_a_decision_does_not_outlive_an_erasure(
     caller: httpx.AsyncClient, boss: httpx.AsyncClient
 ) -> None:

@@ -27,7 +27,7 @@ from app.core.pool.catalog import Catalog
 from app.core.records import changed
 from app.core.run import drafts
 from app.core.run.commands import Await, AwaitApproval, Conclude, DropPlan, Finish, Propose, Queue, Skip
-from app.core.run.events import CallFinished, Event, Kind, PlanStep, StepQueued
+from app.core.run.events import CallFinished, Event, Kind, PlanStep, RunAwaitingApproval, StepQueued
 from app.core.run.facts import Fact
 from app.core.run.kinds import AFTER_THE_END
 from app.core.run.progress import decide
@@ -39,7 +39,7 @@ from app.engine.context import EngineContext
 from app.errors import Conflict, LeaseLost, RunEnded, RunOverBudget, StoreUnavailable
 from app.network import retries
 from app.network.retries import Left, retried
-from app.store.protocol import Appended, Entry, Journal, Lease, Ledger, Outbox, Projection, Store
+from app.store.protocol import APPROVAL_TAG, ASKED, Appended, Entry, Journal, Lease, Ledger, Outbox, Projection, Store
 from app.store.protocol.step_input import BRIEF
 
 LATE_SECONDS = 15.0
@@ -610,4 +610,10 @@ def projection(state: RunState) -> Projection:
 
 def tags(events: Iterable[Fact]) -> tuple[tuple[str, str], ...]:
     """The filters that these events add."""
-    return tuple(("worker", draft.worker) for draft in events if isinstance(draft, PlanStep))
+    found = []
+    for draft in events:
+        if isinstance(draft, PlanStep):
+            found.append(("worker", draft.worker))
+        elif isinstance(draft, RunAwaitingApproval):
+            found.append((APPROVAL_TAG, ASKED))
+    return tuple(found)

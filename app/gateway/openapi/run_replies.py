@@ -394,6 +394,16 @@ class StepInFull(AuditedStep):
     output: str | None
 
 
+class ApprovalWithheld(Reply):
+    """The words that a plan could have shown to a step and does not."""
+
+    user: bool
+    """True if the caller's words are withheld."""
+    steps: list[int]
+    by: str | None
+    """Who decided so, as in the graph of a run; null if nothing is withheld."""
+
+
 class ApprovalStep(Reply):
     """A step of a plan that needs an approval."""
 
@@ -404,6 +414,7 @@ class ApprovalStep(Reply):
     tools: bool
     instruction: str | None
     """Empty where the conversation itself is the instruction; null where it was erased, or the key may not read it."""
+    withheld: ApprovalWithheld
 
 
 class ApprovalPlan(Reply):
@@ -465,7 +476,10 @@ class Approval(Reply):
 
 
 class ApprovalList(Reply):
-    """The plans that wait, the newest first."""
+    """Plans that need an approval, those of the newest runs first."""
 
     object: Literal["list"]
     data: list[Approval]
+    has_more: bool
+    next: str | None
+    """The value of `after` for the page that follows."""

@@ -17,6 +17,7 @@ from app.core.pool.catalog import MILLION
 from app.core.run.events import Event, RunApproved, RunAwaitingApproval, RunRefused, dated
 from app.core.run.reply_ids import run_of_reply
 from app.core.run.state import Proposal, RunState, StepState, fold
+from app.core.run.withheld import decided_by, withheld
 from app.engine.runs.approvals import Decision
 from app.errors import NotFound
 from app.gateway.chat.reply import dollars
@@ -30,7 +31,7 @@ from app.gateway.runs import reads as readings
 from app.gateway.wire import query
 from app.gateway.wire.baton_options import WireModel, WorkerName
 from app.gateway.wire.parameters import invalid_request
-from app.store.protocol import RunQuery, RunRow, TenantStore
+from app.store.protocol import APPROVAL_TAG, ASKED, RunQuery, RunRow, TenantStore
 
 SCHEMAS: Final[operations.Schemas] = {
     "ApprovalRequest": lambda: operations.request_schema(ApprovalRequest, "ApprovalRequest"),
@@ -38,7 +39,6 @@ SCHEMAS: Final[operations.Schemas] = {
 EXAMPLE: Final = {"decision": "approve", "digest": "9f86d081884c7d65" * 4, "reason": "Within the project's budget."}
 WAITING: Final = "awaiting_approval"
 RunId = Annotated[str, Path(alias="approval", description="The id of the run that asks.", examples=["run_01jd9k2v7c"])]
-Limit = Annotated[int, Query(ge=1, le=100, description="At most so many, the newest first.")]
 
 
 class ApprovalRequest(WireModel):
@@ -58,22 +58,36 @@ def routes(
 ) -> APIRouter:
     """The routes of approvals; without `idempotency` for the listener of administration."""
     router = APIRouter(prefix=prefix, tags=["approvals"])
+    _reads(router, context, keys)
+    _decides(router, context, keys, idempotency)
+    return router
+
+
+def _reads(router: APIRouter, context: GatewayContext, keys: Keys) -> None:
     reader = Annotated[Caller, keys.needs("runs:read")]
-    decider = Annotated[Caller, keys.needs("approvals:decide")]
 
     @router.get(
         "",
         operation_id="list_approvals",
-        summary="List the plans that wait for an approval.",
+        summary="List the plans that wait for an approval, or that were decided.",
         response_model=run_replies.ApprovalList,
         responses=operations.replies(*operations.READING),
     )
-    async def list_approvals(caller: reader, limit: Limit = 20) -> Response:
-        """List the plans of the key's tenant that wait for an approval, with what each would disclose and cost."""
+    async def list_approvals(filters: Annotated[query.ApprovalFilters, Query()], caller: reader) -> Response:
+        """List the plans of the key's tenant that need an approval, with what each would disclose and cost. A page of
+        those that were decided may have fewer than `limit`, even none, although `has_more` is true."""
         store = context.store.of_tenant(caller.tenant)
-        rows = await store.runs(RunQuery(tenant=caller.tenant, state=WAITING, limit=limit))
-        found = [one for one in [await _shown(context, store, row, caller) for row in rows] if one is not None]
-        return _json({"object": "list", "data": found})
+        rows = await store.runs(_wanted(filters, caller))
+        has_more, rows = len(rows) > filters.limit, rows[: filters.limit]
+        found = []
+        for row in rows:
+            if filters.status == "decided" and row.state == WAITING:
+                continue
+            one = await _shown(context, store, row, caller, words=filters.words)
+            if one is not None:
+                found.append(one)
+        following = query.as_cursor(query.Cursor(rows[-1].created_at, rows[-1].id)) if has_more else None
+        return _json({"object": "list", "data": found, "has_more": has_more, "next": following})
 
     @router.get(
         "/{approval}",
@@ -85,6 +99,10 @@ def routes(
     async def get_approval(run: RunId, caller: reader) -> Response:
         """The latest plan of the run that needed an approval."""
         return _json(await _one(context, run, caller))
+
+
+def _decides(router: APIRouter, context: GatewayContext, keys: Keys, idempotency: Idempotency | None) -> None:
+    decider = Annotated[Caller, keys.needs("approvals:decide")]
 
     @router.post(
         "/{approval}",
@@ -110,7 +128,17 @@ def routes(
             return await decided()
         return await idempotency.reply(request, caller, body, decided, has_content=True)
 
-    return router
+
+def _wanted(filters: query.ApprovalFilters, caller: Caller) -> RunQuery:
+    """The store's query for one run more than a page has."""
+    is_waiting = filters.status == "waiting"
+    return RunQuery(
+        tenant=caller.tenant,
+        state=WAITING if is_waiting else None,
+        tags=() if is_waiting else ((APPROVAL_TAG, ASKED),),
+        before=filters.after[:2] if filters.after is not None else None,
+        limit=filters.limit + 1,
+    )
 
 
 def _read(body: Mapping[str, Any]) -> ApprovalRequest:
@@ -152,10 +180,12 @@ async def _one(context: GatewayContext, run: str, caller: Caller) -> dict[str, A
     return found
 
 
-async def _shown(context: GatewayContext, store: TenantStore, row: RunRow, caller: Caller) -> dict[str, Any] | None:
+async def _shown(
+    context: GatewayContext, store: TenantStore, row: RunRow, caller: Caller, *, words: bool = True
+) -> dict[str, Any] | None:
     """`shown` to this caller. If it reads the instructions of another key's run, that is logged."""
-    may_read = caller.may("approvals:decide") or caller.may("audit:read")
-    found = await shown(store, row, reads=may_read, own=row.key == caller.key.id)
+    may_read = words and (caller.may("approvals:decide") or caller.may("audit:read"))
+    found = await shown(store, row, reads=may_read, own=words and row.key == caller.key.id)
     if found is not None and may_read:
         await readings.note_foreign(context, caller, row, "approval")
     return found
@@ -197,7 +227,7 @@ async def shown(store: TenantStore, row: RunRow, *, reads: bool, own: bool = Fal
         "worst_case_usd": dollars(asked.price) if asked.price is not None else None,
         "spent_usd": dollars(asked.usd),
         "limit_usd": dollars(state.admitted.limits.usd),
-        "plan": _plan(proposal, steps, texts),
+        "plan": _plan(state, proposal, decided_by(proposal, journal.events), texts),
         "discloses": dict(asked.discloses),
         "workers": list(asked.workers),
         "decision": _decided(decision, texts),
@@ -217,12 +247,15 @@ def _status(state: RunState, decision: tuple[float, RunApproved | RunRefused] | 
     return "cancelled" if state.state == "cancelled" else "expired"
 
 
-def _plan(proposal: Proposal, steps: Sequence[StepState], texts: Mapping[str, bytes]) -> dict[str, Any]:
-    return {
-        "round": proposal.round,
-        "topology": proposal.topology,
-        "steps": [_step(step, texts) for step in steps],
-    }
+def _plan(state: RunState, proposal: Proposal, by: str, texts: Mapping[str, bytes]) -> dict[str, Any]:
+    """The plan; `by` is who decided what its steps see."""
+    among = state.steps_of(proposal)
+    steps = []
+    for step in among:
+        kept = withheld(state, step, proposal, by, among)
+        hidden = {"user": kept.user, "steps": list(kept.steps), "by": kept.by or None}
+        steps.append(_step(step, texts) | {"withheld": hidden})
+    return {"round": proposal.round, "topology": proposal.topology, "steps": steps}
 
 
 def _step(step: StepState, texts: Mapping[str, bytes]) -> dict[str, Any]:

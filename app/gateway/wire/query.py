@@ -363,6 +363,22 @@ class DisclosureFilters(Parameters):
     """The form of the reply; by default the one that `Accept` asks for, or else JSON."""
 
 
+class ApprovalFilters(Parameters):
+    """The filters of a list of approvals. Other parameters are ignored."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    status: Literal["waiting", "decided", "all"] = "waiting"
+    """`waiting`: plans that wait; `decided`: those that were approved or refused, and those that nobody decided before
+    the wait was over or the run was cancelled. Runs of earlier releases are listed only while they wait."""
+    words: Truth = True
+    """`false`: without instructions and reasons, so that no content is read."""
+    limit: Annotated[Whole, Field(ge=1, le=PAGE)] = 20
+    """At most so many, the newest runs first."""
+    after: Annotated[Any, BeforeValidator(cursor), WithJsonSchema({"type": "string"})] = None
+    """`next` of the page before."""
+
+
 class ShadowFilters(Parameters):
     """The tier and the time that a report on shadows is about."""
 

@@ -28,6 +28,8 @@ from app.store.protocol.entries import (
 from app.store.protocol.holds import Hold, Holds, HoldScope
 from app.store.protocol.idempotency import TAKEN, Once, RequestClaims
 from app.store.protocol.journal import (
+    APPROVAL_TAG,
+    ASKED,
     ERASED_TAGS,
     FIRST_REVISION,
     METADATA_TAG,
@@ -57,6 +59,8 @@ from app.store.protocol.tenants import SpendQuery, SpendRow, TenantRow, Tenants
 from app.store.protocol.transparency_log import LogState, Proof, ProvenLeaf, Sealed, TransparencyLog, WithLog
 
 __all__ = [
+    "APPROVAL_TAG",
+    "ASKED",
     "BRIEF",
     "CONTENT_READ",
     "ERASED_TAGS",
