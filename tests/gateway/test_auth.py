@@ -46,6 +46,7 @@ NEEDS = {
     ("GET", "/v1/runs/{run}"): {"runs:read"},
     ("GET", "/v1/runs/{run}/compare/{other}"): {"runs:read"},
     ("GET", "/v1/runs/{run}/events"): {"runs:read"},
+    ("GET", "/v1/runs/{run}/events/stream"): {"runs:read"},
     ("GET", "/v1/runs/{run}/explain"): {"runs:read"},
     ("GET", "/v1/runs/{run}/graph"): {"runs:read"},
     ("GET", "/v1/runs/{run}/timeline"): {"runs:read"},

@@ -189,6 +189,7 @@ REQUESTS: Mapping[tuple[str, str], Request] = {
     ("GET", "/v1/runs/compare"): lambda mine, theirs, chosen: Asked(
         f"?a={chosen(theirs.runs or ['run_0'])}&b={chosen([*mine.runs, *theirs.runs] or ['run_0'])}"
     ),
+    ("GET", "/v1/runs/{run}/events/stream"): lambda _mine, _theirs, _: Asked("?seconds=0"),
     ("GET", "/v1/runs/{run}/explain"): _named,
     ("GET", "/v1/runs/{run}/graph"): _named,
     ("GET", "/v1/runs/{run}/timeline"): _named,

@@ -61,7 +61,7 @@ def instant(
     end = now = _end(events, present)
     if seq is not None:
         events = events[:seq]
-        now = max(event.at for event in events) if seq < last else end
+        now = max(event.at for event in events)
     elif seconds is not None:
         now = min(begun + seconds, end)
         events = events[: _until(events, now)]

@@ -16,14 +16,14 @@ import orjson
 from fastapi import APIRouter, Depends, Path, Query
 from pydantic import WithJsonSchema
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 
 from app.core.records import record
 from app.core.run import graph, timeline
 from app.core.run.events import Event, Kind
 from app.core.run.instant import Instant, snapshot
 from app.core.run.reply_ids import run_of_reply
-from app.core.run.state import fold
+from app.core.run.state import RunState, fold
 from app.errors import Forbidden, InvalidRequest, NotFound, RunPruned
 from app.gateway.chat import route
 from app.gateway.http.admission import Idempotency, claim, last_event
@@ -33,7 +33,18 @@ from app.gateway.http.context import GatewayContext
 from app.gateway.http.ingress import json_body
 from app.gateway.http.sse import EventStream
 from app.gateway.openapi import explanation_replies, operations, run_replies, view_replies
-from app.gateway.runs import audit, cancel, exchanges, explanation, feedback, log_route, reads, replay, views
+from app.gateway.runs import (
+    audit,
+    cancel,
+    exchanges,
+    explanation,
+    feedback,
+    journal_stream,
+    log_route,
+    reads,
+    replay,
+    views,
+)
 from app.gateway.wire import query
 from app.store.protocol import METADATA_TAG, Place, RunQuery, RunRow, TenantStore
 
@@ -69,6 +80,7 @@ def routes(context: GatewayContext, keys: Keys, idempotency: Idempotency) -> API
     _lists(router, context, keys)
     _pairs(router, context, keys)  # before the routes of one run, which would take its path for a run's id
     _reads(router, context, keys)
+    _follows(router, context, keys)
     _views(router, context, keys)
     _explains(router, context, keys)
     _streams(router, context, keys, idempotency)
@@ -173,6 +185,38 @@ def _pairs(router: APIRouter, context: GatewayContext, keys: Keys) -> None:
         journals = await first.store.journal(first.row.id), await second.store.journal(second.row.id)
         ratings = await first.store.feedback(first.row.id), await second.store.feedback(second.row.id)
         return _json((await views.aligned(first.store, journals, ratings, reads=reads_both)).to_json())
+
+
+def _follows(router: APIRouter, context: GatewayContext, keys: Keys) -> None:
+    visible = Annotated[VisibleRun, Depends(_visible(context, keys.needs("runs:read")))]
+    watch = journal_stream.JournalWatch(context)
+
+    @router.get(
+        "/{run}/events/stream",
+        operation_id="follow_run_events",
+        summary="Follow a run's journal as it is written.",
+        status_code=200,
+        response_class=StreamingResponse,
+        responses=operations.replies(*operations.READING, 429, events="RunEvent"),
+        openapi_extra={"parameters": [operations.LAST_EVENT_ID]},
+    )
+    async def follow_run_events(
+        found: visible, options: Annotated[query.JournalStreamOptions, Query()], request: Request
+    ) -> Response:
+        """The events of `GET /v1/runs/{id}/events`, each under its number as the event id, until the run has ended, or
+        for the seconds that are asked for. `Last-Event-ID` counts before `starting_after`."""
+        if request.method == "HEAD":  # which would wait for the run's end, and for no body
+            return Response(media_type="text/event-stream")
+        after = last_event(request)
+        after = after if after is not None else options.starting_after
+
+        def shown(state: RunState, events: Sequence[Event]) -> list[dict[str, Any]]:
+            hidden = () if found.may_read else state.awaited.keys()
+            return [_event(event, hidden) for event in events]
+
+        return await journal_stream.stream(
+            context, watch, found.store, found.row.id, after or 0, options.seconds, shown
+        )
 
 
 def _views(router: APIRouter, context: GatewayContext, keys: Keys) -> None:

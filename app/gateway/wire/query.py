@@ -453,6 +453,13 @@ class StreamOptions(Parameters):
     """The number of the last event that was received: the stream goes on behind it."""
 
 
+class JournalStreamOptions(StreamOptions):
+    """The beginning and the length of a stream of a run's journal."""
+
+    seconds: Annotated[Whole, Field(ge=0, le=600)] = 600
+    """Seconds for which the stream is kept open; 0: it ends behind what there is."""
+
+
 class ResponseOptions(StreamOptions):
     """The way in which a response is retrieved."""
 

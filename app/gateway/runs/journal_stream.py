@@ -1,0 +1,132 @@
+"""`GET /v1/runs/{id}/events/stream`: a run's journal as server-sent events, as they are committed.
+
+The id of each event is its number in the journal, so a client that reconnects with `Last-Event-ID` goes on exactly
+behind what it has. All streams of this process share one look at the database every `LOOK_SECONDS`, so that many open
+streams cost hardly more than one. A stream ends behind the last event of a run that has ended, and after ten
+minutes at most, so that a key which was revoked meanwhile is asked for again.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Final
+
+import orjson
+from starlette.responses import StreamingResponse
+
+from app.core.run.events import Event
+from app.core.run.state import RunState, advance, fold
+from app.errors import NotFound, Overloaded, StoreUnavailable
+from app.gateway.http.context import GatewayContext
+from app.store.protocol import TenantStore
+
+LOOK_SECONDS: Final = 0.2
+"""Time between two looks whether journals have moved."""
+MOST: Final = 1_000
+"""Streams of one process at a time."""
+HEADERS: Final = {"cache-control": "no-store", "x-accel-buffering": "no"}
+
+
+class JournalWatch:
+    """Finds out which of the runs that are followed here have new events: one query for all of them at a time."""
+
+    def __init__(self, context: GatewayContext) -> None:
+        self._context = context
+        self._followed: Counter[str] = Counter()
+        self._seqs: Mapping[str, int] = {}
+        self._looked = -LOOK_SECONDS
+        self._looking = asyncio.Lock()
+
+    def check(self) -> None:
+        """Raise `Overloaded` if there are too many streams."""
+        if self._followed.total() >= MOST:
+            raise Overloaded("Too many journals are followed at this process. Try again later.", retry_after=5.0)
+
+    def begin(self, run: str) -> None:
+        """Count a stream of a run."""
+        self._followed[run] += 1
+
+    def end(self, run: str) -> None:
+        """Forget a stream of a run."""
+        self._followed[run] -= 1
+        if not self._followed[run]:
+            del self._followed[run]
+
+    async def moved(self, run: str, seq: int, seconds: float) -> bool:
+        """Wait until the run has an event behind `seq`, for at most so many seconds; True if it has one."""
+        end = self._context.tick() + seconds
+        while self._context.tick() < end:
+            async with self._looking:  # whoever comes first looks for all
+                if self._context.tick() - self._looked >= LOOK_SECONDS:
+                    await self._look()
+            if self._seqs.get(run, 0) > seq:
+                return True
+            await asyncio.sleep(LOOK_SECONDS)
+        return False
+
+    async def _look(self) -> None:
+        with suppress(StoreUnavailable):  # the streams stay open until the database is back
+            self._seqs = await self._context.store.last_seqs(list(self._followed))
+        self._looked = self._context.tick()
+
+
+async def stream(
+    context: GatewayContext,
+    watch: JournalWatch,
+    store: TenantStore,
+    run: str,
+    after: int,
+    seconds: float,
+    shown: Callable[[RunState, Sequence[Event]], Sequence[Mapping[str, Any]]],
+) -> StreamingResponse:
+    """The events behind number `after`, for at most so many seconds. `shown` turns them into JSON by the run's state
+    behind them. Raises `NotFound` and `Overloaded`."""
+    watch.check()
+    events = (await store.journal(run)).events
+    state = fold(events)
+
+    async def frames() -> AsyncIterator[bytes]:
+        watch.begin(run)
+        try:
+            async for found, now in _followed(context, watch, store, state, events, seconds):
+                bodies = shown(now, [event for event in found if event.seq > after])
+                yield b"".join(map(_frame, bodies)) or b": ping\n\n"
+        finally:
+            watch.end(run)
+
+    return StreamingResponse(frames(), media_type="text/event-stream", headers=HEADERS)
+
+
+async def _followed(
+    context: GatewayContext,
+    watch: JournalWatch,
+    store: TenantStore,
+    state: RunState,
+    events: Sequence[Event],
+    seconds: float,
+) -> AsyncIterator[tuple[Sequence[Event], RunState]]:
+    """New events with the state behind them; none whenever nothing has come for the time of a keep-alive."""
+    end = context.tick() + seconds
+    yield events, state
+    while not _is_over(state) and context.tick() < end and not context.leaving.is_set():
+        found: Sequence[Event] = ()
+        if await watch.moved(state.run, state.seq, min(context.ping, end - context.tick())):
+            try:
+                found = (await store.journal(state.run, after=state.seq)).events
+            except NotFound:
+                return
+            except StoreUnavailable:
+                continue
+        for event in found:
+            state = advance(state, event)
+        yield found, state
+
+
+def _is_over(state: RunState) -> bool:
+    """True if the journal gets no further event."""
+    return state.ended and not state.open_calls
+
+
+def _frame(body: Mapping[str, Any]) -> bytes:
+    return b"id: %d\ndata: %b\n\n" % (body["seq"], orjson.dumps(body))
