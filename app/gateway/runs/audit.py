@@ -4,13 +4,14 @@ Ids, figures and reasons are metadata. Texts (what was asked, what was said) are
 content store, and where they were erased the field is null and `erased` says so.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, TypeVar
 
 from app.core.message.chat import summed
 from app.core.pool.catalog import MILLION
 from app.core.rating.feedback import Feedback
+from app.core.records import record
 from app.core.run.bill import bill
 from app.core.run.events import (
     CallFinished,
@@ -32,6 +33,8 @@ from app.errors import NotFound
 from app.gateway.chat.reply import dollars, figures, usage_of
 from app.gateway.runs import exchanges
 from app.store.protocol import ContentReads, Journal, Ledger, RunRow
+
+F = TypeVar("F")
 
 
 def summary(row: RunRow) -> dict[str, Any]:
@@ -65,7 +68,7 @@ def _ledger(ledger: Ledger) -> dict[str, Any]:
 def whole(row: RunRow, journal: Journal, given: Sequence[Feedback] = ()) -> dict[str, Any]:
     """A run with everything that is known of it but its content, and the ratings that it was given."""
     state = fold(journal.events)
-    admitted = state.admitted
+    known, admitted = _known(state, journal.events), state.admitted
     split = bill(state)
     limits = asdict(admitted.limits)
     return summary(row) | {
@@ -84,8 +87,8 @@ def whole(row: RunRow, journal: Journal, given: Sequence[Feedback] = ()) -> dict
         "conductor": admitted.conductor,
         "cancel_asked": state.cancel_asked,
         "rounds": state.rounds,
-        "proposals": _proposals(state, journal.events),
-        "steps": [_step(state, n, journal.events) for n in state.steps],
+        "proposals": _proposals(known),
+        "steps": [_step(known, n) for n in state.steps],
         "turns": exchanges.turns(state, journal.events),
         "usage": usage_of(split),
         "total_usage": figures(split.total),
@@ -95,16 +98,57 @@ def whole(row: RunRow, journal: Journal, given: Sequence[Feedback] = ()) -> dict
     }
 
 
-def _proposals(state: RunState, events: Sequence[Event]) -> list[dict[str, Any]]:
+@record(frozen=True, slots=True)
+class _Known:
+    """A run's facts by what they are about, each read once from the journal."""
+
+    state: RunState
+    events: Sequence[Event]
+    labels: Mapping[int, frozenset[str]]
+    """The labels that each step has read."""
+    opened: Mapping[int, PlanOpened]
+    planned: Mapping[int, PlanStep]
+    intents: Mapping[int | None, Sequence[tuple[float, CallIntended]]]
+    """The calls for each step, and under None those for plans."""
+    finished: Mapping[str, CallFinished]
+    failed: Mapping[int, StepFailed]
+    done: Mapping[int, tuple[float, StepDone]]
+    """The first end of each step that is done, with its time."""
+
+
+def _known(state: RunState, events: Sequence[Event]) -> _Known:
+    readings = Flow(state).readings
+    intents: dict[int | None, list[tuple[float, CallIntended]]] = {}
+    for at, intent in dated(events, CallIntended):
+        intents.setdefault(intent.n, []).append((at, intent))
+    return _Known(
+        state=state,
+        events=events,
+        labels={n: reading.labels for n, reading in readings.items()},
+        opened=_first((fact.proposal, fact) for fact in facts(events, PlanOpened)),
+        planned=_first((fact.n, fact) for fact in facts(events, PlanStep)),
+        intents=intents,
+        finished={fact.call: fact for fact in facts(events, CallFinished)},
+        failed=_first((fact.n, fact) for fact in facts(events, StepFailed)),
+        done=_first((fact.n, (at, fact)) for at, fact in dated(events, StepDone)),
+    )
+
+
+def _first(pairs: Iterable[tuple[int, F]]) -> dict[int, F]:
+    """The first value of each number."""
+    found: dict[int, F] = {}
+    for number, value in pairs:
+        found.setdefault(number, value)
+    return found
+
+
+def _proposals(known: _Known) -> list[dict[str, Any]]:
     shown = []
-    for one in state.all_proposals:
-        opened = next((fact for fact in facts(events, PlanOpened) if fact.proposal == one.number), None)
-        planned = [fact for fact in facts(events, PlanStep) if fact.proposal == one.number]
-        calls = [
-            _attempt(at, intent, events)
-            for at, intent in dated(events, CallIntended)
-            if intent.n is None and intent.attempt == one.number + 1
-        ]
+    for one in known.state.all_proposals:
+        opened = known.opened.get(one.number)
+        planned = [fact for fact in known.planned.values() if fact.proposal == one.number]
+        made = [(at, intent) for at, intent in known.intents.get(None, ()) if intent.attempt == one.number + 1]
+        calls = [_attempt(at, intent, known.finished) for at, intent in made]
         shown.append(
             {
                 "number": one.number,
@@ -126,14 +170,12 @@ def _proposals(state: RunState, events: Sequence[Event]) -> list[dict[str, Any]]
     return shown
 
 
-def _step(state: RunState, n: int, events: Sequence[Event]) -> dict[str, Any]:
-    step = state.steps[n]
+def _step(known: _Known, n: int) -> dict[str, Any]:
+    state, step = known.state, known.state.steps[n]
     calls = [call for call in state.calls.values() if call.step == n]
-    planned = next((fact for fact in facts(events, PlanStep) if fact.n == n), None)
+    planned, failed = known.planned.get(n), known.failed.get(n)
     proposal = next(one for one in state.all_proposals if one.number == step.proposal)
-    failed = next((fact for fact in facts(events, StepFailed) if fact.n == n), None)
-    intents = [(at, intent) for at, intent in dated(events, CallIntended) if intent.n == n]
-    ends = [at for at, fact in dated(events, StepDone) if fact.n == n]
+    intents, end = known.intents.get(n, ()), known.done.get(n)
     return {
         "n": n,
         "proposal": step.proposal,
@@ -141,10 +183,10 @@ def _step(state: RunState, n: int, events: Sequence[Event]) -> dict[str, Any]:
         "parent": proposal.parent,
         "worker": step.worker,
         "planned_worker": planned.worker if planned is not None else step.worker,
-        "kept_from": _kept_from(events, n),
+        "kept_from": _kept_from(end[1]) if end is not None else None,
         "probability": planned.probability if planned is not None else None,
         "access": step.access.as_list(),
-        "labels": sorted(Flow(state).readings[n].labels),
+        "labels": sorted(known.labels[n]),
         "declassified": sorted(step.output_lost),
         "tools": step.tools,
         "state": step.state,
@@ -153,27 +195,26 @@ def _step(state: RunState, n: int, events: Sequence[Event]) -> dict[str, Any]:
         "chars": step.chars,
         "finish": step.finish or None,
         "started_at": intents[0][0] if intents else None,
-        "ended_at": ends[0] if ends else None,
+        "ended_at": end[0] if end is not None else None,
         "usage": figures(summed(call.usage for call in calls)),
         "cost_usd": dollars(sum(call.usd for call in calls)),
         "seconds": sum(call.seconds for call in calls),
-        "attempts": [_attempt(at, intent, events) for at, intent in intents],
-        "exchanges": exchanges.exchanges(step, events),
+        "attempts": [_attempt(at, intent, known.finished) for at, intent in intents],
+        "exchanges": exchanges.exchanges(step, known.events),
         "detail": f"/v1/runs/{state.run}/steps/{n}",
     }
 
 
-def _kept_from(events: Sequence[Event], n: int) -> dict[str, Any] | None:
+def _kept_from(done: StepDone) -> dict[str, Any] | None:
     """The step of an earlier run whose output this one has; None if it was called."""
-    done = next((fact for fact in facts(events, StepDone) if fact.n == n and fact.origin_run), None)
-    return {"run": done.origin_run, "step": done.origin_step} if done is not None else None
+    return {"run": done.origin_run, "step": done.origin_step} if done.origin_run else None
 
 
 def _passed_over(those: PassedOver) -> list[dict[str, str]]:
     return [{"worker": worker, "reason": reason} for worker, reason in those]
 
 
-def _attempt(at: float, intent: CallIntended, events: Sequence[Event]) -> dict[str, Any]:
+def _attempt(at: float, intent: CallIntended, finished: Mapping[str, CallFinished]) -> dict[str, Any]:
     """An intent with its outcome, if it has one yet."""
     shown: dict[str, Any] = {
         "id": intent.call,
@@ -193,9 +234,8 @@ def _attempt(at: float, intent: CallIntended, events: Sequence[Event]) -> dict[s
         "despite": intent.despite or None,
         "outcome": None,
     }
-    for finished in facts(events, CallFinished):
-        if finished.call == intent.call:
-            shown |= _outcome(finished)
+    if intent.call in finished:
+        shown |= _outcome(finished[intent.call])
     return shown
 
 
@@ -233,7 +273,7 @@ async def step_in_full(store: ContentReads, state: RunState, events: Sequence[Ev
         messages = [exchanges.message(message) for message in await see(store, state, n)]
     except NotFound:
         messages = None
-    shown = _step(state, n, events)
+    shown = _step(_known(state, events), n)
     for attempt in shown["attempts"]:
         attempt["output"] = texts.get(outputs.get(attempt["id"], ""))
     return shown | {
