@@ -204,7 +204,8 @@ async def test_a_pruned_run_leaves_its_proofs_and_no_salt(store: SqlStore) -> No
 
 
 async def test_runs_from_before_the_log_are_sealed(store: SqlStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_writer, "MOST_CHANGES", 3)
+    for name in ("IN_LOOP", "BETWEEN_AWAITS"):
+        monkeypatch.setattr(log_writer, name, log_writer.PassLimits(changes=3, events=9))
     for number in range(8):
         await store.append(admitted(f"run{number}"))
     await store._write(lambda conn: conn.execute(text("DELETE FROM log_queue")))

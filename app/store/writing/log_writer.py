@@ -15,6 +15,7 @@ from typing import Any, Protocol, TypeVar
 
 from sqlalchemy import Connection, Dialect
 
+from app.core.records import record
 from app.core.run.journal_hash import leaf as event_hash
 from app.core.transparency.leaves import LOG_KEY, ROW, RUN, events_part, leaf, parse_leaf
 from app.core.transparency.merkle import Frontier, leaf_hash, range_root, tree_root
@@ -28,10 +29,21 @@ from app.store.sqlkit.log_statements import LogStatements
 from app.store.sqlkit.statements import Statements
 from app.store.sqlkit.tables import LOG_LEAVES
 
-MOST_CHANGES = 300
-"""The most changes that one pass takes from the queue: it holds the loop of its process while it hashes."""
-MOST_EVENTS = 1_000
-"""The most events that one pass seals, unless a single run has more."""
+
+@record(frozen=True, slots=True)
+class PassLimits:
+    """The most changes that one pass takes from the queue, and the most events that it seals, unless a single run has
+    more. A run of one step has two changes and nine events: rows of changes that are too many are read in vain."""
+
+    changes: int
+    events: int
+
+
+IN_LOOP = PassLimits(changes=200, events=1_000)
+"""On SQLite a pass holds the loop of its process: some 10 ms."""
+BETWEEN_AWAITS = PassLimits(changes=400, events=2_000)
+"""On Postgres only hashing holds the loop, and each of a pass's 15 statements is a round trip: fewer and larger passes
+seal a backlog a quarter faster."""
 ENTRY = LOG_LEAVES.columns.keys().index("entry") - 1
 """The place of an entry's bytes among its columns behind `place`."""
 Fresh = Callable[[], bytes]
@@ -91,6 +103,7 @@ class Pass:
         self._conn = conn
         self._statements = statements
         self._fresh = fresh
+        self.limits = BETWEEN_AWAITS if statements.common.arrays else IN_LOOP
         self.at = round(now, 3)
         self.entries: list[tuple[Any, ...]] = []
         """The columns of the new entries, in table order behind `place`."""
@@ -132,7 +145,7 @@ class Pass:
         last = transparency_log.last_entries(conn, statements, runs)
         before = {run: last[RUN, run] for run in runs if (RUN, run) in last}
         sealed = {run: before[run].events if run in before else 0 for run in runs}
-        chosen = _bounded(rows, sealed, runs)
+        chosen = _bounded(rows, sealed, runs, self.limits.events)
         there = [run for run in chosen if run in rows and (run in again or rows[run]["seq"] > sealed[run])]
         if there:
             private = log_sources.private_tags(conn, statements, there)
@@ -188,13 +201,13 @@ class Pass:
         return {run: row["salt"] for run, row in rows.items()}
 
 
-def _bounded(rows: Mapping[str, Row], sealed: Mapping[str, int], runs: Sequence[str]) -> list[str]:
-    """The first of these runs, that have at most `MOST_EVENTS` events to seal; at least one."""
+def _bounded(rows: Mapping[str, Row], sealed: Mapping[str, int], runs: Sequence[str], most: int) -> list[str]:
+    """The first of these runs, that have at most `most` events to seal; at least one."""
     chosen: list[str] = []
     events = 0
     for run in runs:
         more = rows[run]["seq"] - sealed[run] if run in rows else 0
-        if chosen and events + more > MOST_EVENTS:
+        if chosen and events + more > most:
             break
         chosen.append(run)
         events += more
@@ -232,8 +245,9 @@ def seal(
         return None
     statements.common.plan_by_key(conn)
     window = transparency_log.window(conn, statements, state["xid"])
-    queued = transparency_log.waiting(conn, statements, window.since, MOST_CHANGES)
     made = Pass(conn, statements, window.now, fresh)
+    most = made.limits.changes
+    queued = transparency_log.waiting(conn, statements, window.since, most)
     changes: dict[str, Any] = {}
     if not signers:
         if state["signer"] is None:
@@ -242,10 +256,10 @@ def seal(
     changes |= _keys_in_force(made, state, signers)
     done = made.seal(queued)
     transparency_log.taken(conn, statements, [one.n for one in done])
-    whole = len(done) == len(queued) < MOST_CHANGES
+    whole = len(done) == len(queued) < most
     place = window.horizon if whole else min(window.horizon, _first_left(queued, done))
     if whole and state["catch_up"] is not None:
-        changes["catch_up"] = transparency_log.queue_older_runs(conn, state["catch_up"], place, made.at, MOST_CHANGES)
+        changes["catch_up"] = transparency_log.queue_older_runs(conn, state["catch_up"], place, made.at, most)
         whole = changes["catch_up"] is None
     if place != state["xid"]:
         changes["xid"] = place
