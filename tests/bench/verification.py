@@ -1,6 +1,7 @@
-"""How fast `baton audit verify` is: `python -m tests.bench.verification --runs 10000`.
+"""How fast `baton audit verify` is: `python -m tests.bench.verification --runs 10000 [--postgres]`.
 
 Makes runs with twelve events each, seals them, and verifies the database as the command does, without and with texts.
+The database is an SQLite file, or a Postgres that is started for it.
 """
 
 import argparse
@@ -8,18 +9,23 @@ import asyncio
 import os
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import orjson
-from sqlalchemy import Connection, create_engine, insert, text
+from sqlalchemy import Connection, insert
 
 from app.audit.log.findings import Verified
 from app.audit.log.rows import RowCheck
 from app.audit.log.verify import LogCheck, StoredEntry
 from app.core.transparency.notes import Signer
-from app.store.sealed_rows import SealedRows
+from app.store.archive import open_archive
+from app.store.sealed_rows import SealedRows, in_one_snapshot
 from app.store.sql import open_store
+from app.store.sqlkit.migrate import migrate
 from app.store.sqlkit.tables import EVENTS, RUNS, TAGS
+from tests.harness import servers
 
 SIGNER = Signer("log.example/baton", bytes(range(32)))
 EVENTS_PER_RUN = 12
@@ -78,9 +84,9 @@ async def sealed(url: str, runs: int) -> float:
         return runs * EVENTS_PER_RUN / (time.monotonic() - began)
 
 
-def verified(conn: Connection, *, contents: bool) -> Verified:
+def verified(stored: SealedRows, *, contents: bool) -> Verified:
     """Verify the database."""
-    stored, report = SealedRows(conn, lambda _place, body: body), Verified()
+    report = Verified()
     state = stored.state()
     log = LogCheck(report, tiles=stored.tile, stored_tiles=stored.count_tiles())
     entries = (StoredEntry(one.place, one.entry, one.salt, one.kind, one.id, one.events) for one in stored.entries())
@@ -89,27 +95,45 @@ def verified(conn: Connection, *, contents: bool) -> Verified:
     return report
 
 
+def measure(stored: SealedRows) -> None:
+    """Verify without and with texts, and print how fast it was."""
+    for contents in (False, True):
+        began, cpu = time.monotonic(), time.process_time()
+        report = verified(stored, contents=contents)
+        wall, used = time.monotonic() - began, time.process_time() - cpu
+        assert report.clean, report.first
+        words = "with texts" if contents else "without texts"
+        rates = f"{report.events / wall:,.0f}/s ({report.events / used:,.0f}/s of CPU)"
+        print(f"{report.events:,} events {words}: {rates}")
+
+
+async def fill_and_measure(url: str, runs: int) -> None:
+    """Make the runs, seal them, and verify them."""
+    print(f"sealed at {await sealed(url, runs):,.0f} events/s")
+    async with open_archive(url) as archive:
+        await in_one_snapshot(archive, measure)
+
+
+@contextmanager
+def database(*, postgres: bool) -> Iterator[str]:
+    """A database of the kind that is asked for."""
+    if postgres:
+        with servers.postgres() as server:
+            migrate(server.url)
+            yield server.url
+        return
+    with tempfile.TemporaryDirectory() as name:
+        yield f"sqlite:///{Path(name) / 'baton.db'}"
+
+
 def main() -> None:
     """Print the figures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=10_000)
+    parser.add_argument("--postgres", action="store_true", help="on Postgres instead of SQLite")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as name:
-        url = f"sqlite:///{Path(name) / 'baton.db'}"
-        rate = asyncio.run(sealed(url, options.runs))
-        print(f"sealed at {rate:,.0f} events/s")
-        engine = create_engine(url)
-        for contents in (False, True):
-            with engine.connect() as conn:
-                conn.execute(text("SELECT 1"))
-                began, cpu = time.monotonic(), time.process_time()
-                report = verified(conn, contents=contents)
-                wall, used = time.monotonic() - began, time.process_time() - cpu
-            assert report.clean, report.first
-            words = "with texts" if contents else "without texts"
-            rates = f"{report.events / wall:,.0f}/s ({report.events / used:,.0f}/s of CPU)"
-            print(f"{report.events:,} events {words}: {rates}")
-        engine.dispose()
+    with database(postgres=options.postgres) as url:
+        asyncio.run(fill_and_measure(url, options.runs))
 
 
 if __name__ == "__main__":
