@@ -14,9 +14,9 @@ from app.audit.export import Export
 from app.audit.log.findings import RULES, Verified
 from app.audit.log.folder import TilesFolder
 from app.audit.log.journal import check_journal
-from app.audit.log.rows import RowCheck
+from app.audit.log.rows import check_database
 from app.audit.log.tree import Checkpoint, Key, Unreadable, read_checkpoint, read_key
-from app.audit.log.verify import LogCheck, StoredEntry
+from app.audit.log.verify import LogCheck
 from app.cli import event_loop, storage, terminal
 from app.cli.asked import Asked
 from app.errors import ConfigInvalid, StoreUnavailable
@@ -105,13 +105,9 @@ async def _database(asked: Asked, environ: Mapping[str, str], check: LogCheck) -
 
     def whole(stored: SealedRows) -> None:
         state = stored.state()
-        if state is None or not state["size"]:
+        if not stored.has_entries() and (state is None or not state["size"]):
             raise ConfigInvalid(["Nothing was sealed in this database yet; engines of 0.3.0 and later seal."])
-        check.tiles, check.stored_tiles = stored.tile, stored.count_tiles()
-        rows = stored.entries()
-        entries = (StoredEntry(one.place, one.entry, one.salt, one.kind, one.id, one.events) for one in rows)
-        check.check(entries, state["checkpoint"])
-        RowCheck(check.report, stored, check.last_at, contents=not asked.no_contents, settled=asked.settled).check()
+        check_database(check, stored, contents=not asked.no_contents, settled=asked.settled)
 
     async with storage.used(settings), storage.journals(settings) as archive:
         await in_one_snapshot(archive, whole)

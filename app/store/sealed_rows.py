@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Table, Text, bindparam, cast, exists, func, select, tuple_
+from sqlalchemy import ColumnElement, Connection, Table, Text, bindparam, cast, exists, func, or_, select, text, tuple_
 
 from app.core.records import record
 from app.store.archive import Administration, Archive, orphans, read_administration
@@ -32,8 +32,10 @@ from app.store.sqlkit.tables import (
     POLICIES,
     PRUNED_RUNS,
     RUNS,
+    SHARED_CONTENTS,
     TAGS,
     TENANTS,
+    TICKETS,
     TRIALS,
 )
 
@@ -56,6 +58,14 @@ KINDS: Mapping[str, Table] = {
 }
 """The table of each kind of an entry, apart from runs. The id of an entry is the primary key of the row, whose columns
 are joined with line feeds."""
+_SQLITE_TYPES: Mapping[type, tuple[str, ...]] = {
+    str: ("text",),
+    bytes: ("blob",),
+    int: ("integer",),
+    bool: ("integer",),
+    float: ("real", "integer"),
+}
+"""The types of values that SQLite may store for a type of Python's."""
 Row = Mapping[str, Any]
 Event = tuple[int, str, float, bytes]
 
@@ -87,6 +97,10 @@ class SealedRun:
     """The tags that are erased with its content, sorted."""
     disclosures: Sequence[Row]
     contents: Mapping[str, bytes]
+    threads: Sequence[tuple[int, str]]
+    """The number of the owner and the last text of each of its contents that begins with shared texts."""
+    last_claim: int
+    """The highest number of a claim on one of its tickets; 0 if there is none."""
 
 
 class SealedRows:
@@ -98,9 +112,42 @@ class SealedRows:
         self._opened = opened
 
     def state(self) -> Row | None:
-        """The state of the log; None if nothing was ever sealed."""
-        row = self._conn.execute(select(LOG_STATE)).mappings().one_or_none()
+        """The state of the log; None if it has no row."""
+        row = self._conn.execute(select(LOG_STATE).where(LOG_STATE.c.id == 1)).mappings().one_or_none()
         return _columns(row) if row is not None else None
+
+    def count_states(self) -> int:
+        """The number of rows of the state; there is one."""
+        return self._conn.execute(select(func.count()).select_from(LOG_STATE)).scalar_one()
+
+    def latest_transaction(self) -> int | None:
+        """The number that the next transaction would have; None on SQLite, which has no such numbers."""
+        if self._conn.dialect.name != "postgresql":
+            return None
+        query = text("SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint")
+        found: int = self._conn.execute(query).scalar_one()
+        return found
+
+    def passed_over(self, xid: int) -> int:
+        """The number of changes that wait and are of a transaction before this one, so that no pass takes them."""
+        query = select(func.count()).select_from(LOG_QUEUE).where(LOG_QUEUE.c.xid < xid)
+        return self._conn.execute(query).scalar_one()
+
+    def mistyped(self) -> Iterator[tuple[str, str, str, str]]:
+        """Values whose type their columns do not have, each as the table, the primary key, the column and the type.
+        Nothing can be read from such a row. Postgres stores none; SQLite stores what it is given."""
+        if self._conn.dialect.name == "postgresql":
+            return
+        for table in METADATA.sorted_tables:
+            allowed = {one.name: (*_SQLITE_TYPES[one.type.python_type], "null") for one in table.columns}
+            types = {one.name: func.typeof(one) for one in table.columns}
+            keys = [cast(key, Text) for key in table.primary_key.columns]
+            wrong = or_(*[types[name].not_in(names) for name, names in allowed.items()])
+            for row in self._conn.execute(select(*keys, *types.values()).where(wrong).limit(ROWS)):
+                key = " ".join([str(one) for one in row[: len(keys)]])
+                for name, found in zip(types, row[len(keys) :], strict=True):
+                    if found not in allowed[name]:
+                        yield table.name, key, str(name), str(found)
 
     def clock(self) -> float:
         """The time by the clock of the database, in seconds since 1970."""
@@ -110,6 +157,10 @@ class SealedRows:
         """The changes that wait to be sealed, each as the kind, the id, and when it was made."""
         row = LOG_QUEUE.c
         return [(kind, id_, at) for kind, id_, at in self._conn.execute(select(row.kind, row.id, row.at))]
+
+    def has_entries(self) -> bool:
+        """True if anything was ever sealed."""
+        return self._conn.execute(select(LOG_LEAVES.c.place).limit(1)).first() is not None
 
     def entries(self) -> Iterator[LogRow]:
         """Every entry of the log, in its order."""
@@ -154,6 +205,8 @@ class SealedRows:
         entries = self.entries_about("run", names)
         private, disclosures = self._private(names), self._disclosures(names)
         bodies = content.of_runs(self._conn, names, self._opened) if contents else {}
+        threads = self._threads([row["id"] for row in rows if row["thread"] is not None])
+        claims = self._claims([row["id"] for row in rows if row["ended_at"] is None])
         for row in rows:
             name = row["id"]
             yield SealedRun(
@@ -163,7 +216,22 @@ class SealedRows:
                 private=private.get(name, ()),
                 disclosures=disclosures.get(name, ()),
                 contents=bodies.get(name, {}),
+                threads=threads.get(name, ()),
+                last_claim=claims.get(name, 0),
             )
+
+    def _threads(self, runs: Sequence[str]) -> Mapping[str, Sequence[tuple[int, str]]]:
+        shared = SHARED_CONTENTS.c
+        query = select(shared.run, shared.owner, shared.head).where(shared.run.in_(runs), shared.head.is_not(None))
+        found: defaultdict[str, list[tuple[int, str]]] = defaultdict(list)
+        for run, owner, head in self._conn.execute(query):
+            found[run].append((owner, head))
+        return found
+
+    def _claims(self, runs: Sequence[str]) -> Mapping[str, int]:
+        ticket = TICKETS.c
+        query = select(ticket.run, func.max(ticket.claim)).where(ticket.run.in_(runs)).group_by(ticket.run)
+        return {run: claim for run, claim in self._conn.execute(query)}
 
     def entries_about(self, kind: str, ids: Sequence[str]) -> Mapping[str, Sequence[LogRow]]:
         """All entries of this kind about the things of these ids, the oldest first."""

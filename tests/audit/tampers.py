@@ -23,9 +23,9 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from app.audit.log.findings import Finding, Verified
-from app.audit.log.rows import RowCheck
+from app.audit.log.rows import check_database
 from app.audit.log.tree import Checkpoint, read_checkpoint
-from app.audit.log.verify import LogCheck, StoredEntry
+from app.audit.log.verify import LogCheck
 from app.core.pool.budgets import Budget
 from app.core.rating.calibration import Trial
 from app.core.rating.feedback import Feedback
@@ -45,11 +45,11 @@ SIGNER = Signer("log.example/baton", bytes(range(32)))
 TABLES = METADATA.tables
 OWNER = Actor("owner", "command")
 UNSEALED: dict[str, set[str]] = {
-    "runs": {"salt", "thread", "budgets", "deadline", "epoch", "driver", "lease_until", "claims", "held_usd"}
+    "runs": {"salt", "thread", "deadline", "epoch", "driver", "lease_until", "claims", "held_usd"}
     | {"held_tokens", "notify_turn", "revision"},
+    "log_state": {"id", "xid", "catch_up", "signer"},
     "shared_contents": {"owner"},
     "texts": {"tenant", "spoken"},
-    "log_leaves": {"subject"},
 }
 """Columns that are no record of anything: leases, locks, and what follows from events."""
 RECORDS = (
@@ -71,6 +71,7 @@ RECORDS = (
     "contents",
     "log_leaves",
     "log_tiles",
+    "log_state",
 )
 """The tables of record, as deploy/docs/audit.md lists them."""
 Tamper = Callable[[Connection, random.Random], str]
@@ -148,13 +149,9 @@ def verify(
     conn: Connection, held: Sequence[tuple[str, Checkpoint]], opened: Open | None = None, *, settled: bool = True
 ) -> Verified:
     """Verify a database, as the command does. `opened` decrypts contents; nothing writes to it if it is `settled`."""
-    stored, report = SealedRows(conn, opened or (lambda _place, body: body)), Verified()
-    state = stored.state()
-    log = LogCheck(report, held=tuple(held), tiles=stored.tile, stored_tiles=stored.count_tiles())
-    rows = stored.entries()
-    entries = (StoredEntry(one.place, one.entry, one.salt, one.kind, one.id, one.events) for one in rows)
-    log.check(entries, state["checkpoint"] if state is not None else None)
-    RowCheck(report, stored, log.last_at, settled=settled).check()
+    report = Verified()
+    stored = SealedRows(conn, opened or (lambda _place, body: body))
+    check_database(LogCheck(report, held=tuple(held)), stored, settled=settled)
     return report
 
 

@@ -4,17 +4,21 @@ import asyncio
 import json
 import random
 import shutil
+import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from sqlalchemy import Connection, create_engine, insert, text
 
+from app.audit.log.findings import Finding, Verified
 from app.audit.log.folder import TilesFolder
 from app.audit.log.rows import OTHER_REFS
-from app.audit.log.tree import GrowingTree, leaf_hash, root_of
-from app.audit.log.verify import tiles_of
+from app.audit.log.tree import Checkpoint, GrowingTree, leaf_hash, root_of
+from app.audit.log.verify import LogCheck, tiles_of
+from app.core.run.kinds import Kind
 from app.core.transparency import tiles
 from app.core.transparency.merkle import tree_root
 from app.store.archive import open_archive
@@ -26,6 +30,9 @@ from app.store.writing import log_writer
 from tests.audit import tampers
 from tests.audit.tampers import KNOWING, RANDOM, SIGNER, Subject, Tamper, attempt, prepare, verify
 from tests.cli.test_commands import baton
+from tests.conformance.conversations import turn
+from tests.conformance.entries import queued, take
+from tests.harness.raw_facts import Raw
 
 SEEDED = 12
 """Random tampers of each test run; `python -m tests.audit.tampers` makes thousands."""
@@ -105,7 +112,7 @@ CHANGES = (
     ("UPDATE policies SET number = number + 1", "policy", "learns"),
     ("UPDATE holds SET reason = 'another'", "hold", "hold_1"),
     ("DELETE FROM trials", "trial", "alpha\nm\nv1\ntask"),
-    ("INSERT INTO catalogs (digest, body) VALUES ('new', '{}')", "catalog", "new"),
+    ("INSERT INTO catalogs (digest, body) VALUES ('new', x'7b7d')", "catalog", "new"),
 )
 
 
@@ -192,6 +199,118 @@ def test_the_ledger_of_calls_that_were_made_in_another_order_than_they_are_named
     assert sealed is not None
     assert sealed.leaves == 1
     assert [one for one in report.findings if "not as they were sealed" in one.words] == []
+
+
+async def open_run(folder: Path) -> str:
+    """Make a sealed database with a run that goes on: it shares texts, spends of a budget, and has a claim. Returns
+    the URL."""
+    url, asked = f"sqlite:///{folder / 'open.db'}", turn("run_open", 2)
+    assert asked.new is not None
+    body = {"tier": "mini", "task": asked.contents[0][0], "budgets": ["account"]}
+    async with open_store(url) as store:
+        new = replace(asked.new, budgets=("account",))
+        await store.append(replace(asked, events=(Raw(Kind.ADMITTED, body),), new=new))
+        await store.append(queued("run_open"))
+        await store.append(take("run_open", 0, "engine"))
+        await tampers.seal(store)
+    return url
+
+
+@pytest.fixture(scope="module")
+def open_conn(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Connection]:
+    engine = create_engine(asyncio.run(open_run(tmp_path_factory.mktemp("open"))))
+    with engine.connect() as opened:
+        yield opened
+    engine.dispose()
+
+
+def found_after(conn: Connection, change: str, held: Sequence[tuple[str, Checkpoint]] = ()) -> list[Finding]:
+    """The findings after a change that is rolled back."""
+    with conn.begin() as transaction:
+        tampers.drop_triggers(conn)
+        assert conn.execute(text(change)).rowcount == 1
+        report = verify(conn, held)
+        transaction.rollback()
+    return list(report.ordered())
+
+
+def test_an_open_run_is_clean_as_it_was_sealed(open_conn: Connection) -> None:
+    report = verify(open_conn, ())
+    open_conn.rollback()
+    assert list(report.ordered()) == []
+    assert report.contents == 1
+
+
+OF_OPEN_RUNS = (
+    "error = 'run_failed'",
+    "budgets = NULL",
+    "budgets = '[\"other\"]'",
+    "thread = thread || '0'",
+    "claims = 0",
+)
+
+
+@pytest.mark.parametrize("change", OF_OPEN_RUNS)
+def test_a_column_of_an_open_run_that_no_entry_seals_fits_what_is_stored_beside_it(
+    open_conn: Connection, change: str
+) -> None:
+    (finding,) = found_after(open_conn, f"UPDATE runs SET {change}")
+    assert (finding.rule, finding.thing) == ("altered", "run run_open")
+    assert change.split()[0].removesuffix("s") in finding.words
+
+
+OF_THE_STATE = ("size = size + 1", "verifiers = 'log.example/baton+0+0'", "sealed_at = sealed_at - 1", "xid = 7")
+
+
+@pytest.mark.parametrize("change", OF_THE_STATE)
+def test_the_state_of_the_log_follows_from_its_entries(conn: Connection, subject: Subject, change: str) -> None:
+    (finding,) = found_after(conn, f"UPDATE log_state SET {change}", subject.held)
+    assert (finding.rule, finding.thing) == ("state", "the log")
+    assert f"`{change.split()[0]}`" in finding.words
+
+
+def test_a_log_without_its_state_or_with_two_is_a_finding(conn: Connection, subject: Subject) -> None:
+    words = [one.words for one in found_after(conn, "DELETE FROM log_state", subject.held)]
+    assert "its state is not stored" in words
+    second = "INSERT INTO log_state (id, size, xid) VALUES (2, 0, 0)"
+    assert [one.words for one in found_after(conn, second, subject.held)] == ["it has more than one state"]
+
+
+def test_an_entry_is_about_the_run_that_its_row_names(conn: Connection, subject: Subject) -> None:
+    change = "UPDATE log_leaves SET subject = 'run_later' WHERE id = 'fb0'"
+    found = [(one.rule, one.words) for one in found_after(conn, change, subject.held)]
+    assert ("entry", "the columns beside the entry say something else") in found
+
+
+def test_changes_that_no_pass_would_take_are_a_finding() -> None:
+    """On Postgres a pass begins with the transaction that the state names."""
+    for known, latest, passed_over, rules in ((90, 100, 0, []), (90, 100, 2, ["state"]), (900, 100, 2, [])):
+        check = LogCheck(Verified())
+        check.check_transactions(known, latest, passed_over)
+        assert [one.rule for one in check.report.findings] == rules
+        assert bool(check.report.notes) == (known > latest), "a database that was restored elsewhere counts anew"
+
+
+MISTYPED = (
+    ("events", "body", "CAST('x' AS TEXT)", "text"),
+    ("log_leaves", "entry", "CAST('{}' AS TEXT)", "text"),
+    ("runs", "created_at", "'yesterday'", "text"),
+    ("keys", "name", "x'00ff'", "blob"),
+)
+
+
+@pytest.mark.parametrize(("table", "column", "value", "kind"), MISTYPED)
+def test_a_value_of_another_type_is_named_and_ends_nothing_with_a_traceback(
+    data: Path, table: str, column: str, value: str, kind: str
+) -> None:
+    with sqlite3.connect(data / "data" / "baton.db") as written:
+        for trigger in [name for (name,) in written.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'")]:
+            written.execute(f"DROP TRIGGER {trigger}")
+        written.execute(f"UPDATE {table} SET {column} = {value}")
+    done = baton(data, "audit", "verify", "--settled")
+    assert (done.status, done.err.count("Traceback")) == (1, 0)
+    assert f"its column `{column}` has a value of the type {kind}" in done.out
+    assert f"{table} " in done.out
 
 
 @pytest.mark.parametrize("tamper", KNOWING, ids=[one.__name__ for one in KNOWING])

@@ -17,8 +17,8 @@ import orjson
 from sqlalchemy import Connection, insert
 
 from app.audit.log.findings import Verified
-from app.audit.log.rows import RowCheck
-from app.audit.log.verify import LogCheck, StoredEntry
+from app.audit.log.rows import check_database
+from app.audit.log.verify import LogCheck
 from app.core.transparency.notes import Signer
 from app.store.archive import open_archive
 from app.store.sealed_rows import SealedRows, in_one_snapshot
@@ -87,11 +87,7 @@ async def sealed(url: str, runs: int) -> float:
 def verified(stored: SealedRows, *, contents: bool) -> Verified:
     """Verify the database."""
     report = Verified()
-    state = stored.state()
-    log = LogCheck(report, tiles=stored.tile, stored_tiles=stored.count_tiles())
-    entries = (StoredEntry(one.place, one.entry, one.salt, one.kind, one.id, one.events) for one in stored.entries())
-    log.check(entries, state["checkpoint"] if state is not None else None)
-    RowCheck(report, stored, log.last_at, contents=contents, settled=True).check()
+    check_database(LogCheck(report), stored, contents=contents, settled=True)
     return report
 
 

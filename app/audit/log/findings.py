@@ -10,10 +10,12 @@ RULES = {
     "checkpoint": "the log's checkpoint is signed by a known key",
     "held": "the log has grown out of each checkpoint that is held outside of it, and lacks nothing of it",
     "entry": "every entry of the log is as it was signed",
+    "state": "the state of the log is that of its last entry",
     "tile": "the stored tiles of the log are the hashes of its entries",
     "altered": "what was sealed is stored as it was sealed",
     "missing": "what was sealed is stored, or was pruned",
     "surplus": "whatever is stored was sealed, but for the last moments",
+    "type": "every value has the type of its column, so that it can be read",
     "content": "the texts of a run have the hashes that its events name, unless they were erased",
 }
 """Every kind of a finding, with the statement that holds if there is none."""

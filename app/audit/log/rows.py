@@ -14,6 +14,7 @@ from app.audit.disclosures import disclosures
 from app.audit.log.entries import DISCLOSURES, END, FIXED, PRIVATE, PRUNED, ROW, RUN, Sealed, fits, read_entry
 from app.audit.log.findings import Finding, Verified
 from app.audit.log.tree import GrowingTree, Unreadable, leaf_hash
+from app.audit.log.verify import LOG, LogCheck, StoredEntry
 from app.audit.report import Report
 from app.audit.requests import Pools
 from app.core.pool.catalog import ProviderSpec
@@ -186,20 +187,35 @@ class RowCheck:
                 self._add("altered", thing, f"its row ({', '.join(ADMITTED[1:])}) is not as it was sealed", entry.place)
                 break
         self._origin(thing, run, last)
+        self._open(thing, run, last)
         if len(run.events) == last.events and last.salt is not None:
             self._end(thing, run, last, last.salt)
         self._private(thing, run, last)
 
     def _origin(self, thing: str, run: SealedRun, last: Sealed) -> None:
-        """The row names the run from which it follows as its first event does, which was compared with the log."""
+        """The row names the run from which it follows, and its accounts of budgets, as its first event does, which was
+        compared with the log."""
         try:
             admitted: dict[str, Any] = orjson.loads(run.events[0][3])
             named = {column: admitted.get(column) or None for column in ORIGIN}
+            named["budgets"] = orjson.dumps(admitted["budgets"]).decode() if admitted.get("budgets") else None
         except (IndexError, AttributeError, orjson.JSONDecodeError):
             return  # it is missing or altered, and a finding already
         for column, value in named.items():
             if run.row[column] != value:
                 self._add("altered", thing, f"its row has another `{column}` than its first event", last.place)
+
+    def _open(self, thing: str, run: SealedRun, last: Sealed) -> None:
+        """The columns that are sealed with no entry fit what is stored beside them."""
+        row = run.row
+        if row["ended_at"] is None and row["error"] is not None:
+            self._add("altered", thing, "its row has an `error`, and it has not ended", last.place)
+        if row["claims"] < run.last_claim:
+            words = f"its row counts {row['claims']} claims, and a ticket has the claim {run.last_claim}"
+            self._add("altered", thing, words, last.place)
+        threads = [owner.to_bytes(8, signed=True).hex() + head for owner, head in run.threads]
+        if threads and row["thread"] not in threads:
+            self._add("altered", thing, "its row has another `thread` than its texts", last.place)
 
     def _end(self, thing: str, run: SealedRun, last: Sealed, salt: bytes) -> None:
         """The end of a run, and its ledger, all of whose events are sealed."""
@@ -394,6 +410,31 @@ class RowCheck:
     def _place_of_change(self, seq: int) -> int | None:
         entries = self.stored.entries_about("admin_event", [str(seq)]).get(str(seq), ())
         return entries[0].place if entries else None
+
+
+def check_database(check: LogCheck, stored: SealedRows, *, contents: bool = True, settled: bool = False) -> None:
+    """Check the log of a database, and everything that is stored in it against the log. See `RowCheck`."""
+    report = check.report
+    for table, key, column, found in stored.mistyped():
+        report.add(Finding("type", f"{table} {key}", f"its column `{column}` has a value of the type {found}"))
+    if not report.clean:
+        report.notes.append("Nothing else was checked, because values of other types cannot be read.")
+        return
+    check.tiles, check.stored_tiles = stored.tile, stored.count_tiles()
+    state = stored.state()
+    entries = (
+        StoredEntry(one.place, one.entry, one.salt, one.kind, one.id, one.subject, one.events)
+        for one in stored.entries()
+    )
+    check.check(entries, state["checkpoint"] if state is not None else None)
+    if state is None:
+        report.add(Finding("state", LOG, "its state is not stored", 0))
+    elif stored.count_states() > 1:
+        report.add(Finding("state", LOG, "it has more than one state", 0))
+    else:
+        check.check_state(state)
+        check.check_transactions(state["xid"], stored.latest_transaction(), stored.passed_over(state["xid"]))
+    RowCheck(report, stored, check.last_at, contents=contents, settled=settled).check()
 
 
 def _no_adapter(spec: ProviderSpec) -> Provider:

@@ -8,6 +8,7 @@ the tiles of the log where they were left as they were, show the very entry.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from app.audit.log.entries import LOG_KEY, RUN, Sealed, read_entry
 from app.audit.log.findings import Finding, Verified
@@ -37,6 +38,7 @@ class StoredEntry:
     salt: bytes | None = None
     kind: str | None = None
     id: str | None = None
+    subject: str | None = None
     events: int | None = None
 
 
@@ -73,6 +75,8 @@ class LogCheck:
     own_keys: list[Key] = field(default_factory=list)
     last_at: float = 0.0
     """When the last entry was sealed, in seconds since 1970."""
+    last_keys: str = ""
+    """The keys that the last entry about keys names."""
 
     def check(self, entries: Iterable[StoredEntry], note: str | None) -> None:
         """Check all entries and the log's checkpoint `note`."""
@@ -86,6 +90,25 @@ class LogCheck:
             self._add("checkpoint", "the log has entries and no checkpoint")
         self._compare_held(roots)
         self._check_witnesses()
+
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        """Compare the state from which sealing goes on, after `check`: it follows from the last entries."""
+        last = {"verifiers": self.last_keys or None, "sealed_at": self.last_at or None}
+        wanted = {"size": self.report.entries, **last}
+        for name, value in wanted.items():
+            if state[name] != value:
+                self._add("state", f"its state has another `{name}` than its entries", self.report.entries)
+
+    def check_transactions(self, known: int, latest: int | None, passed_over: int) -> None:
+        """Check the number `known` of the transaction from which sealing goes on. `latest` is the next one of the
+        database, None where transactions have no numbers; `passed_over` changes are of earlier ones, and wait."""
+        words = "its state has another `xid` than where sealing has to go on"
+        if latest is None and known:
+            self._add("state", words, self.report.entries)
+        elif latest is not None and known > latest:
+            self.report.notes.append("The database was restored on another server, and nothing was sealed since.")
+        elif passed_over:
+            self._add("state", f"{words}: {passed_over:,} changes would never be sealed", self.report.entries)
 
     def _add(self, rule: str, words: str, place: int | None = 0) -> None:
         self.report.add(Finding(rule, LOG, words, place))
@@ -135,8 +158,9 @@ class LogCheck:
             self._add("entry", str(error), one.place)
             return
         self.last_at = sealed.at
-        columns = (one.kind, one.id, one.events)
-        if one.kind is not None and columns != (sealed.kind, sealed.id, sealed.events):
+        columns = (one.kind, one.id, one.subject, one.events)
+        stated = (sealed.kind, sealed.id, sealed.run or sealed.id, sealed.events)
+        if one.kind is not None and columns != stated:
             self._add("entry", "the columns beside the entry say something else", one.place)
         if sealed.kind == RUN:
             self._grows(sealed, progress)
@@ -150,6 +174,7 @@ class LogCheck:
         progress[sealed.id] = sealed.events
 
     def _learn_keys(self, sealed: Sealed) -> None:
+        self.last_keys = sealed.id
         for text in sealed.id.split():
             try:
                 self.own_keys.append(read_key(text))
