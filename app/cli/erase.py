@@ -99,12 +99,19 @@ async def _erase_one(store: Store, wanted: str, patience: float, now: Callable[[
     row = await storage.find(store, wanted)
     if hold := (await store.held([row.id])).get(row.id):
         raise LegalHold(f"The legal hold {hold} covers the run, so it is not erased; `baton holds ls` shows it.")
-    rows = [row, *await cancel.copies(store.of_tenant(None), row.id)]
-    names = [one.id for one in rows]
-    held = await store.held(names)
-    await _end(store, [one for one in rows if one.ended_at is None and one.id not in held], patience, now())
-    erased = await store.erase_contents(names)
+    names: list[str] = []
+    erased = 0
+    while rows := [one for one in await _with_copies(store, row) if one.id not in names]:
+        fresh = [one.id for one in rows]
+        held = await store.held(fresh)
+        await _end(store, [one for one in rows if one.ended_at is None and one.id not in held], patience, now())
+        erased += await store.erase_contents(fresh)
+        names += fresh
     return Erased(erased, await store.overwrite_erased(), await store.held(names))
+
+
+async def _with_copies(store: Store, row: RunRow) -> list[RunRow]:
+    return [row, *await cancel.copies(store.of_tenant(None), row.id)]
 
 
 async def _end(store: Store, rows: Sequence[RunRow], patience: float, now: float) -> None:

@@ -19,6 +19,7 @@ from app.cli.sandbox import Sandbox
 from app.core.message.chat import Message, task_from_json
 from app.core.rating.feedback import SIGNS, Feedback, derived, repeats, sign
 from app.core.run.events import Event, RunAdmitted, RunSucceeded, facts
+from app.core.run.kinds import COPIES
 from app.errors import ConfigInvalid
 from app.lab import grading
 from app.lab.grading import Execute, Grader
@@ -115,7 +116,7 @@ async def _rate(settings: Settings, asked: Asked, rules: Sequence[Rule], now: fl
         async for ended in _runs(store, asked, now):
             if rules:
                 await _graded(store, ended, by_question, found, now)
-            if asked.signs and ended.row.origin_kind not in ("shadow", "replay"):  # no caller did anything with those
+            if asked.signs and ended.row.origin_kind not in COPIES:  # no caller did anything with those
                 found.ratings += _signs(ended, later.get(ended.row.key), now)
                 later[ended.row.key] = ended
         for one in found.ratings if not asked.dry_run else ():

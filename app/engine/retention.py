@@ -125,6 +125,16 @@ async def erase_matching(store: Erasable, query: ContentQuery, end: End) -> Eras
     """
     erased = 0
     held: dict[str, str] = {}
+    while found := await _erase_found(
+        store, query, end, held
+    ):  # a copy may have been admitted before its origin's turn
+        erased += found
+    return Erased(erased, await store.overwrite_erased(), held)
+
+
+async def _erase_found(store: Erasable, query: ContentQuery, end: End, held: dict[str, str]) -> int:
+    """Erase what the query selects now, and add to `held` what legal holds keep. Returns the number of runs."""
+    erased = 0
     async for rows in runs_with_content(store, query):
         names = [row.id for row in rows]
         theirs = await store.held(names)
@@ -132,7 +142,7 @@ async def erase_matching(store: Erasable, query: ContentQuery, end: End) -> Eras
             await end(open_rows)
         erased += await store.erase_contents(names)
         held |= await store.held(names)
-    return Erased(erased, await store.overwrite_erased(), held)
+    return erased
 
 
 # -- pruning

@@ -1,5 +1,6 @@
 """Erasing the content of many runs, and deleting all rows of old ones, on SQLite and on Postgres."""
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +22,7 @@ from app.store.protocol import (
     REQUEST_TAG,
     TRACE_TAG,
     USER_TAG,
+    Appended,
     ContentQuery,
     Entry,
     Outbox,
@@ -30,8 +32,8 @@ from app.store.protocol import (
     Store,
     metadata_tag,
 )
-from app.store.rows import retention
-from app.store.rows.content import address
+from app.store.rows import content, retention
+from app.store.rows.content import address, copies
 from app.store.sql import SqlStore
 from app.store.sqlkit.tables import METADATA, RUNS
 from tests.conformance.entries import SALT, Opener, admitted, note
@@ -283,3 +285,55 @@ def test_one_transaction_prunes_a_bounded_part() -> None:
     runs = [(PrunedRun(name, "tenant", "succeeded", 1.0, 2.0, 3.0, size, b"", ""), 1) for name, size in sizes.items()]
     groups = [[left.id for left, _ in group] for group in retention.pruning_groups(runs, 10)]
     assert groups == [["a", "b"], ["c"], ["d"], ["e", "f"]]
+
+
+def copy_of(origin: str, run: str) -> Entry:
+    """The admission of a replay, which has the request of its origin."""
+    entry = asked(run)
+    assert entry.new is not None
+    return replace(entry, new=replace(entry.new, origin_kind="replay", origin_run=origin))
+
+
+async def test_a_run_that_was_erased_after_it_was_read_gets_no_copy(opener: Opener) -> None:
+    """A replay and a shadow are admitted some milliseconds after the content of their origin was read."""
+    async with opener() as store:
+        await store.append(asked("origin"))
+        copy = copy_of("origin", "copy")
+        assert await store.erase("origin")
+        (refused, other) = await asyncio.gather(
+            store.append(copy), store.append(asked("other")), return_exceptions=True
+        )
+        assert isinstance(refused, NotFound)
+        assert isinstance(other, Appended)
+        assert [row.id for row in await store.runs(RunQuery())] == ["other", "origin"]
+        assert await store.runs_with_ref(copy.contents[0][0]) == ["other"]
+
+
+async def test_copies_that_are_admitted_during_an_erasure_are_erased_or_refused(opener: Opener) -> None:
+    async with opener() as store, opener() as other:
+        for number in range(8):
+            origin, copy = f"origin{number}", f"copy{number}"
+            await store.append(asked(origin))
+            admitted, erased = await asyncio.gather(
+                other.append(copy_of(origin, copy)), store.erase(origin), return_exceptions=True
+            )
+            assert erased is True
+            assert isinstance(admitted, NotFound) or (await store.run(copy)).erased
+
+
+async def test_a_copy_that_is_found_at_the_second_look_is_erased_as_well(
+    opener: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was being admitted when the copies were looked up, and the erasure waited for it at the row of its origin."""
+    looked_up: list[str] = []
+
+    def late(conn: Connection, run: str) -> tuple[str, ...]:
+        looked_up.append(run)
+        return copies(conn, run) if len(looked_up) > 1 else ()
+
+    monkeypatch.setattr(content, "copies", late)
+    async with opener() as store:
+        await store.append(asked("origin"))
+        await store.append(copy_of("origin", "copy"))
+        assert await store.erase("origin")
+        assert (await store.run("copy")).erased

@@ -34,7 +34,7 @@ record an end of the same step before they read each other's events, and then th
 
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Literal
+from typing import Final, Literal
 
 
 class Kind(StrEnum):
@@ -110,5 +110,7 @@ Mode = Literal["first", "repair", "fallback"]
 OriginKind = Literal["", "plan", "replay", "shadow"]
 """The ways in which a run follows from another one: it executes that one's plan, repeats it, or is its shadow. Empty
 for a run that a caller asked for by itself."""
+COPIES: Final = ("shadow", "replay")
+"""The origin kinds of runs that repeat another one, and have stored its request once more."""
 OnDisconnect = Literal["cancel", "finish"]
 """The two ways to treat a run whose last follower has disconnected."""

@@ -9,6 +9,7 @@ import asyncio
 from contextlib import suppress
 
 from app.core.run.events import Kind, RunCancelAsked
+from app.core.run.kinds import COPIES
 from app.errors import QueueUnavailable, RunEnded
 from app.stepqueue.protocol import Committed, StepQueue
 from app.store.protocol import Entry, RunQuery, RunRow, TenantStore
@@ -56,7 +57,7 @@ async def copies(store: TenantStore, run: str) -> list[RunRow]:
     origins = [run]
     while origins:
         following = await store.runs(RunQuery(origin_run=origins.pop(), limit=MOST_COPIES))
-        fresh = [one for one in following if one.origin_kind in ("shadow", "replay")]
+        fresh = [one for one in following if one.origin_kind in COPIES]
         found += fresh
         origins += [one.id for one in fresh]
     return found

@@ -11,6 +11,7 @@ from functools import partial
 from sqlalchemy import Connection, bindparam, delete, func, select, tuple_, union_all, update
 from sqlalchemy.dialects import postgresql, sqlite
 
+from app.core.run.kinds import COPIES
 from app.store.protocol import ERASED_TAGS
 from app.store.rows import feedback, holds, texts
 from app.store.sqlkit.sealing import Open, place_of
@@ -110,9 +111,12 @@ def erase_one(conn: Connection, statements: Statements, run: str, tenant: str | 
     theirs = (RUNS.c.id == run,) if tenant is None else (RUNS.c.id == run, RUNS.c.tenant == tenant)
     if conn.execute(select(RUNS.c.id).where(*theirs)).first() is None:
         return False
-    names = [run, *copies(conn, run)]
-    holds.refuse(conn, names, opened)
-    erase(conn, statements, names, opened)
+    erased: set[str] = set()
+    # A copy that was being admitted meanwhile is there at the second look; later ones are refused (`writing/batch.py`).
+    while names := [name for name in (run, *copies(conn, run)) if name not in erased]:
+        holds.refuse(conn, names, opened)
+        erase(conn, statements, names, opened)
+        erased.update(names)
     return True
 
 
@@ -121,7 +125,7 @@ def copies(conn: Connection, run: str) -> tuple[str, ...]:
     found: list[str] = []
     origins = [run]
     while origins:
-        repeating = RUNS.c.origin_run.in_(origins), RUNS.c.origin_kind.in_(("shadow", "replay"))
+        repeating = RUNS.c.origin_run.in_(origins), RUNS.c.origin_kind.in_(COPIES)
         origins = list(conn.execute(select(RUNS.c.id).where(*repeating).order_by(RUNS.c.id)).scalars())
         found += origins
     return tuple(found)

@@ -9,6 +9,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from app.core.rating.evidence import Learned, Rated
 from app.core.rating.feedback import Feedback
 from app.core.run.events import Event, Kind
+from app.core.run.kinds import COPIES
 from app.store.rows import content, feedback
 from app.store.sqlkit.sealing import Open
 from app.store.sqlkit.tables import EVENTS, POLICIES, RUNS
@@ -24,7 +25,7 @@ def of(
     Shadows and replays are left out: they repeat the task of another run, from which the tier learns already.
     """
     names = sorted({one.run for one in given})
-    counts = func.coalesce(RUNS.c.origin_kind, "").not_in(("shadow", "replay"))
+    counts = func.coalesce(RUNS.c.origin_kind, "").not_in(COPIES)
     columns = (RUNS.c.id, RUNS.c.tier, RUNS.c.state, RUNS.c.degraded, RUNS.c.spent_usd)
     rows = {row.id: row for row in conn.execute(select(*columns).where(RUNS.c.id.in_(names), counts))}
     events: dict[str, list[Event]] = {name: [] for name in names}

@@ -26,7 +26,7 @@ from app.core.records import record
 from app.core.run import notices
 from app.core.run.events import TERMINAL, Event, Kind, RunApproved, RunAwaitingApproval, RunResumed, StepDone
 from app.core.run.facts import Fact
-from app.core.run.kinds import AFTER_THE_END, ANYBODY
+from app.core.run.kinds import AFTER_THE_END, ANYBODY, COPIES
 from app.errors import Conflict, LeaseLost, NotFound, RunEnded, RunOverBudget
 from app.store.protocol import MOVED, TAKEN, Appended, Entry, Lease, Ledger, Move, NewRun, Once, Projection
 from app.store.rows import texts
@@ -314,6 +314,8 @@ class RowBatch:
         if run is not None:
             raise Conflict
         new = entry.new
+        if _copies(new) and ((origin := self._runs.get(new.origin_run)) is None or origin.salt is None):
+            raise NotFound  # it was erased since its content was read
         budgets = budget_ledger.column_of(new.budgets)
         caps = (new.cap.usd, new.cap.tokens)
         return _Run(entry.run, FIRST_EPOCH, *caps, tenant=new.tenant, key=new.key, budgets=budgets)
@@ -590,9 +592,17 @@ def _columns(found: Iterable[Row], batch: Sequence[EncodedEntry]) -> dict[str, s
 
 
 def touched(batch: Sequence[EncodedEntry]) -> tuple[list[str], list[str]]:
-    """The runs of a batch, and those of them whose tickets may change."""
+    """The runs of a batch with those of which it makes copies, and those of them whose tickets may change."""
     moving = {encoded.entry.run for encoded in batch if encoded.moves_tickets}
-    return list({encoded.entry.run for encoded in batch}), list(moving)
+    runs = {encoded.entry.run for encoded in batch}
+    origins = {new.origin_run for encoded in batch if (new := encoded.entry.new) is not None and _copies(new)}
+    return list(runs | origins), list(moving)
+
+
+def _copies(new: NewRun) -> bool:
+    """True if a new run has the content of its origin. An erasure of that one then erases this one as well, so that
+    the two must not pass each other: the origin is locked while this one is written, and must have its content."""
+    return new.origin_kind in COPIES
 
 
 @record(frozen=True, slots=True)
@@ -626,7 +636,7 @@ def apply_to_cached_rows(batch: Sequence[EncodedEntry], row_cache: RowCache) -> 
 
 
 def _needs_rows(entry: Entry, known: Mapping[str, CachedRows]) -> bool:
-    if entry.once is not None or not fenced(entry):
+    if entry.once is not None or not fenced(entry) or (entry.new is not None and _copies(entry.new)):
         return True
     if (entry.hold != NOTHING or entry.release != NOTHING) and _has_accounts(entry, known):
         return True
