@@ -6,12 +6,14 @@ from collections import Counter
 from dataclasses import replace
 from random import Random
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
 from app.core.plan.templates import MODEL, PLANNED, TEMPLATES, Arm, arms, manned
 from app.core.plan.workflow import Access
 from app.core.pool.catalog import Card, Price, SelectorSpec, Worker
+from app.core.rating import posterior as posterior_of_arms
 from app.core.rating.decision import Choice, Decision, decide
 from app.core.rating.evidence import Rated, decision, rating, scores
 from app.core.rating.features import COUNTED, SKETCH, WIDTH, Features, features, from_json, placed, sketched
@@ -145,9 +147,59 @@ def test_what_was_learned_fades_back_to_the_prior() -> None:
     assert nearly_all.deviation == pytest.approx(prior.deviation, abs=1e-3)
     kept = faded(told, 0.995, DAY + 4_000 * DAY).weights["base"]
     assert all(mean_ == pytest.approx(0.0, abs=1e-3) for mean_, _ in kept.values())
-    assert max(variance for _, variance in kept.values()) == pytest.approx(4.0, abs=1e-3), "of a product"
-    assert later.bills["answer ant"][0] == pytest.approx(50 * 0.995**140)
+    assert max(variance for _, variance in kept.values()) == pytest.approx(1.0, abs=1e-3), "of the bias"
+    assert later.bills["answer ant=ant"][0] == pytest.approx(50 * 0.995**140)
     assert faded(told, 0.995, DAY + 60) is told
+
+
+def test_another_model_under_a_workers_name_starts_from_its_prior_and_the_first_one_stays_known() -> None:
+    told = Posterior()
+    for _ in range(20):
+        told = rate(told, "answer ant", 0.0)
+    fresh = replace(POOL[0], model="ant-2")
+    pools = POOL, (fresh, *POOL[1:])
+    known, exchanged = (estimates(told, SPEC, arms(SPEC, pool, 1)[:1], pool, SEEN)[0] for pool in pools)
+    untaught = mean(Posterior(), "answer ant")
+    assert known.mean < exchanged.mean
+    assert known.deviation < exchanged.deviation < untaught.deviation, "of the template something is known"
+    before = rate(told, "answer ant", 1.0, models={"ant": "ant-0"})
+    assert before.weights["main:ant=ant"] == told.weights["main:ant=ant"], "an older model answered"
+
+
+def shifted(alarm: float) -> tuple[Posterior, Estimate]:
+    """The posterior of a worker that was right 150 times, and then wrong 12 times."""
+    told = Posterior()
+    with patch.object(posterior_of_arms, "ALARM", alarm):
+        for n in range(162):
+            told = rate(told, "answer ant", float(n < 150))
+    return told, mean(told, "answer ant")
+
+
+def test_a_worker_that_has_changed_is_noticed_and_its_beliefs_are_reset() -> None:
+    (noticed, now), (unnoticed, still) = shifted(posterior_of_arms.ALARM), shifted(math.inf)
+    assert (noticed.changes, unnoticed.changes) == (1, 0)
+    assert now.deviation > still.deviation, "what follows is learned faster"
+    calm, random = Posterior(), Random(1)
+    for _ in range(400):
+        calm = rate(calm, "answer ant", float(random.random() < 0.7))
+    assert calm.changes == 0
+    assert read(noticed.to_json()) == noticed
+
+
+def test_a_rating_that_counts_for_less_moves_the_beliefs_by_less() -> None:
+    whole, part = (rate(Posterior(), "answer ant", 0.0, weight=weight) for weight in (1.0, 0.2))
+    assert mean(whole, "answer ant").mean < mean(part, "answer ant").mean < mean(Posterior(), "answer ant").mean
+    assert mean(whole, "answer ant").deviation < mean(part, "answer ant").deviation
+
+
+def test_the_dearer_worker_is_expected_to_gain_with_the_length_of_a_request() -> None:
+    long = features("Explain and then explain and then explain again what and how and why. " * 8)
+    pool = worker("free", 0), worker("dear", 4_000_000)
+    edges = []
+    for seen in (SEEN, long):
+        free, dear = (one.mean for one in begun(SPEC, pool, seen).values() if one.arm.template == "answer")
+        edges.append(dear - free)
+    assert 0 < edges[0] < edges[1], "a worker without a price is the cheapest"
 
 
 def test_a_posterior_is_the_same_after_it_was_stored() -> None:

@@ -71,7 +71,7 @@ async def test_a_decision_is_journaled_whole_before_anything_is_executed(
 ) -> None:
     run = await ask(client)
     made = await decision(opened, run)
-    assert (made["layer"], made["policy"]) == ("selector", "selector-2/baton-mini")
+    assert (made["layer"], made["policy"]) == ("selector", "selector-3/baton-mini")
     assert set(made["candidates"]) == ARMS
     assert sum(made["candidates"].values()) == pytest.approx(1, abs=1e-12)
     assert made["propensity"] == made["candidates"][made["action"]] > 0

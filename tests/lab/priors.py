@@ -2,8 +2,7 @@
 
     python -m tests.lab.priors RouteLLM/routellm/evals/mmlu/responses [--seeds 10] [--runs 2000]
 
-`present` is the service's own setting (`app/core/rating/posterior.py`). The others have no products of words and
-counts, smaller variances of words, and for each worker weights of counts. Printed are APGR on recorded outcomes after
+`present` is the service's own setting (`app/core/rating/posterior.py`). Printed are APGR on recorded outcomes after
 2,000 ratings, mean and worst over the seeds, and how much of the way from the best single worker to the searched
 optimum the selector has come in the rehearsal world. It prints a table for `deploy/docs/learning.md`.
 """
@@ -24,18 +23,14 @@ from app.lab.replay import Bandit, Figures, Plan, judged, routes, split
 from tests.lab import bandit
 
 Priors = Mapping[str, Variances]
-TEMPLATE: Variances = (0.0, 1.0, 0.1, 0.0)
+TEMPLATE: Variances = (0.0, 0.3, 0.05)
 SETTINGS: Mapping[str, Priors] = {
     "present": posterior.VARIANCES,
-    "no products": {"base": (1.0, 1.0, 0.5, 0.0), "main": (2.0, 0.5, 0.0, 0.0), "template": TEMPLATE},
-    "that, words 0.3, counts of workers 0.1": {
-        "base": (0.3, 1.0, 0.2, 0.0),
-        "main": (0.3, 0.5, 0.1, 0.0),
-        "template": TEMPLATE,
-    },
-    "that, words of all 1.0": {"base": (1.0, 1.0, 0.2, 0.0), "main": (0.3, 0.5, 0.1, 0.0), "template": TEMPLATE},
+    "words of workers 0.6": {"base": (0.3, 1.0, 0.2), "main": (0.6, 0.5, 0.1), "template": TEMPLATE},
+    "words of all 1.0": {"base": (1.0, 1.0, 0.2), "main": (1.0, 0.5, 0.1), "template": TEMPLATE},
+    "no counts of workers": {"base": (0.2, 1.0, 0.1), "main": (0.3, 0.2, 0.0), "template": TEMPLATE},
 }
-"""Variances for words, bias, counts and products, by part."""
+"""Variances for words, bias and counts, by part."""
 RATINGS, HELD_OUT, COST_WEIGHT = 2_000, 1_000, 0.2
 
 

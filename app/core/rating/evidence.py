@@ -64,7 +64,12 @@ def rating(rated: Rated) -> Rating | None:
     seen = from_json(json.loads(rated.seen)) if rated.seen is not None else None
     if arm is None or seen is None or score is None:
         return None
-    return Rating(arm, seen, score, rated.usd, rated.rating.at, before)
+    return Rating(arm, seen, score, rated.usd, rated.rating.at, before, _models(rated.events))
+
+
+def _models(events: Sequence[Event]) -> Mapping[str, str]:
+    """Return the models that the workers had when the run called them."""
+    return {call.worker: call.model for call in facts(events, CallIntended) if call.n is not None and call.model}
 
 
 def played(events: Sequence[Event]) -> Arm | None:

@@ -1,12 +1,16 @@
 """The posterior of a selector: a Bayesian logistic regression whose arms share their parts.
 
 The log-odds that an arm's answer is right are a sum over `base` (how hard the request is) and the arm's parts (who
-answers, who helps, the template), each linear in the request's features. `base` is linear in the products of words and
-counts as well: length makes one kind of question harder and says nothing of another. Parts are shared by many arms, so
-a rating of one arm says something of all that have a part in common. Every weight is a normal distribution of its own;
-a rating moves those that contributed to it by one step of assumed-density filtering, in plain arithmetic and in any
-order of ratings nearly to the same place. A weight without ratings is at its prior: zero, relative to the expectation
-from a worker's card (`expected`). What has been learned fades by `decay` a day, back towards the prior.
+answers, who helps, the template), each linear in the request's features. Parts are shared by many arms, so a rating of
+one arm says something of all that have a part in common. A part of a worker names its model as well, so that another
+model under the same worker's name starts from its prior. Every weight is a normal distribution of its own; a rating
+moves those that contributed to it by one step of assumed-density filtering, in plain arithmetic and in any order of
+ratings nearly to the same place. A weight without ratings is at its prior: zero, relative to the expectation from a
+worker's card (`expected`). What has been learned fades by `decay` a day, back towards the prior.
+
+The ratings of each worker are compared with their predictions (a two-sided cumulative sum of log likelihood ratios).
+Where they differ for too long, the worker has changed: its beliefs are reset to the prior, and those of the others
+count for a tenth, because a worker that was worse may be the better one now.
 
 Costs are measured and not estimated: the cost of an arm is averaged separately, and reduces the worth of a right
 answer.
@@ -16,7 +20,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import field
+from dataclasses import field, replace
 from functools import lru_cache
 from typing import Any
 
@@ -25,20 +29,30 @@ from app.core.pool.catalog import Price, SelectorSpec, Worker
 from app.core.rating.features import COUNTED, WIDTH, Features, words
 from app.core.records import record
 
-VERSION = "posterior-2"
-BIAS, COUNTS, PRODUCTS = WIDTH, WIDTH + 1, WIDTH + 1 + COUNTED
-VECTORS = PRODUCTS + WIDTH * COUNTED
+VERSION = "posterior-3"
+BIAS, COUNTS, VECTORS = WIDTH, WIDTH + 1, WIDTH + 1 + COUNTED
 """Places of a part's weights behind those of the words."""
 START = 1.0
 """The log-odds of a right answer of which nothing is known."""
-Variances = tuple[float, float, float, float]
-"""Variances of weights: for words and embeddings, bias, counts and products; 0 where a part does not use them."""
-VARIANCES: Mapping[str, Variances] = {
-    "base": (1.0, 1.0, 0.5, 4.0), "main": (2.0, 0.5, 0.0, 0.0), "template": (0.0, 1.0, 0.1, 0.0),
-}  # fmt: skip
+Variances = tuple[float, float, float]
+"""Variances of weights: for words and embeddings, bias and counts; 0 where a part does not use them."""
+VARIANCES: Mapping[str, Variances] = {"base": (0.2, 1.0, 0.1), "main": (0.3, 0.2, 0.05), "template": (0.0, 0.3, 0.05)}
 """The prior variances of a part's weights, before any rating."""
-HELPER = (0.0, 0.3, 0.0, 0.0)
+HELPER = (0.0, 0.3, 0.0)
 """The prior variances of the parts `plan:`, `check:` and other helpers."""
+DEARER_BY_COUNT = (0.061, -0.154, 0.098, -0.089, 0.152)
+"""The log-odds by which a worker is expected to be better for each doubling of its price, for each count of a request,
+fitted to the recorded outcomes of GSM8K: they grow with the length of a text and with repeated words."""
+DEARER, LEAST_DEARER, MOST_DEARER = -0.1, 0.02, 0.6
+"""The constant of that sum, halfway between what fits GSM8K and MMLU, and the limits of the sum."""
+FREE_DOUBLINGS = 5.0
+"""The doublings by which a worker without a price is taken to be cheaper than the cheapest one that has a price."""
+SHIFT = 1.5
+"""The change in log-odds, up or down, that the comparison of ratings with predictions looks for."""
+ALARM = 7.0
+"""The cumulative log likelihood ratio at which a worker has changed."""
+KEPT = 0.1
+"""The share by which beliefs about the other workers count after one of them has changed."""
 READ, WRITTEN = 600, 300
 """Tokens of a step for which no bill has been seen."""
 SUPPOSED = 2.0
@@ -59,6 +73,10 @@ class Posterior:
     ratings: int = 0
     at: float = 0.0
     """The time up to which it has faded, in seconds since 1970."""
+    watches: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    """By the part of a worker that answers: the cumulative evidence that it has become worse, and better."""
+    changes: int = 0
+    """The number of changes of workers that were detected."""
 
     def to_json(self) -> bytes:
         """Canonical: equal posteriors are equal bytes."""
@@ -72,6 +90,8 @@ class Posterior:
             "ratio": list(self.ratio),
             "ratings": self.ratings,
             "at": self.at,
+            "watches": {part: list(one) for part, one in self.watches.items()},
+            "changes": self.changes,
         }
         return json.dumps(plain, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
 
@@ -90,6 +110,8 @@ def from_json(body: bytes) -> Posterior:
         (value["ratio"][0], value["ratio"][1]),
         value["ratings"],
         value["at"],
+        {part: (one[0], one[1]) for part, one in value["watches"].items()},
+        value["changes"],
     )
 
 
@@ -105,14 +127,12 @@ def _prior(part: str) -> Variances:
 def _spread(prior: Variances, place: int) -> float:
     if place < BIAS or place >= VECTORS:
         return prior[0]
-    if place == BIAS:
-        return prior[1]
-    return prior[2] if place < PRODUCTS else prior[3]
+    return prior[1] if place == BIAS else prior[2]
 
 
 def _inputs(part: str, seen: Features) -> Iterator[tuple[int, float, float]]:
     """Place, value and prior variance of each input that a part looks at."""
-    of_words, of_bias, of_counts, of_products = _prior(part)
+    of_words, of_bias, of_counts = _prior(part)
     yield BIAS, 1.0, of_bias
     if of_words:
         for place, value in seen.words:
@@ -122,11 +142,6 @@ def _inputs(part: str, seen: Features) -> Iterator[tuple[int, float, float]]:
     if of_counts:
         for n, value in enumerate(seen.counts):
             yield COUNTS + n, value, of_counts
-    if of_products:
-        for place, value in seen.words:
-            first = PRODUCTS + place * COUNTED
-            for n, count in enumerate(seen.counts):
-                yield first + n, value * count, of_products
 
 
 def believed(posterior: Posterior, part: str, seen: Features) -> Weight:
@@ -144,11 +159,15 @@ def expected(workers: Sequence[Worker], seen: Features) -> Mapping[str, float]:
     """Return the prior log-odds of each worker from its card, before any rating: more for a higher price, and more if
     the request names one of its strengths."""
     cheapest = min((one.price.output for one in workers if one.price.output), default=1)
+    free = any(not one.price.output for one in workers)
+    edge = DEARER + sum([weight * count for weight, count in zip(DEARER_BY_COUNT, seen.counts, strict=True)])
+    edge = min(max(edge, LEAST_DEARER), MOST_DEARER)
     asked = dict(seen.words)
     found = {}
     for one in workers:
         fits = sum([value * asked.get(place, 0.0) for place, value in _told(one.card.strengths)])
-        found[one.name] = 0.1 * math.log2(max(one.price.output / cheapest, 1.0)) + fits
+        doublings = math.log2(one.price.output / cheapest) + FREE_DOUBLINGS * free if one.price.output else 0.0
+        found[one.name] = edge * doublings + fits
     return found
 
 
@@ -183,7 +202,9 @@ def estimates(
     posterior: Posterior, spec: SelectorSpec, arms: Sequence[Arm], workers: Sequence[Worker], seen: Features
 ) -> tuple[Estimate, ...]:
     """Every arm's. The deviation is without what all arms share."""
-    parts = {part: believed(posterior, part, seen) for part in {part for arm in arms for part in arm.parts}}
+    models = {one.name: one.model for one in workers}
+    names = {part for arm in arms for part in arm.parts}
+    parts = {part: believed(posterior, of_model(part, models), seen) for part in names}
     base = START + believed(posterior, "base", seen)[0]
     cards, prices = expected(workers, seen), {one.name: one.price for one in workers}
     found = []
@@ -191,7 +212,7 @@ def estimates(
         own = [parts[part] for part in arm.parts]
         mean = base + cards.get(arm.main, 0.0) + sum([one[0] for one in own])
         deviation = math.sqrt(sum([one[1] for one in own]))
-        usd = bill(posterior, arm, prices)
+        usd = bill(posterior, arm, prices, models)
         found.append(Estimate(arm, mean, deviation, _left(spec, usd), usd))
     return tuple(found)
 
@@ -200,10 +221,23 @@ def _left(spec: SelectorSpec, usd: float) -> float:
     return 1 - spec.cost * min(1.0, usd / spec.full_usd) if spec.full_usd else 1.0
 
 
-def bill(posterior: Posterior, arm: Arm, prices: Mapping[str, Price]) -> float:
+def of_model(part: str, models: Mapping[str, str]) -> str:
+    """Return the name under which a part is learned: a worker's with its model, so that a worker whose model is
+    exchanged is somebody else."""
+    role, _, worker = part.partition(":")
+    return f"{role}:{worker}={models[worker]}" if worker in models else part
+
+
+def _billed_as(arm: Arm, models: Mapping[str, str]) -> str:
+    """Return the name under which the bills of an arm are kept, with the models of its workers."""
+    workers = [f"{step.worker}={models.get(step.worker, '')}" for step in arm.steps]
+    return " ".join([arm.template, *workers])
+
+
+def bill(posterior: Posterior, arm: Arm, prices: Mapping[str, Price], models: Mapping[str, str]) -> float:
     """Return the estimated cost of an arm in micro-dollars: the mean of its bills, shrunk towards the cost that its
     workers' prices suggest."""
-    count, mean = posterior.bills.get(arm.name, (0.0, 0.0))
+    count, mean = posterior.bills.get(_billed_as(arm, models), (0.0, 0.0))
     guess = supposed(arm, prices) * posterior.ratio[1]
     return (count * mean + SUPPOSED * guess) / (count + SUPPOSED)
 
@@ -228,36 +262,73 @@ class Rating:
     usd: int
     at: float
     before: float | None = None
+    models: Mapping[str, str] = field(default_factory=dict)
+    """The models of the workers that answered, where they are known; else they are those of the catalog."""
+    weight: float = 1.0
+    """The part of a whole rating that it counts for, above 0 and up to 1."""
 
 
 def learned(posterior: Posterior, spec: SelectorSpec, workers: Sequence[Worker], rating: Rating) -> Posterior:
     """The posterior after one more rating."""
     posterior = faded(posterior, spec.decay, rating.at)
-    terms = [(part, *one) for part in ("base", *rating.arm.parts) for one in _inputs(part, rating.seen)]
+    models = {**{one.name: one.model for one in workers}, **rating.models}
+    parts = ["base", *[of_model(part, models) for part in rating.arm.parts]]
+    terms = [(part, *one) for part in parts for one in _inputs(part, rating.seen)]
     weights = [posterior.weights.get(part, {}).get(place, (0.0, prior)) for part, place, _, prior in terms]
     mean = START + expected(workers, rating.seen).get(rating.arm.main, 0.0)
     mean += sum([term[2] * one[0] for term, one in zip(terms, weights, strict=True)])
     spread = sum([term[2] * term[2] * one[1] for term, one in zip(terms, weights, strict=True)])
     chance = logistic(mean / math.sqrt(1 + math.pi * spread / 8))
-    sure = chance * (1 - chance)
-    surprise = rating.score - (chance if rating.before is None else rating.before)
-    moved = {part: dict(posterior.weights.get(part, {})) for part in ("base", *rating.arm.parts)}
+    sure = chance * (1 - chance) * rating.weight
+    surprise = (rating.score - (chance if rating.before is None else rating.before)) * rating.weight
+    moved = {part: dict(posterior.weights.get(part, {})) for part in parts}
     for (part, place, value, _), (known, variance) in zip(terms, weights, strict=True):
         gain = value * variance / (1 + spread * sure)
         left = variance * (1 - value * gain * sure) if rating.before is None else variance
         moved[part][place] = (known + gain * surprise, left)
     told = {**posterior.weights, **moved}
     if rating.before is not None:
-        return Posterior(told, posterior.bills, posterior.ratio, posterior.ratings, posterior.at)
-    bills, ratio = _billed(posterior, workers, rating)
-    return Posterior(told, bills, ratio, posterior.ratings + 1, posterior.at)
+        return replace(posterior, weights=told)
+    bills, ratio = _billed(posterior, workers, rating, models)
+    after = replace(posterior, weights=told, bills=bills, ratio=ratio, ratings=posterior.ratings + 1)
+    return _watched(after, parts[1], chance, rating)
+
+
+def _watched(posterior: Posterior, part: str, chance: float, rating: Rating) -> Posterior:
+    """The posterior with the evidence of one rating for a change of the worker `part` added, and with the beliefs
+    reset if that was enough."""
+    worse, better = posterior.watches.get(part, (0.0, 0.0))
+    worse = max(0.0, worse + rating.weight * _evidence(chance, rating.score, -SHIFT))
+    better = max(0.0, better + rating.weight * _evidence(chance, rating.score, SHIFT))
+    if max(worse, better) < ALARM:
+        return replace(posterior, watches={**posterior.watches, part: (worse, better)})
+    worker = part.partition(":")[2]
+    weights = {name: _renewed(name, of, worker) for name, of in posterior.weights.items()}
+    return replace(posterior, weights=weights, watches={}, changes=posterior.changes + 1)
+
+
+def _evidence(chance: float, score: float, shift: float) -> float:
+    """Return the log likelihood ratio of a score between log-odds that have shifted and those that were expected."""
+    chance = min(max(chance, 0.02), 0.98)
+    shifted = logistic(math.log(chance / (1 - chance)) + shift)
+    return score * math.log(shifted / chance) + (1 - score) * math.log((1 - shifted) / (1 - chance))
+
+
+def _renewed(part: str, of: Mapping[int, Weight], changed: str) -> Mapping[int, Weight]:
+    """The weights of a part after a worker has changed: none of its own, and a part of the other workers'."""
+    role, _, worker = part.partition(":")
+    if role in ("base", "template"):
+        return of
+    share, prior = 0.0 if worker == changed else KEPT, _prior(part)
+    return {place: _faded(one, _spread(prior, place), share) for place, one in of.items()}
 
 
 def _billed(
-    posterior: Posterior, workers: Sequence[Worker], rating: Rating
+    posterior: Posterior, workers: Sequence[Worker], rating: Rating, models: Mapping[str, str]
 ) -> tuple[Mapping[str, tuple[float, float]], tuple[float, float]]:
     """The bills with one more."""
-    bills = {**posterior.bills, rating.arm.name: _mean(posterior.bills.get(rating.arm.name, (0.0, 0.0)), rating.usd)}
+    name = _billed_as(rating.arm, models)
+    bills = {**posterior.bills, name: _mean(posterior.bills.get(name, (0.0, 0.0)), rating.usd)}
     guess = supposed(rating.arm, {one.name: one.price for one in workers})
     return bills, _mean(posterior.ratio, rating.usd / guess) if guess else posterior.ratio
 
@@ -274,7 +345,7 @@ FADES = 3_600.0
 def faded(posterior: Posterior, decay: float, now: float) -> Posterior:
     """The posterior with what it knows counting less, by the days since it last faded."""
     if not posterior.at:
-        return Posterior(posterior.weights, posterior.bills, posterior.ratio, posterior.ratings, now)
+        return replace(posterior, at=now)
     if now - posterior.at < FADES:
         return posterior
     share = decay ** ((now - posterior.at) / 86_400)
@@ -284,7 +355,7 @@ def faded(posterior: Posterior, decay: float, now: float) -> Posterior:
         weights[part] = {place: _faded(one, _spread(prior, place), share) for place, one in of.items()}
     bills = {arm: (count * share, mean) for arm, (count, mean) in posterior.bills.items()}
     ratio = (posterior.ratio[0] * share, posterior.ratio[1])
-    return Posterior(weights, bills, ratio, posterior.ratings, now)
+    return replace(posterior, weights=weights, bills=bills, ratio=ratio, at=now)
 
 
 def _faded(weight: Weight, prior: float, share: float) -> Weight:

@@ -5,7 +5,7 @@ from dataclasses import field
 from app.core.rating.posterior import Posterior, digest
 from app.core.records import record
 
-POLICY = "selector-2"
+POLICY = "selector-3"
 """The version of how choices are made; the tier's name follows in a policy's id."""
 
 
