@@ -14,7 +14,7 @@ from app.lab.world2.shapes import MOST_STEPS, SUBTASKS, Plan, catalogue
 from app.lab.world2.tasks import Task
 from app.lab.world2.workers import Pool, pool
 
-PLAYS = 40
+PLAYS = 30
 
 
 class Tally:

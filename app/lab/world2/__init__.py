@@ -6,4 +6,6 @@ workers     worker profiles, their measured cards, and pools; splits that hold w
 shapes      all plans that a policy can choose: shapes of at most four steps, with a worker for each step
 outcome     the exact expected reward of plans, for all assignments of workers to a shape at once
 execution   the same world as workers that read messages; every call has dice of its own
+baselines   the policies to compare with; `texts`, `product_selector` and `evolution` are parts of it
+standings   seeds, clustered intervals and one table: `python -m app.lab.world2`
 """

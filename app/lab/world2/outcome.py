@@ -105,6 +105,7 @@ class Rewards:
         self._speed = np.array([worker.card.speed for worker in pool])
         self._retains = np.array([worker.card.retains for worker in pool])
         self._parts: dict[tuple[str, str, int, int, int, int, int], Array] = {}
+        self._chances: dict[tuple[str, bool, int, int, int, int], Array] = {}
         self._worths: dict[tuple[str, Size], Array] = {}
 
     def table(self, shape: str, task: Task) -> Array:
@@ -185,9 +186,10 @@ class Rewards:
         self, shape: str, family: Family, place: int, parts: int, document: int, plan: int | None, digest: int | None
     ) -> Array:
         """The chance that one part is right in the end, by trait and assignment."""
+        steps = catalogue()[shape]
+        place = min(place, len(PARTIAL)) if any([step.role in PARTIAL for step in steps]) else len(PARTIAL)
         key = (shape, family.name, place, parts, document, _known(plan), _known(digest))
         if key not in self._parts:
-            steps = catalogue()[shape]
             asked = _Asked(steps, family, place, parts, document, plan, digest)
             self._parts[key] = self._right_at(asked, len(steps) - 1)
         return self._parts[key]
@@ -206,20 +208,29 @@ class Rewards:
 
     def _solved(self, asked: "_Asked", at: int, role: str, handed: int) -> Array:
         """The chance that the worker of a step solves the part, `handed` others being worked out already."""
-        known, step, domain = constants(), asked.steps[at], asked.family.domain
-        logits = self._ability + self._edges[:, domain] - asked.family.difficulty
-        logits = logits + (known.reason[domain] if role != "solve" else 0.0)
-        if any([asked.steps[seen].role == "plan" for seen in step.sees]):
-            logits = logits + (known.plan_good if asked.plan else known.plan_bad)
+        step = asked.steps[at]
+        planned = any([asked.steps[seen].role == "plan" for seen in step.sees])
         at_once = 1 if role in PARTIAL else asked.parts - handed
-        logits = logits - known.load * (at_once - 1)
-        if step.user:
+        plan = asked.plan if planned else None
+        digest = None if step.user else asked.digest
+        key = (asked.family.name, role != "solve", at_once, _known(plan), _known(digest), asked.document)
+        if key not in self._chances:
+            self._chances[key] = self._chance(asked, role != "solve", at_once, plan, digest)
+        shown = [len(self.pool) if place == at else 1 for place in range(len(asked.steps))]
+        return self._chances[key].reshape([len(TRAITS), *shown])
+
+    def _chance(self, asked: "_Asked", reasons: bool, at_once: int, plan: int | None, digest: int | None) -> Array:
+        """The same by trait and worker. `digest` is None where the task itself is seen."""
+        known, domain = constants(), asked.family.domain
+        logits = self._ability + self._edges[:, domain] - asked.family.difficulty - known.load * (at_once - 1)
+        logits = logits + (known.reason[domain] if reasons else 0.0)
+        if plan is not None:
+            logits = logits + (known.plan_good if plan else known.plan_bad)
+        if digest is None:
             logits = logits - known.length[asked.document] + self._short(asked.document)
-        elif not asked.digest:
+        elif not digest:
             logits = logits + known.digest_lost
-        hidden = known.trait_sd * np.array(TRAITS)
-        along = self._axis(logits, at, len(asked.steps))[None]
-        return _logistic(along - hidden.reshape([-1, *[1] * len(asked.steps)]))
+        return _logistic(logits - known.trait_sd * np.array(TRAITS)[:, None])
 
     def _checked(self, asked: "_Asked", at: int) -> Array:
         known, steps = constants(), asked.steps

@@ -1,0 +1,238 @@
+"""The policies that a trained conductor of world 2 is compared with, each behind `Policy`.
+
+All that learn constant plans are given what no operator has: the exact expected reward of every plan for each training
+task, over the very pool that they are judged on; what is tuned is tuned on validation tasks of that pool. They are
+judged on other tasks. So a gap that is left between them and the optimum is not for want of data.
+
+random plan ................. any plan of the catalogue
+best single worker .......... one step
+self-consistency ............ one worker answers twice or three times, one combines
+mixture of agents ........... two or three workers answer, one combines
+planner-executor-checker .... three steps
+best fixed plan ............. one plan for all tasks, searched among all plans
+plan by domain (...) ........ one plan for each domain, as a classifier of texts sees it (`texts.py`)
+plan by true domain ......... the same, told the true domain of most parts
+nearest outcomes ............ the plan that was best over the most similar training tasks, all of whose rewards it knows
+product's selector .......... the code of `kind = "selector"`, after verdicts of an erring judge
+evolved rules ............... rules of a prompt, mutated and selected (`evolution.py`)
+searched optimum ............ the best plan for each kind of task: families, document and confidence are known to it
+clairvoyant ................. the same, told the hidden trait too: nothing that reads a text can reach it
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from app.lab.world2 import texts
+from app.lab.world2.execution import verdict
+from app.lab.world2.outcome import Rewards, everything, plans, size_of
+from app.lab.world2.shapes import Plan, catalogue
+from app.lab.world2.tasks import Task
+from app.lab.world2.workers import Pool
+
+Table: TypeAlias = NDArray[np.float32]
+Chosen: TypeAlias = NDArray[np.int64]
+PRIOR = 3.0
+"""Training tasks of average reward that a group counts in addition to its own."""
+CLUSTERS = (5, 10, 20, 40)
+NEAREST = (5, 10, 20, 40)
+
+
+class Setting:
+    """One pool, with training and validation tasks and the exact rewards of all plans for them."""
+
+    def __init__(self, pool: Pool, training: Sequence[Task], validation: Sequence[Task]) -> None:
+        self.pool, self.training, self.validation = pool, training, validation
+        self.rewards = Rewards(pool)
+        self.plans: list[Plan] = plans(len(pool))
+        self._known: dict[object, Table] = {}
+        self.trained = self.table(training)
+        self.validated = self.table(validation)
+
+    def table(self, tasks: Sequence[Task]) -> Table:
+        """Return one row for each task, with the expected reward of every plan."""
+        for task in tasks:
+            if task.kind not in self._known:
+                self._known[task.kind] = everything(self.rewards, task)
+        return np.stack([self._known[task.kind] for task in tasks])
+
+    def sampled(self, plan: Plan, task: Task, random: Random) -> float:
+        """Execute a plan once, and return the worth of its answer if a judge, who errs, takes it for right; else 0."""
+        right = random.random() < self.rewards.right(plan.shape, task)[task.trait][plan.workers]
+        worth = float(self.rewards.worth(plan.shape, size_of(task))[plan.workers])
+        return worth * verdict(bool(right), random)
+
+    def allowed(self, shapes: Callable[[Plan], bool]) -> Chosen:
+        """Return the places of the plans that `shapes` lets pass."""
+        return np.array([place for place, plan in enumerate(self.plans) if shapes(plan)])
+
+
+class Policy(Protocol):
+    """Chooses a plan for each task of a setting; its place in `Setting.plans`."""
+
+    @property
+    def name(self) -> str:
+        """Return the name of its row in the tables."""
+
+    def choose(self, setting: Setting, tasks: Sequence[Task]) -> Chosen:
+        """Return the place of the plan for each task."""
+
+
+@dataclass(frozen=True)
+class RandomPlan:
+    """Any plan of the catalogue."""
+
+    seed: int
+    name: str = "random plan"
+
+    def choose(self, setting: Setting, tasks: Sequence[Task]) -> Chosen:
+        """Return plans by chance."""
+        random = Random(self.seed)
+        return np.array([random.randrange(len(setting.plans)) for _ in tasks])
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """The best constant plan among those that `admits` lets pass, by training and validation tasks together."""
+
+    name: str
+    admits: Callable[[Plan], bool]
+
+    def choose(self, setting: Setting, tasks: Sequence[Task]) -> Chosen:
+        """Return the same plan for all."""
+        places = setting.allowed(self.admits)
+        means = setting.trained[:, places].sum(axis=0) + setting.validated[:, places].sum(axis=0)
+        return np.full(len(tasks), places[int(means.argmax())])
+
+
+@dataclass(frozen=True)
+class ByGroup:
+    """One plan for each group of a classifier."""
+
+    name: str
+    learn: Callable[[Sequence[Task]], texts.Classifier]
+
+    def choose(self, setting: Setting, tasks: Sequence[Task]) -> Chosen:
+        """Return for each task the plan that is best over the training tasks of its group."""
+        classify = self.learn(setting.training)
+        return _by_group(setting, classify(setting.training), classify(tasks))
+
+
+@dataclass(frozen=True)
+class ByCluster:
+    """One plan for each cluster; how many clusters there are is tuned on validation tasks."""
+
+    seed: int
+    name: str = "plan by domain (k-means)"
+
+    def choose(self, setting: Setting, tasks: Sequence[Task]) -> Chosen:
+        """Return for each task the plan that is best over the training tasks of its cluster."""
+        best, chosen = -1.0, np.zeros(len(tasks), dtype=np.int64)
+        for count in CLUSTERS:
+            classify = texts.clusters(setting.training, count, self.seed)
+            trained = classify(setting.training)
+            reached = _mean(setting.validated, _by_group(setting, trained, classify(setting.validation)))
+            if reached > best:
+                best, chosen = reached, _by_group(setting, trained, classify(tasks))
+        return chosen
+
+
+@dataclass(frozen=True)
+class NearestOutcomes:
+    """The plan that was best over the most similar training tasks; how many is tuned on validation tasks."""
+
+    name: str = "nearest outcomes"
+
+    def choose(self, setting: Setting, tasks: Sequence[Task]) -> Chosen:
+        """Return the plan of each task."""
+        vocabulary = texts.Vocabulary(setting.training)
+        rows = vocabulary.weighted(setting.training)
+        orders = [np.argsort(-(vocabulary.weighted(of) @ rows.T), axis=1) for of in (setting.validation, tasks)]
+        best, chosen = -1.0, np.zeros(len(tasks), dtype=np.int64)
+        for count in NEAREST:
+            reached = _mean(setting.validated, _near(setting, orders[0], count))
+            if reached > best:
+                best, chosen = reached, _near(setting, orders[1], count)
+        return chosen
+
+
+@dataclass(frozen=True)
+class Optimum:
+    """The best plan for each kind of task."""
+
+    name: str = "searched optimum"
+
+    def choose(self, setting: Setting, tasks: Sequence[Task]) -> Chosen:
+        """Return the best plans."""
+        return np.asarray(setting.table(tasks).argmax(axis=1))
+
+
+def clairvoyant(setting: Setting, tasks: Sequence[Task]) -> NDArray[np.float64]:
+    """Return the reward of the best plan for each task if the hidden trait were known as well, over all traits."""
+    known: dict[object, float] = {}
+    for task in tasks:
+        if task.kind not in known:
+            tables = []
+            for name in catalogue():
+                rewards = setting.rewards.right(name, task) * setting.rewards.worth(name, size_of(task))
+                tables.append(rewards.reshape(len(rewards), -1).max(axis=1))
+            known[task.kind] = float(np.stack(tables).max(axis=0).mean())
+    return np.array([known[task.kind] for task in tasks])
+
+
+def fixed_plans() -> list[Policy]:
+    """Return the policies of one constant plan."""
+    return [
+        Fixed("best single worker", lambda plan: len(plan.workers) == 1),
+        Fixed("self-consistency", _consistent),
+        Fixed("mixture of agents", lambda plan: _mixes(plan) and not _consistent(plan)),
+        Fixed("planner-executor-checker", lambda plan: plan.shape in ("plan solve check", "plan reason check")),
+        Fixed("best fixed plan", lambda plan: True),
+    ]
+
+
+def domain_plans(seed: int) -> list[Policy]:
+    """Return the policies of one constant plan for each domain; the best of them is the mark to beat."""
+    return [
+        ByGroup("plan by domain (regular expressions)", lambda training: texts.by_regex),
+        ByGroup("plan by domain (naive Bayes)", texts.naive_bayes),
+        ByGroup("plan by domain (kNN)", texts.neighbours),
+        ByCluster(seed),
+    ]
+
+
+def told_domain() -> Policy:
+    """Return the policy of one plan for each true domain."""
+    return ByGroup("plan by true domain", lambda training: texts.domains)
+
+
+def _mixes(plan: Plan) -> bool:
+    return plan.shape.endswith(" combine") and plan.shape.split()[0] not in ("plan", "digest")
+
+
+def _consistent(plan: Plan) -> bool:
+    return _mixes(plan) and len(set(plan.workers[:-1])) == 1
+
+
+def _by_group(setting: Setting, trained: texts.Groups, asked: texts.Groups) -> Chosen:
+    """For each asked group the plan of the best mean, shrunk towards the mean over all."""
+    mean = setting.trained.mean(axis=0)
+    best: dict[int, int] = {}
+    for group in np.unique(asked):
+        own = setting.trained[trained == group]
+        best[int(group)] = int((own.sum(axis=0) + PRIOR * mean).argmax())
+    return np.array([best[int(group)] for group in asked])
+
+
+def _near(setting: Setting, orders: NDArray[np.int64], count: int) -> Chosen:
+    mean = setting.trained.mean(axis=0)
+    chosen = [(setting.trained[order[:count]].sum(axis=0) + PRIOR * mean).argmax() for order in orders]
+    return np.array(chosen)
+
+
+def _mean(table: Table, chosen: Chosen) -> float:
+    return float(table[np.arange(len(table)), chosen].mean())

@@ -1,0 +1,229 @@
+"""All policies of world 2 on all splits, for several seeds, with clustered intervals, as one table in Markdown.
+
+A seed draws its own tasks, pools and training. Every pool of a split meets the same test tasks, so the bootstrap draws
+tasks *and* pools again, both with replacement and independently of each other; over all seeds it draws seeds as well.
+The mark is the plan by domain that does best on the split's test tasks, by any classifier: it is chosen after the fact,
+in its favour. The gap is the optimum less the mark. Seeds are published worst first.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from random import Random
+from typing import Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from app.lab.world2 import constants as figures
+from app.lab.world2 import tasks as composed
+from app.lab.world2.baselines import (
+    NearestOutcomes,
+    Optimum,
+    Policy,
+    RandomPlan,
+    Setting,
+    clairvoyant,
+    domain_plans,
+    fixed_plans,
+    told_domain,
+)
+from app.lab.world2.evolution import EvolvedRules
+from app.lab.world2.outcome import size_of
+from app.lab.world2.product_selector import ProductSelector
+from app.lab.world2.tasks import Task
+from app.lab.world2.workers import Pool, pool
+
+Matrix: TypeAlias = NDArray[np.float64]
+"""One row for each pool, one column for each test task."""
+Say = Callable[[str], None]
+Name = Literal["fresh tasks", "unseen phrasings", "unseen families", "unseen pools and prices", "unseen workers"]
+SPLITS: tuple[Name, ...] = (
+    "fresh tasks", "unseen phrasings", "unseen families", "unseen pools and prices", "unseen workers",
+)  # fmt: skip
+OPTIMUM, CLAIRVOYANT = "searched optimum", "clairvoyant"
+RESAMPLES = 2_000
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """The size of a comparison."""
+
+    pools: int = 4
+    training: int = 160
+    validation: int = 80
+    tested: int = 50
+    ratings: int = 1_000
+    """Verdicts that the product's selector gets over each pool."""
+    executions: int = 16_000
+    """Executions of plans that evolved rules get."""
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """The figures of one policy under one seed and split: expected reward, accuracy and dollars by pool and task."""
+
+    reward: Matrix
+    right: Matrix
+    usd: Matrix
+
+
+@dataclass(slots=True)
+class Found:
+    """The figures of one seed, by split and policy."""
+
+    seed: int
+    splits: dict[Name, dict[str, Figures]] = field(default_factory=dict)
+
+    def gap(self, split: Name) -> Matrix:
+        """Return the optimum less the mark, by pool and task."""
+        figures = self.splits[split]
+        return figures[OPTIMUM].reward - figures[mark(figures)].reward
+
+
+def mark(figures: Mapping[str, Figures]) -> str:
+    """Return the best plan by domain, by any classifier."""
+    names = [name for name in figures if name.startswith("plan by domain")]
+    return max(names, key=lambda name: float(figures[name].reward.mean()))
+
+
+Extra = Callable[[Sequence[Setting], int], Sequence[Policy]]
+"""Further policies, from the settings of the pools that training meets, and the seed."""
+
+
+def run(seed: int, sizes: Sizes, extra: Extra | None = None) -> Found:
+    """Compare all policies under one seed."""
+    training = composed.tasks("train", f"{seed}", sizes.training)
+    validation = composed.tasks("train", f"{seed}|validation", sizes.validation)
+    random = Random(f"world-2|pools|{seed}")
+    seen = [Setting(pool(random), training, validation) for _ in range(sizes.pools)]
+    policies: list[Policy] = [
+        RandomPlan(seed), *fixed_plans(), *domain_plans(seed), told_domain(), NearestOutcomes(),
+        ProductSelector(seed, sizes.ratings), EvolvedRules(seen, seed, sizes.executions),
+        *(extra(seen, seed) if extra else ()), Optimum(),
+    ]  # fmt: skip
+    tests = {
+        "fresh tasks": composed.tasks("fresh", f"{seed}", sizes.tested),
+        "unseen phrasings": composed.tasks("phrasings", f"{seed}", sizes.tested),
+        "unseen families": composed.tasks("families", f"{seed}", sizes.tested),
+    }
+    found = Found(seed)
+    for split in SPLITS[:3]:
+        found.splits[split] = _compared(seen, policies, tests[split])
+    fresh = tests["fresh tasks"]
+    for split, pools in _unseen(random, sizes.pools).items():
+        settings = [Setting(one, training, validation) for one in pools]
+        found.splits[split] = _compared(settings, policies, fresh)
+    return found
+
+
+def _unseen(random: Random, count: int) -> dict[Name, list[Pool]]:
+    return {
+        "unseen pools and prices": [pool(random, unseen_pool=True) for _ in range(count)],
+        "unseen workers": [pool(random, unseen_workers=True) for _ in range(count)],
+    }
+
+
+def _compared(settings: Sequence[Setting], policies: Sequence[Policy], tasks: Sequence[Task]) -> dict[str, Figures]:
+    rows: dict[str, list[tuple[Matrix, Matrix, Matrix]]] = {policy.name: [] for policy in policies}
+    above = []
+    for setting in settings:
+        table = setting.table(tasks).astype(float)
+        for policy in policies:
+            chosen = policy.choose(setting, tasks)
+            reward = table[np.arange(len(tasks)), chosen]
+            rows[policy.name].append((reward, *_bills(setting, tasks, chosen)))
+        reward = clairvoyant(setting, tasks)
+        above.append((reward, np.full(len(tasks), np.nan), np.full(len(tasks), np.nan)))
+    rows[CLAIRVOYANT] = above
+    found = {}
+    for name, by_pool in rows.items():
+        found[name] = Figures(*[np.stack(part) for part in zip(*by_pool, strict=True)])
+    return found
+
+
+def _bills(setting: Setting, tasks: Sequence[Task], chosen: NDArray[np.int64]) -> tuple[Matrix, Matrix]:
+    """Accuracy and dollars of the chosen plans."""
+    right, usd = [], []
+    for task, place in zip(tasks, chosen, strict=True):
+        plan = setting.plans[int(place)]
+        by_trait = setting.rewards.right(plan.shape, task)
+        right.append(np.mean([chances[plan.workers] for chances in by_trait]))
+        usd.append(setting.rewards.bill(plan.shape, size_of(task))[0][plan.workers])
+    return np.array(right), np.array(usd)
+
+
+# Intervals.
+
+
+def resampled(values: Matrix, random: np.random.Generator) -> Matrix:
+    """Return the means of a matrix over pools and tasks that are drawn again, both at once."""
+    pools, tasks = values.shape
+    by_pool = random.multinomial(pools, [1 / pools] * pools, size=RESAMPLES) / pools
+    by_task = random.multinomial(tasks, [1 / tasks] * tasks, size=RESAMPLES) / tasks
+    means: Matrix = ((by_pool @ values) * by_task).sum(axis=1)
+    return means
+
+
+def pooled(draws: Sequence[Matrix], random: np.random.Generator) -> Matrix:
+    """Return the means over seeds that are drawn again, each with one of its own draws."""
+    stacked = np.stack(draws)
+    seeds = random.integers(len(draws), size=(RESAMPLES, len(draws)))
+    picks = random.integers(stacked.shape[1], size=(RESAMPLES, len(draws)))
+    means: Matrix = stacked[seeds, picks].mean(axis=1)
+    return means
+
+
+def interval(draws: Matrix) -> str:
+    """Return the 95 % percentile interval, in words."""
+    low, high = np.percentile(draws, [2.5, 97.5])
+    return f"[{low:+.3f}, {high:+.3f}]"
+
+
+# The report.
+
+
+def report(found: Sequence[Found], sizes: Sizes) -> str:
+    """Return the tables: by split all policies over all seeds, then the gap of each seed, worst first."""
+    lines = [
+        f"{len(found)} seeds (worst first), {sizes.pools} pools and {sizes.tested} test tasks for each split and seed; "
+        f"{sizes.training} training and {sizes.validation} validation tasks; constants {figures.FROZEN[:12]}. The mark "
+        "is the best plan by domain; differences have 95 % intervals over seeds, pools and tasks.",
+    ]
+    for split in SPLITS:
+        lines += ["", f"### {split.capitalize()}", "", *_split_table(found, split)]
+    lines += ["", "### The gap by seed", "", *_gap_table(found)]
+    return "\n".join(lines) + "\n"
+
+
+def _split_table(found: Sequence[Found], split: Name) -> list[str]:
+    lines = [
+        "| policy | reward | worst seed | less the mark | share of the gap | accuracy | m$ |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    gap = float(np.mean([one.gap(split).mean() for one in found]))
+    for name in found[0].splits[split]:
+        random = np.random.default_rng(1)
+        own = [one.splits[split] for one in found]
+        means = [float(one[name].reward.mean()) for one in own]
+        lead = [one[name].reward - one[mark(one)].reward for one in own]
+        draws = pooled([resampled(one, random) for one in lead], random)
+        less = float(np.mean([one.mean() for one in lead]))
+        accuracy = float(np.mean([one[name].right.mean() for one in own]))
+        usd = float(np.mean([one[name].usd.mean() for one in own]))
+        bill = "" if np.isnan(usd) else f"{accuracy:.3f} | {1e3 * usd:.2f}"
+        lines.append(
+            f"| {name} | {np.mean(means):.3f} | {min(means):.3f} | {less:+.3f} {interval(draws)} | "
+            f"{100 * less / gap:.0f} % | {bill or ' | '} |"
+        )
+    return lines
+
+
+def _gap_table(found: Sequence[Found]) -> list[str]:
+    lines = [f"| seed | {' | '.join(SPLITS)} |", "|---" * (1 + len(SPLITS)) + "|"]
+    for one in sorted(found, key=lambda each: float(each.gap("fresh tasks").mean())):
+        cells = []
+        for split in SPLITS:
+            draws = resampled(one.gap(split), np.random.default_rng(1))
+            cells.append(f"{one.gap(split).mean():+.3f} {interval(draws)}")
+        lines.append(f"| {one.seed} | {' | '.join(cells)} |")
+    return lines

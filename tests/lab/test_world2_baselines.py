@@ -1,0 +1,109 @@
+"""World 2: the baselines are what they say, the intervals are clustered, and a few rules do not close the gap."""
+
+from random import Random
+
+import numpy as np
+import pytest
+
+from app.lab.world2 import tasks as composed
+from app.lab.world2 import texts
+from app.lab.world2.baselines import (
+    ByCluster,
+    Optimum,
+    RandomPlan,
+    Setting,
+    clairvoyant,
+    domain_plans,
+    fixed_plans,
+)
+from app.lab.world2.evolution import EvolvedRules
+from app.lab.world2.product_selector import ProductSelector
+from app.lab.world2.standings import RESAMPLES, Figures, Found, Sizes, mark, report, resampled
+from app.lab.world2.workers import pool
+
+TESTED = 24
+
+
+@pytest.fixture(scope="module")
+def settings() -> list[Setting]:
+    """Two small pools."""
+    random, found = Random(3), []
+    while len(found) < 2:
+        chosen = pool(random)
+        if len(chosen) == 3:
+            training = composed.tasks("train", "small", 24)
+            found.append(Setting(chosen, training, training[:8]))
+    return found
+
+
+def reached(setting: Setting, chosen: np.ndarray, tasks: list[composed.Task]) -> float:
+    """The mean expected reward of chosen plans."""
+    return float(setting.table(tasks)[np.arange(len(tasks)), chosen].mean())
+
+
+def test_nothing_is_above_the_optimum_and_the_best_fixed_plan_is_the_best_constant(settings: list[Setting]) -> None:
+    for setting in settings:
+        tasks = setting.training
+        rewards = {one.name: reached(setting, one.choose(setting, tasks), tasks) for one in fixed_plans()}
+        assert max(rewards, key=rewards.__getitem__) == "best fixed plan"
+        best = reached(setting, Optimum().choose(setting, tasks), tasks)
+        for policy in (*domain_plans(0), ProductSelector(0, 20), RandomPlan(0)):
+            assert reached(setting, policy.choose(setting, tasks), tasks) <= best + 1e-6
+        assert best <= clairvoyant(setting, tasks).mean() + 1e-6
+
+
+def test_regular_expressions_and_a_plan_for_each_domain_do_not_solve_the_world(settings: list[Setting]) -> None:
+    """In world 1 three regular expressions and one plan for each domain closed 92 % of what a conductor closes."""
+    fresh = composed.tasks("fresh", "small", TESTED)
+    ways = closed = 0.0
+    for setting in settings:
+        low = reached(setting, fixed_plans()[-1].choose(setting, fresh), fresh)
+        ways += reached(setting, Optimum().choose(setting, fresh), fresh) - low
+        closed += reached(setting, domain_plans(0)[0].choose(setting, fresh), fresh) - low
+    assert ways > 0.03
+    assert closed < 0.7 * ways
+
+
+def test_classifiers_see_domains_in_texts_that_they_have_not_read() -> None:
+    training = composed.tasks("train", "classes", 160)
+    fresh = composed.tasks("fresh", "classes", 100)
+    truth = texts.domains(fresh)
+    for learn in (texts.naive_bayes, texts.neighbours, lambda _: texts.by_regex):
+        assert (learn(training)(fresh) == truth).mean() > 0.55
+    assert len(set(texts.clusters(training, 10, 0)(fresh).tolist())) > 5
+
+
+def test_what_learns_from_verdicts_is_the_same_for_the_same_seed(settings: list[Setting]) -> None:
+    fresh = composed.tasks("fresh", "small", 5)
+    for make in (
+        lambda: EvolvedRules(settings, 0, 200),
+        lambda: ProductSelector(0, 30),
+        lambda: ByCluster(0),
+    ):
+        assert make().choose(settings[0], fresh).tolist() == make().choose(settings[0], fresh).tolist()
+
+
+def test_an_interval_over_pools_and_tasks_is_wider_than_one_over_tasks_alone() -> None:
+    """World 1 drew lessons again where pools differed; what differs by pool must widen the interval."""
+    random = np.random.default_rng(0)
+    by_pool = random.normal(0, 1, size=(4, 1)) + random.normal(0, 0.1, size=(4, 50))
+    clustered = resampled(by_pool, np.random.default_rng(1)).std()
+    alone = resampled(by_pool.reshape(1, -1), np.random.default_rng(1)).std()
+    assert clustered > 5 * alone
+    assert len(resampled(by_pool, np.random.default_rng(1))) == RESAMPLES
+
+
+def test_the_report_has_every_seed_and_the_worst_first() -> None:
+    def figures(reward: float) -> Figures:
+        return Figures(*[np.full((2, 3), value) for value in (reward, reward, 0.001)])
+
+    found = []
+    for seed, best in enumerate((0.9, 0.7, 0.8)):
+        splits = ("fresh tasks", "unseen phrasings", "unseen families", "unseen pools and prices", "unseen workers")
+        rows = {"plan by domain (kNN)": figures(0.6), "plan by domain (k-means)": figures(0.5)}
+        rows |= {"searched optimum": figures(best)}
+        assert mark(rows) == "plan by domain (kNN)"
+        found.append(Found(seed, {split: rows for split in splits}))  # type: ignore[misc]
+    text = report(found, Sizes())
+    assert [line.split("|")[1].strip() for line in text.splitlines()[-3:]] == ["1", "2", "0"]
+    assert "| plan by domain (k-means) | 0.500 | 0.500 | -0.100 [-0.100, -0.100] | -50 % | 0.500 | 1.00 |" in text
