@@ -4,6 +4,7 @@
     api.py          how a page asks the API: in process, with the signed-in person's own key or session
     session.py      signing in and out, and which requests may change something
     templating.py   how templates are rendered: escaped, with filters for money, times and counts
+    forms.py        forms: faults beside fields, confirmations, one effect for a form that is sent twice
     live.py         event streams of patches: at most ten a second, with ids that a reconnect goes on from
 
 The console has no way of its own to the data: what a page shows, the same person can read from the API.

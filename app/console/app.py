@@ -13,7 +13,7 @@ from starlette.responses import FileResponse, RedirectResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from app.console import runs
+from app.console import approvals, runs
 from app.console.api import Api, ApiError, Session
 from app.console.pages import HEADERS, THEME_COOKIE, THEMES, Pages, Place, form, to
 from app.console.session import PATH, Sessions, is_https, may_change
@@ -29,7 +29,7 @@ ASSETS: Final = {
 MAX_AGE: Final = 3_600
 """Seconds for which a browser may keep a file."""
 THEME_SECONDS: Final = 365 * 86_400
-PLACES: Final = (Place("Runs", f"{PATH}/runs"),)
+PLACES: Final = (Place("Runs", f"{PATH}/runs"), Place("Approvals", f"{PATH}/approvals"))
 ADMIN_PLACES: Final = ()
 
 
@@ -59,6 +59,7 @@ class Console:
                 Route(PATH, _lead_to_start),
                 *_signing(pages),
                 *runs.routes(pages),
+                *approvals.routes(pages, "/admin/v1/approvals" if is_admin else "/v1/approvals"),
                 *(_asset(name) for name in ASSETS),
             ],
             exception_handlers={404: _absent(pages), 405: _absent(pages), Exception: _crashed(pages)},

@@ -1,0 +1,151 @@
+"""Approvals: the plans that wait, what each would disclose to whom and cost, and the decisions on them.
+
+A decision names the digest of the plan that was shown. If the run asks for something else by then, nothing is decided,
+and the page shows what it asks for now.
+"""
+
+import asyncio
+import hashlib
+import secrets
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any, Final
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from app.console.api import ApiError, Event, Session, segment
+from app.console.forms import REFUSALS, TOKEN_BYTES, Field, read
+from app.console.live import Live, Regions
+from app.console.pages import Pages, form_lists, to
+
+POLL_SECONDS: Final = 4.0
+"""Time between two looks at the runs that wait, for a page that is open."""
+PAGE: Final = 50
+WAITING: Final = 100
+"""The most waiting plans that one page shows."""
+REGION: Final = "waiting"
+MAX_USD: Final = Field("max_usd", "The run may cost at most (dollars)", "number")
+REPLACEMENTS: Final = Field("replacements", "Workers that may take over", "checks")
+
+
+def routes(pages: Pages, prefix: str) -> list[Route]:
+    """The list of approvals and the page of one; `prefix` is that of the API's routes on this listener."""
+
+    async def show_list(request: Request, session: Session) -> Any:
+        if request.query_params.get("status") == "decided":
+            return await _decided(pages, prefix, request, session)
+        if "live" in request.query_params:
+            source = _changes(pages, session, request.headers.get("last-event-id", ""))
+            return Live(source, partial(_regions, pages, prefix, session))
+        found = await _waiting(pages, prefix, session)
+        return pages.show(request, "approvals.html", status="waiting", found=found)
+
+    async def show_one(request: Request, session: Session) -> Response:
+        return await _one(pages, prefix, request, session)
+
+    async def decide(request: Request, session: Session) -> Response:
+        return await _decide(pages, prefix, request, session)
+
+    return [
+        pages.route("/approvals", show_list),
+        pages.route("/approvals/{run}", show_one),
+        pages.route("/approvals/{run}", decide, "POST"),
+    ]
+
+
+async def _decided(pages: Pages, prefix: str, request: Request, session: Session) -> Response:
+    after = request.query_params.get("after")
+    found = await pages.api.get(session, prefix, status="decided", limit=PAGE, after=after)
+    return pages.show(request, "approvals.html", status="decided", found=found)
+
+
+async def _waiting(pages: Pages, prefix: str, session: Session) -> dict[str, Any]:
+    """The plans that wait, without their instructions: their content is read on the page of one."""
+    found: dict[str, Any] = await pages.api.get(session, prefix, words="false", limit=WAITING)
+    return found
+
+
+async def _regions(pages: Pages, prefix: str, session: Session, _event: Event) -> Regions:
+    found = await _waiting(pages, prefix, session)
+    return {REGION: pages.region("approvals_waiting.html", found=found)}
+
+
+@asynccontextmanager
+async def _changes(pages: Pages, session: Session, last: str) -> AsyncIterator[AsyncIterator[Event]]:
+    """An event for each change of the runs that wait; its id stands for which they are."""
+
+    async def follow() -> AsyncIterator[Event]:
+        seen = last
+        while True:
+            found = await pages.api.get(session, "/v1/runs", state="awaiting_approval", limit=WAITING)
+            rows = [(one["id"], one["steps"], one["spent"]) for one in found["data"]]
+            mark = hashlib.sha256(orjson.dumps(rows)).hexdigest()[:16]
+            if mark != seen:
+                seen = mark
+                yield Event(mark, "", mark)
+            await asyncio.sleep(POLL_SECONDS)
+
+    yield follow()
+
+
+async def _one(
+    pages: Pages,
+    prefix: str,
+    request: Request,
+    session: Session,
+    *,
+    status: int = 200,
+    faults: Mapping[str, str] | None = None,
+    given: Mapping[str, Sequence[str]] | None = None,
+) -> Response:
+    """The page of one plan, with the form of a decision for those who may decide."""
+    one = await pages.api.get(session, f"{prefix}/{segment(request.path_params['run'])}")
+    me = await pages.api.get(session, "/v1/me")
+    used = {step["worker"] for step in one["plan"]["steps"]}
+    return pages.show(
+        request,
+        "approval.html",
+        status,
+        one=one,
+        may_decide=not {"approvals:decide", "admin"}.isdisjoint(me["scopes"]),
+        others=[name for name in one["workers"] if name not in used],
+        faults=faults or {},
+        given=given or {},
+        once=secrets.token_urlsafe(TOKEN_BYTES),
+    )
+
+
+async def _decide(pages: Pages, prefix: str, request: Request, session: Session) -> Response:
+    given = await form_lists(request)
+    run = request.path_params["run"]
+    body, faults = read((MAX_USD, REPLACEMENTS), given)
+    status = 400
+    if not faults:
+        decision = (given.get("decision") or [""])[-1]
+        if decision == "refuse":
+            body = {}
+        body |= {"decision": decision, "digest": (given.get("digest") or [""])[-1]}
+        body["reason"] = (given.get("reason") or [""])[-1].strip()
+        try:
+            key = (given.get("once") or [""])[-1]
+            await pages.api.post(session, f"{prefix}/{segment(run)}", body, **_key(key))
+            return to(f"/approvals/{segment(run)}")
+        except ApiError as error:
+            if error.status not in REFUSALS or error.code == "run_not_found":
+                raise
+            status, faults = error.status, {"": _words(error)}
+    return await _one(pages, prefix, request, session, status=status, faults=faults, given=given)
+
+
+def _key(key: str) -> dict[str, str]:
+    return {"idempotency_key": key} if key else {}
+
+
+def _words(error: ApiError) -> str:
+    if error.code == "approval_digest_mismatch":
+        return f"{error.message} Nothing was decided. What the run asks for now is shown below."
+    return error.message

@@ -1,0 +1,151 @@
+"""Forms: fields with their faults beside them, a confirmation for what cannot be undone, and one effect per form.
+
+Each form carries an `Idempotency-Key` that was made with it, so that a form which is sent twice is carried out once.
+"""
+
+import secrets
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import field
+from typing import Any, Final, Literal
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from app.console.api import ApiError, Session
+from app.console.pages import Pages, form_lists, to
+from app.console.session import PATH
+from app.core.records import changed, record
+
+Kind = Literal["text", "number", "days", "list", "lines", "select", "checks", "check", "hidden"]
+"""How a field is asked for and read: `days` are sent as seconds, `list` are words between commas, `lines` a long text,
+`checks` any number of choices, `check` true or left out."""
+DAY_SECONDS: Final = 86_400
+REFUSALS: Final = frozenset({400, 403, 404, 409, 413, 422})
+"""Statuses of the API after which the form is shown again with the reason."""
+TOKEN_BYTES: Final = 16
+
+
+@record(frozen=True, slots=True)
+class Field:
+    """One field of a form; `name` is that of the API, which names it in a refusal."""
+
+    name: str
+    label: str
+    kind: Kind = "text"
+    hint: str = ""
+    choices: Sequence[tuple[str, str]] = ()
+    """Each choice with its words."""
+    required: bool = False
+    value: str = ""
+    """The value that a new form has."""
+
+
+@record(frozen=True, slots=True)
+class Form:
+    """A form as a page shows it. Without fields it is a confirmation."""
+
+    title: str
+    button: str
+    fields: Sequence[Field] = ()
+    back: str = ""
+    """The page that is behind the form, and the one to which it leads unless it says otherwise."""
+    says: Sequence[str] = ()
+    """Sentences above the fields: what will happen, and whether it can be undone."""
+    is_final: bool = False
+    """True for what cannot be undone."""
+    given: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    faults: Mapping[str, str] = field(default_factory=dict)
+    """The fault of each field by its name; under the empty name that of the whole."""
+    once: str = field(default_factory=lambda: secrets.token_urlsafe(TOKEN_BYTES))
+    """The `Idempotency-Key`."""
+
+    def values(self, asked: Field) -> list[str]:
+        """The values of a field: those that were sent, or that of a new form."""
+        if self.given:
+            return list(self.given.get(asked.name, ()))
+        return [asked.value] if asked.value else []
+
+
+@record(frozen=True, slots=True)
+class Sent:
+    """A form that was sent: the fields as the API takes them, without those that were left empty."""
+
+    body: Mapping[str, Any]
+    headers: Mapping[str, str]
+
+
+Ask = Callable[[Request, Session], Awaitable[Form]]
+Act = Callable[[Request, Session, Sent], Awaitable[Response | None]]
+"""Carries a form out. None: the browser is led to `Form.back`."""
+Show = Callable[..., Awaitable[Response]]
+
+
+def routes(pages: Pages, path: str, ask: Ask, act: Act, show: Show) -> list[Route]:
+    """A page with a form. `show(request, session, template, status, **values)` renders a page of the section."""
+
+    async def asked(request: Request, session: Session) -> Response:
+        return await show(request, session, "form.html", 200, form=await ask(request, session))
+
+    async def sent(request: Request, session: Session) -> Response:
+        made = await ask(request, session)
+        given = await form_lists(request)
+        made = changed(made, given=given, once=given.get("once", [made.once])[-1])
+        body, faults = read(made.fields, given)
+        status = 400
+        if not faults:
+            try:
+                reply = await act(request, session, Sent(body, {"idempotency_key": made.once}))
+                return reply or to(made.back.removeprefix(PATH))
+            except ApiError as error:
+                if error.status not in REFUSALS:
+                    raise
+                status, faults = error.status, fault_of(error, made.fields)
+        # What is corrected is another request, which needs a key of its own.
+        made = changed(made, faults=faults, once=secrets.token_urlsafe(TOKEN_BYTES))
+        return await show(request, session, "form.html", status, form=made)
+
+    return [pages.route(path, asked), pages.route(path, sent, "POST")]
+
+
+def fault_of(error: ApiError, fields: Sequence[Field]) -> dict[str, str]:
+    """The refusal of the API beside the field that it names, or above the form."""
+    name = error.param.partition("[")[0]
+    return {name if any(one.name == name for one in fields) else "": error.message}
+
+
+def read(fields: Sequence[Field], given: Mapping[str, Sequence[str]]) -> tuple[dict[str, Any], dict[str, str]]:
+    """The body for the API, and the faults of fields that cannot be read."""
+    body: dict[str, Any] = {}
+    faults: dict[str, str] = {}
+    for one in fields:
+        texts = [text for text in given.get(one.name, ()) if text.strip()]
+        if not texts:
+            if one.required:
+                faults[one.name] = "This field must be filled in."
+            continue
+        try:
+            body[one.name] = _value(one, texts)
+        except ValueError:
+            faults[one.name] = "This must be a number."
+    return body, faults
+
+
+def _value(asked: Field, texts: Sequence[str]) -> Any:
+    text = texts[-1]
+    if asked.kind == "checks":
+        return list(texts)
+    if asked.kind == "check":
+        return True
+    if asked.kind == "list":
+        return [word.strip() for word in text.split(",") if word.strip()]
+    if asked.kind == "number":
+        return _number(text)
+    if asked.kind == "days":
+        return round(float(text) * DAY_SECONDS)
+    return text if asked.kind == "lines" else text.strip()
+
+
+def _number(text: str) -> int | float:
+    """A number; a whole one where the text has no point, because the API takes no other for counts."""
+    return float(text) if "." in text else int(text)

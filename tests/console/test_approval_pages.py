@@ -1,0 +1,130 @@
+"""Approvals in the console: what waits and what it would disclose, live, and a decision on what was shown."""
+
+import asyncio
+import re
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from app.console import approvals
+from app.console.app import Console
+from app.core.roles import ROLES
+from app.gateway.http.api_keys import mint
+from app.process.wiring import Runtime
+from tests.gateway.test_approvals import pool, waiting
+from tests.harness.console import SAME_ORIGIN, browsing, sign_in, words
+from tests.harness.in_process import calling, running_service
+from tests.harness.prepared_apps import app_over
+from tests.harness.stand_ins import PEPPER
+from tests.harness.waiting import PATIENCE_SECONDS
+from tests.stubs import ProviderStub
+
+PLAN = {
+    "steps": [
+        {"worker": "alpha", "subtask": "Add <b>carefully</b>.", "access": ["user"]},
+        {"worker": "beta", "subtask": "Check.", "access": [0]},
+    ]
+}
+
+
+@pytest.fixture
+async def runtime(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[Runtime]:
+    async with running_service(tmp_path, pool(stub)) as opened:
+        yield opened
+
+
+@pytest.fixture
+async def caller(runtime: Runtime) -> AsyncIterator[httpx.AsyncClient]:
+    async with calling(runtime) as client:
+        yield client
+
+
+async def key_of(runtime: Runtime, name: str, role: str) -> str:
+    """A new key of a role."""
+    key, row = mint(runtime.gateway.pepper, tenant="acme", name=name, scopes=ROLES[role], now=0.0, public=name)
+    assert await runtime.gateway.store.add_key(row)
+    return key
+
+
+def form_of(html: str) -> dict[str, str]:
+    """The hidden fields of a page's form."""
+    return dict(re.findall(r'<input type="hidden" name="(digest|once)" value="([^"]+)"', html))
+
+
+async def test_exactly_what_was_shown_is_decided(runtime: Runtime, caller: httpx.AsyncClient) -> None:
+    run = (await waiting(caller, baton={"plan": PLAN}, user="u"))["baton"]["run"]
+    with app_over(runtime.gateway) as app:
+        async with browsing(app) as client:
+            await sign_in(client, await key_of(runtime, "boss", "operator"))
+            listed = words((await client.get("/console/approvals")).text)
+            assert "1 plan waits for somebody's decision." in listed
+            assert f"{run} " in listed
+            assert "alpha, beta $" in listed
+            page = await client.get(f"/console/approvals/{run}")
+            shown = words(page.text)
+            assert "alpha the caller's words nothing is withheld Add &lt;b&gt;carefully&lt;/b&gt;." in shown
+            assert "beta the output of step 0 the caller's words (by caller) Check." in shown
+            sent = form_of(page.text) | {"decision": "refuse", "reason": "Not on a Monday."}
+            other = await client.post(
+                f"/console/approvals/{run}", data=sent | {"digest": "0" * 64}, headers=SAME_ORIGIN
+            )
+            assert other.status_code == 409
+            assert "Nothing was decided. What the run asks for now is shown below." in words(other.text)
+            assert sent["digest"] in other.text
+            assert "Not on a Monday.</textarea>" in other.text
+            wrong = sent | {"decision": "approve", "max_usd": "much"}
+            faulty = await client.post(f"/console/approvals/{run}", data=wrong, headers=SAME_ORIGIN)
+            assert (faulty.status_code, 'id="fault-max_usd">This must be a number.' in faulty.text) == (400, True)
+            for _ in range(2):  # a double click decides once
+                reply = await client.post(f"/console/approvals/{run}", data=sent, headers=SAME_ORIGIN)
+                assert (reply.status_code, reply.headers["location"]) == (303, f"/console/approvals/{run}")
+            assert "Refused by key:boss" in words((await client.get(f"/console/approvals/{run}")).text)
+            assert "No plan waits" in (await client.get("/console/approvals")).text
+            decided = words((await client.get("/console/approvals?status=decided")).text)
+            assert f"{run} refused key:boss" in decided
+            assert "Not on a Monday." in decided
+            client.cookies.clear()
+            await sign_in(client, await key_of(runtime, "devel", "developer"))
+            assert "Not on a Monday." not in (await client.get("/console/approvals?status=decided")).text
+
+
+async def test_a_new_question_appears_by_itself(
+    runtime: Runtime, caller: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(approvals, "POLL_SECONDS", 0.01)
+    key = await key_of(runtime, "devel", "developer")
+    with app_over(runtime.gateway) as app:
+        console = Console(app, lambda: (PEPPER,), lambda: 1e9, lambda _error, _path: None)
+        async with browsing(app) as client:
+            await sign_in(client, key)
+            assert "scope approvals:decide" not in (await client.get("/console/approvals")).text
+            cookie = client.cookies["baton_console"]
+        patches: asyncio.Queue[str] = asyncio.Queue(8)
+        left = asyncio.Event()
+
+        async def receive() -> dict[str, Any]:
+            await left.wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message: Any) -> None:
+            if message.get("body"):
+                await patches.put(message["body"].decode())
+
+        scope = {
+            "type": "http",
+            "method": "GET",
+            "path": "/console/approvals",
+            "query_string": b"live",
+            "headers": [(b"cookie", f"baton_console={cookie}".encode())],
+        }
+        async with asyncio.TaskGroup() as group:
+            group.create_task(console(scope, receive, send))
+            assert "No plan waits" in await asyncio.wait_for(patches.get(), PATIENCE_SECONDS)
+            run = (await waiting(caller))["baton"]["run"]
+            patch = await asyncio.wait_for(patches.get(), PATIENCE_SECONDS)
+            left.set()
+        assert f"/console/approvals/{run}" in patch
+        assert 'hx-target="#waiting"' in patch
