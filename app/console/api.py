@@ -5,8 +5,8 @@ log of readers are those of any other client.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import aclosing, asynccontextmanager, suppress
 from typing import Any, Final
 from urllib.parse import quote, unquote, urlencode
 
@@ -44,10 +44,12 @@ class Event:
 class ApiError(Exception):
     """A refusal of the API, with its status and the error object of its body."""
 
-    def __init__(self, status: int, body: Mapping[str, Any]) -> None:
+    def __init__(self, status: int, body: Mapping[str, Any], retry_after: int | None = None) -> None:
+        """`retry_after` is the number of seconds after which the API says that the request may be sent again."""
         found = body.get("error")
         error = found if isinstance(found, dict) else {}
         self.status = status
+        self.retry_after = retry_after
         self.code = str(error.get("code") or "")
         self.param = str(error.get("param") or "")
         self.message = str(error.get("message") or "The API refused the request without a reason.")
@@ -77,21 +79,38 @@ class Api:
         query: Mapping[str, object] | None = None,
         body: object = None,
         headers: Mapping[str, str] | None = None,
+        within: float = DEADLINE_SECONDS,
     ) -> Any:
-        """The JSON of one reply. Raises `ApiError`, also where the API has no answer within `DEADLINE_SECONDS`."""
+        """The JSON of one reply. Raises `ApiError`, also where the API has no answer `within` that many seconds."""
         further = await self._headers(session, method, headers)
         sent = b"" if body is None else orjson.dumps(body)
         exchange = _Exchange(_scope(session, method, path, query or {}, further), sent)
         try:
-            async with asyncio.timeout(DEADLINE_SECONDS):
+            async with asyncio.timeout(within):
                 await self._app(exchange.scope, exchange.receive, exchange.collect)
         except TimeoutError:
-            message = f"The API has not answered within {DEADLINE_SECONDS:.0f} seconds. Try again."
+            message = f"The API has not answered within {within:.0f} seconds. Try again."
             raise ApiError(504, {"error": {"code": "timeout", "message": message}}) from None
         found = _json(bytes(exchange.body))
         if exchange.status >= 400:
-            raise ApiError(exchange.status, found if isinstance(found, dict) else {})
+            raise ApiError(exchange.status, found if isinstance(found, dict) else {}, exchange.retry_after)
         return found
+
+    async def begin(self, session: Session, path: str, body: object, once: str) -> str:
+        """Begin a run by a request for a stream, leave the stream at its first event, and return the run's id.
+
+        `once` is the request's `Idempotency-Key`: with it the run goes on though nobody follows it, and the same
+        request sent again leads to the same run. Raises `ApiError`.
+        """
+        headers = {"idempotency_key": once}
+        async with self._exchanged(session, "POST", path, body=body, headers=headers) as exchange:
+            try:
+                async with asyncio.timeout(DEADLINE_SECONDS), aclosing(exchange.parsed()) as events:
+                    await anext(events, None)
+            except TimeoutError:
+                message = f"The run has not begun within {DEADLINE_SECONDS:.0f} seconds. Try again."
+                raise ApiError(504, {"error": {"code": "timeout", "message": message}}) from None
+            return exchange.headers.get("x-baton-run", "")
 
     @asynccontextmanager
     async def events(
@@ -109,17 +128,32 @@ class Api:
 
         Keep-alives of the API come as events without a name and without data.
         """
+        further = {"last-event-id": last_event_id} if last_event_id else {}
+        further |= headers or {}
+        async with self._exchanged(session, method, path, query=query, body=body, headers=further) as exchange:
+            yield exchange.parsed()
+
+    @asynccontextmanager
+    async def _exchanged(
+        self,
+        session: Session,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, object] | None = None,
+        body: object = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> AsyncIterator["_Exchange"]:
+        """A request whose reply comes as a stream; leaving the block disconnects."""
         further = await self._headers(session, method, headers)
         further["accept"] = "text/event-stream"
-        if last_event_id:
-            further["last-event-id"] = last_event_id
         sent = b"" if body is None else orjson.dumps(body)
         exchange = _Exchange(_scope(session, method, path, query or {}, further), sent)
         failure: Exception | None = None
         async with asyncio.TaskGroup() as group:
             serving = group.create_task(self._serve(exchange))
             try:
-                yield exchange.parsed()
+                yield exchange
             except Exception as error:
                 failure = error  # raised below, without an exception group around it
             finally:
@@ -150,6 +184,7 @@ class _Exchange:
     def __init__(self, scope: Scope, body: bytes) -> None:
         self.scope = scope
         self.status = 0
+        self.headers: dict[str, str] = {}
         self.body = bytearray()
         self._sent = body
         self._is_read = False
@@ -168,16 +203,27 @@ class _Exchange:
     async def collect(self, message: Message) -> None:
         """Keep the reply whole."""
         if message["type"] == "http.response.start":
-            self.status = message["status"]
+            self._start(message)
         else:
             self.body += message.get("body", b"")
 
     async def queue(self, message: Message) -> None:
         """Hand the reply on in parts; a part waits while too many are unread."""
         if message["type"] == "http.response.start":
-            self.status = message["status"]
+            self._start(message)
         elif part := message.get("body", b""):
             await self._parts.put(part)
+
+    def _start(self, message: Message) -> None:
+        self.status = message["status"]
+        headers = message.get("headers", ())
+        self.headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in headers}
+
+    @property
+    def retry_after(self) -> int | None:
+        """The seconds of the reply's `Retry-After`."""
+        given = self.headers.get("retry-after", "")
+        return int(given) if given.isdecimal() else None
 
     def leave(self) -> None:
         """Say that nobody reads any more."""
@@ -189,7 +235,7 @@ class _Exchange:
         with suppress(asyncio.QueueFull):  # the reader looks at `_is_ended` as soon as it has emptied the queue
             self._parts.put_nowait(None)
 
-    async def parsed(self) -> AsyncIterator[Event]:
+    async def parsed(self) -> AsyncGenerator[Event]:
         """The stream's events. Raises `ApiError` if the reply is a refusal."""
         rest = b""
         async for part in self._read():
@@ -203,7 +249,7 @@ class _Exchange:
                 yield _event(block)
         if self.status >= 400:
             found = _json(rest)
-            raise ApiError(self.status, found if isinstance(found, dict) else {})
+            raise ApiError(self.status, found if isinstance(found, dict) else {}, self.retry_after)
 
     async def _read(self) -> AsyncIterator[bytes]:
         while not (self._is_ended and self._parts.empty()):

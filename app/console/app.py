@@ -13,7 +13,7 @@ from starlette.responses import FileResponse, RedirectResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from app.console import approvals, runs
+from app.console import approvals, playground, runs
 from app.console.api import Api, ApiError, Session
 from app.console.pages import HEADERS, THEME_COOKIE, THEMES, Pages, Place, form, to
 from app.console.session import PATH, Sessions, is_https, may_change
@@ -30,6 +30,8 @@ MAX_AGE: Final = 3_600
 """Seconds for which a browser may keep a file."""
 THEME_SECONDS: Final = 365 * 86_400
 PLACES: Final = (Place("Runs", f"{PATH}/runs"), Place("Approvals", f"{PATH}/approvals"))
+PUBLIC_PLACES: Final = (Place("Playground", f"{PATH}/playground"),)
+"""Pages of what only the public listener's API has."""
 ADMIN_PLACES: Final = ()
 
 
@@ -49,7 +51,7 @@ class Console:
     ) -> None:
         """`is_admin` says that this is the listener of administration; `has_people`, that people can log in there."""
         sessions = Sessions(peppers, now, has_people=has_people)
-        places = (*PLACES, *ADMIN_PLACES) if is_admin else PLACES
+        places = (*PLACES, *ADMIN_PLACES) if is_admin else (*PUBLIC_PLACES, *PLACES)
         pages = Pages(Api(api), sessions, places)
         self._api = api
         self._report = report
@@ -58,6 +60,7 @@ class Console:
                 Route("/", _lead_to_start),
                 Route(PATH, _lead_to_start),
                 *_signing(pages),
+                *([] if is_admin else playground.routes(pages)),
                 *runs.routes(pages),
                 *approvals.routes(pages, "/admin/v1/approvals" if is_admin else "/v1/approvals"),
                 *(_asset(name) for name in ASSETS),

@@ -40,6 +40,7 @@ def environment() -> jinja2.Environment:
         "when": when,
         "plain": plain,
         "brief": brief,
+        "source": source,
     }
     return made
 
@@ -97,6 +98,14 @@ def brief(text: object, length: int = 120) -> str:
     if len(flat) <= length:
         return flat
     return f"{flat[:length]}… ({len(flat) - length:,} more characters)"
+
+
+def source(name: str) -> str:
+    """A source of an access list in words: `caller` and `user` are the conversation, `step:2` is a step."""
+    if name in ("caller", "user"):
+        return "the conversation"
+    kind, _, number = name.partition(":")
+    return f"{kind} {number}" if number else name
 
 
 def render(made: jinja2.Environment, name: str, values: Mapping[str, Any]) -> str:

@@ -1,0 +1,192 @@
+"""A run that is followed while it goes on: its plan, its steps, its answer, and how it ended, as regions of a page.
+
+The words of the answer come with the run's stream; everything else is read from the API whenever a step's event has
+come, so that a page that joins late shows the same. A stream is followed from its start, so that after a broken
+connection the regions are those that a page of that moment has.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import aclosing, asynccontextmanager
+from typing import Any, Final
+
+import orjson
+
+from app.console import request_form
+from app.console.api import Api, ApiError, Event, Session, segment
+from app.console.pages import Pages
+from app.console.request_form import Refusal
+
+SHOWN_CHARS: Final = 100_000
+"""Characters of an answer that the page shows; it says how many are left out."""
+READ_SECONDS: Final = 20.0
+"""The longest that a page waits for the stream of a run that has ended."""
+APPROVAL_POLL_SECONDS: Final = 5.0
+"""Time between two looks at a run that waits for an approval, of which no stream tells."""
+OVER: Final = frozenset({"succeeded", "failed", "cancelled", "expired", "over_budget"})
+"""The states in which a run stays."""
+DONE: Final = "[DONE]"
+REGIONS: Final = ("steps", "answer", "outcome")
+"""The ids of the regions; each has a template."""
+
+
+class FollowedRun:
+    """One run as one page shows it."""
+
+    def __init__(self, pages: Pages, session: Session, run: str) -> None:
+        self.run = run
+        self._pages = pages
+        self._api: Api = pages.api
+        self._session = session
+        self._path = f"/v1/runs/{segment(run)}"
+        self._words: list[str] = []
+        self._chars = 0
+        self._calls: dict[int, dict[str, str]] = {}
+        self._state = ""
+        self._refusal: Refusal | None = None
+        self._graph: Mapping[str, Any] = {}
+        self._is_changed = True
+        """True if the steps have changed since they were read."""
+
+    @property
+    def is_over(self) -> bool:
+        """True if nothing more comes by itself: the run has ended, or waits for the results of tools."""
+        return self._state in OVER or self._state == "awaiting_tool" or self._refusal is not None
+
+    # -- the stream
+
+    @asynccontextmanager
+    async def source(self) -> AsyncIterator[AsyncIterator[Event]]:
+        """The events of the run's stream, which are noted here as they are read."""
+        async with aclosing(self._events()) as events:
+            yield events
+
+    async def read(self) -> None:
+        """Read what there is of a run that is over; of any other, its steps alone."""
+        await self._look()
+        if not self.is_over:
+            return
+        async with asyncio.timeout(READ_SECONDS), self.source() as events:
+            async for _event in events:
+                pass
+
+    async def _look(self) -> None:
+        """Read the steps, where they have changed since they were read."""
+        if self._is_changed:
+            self._is_changed = False
+            self._graph = await self._api.get(self._session, f"{self._path}/graph")
+            self._state = self._graph["state"]
+
+    async def _events(self) -> AsyncGenerator[Event]:
+        while True:
+            self._words, self._chars, self._calls = [], 0, {}
+            try:
+                async with self._api.events(self._session, "GET", f"{self._path}/stream") as events:
+                    async for event in events:
+                        self._note(event)
+                        yield event
+                if self._state != "awaiting_approval":
+                    return
+                while self._state == "awaiting_approval":
+                    await asyncio.sleep(APPROVAL_POLL_SECONDS)
+                    self._state = str((await self._api.get(self._session, self._path))["state"])
+            except ApiError as error:
+                self._refusal = request_form.refusal(error)
+                yield Event("", "error", self._refusal.message)
+                return
+
+    def _note(self, event: Event) -> None:
+        """Take one event of the stream."""
+        if not event.data or event.data == DONE:
+            return
+        body = orjson.loads(event.data)
+        self._is_changed = self._is_changed or "error" in body or "baton" in body
+        if "error" in body:
+            self._refusal = request_form.refusal(ApiError(200, body))
+            return
+        for choice in body.get("choices", ()):
+            self._say(choice.get("delta", {}))
+        self._state = str(body.get("baton", {}).get("state", self._state))
+
+    def _say(self, delta: Mapping[str, Any]) -> None:
+        text = delta.get("content") or delta.get("refusal") or ""
+        self._chars += len(text)
+        if text and sum(map(len, self._words)) <= SHOWN_CHARS:
+            self._words = ["".join([*self._words, text])]
+        for call in delta.get("tool_calls", ()):
+            known = self._calls.setdefault(call["index"], {"id": "", "name": "", "arguments": ""})
+            known["id"] = call.get("id") or known["id"]
+            function = call.get("function") or {}
+            known["name"] = function.get("name") or known["name"]
+            known["arguments"] += function.get("arguments") or ""
+
+    # -- the regions
+
+    async def regions(self, _event: Event) -> dict[str, str]:
+        """The page's regions as they are now. Raises `ApiError` where the run cannot be read."""
+        view = await self.view()
+        return {name: self._pages.region(f"playground_{name}.html", view=view) for name in REGIONS}
+
+    async def view(self) -> dict[str, Any]:
+        """The values of the regions' templates. Raises `ApiError` where the run cannot be read."""
+        await self._look()
+        words = "".join(self._words)
+        if self._state == "awaiting_approval":
+            words = ""  # the stream then has a sentence for clients that show nothing else
+        calls = list(self._calls.values()) if self._state == "awaiting_tool" else []
+        return {
+            "run": self.run,
+            "state": self._state,
+            "is_over": self.is_over,
+            "plans": _plans(self._graph),
+            "words": words[:SHOWN_CHARS],
+            "left_out": max(self._chars - SHOWN_CHARS, 0) if words else 0,
+            "calls": calls,
+            "turn": orjson.dumps(_turn("".join(self._words), calls)).decode() if calls else "",
+            "refusal": self._refusal,
+            "whole": await self._whole(),
+            "why": await self._why(),
+        }
+
+    async def _whole(self) -> Any:
+        """The figures of a run that goes on no further by itself; None before that."""
+        if self.is_over or self._state == "awaiting_approval":
+            return await self._api.get(self._session, self._path)
+        return None
+
+    async def _why(self) -> str:
+        """The explanation of a run that has ended."""
+        if self._state not in OVER:
+            return ""
+        return str((await self._api.get(self._session, f"{self._path}/explain"))["text"])
+
+
+def _turn(words: str, calls: list[dict[str, str]]) -> dict[str, Any]:
+    """The assistant's message with its calls of tools, as the request with their results repeats it."""
+    made = [
+        {"id": one["id"], "type": "function", "function": {"name": one["name"], "arguments": one["arguments"]}}
+        for one in calls
+    ]
+    return {"role": "assistant", "content": words or None, "tool_calls": made}
+
+
+def _plans(graph: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The plans of a run in order, each with its steps, and of each step what it was shown and what not."""
+    plans = [{**node, "steps": []} for node in graph["nodes"] if node["kind"] == "plan"]
+    by_number = {plan["number"]: plan for plan in plans}
+    for node in graph["nodes"]:
+        if node["kind"] != "step" or node["proposal"] not in by_number:
+            continue
+        edges = [edge for edge in graph["edges"] if edge["target"] == node["id"] and edge["what"] != "subtask"]
+        shown = [edge["source"] for edge in edges if edge["kind"] == "granted"]
+        withheld = [edge for edge in edges if edge["kind"] == "withheld"]
+        by_number[node["proposal"]]["steps"].append(
+            {**node, "shown": list(dict.fromkeys(shown)), "withheld": withheld, "failures": _failures(node)}
+        )
+    return plans
+
+
+def _failures(node: Mapping[str, Any]) -> list[str]:
+    """The attempts of a step that gave no answer, in words."""
+    tried = [one for one in node["attempts"] if one["outcome"] not in (None, "ok")]
+    return [f"{one['worker']}: {one['error'] or one['outcome']}" for one in tried]

@@ -1,0 +1,187 @@
+"""The playground: ask as a program would, watch the plan and its steps, answer calls of tools, rate the answer, and
+take the request along as code.
+
+One form holds everything that the page knows of the request, so that each button sends all of it and nothing is kept on
+the server. A run is begun through the route of chat completions and goes on when the browser leaves; the page then
+follows it like anybody else.
+"""
+
+import hashlib
+import secrets
+from collections.abc import Mapping
+from typing import Any, Final
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from app.console import request_form, samples
+from app.console.api import ApiError, Session, segment
+from app.console.following import FollowedRun
+from app.console.live import Live
+from app.console.pages import Pages, form_lists, to
+from app.console.request_form import FormFault, Refusal
+from app.console.session import PATH, is_https
+
+PLAN_SECONDS: Final = 300.0
+"""The longest that a page waits for a conductor's plan."""
+TOKEN_BYTES: Final = 12
+MAIN: Final = ("question", "tier", "history")
+"""The fields that are always visible."""
+RATINGS: Final = {"up": "good", "down": "bad"}
+
+
+def routes(pages: Pages) -> list[Route]:
+    """The form, what its buttons do, and the page of a run that was begun elsewhere."""
+    playground = Playground(pages)
+    return [
+        pages.route("/playground", playground.show),
+        pages.route("/playground", playground.act, "POST"),
+        pages.route("/playground/{run}", playground.show_run),
+    ]
+
+
+class Playground:
+    """The pages of the playground."""
+
+    def __init__(self, pages: Pages) -> None:
+        self._pages = pages
+        self._api = pages.api
+
+    async def show(self, request: Request, session: Session) -> Response:
+        """The empty form; the address may bring fields of it."""
+        given = {name: value for name, value in request.query_params.items() if name in request_form.EMPTY}
+        return await self._page(request, session, request_form.read(given))
+
+    async def show_run(self, request: Request, session: Session) -> Any:
+        """The page of a run, or its live stream."""
+        run = request.path_params["run"]
+        followed = FollowedRun(self._pages, session, run)
+        if "live" in request.query_params:
+            return Live(followed.source(), followed.regions)
+        found = await self._api.get(session, f"/v1/runs/{segment(run)}")
+        fields = request_form.read({"tier": str(found["model"])})
+        return await self._page(request, session, fields, run=run)
+
+    async def act(self, request: Request, session: Session) -> Any:
+        """Do what the pressed button says."""
+        lists = await form_lists(request)
+        given = {name: values[-1] for name, values in lists.items()}
+        fields = request_form.read(given)
+        action, run = given.get("action", "ask"), given.get("run", "")
+        sent = _read(given.get("sent", ""))
+        if action in RATINGS and run:
+            return await self._rate(request, session, fields, sent, given)
+        if action == "results":
+            fields["history"] = _with_results(fields["history"], given.get("turn", ""), lists.get("result", []))
+        elif action == "ask":
+            fields["history"] = ""
+        try:
+            body = request_form.to_body(fields)
+            once = _once(given.get("once", ""), action, body)
+            if action == "preview":
+                headers = {"idempotency_key": once}
+                made = await self._api.ask(
+                    session, "POST", "/v1/plans", body=body, headers=headers, within=PLAN_SECONDS
+                )
+                return to(f"/plans/{segment(made['id'])}")
+            run = await self._api.begin(session, "/v1/chat/completions", body, once)
+        except FormFault as fault:
+            return await self._page(request, session, fields, status=400, faults=fault.faults)
+        except ApiError as error:
+            if error.status == 401:
+                raise
+            refusal = request_form.refusal(error)
+            return await self._page(request, session, fields, status=error.status, refusal=refusal)
+        return await self._page(request, session, fields, run=run, sent=body)
+
+    async def _rate(
+        self, request: Request, session: Session, fields: dict[str, str], sent: Any, given: Mapping[str, str]
+    ) -> Response:
+        """Store a rating, and show the page as it was with a word about it."""
+        run, action = given["run"], given["action"]
+        rating = {"thumbs": action} | ({"comment": given["comment"]} if given.get("comment", "").strip() else {})
+        try:
+            await self._api.post(session, f"/v1/runs/{segment(run)}/feedback", rating)
+        except ApiError as error:
+            if error.status == 401:
+                raise
+            refusal = request_form.refusal(error)
+            return await self._page(request, session, fields, status=error.status, run=run, sent=sent, refusal=refusal)
+        said = f"Your rating of {run} is stored: {RATINGS[action]}."
+        return await self._page(request, session, fields, run=run, sent=sent, notice=said)
+
+    async def _page(
+        self,
+        request: Request,
+        session: Session,
+        fields: dict[str, str],
+        *,
+        status: int = 200,
+        run: str = "",
+        sent: Mapping[str, Any] | None = None,
+        faults: Mapping[str, str] | None = None,
+        refusal: Refusal | None = None,
+        notice: str = "",
+    ) -> Response:
+        tiers = [one for one in (await self._api.get(session, "/v1/models"))["data"] if not one["baton"]["alias"]]
+        fields["tier"] = fields["tier"] or (tiers[-1]["id"] if tiers else "")
+        found = dict(faults or {})
+        if refusal is not None and refusal.field:
+            found[refusal.field] = refusal.message
+        followed = FollowedRun(self._pages, session, run)
+        if run:
+            await followed.read()
+        return self._pages.show(
+            request,
+            "playground.html",
+            status,
+            fields=fields,
+            tiers=tiers,
+            efforts=_efforts(tiers),
+            faults=found,
+            refusal=refusal,
+            notice=notice,
+            open_options=any(fields[name] != first for name, first in request_form.EMPTY.items() if name not in MAIN),
+            run=run,
+            live=f"{PATH}/playground/{segment(run)}?live" if run and not followed.is_over else "",
+            view=await followed.view() if run else None,
+            once=secrets.token_urlsafe(TOKEN_BYTES),
+            sent=orjson.dumps(sent).decode() if sent else "",
+            samples=samples.samples(origin(request), sent) if sent else [],
+        )
+
+
+def origin(request: Request) -> str:
+    """The address of the service as the browser has it, without a path."""
+    return f"{'https' if is_https(request) else 'http'}://{request.headers.get('host', 'localhost')}"
+
+
+def _efforts(tiers: list[Any]) -> list[str]:
+    """The levels of effort that some tier has, each once."""
+    return list(dict.fromkeys(effort for tier in tiers for effort in tier["baton"]["efforts"]))
+
+
+def _once(token: str, action: str, body: Mapping[str, Any]) -> str:
+    """The `Idempotency-Key` of a request: the same form sent twice is one request, another body is another one."""
+    sent = orjson.dumps([token, action, body], option=orjson.OPT_SORT_KEYS)
+    return f"console-{hashlib.sha256(sent).hexdigest()[:40]}"
+
+
+def _with_results(history: str, turn: str, results: list[str]) -> str:
+    """What was said since the question, with the assistant's calls and the results that a person has written."""
+    asked = _read(turn)
+    calls = asked.get("tool_calls", []) if isinstance(asked, dict) else []
+    answered = zip(calls, results, strict=False)
+    said = [{"role": "tool", "tool_call_id": call["id"], "content": text} for call, text in answered]
+    before = _read(history)
+    return orjson.dumps([*(before if isinstance(before, list) else []), asked, *said]).decode()
+
+
+def _read(text: str) -> Any:
+    """JSON of a hidden field; None if it is none."""
+    try:
+        return orjson.loads(text) if text else None
+    except orjson.JSONDecodeError:
+        return None

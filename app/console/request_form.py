@@ -1,0 +1,182 @@
+"""The form of a request: from its fields to the body of a chat completion, and from a refusal back to the field.
+
+The body is what the console sends and what the page shows as code. A fault that the API finds is the API's to word;
+this module finds only what keeps a field from becoming JSON.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import orjson
+
+from app.console.api import ApiError
+from app.core.records import record
+
+Fields = Mapping[str, str]
+"""The fields of a form, each with its text."""
+EMPTY: Final[Fields] = {
+    "question": "",
+    "system": "",
+    "tier": "",
+    "effort": "",
+    "usd": "",
+    "seconds": "",
+    "steps": "",
+    "labels": "",
+    "tools": "",
+    "format": "text",
+    "schema": "",
+    "max_tokens": "",
+    "approval": "",
+    "history": "",
+}
+"""The fields with their first values. `history` holds what was said since the question: calls of tools with their
+results, as JSON."""
+FORMATS: Final = ("text", "json_object", "json_schema")
+PARAMS: Final = (
+    ("messages", "question"),
+    ("model", "tier"),
+    ("reasoning_effort", "effort"),
+    ("max_completion_tokens", "max_tokens"),
+    ("tool", "tools"),
+    ("response_format", "schema"),
+    ("baton.budget.seconds", "seconds"),
+    ("baton.budget.steps", "steps"),
+    ("baton.budget", "usd"),
+    ("baton.labels", "labels"),
+    ("baton.approval", "approval"),
+)
+"""The beginning of a refusal's `param`, and the field that it is about; the first that fits counts."""
+NEXT_STEPS: Final = {
+    "run_over_budget": "Raise the budget of this request, lower the maximum of tokens, or choose another tier.",
+    "insufficient_quota": "An operator can raise the budget, or wait for its next window.",
+    "no_eligible_worker": "Take away a label or a tool, or choose another tier: the policy lets no worker of this one "
+    "take the request.",
+    "insufficient_scope": "Sign in with a key that has the scope runs:write.",
+    "model_not_found": "Choose another tier: this key may not use that one.",
+    "plan_outdated": "Make the plan anew from its request.",
+    "revision_conflict": "Open the latest revision and edit that one.",
+    "digest_mismatch": "Open the revision again and look at what has changed.",
+}
+"""The next step after a refusal, by its code."""
+
+
+class FormFault(Exception):
+    """Fields that cannot be sent, each with the reason."""
+
+    def __init__(self, faults: Mapping[str, str]) -> None:
+        self.faults = dict(faults)
+        super().__init__("; ".join(faults.values()))
+
+
+@record(frozen=True, slots=True)
+class Refusal:
+    """A refusal of the API as a page shows it: the cause, the next step, and the field that it is about, or ""."""
+
+    message: str
+    next_step: str
+    field: str
+    status: int
+    code: str
+
+
+def read(given: Mapping[str, str]) -> dict[str, str]:
+    """The fields of a form that was sent; what is missing has its first value."""
+    return {name: given.get(name, first) for name, first in EMPTY.items()}
+
+
+def to_body(fields: Fields) -> dict[str, Any]:
+    """The body of a chat completion, as a stream with the run's steps. Raises `FormFault` with every fault at once."""
+    faults: dict[str, str] = {}
+    if not fields["question"].strip() and not fields["history"]:
+        faults["question"] = "Write a question."
+    budget = _numbers(fields, faults)
+    cap = _number(fields, "max_tokens", faults, whole=True)
+    tools = _tools(fields["tools"], faults)
+    answer_format = _answer_format(fields, faults)
+    history = _json(fields, "history", faults)
+    if faults:
+        raise FormFault(faults)
+    labels = fields["labels"].replace(",", " ").split()
+    baton: dict[str, Any] = {"stream_steps": True}
+    baton |= {"budget": budget} if budget else {}
+    baton |= {"labels": labels} if labels else {}
+    baton |= {"approval": "required"} if fields["approval"] else {}
+    system = [{"role": "system", "content": fields["system"]}] if fields["system"].strip() else []
+    question = [{"role": "user", "content": fields["question"]}] if fields["question"].strip() else []
+    body: dict[str, Any] = {"model": fields["tier"], "messages": [*system, *question, *(history or [])]}
+    body |= {"reasoning_effort": fields["effort"]} if fields["effort"] else {}
+    body |= {"max_completion_tokens": cap} if cap is not None else {}
+    body |= {"tools": tools} if tools else {}
+    body |= {"response_format": answer_format} if answer_format else {}
+    return body | {"stream": True, "baton": baton}
+
+
+def refusal(error: ApiError, fields: Sequence[str] = ()) -> Refusal:
+    """A refusal with its next step. `fields` are names of fields that are not in `PARAMS` and may be blamed."""
+    found = next((field for start, field in PARAMS if error.param.startswith(start)), "")
+    found = error.param if error.param in fields else found
+    if error.retry_after is not None:
+        following = f"Send it again in {error.retry_after} seconds."
+    else:
+        following = NEXT_STEPS.get(error.code, "")
+    if not following and error.status >= 500:
+        following = "Try again in a moment."
+    return Refusal(error.message, following, found, error.status, error.code)
+
+
+def _numbers(fields: Fields, faults: dict[str, str]) -> dict[str, float]:
+    found = {name: _number(fields, name, faults, whole=name == "steps") for name in ("usd", "seconds", "steps")}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _number(fields: Fields, name: str, faults: dict[str, str], *, whole: bool) -> float | None:
+    text = fields[name].strip()
+    if not text:
+        return None
+    try:
+        value = int(text) if whole else float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        faults[name] = "Write a whole number." if whole else "Write a number, such as 0.05."
+        return None
+    return value
+
+
+def _json(fields: Fields, name: str, faults: dict[str, str]) -> Any:
+    text = fields[name].strip()
+    if not text:
+        return None
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        faults[name] = f"This is not JSON: {error}."
+        return None
+
+
+def _tools(text: str, faults: dict[str, str]) -> list[Any]:
+    """The tools: functions as OpenAI's API has them, with or without the object around each."""
+    found = _json({"tools": text}, "tools", faults)
+    if found is None:
+        return []
+    listed = found if isinstance(found, list) else [found]
+    if not all(isinstance(one, dict) for one in listed):
+        faults["tools"] = "Write a list of functions, each a JSON object with a name and its parameters."
+        return []
+    return [one if "type" in one and "function" in one else {"type": "function", "function": one} for one in listed]
+
+
+def _answer_format(fields: Fields, faults: dict[str, str]) -> dict[str, Any] | None:
+    kind = fields["format"]
+    if kind not in FORMATS[1:]:
+        return None
+    if kind == "json_object":
+        return {"type": kind}
+    found = _json(fields, "schema", faults)
+    if not isinstance(found, dict):
+        faults.setdefault("schema", "Write the JSON schema of the answer, as an object.")
+        return None
+    named = found if isinstance(found.get("schema"), dict) and "name" in found else {"name": "answer", "schema": found}
+    return {"type": kind, "json_schema": named}

@@ -1,0 +1,193 @@
+"""A request as code: curl, Python, Node, and Anthropic's client. The first three send exactly the body that the console
+has sent; the last one sends the same request in Anthropic's format.
+
+The API key is not part of the code: it is read from `BATON_API_KEY`.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from app.console.templating import VISIBLE
+from app.core.records import record
+
+JSON: Final = ("null", "true", "false")
+PYTHON: Final = ("None", "True", "False")
+INDENT: Final = "    "
+ANTHROPIC_TOKENS: Final = 1_024
+"""`max_tokens` of Anthropic's code where the request has no maximum: that format demands one."""
+ESCAPED: Final = {code: f"\\u{code:04x}" for code in VISIBLE if code >= 127}
+"""Invisible characters that JSON need not escape; they would not survive the page on which the code is shown."""
+
+
+@record(frozen=True, slots=True)
+class Sample:
+    """A piece of code; `language` heads it."""
+
+    language: str
+    code: str
+    about: str = ""
+
+
+def samples(origin: str, body: Mapping[str, Any]) -> list[Sample]:
+    """The code of a chat completion; `origin` is the address of the service, without a path."""
+    return [
+        Sample("curl", curl(f"{origin}/v1/chat/completions", body)),
+        Sample("Python (openai)", _python(origin, body)),
+        Sample("Node (openai)", _node(origin, body)),
+        Sample("Python (anthropic)", _anthropic(origin, body), "The same request in Anthropic's format."),
+    ]
+
+
+def curl(url: str, body: Mapping[str, Any]) -> str:
+    """A command that sends a body."""
+    sent = _literal(body, JSON, "  ").replace("'", "'\\''")
+    return (
+        f"curl -sN {url} \\\n"
+        '  -H "Authorization: Bearer $BATON_API_KEY" \\\n'
+        '  -H "Content-Type: application/json" \\\n'
+        f"  --data-raw '{sent}'\n"
+    )
+
+
+def _python(origin: str, body: Mapping[str, Any]) -> str:
+    given = {name: value for name, value in body.items() if name != "baton"}
+    given |= {"extra_body": {"baton": body["baton"]}} if "baton" in body else {}
+    return f"""import os
+
+from openai import OpenAI
+
+client = OpenAI(base_url="{origin}/v1", api_key=os.environ["BATON_API_KEY"])
+stream = client.chat.completions.create(
+{_arguments(given)})
+for chunk in stream:
+    for choice in chunk.choices:
+        print(choice.delta.content or "", end="", flush=True)
+"""
+
+
+def _node(origin: str, body: Mapping[str, Any]) -> str:
+    return f"""import OpenAI from "openai";
+
+const client = new OpenAI({{ baseURL: "{origin}/v1", apiKey: process.env.BATON_API_KEY }});
+const stream = await client.chat.completions.create({_literal(body, JSON, "  ")});
+for await (const chunk of stream) {{
+  process.stdout.write(chunk.choices[0]?.delta?.content ?? "");
+}}
+"""
+
+
+def _anthropic(origin: str, body: Mapping[str, Any]) -> str:
+    return f"""import os
+
+from anthropic import Anthropic
+
+client = Anthropic(base_url="{origin}", api_key=os.environ["BATON_API_KEY"])
+with client.messages.stream(
+{_arguments(to_messages(body))}) as stream:
+    for text in stream.text_stream:
+        print(text, end="", flush=True)
+"""
+
+
+def to_messages(body: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments by which Anthropic's client sends the same request."""
+    system = [str(one["content"]) for one in body["messages"] if one["role"] == "system"]
+    given: dict[str, Any] = {
+        "model": body["model"],
+        "max_tokens": body.get("max_completion_tokens", ANTHROPIC_TOKENS),
+    }
+    given |= {"system": "\n\n".join(system)} if system else {}
+    given["messages"] = _turns([one for one in body["messages"] if one["role"] != "system"])
+    tools = [_tool(one["function"]) for one in body.get("tools", ())]
+    given |= {"tools": tools} if tools else {}
+    further: dict[str, Any] = {}
+    if (config := _output_config(body)) is not None:
+        further["output_config"] = config
+    if "baton" in body:
+        further["baton"] = body["baton"]
+    return given | ({"extra_body": further} if further else {})
+
+
+def _turns(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The conversation, with the results of tools in turns of the user."""
+    turns: list[dict[str, Any]] = []
+    for one in messages:
+        if one["role"] == "tool":
+            result = {"type": "tool_result", "tool_use_id": one["tool_call_id"], "content": one["content"]}
+            if turns and turns[-1]["role"] == "user" and isinstance(turns[-1]["content"], list):
+                turns[-1]["content"].append(result)
+            else:
+                turns.append({"role": "user", "content": [result]})
+        elif calls := one.get("tool_calls"):
+            said = [{"type": "text", "text": one["content"]}] if one.get("content") else []
+            turns.append({"role": "assistant", "content": [*said, *map(_use, calls)]})
+        else:
+            turns.append({"role": one["role"], "content": one["content"]})
+    return turns
+
+
+def _use(call: Mapping[str, Any]) -> dict[str, Any]:
+    function = call["function"]
+    try:
+        given = json.loads(function["arguments"])
+    except ValueError:
+        given = {}
+    return {"type": "tool_use", "id": call["id"], "name": function["name"], "input": given}
+
+
+def _tool(function: Mapping[str, Any]) -> dict[str, Any]:
+    tool = {"name": function.get("name", ""), "input_schema": function.get("parameters") or {"type": "object"}}
+    return tool | ({"description": function["description"]} if function.get("description") else {})
+
+
+def _output_config(body: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Form and effort in Anthropic's words; a free JSON object is any object there."""
+    config: dict[str, Any] = {}
+    asked = body.get("response_format")
+    if asked is not None:
+        schema = asked["json_schema"]["schema"] if asked["type"] == "json_schema" else {"type": "object"}
+        config["format"] = {"type": "json_schema", "schema": schema}
+    if "reasoning_effort" in body:
+        config["effort"] = body["reasoning_effort"]
+    return config or None
+
+
+def _arguments(given: Mapping[str, Any]) -> str:
+    """Keyword arguments, one a line."""
+    return "".join(f"{INDENT}{name}={_literal(value, PYTHON, INDENT, 1)},\n" for name, value in given.items())
+
+
+def _literal(value: object, words: Sequence[str], indent: str, depth: int = 0) -> str:
+    """A value as JSON or Python writes it, which differ only in three words; long ones have a line for each entry."""
+    flat = _flat(value, words)
+    if not isinstance(value, Mapping | list) or len(flat) + len(indent) * depth <= 80:
+        return flat
+    inner, outer = indent * (depth + 1), indent * depth
+    if isinstance(value, Mapping):
+        entries = [f"{_text(str(name))}: {_literal(one, words, indent, depth + 1)}" for name, one in value.items()]
+        opening, closing = "{", "}"
+    else:
+        entries = [_literal(one, words, indent, depth + 1) for one in value]
+        opening, closing = "[", "]"
+    lines = f",\n{inner}".join(entries)
+    return f"{opening}\n{inner}{lines}\n{outer}{closing}"
+
+
+def _flat(value: object, words: Sequence[str]) -> str:
+    if value is None:
+        return words[0]
+    if isinstance(value, bool):
+        return words[1] if value else words[2]
+    if isinstance(value, str):
+        return _text(value)
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{_text(str(name))}: {_flat(one, words)}" for name, one in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(_flat(one, words) for one in value) + "]"
+    return repr(value)
+
+
+def _text(text: str) -> str:
+    """A string in double quotes, as JSON, Python and JavaScript read it alike."""
+    return json.dumps(text, ensure_ascii=False).translate(ESCAPED)

@@ -1,0 +1,178 @@
+"""The playground in front of a real service: asking, following, tools, ratings, refusals, and the request as code."""
+
+import asyncio
+import re
+from collections.abc import AsyncIterator
+from html import unescape
+from typing import Any
+
+import httpx
+import pytest
+
+from app.gateway.http.api_keys import mint
+from app.process.wiring import Runtime
+from tests.harness.console import SAME_ORIGIN, browsing, sign_in, words
+from tests.harness.conversations import calling as wanting
+from tests.harness.conversations import look
+from tests.harness.in_process import SAYS, plan_text, plans, speak
+from tests.harness.prepared_apps import app_over
+from tests.stubs import ProviderStub, Reply, Stall
+
+SCOPES = ["runs:write", "runs:read"]
+HOSTILE = "<script>alert(1)</script>{{ 7 * 7 }}\u202e<svg onload=alert(1)>'\""
+
+
+@pytest.fixture
+async def browser(opened: Runtime) -> AsyncIterator[httpx.AsyncClient]:
+    """A browser that has signed in at the console of the service `opened`."""
+    key, row = mint(opened.gateway.pepper, tenant="acme", name="person", scopes=SCOPES, now=0.0)
+    assert await opened.gateway.store.add_key(row)
+    with app_over(opened.gateway) as app:
+        async with browsing(app, opened.gateway.now) as client:
+            await sign_in(client, key)
+            yield client
+
+
+async def press(client: httpx.AsyncClient, action: str = "ask", **fields: Any) -> httpx.Response:
+    """Send the form by one of its buttons."""
+    form = {"question": "What is 2 + 2?", "tier": "baton-mini", "action": action} | fields
+    return await client.post("/console/playground", data=form, headers=SAME_ORIGIN)
+
+
+def run_in(page: httpx.Response) -> str:
+    """The run that a page is about."""
+    found = re.search(r'name="run" value="(run_[^"]+)"', page.text)
+    assert found is not None, words(page.text)
+    return found[1]
+
+
+def hidden(page: str, name: str) -> str:
+    """The value of a hidden field."""
+    found = re.search(rf'type="hidden" name="{name}" value="([^"]*)"', page)
+    assert found is not None, name
+    return unescape(found[1])
+
+
+def section(html: str, name: str) -> str:
+    """One region of a page or of a patch, with its white space made uniform."""
+    found = re.findall(rf'<section id="{name}".*?</section>', html, re.DOTALL)
+    assert found, name
+    return " ".join(str(found[-1]).split())
+
+
+async def followed(client: httpx.AsyncClient, run: str) -> str:
+    """The live stream of a run until it closes, as the text of its patches."""
+    reply = await client.get(f"/console/playground/{run}?live")
+    assert reply.headers["content-type"].startswith("text/event-stream")
+    return "\n".join(line.removeprefix("data: ") for line in reply.text.splitlines())
+
+
+async def test_a_question_is_planned_carried_out_and_answered_before_the_readers_eyes(
+    stub: ProviderStub, browser: httpx.AsyncClient
+) -> None:
+    speak(stub)
+    plans(stub, plan_text((0, "Think it over.", ["user"]), (1, "Answer it.", [0])))
+    page = await press(browser, tier="baton-ultra", usd="0.5", system="Be brief.")
+    run = run_in(page)
+    live = await followed(browser, run)
+    assert live.rstrip().endswith("event: end")
+    shown = words(section(live, "steps"))
+    assert re.search(r"Think it over\. Shown: the conversation", shown)
+    assert "Withheld: the conversation (not listed" in shown
+    assert any(one in section(live, "answer") for one in SAYS.values())
+    outcome = words(section(live, "outcome"))
+    for fact in ("succeeded", "Cost $0.0", "Tokens", "Time", run, "Why it went so", "What nobody knows"):
+        assert fact in outcome
+    again = (await browser.get(f"/console/playground/{run}")).text
+    for name in ("steps", "answer", "outcome"):
+        assert section(live, name) == section(again, name), "a fresh page shows what the patches have made"
+    assert "hx-sse:connect" not in again
+
+
+async def test_the_form_sent_twice_begins_one_run(stub: ProviderStub, browser: httpx.AsyncClient) -> None:
+    speak(stub)
+    first, again = await press(browser, once="a"), await press(browser, once="a")
+    assert run_in(first) == run_in(again)
+    assert run_in(await press(browser, once="a", question="And 3 + 3?")) != run_in(first)
+    assert run_in(await press(browser, once="b")) != run_in(first)
+
+
+async def test_a_run_goes_on_when_its_page_is_closed(stub: ProviderStub, browser: httpx.AsyncClient) -> None:
+    goes_on = asyncio.Event()
+    stub.always("alpha", Reply(chunks=("Fo", "ur."), fault=Stall(after=1, seconds=goes_on)))
+    page = await press(browser)
+    run = run_in(page)
+    assert f'hx-sse:connect="/console/playground/{run}?live"' in page.text
+    reading = asyncio.create_task(browser.get(f"/console/playground/{run}?live"))
+    await stub.wait_for(model="alpha")
+    reading.cancel()
+    await asyncio.wait([reading])
+    goes_on.set()
+    assert "Four." in section(await followed(browser, run), "answer")
+    assert len(stub.of("alpha")) == 1
+
+
+async def test_a_call_of_a_tool_is_answered_in_a_form(stub: ProviderStub, browser: httpx.AsyncClient) -> None:
+    stub.script("alpha", wanting(look(HOSTILE)), wanting(look("b")), Reply(chunks=("It is 4.",)))
+    tools = '[{"name": "look", "parameters": {"type": "object"}}]'
+    page = await press(browser, tools=tools)
+    run = run_in(page)
+    live = await followed(browser, run)
+    assert "awaiting tool" in words(section(live, "outcome"))
+    assert "<script>" not in live
+    second = await press(
+        browser, "results", tools=tools, turn=hidden(live, "turn"), history=hidden(page.text, "history"), result="A"
+    )
+    assert run_in(second) == run
+    live = await followed(browser, run)
+    third = await press(
+        browser, "results", tools=tools, turn=hidden(live, "turn"), history=hidden(second.text, "history"), result="B"
+    )
+    assert run_in(third) == run
+    assert "It is 4." in section(await followed(browser, run), "answer")
+    assert [one["role"] for one in stub.of("alpha")[-1].json["messages"]][-4:] == ["assistant", "tool"] * 2
+
+
+async def test_a_rating_is_stored_and_the_page_stays(stub: ProviderStub, browser: httpx.AsyncClient) -> None:
+    speak(stub)
+    page = await press(browser)
+    run = run_in(page)
+    await followed(browser, run)
+    rated = await press(browser, "up", run=run, sent=hidden(page.text, "sent"), comment="Right.")
+    assert f"Your rating of {run} is stored: good." in words(rated.text)
+    assert "The same request as code" in rated.text
+    assert "The draft." in section(rated.text, "answer")
+
+
+FAULTS = [
+    ({"question": " "}, "question", "Write a question."),
+    ({"tools": "[{"}, "tools", "This is not JSON"),
+    ({"usd": "much"}, "usd", "Write a number"),
+    ({"usd": "-1"}, "usd", "baton.budget.usd"),
+    ({"steps": "1.5"}, "steps", "Write a whole number"),
+    ({"format": "json_schema"}, "schema", "Write the JSON schema"),
+    ({"labels": "no!"}, "labels", "baton.labels"),
+    ({"max_tokens": "0"}, "max_tokens", "max_completion_tokens"),
+    ({"tier": "none"}, "tier", "Choose another tier"),
+]
+"""Fields that cannot be sent, with the field that is blamed and a word of the message."""
+
+
+async def test_a_fault_stands_beside_its_field(browser: httpx.AsyncClient) -> None:
+    for fields, field, said in FAULTS:
+        page = await press(browser, **fields)
+        assert page.status_code in (400, 404)
+        assert 'role="alert"' in page.text
+        assert said in words(page.text)
+        assert f'id="{field}-fault"' in page.text
+
+
+async def test_what_a_caller_writes_is_text(stub: ProviderStub, browser: httpx.AsyncClient) -> None:
+    stub.always("alpha", Reply(chunks=(HOSTILE,)))
+    page = await press(browser, question=HOSTILE, system=HOSTILE)
+    shown = page.text + await followed(browser, run_in(page))
+    assert "<svg" not in shown
+    assert "<script>alert" not in shown
+    assert "7 * 7" in shown
+    assert "[U+202E]" in section(await followed(browser, run_in(page)), "answer")
+    assert "\\u202e" in page.text, "in code an invisible character is escaped, so that what is copied is the same"
