@@ -1,16 +1,17 @@
 """`baton runs ls|show|explain|watch|cancel` reads the journal of the configured database, or stops a run."""
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import orjson
-from rich.console import RenderableType
+from rich.console import Group, RenderableType
+from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from app.cli import event_loop, reads, run_record, run_tree, run_words, storage, terminal
+from app.cli import event_loop, reads, run_record, run_tree, run_views, run_words, storage, terminal
 from app.cli.asked import Asked
 from app.cli.keys import named
 from app.core.message.chat import usage_to_json
@@ -37,6 +38,10 @@ from app.core.run.events import (
     StepToolResults,
 )
 from app.core.run.facts import Fact
+from app.core.run.graph import graph
+from app.core.run.instant import Instant, instant, snapshot
+from app.core.run.kinds import ENDED
+from app.core.run.timeline import timeline
 from app.errors import ConfigInvalid
 from app.gateway.runs import audit, cancel, explanation
 from app.process.config import Settings, read
@@ -65,13 +70,13 @@ def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> i
         storage.check_state(asked.state)
         event_loop.run(_list(settings, asked, now()))
     elif asked.verb == "show":
-        event_loop.run(_show(settings, asked))
+        event_loop.run(_show(settings, asked, now()))
     elif asked.verb == "explain":
         event_loop.run(_explain(settings, asked))
     elif asked.verb == "cancel":
         return event_loop.run(_cancel(settings, asked, now()))
     else:
-        return event_loop.run(_watch(settings, asked))
+        return event_loop.run(_watch(settings, asked, now))
     return 0
 
 
@@ -164,7 +169,11 @@ def _note(row: RunRow, *, wide: bool) -> str:
 # -- show
 
 
-async def _show(settings: Settings, asked: Asked) -> None:
+async def _show(settings: Settings, asked: Asked, now: float) -> None:
+    if asked.view != "tree":
+        return await _show_view(settings, asked, now)
+    if asked.at is not None or asked.seconds is not None:
+        raise ConfigInvalid(["--at, --seconds: need --view graph, timeline or state"])
     async with storage.opened(settings) as store:
         row = await storage.find(store, asked.run)
         shown, question = await run_record.read(store, row)
@@ -175,6 +184,38 @@ async def _show(settings: Settings, asked: Asked) -> None:
         terminal.print_json(shown)
     else:
         terminal.out().print(run_tree.draw(shown, question, full=asked.full))
+
+
+async def _show_view(settings: Settings, asked: Asked, now: float) -> None:
+    """Draw the graph, the timeline or the state of a run at an instant."""
+    async with storage.opened(settings) as store:
+        row = await storage.find(store, asked.run)
+        journal = await store.journal(row.id)
+    try:
+        document = _document(asked.view, instant(journal.events, now, seq=asked.at, seconds=asked.seconds))
+    except ValueError as error:
+        raise ConfigInvalid([f"--at: {error}"]) from None
+    if asked.json:
+        terminal.print_json(document)
+        return
+    console = terminal.out()
+    for line in _drawn(asked, document, console.width):
+        console.print(line, soft_wrap=True)
+
+
+def _document(view: str, at: Instant) -> Mapping[str, Any]:
+    """What is drawn, as the API gives it to a key that may not read texts."""
+    if view == "graph":
+        return graph(at).to_json()
+    return timeline(at).to_json() if view == "timeline" else snapshot(at)
+
+
+def _drawn(asked: Asked, document: Mapping[str, Any], width: int) -> Iterator[Text]:
+    if asked.view == "graph":
+        return run_views.graph(document)
+    if asked.view == "timeline":
+        return run_views.timeline(document, width, by_money=asked.by == "money")
+    return run_views.state(document)
 
 
 async def _explain(settings: Settings, asked: Asked) -> None:
@@ -190,8 +231,10 @@ async def _explain(settings: Settings, asked: Asked) -> None:
 # -- watch
 
 
-async def _watch(settings: Settings, asked: Asked) -> int:
-    """Print events as they are committed. Returns 0 if the run succeeds, else 1."""
+async def _watch(settings: Settings, asked: Asked, now: Callable[[], float]) -> int:
+    """Print events as they are committed, or keep a drawing up to date. Returns 0 if the run succeeds, else 1."""
+    if asked.view != "tree" and not asked.json:
+        return await _watch_view(settings, asked, now)
     console = terminal.out()
     async with storage.opened(settings) as store:
         row = await storage.find(store, asked.run)
@@ -210,6 +253,21 @@ async def _watch(settings: Settings, asked: Asked) -> int:
                     if event.kind in TERMINAL:
                         status.stop()
                         return 0 if event.kind is Kind.SUCCEEDED else 1
+                await asyncio.sleep(POLL_SECONDS)
+
+
+async def _watch_view(settings: Settings, asked: Asked, now: Callable[[], float]) -> int:
+    """Redraw a view until the run has ended. What is no terminal gets the last drawing alone."""
+    console = terminal.out()
+    async with storage.opened(settings) as store:
+        row = await storage.find(store, asked.run)
+        with Live(console=console, auto_refresh=False) as live:
+            while True:
+                at = instant((await store.journal(row.id)).events, now())
+                lines = _drawn(asked, _document(asked.view, at), console.width)
+                live.update(Group(*lines), refresh=True)
+                if at.state.state in ENDED:
+                    return 0 if at.state.state == "succeeded" else 1
                 await asyncio.sleep(POLL_SECONDS)
 
 

@@ -23,6 +23,18 @@ from app.cli.commands.declarations import (
 )
 from app.core.run.kinds import OriginKind
 
+VIEWS = ("tree", "graph", "timeline", "state")
+VIEW = in_order(
+    option(
+        "--view",
+        type=click.Choice(VIEWS),
+        default="tree",
+        help="What is drawn: the run with its texts, its graph, its timeline, or its exact state.",
+    ),
+    option(
+        "--by", type=click.Choice(["time", "money"]), default="time", help="The measure of the bars of the timeline."
+    ),
+)
 ORIGINS = tuple([kind for kind in get_args(OriginKind) if kind])
 
 FOLLOWING = in_order(
@@ -76,31 +88,45 @@ def define(root: Group) -> None:
     def ls() -> None:
         """List runs, by default the newest first."""
 
-    @runs.add("show", "runs", "baton runs show last", "baton runs show run_0199 --full")
-    @argument("run", "A run's id, a prefix of one, the id of a reply, or last.", required=False, default="last")
-    @flag("--full", help="Print whole texts instead of excerpts.")
-    @AS_JSON
-    def show() -> None:
-        """Explain one run: why it was routed so, and what each worker saw and answered."""
-
-    @runs.add("watch", "runs", "baton runs watch")
-    @argument("run", "A run's id, a prefix of one, or last.", required=False, default="last")
-    @flag("--json", help="Print each event as a line of JSON.")
-    def watch() -> None:
-        """Follow a run's journal until the run has ended."""
-
     @runs.add("cancel", "runs", "baton runs cancel run_0199")
     @argument("run", "A run's id, or a prefix of one.")
     @AS_JSON
     def cancel() -> None:
         """Ask a run to end, whichever process has it, and wait for its end."""
 
+    _define_looks(runs)
     _define_explain(runs)
     _define_diff(runs)
     _define_removal(runs)
     _define_plan(root)
     _define_replay(root)
     _define_report(root)
+
+
+def _define_looks(runs: Group) -> None:
+    @runs.add(
+        "show",
+        "runs",
+        "baton runs show last",
+        "baton runs show run_0199 --full",
+        "baton runs show last --view timeline --by money",
+        "baton runs show last --view graph --at 12",
+    )
+    @argument("run", "A run's id, a prefix of one, the id of a reply, or last.", required=False, default="last")
+    @flag("--full", help="Print whole texts instead of excerpts.")
+    @VIEW
+    @option("--at", type=COUNT, metavar="SEQ", help="The graph, timeline or state as it was after this event.")
+    @option("--seconds", type=float, help="The graph, timeline or state as it was so long after the admission.")
+    @AS_JSON
+    def show() -> None:
+        """Explain one run: why it was routed so, and what each worker saw and answered."""
+
+    @runs.add("watch", "runs", "baton runs watch", "baton runs watch last --view timeline")
+    @argument("run", "A run's id, a prefix of one, or last.", required=False, default="last")
+    @VIEW
+    @flag("--json", help="Print each event as a line of JSON.")
+    def watch() -> None:
+        """Follow a run's journal until it has ended, as lines or, with --view, as a drawing that is kept up to date."""
 
 
 def _define_explain(runs: Group) -> None:

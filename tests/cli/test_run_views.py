@@ -1,0 +1,86 @@
+"""`baton runs show --view` and `baton runs watch --view`: the drawings of a run at 80 columns and without colour."""
+
+import asyncio
+import json
+from contextlib import redirect_stdout
+from io import StringIO
+from pathlib import Path
+
+import pytest
+
+from app.__main__ import main
+from app.cli import run_views, terminal
+from tests.harness.in_process import ask, calling, plan, pool_text, running_service
+from tests.harness.processes import environment
+from tests.stubs import ProviderStub
+
+STEPS = plan(("alpha", "Think", ["user"]), ("beta", "Answer", [0]))
+
+
+def baton(folder: Path, *arguments: str) -> str:
+    """The output of one command."""
+    with redirect_stdout(StringIO()) as out:
+        assert main(arguments, environment(folder, BATON_DATA_DIR=str(folder))) == 0
+    return out.getvalue()
+
+
+@pytest.fixture
+async def folder(tmp_path: Path, stub: ProviderStub, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The data folder of a service that has carried out one run of two steps; terminals are 80 columns wide."""
+    monkeypatch.setattr(terminal, "PIPED_WIDTH", 80)
+    async with running_service(tmp_path, pool_text(stub)) as opened, calling(opened) as client:
+        assert (await ask(client, baton={"plan": STEPS})).status_code == 200
+    return tmp_path
+
+
+async def test_a_graph_says_what_was_granted_and_what_was_withheld(folder: Path) -> None:
+    words = await asyncio.to_thread(baton, folder, "runs", "show", "--view", "graph")
+    drawn = json.loads(await asyncio.to_thread(baton, folder, "runs", "show", "--view", "graph", "--json"))
+    lines = words.splitlines()
+    beta = next(n for n, line in enumerate(lines) if "step 1" in line and "beta" in line)
+    behind = " ".join(lines[beta : beta + 4])
+    assert "<== step 0: the output" in behind
+    assert "x.. caller: the conversation withheld" in behind
+    assert "not on the access list" in behind
+    assert words.count("<==") + words.count("x..") == len(drawn["edges"])
+    assert "\x1b" not in words
+
+
+async def test_a_timeline_fits_80_columns_by_time_and_by_money(folder: Path) -> None:
+    by_time = await asyncio.to_thread(baton, folder, "runs", "show", "--view", "timeline")
+    by_money = await asyncio.to_thread(baton, folder, "runs", "show", "--view", "timeline", "--by", "money")
+    for words in (by_time, by_money):
+        bars = words.splitlines()[1:]
+        assert max(len(line) for line in bars if "waits for the first word" not in line) <= 80
+        assert any(line.strip().startswith("step 1") for line in bars)
+    assert "- waits for the first word" in by_time
+    assert "$" in by_money.splitlines()[1]
+
+
+async def test_the_state_at_an_event_knows_nothing_of_what_came_later(folder: Path) -> None:
+    early = json.loads(await asyncio.to_thread(baton, folder, "runs", "show", "--view", "state", "--at", "1", "--json"))
+    assert (early["seq"], early["state"], early["steps"]) == (1, "admitted", [])
+    words = await asyncio.to_thread(baton, folder, "runs", "show", "--view", "state", "--at", "1")
+    assert "admitted" in words
+    assert f"at event 1 of {early['last_seq']}" in words
+    whole = await asyncio.to_thread(baton, folder, "runs", "show", "--view", "state")
+    assert "step 1  beta  done" in whole
+
+
+async def test_an_event_that_there_is_not_is_refused(folder: Path) -> None:
+    def code(*words: str) -> int:
+        return main(["runs", "show", *words], environment(folder, BATON_DATA_DIR=str(folder)))
+
+    assert await asyncio.to_thread(code, "--view", "state", "--at", "999") != 0
+    assert await asyncio.to_thread(code, "--at", "1") != 0
+
+
+async def test_watching_a_view_prints_the_last_drawing_where_there_is_no_terminal(folder: Path) -> None:
+    words = await asyncio.to_thread(baton, folder, "runs", "watch", "--view", "state")
+    assert "succeeded" in words
+    assert words.count("latest event") == 1
+
+
+def test_a_short_span_still_has_a_mark() -> None:
+    bar = run_views._bar([(0.0, 0.0001, "-", ""), (0.0001, 9.9, "=", "")], 10.0, 20)
+    assert bar.plain == "-" + "=" * 19
