@@ -6,14 +6,14 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from app.cli import event_loop, storage, terminal
+from app.cli import event_loop, reads, storage, terminal
 from app.cli.asked import Asked
 from app.core.pool.catalog import MILLION
 from app.engine.runs.approvals import Decision, settle
 from app.errors import NotFound
-from app.gateway.runs.approvals import WAITING, shown
+from app.gateway.runs.approvals import WAITING, mark, shown
 from app.process.config import Settings, configure, read
-from app.store.protocol import RunQuery, Store
+from app.store.protocol import RunQuery, RunRow, Store
 
 
 def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> int:
@@ -40,7 +40,7 @@ def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> i
 async def _waiting(settings: Settings, limit: int) -> list[dict[str, Any]]:
     async with storage.opened(settings) as store:
         rows = await store.runs(RunQuery(state=WAITING, limit=limit))
-        found = [await shown(store.of_tenant(None), row, reads=True) for row in rows]
+        found = [await _shown(store, row) for row in rows]
         return [one for one in found if one is not None]
 
 
@@ -50,9 +50,17 @@ async def _show(settings: Settings, wanted: str) -> dict[str, Any]:
 
 
 async def _one(store: Store, wanted: str) -> dict[str, Any]:
-    found = await shown(store.of_tenant(None), await storage.find(store, wanted), reads=True)
+    found = await _shown(store, await storage.find(store, wanted))
     if found is None:
         raise NotFound("No plan of this run has needed an approval.")
+    return found
+
+
+async def _shown(store: Store, row: RunRow) -> dict[str, Any] | None:
+    """The question of a run with its texts. That they are read is logged."""
+    found = await shown(store.of_tenant(None), row, reads=True)
+    if found is not None:
+        await reads.note(store, row.id, row.tenant, "approval", mark(found))
     return found
 
 

@@ -10,7 +10,7 @@ from rich.console import RenderableType
 from rich.text import Text
 from rich.tree import Tree
 
-from app.cli import event_loop, preview, private_engine, run_words, storage, terminal
+from app.cli import event_loop, preview, private_engine, reads, run_words, storage, terminal
 from app.cli.asked import Asked
 from app.cli.runs import PREVIEW_KEY
 from app.core.pool.catalog import MILLION, Catalog
@@ -63,7 +63,8 @@ async def _make(loaded: Loaded, asked: Asked) -> dict[str, Any]:
 
 async def _show(loaded: Loaded, asked: Asked) -> dict[str, Any]:
     async with storage.opened(loaded.settings) as store:
-        plan, _ = await _find(store, asked.plan)
+        plan, row = await _find(store, asked.plan)
+        await reads.note(store, row.id, row.tenant, "plan")
         return await _whole(store, loaded.catalog, plan, plan.revision(asked.revision), lists=asked.lists)
 
 
@@ -72,6 +73,7 @@ async def _edit(loaded: Loaded, asked: Asked) -> dict[str, Any]:
     async with storage.used(loaded.settings), private_engine.at_work(loaded, 1) as opened:
         store = opened.context.store
         plan, row = await _find(store, asked.plan)
+        await reads.note(store, row.id, row.tenant, "plan")
         base = plan.revision(asked.revision)
         number = orders.next_number(plan, base)
         before = revisions.as_value(await revisions.steps_of(store.of_tenant(None), base))
@@ -128,7 +130,8 @@ async def _execute(loaded: Loaded, asked: Asked) -> int:
             ended = await private_engine.carried_out(opened, order)
         except InvalidRequest as refused:
             raise orders.since_changed(refused) from None
-    _checked(ended)
+        _checked(ended)
+        await reads.note(store, ended.state.run, row.tenant, "answer")
     said: dict[str, Any] = {"run": ended.state.run, "state": ended.state.state, "answer": ended.answer}
     said |= {"cost_usd": ended.bill.usd / MILLION, "plan": plan.id, "revision": revision.number}
     terminal.print_json(said) if asked.json else terminal.out().print(Text(terminal.clean(ended.answer)))
@@ -164,15 +167,15 @@ async def _repeated(store: Store, catalog: Catalog, plan: Plan, base: Revision, 
 async def _whole(
     store: Store, catalog: Catalog, plan: Plan, revision: Revision, *, lists: bool = False
 ) -> dict[str, Any]:
-    reads = store.of_tenant(None)
+    theirs = store.of_tenant(None)
     return reply.whole(
         catalog,
         plan,
         revision,
-        steps=await revisions.steps_of(reads, revision),
+        steps=await revisions.steps_of(theirs, revision),
         task=await task_of(store, plan.run, plan.first.state.admitted.task),
-        history=await read_history(reads, plan.first.state.admitted.tenant),
-        disclosed=await reads.disclosures(DisclosureQuery(runs=(plan.run,), ascending=True)),
+        history=await read_history(theirs, plan.first.state.admitted.tenant),
+        disclosed=await theirs.disclosures(DisclosureQuery(runs=(plan.run,), ascending=True)),
         lists=lists,
     )
 

@@ -51,9 +51,9 @@ def what_of(event: AdminEvent) -> str:
     return str((event.after or {}).get("what", ""))
 
 
-async def note(store: Store, run: str, tenant: str, what: str) -> None:
+async def note(store: Store, run: str, tenant: str, what: str, shown: str = "") -> None:
     """Log that the user of this command reads content. On a read replica, which cannot be written, it says so."""
     try:
-        await store.note_read(run, tenant, what, by=storage.operator())
+        await store.note_read(run, tenant, what, by=storage.operator(), shown=shown)
     except StoreUnavailable:
         print("baton: this reading could not be logged: the database takes no writes", file=sys.stderr)

@@ -54,8 +54,10 @@ class Administration(ABC):
     async def spending(self, query: SpendQuery) -> tuple[SpendRow, ...]:
         return await self._read(partial(spending.sums, query=query))
 
-    async def note_read(self, run: str, tenant: str, what: str, *, by: Actor) -> None:
-        await self._write(partial(admin_events.note_read, run=run, tenant=tenant, what=what, by=by))
+    async def note_read(self, run: str, tenant: str, what: str, *, by: Actor, shown: str = "") -> None:
+        entry = partial(admin_events.note_read, run=run, tenant=tenant, what=what, by=by, shown=shown)
+        if not shown or not await self._read(partial(admin_events.has_read, run=run, what=what, by=by, shown=shown)):
+            await self._write(entry)
 
     async def admin_events(self, query: AdminEventQuery) -> tuple[AdminEvent, ...]:
         return await self._read(partial(admin_events.page, query=query))

@@ -27,6 +27,8 @@ def test_a_plan_is_shown_and_decided_on_at_the_command_line(tmp_path: Path) -> N
     shown = baton(tmp_path, "approvals", "show", run).out
     assert listed["digest"] in shown
     assert "step 0: alpha sees user" in shown
+    read = json.loads(baton(tmp_path, "audit", "reads", "--json").out)
+    assert [(one["run"], one["via"], one["what"]) for one in read] == [(run, "command", "approval")], "shown thrice"
     wrong = baton(tmp_path, "approvals", "approve", run, "--digest", "0" * 64, "--pool", pool_file)
     assert wrong.status == 1
     done = baton(tmp_path, "approvals", "refuse", run, "--reason", "No.", "--pool", pool_file, "--json")

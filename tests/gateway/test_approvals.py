@@ -140,8 +140,13 @@ async def test_texts_of_a_plan_are_shown_to_those_who_may_read_them_and_every_re
     assert listed["plan"]["steps"][0]["instruction"] == "Add."
     reading = AdminEventQuery(action=CONTENT_READ)
     found = await runtime.context.store.admin_events(reading)
-    assert [(one.target, one.after) for one in found] == [(run, {"what": "approval"})]
+    once = {"what": "approval", "shown": f"{listed['digest']} waiting"}
+    assert [(one.target, one.after) for one in found] == [(run, once)]
+    for path in ("/v1/approvals", "/v1/approvals", f"/v1/approvals/{run}"):
+        assert (await boss.get(path)).status_code == 200
+    assert len(await runtime.context.store.admin_events(reading)) == 1, "nothing new was shown"
     await decide(boss, run, "refuse", reason="Not on a Monday.")
+    assert len(await runtime.context.store.admin_events(reading)) == 2, "the reason is new"
     async with deciding(runtime, "runs:read") as neighbour:
         shown = (await neighbour.get(f"/v1/approvals/{run}")).json()
     assert (shown["decision"]["reason"], shown["plan"]["steps"][0]["instruction"]) == (None, None)

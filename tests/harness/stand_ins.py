@@ -335,7 +335,7 @@ class ShelfStore:
         rows = [row for row in rows if query.before is None or (row.created_at, row.id) < query.before]
         return tuple(rows[: query.limit])
 
-    async def note_read(self, run: str, tenant: str, what: str, *, by: Actor) -> None:
+    async def note_read(self, run: str, tenant: str, what: str, *, by: Actor, shown: str = "") -> None:
         self._check()
 
     async def disclosures(self, query: DisclosureQuery) -> tuple[Disclosure, ...]:

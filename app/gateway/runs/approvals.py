@@ -187,8 +187,14 @@ async def _shown(
     may_read = words and (caller.may("approvals:decide") or caller.may("audit:read"))
     found = await shown(store, row, reads=may_read, own=words and row.key == caller.key.id)
     if found is not None and may_read:
-        await readings.note_foreign(context, caller, row, "approval")
+        await readings.note_foreign(context, caller, row, "approval", mark(found))
     return found
+
+
+def mark(found: Mapping[str, Any]) -> str:
+    """Stands for the texts of a plan that is shown: those who ask again and again add one entry to the log of
+    readings for each plan, and one when it was decided."""
+    return f"{found['digest']} {found['status']}"
 
 
 async def shown(store: TenantStore, row: RunRow, *, reads: bool, own: bool = False) -> dict[str, Any] | None:

@@ -10,12 +10,12 @@ from app.gateway.http.context import GatewayContext
 from app.store.protocol import RunRow
 
 
-async def note(context: GatewayContext, caller: Caller, row: RunRow, what: str) -> None:
-    """Log that a caller reads a part of a run."""
-    await context.store.note_read(row.id, row.tenant, what, by=caller.actor)
+async def note(context: GatewayContext, caller: Caller, row: RunRow, what: str, shown: str = "") -> None:
+    """Log that a caller reads a part of a run: once only for what is `shown`, if that is given."""
+    await context.store.note_read(row.id, row.tenant, what, by=caller.actor, shown=shown)
 
 
-async def note_foreign(context: GatewayContext, caller: Caller, row: RunRow, what: str) -> None:
+async def note_foreign(context: GatewayContext, caller: Caller, row: RunRow, what: str, shown: str = "") -> None:
     """Log that a caller reads a part of a run which another key began."""
     if row.key != caller.key.id:
-        await note(context, caller, row, what)
+        await note(context, caller, row, what, shown)

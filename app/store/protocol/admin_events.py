@@ -64,8 +64,9 @@ CONTENT_READ = "content.read"
 class AdminEvents(Protocol):
     """Changes are written by the verbs that make them, in the same transaction, and never altered or deleted."""
 
-    async def note_read(self, run: str, tenant: str, what: str, *, by: Actor) -> None:
-        """Log that texts of a run (empty: of several) are read; `what` names the part. Raises `StoreUnavailable`."""
+    async def note_read(self, run: str, tenant: str, what: str, *, by: Actor, shown: str = "") -> None:
+        """Log that texts of a run (empty: of several) are read; `what` names the part. With `shown`, which stands for
+        exactly these texts, nothing is logged if the log has it of this actor already. Raises `StoreUnavailable`."""
         ...
 
     async def admin_events(self, query: AdminEventQuery) -> tuple[AdminEvent, ...]:

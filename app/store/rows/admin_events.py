@@ -28,9 +28,21 @@ def note(conn: Connection, by: Actor, action: str, target: str, *, tenant: str, 
     conn.execute(insert(ADMIN_EVENTS).values(values))
 
 
-def note_read(conn: Connection, run: str, tenant: str, what: str, by: Actor) -> None:
+def note_read(conn: Connection, run: str, tenant: str, what: str, by: Actor, shown: str) -> None:
     """Add a reading of content to the log."""
-    note(conn, by, CONTENT_READ, run, tenant=tenant, before=None, after={"what": what})
+    note(conn, by, CONTENT_READ, run, tenant=tenant, before=None, after=_reading(what, shown))
+
+
+def has_read(conn: Connection, run: str, what: str, by: Actor, shown: str) -> bool:
+    """True if the log has this very reading of the actor's."""
+    table = ADMIN_EVENTS.c
+    its_own = (table.target == run, table.action == CONTENT_READ, table.actor == by.id, table.via == by.via)
+    found = select(table.seq).where(*its_own, table.after == _body(_reading(what, shown))).limit(1)
+    return conn.execute(found).first() is not None
+
+
+def _reading(what: str, shown: str) -> Mapping[str, Any]:
+    return {"what": what, "shown": shown} if shown else {"what": what}
 
 
 def page(conn: Connection, query: AdminEventQuery) -> tuple[AdminEvent, ...]:
