@@ -6,6 +6,7 @@ operator's own rules, such as a bucket's lifecycle.
 """
 
 import os
+from contextlib import suppress
 from hashlib import sha256
 from importlib import import_module
 from pathlib import Path
@@ -20,6 +21,10 @@ READ_SECONDS = 60
 """Longest wait for the next bytes of the store."""
 READ_BYTES = 2**16
 """Most bytes of a file that is read; a checkpoint and a time stamp have fewer."""
+PART = ".part"
+"""The end of the name of a file that is being written."""
+LEFT_SECONDS = 3_600.0
+"""The age from which such a file is one that a crash has left."""
 TRIES = 3
 """Most times that botocore sends one request."""
 
@@ -62,11 +67,13 @@ class Folder:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._cleaned: set[Path] = set()
+        """The folders in which this process has looked for parts that a crash left."""
 
     def put(self, name: str, body: bytes) -> str:
         """Implements `ArchiveFiles`. The file and its entry in the folder have reached the disk when it returns."""
         path = self._folder / name
-        part = path.with_name(f"{path.name}.part")
+        part = path.with_name(f"{path.name}.{os.urandom(4).hex()}{PART}")
         try:
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
@@ -75,10 +82,23 @@ class Folder:
                 os.fsync(file.fileno())
             part.replace(path)
             _sync_folder(path.parent)
+            self._clean(path.parent, path.stat().st_mtime)
             found = path.read_bytes()
         except OSError as error:
+            with suppress(OSError):
+                part.unlink(missing_ok=True)
             raise ArchiveUnavailable(f"{path} cannot be written: {error.strerror or type(error).__name__}.") from None
         return _checked(str(path), body, found)
+
+    def _clean(self, folder: Path, now: float) -> None:
+        """Delete the parts of files that a crash left in a folder; another process may be writing younger ones."""
+        if folder in self._cleaned:
+            return
+        self._cleaned.add(folder)
+        for part in folder.glob(f"*{PART}"):
+            with suppress(FileNotFoundError):  # its writer, or another one that cleans, was quicker
+                if now - part.stat().st_mtime > LEFT_SECONDS:
+                    part.unlink()
 
     def read(self, name: str) -> bytes | None:
         """Implements `ArchiveFiles`."""
@@ -104,7 +124,8 @@ class Folder:
     def names(self, after: str) -> list[str]:
         """Implements `ArchiveFiles`."""
         try:
-            return sorted([path.name for path in self._folder.iterdir() if path.name > after])
+            found = [path.name for path in self._folder.iterdir()]
+            return sorted([name for name in found if name > after and not name.endswith(PART)])
         except FileNotFoundError:
             return []
         except OSError as error:

@@ -1,6 +1,8 @@
 """Engines delete runs that have ended once their time is over, and archive them first."""
 
 import asyncio
+import errno
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -163,6 +165,28 @@ async def test_a_file_that_is_not_read_back_as_it_was_written_counts_as_failed(
     monkeypatch.setattr(Path, "read_bytes", lambda _path: b"something else")
     with pytest.raises(ArchiveUnavailable, match="does not hold what was written"):
         Folder(tmp_path).put("2026/11/name.jsonl.gz", b"the journal")
+
+
+def test_what_a_crash_leaves_of_a_file_is_deleted_later_and_stops_no_other_write(tmp_path: Path) -> None:
+    left, written = tmp_path / "name.jsonl.gz.0a1b2c3d.part", tmp_path / "other.jsonl.gz.0a1b2c3d.part"
+    for part in (left, written):
+        part.write_bytes(b"half of")
+    os.utime(left, (1.0, 1.0))
+    files = Folder(tmp_path)
+    assert files.put("name.jsonl.gz", b"the journal") == str(tmp_path / "name.jsonl.gz")
+    assert sorted(tmp_path.iterdir()) == [tmp_path / "name.jsonl.gz", written], "another process may write that one"
+    assert files.names("") == ["name.jsonl.gz"]
+
+
+def test_a_file_that_cannot_be_written_leaves_no_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(ArchiveUnavailable, match="No space left"):
+        Folder(tmp_path).put("name.jsonl.gz", b"the journal")
+    assert list(tmp_path.iterdir()) == []
+
+
+def full(_descriptor: int) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 async def test_texts_are_archived_only_if_the_operator_says_so(service: Service) -> None:
