@@ -4,10 +4,12 @@
 FROM python:3.11-slim-bookworm AS build
 # `docker buildx build --sbom=true --provenance=mode=max` lists what this stage brings as well.
 ARG BUILDKIT_SBOM_SCAN_STAGE=true
+# --build-arg REQUIREMENTS=requirements-extras.txt adds the libraries for S3, KMS, Bedrock and RFC 3161 time stamps.
+ARG REQUIREMENTS=requirements.txt
 WORKDIR /opt/baton
-COPY requirements.txt ./
+COPY requirements.txt requirements-extras.txt ./
 RUN python -m venv /opt/venv \
- && /opt/venv/bin/python -m pip install --no-cache-dir --disable-pip-version-check --only-binary=:all: --require-hashes -r requirements.txt
+ && /opt/venv/bin/python -m pip install --no-cache-dir --disable-pip-version-check --only-binary=:all: --require-hashes -r "${REQUIREMENTS}"
 COPY pyproject.toml LICENSE ./
 COPY app ./app
 COPY migrations ./migrations

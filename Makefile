@@ -4,6 +4,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate --no-emit-index-url \
 	--custom-compile-command "make lock" --extra build
+EXTRAS := bedrock kms s3 timestamps  # of the image with more libraries (Dockerfile)
 
 .PHONY: run test faults fuzz simulate lint soak bench learn chart trace s3 test-vllm test-browser test-clients lock
 
@@ -71,6 +72,7 @@ test-clients: .venv/dev.stamp  ## Frameworks and clients that nobody here wrote;
 lock: .venv/dev.stamp  ## Pins stay where they are; UPGRADE=--upgrade moves them.
 	$(COMPILE) $(UPGRADE) --output-file requirements.txt pyproject.toml > /dev/null
 	$(COMPILE) $(UPGRADE) --extra dev --constraint requirements.txt --output-file requirements-dev.txt pyproject.toml > /dev/null
+	$(COMPILE) $(foreach extra,$(EXTRAS),--extra $(extra)) --constraint requirements-dev.txt --output-file requirements-extras.txt pyproject.toml > /dev/null
 
 .venv/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Baton needs Python 3.11 or newer; say which: make PYTHON=...")'

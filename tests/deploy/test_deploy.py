@@ -124,12 +124,25 @@ def test_the_image_is_slim_pinned_and_without_rights() -> None:
     runs = " ".join(rest for word, rest in found if word == "RUN")
     assert len(stages) == 2
     assert all("slim" in rest for word, rest in found if word == "FROM")
-    assert "--require-hashes -r requirements.txt" in runs
+    assert '--require-hashes -r "${REQUIREMENTS}"' in runs
+    assert ("ARG", "REQUIREMENTS=requirements.txt") in found
     assert "--only-binary=:all:" in runs
     assert "apt-get" not in runs
     assert "gcc" not in runs
     assert [rest for word, rest in last if word == "USER"] == ["10001:10001"]
     assert {"HEALTHCHECK", "ENTRYPOINT", "CMD", "EXPOSE", "STOPSIGNAL"} <= {word for word, _ in last}
+
+
+def test_the_image_with_more_libraries_has_the_pins_of_the_others() -> None:
+    plain, extras, dev = [pins(ROOT / f"requirements{name}.txt") for name in ("", "-extras", "-dev")]
+    assert plain < extras
+    assert {one.partition("==")[0] for one in extras - plain} >= {"botocore", "rfc3161-client"}
+    assert extras <= dev | plain
+
+
+def pins(locked: Path) -> set[str]:
+    """The packages of a lock file, each with its version."""
+    return set(re.findall(r"^[\w.-]+==[\w.]+", locked.read_text(), re.MULTILINE))
 
 
 def test_the_image_starts_what_exists_in_isolated_mode() -> None:
