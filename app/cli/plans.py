@@ -29,7 +29,7 @@ from app.store.protocol import FIRST_REVISION, PLAN_TAG, TAKEN, DisclosureQuery,
 
 RUN_KEY = "baton-plans"
 """The key of runs that `baton plans run` has executed."""
-EDITS = ("change", "add", "remove")
+EDITS = ("change", "add", "remove", "move")
 
 
 def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> int:
@@ -96,11 +96,11 @@ def _change(asked: Asked) -> dict[str, Any]:
     """The body that `PATCH /v1/plans/{id}` would be sent; its revision is looked up later."""
     chosen = {name: getattr(asked, name) for name in EDITS if getattr(asked, name) is not None}
     if len(chosen) + (asked.file is not None) != 1:
-        raise ConfigInvalid(["give one of --change, --add, --remove and --file"])
+        raise ConfigInvalid(["give one of --change, --add, --remove, --move and --file"])
     if asked.file is not None:
         return {"revision": 1, "plan": _read(asked.file)}
     ((op, step),) = chosen.items()
-    fields = {"worker": asked.worker, "subtask": asked.subtask}
+    fields = {"worker": asked.worker, "subtask": asked.subtask, "to": asked.to}
     if asked.access is not None:
         fields["access"] = [_entry(one.strip()) for one in asked.access.split(",") if one.strip()]
     given = {name: value for name, value in fields.items() if value is not None}

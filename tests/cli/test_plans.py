@@ -82,7 +82,7 @@ def test_what_cannot_be_done_is_said(baton: Baton) -> None:
     for arguments, expected, words in (
         (("edit", plan, "--revision", "1", "--remove", "0"), 1, "later revision"),
         (("edit", plan, "--change", "0", "--worker", "nobody"), 1, "not an eligible worker"),
-        (("edit", plan, "--change", "0", "--remove", "1"), 2, "one of --change, --add, --remove and --file"),
+        (("edit", plan, "--change", "0", "--remove", "1"), 2, "one of --change, --add, --remove, --move and --file"),
         (("edit", plan, "--file", "/nowhere.json"), 2, "cannot be read as JSON"),
         (("show", "plan_run_none"), 1, "Nothing with this name"),
         (("run", plan, "--revision", "9"), 1, "no revision of that number"),

@@ -28,6 +28,23 @@ def test_access_lists_keep_naming_the_same_steps() -> None:
     assert edited(added, [Edit("remove", 1)]) == FAN
 
 
+@pytest.mark.parametrize(
+    ("step_moved", "to", "order", "last"),
+    [(1, 0, "bac", ["user", 1, 0]), (0, 1, "bac", ["user", 1, 0]), (1, 1, "abc", ["user", 0, 1])],
+)
+def test_a_step_that_is_moved_keeps_what_it_is_shown(step_moved: int, to: int, order: str, last: list[Any]) -> None:
+    moved = edited(FAN, [Edit("move", step_moved, to=to)])
+    assert "".join(one["worker"] for one in moved) == order
+    assert moved[2]["access"] == last
+
+
+@pytest.mark.parametrize("edit", [Edit("move", 0), Edit("move", 0, to=3), Edit("move", 0, to=-1), Edit("add", 0, to=1)])
+def test_a_move_to_no_place_is_refused(edit: Edit) -> None:
+    with pytest.raises(PlanRejected) as refused:
+        edited(FAN, [edit])
+    assert refused.value.reasons[0].startswith("edits[0].to:")
+
+
 def test_a_changed_step_keeps_its_other_fields() -> None:
     changed = edited(FAN, [Edit("change", 2, {"worker": "a"})])
     assert changed[2] == FAN[2] | {"worker": "a"}

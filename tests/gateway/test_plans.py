@@ -112,12 +112,33 @@ async def test_of_two_authors_who_have_seen_the_same_revision_one_is_refused(cli
     assert len((await client.get(path)).json()["revisions"]) == 3
 
 
+async def test_a_step_is_moved_and_one_that_reads_it_cannot_come_before_it(client: httpx.AsyncClient) -> None:
+    shown = await made(client)
+    path = f"/v1/plans/{shown['id']}"
+    free = {"op": "change", "step": 1, "access": ["user"]}
+    move = {"op": "move", "step": 1, "to": 0}
+    refused = await client.patch(path, json={"revision": 1, "edits": [move]})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "plan.steps[0].access")
+    second = (await client.patch(path, json={"revision": 1, "edits": [free, move]})).json()
+    assert [one["subtask"] for one in second["plan"]["steps"]] == ["Answer.", "Think."]
+
+
+async def test_an_executed_plan_streams_its_steps_where_that_is_asked_for(
+    stub: ProviderStub, client: httpx.AsyncClient
+) -> None:
+    speak(stub)
+    path = f"/v1/plans/{(await made(client))['id']}/run"
+    assert '"event":"step.done"' in (await client.post(path, json={"stream": True, "stream_steps": True})).text
+    assert '"event"' not in (await client.post(path, json={"stream": True})).text
+
+
 BAD_EDITS: list[tuple[dict[str, Any], str, str]] = [
     ({"op": "change", "step": 1, "worker": "nobody"}, "plan.steps[1].worker", "not an eligible worker"),
     ({"op": "change", "step": 0, "access": ["user", 1]}, "plan.steps[0].access", "earlier"),
     ({"op": "change", "step": 7, "subtask": "Think."}, "edits[0].step", "2 steps"),
     ({"op": "add", "step": 1, "subtask": "Think."}, "plan.steps[1].access", "worker is missing"),
     ({"op": "turn", "step": 1}, "edits[0].op", "must be"),
+    ({"op": "move", "step": 0, "to": 2}, "edits[0].to", "2 counted from 0"),
 ]
 """Edits that make no plan, with the field that is at fault and a word of the message."""
 

@@ -39,6 +39,7 @@ def define(root: Group) -> None:
         'baton plans edit last --change 1 --worker rehearsal-sage --subtask "Check it, and give the final answer."',
         'baton plans edit last --add 0 --worker rehearsal-sage --subtask "Plan it." --access user',
         "baton plans edit plan_run_0199 --remove 2",
+        "baton plans edit last --move 1 --to 0",
         "baton plans edit last --file plan.json",
     )
     @PLAN
@@ -46,6 +47,8 @@ def define(root: Group) -> None:
     @option("--change", type=PLACE, metavar="STEP", help="The step to change, counted from 0.")
     @option("--add", type=PLACE, metavar="STEP", help="Add a step before this one.")
     @option("--remove", type=PLACE, metavar="STEP", help="The step to remove.")
+    @option("--move", type=PLACE, metavar="STEP", help="The step to move to the place --to.")
+    @option("--to", type=PLACE, metavar="PLACE", help="The new place of the step that is moved.")
     @option("--worker", help="The worker of the step.")
     @option("--subtask", metavar="TEXT", help="The instruction of the step.")
     @option("--access", metavar="LIST", help="What the step sees: user and earlier steps, as in user,0,1.")

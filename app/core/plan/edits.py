@@ -1,4 +1,5 @@
-"""Edits of a plan that is given as JSON values: change a step, add one, remove one. The result is yet to be checked."""
+"""Edits of a plan that is given as JSON values: change a step, add one, remove one, move one. The result is yet to be
+checked."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import field
@@ -7,7 +8,7 @@ from typing import Any, Literal
 from app.core.records import record
 from app.errors import PlanRejected
 
-Change = Literal["change", "add", "remove"]
+Change = Literal["change", "add", "remove", "move"]
 
 
 @record(frozen=True, slots=True)
@@ -15,12 +16,14 @@ class Edit:
     """One edit. `step` counts from 0 in the plan as the edits before this one have left it.
 
     `add` puts the new step at that place, behind the last one at the most. `fields` are the fields of the step that are
-    set: of a step that is changed the others stay as they are.
+    set: of a step that is changed the others stay as they are. `move` puts the step at the place `to`, counted as if it
+    had been taken out before.
     """
 
     op: Change
     step: int
     fields: Mapping[str, Any] = field(default_factory=dict)
+    to: int | None = None
 
 
 def edited(steps: Sequence[Mapping[str, Any]], edits: Sequence[Edit]) -> list[dict[str, Any]]:
@@ -33,17 +36,29 @@ def edited(steps: Sequence[Mapping[str, Any]], edits: Sequence[Edit]) -> list[di
         last = len(found) - (edit.op != "add")
         if not 0 <= edit.step <= last:
             raise PlanRejected([f"edits[{place}].step: the plan has {len(found)} steps, counted from 0"])
-        if edit.op == "change":
-            found[edit.step] = found[edit.step] | dict(edit.fields)
-        elif edit.op == "add":
-            moved = {n: n + (n >= edit.step) for n in range(len(found))}
-            found = [_renumbered(step, moved) for step in found]
-            found.insert(edit.step, dict(edit.fields))
-        else:
-            kept = {n: n - (n > edit.step) for n in range(len(found)) if n != edit.step}
-            del found[edit.step]
-            found = [_renumbered(step, kept) for step in found]
+        if edit.op != "move" and edit.to is not None:
+            raise PlanRejected([f"edits[{place}].to: only a step that is moved has a new place"])
+        if edit.op == "move" and (edit.to is None or not 0 <= edit.to <= last):
+            raise PlanRejected([f"edits[{place}].to: give the step's new place, of {len(found)} counted from 0"])
+        found = _applied(found, edit)
     return found
+
+
+def _applied(steps: list[dict[str, Any]], edit: Edit) -> list[dict[str, Any]]:
+    """The steps after one edit, which fits them."""
+    places = list(range(len(steps)))
+    """The old place of each step that stays, in the new order."""
+    if edit.op == "change":
+        return [one | dict(edit.fields) if n == edit.step else one for n, one in enumerate(steps)]
+    if edit.op == "add":
+        moved = {n: n + (n >= edit.step) for n in places}
+        found = [_renumbered(step, moved) for step in steps]
+        return [*found[: edit.step], dict(edit.fields), *found[edit.step :]]
+    del places[edit.step]
+    if edit.op == "move" and edit.to is not None:
+        places.insert(edit.to, edit.step)
+    numbers = {old: new for new, old in enumerate(places)}
+    return [_renumbered(steps[old], numbers) for old in places]
 
 
 def _renumbered(step: Mapping[str, Any], numbers: Mapping[int, int]) -> dict[str, Any]:

@@ -81,11 +81,14 @@ def to_execution(base: Order, revision: Revision, steps: tuple[Step, ...], asked
     if plan_digest(steps, base.limits) != shown:
         raise outdated("this key may spend less than the plan's limit")
     usage = {"usage": True} if asked.stream_options is not None and asked.stream_options.include_usage else {}
-    reply = {name: value for name, value in base.wire.items() if name != "usage"} | usage
+    streams_steps = asked.stream and asked.stream_steps
+    noted = {"steps": True} if streams_steps else {}
+    reply = {name: value for name, value in base.wire.items() if name != "usage"} | usage | noted
     return changed(
         base,
         plan=as_value(steps),
         streams=asked.stream,
+        stream_steps=streams_steps,
         wire=reply,
         origin_kind="plan",
         origin_run=revision.state.run,

@@ -21,11 +21,13 @@ Number = Annotated[int, Field(ge=0, le=1_000)]
 
 
 class PlanEdit(WireModel):
-    """One edit of a plan: change a step, add one before that place, or remove it. Steps are counted from 0, after the
-    edits before this one."""
+    """One edit of a plan: change a step, add one before that place, remove it, or move it. Steps are counted from 0,
+    after the edits before this one."""
 
-    op: Literal["change", "add", "remove"]
+    op: Literal["change", "add", "remove", "move"]
     step: Number
+    to: Number | None = None
+    """The new place of a step that is moved."""
     worker: WorkerName | None = None
     subtask: Annotated[str, StringConstraints(max_length=MAX_SUBTASK_CHARS)] | None = None
     access: Annotated[list[int | Literal["user"]], Field(max_length=256, fail_fast=True)] | None = None
@@ -51,6 +53,8 @@ class PlanRunRequest(WireModel):
     """The digest of the revision as it was shown: the plan is executed only if it has this one."""
     stream: bool = False
     stream_options: StreamOptions | None = None
+    stream_steps: bool = False
+    """With `stream: true`: send the events of the steps too, as `baton.stream_steps` of a request does."""
 
 
 Body = TypeVar("Body", bound=WireModel)
@@ -94,13 +98,14 @@ def revised(asked: PlanRevisionRequest, before: Mapping[str, Any], pool: tuple[s
 
 def _edit(asked: PlanEdit) -> Edit:
     given = {name: getattr(asked, name) for name in FIELDS}
-    return Edit(asked.op, asked.step, {name: value for name, value in given.items() if value is not None})
+    fields = {name: value for name, value in given.items() if value is not None}
+    return Edit(asked.op, asked.step, fields, asked.to)
 
 
 def refused(first: str, message: str) -> InvalidRequest:
     """The refusal of a plan, which names the field that the first reason is about."""
     found = REASON.search(first)
-    edit = re.match(r"edits\[\d+\]\.step", first)
+    edit = re.match(r"edits\[\d+\]\.(?:step|to)", first)
     param = f"plan.steps[{found[1]}].{found[2]}" if found else "plan"
     return InvalidRequest(
         f"The plan is not valid: {message[:1_800]}", param=edit[0] if edit else param, code="invalid_plan"
