@@ -13,7 +13,7 @@ from starlette.responses import FileResponse, RedirectResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from app.console import approvals, playground, runs
+from app.console import approvals, playground, run, runs
 from app.console.api import Api, ApiError, Session
 from app.console.pages import HEADERS, THEME_COOKIE, THEMES, Pages, Place, form, to
 from app.console.session import PATH, Sessions, is_https, may_change
@@ -24,6 +24,8 @@ ASSETS: Final = {
     "hx-sse.min.js": "text/javascript",
     "hx-csp.min.js": "text/javascript",
     "console.css": "text/css",
+    "run.css": "text/css",
+    "run.js": "text/javascript",
 }
 """The files that pages load, with their media types."""
 MAX_AGE: Final = 3_600
@@ -60,7 +62,7 @@ class Console:
                 Route("/", _lead_to_start),
                 Route(PATH, _lead_to_start),
                 *_signing(pages),
-                *([] if is_admin else playground.routes(pages)),
+                *([] if is_admin else [*playground.routes(pages), *run.routes(pages)]),
                 *runs.routes(pages),
                 *approvals.routes(pages, "/admin/v1/approvals" if is_admin else "/v1/approvals"),
                 *(_asset(name) for name in ASSETS),

@@ -6,6 +6,7 @@ there. At most `PATCHES_PER_SECOND` are sent: what happens in between is shown b
 """
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from typing import Final
@@ -19,6 +20,9 @@ PING_SECONDS: Final = 15.0
 """Silence after which a comment is sent, so that a connection that is gone is noticed."""
 END: Final = "end"
 """The name of the event behind which nothing more comes; the page then closes the stream (`hx-sse:close`)."""
+
+LINE_END: Final = re.compile(r"\r\n|\r|\n")
+"""The line ends of event streams. Other characters that end a line elsewhere are part of a text."""
 
 Regions = Mapping[str, str]
 """HTML of regions by element id."""
@@ -100,7 +104,7 @@ def patch(event_id: str, regions: Regions) -> str:
     whole = "\n".join(
         f'<hx-partial hx-target="#{name}" hx-swap="outerMorph">{html}</hx-partial>' for name, html in regions.items()
     )
-    lines = "\n".join(f"data: {line}" for line in whole.splitlines())
+    lines = "\n".join(f"data: {line}" for line in LINE_END.split(whole))
     head = f"id: {event_id}\n" if event_id else ""
     return f"{head}{lines}\n\n"
 

@@ -1,0 +1,245 @@
+"""The drawings of a run's page, computed from the API's graph and timeline: numbers for SVG, and words for people.
+
+Nothing here is HTML; the templates escape every text.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, Literal
+
+Data = Mapping[str, Any]
+Link = Callable[[str | int | None], str]
+"""Gives the address of the page with a step, or with a plan (`plan:0`), in its pane."""
+By = Literal["time", "money"]
+
+NODE_WIDTH: Final = 168
+NODE_HEIGHT: Final = 58
+COLUMN: Final = 236
+ROW: Final = 84
+MARGIN: Final = 14
+MOST_WITHHELD: Final = 60
+"""Withheld edges that are drawn at once; if there are more, only those of the chosen step are drawn."""
+WORKER_CHARS: Final = 20
+TICKS: Final = 6
+"""Marks on the axis of a timeline, with both ends."""
+SMALLEST: Final = 0.25
+"""The least width of a bar, in percent, so that it can be seen."""
+
+BY: Final[Mapping[str, str]] = {
+    "conductor": "the conductor's plan",
+    "caller": "the caller's own plan",
+    "fixed_plan": "the tier's fixed plan",
+    "random_plan": "the random plan",
+    "selector": "the selector's choice",
+    "fallback": "the fallback plan",
+    "repeated_plan": "the plan that is repeated",
+    "outer_step": "the step around it, which did not see them either",
+}
+WHAT: Final[Mapping[str, str]] = {
+    "conversation": "the caller's conversation",
+    "subtask": "its subtask",
+    "output": "the output",
+    "task": "the task of the step around it",
+    "tool_results": "the results of its tool calls",
+    "answer": "the answer of the round before",
+}
+SPANS: Final[Mapping[str, str]] = {
+    "run": "the run",
+    "queue": "waits for a slot",
+    "round": "round",
+    "planning": "planning",
+    "people": "waits for an approval",
+    "step": "step",
+    "retry": "pauses before another call",
+    "attempt": "call",
+    "first_word": "waits for the first word",
+    "stream": "streams",
+    "tools": "waits for results of tools",
+}
+
+
+# -- the graph
+
+
+def graph(found: Data, chosen: str, link: Link) -> dict[str, Any]:
+    """The nodes and edges in pixels. `chosen` is the id of the node in the pane, or empty."""
+    nodes = {node["id"]: node for node in found["nodes"]}
+    withheld = [edge for edge in found["edges"] if edge["kind"] == "withheld"]
+    all_drawn = len(withheld) <= MOST_WITHHELD
+    drawn = [edge for edge in withheld if all_drawn or edge["target"] == chosen]
+    granted = [edge for edge in found["edges"] if edge["kind"] == "granted"]
+    return {
+        "width": (found["columns"] - 1) * COLUMN + NODE_WIDTH + 2 * MARGIN,
+        "height": (found["rows"] - 1) * ROW + NODE_HEIGHT + 2 * MARGIN,
+        "nodes": [_node(node, chosen, link) for node in found["nodes"]],
+        "edges": [_edge(edge, nodes) for edge in (*granted, *drawn)],
+        "list": [_edge(edge, nodes) for edge in found["edges"] if edge["what"] != "subtask"],
+        "withheld": len(withheld),
+        "not_drawn": len(withheld) - len(drawn),
+    }
+
+
+def _node(node: Data, chosen: str, link: Link) -> dict[str, Any]:
+    x, y = _corner(node)
+    worker = node["worker"] or node["planned_worker"] or ""
+    worker = "the conductor itself" if worker == "@conductor" else worker
+    name = name_of(node["id"])
+    calls = len(node["attempts"])
+    return {
+        "id": node["id"],
+        "x": x,
+        "y": y,
+        "name": name,
+        "worker": _cut(worker),
+        "state": node["state"],
+        "cost_usd": node["cost_usd"] if calls else None,
+        "calls": calls,
+        "href": link(node["number"] if node["kind"] == "step" else (node["id"] if node["kind"] == "plan" else None)),
+        "chosen": node["id"] == chosen,
+        "replaced": node["replaced"],
+        "answers": node["answers"],
+        "kind": node["kind"],
+        "title": f"{name}, {worker}" if worker else name,
+        "words": (node.get("subtask") or {}).get("text"),
+    }
+
+
+def _corner(node: Data) -> tuple[int, int]:
+    return MARGIN + node["x"] * COLUMN, MARGIN + node["y"] * ROW
+
+
+def _edge(edge: Data, nodes: Mapping[str, Data]) -> dict[str, Any]:
+    return {
+        "path": _path(nodes[edge["source"]], nodes[edge["target"]], shift=4 if edge["kind"] == "withheld" else -4),
+        "kind": edge["kind"],
+        "sent": edge["sent"],
+        "source": name_of(edge["source"]),
+        "target": name_of(edge["target"]),
+        "target_id": edge["target"],
+        "what": WHAT[edge["what"]],
+        "why": reason(edge),
+    }
+
+
+def _path(source: Data, target: Data, shift: int) -> str:
+    """A curve from the right side of a node to the left side of a later one, or between two nodes of one column. What
+    is withheld runs a little below what is granted."""
+    (x1, y1), (x2, y2) = _corner(source), _corner(target)
+    y1, y2 = y1 + NODE_HEIGHT // 2 + shift, y2 + NODE_HEIGHT // 2 + shift
+    if source["x"] < target["x"]:
+        x1 += NODE_WIDTH
+        bend = max((x2 - x1) // 2, 24)
+        return f"M{x1} {y1}C{x1 + bend} {y1} {x2 - bend} {y2} {x2} {y2}"
+    return f"M{x1} {y1}C{x1 - 44} {y1} {x2 - 44} {y2} {x2} {y2}"
+
+
+def reason(edge: Data) -> str:
+    """Why words were granted or withheld, as a sentence of its own."""
+    if edge["kind"] == "granted":
+        return "A call contained it." if edge["sent"] else "It is on the access list; no call has contained it."
+    if edge["reason"] == "policy":
+        who = "clearance" if edge["by"] == "clearance" else "a rule"
+        return f"{edge['worker']} may not read it, by {who}: {edge['detail']}."
+    if edge["reason"] == "no_output":
+        cause = f" ({edge['detail']})" if edge["detail"] else ""
+        return f"It is on the access list, but the step ended without words: {edge['by']}{cause}."
+    return f"It is not on the access list, by {BY.get(edge['by'], edge['by'])}."
+
+
+def name_of(node: str) -> str:
+    """The name of a node for people."""
+    kind, _, number = node.partition(":")
+    return "caller" if kind == "caller" else f"{kind} {number}"
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= WORKER_CHARS else f"{text[: WORKER_CHARS - 1]}…"
+
+
+# -- the timeline
+
+
+def timeline(found: Data, length: float, by: By, chosen: str, link: Link) -> dict[str, Any]:
+    """A row for each plan, step and wait of the run, with bars in percent of the axis: of `length` seconds, or of the
+    run's money."""
+    whole = found["cost_usd"] if by == "money" else length
+    spans = {span["id"]: span for span in found["spans"]}
+    rows: dict[str, dict[str, Any]] = {}
+    for span in found["spans"]:
+        home = _row_of(span, spans)
+        if home["id"] not in rows:
+            rows[home["id"]] = _row(home, chosen, link)
+        if bar := _bar(span, whole, by):
+            rows[home["id"]]["bars"].append(bar)
+    marks = [whole * n / (TICKS - 1) for n in range(TICKS)] if whole else []
+    return {
+        "by": by,
+        "rows": [row for row in rows.values() if row["bars"]],
+        "ticks": [{"at": round(100 * n / (TICKS - 1), 2), "value": mark} for n, mark in enumerate(marks)],
+        "now": round(min(100 * found["seconds"] / length, 100), 3) if length and by == "time" else None,
+        "totals": [{"name": SPANS[kind], **total} for kind, total in found["totals"].items() if kind != "run"],
+        "whole": whole,
+    }
+
+
+def _row_of(span: Data, spans: Mapping[str, Data]) -> Data:
+    """The span in whose row this one is drawn: its plan or step, else itself."""
+    home = span
+    while home["kind"] not in ("run", "round", "planning", "step") and home["parent"] is not None:
+        if home["kind"] in ("queue", "people") and spans[home["parent"]]["kind"] in ("run", "round"):
+            return home
+        home = spans[home["parent"]]
+    return home
+
+
+def _row(span: Data, chosen: str, link: Link) -> dict[str, Any]:
+    names = {"round": f"round {span['round']}", "planning": f"plan {span['proposal']}", "step": f"step {span['step']}"}
+    pane: str | int | None = None
+    if span["kind"] in ("planning", "step"):
+        pane = span["step"] if span["kind"] == "step" else f"plan:{span['proposal']}"
+    return {
+        "id": span["id"],
+        "name": names.get(span["kind"], SPANS[span["kind"]]),
+        "worker": span["worker"] if span["kind"] == "step" else None,
+        "state": span["state"],
+        "depth": min(span["depth"], 4),
+        "href": link(pane) if pane is not None else None,
+        "chosen": chosen == (f"step:{pane}" if isinstance(pane, int) else pane) and pane is not None,
+        "seconds": span["seconds"],
+        "cost_usd": span["cost_usd"],
+        "bars": [],
+    }
+
+
+def _bar(span: Data, whole: float, by: By) -> dict[str, Any] | None:
+    """The bar of a span; None where it has no place on the axis."""
+    start, size = (span["cost_start_usd"], span["cost_usd"]) if by == "money" else (span["start"], span["seconds"])
+    if not whole or start is None or (by == "money" and not size):
+        return None
+    left = min(100 * start / whole, 100 - SMALLEST)
+    who = f" of {span['worker']}" if span["worker"] else ""
+    outcome = f", {span['state']}" if span["state"] and span["kind"] in ("attempt", "planning", "step") else ""
+    error = f" ({span['error']})" if span["error"] and span["kind"] == "attempt" else ""
+    return {
+        "kind": span["kind"],
+        "state": span["state"] or "",
+        "open": span["end"] is None,
+        "x": round(left, 3),
+        "width": round(max(min(100 * size / whole, 100 - left), SMALLEST), 3),
+        "title": f"{SPANS[span['kind']]}{who}{outcome}{error}",
+        "seconds": span["seconds"],
+        "cost_usd": span["cost_usd"],
+    }
+
+
+def instants(found: Data) -> list[float]:
+    """The seconds at which something changed, in order, each once."""
+    times = {span["start"] for span in found["spans"]}
+    times |= {span["end"] for span in found["spans"] if span["end"] is not None}
+    return sorted(times | {0.0})
+
+
+def neighbours(times: Sequence[float], at: float) -> tuple[float | None, float | None]:
+    """The instants before and after one."""
+    earlier = [time for time in times if time < at - 1e-6]
+    later = [time for time in times if time > at + 1e-6]
+    return (earlier[-1] if earlier else None), (later[0] if later else None)

@@ -1,0 +1,264 @@
+"""The page of one run: its graph, timeline, state and one step, at the present or at any instant before; two runs side
+by side; and the explanation of a run with its proofs and disclosures.
+
+One address has the cursor that all parts share: `?step=` names the step in the pane (`3`, or `plan:0`), `?t=` the
+instant in seconds since the admission, and `?by=money` colours the timeline by money. Every part is rendered on the
+server from the state at one event of the journal, by the same templates for a fresh page and for a patch of a live one,
+so that a page that has missed patches is right after the next one.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final
+from urllib.parse import urlencode
+
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response
+from starlette.routing import Route
+
+from app.console import drawing, step_pane
+from app.console.api import ApiError, Event, Session, segment
+from app.console.live import Live, Regions
+from app.console.pages import HEADERS, Pages, form, to
+from app.console.session import PATH
+from app.core.records import record
+
+ENDED: Final = frozenset({"succeeded", "failed", "cancelled", "expired", "over_budget"})
+REGIONS: Final[Mapping[str, str]] = {
+    "run-summary": "run_summary.html",
+    "run-cursor": "run_cursor.html",
+    "run-graph": "run_graph.html",
+    "run-timeline": "run_timeline.html",
+    "run-pane": "run_pane.html",
+    "run-rate": "run_rate.html",
+}
+"""The parts of the page by their element ids, each with its template."""
+
+
+@record(frozen=True, slots=True)
+class Cursor:
+    """What the address of the page says: the step in the pane, the instant, and what the timeline shows."""
+
+    run: str
+    step: str = ""
+    t: float | None = None
+    by: drawing.By = "time"
+
+    def address(self, **changes: Any) -> str:
+        """The address of the page with another cursor."""
+        given: dict[str, Any] = {"step": self.step, "t": self.t, "by": self.by} | changes
+        kept = {name: value for name, value in given.items() if value not in (None, "", "time")}
+        path = f"{PATH}/runs/{segment(self.run)}"
+        return f"{path}?{urlencode(kept)}" if kept else path
+
+    @property
+    def chosen(self) -> str:
+        """The id of the node in the pane; empty: none."""
+        return f"step:{self.step}" if self.step.isdecimal() else self.step
+
+
+def routes(pages: Pages) -> list[Route]:
+    """The pages of one run, and of two."""
+    reader = _Reader(pages)
+
+    async def show_run(request: Request, session: Session) -> Response:
+        cursor = _cursor(request)
+        shown = await reader.read(session, cursor)
+        live = not shown["has_ended"] and cursor.t is None
+        return pages.show(request, "run.html", live=live, addresses=_addresses(cursor, shown), **shown)
+
+    async def show_views(request: Request, session: Session) -> Response:
+        shown = await reader.read(session, _cursor(request))
+        return HTMLResponse(pages.region("run_views.html", **shown), headers=HEADERS)
+
+    async def follow(request: Request, session: Session) -> Any:
+        return _live(pages, reader, session, _cursor(request), request)
+
+    async def rate(request: Request, session: Session) -> Response:
+        run, given = request.path_params["run"], await form(request)
+        body = {"thumbs": given.get("thumbs", ""), "source": "console"}
+        if comment := given.get("comment", "").strip():
+            body["comment"] = comment
+        await pages.api.post(session, f"/v1/runs/{segment(run)}/feedback", body)
+        return to(f"/runs/{segment(run)}")
+
+    async def stop(request: Request, session: Session) -> Response:
+        run = request.path_params["run"]
+        await pages.api.post(session, f"/v1/runs/{segment(run)}/cancel", {})
+        return to(f"/runs/{segment(run)}")
+
+    async def explain(request: Request, session: Session) -> Response:
+        return await _explanation(pages, request, session)
+
+    async def compare(request: Request, session: Session) -> Response:
+        return await _comparison(pages, request, session)
+
+    return [
+        pages.route("/compare", compare),
+        pages.route("/runs/{run}", show_run),
+        pages.route("/runs/{run}/views", show_views),
+        pages.route("/runs/{run}/live", follow),
+        pages.route("/runs/{run}/explain", explain),
+        pages.route("/runs/{run}/feedback", rate, "POST"),
+        pages.route("/runs/{run}/cancel", stop, "POST"),
+    ]
+
+
+def _cursor(request: Request) -> Cursor:
+    """The cursor in the address. What cannot be read counts as if it were not there."""
+    given = request.query_params
+    step, by = given.get("step", ""), given.get("by", "")
+    is_plan = step.startswith("plan:") and step[5:].isdecimal()
+    try:
+        t = max(float(given["t"]), 0.0) if given.get("t") else None
+    except ValueError:
+        t = None
+    if t is not None and not t < 1e9:
+        t = None
+    return Cursor(
+        run=request.path_params["run"],
+        step=step if len(step) < 12 and ((step.isascii() and step.isdecimal()) or is_plan) else "",
+        t=t,
+        by="money" if by == "money" else "time",
+    )
+
+
+def _addresses(cursor: Cursor, shown: Mapping[str, Any]) -> dict[str, str]:
+    """The addresses to which the page leads beside its own."""
+    run = shown["run"]
+    other = run["origin"]["run"] if run["origin"] else ""
+    follow = {"after": shown["state"]["seq"], "step": cursor.step, "by": cursor.by}
+    return {
+        "compare": f"{PATH}/compare?{urlencode({'a': run['id'], 'b': other})}",
+        "following": f"{PATH}/runs?{urlencode({'origin_run': run['id']})}",
+        "live": f"{PATH}/runs/{segment(run['id'])}/live?{urlencode(follow)}",
+    }
+
+
+class _Reader:
+    """Reads from the API what the page shows at an instant."""
+
+    def __init__(self, pages: Pages) -> None:
+        self._api = pages.api
+
+    async def read(
+        self, session: Session, cursor: Cursor, seq: int | None = None, kept: "_Kept | None" = None
+    ) -> dict[str, Any]:
+        """The values of all templates: at the cursor's instant, or behind event `seq`; else behind the latest event."""
+        path, ask = f"/v1/runs/{segment(cursor.run)}", self._api.get
+        whole = await ask(session, path)
+        at = {"t": cursor.t} if cursor.t is not None and seq is None else {"at": seq or whole["seq"]}
+        state = await ask(session, f"{path}/state", **at)
+        at = {"at": state["seq"]}
+        kept = kept if kept is not None else _Kept()
+        graph = await self._graph(session, path, at, kept)
+        timeline = await ask(session, f"{path}/timeline", **at)
+        is_latest = state["seq"] == state["last_seq"]
+        full = timeline if is_latest else await ask(session, f"{path}/timeline", at=state["last_seq"])
+        has_ended = whole["state"] in ENDED
+        length = full["length_seconds"] if has_ended else full["seconds"]
+        # The present of a run that goes on is its latest event: a page shows the same whenever it is made.
+        now = cursor.t if cursor.t is not None and seq is None else state["seconds"]
+        pane = await step_pane.read(self._api, session, cursor.run, cursor.step, whole, graph, state, kept.panes)
+
+        def link(step: str | int | None) -> str:
+            return cursor.address(step=step)
+
+        times = drawing.instants(full)
+        before, after = drawing.neighbours(times, now)
+        return {
+            "cursor": cursor,
+            "run": whole,
+            "state": state,
+            "graph": drawing.graph(graph, cursor.chosen, link),
+            "timeline": drawing.timeline(timeline, length, cursor.by, cursor.chosen, link),
+            "pane": pane,
+            "has_ended": has_ended,
+            "is_latest": is_latest,
+            "now": now,
+            "length": length,
+            "instants": times,
+            "before": before,
+            "after": after,
+        }
+
+    async def _graph(self, session: Session, path: str, at: Mapping[str, Any], kept: "_Kept") -> Any:
+        """The graph with the first words of subtasks. Reading these is logged for others' runs, so a live page reads
+        them again only when there is a new step."""
+        found = await self._api.get(session, f"{path}/graph", **at, words="false")
+        steps = [node for node in found["nodes"] if node["kind"] == "step"]
+        if any(node["id"] not in kept.words for node in steps):
+            worded = await self._api.get(session, f"{path}/graph", **at)
+            kept.words |= {node["id"]: node.get("subtask") for node in worded["nodes"]}
+        for node in steps:
+            node["subtask"] = kept.words.get(node["id"])
+        return found
+
+
+class _Kept:
+    """Content that a live page has read already."""
+
+    def __init__(self) -> None:
+        self.words: dict[str, Any] = {}
+        """The first words of subtasks by node."""
+        self.panes: dict[str, Any] = {}
+        """The content of the pane's step, and what it was then."""
+
+
+def _live(pages: Pages, reader: _Reader, session: Session, cursor: Cursor, request: Request) -> Live:
+    """The stream of patches of a run that goes on. The ids are the journal's numbers."""
+    kept = _Kept()
+    sent: dict[str, str] = {}
+    given = request.headers.get("last-event-id") or request.query_params.get("after", "")
+    after = given if given.isascii() and given.isdecimal() and len(given) <= 15 else None
+    path = f"/v1/runs/{segment(cursor.run)}/events/stream"
+    source = pages.api.events(session, "GET", path, last_event_id=after)
+
+    async def render(event: Event) -> Regions:
+        shown = await reader.read(session, cursor, int(event.id), kept)
+        fresh = {name: pages.region(template, **shown) for name, template in REGIONS.items()}
+        changed = {name: html for name, html in fresh.items() if sent.get(name) != html}
+        sent.update(changed)
+        return changed
+
+    return Live(source, render)
+
+
+# -- the explanation, proofs and disclosures
+
+
+async def _explanation(pages: Pages, request: Request, session: Session) -> Response:
+    run = request.path_params["run"]
+    path = f"/v1/runs/{segment(run)}"
+    explained = await pages.api.get(session, f"{path}/explain")
+    return pages.show(
+        request,
+        "run_explain.html",
+        run=run,
+        explained=explained,
+        proof=await _or_refusal(pages, session, f"{path}/proof"),
+        disclosures=await _or_refusal(pages, session, "/v1/disclosures", run=run, limit=200),
+    )
+
+
+async def _or_refusal(pages: Pages, session: Session, path: str, **query: Any) -> dict[str, Any]:
+    """What the API says, or the words of its refusal, which are shown in place of it."""
+    try:
+        return {"found": await pages.api.get(session, path, **query), "refusal": None}
+    except ApiError as error:
+        return {"found": None, "refusal": error.message}
+
+
+# -- two runs
+
+
+async def _comparison(pages: Pages, request: Request, session: Session) -> Response:
+    given = request.query_params
+    first, second = given.get("a", "").strip(), given.get("b", "").strip()
+    found = None
+    if first and second:
+        found = await pages.api.get(session, "/v1/runs/compare", a=first, b=second)
+        for pair in found["steps"]:
+            for side in ("first", "second"):
+                if (step := pair[side]) is not None:
+                    step["href"] = Cursor(found[side]["run"], str(step["n"])).address()
+    return pages.show(request, "compare.html", a=first, b=second, found=found)

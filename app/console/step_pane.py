@@ -1,0 +1,161 @@
+"""The pane of one step or plan: what it saw and did not see, its instruction, answer, calls and alternatives; and where
+something is missing, why, from data."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from app.console import drawing
+from app.console.api import Api, ApiError, Session, segment
+
+Data = Mapping[str, Any]
+OUTCOME: Final = ("reason", "http_status", "excerpt", "seconds", "first_delta_seconds", "finish")
+"""The fields of a call's outcome that the pane shows."""
+MOST_CHARS: Final = 20_000
+"""Characters of one text that the pane shows; the rest is counted."""
+MOST_MESSAGES: Final = 50
+"""Messages of a step that the pane shows; those before are counted."""
+
+
+async def read(
+    api: Api,
+    session: Session,
+    run: str,
+    chosen: str,
+    whole: Data,
+    graph: Data,
+    state: Data,
+    kept: dict[str, Any],
+) -> dict[str, Any] | None:
+    """The pane of the chosen step or plan at the state's instant; None if there is none, or none yet."""
+    name = f"step:{chosen}" if chosen.isdecimal() else chosen
+    node = next((one for one in graph["nodes"] if one["id"] == name), None)
+    if node is None or node["kind"] == "caller":
+        return {"missing": drawing.name_of(name), "node": None} if chosen else None
+    edges = [edge for edge in graph["edges"] if edge["target"] == name]
+    pane = {
+        "missing": None,
+        "node": node,
+        "name": drawing.name_of(name),
+        "saw": [_source(edge) for edge in edges if edge["kind"] == "granted"],
+        "withheld": [_source(edge) for edge in edges if edge["kind"] == "withheld"],
+        "attempts": _attempts(node, whole),
+    }
+    if node["kind"] == "plan":
+        proposal = next(one for one in whole["proposals"] if one["number"] == node["number"])
+        return pane | {"proposal": proposal, "explained": None, "content": None, "not_shown": None}
+    step = next(one for one in whole["steps"] if one["n"] == node["number"])
+    content = await _content(api, session, run, node, step, kept)
+    return pane | {"proposal": None, "step": step, **content, "answer": _answer(node, state, content["content"])}
+
+
+def _source(edge: Data) -> dict[str, Any]:
+    return {
+        "what": drawing.WHAT[edge["what"]],
+        "of": drawing.name_of(edge["source"]) if edge["what"] in ("output", "answer", "task") else None,
+        "why": drawing.reason(edge),
+        "sent": edge["sent"],
+    }
+
+
+def _attempts(node: Data, whole: Data) -> Sequence[Data]:
+    """The node's calls until the instant, with what was known of each by then."""
+    owners = whole["steps"] if node["kind"] == "step" else whole["proposals"]
+    known = {call["id"]: call for one in owners for call in one["attempts"]}
+    found = []
+    for attempt in node["attempts"]:
+        more = known.get(attempt["id"], {})
+        outcome = more if attempt["outcome"] is not None else {}
+        told = {name: outcome.get(name) for name in OUTCOME}
+        found.append({**attempt, **told, "passed_over": more.get("passed_over", [])})
+    return found
+
+
+async def _content(
+    api: Api, session: Session, run: str, node: Data, step: Data, kept: dict[str, Any]
+) -> dict[str, Any]:
+    """The step's texts and explanation. Each reading is logged, so what has not changed since is not read again."""
+    version = [node["id"], step["state"], len(step["attempts"]), len(step["exchanges"])]
+    if kept.get("version") == version:
+        found: dict[str, Any] = kept["found"]
+        return found
+    path = f"/v1/runs/{segment(run)}"
+    content, refusal = None, None
+    try:
+        content = await api.get(session, f"{path}/steps/{node['number']}")
+    except ApiError as error:
+        if error.status != 403:
+            raise
+        refusal = "The texts of this step need a key with the scope audit:read."
+    explained = await api.get(session, f"{path}/explain")
+    own = next((one for one in explained["steps"] if one["n"] == node["number"]), None)
+    choice = explained["shape"]["choice"]
+    found = {"content": _cut_content(content), "not_shown": refusal, "explained": own, "choice": choice}
+    kept |= {"version": version, "found": found}
+    return found
+
+
+def _cut_content(content: Data | None) -> dict[str, Any] | None:
+    if content is None:
+        return None
+    messages = content["messages"]
+    shown = [_message(one) for one in messages[-MOST_MESSAGES:]] if messages is not None else None
+    return {
+        "erased": content["erased"],
+        "subtask": cut(content["subtask"]),
+        "messages": shown,
+        "earlier_messages": max(len(messages or ()) - MOST_MESSAGES, 0),
+        "output": cut(content["output"]),
+        "outputs": {call["id"]: cut(call.get("output")) for call in content["attempts"]},
+        "exchanges": content["exchanges"],
+    }
+
+
+def _message(message: Data) -> dict[str, Any]:
+    """One message as a person reads it: its texts, and a word for everything that is no text."""
+    parts = []
+    for part in message["content"]:
+        if part["type"] == "text":
+            parts.append(part["text"])
+        else:
+            parts.append("[a file]" if part["type"] == "file" else "[an image]")
+    for call in message.get("tool_calls", ()):
+        parts.append(f"calls {call['function']['name']}({call['function']['arguments']})")
+    return {"role": message["role"], "text": cut("\n".join(parts))}
+
+
+def cut(text: str | None) -> dict[str, Any] | None:
+    """The beginning of a text with the number of characters behind it; None for a text that is not there."""
+    if text is None:
+        return None
+    return {"text": text[:MOST_CHARS], "more": max(len(text) - MOST_CHARS, 0)}
+
+
+def _answer(node: Data, state: Data, content: Data | None) -> dict[str, Any]:
+    """The step's answer at the instant, or the reason why there is none."""
+    if node["state"] == "done" and content is not None and content["output"] is not None:
+        if content["output"]["text"]:
+            return {"text": content["output"], "why": None}
+        return {"text": None, "why": "The worker answered without words."}
+    return {"text": None, "why": why_no_answer(node, state, content)}
+
+
+def why_no_answer(node: Data, state: Data, content: Data | None) -> str:
+    """The reason why a step has no answer to show, from its state and its calls."""
+    error, calls = node["error"] or "no reason is recorded", len(node["attempts"])
+    match node["state"]:
+        case "waiting":
+            return "The step waits for the steps that it reads, or for its plan."
+        case "queued":
+            return "The step waits for a free slot; nothing has been sent yet."
+        case "running":
+            return "The worker has not finished yet." if calls else "The step is running; no call has been made yet."
+        case "awaiting_tool":
+            return "The worker has called tools of the caller, whose results have not come yet."
+        case "failed":
+            sent = f"after {calls} {'call' if calls == 1 else 'calls'}" if calls else "before anything was sent"
+            return f"The step failed {sent}: {error}."
+        case "skipped":
+            return f"The step was skipped: {error}."
+    if content is None:
+        return "The answer is content, which this key may not read."
+    return "The answer was erased with the run's content." if content["erased"] else "The step has no answer."

@@ -1,0 +1,232 @@
+"""The page of one run: what a person sees of the graph, the timeline and a step, at the present and at any instant."""
+
+import asyncio
+import re
+from collections.abc import AsyncIterator
+from html import unescape
+from html.parser import HTMLParser
+from random import Random
+from typing import Any
+
+import httpx
+import pytest
+
+from app.console.live import patch
+from app.console.run import REGIONS
+from app.process.wiring import Runtime
+from tests.harness.console import SAME_ORIGIN, browsing, sign_in, words
+from tests.harness.in_process import plan, speak
+from tests.harness.prepared_apps import app_over
+from tests.harness.waiting import until
+from tests.stubs import Fail, Hang, ProviderStub, Reply
+
+HOSTILE = '</text><script>alert(1)</script>{{ 7*7 }}\x1b[31m\u202e"><img src=x onerror=alert(2)>'
+STEPS = plan(("alpha", "Think about it", ["user"]), ("beta", "Draft it", ["user"]), ("gamma", "Answer it", [1]))
+EMPTY = {"area", "br", "hr", "img", "input", "link", "meta"}
+
+
+@pytest.fixture
+async def browser(opened: Runtime, client: httpx.AsyncClient) -> AsyncIterator[httpx.AsyncClient]:
+    """A browser that is signed in with the key of `client`."""
+    with app_over(opened.gateway) as app:
+        async with browsing(app) as found:
+            await sign_in(found, client.headers["authorization"].removeprefix("Bearer "))
+            yield found
+
+
+class Page(HTMLParser):
+    """A page as its elements: every tag is closed where it must be, and ids are there once."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.ids: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.feed(html)
+        assert self.open == []
+        assert len(set(self.ids)) == len(self.ids)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        self.ids += [value or "" for name, value in attrs if name == "id"]
+        if tag not in EMPTY:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag, f"<{tag}> is closed where it is not open"
+
+    def links(self, part: str) -> list[str]:
+        return [attrs["href"] or "" for tag, attrs in self.tags if tag == "a" and part in (attrs.get("href") or "")]
+
+
+async def asked(client: httpx.AsyncClient, steps: Any = STEPS) -> str:
+    body = {"model": "baton-mini", "messages": [{"role": "user", "content": "What is 2 + 2?"}]}
+    reply = await client.post("/v1/chat/completions", json=body | {"baton": {"plan": steps}})
+    return str(reply.headers["x-baton-run"])
+
+
+async def page_of(browser: httpx.AsyncClient, address: str) -> tuple[Page, str]:
+    reply = await browser.get(address)
+    assert reply.status_code == 200, reply.text
+    return Page(reply.text), unescape(words(reply.text))
+
+
+async def test_a_step_shows_what_it_saw_what_was_withheld_and_what_its_calls_came_to(
+    stub: ProviderStub, client: httpx.AsyncClient, browser: httpx.AsyncClient
+) -> None:
+    speak(stub)
+    stub.script("alpha", Fail(status=401))
+    run = await asked(client)
+    page, text = await page_of(browser, f"/console/runs/{run}")
+    assert {tag for tag, _ in page.tags} >= {"svg", "path", "rect"}
+    assert len([attrs for tag, attrs in page.tags if tag == "path" and "withheld" in (attrs["class"] or "")]) == 3
+    assert "No step is chosen" in text
+    [link] = set(page.links("step=2"))
+    page, text = await page_of(browser, link)
+    assert (
+        "What it did not see, and why the caller's conversation. It is not on the access list, by the caller's own"
+        in text
+    )
+    assert "the output of step 1. A call contained it." in text
+    assert "Instruction Answer it" in text
+    assert "The better answer." in text
+    page, text = await page_of(browser, f"/console/runs/{run}?step=0")
+    assert "in place of alpha" in text
+    assert "HTTP 401" in text
+    page, text = await page_of(browser, f"/console/runs/{run}?by=money&step=plan:0")
+    assert "Where its money went" in text
+    assert "No model was called for this plan." in text
+
+
+async def test_the_cursor_shows_the_run_as_it_was(
+    stub: ProviderStub, client: httpx.AsyncClient, browser: httpx.AsyncClient
+) -> None:
+    speak(stub)
+    run = await asked(client)
+    page, _ = await page_of(browser, f"/console/runs/{run}?t=0&step=2")
+    events = (await client.get(f"/v1/runs/{run}/events")).json()["data"]
+    planned = next(one for one in events if one["kind"] == "plan.step" and one["body"]["n"] == 2)
+    _, text = await page_of(browser, f"/console/runs/{run}?t={planned['at'] - events[0]['at']}&step=2")
+    assert "As it was" in text
+    assert "The better answer." not in text, "the answer had not been given"
+    following = [attrs for tag, attrs in page.tags if tag == "a" and attrs.get("rel") == "next"]
+    assert len(following) == 1
+    last = await page_of(browser, f"/console/runs/{run}?t=999999&step=2")
+    assert "The better answer." in last[1]
+    for wrong in ("t=nan", "t=-1", "t=x", "step=99", "step=%22%3E", "step=plan:x", "by=%3Cb%3E"):
+        await page_of(browser, f"/console/runs/{run}?{wrong}")
+
+
+async def test_text_of_workers_is_text_whatever_it_contains(
+    stub: ProviderStub, client: httpx.AsyncClient, browser: httpx.AsyncClient
+) -> None:
+    stub.always("*", Reply(chunks=(HOSTILE,)))
+    run = await asked(client, plan(("alpha", HOSTILE.replace("\x1b", ""), ["user"]), ("beta", "Answer", [0])))
+    for address in (f"/console/runs/{run}?step=0", f"/console/runs/{run}/explain", f"/console/compare?a={run}&b={run}"):
+        reply = await browser.get(address)
+        page = Page(reply.text)
+        assert all(attrs.get("src", "").startswith("/console/static/") for tag, attrs in page.tags if tag == "script")
+        assert "img" not in {tag for tag, _ in page.tags}
+        assert not [name for _, attrs in page.tags for name in attrs if name.startswith("on")]
+        assert not re.search("[\x1b\u202e]", reply.text)
+    text = words((await browser.get(f"/console/runs/{run}?step=0")).text)
+    assert "␛[31m[U+202E]" in text
+
+
+async def test_an_empty_panel_says_why(
+    stub: ProviderStub, client: httpx.AsyncClient, browser: httpx.AsyncClient
+) -> None:
+    speak(stub)
+    run = await asked(client)
+    assert "Nobody has rated this run." in (await page_of(browser, f"/console/runs/{run}"))[1]
+    rated = await browser.post(
+        f"/console/runs/{run}/feedback", data={"thumbs": "up", "comment": "Fine"}, headers=SAME_ORIGIN
+    )
+    assert rated.status_code == 303
+    assert "by console" in (await page_of(browser, f"/console/runs/{run}"))[1]
+    await client.delete(f"/v1/runs/{run}")
+    _, text = await page_of(browser, f"/console/runs/{run}?step=2")
+    assert "The instruction was erased with the run's content." in text
+    assert "The answer was erased with the run's content." in text
+    assert "The better answer." not in text
+    for worker in ("alpha", "beta", "gamma"):
+        stub.always(worker, Fail(status=400))
+    failed = await asked(client)
+    _, text = await page_of(browser, f"/console/runs/{failed}?step=2")
+    assert "before anything was sent" in text or "was skipped" in text
+
+
+async def test_two_runs_are_compared_side_by_side(
+    stub: ProviderStub, client: httpx.AsyncClient, browser: httpx.AsyncClient
+) -> None:
+    speak(stub)
+    first, second = await asked(client), await asked(client, plan(("beta", "Answer it", ["user"])))
+    _, text = await page_of(browser, f"/console/compare?a={first}&b={second}")
+    assert "the same subtask" in text
+    assert "it has no such step" in text
+    assert "Only the second saw user." in text
+    assert (await browser.get("/console/compare?a=none&b=none")).status_code == 404
+    assert (await browser.get("/console/compare")).status_code == 200
+
+
+def regions(html: str) -> dict[str, str]:
+    """The regions of a page that patches replace, by their ids."""
+    found = {}
+    for name in REGIONS:
+        [(start, tag)] = [(one.start(), one[1]) for one in re.finditer(rf'<(\w+) id="{name}"', html)]
+        depth = 0
+        for one in re.finditer(rf"<(/?){tag}\b", html[start:]):
+            depth += -1 if one[1] else 1
+            if not depth:
+                found[name] = html[start : start + one.end()] + ">"
+                break
+    return found
+
+
+def patched(shown: dict[str, str], stream: str) -> list[int]:
+    """Put the patches of a stream in place, and return their ids."""
+    ids = []
+    for block in stream.split("\n\n"):
+        data = "\n".join(line[6:] for line in block.split("\n") if line.startswith("data: "))
+        for name, html in re.findall(r'<hx-partial hx-target="#([a-z-]+)"[^>]*>(.*?)</hx-partial>', data, re.DOTALL):
+            shown[name] = html.strip()
+        ids += [int(line[4:]) for line in block.split("\n") if line.startswith("id: ")]
+    return ids
+
+
+async def test_after_any_break_the_page_equals_a_fresh_one(
+    stub: ProviderStub, client: httpx.AsyncClient, browser: httpx.AsyncClient
+) -> None:
+    speak(stub)
+    stub.script("gamma", Hang())
+    order = {"model": "baton-mini", "input": "2 + 2?", "background": True, "baton": {"plan": STEPS}}
+    run = (await client.post("/v1/responses", json=order)).json()["id"].removeprefix("resp_")
+    await until(lambda: any(one.model == "gamma" for one in stub.requests))
+    address, live = f"/console/runs/{run}?step=2", f"/console/runs/{run}/live?step=2"
+    page = (await browser.get(address)).text
+    assert f'hx-sse:connect="/console/runs/{run}/live?after=' in page
+    stale = regions(page)
+    async with asyncio.TaskGroup() as group:
+        following = group.create_task(browser.get(live))
+        await asyncio.sleep(0)
+        assert (await client.post(f"/v1/runs/{run}/cancel")).status_code == 200
+    fresh = regions((await browser.get(address)).text)
+    last = (await client.get(f"/v1/runs/{run}")).json()["seq"]
+    assert stale != fresh
+    shown = dict(stale)
+    ids = patched(shown, following.result().text)
+    assert (ids[-1], ids, shown) == (last, sorted(set(ids)), fresh)
+    assert following.result().text.endswith("event: end\ndata: \n\n")
+    chance = Random(run)
+    for cut in chance.sample(range(last), 5):
+        shown = dict(stale)
+        found = await browser.get(live, headers={"last-event-id": str(cut)})
+        assert patched(shown, found.text)[-1] == last
+        assert shown == fresh
+    nothing = await browser.get(live, headers={"last-event-id": str(last)})
+    assert patched(dict(fresh), nothing.text) == []
+
+
+def test_a_patch_keeps_every_character_of_a_text() -> None:
+    text = "one\u2028two\x85three\x0cfour"
+    assert [line for line in patch("7", {"a": f"<p>{text}</p>"}).split("\n") if text in line]
