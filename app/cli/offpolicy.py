@@ -19,10 +19,8 @@ from app.core.message.chat import task_from_json
 from app.core.pool.catalog import Tier
 from app.core.rating.features import Features, features, from_json
 from app.core.rating.features import asked as words
-from app.core.rating.posterior import Posterior
-from app.core.rating.published_posterior import policy as policy_of
 from app.core.run.events import RunAdmitted, facts
-from app.engine.conductors.ratings import read, selectors
+from app.engine.conductors.ratings import posterior_of
 from app.errors import ConfigInvalid
 from app.lab.logged_decisions import ALWAYS, CURRENT, GREEDY, UNIFORM, Beliefs, Decided, choice, decided, folded, worth
 from app.lab.offpolicy import Estimate, Log, Logged, Policy, Report, mean
@@ -44,6 +42,8 @@ class Row:
     decided: Decided
     seen: Features | None
     reward: float
+    beliefs: Beliefs | None = None
+    """The beliefs of the tier's selector for the tenant of the run; None where the tier has no selector."""
 
     @property
     def logged(self) -> Logged:
@@ -59,8 +59,8 @@ class Read:
     rows: dict[Group, list[Row]] = field(default_factory=dict)
     skipped: Counter[str] = field(default_factory=Counter)
     """Rated runs that say nothing about other policies, by reason."""
-    beliefs: dict[str, Beliefs] = field(default_factory=dict)
-    """The learned values of each tier that has a selector."""
+    beliefs: dict[tuple[str, str], Beliefs] = field(default_factory=dict)
+    """The learned values of each tier that has a selector, for each tenant."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> i
     found = event_loop.run(_read(loaded, asked, now()))
     judged: list[Judged] = []
     for group, rows in sorted(found.rows.items()):
-        judged += _judged(group, rows, asked.policy, found.beliefs.get(group[0]))
+        judged += _judged(group, rows, asked.policy)
     if asked.json:
         print(orjson.dumps([_shown(one) for one in judged], option=orjson.OPT_INDENT_2).decode())
     else:
@@ -105,10 +105,6 @@ async def _read(loaded: Loaded, asked: Asked, now: float) -> Read:
                 if row.ended_at is not None and row.origin_kind != "shadow":
                     await _note(store, loaded, row, found)
             before = (rows[-1].created_at, rows[-1].id)
-        for tier, spec in selectors(list(loaded.catalog.tiers.values())):
-            learned = await store.learned(policy_of(tier.name), 0)
-            posterior = read(learned.body).posterior if learned is not None else Posterior()
-            found.beliefs[tier.name] = Beliefs(posterior, spec, loaded.catalog.workers)
     return found
 
 
@@ -124,7 +120,21 @@ async def _note(store: Store, loaded: Loaded, row: RunRow, found: Read) -> None:
         found.skipped[reason] += 1
         return
     seen = await _seen(store, row.id, one, next((fact.task for fact in facts(events, RunAdmitted)), ""))
-    found.rows.setdefault((row.tier, one.layer, one.shape), []).append(Row(one, seen, reward))
+    beliefs = await _beliefs(store, loaded, row, found)
+    found.rows.setdefault((row.tier, one.layer, one.shape), []).append(Row(one, seen, reward, beliefs))
+
+
+async def _beliefs(store: Store, loaded: Loaded, row: RunRow, found: Read) -> Beliefs | None:
+    """The present beliefs of the selector of a run's tier for the run's tenant."""
+    tier = loaded.catalog.tiers.get(row.tier)
+    spec = tier.conductor.selector if tier is not None else None
+    if spec is None:
+        return None
+    place = row.tier, row.tenant
+    if place not in found.beliefs:
+        posterior = await posterior_of(store, row.tier, row.tenant)
+        found.beliefs[place] = Beliefs(posterior, spec, loaded.catalog.workers)
+    return found.beliefs[place]
 
 
 def _reason_not_usable(tier: Tier | None, one: Decided | None) -> str:
@@ -148,14 +158,12 @@ async def _seen(store: Store, run: str, one: Decided, task: str) -> Features | N
 # -- judging
 
 
-def _judged(group: Group, rows: Sequence[Row], policies: Sequence[str], beliefs: Beliefs | None) -> list[Judged]:
+def _judged(group: Group, rows: Sequence[Row], policies: Sequence[str]) -> list[Judged]:
     taken = Counter(row.decided.action for row in rows).most_common(FREQUENT)
     logs: dict[tuple[int, ...], Log] = {}
     found = []
     for policy in policies or (GREEDY, CURRENT, UNIFORM, *(f"{ALWAYS}{arm}" for arm, _ in taken)):
-        choices = [
-            (place, made) for place, row in enumerate(rows) if (made := _choice(policy, row, beliefs)) is not None
-        ]
+        choices = [(place, made) for place, row in enumerate(rows) if (made := _choice(policy, row)) is not None]
         if not choices:
             continue
         places = tuple(place for place, _ in choices)
@@ -166,12 +174,12 @@ def _judged(group: Group, rows: Sequence[Row], policies: Sequence[str], beliefs:
     return found
 
 
-def _choice(policy: str, row: Row, beliefs: Beliefs | None) -> Policy | None:
+def _choice(policy: str, row: Row) -> Policy | None:
     if policy != CURRENT:
         return choice(policy, row.decided)
-    if beliefs is None or row.seen is None or row.decided.shape:
+    if row.beliefs is None or row.seen is None or row.decided.shape:
         return None
-    return beliefs.choice(row.decided, row.seen)
+    return row.beliefs.choice(row.decided, row.seen)
 
 
 # -- printing

@@ -81,6 +81,8 @@ class Brief:
     """The seconds that a call of each worker is likely to take, for a chooser."""
     reasons: bool = False
     """True if the conductor is asked for the reasons of its plan."""
+    tenant: str = ""
+    """The tenant of the run, for a chooser that learns from ratings."""
 
 
 @record(frozen=True, slots=True)
@@ -163,6 +165,8 @@ class Chosen:
     seed: str
     masked: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """The choices that were left out before the draw because the run could not pay them: see `rating.decision`."""
+    lent: float = 0.0
+    """The share of such choices that are made by the beliefs of other tenants."""
 
 
 class Chooser(ABC):

@@ -22,7 +22,7 @@ from app.core.pool.catalog import SelectorSpec
 from app.core.rating.decision import Normals, decide
 from app.core.rating.features import asked, features
 from app.core.rating.posterior import estimates
-from app.core.rating.published_posterior import Standing, policy
+from app.core.rating.published_posterior import Beliefs, Standing, policy
 
 GRAIN = 1024
 """Quantiles that stand for the normal distribution."""
@@ -32,12 +32,12 @@ class Selector(Chooser):
     """The selector of one tier."""
 
     def __init__(
-        self, tier: str, spec: SelectorSpec, standing: Callable[[], Standing], model: Conductor | None = None
+        self, tier: str, spec: SelectorSpec, beliefs: Callable[[str], Beliefs], model: Conductor | None = None
     ) -> None:
-        """`model` is the conductor whose plan is one of the arms."""
+        """`beliefs` returns those of a tenant; `model` is the conductor whose plan is one of the arms."""
         self._policy = policy(tier)
         self._spec = spec
-        self._standing = standing
+        self._beliefs = beliefs
         self.embedder, self.patience = spec.embedder, spec.patience
         self.model = model
 
@@ -46,14 +46,22 @@ class Selector(Chooser):
         seen = features(asked(brief.task.messages), sight.vector)
         every = arms(self._spec, brief.workers, brief.limits.steps, model=asks and self.model is not None)
         open_, masked = affordable(every, brief)
-        standing = self._standing()
         share = self._spec.explore if explores else None
-        found = estimates(standing.posterior, self._spec, open_, brief.workers, seen)
         random = Random(seed)
+        standing, lent = self._drawn(self._beliefs(brief.tenant), random, explores=explores)
+        found = estimates(standing.posterior, self._spec, open_, brief.workers, seen)
         choice = decide(found, share, _normals(random), random.random)
         arm = next(one for one in open_ if one.name == choice.action)
         conductor = self.model if arm.name == MODEL and self.model is not None else Given(arm.steps)
-        return Chosen(conductor, choice, self._policy, standing.version, seen, share or 0.0, seed, masked)
+        return Chosen(conductor, choice, self._policy, standing.version, seen, share or 0.0, seed, masked, lent)
+
+    def _drawn(self, beliefs: Beliefs, random: Random, *, explores: bool) -> tuple[Standing, float]:
+        """The posterior that decides: the tenant's own, or with a small probability one of another tenant's; and the
+        share of the tenant's choices that others decide."""
+        lent = beliefs.lent(self._spec.peers) if explores else 0.0
+        if lent and random.random() < lent:
+            return random.choice(beliefs.peers), lent
+        return beliefs.standing, lent
 
 
 def affordable(every: Sequence[Arm], brief: Brief) -> tuple[Sequence[Arm], Mapping[str, Mapping[str, float]]]:

@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
+from types import MappingProxyType
 from typing import Any, TypeVar
 from zlib import crc32
 
@@ -500,8 +501,10 @@ class SqlStore(Administration):
     async def learned(self, policy: str, after: int) -> Learned | None:
         return await self._read(partial(rated_runs.known, policy=policy, after=after))
 
-    async def learn(self, policy: str, learned: Learned, at: float) -> bool:
-        return await self._write(partial(rated_runs.learn, policy=policy, learned=learned, at=at))
+    async def learn(
+        self, policy: str, learned: Learned, at: float, parts: Mapping[str, bytes] = MappingProxyType({})
+    ) -> bool:
+        return await self._write(partial(rated_runs.learn, policy=policy, learned=learned, at=at, parts=parts))
 
     async def change(self, made: Change, *, by: Actor | None = None) -> None:
         await self._write(partial(conductor_changes.add, change=made, by=by))

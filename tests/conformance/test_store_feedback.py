@@ -77,6 +77,11 @@ async def test_what_was_learned_is_replaced_by_whoever_has_read_it(store: Store)
     assert await store.learned("policy", 1) == second
     assert await store.learned("policy", 2) is None
     assert await store.learned("other", 0) is None
+    assert await store.learn("policy", Learned(3, b"three"), 3.0, {"policy/acme": b"own"})
+    assert not await store.learn("policy", Learned(3, b"trois"), 3.0, {"policy/acme": b"lost"})
+    assert await store.learned("policy/acme", 0) == Learned(3, b"own")
+    assert await store.learn("policy", Learned(4, b"four"), 3.0, {"policy/acme": b"next"})
+    assert await store.learned("policy/acme", 3) == Learned(4, b"next")
 
 
 async def test_rated_runs_come_with_what_was_asked_of_them(store: Store) -> None:

@@ -4,6 +4,7 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from app.cli.run_words import why
 from app.core.pool.catalog import SelectorSpec, Tier
 from app.core.rating.calibration import Trial
 from app.core.rating.features import features, from_json
+from app.core.rating.posterior import BIAS
 from app.core.run.events import Kind
 from app.engine.conductors.ratings import RatingReader, Standings
 from app.process.wiring import Runtime
@@ -138,6 +140,72 @@ async def test_ratings_move_the_choice_and_survive_a_restart(
         assert anew["version"] == made["version"]
 
 
+async def test_what_a_tenant_rates_stays_with_it_over_restarts(
+    opened: Runtime, client: httpx.AsyncClient, tmp_path: Path
+) -> None:
+    """Another tenant says the opposite of everything: the choices of the first stay as they were."""
+    tier = opened.pool.catalog().tiers["baton-mini"]
+    async with calling(opened, "other", "other") as other:
+        for caller, liked in ((client, "answer beta"), (other, "answer alpha")):
+            for _ in range(12):
+                run = await ask(caller)
+                good = (await decision(opened, run))["action"] == liked
+                assert (await caller.post(f"/v1/runs/{run}/feedback", json={"score": float(good)})).is_success
+            await opened.ratings.learn(tier, spec_of(tier))
+            if caller is client:
+                before = await decision(opened, await ask(client, explore=False))
+        after = await decision(opened, await ask(client, explore=False))
+        theirs = await decision(opened, await ask(other, explore=False))
+    names = ("action", "version", "predicted")
+    assert [after[name] for name in names] == [before[name] for name in names]
+    assert theirs["version"] != after["version"]
+    assert theirs["predicted"] != after["predicted"]
+    shown = opened.context.telemetry.exposition().decode()
+    assert 'baton_selector_ratings{tier="baton-mini"} 24.0' in shown
+    async with running_service(tmp_path, (tmp_path / "pool.toml").read_text()) as again, calling(again) as caller:
+        await again.ratings.learn(tier, spec_of(tier))
+        anew = await decision(again, await ask(caller, explore=False))
+        assert [anew[name] for name in names] == [before[name] for name in names]
+
+
+async def test_all_tenants_learn_from_a_trusted_one_and_sources_and_keys_count_as_the_pool_file_says(
+    opened: Runtime, client: httpx.AsyncClient
+) -> None:
+    tier = opened.pool.catalog().tiers["baton-mini"]
+    spec = replace(spec_of(tier), trusted=("acme",), raters=(("robot", 0.0),), daily=3)
+    for n in range(5):
+        run = await ask(client)
+        for source in ("robot", "human"):
+            body = {"score": 0.0, "source": source}
+            await client.post(f"/v1/runs/{run}/feedback", json=body)
+        await opened.ratings.learn(tier, spec)
+        known = opened.ratings._standings.of(tier.name, "other").standing.posterior.ratings
+        assert known == min(n + 1, 1), "of each pair one counts, and of one key three ratings a day"
+
+
+async def test_what_was_learned_fades_without_new_ratings(opened: Runtime, client: httpx.AsyncClient) -> None:
+    tier = opened.pool.catalog().tiers["baton-mini"]
+    for _ in range(6):
+        await client.post(f"/v1/runs/{await ask(client)}/feedback", json={"score": 0})
+    readers = [RatingReader(replace(opened.context, now=partial(later, opened, days)), Standings()) for days in (0, 30)]
+    await readers[0].learn(tier, spec_of(tier))
+    before = readers[0]._standings.of(tier.name, "acme").standing.posterior.weights["base"][BIAS]
+    for one in (readers[1], readers[0]):
+        await one.learn(tier, spec_of(tier))
+    for one in readers:
+        assert one._standings.of(tier.name, "acme").ratings == 6
+    bias = [one._standings.of(tier.name, "acme").standing.posterior.weights["base"][BIAS] for one in readers]
+    assert bias[0] == bias[1] != before, "both processes know the faded one"
+    fresh = RatingReader(opened.context, Standings())
+    await fresh.learn(tier, spec_of(tier))
+    assert fresh._standings.of(tier.name, "acme").standing.posterior.weights["base"][BIAS] == bias[0]
+
+
+def later(opened: Runtime, days: float) -> float:
+    """The time in so many days."""
+    return opened.context.now() + days * 86_400
+
+
 async def test_processes_that_learn_at_once_come_to_the_same(opened: Runtime, client: httpx.AsyncClient) -> None:
     tier = opened.pool.catalog().tiers["baton-mini"]
     standings = [Standings() for _ in range(3)]
@@ -147,9 +215,9 @@ async def test_processes_that_learn_at_once_come_to_the_same(opened: Runtime, cl
             await client.post(f"/v1/runs/{await ask(client)}/feedback", json={"thumbs": "up"})
         await asyncio.gather(*(one.learn(tier, spec_of(tier)) for one in learners))
     await asyncio.gather(*(one.learn(tier, spec_of(tier)) for one in learners))
-    known = [one.of(tier.name) for one in standings]
-    assert len({one.version for one in known}) == 1
-    assert {one.posterior.ratings for one in known} == {6}, "each rating was learned once"
+    known = [one.of(tier.name, "acme") for one in standings]
+    assert len({one.standing.version for one in known}) == 1
+    assert {one.standing.posterior.ratings for one in known} == {6}, "each rating was learned once"
 
 
 async def test_ratings_are_learned_once_and_signs_and_labels_never(opened: Runtime, client: httpx.AsyncClient) -> None:

@@ -145,10 +145,10 @@ async def running_service(
 
 
 @asynccontextmanager
-async def calling(opened: Runtime, name: str = "caller") -> AsyncIterator[httpx.AsyncClient]:
+async def calling(opened: Runtime, name: str = "caller", tenant: str = "acme") -> AsyncIterator[httpx.AsyncClient]:
     """Open a client with a key in the real store, which calls the application without a socket."""
     scopes = ["runs:write", "runs:read", "audit:read"]
-    key, row = mint(opened.gateway.pepper, tenant="acme", name=name, scopes=scopes, now=0.0)
+    key, row = mint(opened.gateway.pepper, tenant=tenant, name=name, scopes=scopes, now=0.0)
     assert await opened.gateway.store.add_key(row)
     headers = {"authorization": f"Bearer {key}"}
     with app_over(opened.gateway) as app:

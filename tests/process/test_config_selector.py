@@ -19,6 +19,9 @@ templates = ["answer", "judge"]
 checkers = ["large"]
 worker = "large"
 cost = 0.5
+trusted = ["ops"]
+raters = { robot = 0.25 }
+daily = 100
 full_usd = "0.01"
 """
 
@@ -27,7 +30,15 @@ def test_a_selector_is_data_of_its_tier(tmp_path: Path) -> None:
     catalog = configure(written(tmp_path, GOOD + LEARNS)).catalog
     conductor = catalog.tiers["learns"].conductor
     assert (conductor.kind, conductor.worker) == ("selector", "large")
-    asked = SelectorSpec(templates=("answer", "judge"), checkers=("large",), cost=0.5, full_usd=10_000)
+    asked = SelectorSpec(
+        templates=("answer", "judge"),
+        checkers=("large",),
+        cost=0.5,
+        full_usd=10_000,
+        trusted=("ops",),
+        raters=(("robot", 0.25),),
+        daily=100,
+    )
     assert conductor.selector == asked
     assert (asked.explore, asked.decay) == (0.05, 0.995)
     assert catalog.tiers["baton-mini"].conductor.selector is None
@@ -41,6 +52,8 @@ def test_a_selector_is_data_of_its_tier(tmp_path: Path) -> None:
         ('"answer", "judge"', '"answer", "answer"', "lists answer more than once"),
         ('checkers = ["large"]', 'planners = ["medium"]', "the selector's planner medium is not in the tier's pool"),
         ("cost = 0.5", "explore = 1.5", "tiers.learns.conductor.explore: must be less than or equal to 1"),
+        ("daily = 100", "peers = 1.5", "tiers.learns.conductor.peers: must be less than or equal to 1"),
+        ("robot = 0.25", "robot = 2", "tiers.learns.conductor.raters.robot: must be less than or equal to 1"),
         ("cost = 0.5", 'shape = "single"', 'does not use shape; remove it, or use kind = "fixed"'),
         ('kind = "selector"', 'kind = "model"', 'remove it, or use kind = "selector"'),
         ('full_usd = "0.01"', "[tiers.learns.limits]\nrounds = 2", "has no effect with a selector conductor"),

@@ -418,6 +418,14 @@ class SelectorSpec:
     """The worker whose embeddings are features in addition to the words."""
     patience: float = 1.0
     """Seconds that an embedding may take."""
+    trusted: tuple[str, ...] = ()
+    """The tenants from whose ratings all tenants learn."""
+    peers: float = 0.02
+    """The largest share of a tenant's choices that the ratings of one other tenant may decide."""
+    raters: tuple[tuple[str, float], ...] = ()
+    """The weights of sources of ratings; a source that is not named has 1."""
+    daily: int = 0
+    """The most ratings of one API key that count on one day; 0: all of them."""
 
 
 @record(frozen=True, slots=True)

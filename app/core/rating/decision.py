@@ -13,7 +13,9 @@ also `embedder` (its name) and, if the features lack its vector, `blind` (why). 
 draw, `masked` has each of them with what it would have held at the least, as `{"usd": micro-dollars}` or `{"tokens":
 n}`, or would have taken, as `{"seconds": s}`, and `left` has what the run could still hold or take; such an arm is no
 candidate. `predicted` has what the posterior expected of the action and of the `MOST_PREDICTED` arms that it took to be
-worth the most: `{"success": probability of a right answer, "usd": micro-dollars}`.
+worth the most: `{"success": probability of a right answer, "usd": micro-dollars}`. `lent` is the share of the tenant's
+choices that are made by the posterior of another tenant, drawn before the arm; `version` names the one that decided,
+and the probabilities are those under it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -66,6 +68,8 @@ class Decision:
     masked: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     left: Mapping[str, float] = field(default_factory=dict)
     """The amount that the run could still hold when arms were masked."""
+    lent: float = 0.0
+    """The share of the tenant's choices that other tenants' beliefs decide."""
     sight: Mapping[str, str] = field(default_factory=dict)
     """For a selector with an embedder: its name under `embedder`, and under `blind` the reason why it returned
     nothing."""
@@ -86,6 +90,7 @@ class Decision:
             **({"predicted": dict(self.choice.predicted)} if self.choice.predicted else {}),
             **({"masked": {arm: dict(price) for arm, price in self.masked.items()}} if self.masked else {}),
             **({"left": dict(self.left)} if self.masked else {}),
+            **({"lent": self.lent} if self.lent else {}),
             **self.sight,
         }
 

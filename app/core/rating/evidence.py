@@ -57,14 +57,17 @@ def looked_at(events: Sequence[Event]) -> str:
     return str(decided["features"]) if decided is not None else ""
 
 
-def rating(rated: Rated) -> Rating | None:
-    """Return the rating as the posterior learns it; None if there is nothing to learn."""
-    before, score = scores(rated.given, rated.rating)
+def rating(rated: Rated, raters: Mapping[str, float] | None = None) -> Rating | None:
+    """Return the rating as the posterior learns it; None if there is nothing to learn. `raters` has the weights of
+    sources of ratings that do not count fully."""
+    weights = raters if raters is not None else {}
+    before, score = scores(rated.given, rated.rating, weights)
     arm = played(rated.events) if rated.answered else None
     seen = from_json(json.loads(rated.seen)) if rated.seen is not None else None
     if arm is None or seen is None or score is None:
         return None
-    return Rating(arm, seen, score, rated.usd, rated.rating.at, before, _models(rated.events))
+    weight = weights.get(rated.rating.source, 1.0)
+    return Rating(arm, seen, score, rated.usd, rated.rating.at, before, _models(rated.events), weight)
 
 
 def _models(events: Sequence[Event]) -> Mapping[str, str]:
@@ -95,23 +98,29 @@ def _workers(events: Sequence[Event]) -> list[str]:
     return [found[n] for n in sorted(found)]
 
 
-def scores(given: Sequence[Feedback], last: Feedback) -> tuple[float | None, float | None]:
-    """Return the score of a run before a rating and with it: the mean over sources of the latest score of each.
+def scores(
+    given: Sequence[Feedback], last: Feedback, raters: Mapping[str, float] | None = None
+) -> tuple[float | None, float | None]:
+    """Return the score of a run before a rating and with it: the mean over sources of the latest score of each, by
+    the weights in `raters`, where a source that is not named has 1.
 
-    None means that no source has scored it. Implicit signs have no score and are ignored.
+    None means that no source has scored it. Implicit signs have no score and are ignored, as are sources of weight 0.
     """
+    weights = raters if raters is not None else {}
     latest: dict[tuple[str, str], float] = {}
     before: float | None = None
     for one in sorted(given, key=lambda one: (one.at, one.id)):
-        if one.score is None or one.kind == "implicit":
+        if one.score is None or one.kind == "implicit" or not weights.get(one.source, 1.0):
             continue
         if one.id == last.id:
-            before = _mean(latest)
+            before = _mean(latest, weights)
         latest[one.kind, one.source] = one.score
         if one.id == last.id:
-            return before, _mean(latest)
+            return before, _mean(latest, weights)
     return None, None
 
 
-def _mean(latest: Mapping[tuple[str, str], float]) -> float | None:
-    return sum(latest.values()) / len(latest) if latest else None
+def _mean(latest: Mapping[tuple[str, str], float], weights: Mapping[str, float]) -> float | None:
+    total = sum([weights.get(source, 1.0) for _, source in latest])
+    summed = sum([weights.get(source, 1.0) * score for (_, source), score in latest.items()])
+    return summed / total if total else None

@@ -120,11 +120,13 @@ def digest(body: bytes) -> str:
     return hashlib.sha256(body).hexdigest()[:16]
 
 
-def _prior(part: str) -> Variances:
+def prior_of(part: str) -> Variances:
+    """Return the prior variances of a part's weights."""
     return VARIANCES.get(part.partition(":")[0], HELPER)
 
 
-def _spread(prior: Variances, place: int) -> float:
+def spread_of(prior: Variances, place: int) -> float:
+    """Return the prior variance of the weight at a place."""
     if place < BIAS or place >= VECTORS:
         return prior[0]
     return prior[1] if place == BIAS else prior[2]
@@ -132,7 +134,7 @@ def _spread(prior: Variances, place: int) -> float:
 
 def _inputs(part: str, seen: Features) -> Iterator[tuple[int, float, float]]:
     """Place, value and prior variance of each input that a part looks at."""
-    of_words, of_bias, of_counts = _prior(part)
+    of_words, of_bias, of_counts = prior_of(part)
     yield BIAS, 1.0, of_bias
     if of_words:
         for place, value in seen.words:
@@ -319,8 +321,8 @@ def _renewed(part: str, of: Mapping[int, Weight], changed: str) -> Mapping[int, 
     role, _, worker = part.partition(":")
     if role in ("base", "template"):
         return of
-    share, prior = 0.0 if worker == changed else KEPT, _prior(part)
-    return {place: _faded(one, _spread(prior, place), share) for place, one in of.items()}
+    share, prior = 0.0 if worker == changed else KEPT, prior_of(part)
+    return {place: _faded(one, spread_of(prior, place), share) for place, one in of.items()}
 
 
 def _billed(
@@ -351,8 +353,8 @@ def faded(posterior: Posterior, decay: float, now: float) -> Posterior:
     share = decay ** ((now - posterior.at) / 86_400)
     weights: dict[str, dict[int, Weight]] = {}
     for part, of in posterior.weights.items():
-        prior = _prior(part)
-        weights[part] = {place: _faded(one, _spread(prior, place), share) for place, one in of.items()}
+        prior = prior_of(part)
+        weights[part] = {place: _faded(one, spread_of(prior, place), share) for place, one in of.items()}
     bills = {arm: (count * share, mean) for arm, (count, mean) in posterior.bills.items()}
     ratio = (posterior.ratio[0] * share, posterior.ratio[1])
     return replace(posterior, weights=weights, bills=bills, ratio=ratio, at=now)

@@ -26,3 +26,26 @@ class Standing:
 def policy(tier: str) -> str:
     """The id of a tier's policy."""
     return f"{POLICY}/{tier}"
+
+
+LEAST_RATINGS = 20
+"""The ratings from which on a tenant's beliefs may decide for another one."""
+OWN_RATINGS = 100
+"""The ratings of its own after which a tenant lets the others decide half as often as before the first."""
+
+
+@record(frozen=True, slots=True)
+class Beliefs:
+    """The posterior by which a tenant's requests are decided, and those of the tenants that may decide in its place.
+
+    `ratings` counts the tenant's own. With `share` as the most that one other tenant may decide, each of them decides
+    at most that share of the requests, whatever it has rated: so it cannot change the expected reward by more.
+    """
+
+    standing: Standing = field(default_factory=Standing)
+    ratings: int = 0
+    peers: tuple[Standing, ...] = ()
+
+    def lent(self, share: float) -> float:
+        """Return the probability with which one of the peers, drawn evenly, decides a request."""
+        return min(1.0, share * len(self.peers)) * OWN_RATINGS / (OWN_RATINGS + self.ratings)

@@ -5,11 +5,15 @@ writes the posterior under the next number; of two who try it at the same time o
 that one has written. So all processes choose by the same posterior, a restart loses nothing, and the number and hash
 that a decision names stand for one posterior only. Ratings are taken in the order of their times; one that comes `LATE`
 after another that was learned is still taken, a later one is not.
+
+A tier has one row for the shared posterior and for what was read (`Notes`), and one for the own part of each tenant
+(`rating/tenancy.py`), which is written together with it. Of the tenants with the latest ratings, `MOST_TENANTS` are
+held in memory; the requests of others are decided by the shared posterior and by its peers until they rate again.
 """
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import field, replace
 from typing import Any
@@ -24,57 +28,127 @@ from app.core.rating.evidence import Learned, Rated
 from app.core.rating.features import features
 from app.core.rating.feedback import Feedback
 from app.core.rating.posterior import Posterior, Rating, digest, faded, from_json, learned
-from app.core.rating.published_posterior import Standing, policy
+from app.core.rating.published_posterior import LEAST_RATINGS, Beliefs, Standing, policy
+from app.core.rating.tenancy import faded_part, joined, taught
 from app.core.records import record
 from app.engine.context import EngineContext
 from app.errors import StoreUnavailable
+from app.store.protocol import Learning
 
 EVERY = 1.0
 """Seconds between two looks for ratings."""
 LATE = 5.0
 """Seconds for which ratings may arrive out of order: clocks differ, and commits take their time."""
 PAGE = 100
-FADES = 86_400.0
+AT_ONCE = 25
+"""Ratings that are learned between two looks at other work."""
+MOST_TENANTS = 64
+"""The tenants of a tier whose own beliefs a process holds, each of up to a megabyte."""
+DAY = 86_400.0
+FADES = DAY
 """Seconds after which a posterior is written again although nothing was rated, so that it fades."""
 
 
 @record(frozen=True, slots=True)
 class Notes:
-    """A posterior with what it takes to go on learning: up to which time ratings were seen, and which of the last
-    `LATE` seconds."""
+    """The shared posterior with what it takes to go on learning: up to which time ratings were seen, and which of the
+    last `LATE` seconds."""
 
     posterior: Posterior = field(default_factory=Posterior)
     mark: float = 0.0
     tried: float = 0.0
     """Up to when trials of a calibration (`rating/calibration.py`) were worked in."""
     recent: frozenset[tuple[float, str]] = field(default_factory=frozenset)
+    shared: int = 0
+    """The number under which the shared posterior was changed last."""
+    tenants: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    """For the tenants with the latest ratings: the number of the row with its own part, and its ratings."""
+    day: int = 0
+    counted: Mapping[str, int] = field(default_factory=dict)
+    """The ratings of each API key on that day since 1970, where only so many count."""
 
     def to_json(self) -> bytes:
         """The notes as they are stored."""
-        kept = {"mark": self.mark, "tried": self.tried, "recent": sorted(self.recent)}
+        kept = {
+            "mark": self.mark,
+            "tried": self.tried,
+            "recent": sorted(self.recent),
+            "shared": self.shared,
+            "tenants": dict(sorted(self.tenants.items())),
+            "day": self.day,
+            "counted": dict(sorted(self.counted.items())),
+        }
         return orjson.dumps(kept | {"posterior": self.posterior.to_json().decode()})
 
 
 def read(body: bytes) -> Notes:
     """The inverse of `Notes.to_json`."""
     value: dict[str, Any] = orjson.loads(body)
-    recent = frozenset((at, name) for at, name in value["recent"])
-    return Notes(from_json(value["posterior"].encode()), value["mark"], value["tried"], recent)
+    return Notes(
+        posterior=from_json(value["posterior"].encode()),
+        mark=value["mark"],
+        tried=value["tried"],
+        recent=frozenset((at, name) for at, name in value["recent"]),
+        shared=value["shared"],
+        tenants={tenant: (number, ratings) for tenant, (number, ratings) in value["tenants"].items()},
+        day=value["day"],
+        counted=value["counted"],
+    )
+
+
+def row_of(tier: str, tenant: str) -> str:
+    """Return the name of the row that holds a tenant's own part."""
+    return f"{policy(tier)}/{tenant}"
+
+
+async def posterior_of(store: Learning, tier: str, tenant: str) -> Posterior:
+    """The posterior by which a tenant's requests are decided, as it stands in the database."""
+    shared, own = await store.learned(policy(tier), 0), await store.learned(row_of(tier, tenant), 0)
+    before = read(shared.body).posterior if shared is not None else Posterior()
+    return joined(before, from_json(own.body)) if own is not None else before
 
 
 class Standings:
     """The posteriors by which the selectors of this process choose; only `RatingReader` changes them."""
 
     def __init__(self) -> None:
-        self._standing: dict[str, Standing] = {}
+        self._shared: dict[str, Standing] = {}
+        self._own: dict[str, Mapping[str, Beliefs]] = {}
+        self._peers: dict[str, tuple[Standing, ...]] = {}
 
-    def of(self, tier: str) -> Standing:
-        """The posterior of a tier, as far as it is known here."""
-        return self._standing.get(tier, Standing())
+    def of(self, tier: str, tenant: str) -> Beliefs:
+        """The beliefs by which a tenant's requests are decided, as far as they are known here."""
+        own = self._own.get(tier, {}).get(tenant)
+        if own is not None:
+            return own
+        return Beliefs(self._shared.get(tier, Standing()), 0, self._peers.get(tier, ()))
 
-    def put(self, tier: str, standing: Standing) -> None:
-        """Set the posterior of a tier."""
-        self._standing[tier] = standing
+    def put(self, tier: str, shared: Standing, own: Mapping[str, tuple[Standing, int]]) -> None:
+        """Set the posteriors of a tier: the shared one, and each tenant's with the number of its ratings."""
+        rated = {tenant: standing for tenant, (standing, ratings) in own.items() if ratings >= LEAST_RATINGS}
+        found = {}
+        for tenant, (standing, ratings) in own.items():
+            peers = tuple([one for name, one in rated.items() if name != tenant])
+            found[tenant] = Beliefs(standing, ratings, peers)
+        self._shared[tier], self._own[tier], self._peers[tier] = shared, found, tuple(rated.values())
+
+
+@record(frozen=True, slots=True)
+class Own:
+    """The own part of a tenant, with the number of its row and the posterior that it makes of the shared one."""
+
+    number: int
+    part: Posterior
+    standing: Standing
+
+
+@record(frozen=True, slots=True)
+class Known:
+    """The rows of a tier as a process has read them: the notes with their number, and the own parts of tenants."""
+
+    number: int = 0
+    notes: Notes = field(default_factory=Notes)
+    owns: Mapping[str, Own] = field(default_factory=dict)
 
 
 class RatingReader:
@@ -83,7 +157,7 @@ class RatingReader:
     def __init__(self, context: EngineContext, standings: Standings) -> None:
         self._context = context
         self._standings = standings
-        self._notes: dict[str, Notes] = {}
+        self._known: dict[str, Known] = {}
 
     async def run(self, stopping: asyncio.Event) -> None:
         """Look until `stopping` is set. A failure with one tier is logged and tried again."""
@@ -105,32 +179,77 @@ class RatingReader:
                     await stopping.wait()
 
     async def learn(self, tier: Tier, spec: SelectorSpec) -> None:
-        """Follow the tier's posterior, and work in what was rated since."""
+        """Follow the tier's posteriors, and work in what was rated since."""
         while True:
-            notes = await self._follow(tier.name)
-            number = self._standings.of(tier.name).number
+            known = await self._follow(tier.name)
+            notes = known.notes
             fresh = await self._fresh(notes)
             stale = bool(notes.posterior.at) and self._context.now() - notes.posterior.at >= FADES
             trials = self._trials(tier, notes, await self._context.store.trials(notes.tried))
             if not fresh and not trials and not stale:
                 return
-            after = await self._worked_in(tier, spec, _calibrated(notes, spec, self._workers(tier), trials), fresh)
-            following = Learned(number + 1, after.to_json())
-            if await self._context.store.learn(policy(tier.name), following, self._context.now()):
-                self._stand(tier.name, after, number + 1)
+            number = known.number + 1
+            shared = _calibrated(notes, spec, self._workers(tier), trials)
+            if trials or stale:
+                shared = replace(shared, shared=number)
+            after, parts = await self._worked_in(tier, spec, number, shared, fresh)
+            if stale:
+                parts = {**_faded(known, spec, self._context.now()), **parts}
+                after = _indexed(after, number, parts)
+            rows = {row_of(tier.name, tenant): part.to_json() for tenant, part in parts.items()}
+            learned_ = Learned(number, after.to_json())
+            if await self._context.store.learn(policy(tier.name), learned_, self._context.now(), rows):
+                self._log_changes(tier.name, known, parts)
+                self._stand(tier.name, number, after, parts)
 
-    async def _follow(self, tier: str) -> Notes:
+    async def _follow(self, tier: str) -> Known:
         """Follow what any process has learned for a tier."""
-        found = await self._context.store.learned(policy(tier), self._standings.of(tier).number)
-        if found is not None:
-            self._stand(tier, read(found.body), found.number)
-        return self._notes.get(tier, Notes())
+        known = self._known.get(tier, Known())
+        found = await self._context.store.learned(policy(tier), known.number)
+        if found is None:
+            return known
+        notes = read(found.body)
+        parts = {}
+        for tenant, (number, _) in notes.tenants.items():
+            own = known.owns.get(tenant)
+            if own is None or own.number < number:
+                parts[tenant] = await self._part(tier, tenant)
+        self._stand(tier, found.number, notes, parts)
+        return self._known[tier]
 
-    def _stand(self, tier: str, notes: Notes, number: int) -> None:
-        self._notes[tier] = notes
-        standing = Standing(notes.posterior, number, digest(notes.posterior.to_json()))
-        self._standings.put(tier, standing)
-        self._context.telemetry.gauge("baton_selector_ratings", notes.posterior.ratings, tier)
+    async def _part(self, tier: str, tenant: str) -> Posterior:
+        """The own part of a tenant as it stands in the database."""
+        found = await self._context.store.learned(row_of(tier, tenant), 0)
+        return from_json(found.body) if found is not None else Posterior()
+
+    def _stand(self, tier: str, number: int, notes: Notes, parts: Mapping[str, Posterior]) -> None:
+        """Choose by these posteriors from now on; `parts` are the own parts that are new."""
+        before = self._known.get(tier, Known())
+        body = notes.posterior.to_json()
+        owns = {}
+        for tenant, (row, _) in notes.tenants.items():
+            own = before.owns.get(tenant)
+            part = parts.get(tenant, own.part if own is not None else Posterior())
+            if own is None or tenant in parts or before.notes.shared != notes.shared:
+                whole = joined(notes.posterior, part)
+                own = Own(row, part, Standing(whole, row, digest(body + part.to_json())))
+            owns[tenant] = own
+        self._known[tier] = Known(number, notes, owns)
+        standings = {tenant: (own.standing, notes.tenants[tenant][1]) for tenant, own in owns.items()}
+        self._standings.put(tier, Standing(notes.posterior, notes.shared, digest(body)), standings)
+        total = notes.posterior.ratings + sum([ratings for _, ratings in notes.tenants.values()])
+        self._context.telemetry.gauge("baton_selector_ratings", total, tier)
+
+    def _log_changes(self, tier: str, known: Known, parts: Mapping[str, Posterior]) -> None:
+        for tenant, part in parts.items():
+            own = known.owns.get(tenant)
+            if own is not None and part.changes > own.part.changes:
+                self._context.telemetry.log(
+                    logging.WARNING,
+                    "A worker's ratings do not fit what was learned of it; its beliefs were reset.",
+                    tier=tier,
+                    tenant=tenant,
+                )
 
     async def _fresh(self, notes: Notes) -> Sequence[Feedback]:
         """The next ratings that were not seen yet; none if there are none."""
@@ -141,17 +260,42 @@ class RatingReader:
             last = (page[-1].at, page[-1].id)
         return ()
 
-    async def _worked_in(self, tier: Tier, spec: SelectorSpec, notes: Notes, fresh: Sequence[Feedback]) -> Notes:
-        rated = await self._context.store.rated(fresh, evidence.TOLD, evidence.looked_at) if fresh else ()
-        workers = self._workers(tier)
-        posterior = notes.posterior
+    async def _worked_in(
+        self, tier: Tier, spec: SelectorSpec, number: int, notes: Notes, fresh: Sequence[Feedback]
+    ) -> tuple[Notes, Mapping[str, Posterior]]:
+        """The notes with these ratings worked in, and the own parts of the tenants that gave them."""
+        notes, rated = _within(notes, spec, await self._rated(tier, fresh))
+        workers, raters, posterior = self._workers(tier), dict(spec.raters), notes.posterior
+        ratings: dict[str, list[Rating]] = {}
         for one in rated:
-            if one.tier == tier.name:
-                posterior = _after(posterior, spec, workers, one)
-            await asyncio.sleep(0)  # a page takes some ten milliseconds, and callers wait for none of it
+            rating = evidence.rating(one, raters)
+            if rating is not None and one.rating.tenant in spec.trusted:
+                posterior, notes = learned(posterior, spec, workers, rating), replace(notes, shared=number)
+            elif rating is not None:
+                ratings.setdefault(one.rating.tenant, []).append(rating)
+        parts = {}
+        for tenant, own in ratings.items():
+            part = await self._own_part(tier.name, tenant)
+            for first in range(0, len(own), AT_ONCE):
+                part = taught(posterior, part, spec, workers, own[first : first + AT_ONCE])
+                await asyncio.sleep(0)  # a page takes some ten milliseconds, and callers wait for none of it
+            parts[tenant] = part
         mark = max([notes.mark, *(one.at for one in fresh)])
         recent = {one for one in notes.recent if one[0] >= mark - LATE} | {(one.at, one.id) for one in fresh}
-        return Notes(faded(posterior, spec.decay, self._context.now()), mark, notes.tried, frozenset(recent))
+        if notes.shared == number or not posterior.at:
+            posterior = faded(posterior, spec.decay, self._context.now())
+        after = replace(notes, posterior=posterior, mark=mark, recent=frozenset(recent))
+        return _indexed(after, number, parts), parts
+
+    async def _rated(self, tier: Tier, fresh: Sequence[Feedback]) -> list[Rated]:
+        """The runs of the tier that these ratings are about."""
+        found = await self._context.store.rated(fresh, evidence.TOLD, evidence.looked_at) if fresh else ()
+        return [one for one in found if one.tier == tier.name]
+
+    async def _own_part(self, tier: str, tenant: str) -> Posterior:
+        """The own part of a tenant, whether it is held here or not."""
+        own = self._known.get(tier, Known()).owns.get(tenant)
+        return own.part if own is not None else await self._part(tier, tenant)
 
     def _workers(self, tier: Tier) -> list[Worker]:
         known = self._context.catalog().workers
@@ -172,10 +316,31 @@ def _calibrated(notes: Notes, spec: SelectorSpec, workers: Sequence[Worker], tri
     return replace(notes, posterior=posterior, tried=max([notes.tried, *(one.at for one in trials)]))
 
 
-def _after(posterior: Posterior, spec: SelectorSpec, workers: Sequence[Worker], rated: Rated) -> Posterior:
-    """The posterior after one rated run."""
-    rating = evidence.rating(rated)
-    return posterior if rating is None else learned(posterior, spec, workers, rating)
+def _indexed(notes: Notes, number: int, parts: Mapping[str, Posterior]) -> Notes:
+    """The notes with the tenants whose own parts are written under this number; those with the latest ratings stay."""
+    tenants = {**notes.tenants, **{tenant: (number, part.ratings) for tenant, part in parts.items()}}
+    latest = sorted(tenants, key=lambda tenant: tenants[tenant], reverse=True)[:MOST_TENANTS]
+    return replace(notes, tenants={tenant: tenants[tenant] for tenant in latest})
+
+
+def _faded(known: Known, spec: SelectorSpec, now: float) -> Mapping[str, Posterior]:
+    """The own parts of the tenants that are held, faded until now."""
+    return {tenant: faded_part(own.part, spec.decay, now) for tenant, own in known.owns.items()}
+
+
+def _within(notes: Notes, spec: SelectorSpec, rated: Sequence[Rated]) -> tuple[Notes, list[Rated]]:
+    """The ratings that are not beyond the most of their API key on one day, and the notes in which they are counted."""
+    if not spec.daily:
+        return notes, list(rated)
+    day, counted, found = notes.day, dict(notes.counted), []
+    for one in rated:
+        today = int(one.rating.at // DAY)
+        if today > day:
+            day, counted = today, {}
+        counted[one.rating.key] = counted.get(one.rating.key, 0) + 1
+        if not one.rating.key or counted[one.rating.key] <= spec.daily:
+            found.append(one)
+    return replace(notes, day=day, counted=counted), found
 
 
 def selectors(tiers: Sequence[Tier]) -> list[tuple[Tier, SelectorSpec]]:

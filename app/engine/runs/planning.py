@@ -240,6 +240,7 @@ class Planner:
             planning_seconds=self._means.planning_seconds(state),
             seconds_left=seconds,
             paces=self._means.paces(known.workers),
+            tenant=state.admitted.tenant,
         )
         explores, seed = state.admitted.explore, f"{state.run}/{command.number}"
         sight = self._sights.get(command.number, Sight(blind=NOT_CLEARED))
@@ -585,6 +586,7 @@ def _decision(chosen: Chosen, features: str, left: Mapping[str, float], sight: M
         seed=chosen.seed,
         masked=chosen.masked,
         left=left,
+        lent=chosen.lent,
         sight=sight,
     )
 

@@ -359,6 +359,10 @@ class ConductorEntry(Entry):
     full_usd: Dollars = CHOICES.full_usd
     embedder: str | None = None
     patience: Annotated[Number, Field(gt=0, le=60, allow_inf_nan=False)] = CHOICES.patience
+    trusted: Names = []
+    peers: Annotated[Number, Field(ge=0, le=1, allow_inf_nan=False)] = CHOICES.peers
+    raters: dict[str, Annotated[Number, Field(ge=0, le=1, allow_inf_nan=False)]] = {}
+    daily: Annotated[int, Field(ge=0)] = CHOICES.daily
 
     @model_validator(mode="after")
     def _fits_kind(self) -> "ConductorEntry":
@@ -375,7 +379,8 @@ class ConductorEntry(Entry):
         """The core record."""
         fields = self.model_dump()
         choices = {name: fields.pop(name) for name in CHOOSING}
-        choices |= {name: tuple(choices[name]) for name in ("templates", "planners", "checkers")}
+        choices |= {name: tuple(choices[name]) for name in ("templates", "planners", "checkers", "trusted")}
+        choices["raters"] = tuple(sorted(self.raters.items()))
         selector = SelectorSpec(**choices) if self.kind == "selector" else None
         return ConductorSpec(**fields | {"workers": tuple(self.workers), "selector": selector})
 

@@ -1,6 +1,7 @@
 """Ratings of runs, trials of workers, and what selectors have learned from both."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Protocol
 
 from app.core.rating.calibration import Trial
@@ -49,6 +50,9 @@ class Learning(Protocol):
         """The latest posterior of a policy, if its number is higher than `after`; else None."""
         ...
 
-    async def learn(self, policy: str, learned: Learned, at: float) -> bool:
-        """Replace what was learned. False, and nothing is written, if somebody else has replaced it."""
+    async def learn(
+        self, policy: str, learned: Learned, at: float, parts: Mapping[str, bytes] = MappingProxyType({})
+    ) -> bool:
+        """Replace what was learned, and with it the bodies of the policies in `parts`, which get the same number.
+        False, and nothing is written, if somebody else has replaced it."""
         ...

@@ -1,6 +1,6 @@
 """Reads of rated runs for learners, and rows of what they learned: one numbered body for each policy."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import orjson
 from sqlalchemy import Connection, func, select, update
@@ -59,8 +59,20 @@ def known(conn: Connection, policy: str, after: int) -> Learned | None:
     return Learned(*found) if found is not None else None
 
 
-def learn(conn: Connection, policy: str, learned: Learned, at: float) -> bool:
-    """Replace what was learned under the number before. False if somebody else has replaced it."""
+def learn(conn: Connection, policy: str, learned: Learned, at: float, parts: Mapping[str, bytes]) -> bool:
+    """Replace what was learned under the number before, and with it the bodies of other policies, which get the same
+    number. False, and nothing is written, if somebody else has replaced it."""
+    if not _replaced(conn, policy, learned, at):
+        return False
+    insert = postgresql.insert if conn.dialect.name == "postgresql" else sqlite.insert
+    for name, body in parts.items():
+        fresh = {"number": learned.number, "body": body, "at": at}
+        written = insert(POLICIES).values(policy=name, **fresh)
+        conn.execute(written.on_conflict_do_update(index_elements=[POLICIES.c.policy], set_=fresh))
+    return True
+
+
+def _replaced(conn: Connection, policy: str, learned: Learned, at: float) -> bool:
     row = POLICIES.c
     if learned.number > 1:
         before = (row.policy == policy, row.number == learned.number - 1)

@@ -1,0 +1,93 @@
+"""The part of a selector's beliefs that belongs to one tenant.
+
+All tenants of a tier begin with the shared posterior, which is learned from trials of workers and from the ratings of
+the tenants that the pool file trusts. The ratings of any other tenant stay with it: for each weight that they moved,
+its own part holds what they added to the precision and to the product of precision and mean. `joined` adds both up,
+which is the posterior under the shared one as its prior. So no rating changes the beliefs by which another tenant's
+requests are decided. An own part is a `Posterior` whose weights are such pairs of (product, precision).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from app.core.pool.catalog import SelectorSpec, Worker
+from app.core.rating.posterior import FADES, Posterior, Rating, Weight, faded, learned, prior_of, spread_of
+
+
+def joined(shared: Posterior, own: Posterior) -> Posterior:
+    """The posterior of a tenant: the shared one with what the tenant's ratings added."""
+    weights = dict(shared.weights)
+    for part, added in own.weights.items():
+        known, prior = shared.weights.get(part, {}), prior_of(part)
+        whole = dict(known)
+        for place, (product, precision) in added.items():
+            spread = spread_of(prior, place)
+            mean, variance = known.get(place, (0.0, spread))
+            total = max(1 / variance + precision, 1 / spread)
+            whole[place] = ((mean / variance + product) / total, 1 / total)
+        weights[part] = whole
+    return Posterior(
+        weights=weights,
+        bills={**shared.bills, **own.bills},
+        ratio=own.ratio if own.ratio[0] else shared.ratio,
+        ratings=shared.ratings + own.ratings,
+        at=max(shared.at, own.at),
+        watches={**shared.watches, **own.watches},
+        changes=shared.changes + own.changes,
+    )
+
+
+def taught(
+    shared: Posterior, own: Posterior, spec: SelectorSpec, workers: Sequence[Worker], ratings: Sequence[Rating]
+) -> Posterior:
+    """The own part of a tenant after more of its ratings, in the order of their times."""
+    base = whole = None
+    for rating in ratings:
+        if base is None or whole is None or rating.at - whole.at >= FADES:
+            own = own if base is None or whole is None else _added(base, whole)
+            base = replace(faded(shared, spec.decay, rating.at), at=max(rating.at, own.at))
+            whole = replace(joined(base, faded_part(own, spec.decay, rating.at)), at=base.at)
+        whole = learned(whole, spec, workers, rating)
+    return own if base is None or whole is None else _added(base, whole)
+
+
+def _added(base: Posterior, whole: Posterior) -> Posterior:
+    """The own part that makes `whole` of `base`; the inverse of `joined`."""
+    weights: dict[str, Mapping[int, Weight]] = {}
+    for part, of in whole.weights.items():
+        known = base.weights.get(part, {})
+        if of is not known and (found := _differences(part, known, of)):
+            weights[part] = found
+    return Posterior(
+        weights=weights,
+        bills={arm: one for arm, one in whole.bills.items() if base.bills.get(arm) != one},
+        ratio=whole.ratio if whole.ratio != base.ratio else (0.0, 1.0),
+        ratings=whole.ratings - base.ratings,
+        at=whole.at,
+        watches={part: one for part, one in whole.watches.items() if base.watches.get(part) != one},
+        changes=whole.changes - base.changes,
+    )
+
+
+def _differences(part: str, known: Mapping[int, Weight], of: Mapping[int, Weight]) -> dict[int, Weight]:
+    prior = prior_of(part)
+    found = {}
+    for place, (mean, variance) in of.items():
+        before, spread = known.get(place, (0.0, spread_of(prior, place)))
+        if (mean, variance) != (before, spread):
+            found[place] = (mean / variance - before / spread, 1 / variance - 1 / spread)
+    return found
+
+
+def faded_part(own: Posterior, decay: float, now: float) -> Posterior:
+    """The own part of a tenant with what it knows counting less, by the days since it last faded."""
+    if not own.at or now - own.at < FADES:
+        return own
+    share = decay ** ((now - own.at) / 86_400)
+    weights = {part: _scaled(of, share) for part, of in own.weights.items()}
+    bills = {arm: (count * share, mean) for arm, (count, mean) in own.bills.items()}
+    return replace(own, weights=weights, bills=bills, ratio=(own.ratio[0] * share, own.ratio[1]), at=now)
+
+
+def _scaled(of: Mapping[int, Weight], share: float) -> dict[int, Weight]:
+    return {place: (product * share, precision * share) for place, (product, precision) in of.items()}
