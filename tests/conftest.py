@@ -17,7 +17,7 @@ import socket
 import ssl
 import threading
 import uuid
-from collections.abc import AsyncIterator, Callable, Generator, Iterator
+from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,6 +28,7 @@ from sqlalchemy import Dialect, Engine, create_engine
 from sqlalchemy.engine import URL, make_url
 
 from app.cli.terminal import NOISY
+from app.store.sqlkit.log_statements import LogStatements
 from app.store.sqlkit.migrate import migrate
 from app.store.sqlkit.statements import Statements
 from app.store.sqlkit.tables import ADMIN_EVENTS, FORMS, LOG_STATE, METADATA
@@ -169,9 +170,13 @@ def shared_schema_and_statements(make_schema: Callable[[str], None]) -> Iterator
     The engines of SQLite files share what SQLAlchemy has compiled.
     """
     known: dict[str, Statements] = {}
+    of_log: dict[str, LogStatements] = {}
 
     def statements(dialect: Dialect) -> Statements:
         return known.get(dialect.name) or known.setdefault(dialect.name, Statements(dialect))
+
+    def log_statements(common: Statements, dialect: Dialect, of_run: Sequence[str]) -> LogStatements:
+        return of_log.get(dialect.name) or of_log.setdefault(dialect.name, LogStatements(common, dialect, of_run))
 
     def engine(url: URL, **options: Any) -> Engine:
         made = create_engine(url, **options)
@@ -182,6 +187,7 @@ def shared_schema_and_statements(make_schema: Callable[[str], None]) -> Iterator
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("app.store.sql.migrate", make_schema)
         patch.setattr("app.store.sql.Statements", statements)
+        patch.setattr("app.store.writing.log_writer.LogStatements", log_statements)
         patch.setattr("app.store.archive.create_engine", engine)
         patch.setattr("app.store.sqlkit.sqlite.create_engine", engine)
         yield
