@@ -13,10 +13,23 @@ import pytest
 
 from app.__main__ import main
 from tests.bench.caps import QUIET, pool_of
-from tests.harness.in_process import calling, running_service
+from tests.harness.in_process import calling, plan_text, pool_text, running_service
+from tests.stubs import ProviderStub, Reply
 
 HARD = "Solve 3(x + 2) = 2x + 11"
 RUNS = 2
+SECOND = "rehearsal-second"
+CONDUCTOR = f"""
+[providers.second]
+format = "rehearsal"
+
+[workers.{SECOND}]
+provider = "second"
+model = "conductor"
+price = {{ input = 0.10, output = 0.40 }}
+context = 64_000
+pooled = false
+"""
 
 
 @dataclass
@@ -49,7 +62,7 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Desk:
 
 async def made(folder: Path) -> list[str]:
     body = {"model": "baton-ultra", "messages": [{"role": "user", "content": HARD}]}
-    async with running_service(folder, pool_of(0), QUIET) as opened, calling(opened) as client:
+    async with running_service(folder, pool_of(0) + CONDUCTOR, QUIET) as opened, calling(opened) as client:
         return [(await client.post("/v1/chat/completions", json=body)).headers["x-baton-run"] for _ in range(RUNS)]
 
 
@@ -81,6 +94,64 @@ def test_two_runs_are_compared_in_words(desk: Desk) -> None:
 def test_no_replay_begins_that_the_money_does_not_suffice_for(desk: Desk) -> None:
     found = desk.read("replay", *desk.runs, "--max-usd", "0.0000001")
     assert (found["pairs"], found["left_out"]) == ([], {"no money left": RUNS})
+
+
+def replayed(desk: Desk, run: str, under: str) -> dict[str, Any]:
+    """The one replay of a run under something else, as `runs show` has it."""
+    (pair,) = desk.read("replay", run, "--under", under)["pairs"]
+    shown: dict[str, Any] = desk.read("runs", "show", pair["replay"])
+    assert (shown["origin"], shown["state"]) == ({"kind": "replay", "run": run}, "succeeded")
+    return shown
+
+
+def test_a_run_is_replayed_under_a_plan_from_a_file(desk: Desk, tmp_path: Path) -> None:
+    plan = tmp_path / "plan.json"
+    steps = [("rehearsal-scribe", "Read it.", ["user"]), ("rehearsal-abacus", "Solve it.", ["user", 0])]
+    plan.write_text(
+        json.dumps({"steps": [dict(zip(("worker", "subtask", "access"), one, strict=True)) for one in steps]})
+    )
+    shown = replayed(desk, desk.runs[0], f"plan={plan}")
+    assert [(one["worker"], one["access"]) for one in shown["steps"]] == [(one[0], one[2]) for one in steps]
+    assert [one["attempts"] for one in shown["proposals"]] == [[]], "nobody plans"
+
+
+def test_a_run_is_replayed_under_another_conductor(desk: Desk) -> None:
+    shown = replayed(desk, desk.runs[0], f"conductor={SECOND}")
+    (asked,) = shown["proposals"][0]["attempts"]
+    assert (asked["worker"], shown["model"]) == (SECOND, f"baton-ultra:conductor:{SECOND}")
+
+
+def test_a_run_is_replayed_with_the_pool_as_it_was(desk: Desk, tmp_path: Path) -> None:
+    """Since then the operator has made all workers dearer."""
+    dearer = tmp_path / "pool.toml"
+    dearer.write_text(Path(desk.environ["BATON_POOL"]).read_text().replace("output = ", "output = 10"))
+    today = Desk({**desk.environ, "BATON_POOL": str(dearer)}, desk.runs)
+    was = desk.read("runs", "show", desk.runs[0])
+    now, then = (
+        replayed(today, desk.runs[0], "worker=rehearsal-sage"),
+        replayed(today, desk.runs[0], f"snapshot={was['catalog']}"),
+    )
+    assert then["catalog"] == was["catalog"] != now["catalog"]
+    prices = [[one["cost_usd"] for one in run["steps"]] for run in (was, then)]
+    assert prices[0] == prices[1]
+
+
+async def test_a_run_is_replayed_under_another_version_of_its_conductor(tmp_path: Path) -> None:
+    plan = Reply(chunks=(plan_text((0, "Solve it.", ["user"])),))
+    async with ProviderStub() as stub:
+        for model in ("planner", "planner@1"):
+            stub.always(model, plan)
+        pool = pool_text(stub)
+        async with running_service(tmp_path, pool, QUIET) as opened, calling(opened) as client:
+            body = {"model": "baton-ultra", "messages": [{"role": "user", "content": "What is 2 + 2?"}]}
+            run = (await client.post("/v1/chat/completions", json=body)).headers["x-baton-run"]
+        environ = {"BATON_POOL": str(tmp_path / "pool.toml"), "BATON_DATA_DIR": str(tmp_path), "BATON_PEPPER": "p" * 32}
+        shown = await asyncio.to_thread(replayed, Desk(environ, [run]), run, "version=planner@1")
+        assert [one["version"] for one in shown["proposals"][0]["attempts"]] == ["planner@1"]
+        assert [one.json["model"] for one in stub.requests if "planner" in one.json["model"]] == [
+            "planner",
+            "planner@1",
+        ]
 
 
 @pytest.mark.parametrize(
