@@ -9,6 +9,8 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import version
+from pathlib import Path
 from threading import Event as Flag
 from typing import Any
 
@@ -17,6 +19,7 @@ import pytest
 
 from app.core.run.events import Kind
 from tests.faults.accounts import Account, accounts, settle
+from tests.faults.fleet import PRESENT, VERBS, Release, fleet, unpacked
 from tests.faults.line import Line
 from tests.faults.points import at
 from tests.faults.scene import Scene, pool, scene
@@ -135,3 +138,69 @@ def test_no_step_is_executed_without_a_valid_approval(
             assert (called, state) == (False, "failed" if kind == "refused" else "expired"), (run, kind)
     ended = Counter((kind, ours[run].row["state"]) for run, kind in kinds.items())
     record_property("measured", f"{len(ours)} runs, {restarts} restarts, {dict(ended)}")
+
+
+BEFORE = "6d1c2d0b53e6293b8209b60f3e590daa3397dad0"
+"""A commit with approvals, before the present one."""
+APPROVED = """
+[tiers.approved]
+pool = ["beta"]
+conductor = { kind = "fixed", shape = "single", workers = ["beta"] }
+limits = { seconds = 60 }
+[tiers.approved.approval]
+always = true
+seconds = 900
+four_eyes = false
+"""
+
+
+@pytest.fixture(scope="module")
+def earlier(tmp_path_factory: pytest.TempPathFactory) -> Release:
+    """The code of that commit, under the present version, so that either takes the other's runs."""
+    found = unpacked(BEFORE, version("baton"), tmp_path_factory.mktemp("before"), unknown=())
+    if found is None:
+        pytest.skip(f"this clone does not have the commit {BEFORE}")
+    return found
+
+
+def asked_of(url: str, verb: str, path: str, body: Any = None) -> Any:
+    reply = httpx.request(verb, f"{url}{path}", json=body, headers=HEADERS, timeout=30, trust_env=False)
+    assert reply.status_code == 200, reply.text
+    return reply.json()
+
+
+@at("F-31", "every process replaced by a later one while plans wait for approvals", "they go on as they were decided")
+def test_plans_that_wait_for_an_approval_outlive_an_upgrade(tmp_path: Path, earlier: Release) -> None:
+    """Some are decided before, some while gateways are of the earlier code and engines of the present one, and the rest
+    when nothing of the earlier one runs any more."""
+    with fleet(tmp_path) as system:
+        with (tmp_path / "pool.toml").open("a") as file:
+            file.write(APPROVED)
+        earlier.migrate(tmp_path, system.environ)
+        for verb in VERBS:
+            system.add(earlier, verb, 1)
+        system.wait()
+        (url,) = system.urls
+        question = QUESTION | {"model": "approved"}
+        runs = [asked_of(url, "POST", "/v1/chat/completions", question)["baton"]["run"] for _ in range(6)]
+
+        def decide(run: str, decision: str) -> None:
+            digest = asked_of(url, "GET", f"/v1/approvals/{run}")["digest"]
+            asked_of(url, "POST", f"/v1/approvals/{run}", {"decision": decision, "digest": digest})
+
+        decide(runs[0], "approve")
+        decide(runs[1], "refuse")
+        PRESENT.migrate(tmp_path, system.environ)
+        system.replace(PRESENT, "dispatcher", 0)
+        decide(runs[2], "approve")
+        decide(runs[3], "refuse")
+        system.replace(PRESENT, "gateway", 0)
+        waiting = asked_of(url, "GET", "/v1/approvals")["data"]
+        assert {one["run"] for one in waiting} == set(runs[4:])
+        decide(runs[4], "approve")
+        decide(runs[5], "refuse")
+        states = {run["id"]: (run["state"], run["error"]) for run in system.runs()}
+        expected = [("succeeded", None), ("failed", "approval_refused")] * 3
+        assert [states[run] for run in runs] == expected
+        assert system.violations() == []
+        assert len(system.stub.requests("beta")) == 3, "each approved step was executed once, no other one"
