@@ -14,13 +14,23 @@ By = Literal["time", "money"]
 NODE_WIDTH: Final = 168
 NODE_HEIGHT: Final = 58
 COLUMN: Final = 236
-ROW: Final = 84
+ROW: Final = 104
 MARGIN: Final = 14
+TOP: Final = 46
+"""Pixels above the first row and below the last one, for the edges that pass over nodes."""
+PEAK: Final = 12
+PEAK_PER_COLUMN: Final = 7
+HIGHEST: Final = 40
+"""Pixels by which an edge passes above or below the nodes of its row: at least, for each column, and at most."""
 MOST_WITHHELD: Final = 60
 """Withheld edges that are drawn at once; if there are more, only those of the chosen step are drawn."""
 WORKER_CHARS: Final = 20
 TICKS: Final = 6
 """Marks on the axis of a timeline, with both ends."""
+HOMES: Final = ("run", "round", "planning", "step")
+"""The kinds of spans that have a row of their own."""
+SHORTEST_WAIT_SECONDS: Final = 0.001
+"""Waits of the run that are shorter have no row; they are in the sums."""
 SMALLEST: Final = 0.25
 """The least width of a bar, in percent, so that it can be seen."""
 
@@ -66,16 +76,22 @@ def graph(found: Data, chosen: str, link: Link) -> dict[str, Any]:
     withheld = [edge for edge in found["edges"] if edge["kind"] == "withheld"]
     all_drawn = len(withheld) <= MOST_WITHHELD
     drawn = [edge for edge in withheld if all_drawn or edge["target"] == chosen]
-    granted = [edge for edge in found["edges"] if edge["kind"] == "granted"]
+    granted = [edge for edge in found["edges"] if edge["kind"] == "granted" and not _is_plain(edge, nodes)]
     return {
         "width": (found["columns"] - 1) * COLUMN + NODE_WIDTH + 2 * MARGIN,
-        "height": (found["rows"] - 1) * ROW + NODE_HEIGHT + 2 * MARGIN,
+        "height": (found["rows"] - 1) * ROW + NODE_HEIGHT + 2 * TOP,
         "nodes": [_node(node, chosen, link) for node in found["nodes"]],
         "edges": [_edge(edge, nodes) for edge in (*granted, *drawn)],
         "list": [_edge(edge, nodes) for edge in found["edges"] if edge["what"] != "subtask"],
         "withheld": len(withheld),
         "not_drawn": len(withheld) - len(drawn),
     }
+
+
+def _is_plain(edge: Data, nodes: Mapping[str, Data]) -> bool:
+    """True for the subtask of a step that stands away from its plan: it is clear that it has one."""
+    columns: int = nodes[edge["target"]]["x"] - nodes[edge["source"]]["x"]
+    return edge["what"] == "subtask" and columns > 1
 
 
 def _node(node: Data, chosen: str, link: Link) -> dict[str, Any]:
@@ -104,12 +120,12 @@ def _node(node: Data, chosen: str, link: Link) -> dict[str, Any]:
 
 
 def _corner(node: Data) -> tuple[int, int]:
-    return MARGIN + node["x"] * COLUMN, MARGIN + node["y"] * ROW
+    return MARGIN + node["x"] * COLUMN, TOP + node["y"] * ROW
 
 
 def _edge(edge: Data, nodes: Mapping[str, Data]) -> dict[str, Any]:
     return {
-        "path": _path(nodes[edge["source"]], nodes[edge["target"]], shift=4 if edge["kind"] == "withheld" else -4),
+        "path": _path(nodes[edge["source"]], nodes[edge["target"]], is_withheld=edge["kind"] == "withheld"),
         "kind": edge["kind"],
         "sent": edge["sent"],
         "source": name_of(edge["source"]),
@@ -120,12 +136,20 @@ def _edge(edge: Data, nodes: Mapping[str, Data]) -> dict[str, Any]:
     }
 
 
-def _path(source: Data, target: Data, shift: int) -> str:
-    """A curve from the right side of a node to the left side of a later one, or between two nodes of one column. What
-    is withheld runs a little below what is granted."""
+def _path(source: Data, target: Data, *, is_withheld: bool) -> str:
+    """A curve from the right side of a node to the left side of a later one. Where nodes may stand between the two it
+    passes above them, or below if the words were withheld; between nodes of one column it passes on their left."""
     (x1, y1), (x2, y2) = _corner(source), _corner(target)
-    y1, y2 = y1 + NODE_HEIGHT // 2 + shift, y2 + NODE_HEIGHT // 2 + shift
-    if source["x"] < target["x"]:
+    columns = target["x"] - source["x"]
+    if columns > 1 and source["y"] == target["y"]:
+        side = NODE_HEIGHT if is_withheld else 0
+        height = min(PEAK + PEAK_PER_COLUMN * columns, HIGHEST) * 4 // 3  # a curve has its peak at three quarters
+        peak = y1 + side + (height if is_withheld else -height)
+        x1, x2 = x1 + NODE_WIDTH - 24, x2 + 24
+        return f"M{x1} {y1 + side}C{x1 + 40} {peak} {x2 - 40} {peak} {x2} {y2 + side}"
+    shift = NODE_HEIGHT // 2 + (5 if is_withheld else -5)
+    y1, y2 = y1 + shift, y2 + shift
+    if columns > 0:
         x1 += NODE_WIDTH
         bend = max((x2 - x1) // 2, 24)
         return f"M{x1} {y1}C{x1 + bend} {y1} {x2 - bend} {y2} {x2} {y2}"
@@ -173,7 +197,7 @@ def timeline(found: Data, length: float, by: By, chosen: str, link: Link) -> dic
     marks = [whole * n / (TICKS - 1) for n in range(TICKS)] if whole else []
     return {
         "by": by,
-        "rows": [row for row in rows.values() if row["bars"]],
+        "rows": [row for row in rows.values() if row["bars"] and row["seconds"] >= row["least"]],
         "ticks": [{"at": round(100 * n / (TICKS - 1), 2), "value": mark} for n, mark in enumerate(marks)],
         "now": round(min(100 * found["seconds"] / length, 100), 3) if length and by == "time" else None,
         "totals": [{"name": SPANS[kind], **total} for kind, total in found["totals"].items() if kind != "run"],
@@ -184,7 +208,7 @@ def timeline(found: Data, length: float, by: By, chosen: str, link: Link) -> dic
 def _row_of(span: Data, spans: Mapping[str, Data]) -> Data:
     """The span in whose row this one is drawn: its plan or step, else itself."""
     home = span
-    while home["kind"] not in ("run", "round", "planning", "step") and home["parent"] is not None:
+    while home["kind"] not in HOMES and home["parent"] is not None:
         if home["kind"] in ("queue", "people") and spans[home["parent"]]["kind"] in ("run", "round"):
             return home
         home = spans[home["parent"]]
@@ -206,6 +230,7 @@ def _row(span: Data, chosen: str, link: Link) -> dict[str, Any]:
         "chosen": chosen == (f"step:{pane}" if isinstance(pane, int) else pane) and pane is not None,
         "seconds": span["seconds"],
         "cost_usd": span["cost_usd"],
+        "least": 0 if span["kind"] in HOMES else SHORTEST_WAIT_SECONDS,
         "bars": [],
     }
 

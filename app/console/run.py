@@ -184,11 +184,13 @@ class _Reader:
     async def _graph(self, session: Session, path: str, at: Mapping[str, Any], kept: "_Kept") -> Any:
         """The graph with the first words of subtasks. Reading these is logged for others' runs, so a live page reads
         them again only when there is a new step."""
-        found = await self._api.get(session, f"{path}/graph", **at, words="false")
+        has_words = bool(kept.words)
+        found = await self._api.get(session, f"{path}/graph", **at, words="false" if has_words else "true")
         steps = [node for node in found["nodes"] if node["kind"] == "step"]
-        if any(node["id"] not in kept.words for node in steps):
-            worded = await self._api.get(session, f"{path}/graph", **at)
-            kept.words |= {node["id"]: node.get("subtask") for node in worded["nodes"]}
+        if has_words and any(node["id"] not in kept.words for node in steps):
+            found, has_words = await self._api.get(session, f"{path}/graph", **at), False
+        if not has_words:
+            kept.words |= {node["id"]: node["subtask"] for node in found["nodes"] if node["kind"] == "step"}
         for node in steps:
             node["subtask"] = kept.words.get(node["id"])
         return found

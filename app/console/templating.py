@@ -51,9 +51,10 @@ def usd(amount: float | None) -> str:
         return NOTHING
     if amount == 0:
         return "$0"
-    if abs(amount) >= 10:
-        return f"${amount:,.2f}"
-    return f"${amount:.4f}" if abs(amount) >= 0.01 else f"${amount:.6f}"
+    sign, size = "-" if amount < 0 else "", abs(amount)
+    if size >= 10:
+        return f"{sign}${size:,.2f}"
+    return f"{sign}${size:.4f}" if size >= 0.01 else f"{sign}${size:.6f}"
 
 
 def count(number: float | None) -> str:
