@@ -65,6 +65,8 @@ def _used(at: float | None, usage: Usage, usd: int) -> dict[str, Any]:
 
 def exchanges(step: StepState, events: Sequence[Event]) -> list[dict[str, Any]]:
     """Each use of tools by a step, with its calls and the times of the calls and of their results."""
+    if not step.exchanges:
+        return []
     asked = [(at, fact) for at, fact in dated(events, StepAwaitingTool) if fact.n == step.n]
     came = [at for at, fact in dated(events, StepToolResults) if fact.n == step.n]
     answered: list[float | None] = [*came, *[None] * (len(asked) - len(came))]
