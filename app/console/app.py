@@ -13,7 +13,7 @@ from starlette.responses import FileResponse, RedirectResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from app.console import approvals, playground, run, runs
+from app.console import admin, approvals, playground, run, runs
 from app.console.api import Api, ApiError, Session
 from app.console.pages import HEADERS, THEME_COOKIE, THEMES, Pages, Place, form, to
 from app.console.session import PATH, Sessions, is_https, may_change
@@ -34,7 +34,7 @@ THEME_SECONDS: Final = 365 * 86_400
 PLACES: Final = (Place("Runs", f"{PATH}/runs"), Place("Approvals", f"{PATH}/approvals"))
 PUBLIC_PLACES: Final = (Place("Playground", f"{PATH}/playground"),)
 """Pages of what only the public listener's API has."""
-ADMIN_PLACES: Final = ()
+ADMIN_PLACES: Final = (Place("Administration", f"{PATH}/admin"),)
 
 
 class Console:
@@ -65,6 +65,7 @@ class Console:
                 *([] if is_admin else [*playground.routes(pages), *run.routes(pages)]),
                 *runs.routes(pages),
                 *approvals.routes(pages, "/admin/v1/approvals" if is_admin else "/v1/approvals"),
+                *(admin.routes(pages) if is_admin else ()),
                 *(_asset(name) for name in ASSETS),
             ],
             exception_handlers={404: _absent(pages), 405: _absent(pages), Exception: _crashed(pages)},

@@ -24,6 +24,7 @@ def create_admin(context: AdminContext) -> FastAPI:
     # No other site's page may read it, whatever BATON_CORS_ORIGINS allows callers.
     context = replace(context, gateway=replace(context.gateway, origins=frozenset()))
     access = Keys(context.gateway)
+    once = Idempotency(context.gateway, Admission(context.gateway))
     logins: list[APIRouter] = []
     if context.people is not None:
         access = found = people.Access(context.gateway, context.people)
@@ -34,11 +35,12 @@ def create_admin(context: AdminContext) -> FastAPI:
         keys.routes(context, access),
         tenants.routes(context, access),
         budgets.routes(context, access),
-        holds.routes(context, access),
-        pool.routes(context, access),
+        holds.routes(context, access, once),
+        pool.routes(context, access, once),
         policy.routes(context, access),
         approvals.routes(context.gateway, access, None, "/admin/v1/approvals"),
         identity.routes(access, "/admin/v1"),
+        people.rules(access, context.people),
         *_audit_trail(context.gateway, access),
         health.routes(context.gateway),
         title="Baton administration",

@@ -4,12 +4,15 @@ from dataclasses import asdict
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query
+from starlette.requests import Request
+from starlette.responses import Response
 
 from app.errors import InvalidRequest
 from app.gateway.admin import replies
 from app.gateway.admin.context import AdminContext
 from app.gateway.admin.requests import HoldFilters, HoldRequest, NoFields, read
 from app.gateway.admin.responses import as_json, as_page
+from app.gateway.http.admission import Idempotency
 from app.gateway.http.api_keys import Caller
 from app.gateway.http.auth import Keys
 from app.gateway.http.ingress import json_body
@@ -19,11 +22,11 @@ from app.store.protocol import Hold
 HoldId = Annotated[str, Path(alias="hold", description="The hold's id.")]
 
 
-def routes(context: AdminContext, keys: Keys) -> APIRouter:
+def routes(context: AdminContext, keys: Keys, idempotency: Idempotency) -> APIRouter:
     """The routes of legal holds."""
     router = APIRouter(prefix="/admin/v1/holds", tags=["holds"])
     _lists(router, context, keys)
-    _changes(router, context, keys)
+    _changes(router, context, keys, idempotency)
     return router
 
 
@@ -46,7 +49,7 @@ def _lists(router: APIRouter, context: AdminContext, keys: Keys) -> None:
         return as_page([_shown(one) for one in found], "id", filters.limit, filters.after)
 
 
-def _changes(router: APIRouter, context: AdminContext, keys: Keys) -> None:
+def _changes(router: APIRouter, context: AdminContext, keys: Keys, idempotency: Idempotency) -> None:
     writer = Annotated[Caller, keys.needs("holds:write")]
 
     @router.post(
@@ -59,8 +62,11 @@ def _changes(router: APIRouter, context: AdminContext, keys: Keys) -> None:
             "HoldRequest", example={"scope": "user", "name": "ann@example.com", "reason": "case 12/2026"}
         ),
     )
-    async def place_hold(caller: writer, given: Annotated[dict[str, object], json_body(context.gateway.bounds)]) -> Any:
-        """From the reply on, nothing of the runs that it covers is erased or deleted, until it is released."""
+    async def place_hold(
+        request: Request, caller: writer, given: Annotated[dict[str, object], json_body(context.gateway.bounds)]
+    ) -> Any:
+        """From the reply on, nothing of the runs that it covers is erased or deleted, until it is released. With an
+        `Idempotency-Key` the same request places one hold."""
         wanted = read(HoldRequest, given)
         if wanted.tenant is not None and wanted.scope != "user":
             raise InvalidRequest("Only a hold on a user has a tenant.", param="tenant", code="invalid_value")
@@ -73,7 +79,11 @@ def _changes(router: APIRouter, context: AdminContext, keys: Keys) -> None:
             placed_at=context.gateway.now(),
             placed_by=caller.actor.id,
         )
-        return as_json(_shown(await context.gateway.store.place_hold(asked, by=caller.actor)))
+
+        async def place() -> Response:
+            return as_json(_shown(await context.gateway.store.place_hold(asked, by=caller.actor)))
+
+        return await idempotency.reply(request, caller, given, place)
 
     @router.post(
         "/{hold}/release",

@@ -3,6 +3,7 @@
 Nobody can make a key, or learn the secret of one, that may do more than they may themselves.
 """
 
+import secrets
 from dataclasses import replace
 from typing import Annotated, Any
 
@@ -25,6 +26,8 @@ from app.store.protocol import KeyRow, Once
 
 PUBLIC_DIGITS = 16
 """Hexadecimal digits of a key's id."""
+AGAIN_SECONDS = 60.0
+"""Time for which a rotation is not repeated under the same Idempotency-Key."""
 KeyId = Annotated[str, Path(alias="key", description="The key's id, which is between `bt_` and the next underscore.")]
 
 
@@ -53,6 +56,7 @@ def _reads(router: APIRouter, context: AdminContext, keys: Keys) -> None:
         rows = [row for row in rows if filters.tenant in (None, row.tenant)]
         rows.sort(key=lambda row: (row.created_at, row.id), reverse=True)
         now = context.gateway.now()
+        rows = [row for row in rows if filters.in_force in (None, is_in_force(row, now))]
         return as_page([shown(row, now) for row in rows], "id", filters.limit, filters.after)
 
     @router.get(
@@ -104,22 +108,43 @@ def _makes(router: APIRouter, context: AdminContext, keys: Keys) -> None:
         openapi_extra=operations.body("RotateRequest", required=False),
     )
     async def rotate_key(
+        request: Request,
         key: KeyId,
         caller: writer,
         given: Annotated[dict[str, object], json_body(context.gateway.bounds, optional=True)],
     ) -> Any:
-        """Both secrets work until the overlap is over; gateways follow within five seconds."""
+        """Both secrets work until the overlap is over; gateways follow within five seconds. With an `Idempotency-Key`
+        the same request within a minute makes one secret, which is only in the first reply."""
         overlap = read(RotateRequest, given).overlap_seconds
         store, now = context.gateway.store, context.gateway.now()
         row = await _visible(context, caller, key)
         _check_rights(caller, row)
+        if not is_in_force(row, now):
+            raise _ended()
+        if not await _is_first(context, claim(request, caller, given)):
+            return as_json(shown(row, now) | {"key": None})
         secret, digest = new_secret(row, context.gateway.pepper)
         mark = pepper_mark(context.gateway.pepper)
-        if not is_in_force(row, now) or not await store.rotate_key(
-            row.id, digest, now + overlap, mark, by=caller.actor
-        ):
-            raise Conflict("The key is not in force any more; make a new one.", code="key_not_in_force")
+        if not await store.rotate_key(row.id, digest, now + overlap, mark, by=caller.actor):
+            raise _ended()
         return as_json(shown(await store.key(row.id) or row, now) | {"key": secret})
+
+
+def _ended() -> Conflict:
+    return Conflict("The key is not in force any more; make a new one.", code="key_not_in_force")
+
+
+async def _is_first(context: AdminContext, once: Once | None) -> bool:
+    """False if the same request was sent within a minute with the same Idempotency-Key: a second rotation would end the
+    secret that is in use. Raises `Conflict` for another request with that key."""
+    if once is None:
+        return True
+    now = context.gateway.now()
+    mine = replace(once, until=now + AGAIN_SECONDS, reply=secrets.token_bytes(16))
+    found = await context.gateway.store.claim_request(mine, now)
+    if found.fingerprint != mine.fingerprint:
+        raise Conflict("This Idempotency-Key was used with another request.", code="idempotency_key_reuse")
+    return found.reply == mine.reply
 
 
 def _ends(router: APIRouter, context: AdminContext, keys: Keys) -> None:

@@ -11,6 +11,7 @@ import hashlib
 import hmac
 import secrets
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Annotated, Any, Protocol
 
 import orjson
@@ -22,6 +23,7 @@ from starlette.responses import RedirectResponse, Response
 from app.core.records import record
 from app.core.roles import ROLES
 from app.errors import Forbidden, InvalidRequest, Unauthorized
+from app.gateway.admin import replies
 from app.gateway.http.api_keys import Caller
 from app.gateway.http.auth import API_KEY, BEARER, Keys
 from app.gateway.http.context import GatewayContext
@@ -184,6 +186,28 @@ def routes(access: Access, people: People) -> APIRouter:
     router = APIRouter(prefix="/admin", tags=["people"])
     _logins(router, access, people)
     _logouts(router, access, people)
+    return router
+
+
+def rules(keys: Keys, people: People | None) -> APIRouter:
+    """The route that lists the rules by which people have rights."""
+    router = APIRouter(prefix="/admin/v1", tags=["people"])
+
+    @router.get(
+        "/people",
+        operation_id="list_login_rules",
+        summary="Show who can log in, and as what.",
+        response_model=replies.Logins,
+        responses=operations.replies(*operations.READING),
+    )
+    async def list_login_rules(caller: Annotated[Caller, keys.needs("keys:read")]) -> Response:
+        """The rules of BATON_OIDC_ROLES, in their order; for a caller of one tenant those of that tenant."""
+        grants = people.grants if people is not None else ()
+        seen = [asdict(one) for one in grants if caller.key.all_tenants or one.tenant == caller.key.tenant]
+        session = people.seconds if people is not None else 0.0
+        shown = {"object": "logins", "enabled": people is not None, "session_seconds": session, "grants": seen}
+        return Response(orjson.dumps(shown), headers={"cache-control": "no-store"}, media_type="application/json")
+
     return router
 
 

@@ -2,9 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
-from fastapi import APIRouter, Path
+from fastapi import APIRouter, Path, Query
+from starlette.requests import Request
+from starlette.responses import Response
 
 from app.core.pool.catalog import Catalog, Worker
 from app.core.pool.conductor_versions import ChangeKind, Standing, standings
@@ -12,8 +14,9 @@ from app.engine.conductors import changes, watch
 from app.errors import ConfigInvalid, Conflict, NotFound
 from app.gateway.admin import replies
 from app.gateway.admin.context import AdminContext
-from app.gateway.admin.requests import CanaryRequest, NoFields, PromotionRequest, read
+from app.gateway.admin.requests import CanaryRequest, EvidenceFilters, NoFields, PromotionRequest, read
 from app.gateway.admin.responses import as_json, page
+from app.gateway.http.admission import Idempotency
 from app.gateway.http.api_keys import Caller
 from app.gateway.http.auth import Keys
 from app.gateway.http.ingress import json_body
@@ -31,13 +34,13 @@ BODIES: Mapping[ChangeKind, type[WireModel]] = {"canary": CanaryRequest, "promot
 """The bodies of the changes that name a version."""
 
 
-def routes(context: AdminContext, keys: Keys) -> APIRouter:
+def routes(context: AdminContext, keys: Keys, idempotency: Idempotency) -> APIRouter:
     """The routes of workers and conductors."""
     router = APIRouter(prefix="/admin/v1", tags=["pool"])
     _workers(router, context, keys)
     _conductors(router, context, keys)
     for verb, kind, words in CHANGES:
-        _conductor_change(router, context, keys, verb, kind, words)
+        _conductor_change(router, context, keys, idempotency, Verb(verb, kind, words))
     return router
 
 
@@ -84,41 +87,81 @@ def _conductors(router: APIRouter, context: AdminContext, keys: Keys) -> None:
         names = sorted(changes.conducted(context.gateway.catalog()))
         return page([_standing(name, known.get(name, Standing())) for name in names], "name", has_more=False)
 
+    @router.get(
+        "/conductors/{conductor}/evidence",
+        operation_id="get_evidence",
+        summary="Show what speaks for a promotion.",
+        response_model=replies.PromotionEvidence,
+        responses=operations.replies(*operations.READING),
+    )
+    async def get_evidence(
+        conductor: ConductorName,
+        filters: Annotated[EvidenceFilters, Query()],
+        caller: Annotated[Caller, keys.needs("conductors:write")],
+    ) -> Any:
+        """The conditions of each tier that the conductor plans for, and whether they hold for a version now. The runs
+        of all tenants are the evidence, so it is for callers of all tenants, as a promotion is."""
+        gateway = context.gateway
+        if conductor not in changes.conducted(gateway.catalog()):
+            raise NotFound("No tier of the pool file has this conductor.")
+        wanted = changes.Wanted(conductor, "promoted", filters.version, 0.0)
+        found = await watch.gate(gateway.store, gateway.catalog(), wanted, gateway.now())
+        tiers = [one.decision() | {"promotable": watch.held((one,))} for one in found]
+        return as_json({"object": "conductor.evidence", "name": conductor, "version": filters.version, "tiers": tiers})
+
+
+class Verb(NamedTuple):
+    """A change of the version that conducts."""
+
+    name: str
+    kind: ChangeKind
+    words: str
+
 
 def _conductor_change(
-    router: APIRouter, context: AdminContext, keys: Keys, verb: str, kind: ChangeKind, words: str
+    router: APIRouter, context: AdminContext, keys: Keys, idempotency: Idempotency, verb: Verb
 ) -> None:
+    kind = verb.kind
     model = BODIES.get(kind, NoFields)
 
     @router.post(
-        f"/conductors/{{conductor}}/{verb}",
-        operation_id=f"{verb}_conductor",
-        summary=words,
+        f"/conductors/{{conductor}}/{verb.name}",
+        operation_id=f"{verb.name}_conductor",
+        summary=verb.words,
         response_model=replies.ConductorVersion,
         responses=operations.replies(*operations.WRITING),
         openapi_extra=operations.body(model.__name__, required=model is not NoFields),
     )
     async def change_conductor(
+        request: Request,
         conductor: ConductorName,
         caller: Annotated[Caller, keys.needs("conductors:write")],
         given: Annotated[dict[str, object], json_body(context.gateway.bounds, optional=model is NoFields)],
     ) -> Any:
-        """Engines follow within two seconds. The same rules hold as for `baton conductor`."""
+        """Engines follow within two seconds. The same rules hold as for `baton conductor`. With an `Idempotency-Key`
+        the same request changes it once."""
         asked = read(model, given)
         if conductor not in changes.conducted(context.gateway.catalog()):
             raise NotFound("No tier of the pool file has this conductor.")
         wanted = changes.Wanted(conductor, kind, getattr(asked, "version", ""), getattr(asked, "share", 0.0))
-        store = context.gateway.store
-        try:
-            checked = await changes.checked(store, wanted, lambda: context.versions(conductor))
-            note = await _evidence(context, checked, getattr(asked, "force", None))
-        except ConfigInvalid as error:
-            raise Conflict(
-                f"The version cannot be changed: {'; '.join(error.faults)}.", code="change_refused"
-            ) from None
-        await changes.made(store, checked, name=context.gateway.name("change"), by=caller.actor, note=note)
-        known = standings(await store.changes())
-        return as_json(_standing(conductor, known.get(conductor, Standing())))
+
+        async def change() -> Response:
+            return await _change(context, wanted, getattr(asked, "force", None), caller)
+
+        return await idempotency.reply(request, caller, given, change)
+
+
+async def _change(context: AdminContext, wanted: changes.Wanted, forced: str | None, caller: Caller) -> Response:
+    """Make a change of the version that conducts. Raises `Conflict` if it is not possible."""
+    store, conductor = context.gateway.store, wanted.conductor
+    try:
+        checked = await changes.checked(store, wanted, lambda: context.versions(conductor))
+        note = await _evidence(context, checked, forced)
+    except ConfigInvalid as error:
+        raise Conflict(f"The version cannot be changed: {'; '.join(error.faults)}.", code="change_refused") from None
+    await changes.made(store, checked, name=context.gateway.name("change"), by=caller.actor, note=note)
+    known = standings(await store.changes())
+    return as_json(_standing(conductor, known.get(conductor, Standing())))
 
 
 async def _evidence(context: AdminContext, wanted: changes.Wanted, forced: str | None) -> str:

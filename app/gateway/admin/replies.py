@@ -268,6 +268,46 @@ class ConductorVersion(Reply):
     before: list[str]
 
 
+class TierEvidence(Reply):
+    """The conditions of one tier for a promotion."""
+
+    tier: str
+    source: str
+    """`shadow`, `canary` or `none`: the runs that were compared."""
+    conditions: list[dict[str, Any]]
+    """Each with its limit, whether it holds, what was found, and on how many pairs or runs."""
+    promotable: bool
+
+
+class PromotionEvidence(Reply):
+    """The evidence for the promotion of a version. Without tiers no condition is stated."""
+
+    object: Literal["conductor.evidence"]
+    name: str
+    version: str
+    tiers: list[TierEvidence]
+
+
+class LoginGrant(Reply):
+    """A rule by which people have a role: who has the value in the claim."""
+
+    claim: str
+    value: str
+    role: str
+    tenant: str | None
+    """Null: in all tenants."""
+
+
+class Logins(Reply):
+    """The rules by which people log in at the OpenID provider. The first one that fits counts."""
+
+    object: Literal["logins"]
+    enabled: bool
+    """False if no provider is configured: then only keys are accepted."""
+    session_seconds: float
+    grants: list[LoginGrant]
+
+
 class ConductorList(Listed):
     """The conductors of the pool file."""
 

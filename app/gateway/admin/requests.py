@@ -11,7 +11,7 @@ from app.gateway.openapi import operations
 from app.gateway.openapi.replies import Error
 from app.gateway.wire.baton_options import Label, WireModel
 from app.gateway.wire.parameters import invalid_request
-from app.gateway.wire.query import EventNumber, Moment, Parameters, Text, Whole
+from app.gateway.wire.query import EventNumber, Moment, Parameters, Text, Truth, Whole
 from app.store.protocol import HoldScope
 
 PAGE = 100
@@ -140,6 +140,8 @@ class KeyFilters(Parameters):
 
     tenant: Text | None = None
     """Keys of this tenant."""
+    in_force: Truth | None = None
+    """True: keys that are accepted; false: those that were revoked or have expired."""
     limit: Limit = PAGE
     """The most keys of a page."""
     after: Text | None = None
@@ -196,6 +198,13 @@ class HoldFilters(Parameters):
     """The most holds of a page."""
     after: Text | None = None
     """`next` of the page before."""
+
+
+class EvidenceFilters(Parameters):
+    """The version that a promotion is considered for."""
+
+    version: Text
+    """A version that is loaded."""
 
 
 class SpendFilters(Parameters):

@@ -1,0 +1,118 @@
+"""Budgets: what may be spent in each period, what is spent and left of it, set and removed."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+from urllib.parse import quote
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from app.console import forms
+from app.console.admin.sections import API, Administration, Cell, Table, at, following, query
+from app.console.api import Session
+from app.console.templating import NOTHING, usd, when
+
+FILTERS: Final = (forms.Field("tenant", "Tenant"),)
+PAGE: Final = 20
+"""Budgets of a page: the use of each is asked for apart."""
+FIELDS: Final = (
+    forms.Field("scope", "For", "select", choices=[(one, one) for one in ("tenant", "key", "user", "team")]),
+    forms.Field(
+        "name", "Name", hint="The key's id, the user or the team; * for each without an own one; empty for the tenant."
+    ),
+    forms.Field("tenant", "Tenant", hint="Empty: your own."),
+    forms.Field("period", "Period", "select", choices=[(one, one) for one in ("hour", "day", "month")]),
+    forms.Field("usd", "Dollars in each period", "number", required=True),
+    forms.Field("soft", "Share at which a warning is given", "number", "Such as 0.8; empty: no warning."),
+    forms.Field("zone", "Time zone", hint="By whose clocks periods begin, such as Europe/Berlin.", value="UTC"),
+)
+
+
+def routes(admin: Administration) -> list[Route]:
+    """The pages of budgets."""
+
+    async def show_budgets(request: Request, session: Session) -> Response:
+        page = await admin.api.get(session, f"{API}/budgets", **query(request, FILTERS) | {"limit": PAGE})
+        rows = [_row(await _budget(admin, session, one["id"])) for one in page["data"]]
+        table = Table(
+            "Table of budgets",
+            ("Budget", "Tenant", "Amount", "Account that has least left", "Spent", "Reserved", "Left", "Until (UTC)"),
+            rows,
+            "No budget is set: nothing bounds what several runs cost together.",
+            following(request, page),
+        )
+        actions = [("Set a budget", at("budgets", "set"), "budgets:write")]
+        return await admin.show_list(request, session, "Budgets", table, actions=actions, filters=FILTERS)
+
+    async def show_budget(request: Request, session: Session) -> Response:
+        one = await _budget(admin, session, request.query_params.get("id", ""))
+        table = Table(
+            "Table of the latest periods",
+            ("Account", "From (UTC)", "Until (UTC)", "Spent", "Reserved", "Left", "Beyond the worst case"),
+            [_window(one, window) for window in one["windows"]],
+            "Nothing was spent under this budget yet.",
+        )
+        return await admin.show(request, session, "budget.html", one=one, table=table)
+
+    return [
+        admin.pages.route("/admin/budgets", show_budgets),
+        admin.pages.route("/admin/budgets/one", show_budget),
+        *_set(admin),
+        *_remove(admin),
+    ]
+
+
+def _set(admin: Administration) -> list[Route]:
+    async def ask(_request: Request, _session: Session) -> forms.Form:
+        says = ("One of the same tenant, scope, name and period is replaced, and keeps what was spent.",)
+        return forms.Form("Set a budget", "Set it", FIELDS, at("budgets"), says)
+
+    async def act(_request: Request, session: Session, sent: forms.Sent) -> None:
+        await admin.api.post(session, f"{API}/budgets", sent.body, **sent.headers)
+
+    return admin.form("/admin/budgets/set", ask, act)
+
+
+def _remove(admin: Administration) -> list[Route]:
+    async def ask(request: Request, _session: Session) -> forms.Form:
+        budget = request.query_params.get("id", "")
+        says = (f"Nothing bounds the spending of {budget} any more. What was spent stays in the log.",)
+        return forms.Form("Remove a budget", "Remove it", (), at("budgets"), says)
+
+    async def act(request: Request, session: Session, sent: forms.Sent) -> None:
+        await admin.api.ask(session, "DELETE", _path(request.query_params.get("id", "")), headers=sent.headers)
+
+    return admin.form("/admin/budgets/remove", ask, act)
+
+
+async def _budget(admin: Administration, session: Session, budget: str) -> dict[str, Any]:
+    found: dict[str, Any] = await admin.api.get(session, _path(budget))
+    return found
+
+
+def _path(budget: str) -> str:
+    return f"{API}/budgets/{quote(budget, safe='/')}"
+
+
+def _row(one: dict[str, Any]) -> list[Cell]:
+    """A budget with that of its present accounts of which the least is left."""
+    name = Cell(one["id"], at("budgets", "one", id=one["id"]))
+    head = [name, Cell(one["tenant"]), Cell(f"{usd(one['usd'])} a {one['period']}", kind="number")]
+    latest = max([window["start"] for window in one["windows"]], default=None)
+    present = [window for window in one["windows"] if window["start"] == latest]
+    if not present:
+        return [*head, Cell("nothing was spent yet"), *[Cell(NOTHING, kind="number") for _ in range(3)], Cell(NOTHING)]
+    window = max(present, key=lambda found: float(found["spent"] + found["held"]))
+    return [*head, Cell(window["account"]), *_amounts(one, window), Cell(when(float(window["end"])))]
+
+
+def _window(one: Mapping[str, Any], window: Mapping[str, Any]) -> list[Cell]:
+    times = [Cell(when(float(window[name]))) for name in ("start", "end")]
+    return [Cell(window["account"]), *times, *_amounts(one, window), Cell(usd(window["overrun"]), kind="number")]
+
+
+def _amounts(one: Mapping[str, Any], window: Mapping[str, Any]) -> list[Cell]:
+    """What is spent, reserved and left."""
+    left = one["usd"] - window["spent"] - window["held"]
+    return [Cell(usd(amount), kind="number") for amount in (window["spent"], window["held"], left)]

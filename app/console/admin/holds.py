@@ -1,0 +1,78 @@
+"""Legal holds: listed, placed and released."""
+
+from typing import Any, Final
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from app.console import forms
+from app.console.admin.sections import API, Administration, Cell, Person, Table, at, following, query
+from app.console.api import Session, segment
+from app.console.templating import when
+
+FILTERS: Final = (
+    forms.Field("tenant", "Tenant"),
+    forms.Field("in_force", "State", "select", choices=(("", "all"), ("true", "in force"), ("false", "released"))),
+)
+FIELDS: Final = (
+    forms.Field("scope", "On", "select", choices=[(one, f"a {one}") for one in ("run", "user", "tenant", "key")]),
+    forms.Field("name", "Name", hint="The id of the run or key, the user, or the tenant's name.", required=True),
+    forms.Field("reason", "Reason", hint="Such as the number of the case.", required=True),
+    forms.Field("tenant", "Tenant", hint="Of a user: the tenant whose runs are held; empty: every tenant's."),
+)
+
+
+def routes(admin: Administration) -> list[Route]:
+    """The pages of legal holds."""
+
+    async def show_holds(request: Request, session: Session) -> Response:
+        page = await admin.api.get(session, f"{API}/holds", **query(request, FILTERS))
+        person = await admin.person(request, session)
+        table = Table(
+            "Table of legal holds",
+            ("On", "Tenant", "Reason", "Placed (UTC)", "Placed by", "State", "Actions"),
+            [_row(one, person) for one in page["data"]],
+            "No hold fits these filters.",
+            following(request, page),
+        )
+        actions = [("Place a hold", at("holds", "new"), "holds:write")]
+        hint = "Nothing of the runs that a hold covers is erased or deleted until it is released."
+        return await admin.show_list(
+            request, session, "Legal holds", table, actions=actions, filters=FILTERS, hint=hint
+        )
+
+    async def ask(_request: Request, _session: Session) -> forms.Form:
+        says = ("From then on nothing of the runs that it covers is erased or deleted, until it is released.",)
+        return forms.Form("Place a legal hold", "Place it", FIELDS, at("holds"), says)
+
+    async def act(_request: Request, session: Session, sent: forms.Sent) -> None:
+        await admin.api.post(session, f"{API}/holds", sent.body, **sent.headers)
+
+    async def confirm(_request: Request, _session: Session) -> forms.Form:
+        says = ("What no other hold covers may be erased from then on. The hold stays in the list as released.",)
+        return forms.Form("Release a legal hold", "Release it", (), at("holds"), says, is_final=True)
+
+    async def release(request: Request, session: Session, sent: forms.Sent) -> None:
+        path = f"{API}/holds/{segment(request.path_params['hold'])}/release"
+        await admin.api.post(session, path, sent.body, **sent.headers)
+
+    return [
+        admin.pages.route("/admin/holds", show_holds),
+        *admin.form("/admin/holds/new", ask, act),
+        *admin.form("/admin/holds/{hold}/release", confirm, release),
+    ]
+
+
+def _row(one: dict[str, Any], person: Person) -> list[Cell]:
+    may_release = one["in_force"] and person.may("holds:write")
+    released = f"released {when(one['released_at'])} by {one['released_by']}"
+    return [
+        Cell(f"{one['scope']} {one['name']}"),
+        Cell(one["tenant"] or "every tenant"),
+        Cell(one["reason"], kind="text"),
+        Cell(when(one["placed_at"])),
+        Cell(one["placed_by"]),
+        Cell("in force" if one["in_force"] else released, kind="state" if one["in_force"] else ""),
+        Cell("", links=[("Release", at("holds", one["id"], "release"))] if may_release else ()),
+    ]

@@ -1,0 +1,146 @@
+"""Keys: listed, made, rotated and revoked. A secret is shown once, on the page that follows."""
+
+from typing import Any, Final
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from app.console import forms
+from app.console.admin.sections import API, Administration, Cell, Table, at, following, query
+from app.console.api import Session, segment
+from app.console.templating import NOTHING, usd, when
+from app.core.roles import ROLES
+
+FILTERS: Final = (
+    forms.Field("tenant", "Tenant"),
+    forms.Field("in_force", "State", "select", choices=(("", "all"), ("true", "in force"), ("false", "ended"))),
+)
+FIELDS: Final = (
+    forms.Field("name", "Name", hint="Of the program or person that will use it.", required=True),
+    forms.Field("tenant", "Tenant", hint="Empty: your own."),
+    forms.Field(
+        "roles",
+        "Roles",
+        "checks",
+        "Named sets of scopes.",
+        choices=[(name, name) for name in reversed([*ROLES])],
+        value="caller",
+    ),
+    forms.Field("scopes", "Further scopes", "list", "Between commas."),
+    forms.Field("tiers", "Tiers", "list", "Between commas; empty: every tier."),
+    forms.Field("labels", "Labels", "list", "Between commas; they are put on each of its tasks."),
+    forms.Field("usd", "Most dollars for one run", "number"),
+    forms.Field("rpm", "Requests a minute", "number"),
+    forms.Field("tpm", "Tokens a minute", "number"),
+    forms.Field("concurrency", "Requests at one time", "number"),
+    forms.Field("expires_in", "Lifetime in days", "days", "Empty: it does not expire."),
+    forms.Field("all_tenants", "It reaches every tenant", "check"),
+)
+OVERLAP: Final = forms.Field(
+    "overlap_seconds", "Days for which the old secret still works", "days", "0 ends it at once.", value="1"
+)
+
+
+def routes(admin: Administration) -> list[Route]:
+    """The pages of keys."""
+
+    async def show_keys(request: Request, session: Session) -> Response:
+        page = await admin.api.get(session, f"{API}/keys", **query(request, FILTERS))
+        table = Table(
+            "Table of keys",
+            ("Name", "Id", "Tenant", "Role", "Limits", "Made (UTC)", "Expires (UTC)", "State"),
+            [_row(one) for one in page["data"]],
+            "No key fits these filters.",
+            following(request, page),
+        )
+        actions = [("Make a key", at("keys", "new"), "keys:write")]
+        return await admin.show_list(request, session, "Keys", table, actions=actions, filters=FILTERS)
+
+    async def show_key(request: Request, session: Session) -> Response:
+        one = await _key(admin, request, session)
+        return await admin.show(request, session, "key.html", one=one, state=_state(one))
+
+    return [
+        admin.pages.route("/admin/keys", show_keys),
+        *_make(admin),
+        admin.pages.route("/admin/keys/{key}", show_key),
+        *_rotate(admin),
+        *_revoke(admin),
+    ]
+
+
+def _make(admin: Administration) -> list[Route]:
+    async def ask(_request: Request, _session: Session) -> forms.Form:
+        return forms.Form("Make a key", "Make the key", FIELDS, back=at("keys"))
+
+    async def act(request: Request, session: Session, sent: forms.Sent) -> Response:
+        made = await admin.api.post(session, f"{API}/keys", sent.body, **sent.headers)
+        return await admin.show(request, session, "secret.html", one=made, verb="made")
+
+    return admin.form("/admin/keys/new", ask, act)
+
+
+def _rotate(admin: Administration) -> list[Route]:
+    async def ask(request: Request, session: Session) -> forms.Form:
+        one = await _key(admin, request, session)
+        says = (
+            f"The key {one['name']} of {one['tenant']} gets a new secret. Both work until the overlap is over, and a "
+            "secret from an earlier rotation ends now.",
+        )
+        back = at("keys", one["id"])
+        return forms.Form(f"Rotate the key {one['name']}", "Make a new secret", (OVERLAP,), back, says)
+
+    async def act(request: Request, session: Session, sent: forms.Sent) -> Response:
+        path = f"{API}/keys/{segment(request.path_params['key'])}/rotate"
+        made = await admin.api.post(session, path, sent.body, **sent.headers)
+        return await admin.show(request, session, "secret.html", one=made, verb="rotated")
+
+    return admin.form("/admin/keys/{key}/rotate", ask, act)
+
+
+def _revoke(admin: Administration) -> list[Route]:
+    async def ask(request: Request, session: Session) -> forms.Form:
+        one = await _key(admin, request, session)
+        says = (f"The key {one['name']} of {one['tenant']} is refused everywhere within five seconds.",)
+        back = at("keys", one["id"])
+        return forms.Form(f"Revoke the key {one['name']}", "Revoke it", (), back, says, is_final=True)
+
+    async def act(request: Request, session: Session, sent: forms.Sent) -> None:
+        path = f"{API}/keys/{segment(request.path_params['key'])}/revoke"
+        await admin.api.post(session, path, sent.body, **sent.headers)
+
+    return admin.form("/admin/keys/{key}/revoke", ask, act)
+
+
+async def _key(admin: Administration, request: Request, session: Session) -> dict[str, Any]:
+    found: dict[str, Any] = await admin.api.get(session, f"{API}/keys/{segment(request.path_params['key'])}")
+    return found
+
+
+def _row(one: dict[str, Any]) -> list[Cell]:
+    return [
+        Cell(one["name"], at("keys", one["id"])),
+        Cell(one["id"], kind="code"),
+        Cell(f"{one['tenant']} (reaches all)" if one["all_tenants"] else one["tenant"]),
+        Cell(one["role"] or ", ".join(one["scopes"])),
+        Cell(_limits(one)),
+        Cell(when(one["created_at"])),
+        Cell(when(one["expires_at"])),
+        Cell(_state(one), kind="state"),
+    ]
+
+
+def _state(one: dict[str, Any]) -> str:
+    if one["revoked_at"] is not None:
+        return "revoked"
+    return "in force" if one["in_force"] else "expired"
+
+
+def _limits(one: dict[str, Any]) -> str:
+    known = (("rpm", "requests a minute"), ("tpm", "tokens a minute"), ("concurrency", "at one time"))
+    found = [f"{usd(one['usd'])} a run"] if one["usd"] is not None else []
+    found += [f"{one[name]:,} {words}" for name, words in known if one[name] is not None]
+    found += [f"labels {', '.join(one['labels'])}"] if one["labels"] else []
+    found += [f"tiers {', '.join(one['tiers'])}"] if one["tiers"] else []
+    return "; ".join(found) or NOTHING

@@ -1,0 +1,72 @@
+"""Changes: who changed what; and people: who can log in."""
+
+from typing import Any, Final
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from app.console import forms
+from app.console.admin.sections import API, Administration, Cell, Table, following, query
+from app.console.api import Session
+from app.console.templating import NOTHING, when
+
+FILTERS: Final = (
+    forms.Field("target", "What", hint="The id of a key, tenant, budget, conductor or hold."),
+    forms.Field("actor", "Who"),
+    forms.Field("action", "Kind", hint="Such as key.revoked."),
+    forms.Field("tenant", "Tenant"),
+    forms.Field("since", "Since", hint="Such as 2026-11-01."),
+)
+
+
+def routes(admin: Administration) -> list[Route]:
+    """The pages of changes and people."""
+
+    async def show_changes(request: Request, session: Session) -> Response:
+        page = await admin.api.get(session, f"{API}/changes", **query(request, FILTERS))
+        table = Table(
+            "Table of changes",
+            ("Number", "At (UTC)", "Who", "Kind", "What", "Tenant", "Before", "After"),
+            [_change(one) for one in page["data"]],
+            "No change fits these filters.",
+            following(request, page),
+        )
+        return await admin.show_list(request, session, "Changes", table, filters=FILTERS)
+
+    async def show_people(request: Request, session: Session) -> Response:
+        found = await admin.api.get(session, f"{API}/people")
+        table = Table(
+            "Table of rules for logins",
+            ("Whose claim", "Is or has", "Has the role", "In the tenant"),
+            [_grant(one) for one in found["grants"]],
+            "People cannot log in: no OpenID provider is configured. Keys are accepted.",
+        )
+        minutes = f"A login lasts {found['session_seconds'] / 60:g} minutes. " if found["grants"] else ""
+        hint = f"{minutes}The first rule that fits a person counts (BATON_OIDC_ROLES)."
+        return await admin.show_list(request, session, "People", table, hint=hint)
+
+    return [admin.pages.route("/admin/changes", show_changes), admin.pages.route("/admin/people", show_people)]
+
+
+def _change(one: dict[str, Any]) -> list[Cell]:
+    return [
+        Cell(str(one["seq"])),
+        Cell(when(one["at"])),
+        Cell(f"{one['actor']} ({one['via']})"),
+        Cell(one["action"]),
+        Cell(one["target"]),
+        Cell(one["tenant"] or "all"),
+        *[Cell(_fields(one[name]), kind="text") for name in ("before", "after")],
+    ]
+
+
+def _fields(value: dict[str, Any] | None) -> str:
+    if value is None:
+        return NOTHING
+    return "\n".join([f"{name}: {orjson.dumps(entry).decode()}" for name, entry in sorted(value.items())])
+
+
+def _grant(one: dict[str, Any]) -> list[Cell]:
+    return [Cell(one["claim"]), Cell(one["value"]), Cell(one["role"]), Cell(one["tenant"] or "all tenants")]

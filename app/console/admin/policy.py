@@ -1,0 +1,130 @@
+"""The policy in force, and another pool file compared with it, shown as a table, or tried on past runs."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from app.console import forms
+from app.console.admin.sections import API, Administration, Cell, Table
+from app.console.api import ApiError, Session
+from app.console.pages import form_lists
+from app.console.session import PATH
+from app.core.records import changed
+
+QUESTIONS: Final = (
+    ("diff", "Compare it with the one in force: does it show anything to anybody who does not see it now?"),
+    ("check", "Show who may see what under it."),
+    ("try", "Apply it to past runs: which calls would it have refused?"),
+)
+FIELDS: Final = (
+    forms.Field("question", "Question", "select", choices=QUESTIONS),
+    forms.Field(
+        "pool", "Pool file", "lines", "The text of the file (TOML). It is never taken into force here.", (), True
+    ),
+    forms.Field("since_seconds", "Days of past runs", "days", "For the last question.", value="1"),
+)
+
+
+def routes(admin: Administration) -> list[Route]:
+    """The page of the policy."""
+
+    async def show(request: Request, session: Session, form: forms.Form, answer: Any, status: int = 200) -> Response:
+        policy = await admin.api.get(session, f"{API}/policy")
+        rules = Table(
+            "Table of the rules in force",
+            ("Rule", "For requests with the labels", "Keeps away"),
+            [_rule(one) for one in policy["rules"]],
+            "The pool file in force has no rules.",
+        )
+        return await admin.show(
+            request, session, "policy.html", status, policy=policy, rules=rules, form=form, answer=answer
+        )
+
+    async def ask(request: Request, session: Session) -> Response:
+        return await show(request, session, _form(), None)
+
+    async def answer(request: Request, session: Session) -> Response:
+        given = await form_lists(request)
+        form = changed(_form(), given=given)
+        body, faults = forms.read(form.fields, given)
+        question = str(body.pop("question", "diff"))
+        since = body.pop("since_seconds", None)
+        if faults:
+            return await show(request, session, changed(form, faults=faults), None, 400)
+        if question == "try" and since is not None:
+            body["since_seconds"] = since
+        try:
+            found = await admin.api.post(session, f"{API}/policy/{question}", body)
+        except ApiError as error:
+            if error.status not in forms.REFUSALS:
+                raise
+            faulty = changed(form, faults=forms.fault_of(error, form.fields))
+            return await show(request, session, faulty, None, error.status)
+        return await show(request, session, form, _answer(found))
+
+    return [admin.pages.route("/admin/policy", ask), admin.pages.route("/admin/policy", answer, "POST")]
+
+
+def _form() -> forms.Form:
+    return forms.Form("A pool file", "Ask", FIELDS)
+
+
+def _answer(found: Mapping[str, Any]) -> tuple[str, Table]:
+    """A sentence, and the table behind it."""
+    if found["object"] == "policy.difference":
+        return _difference(found)
+    if found["object"] == "policy.trial":
+        return _trial(found)
+    rows = [
+        [
+            Cell(row["tier"]),
+            Cell(", ".join(row["labels"]) or "none"),
+            Cell(", ".join(row["recipients"]) or "nobody"),
+            Cell("; ".join([f"{name}: {reason}" for name, reason in row["excluded"].items()]) or "nobody"),
+        ]
+        for row in found["shown"]
+    ]
+    notes = "; ".join(found["without_effect"])
+    words = f"Rules without effect: {notes}." if notes else "Every rule of the file keeps somebody away."
+    table = Table("Table of who may see what", ("Tier", "Labels", "May see it", "May not, and why"), rows, "No tiers.")
+    return words, table
+
+
+def _difference(found: Mapping[str, Any]) -> tuple[str, Table]:
+    rows = [
+        [
+            Cell(one["tier"]),
+            Cell(", ".join(one["labels"]) or "none"),
+            Cell(f"{one['worker']} ({one['role']}, {one['provider']})"),
+            Cell(str(one["before"])),
+        ]
+        for one in found["witnesses"]
+    ]
+    words = "The file shows nothing to anybody who does not see it now."
+    if found["widens"]:
+        words = "The file widens who sees what; there is a witness for each tier and recipient."
+    columns = ("Tier", "Labels", "Would see it", "Does not see it now, because")
+    return words, Table("Table of witnesses", columns, rows, "There are no witnesses: nothing is widened.")
+
+
+def _trial(found: Mapping[str, Any]) -> tuple[str, Table]:
+    rows = [
+        [
+            Cell(one["run"], f"{PATH}/runs/{one['run']}"),
+            Cell(one["tier"]),
+            Cell(", ".join(one["labels"]) or "none"),
+            Cell("; ".join([f"{name}: {reason}" for name, reason in one["refused"].items()])),
+        ]
+        for one in found["refused"]
+    ]
+    more = "" if found["all"] else " There are older ones in that time, which were not looked at."
+    words = f"Of {found['runs']:,} runs {len(rows):,} have calls that the file would have refused.{more}"
+    columns = ("Run", "Tier", "Labels", "Refused calls, and why")
+    return words, Table("Table of runs with refused calls", columns, rows, "No call would have been refused.")
+
+
+def _rule(one: Mapping[str, Any]) -> list[Cell]:
+    return [Cell(one["name"]), Cell(", ".join(one["labels"]) or "any"), Cell(", ".join(one["excludes"]) or "nobody")]

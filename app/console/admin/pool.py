@@ -1,0 +1,173 @@
+"""The workers of the pool with their breakers, and the versions of conductors."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from app.console import forms
+from app.console.admin.sections import API, Administration, Cell, Person, Table, at
+from app.console.api import Session, segment
+from app.console.session import PATH
+from app.console.templating import NOTHING, percent
+
+POOL_FILE: Final = "the pool file's model"
+"""The words for the empty version."""
+MEASURED: Final = (
+    "A breaker is open while a worker is left out because its calls fail, and half open while it is tried."
+)
+ELSEWHERE: Final = "This process is a gateway, which calls no workers: the metrics of the engines have the breakers."
+
+
+def routes(admin: Administration) -> list[Route]:
+    """The pages of workers and conductors."""
+
+    async def show_workers(request: Request, session: Session) -> Response:
+        found = (await admin.api.get(session, f"{API}/workers"))["data"]
+        table = Table(
+            "Table of workers",
+            ("Worker", "Breaker", "Provider", "Model", "Tiers", "Region", "Clearance", "Kept away by the rules"),
+            [_worker(one) for one in found],
+            "The pool file in force has no workers.",
+        )
+        is_measured = any(one["state"] is not None for one in found)
+        return await admin.show_list(request, session, "Workers", table, hint=MEASURED if is_measured else ELSEWHERE)
+
+    async def show_conductors(request: Request, session: Session) -> Response:
+        found = (await admin.api.get(session, f"{API}/conductors"))["data"]
+        person = await admin.person(request, session)
+        table = Table(
+            "Table of conductors",
+            ("Conductor", "Live", "Canary", "Share", "Loaded", "Live before", "Actions"),
+            [_conductor(one, person) for one in found],
+            "No tier of the pool file has a model as its conductor.",
+        )
+        hint = "`baton conductor deploy` loads a version and checks it."
+        return await admin.show_list(request, session, "Conductors", table, hint=hint)
+
+    return [
+        admin.pages.route("/admin/workers", show_workers),
+        admin.pages.route("/admin/conductors", show_conductors),
+        *_canary(admin),
+        *_promote(admin),
+        *_roll_back(admin),
+    ]
+
+
+def _worker(one: Mapping[str, Any]) -> list[Cell]:
+    state = one["state"].replace("_", " ") if one["state"] is not None else ""
+    return [
+        Cell(one["name"], f"{PATH}/runs?worker={segment(one['name'])}"),
+        Cell(state, kind="state") if state else Cell("not measured here"),
+        Cell(one["provider"]),
+        Cell(one["model"]),
+        Cell(", ".join(one["tiers"]) or "none"),
+        Cell(one["region"] or "unknown"),
+        Cell(", ".join(one["clearance"]) or "none"),
+        Cell(", ".join(one["rules"]) or "none"),
+    ]
+
+
+def _conductor(one: Mapping[str, Any], person: Person) -> list[Cell]:
+    links = [("What happened", at("changes", target=one["name"]))] if person.may("changes:read") else []
+    if person.may("conductors:write"):
+        verbs = (("Canary", "canary"), ("Promote", "promote"), ("Roll back", "rollback"))
+        links += [(words, at("conductors", one["name"], verb)) for words, verb in verbs]
+    return [
+        Cell(one["name"]),
+        Cell(one["live"] or POOL_FILE),
+        Cell(one["canary"] or NOTHING),
+        Cell(percent(one["share"]) if one["canary"] else NOTHING, kind="number"),
+        Cell(", ".join(one["loaded"]) or "none"),
+        Cell(", ".join([version or POOL_FILE for version in reversed(one["before"])]) or "none"),
+        Cell("", links=links),
+    ]
+
+
+def _canary(admin: Administration) -> list[Route]:
+    async def ask(request: Request, session: Session) -> forms.Form:
+        one = await _standing(admin, request, session)
+        share = forms.Field("share", "Share of the runs", "number", "Between 0 and 1.", required=True, value="0.05")
+        says = ("The version conducts this share of the runs; engines follow within two seconds.",)
+        return forms.Form(f"Canary of {one['name']}", "Begin it", (_version(one), share), at("conductors"), says)
+
+    return admin.form("/admin/conductors/{conductor}/canary", ask, _act(admin, "canary"))
+
+
+def _promote(admin: Administration) -> list[Route]:
+    async def ask(request: Request, session: Session) -> forms.Form:
+        one = await _standing(admin, request, session)
+        says = ["The version conducts all runs; engines follow within two seconds. It can be rolled back."]
+        says += await _evidence(admin, session, one)
+        force = forms.Field("force", "Reason to promote it although conditions do not hold", hint="It is recorded.")
+        fields = (_version(one), force)
+        return forms.Form(f"Promote a version of {one['name']}", "Promote it", fields, at("conductors"), says)
+
+    return admin.form("/admin/conductors/{conductor}/promote", ask, _act(admin, "promote"))
+
+
+def _roll_back(admin: Administration) -> list[Route]:
+    async def ask(request: Request, session: Session) -> forms.Form:
+        one = await _standing(admin, request, session)
+        before = (one["before"][-1] if one["before"] else "") or POOL_FILE
+        what = f"The canary {one['canary']} ends." if one["canary"] else f"Instead of {one['live']} {before} conducts."
+        if not (one["canary"] or one["live"]):
+            what = "There is nothing to roll back: the pool file's own model conducts."
+        return forms.Form(f"Roll {one['name']} back", "Roll it back", (), at("conductors"), (what,))
+
+    return admin.form("/admin/conductors/{conductor}/rollback", ask, _act(admin, "rollback"))
+
+
+def _act(admin: Administration, verb: str) -> forms.Act:
+    async def act(request: Request, session: Session, sent: forms.Sent) -> None:
+        path = f"{API}/conductors/{segment(request.path_params['conductor'])}/{verb}"
+        await admin.api.post(session, path, sent.body, **sent.headers)
+
+    return act
+
+
+async def _standing(admin: Administration, request: Request, session: Session) -> dict[str, Any]:
+    wanted = request.path_params["conductor"]
+    for one in (await admin.api.get(session, f"{API}/conductors"))["data"]:
+        if one["name"] == wanted:
+            found: dict[str, Any] = one
+            return found
+    return {"name": wanted, "live": "", "canary": "", "share": 0.0, "loaded": [], "before": []}
+
+
+def _version(one: Mapping[str, Any]) -> forms.Field:
+    versions = [(version, version) for version in one["loaded"] if version != one["live"]]
+    value = one["canary"] or (versions[0][0] if versions else "")
+    return forms.Field("version", "Version", "select", choices=versions, required=True, value=value)
+
+
+async def _evidence(admin: Administration, session: Session, one: Mapping[str, Any]) -> list[str]:
+    """The conditions of a promotion of each version that may be promoted, in sentences."""
+    said = []
+    for version in [version for version in one["loaded"] if version != one["live"]]:
+        path = f"{API}/conductors/{segment(one['name'])}/evidence"
+        found = await admin.api.get(session, path, version=version)
+        if not found["tiers"]:
+            said.append(f"{version}: no tier states conditions for a promotion.")
+        for tier in found["tiers"]:
+            verdict = "may be promoted" if tier["promotable"] else "may not be promoted without a reason"
+            said.append(
+                f"{version} on {tier['tier']} {verdict}: {'; '.join([_words(of) for of in tier['conditions']])}."
+            )
+    return said
+
+
+def _words(condition: Mapping[str, Any]) -> str:
+    found = condition["found"]
+    seen = "nothing is known"
+    if found is not None:
+        value, low, high = [_figure(found[name]) for name in ("value", "low", "high")]
+        seen = f"{value} was found, between {low} and {high}"
+    outcome = condition["outcome"].replace("_", " ")
+    return f"{condition['name']} of {condition['limit']:g}: {outcome} ({seen}; {condition['count']:,} compared)"
+
+
+def _figure(value: float | None) -> str:
+    return "no bound" if value is None else f"{value:.4f}"

@@ -1,0 +1,174 @@
+"""The sections of the administration, the person who looks at them, and tables of what they list."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Literal
+from urllib.parse import quote, urlencode
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from app.console import forms
+from app.console.api import Session
+from app.console.pages import Pages
+from app.console.session import PATH
+from app.core.records import record
+from app.core.roles import permits
+
+API: Final = "/admin/v1"
+ADMIN: Final = f"{PATH}/admin"
+PAGE: Final = 50
+"""Entries of a page of a list."""
+
+
+@record(frozen=True, slots=True)
+class Section:
+    """An entry of the administration's navigation, for people with the scope."""
+
+    name: str
+    path: str
+    scope: str
+    about: str
+
+
+SECTIONS: Final = (
+    Section("Keys", f"{ADMIN}/keys", "keys:read", "Make, rotate and revoke API keys."),
+    Section("Tenants", f"{ADMIN}/tenants", "tenants:read", "Create, disable and enable tenants."),
+    Section("Budgets", f"{ADMIN}/budgets", "budgets:read", "Set what may be spent, and see what is left."),
+    Section("Policy", f"{ADMIN}/policy", "policy:read", "The rules in force, and a pool file compared with them."),
+    Section("Workers", f"{ADMIN}/workers", "workers:read", "The workers of the pool, and their circuit breakers."),
+    Section("Conductors", f"{ADMIN}/conductors", "conductors:read", "Versions, canaries, promotions, rollbacks."),
+    Section("Legal holds", f"{ADMIN}/holds", "holds:read", "Runs of which nothing may be erased."),
+    Section("Changes", f"{ADMIN}/changes", "changes:read", "Who changed what."),
+    Section("People", f"{ADMIN}/people", "keys:read", "Who can log in, and as what."),
+)
+
+
+@record(frozen=True, slots=True)
+class Person:
+    """The key or the person who is signed in."""
+
+    id: str
+    via: str
+    tenant: str
+    all_tenants: bool
+    role: str
+    scopes: frozenset[str]
+    expires_at: float | None
+
+    def may(self, scope: str) -> bool:
+        """True if their scopes permit it. The API decides anew for each request."""
+        return permits(self.scopes, scope, all_tenants=self.all_tenants)
+
+
+@record(frozen=True, slots=True)
+class Cell:
+    """One cell of a table."""
+
+    text: str
+    href: str = ""
+    kind: Literal["", "state", "number", "code", "text"] = ""
+    """`state` is a word with a colour; `text` may be long and have several lines."""
+    links: Sequence[tuple[str, str]] = ()
+    """What can be done with the row: words and addresses."""
+
+
+@record(frozen=True, slots=True)
+class Table:
+    """A table; the first cell of each row names it."""
+
+    caption: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[Cell]]
+    empty: str
+    """A sentence that stands where there are no rows."""
+    following: str = ""
+    """The address of the next page, if there is one."""
+
+
+class Administration:
+    """Renders the pages of a section with the navigation among the sections."""
+
+    def __init__(self, pages: Pages) -> None:
+        self.pages = pages
+        self.api = pages.api
+
+    async def person(self, request: Request, session: Session) -> Person:
+        """The person who is signed in; they are asked for once in each request."""
+        found: Person | None = getattr(request.state, "person", None)
+        if found is None:
+            me = await self.api.get(session, f"{API}/me")
+            found = Person(
+                id=me["id"],
+                via=me["via"],
+                tenant=me["tenant"],
+                all_tenants=me["all_tenants"],
+                role=me["role"] or "",
+                scopes=frozenset(me["scopes"]),
+                expires_at=me["expires_at"],
+            )
+            request.state.person = found
+        return found
+
+    async def show(
+        self, request: Request, session: Session, template: str, status: int = 200, **values: Any
+    ) -> Response:
+        """A page of a section."""
+        person = await self.person(request, session)
+        sections = [one for one in SECTIONS if person.may(one.scope)]
+        address = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+        frame = {"sections": sections, "person": person, "address": address}
+        return self.pages.show(request, f"admin/{template}", status, **frame, **values)
+
+    async def show_list(
+        self,
+        request: Request,
+        session: Session,
+        title: str,
+        table: Table,
+        *,
+        actions: Sequence[tuple[str, str, str]] = (),
+        filters: Sequence[forms.Field] = (),
+        hint: str = "",
+    ) -> Response:
+        """A page with a table. `actions` are links with the scope that each needs."""
+        person = await self.person(request, session)
+        return await self.show(
+            request,
+            session,
+            "list.html",
+            title=title,
+            hint=hint,
+            table=table,
+            actions=[(words, href) for words, href, scope in actions if person.may(scope)],
+            filters=forms.Form(title, "Filter", filters, given=chosen(request, filters)),
+        )
+
+    def form(self, path: str, ask: forms.Ask, act: forms.Act) -> list[Route]:
+        """The pages of a form at `path` below `/console`."""
+        return forms.routes(self.pages, path, ask, act, self.show)
+
+
+def chosen(request: Request, filters: Sequence[forms.Field]) -> dict[str, list[str]]:
+    """The filters that the address has, by the names of their fields."""
+    return {one.name: [request.query_params.get(one.name, "")] for one in filters}
+
+
+def query(request: Request, filters: Sequence[forms.Field]) -> dict[str, Any]:
+    """The filters and the place of a page, as parameters for the API."""
+    found: dict[str, Any] = {name: values[-1].strip() for name, values in chosen(request, filters).items()}
+    return found | {"limit": PAGE, "after": request.query_params.get("after")}
+
+
+def following(request: Request, page: Mapping[str, Any]) -> str:
+    """The address of the page behind this one; empty if there is none."""
+    if not page["has_more"]:
+        return ""
+    kept = {name: value for name, value in request.query_params.items() if name != "after" and value}
+    return f"{request.url.path}?{urlencode(kept | {'after': page['next']})}"
+
+
+def at(*parts: str, **fields: str) -> str:
+    """The address of a page of the administration; every part may be any text."""
+    path = "/".join([ADMIN, *[quote(part, safe="") for part in parts]])
+    return f"{path}?{urlencode(fields)}" if fields else path

@@ -1,0 +1,75 @@
+"""Tenants: listed, created, disabled and enabled."""
+
+from typing import Any, Final
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from app.console import forms
+from app.console.admin.sections import API, Administration, Cell, Person, Table, at, following, query
+from app.console.api import Session, segment
+from app.console.templating import when
+
+FIELDS: Final = (forms.Field("name", "Name", hint="Letters, digits and _ . : @ -", required=True),)
+WORDS: Final = {
+    "disable": "None of its keys is accepted any more, within five seconds. Runs that have begun go on.",
+    "enable": "Its keys are accepted again, within five seconds.",
+}
+
+
+def routes(admin: Administration) -> list[Route]:
+    """The pages of tenants."""
+
+    async def show_tenants(request: Request, session: Session) -> Response:
+        page = await admin.api.get(session, f"{API}/tenants", **query(request, ()))
+        person = await admin.person(request, session)
+        table = Table(
+            "Table of tenants",
+            ("Name", "Keys", "Created (UTC)", "State", "Actions"),
+            [_row(one, person) for one in page["data"]],
+            "There are no tenants yet.",
+            following(request, page),
+        )
+        actions = [("Create a tenant", at("tenants", "new"), "tenants:write")]
+        return await admin.show_list(request, session, "Tenants", table, actions=actions)
+
+    async def ask(_request: Request, _session: Session) -> forms.Form:
+        return forms.Form("Create a tenant", "Create it", FIELDS, at("tenants"))
+
+    async def act(_request: Request, session: Session, sent: forms.Sent) -> None:
+        await admin.api.post(session, f"{API}/tenants", sent.body, **sent.headers)
+
+    return [
+        admin.pages.route("/admin/tenants", show_tenants),
+        *admin.form("/admin/tenants/new", ask, act),
+        *_switch(admin, "disable"),
+        *_switch(admin, "enable"),
+    ]
+
+
+def _switch(admin: Administration, verb: str) -> list[Route]:
+    async def ask(request: Request, _session: Session) -> forms.Form:
+        name = request.path_params["tenant"]
+        title = f"{verb.capitalize()} the tenant {name}"
+        return forms.Form(title, f"{verb.capitalize()} it", (), at("tenants"), (WORDS[verb],))
+
+    async def act(request: Request, session: Session, sent: forms.Sent) -> None:
+        path = f"{API}/tenants/{segment(request.path_params['tenant'])}/{verb}"
+        await admin.api.post(session, path, sent.body, **sent.headers)
+
+    return admin.form(f"/admin/tenants/{{tenant}}/{verb}", ask, act)
+
+
+def _row(one: dict[str, Any], person: Person) -> list[Cell]:
+    is_disabled = one["disabled_at"] is not None
+    verb = "enable" if is_disabled else "disable"
+    links = [(verb.capitalize(), at("tenants", one["name"], verb))] if person.may("tenants:write") else []
+    links += [("Keys", at("keys", tenant=one["name"]))] if person.may("keys:read") else []
+    return [
+        Cell(one["name"]),
+        Cell(f"{one['keys']:,}", kind="number"),
+        Cell(when(one["created_at"])),
+        Cell(f"disabled {when(one['disabled_at'])}" if is_disabled else "enabled", kind="state"),
+        Cell("", links=links),
+    ]

@@ -1,0 +1,145 @@
+"""The administration in the console: keys, tenants, budgets, policy, the pool, holds and the log of changes."""
+
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from app.core.roles import ROLES
+from tests.harness.administration import AdminStandIn, administration
+from tests.harness.console import SAME_ORIGIN, browsing, sign_in, words
+
+SECRET = re.compile(r'class="secret" readonly value="(bt_[^"]+)"')
+
+
+@pytest.fixture
+async def admin(tmp_path: Path) -> AsyncIterator[AdminStandIn]:
+    async with administration(tmp_path) as opened:
+        yield opened
+
+
+@asynccontextmanager
+async def console(admin: AdminStandIn, key: str) -> AsyncIterator[httpx.AsyncClient]:
+    """A browser at the console of the admin listener, signed in by a key."""
+    async with browsing(admin.app, lambda: admin.stand_in.seconds, is_admin=True, has_people=True) as client:
+        await sign_in(client, key)
+        yield client
+
+
+async def read(client: httpx.AsyncClient, path: str) -> str:
+    """The words of a page."""
+    reply = await client.get(f"/console/admin{path}")
+    assert reply.status_code == 200, reply.text
+    return words(reply.text)
+
+
+async def filled(client: httpx.AsyncClient, path: str, **fields: Any) -> dict[str, Any]:
+    """The fields of the form at a path: the hidden ones as the page has them, and these."""
+    page = await client.get(f"/console/admin{path}")
+    assert page.status_code == 200, page.text
+    return dict(re.findall(r'<input type="hidden" name="(once)" value="([^"]+)"', page.text)) | fields
+
+
+async def post(client: httpx.AsyncClient, path: str, data: dict[str, Any]) -> httpx.Response:
+    return await client.post(f"/console/admin{path}", data=data, headers=SAME_ORIGIN)
+
+
+async def send(client: httpx.AsyncClient, path: str, **fields: Any) -> httpx.Response:
+    """Fill a form in and send it."""
+    return await post(client, path, await filled(client, path, **fields))
+
+
+async def test_a_key_is_made_rotated_and_revoked_each_once_however_often_the_form_is_sent(admin: AdminStandIn) -> None:
+    async with console(admin, await admin.add_key("boss")) as client:
+        fields = await filled(client, "/keys/new", name="ci", roles=["caller", "auditor"], rpm="60", expires_in="30")
+        made = [await post(client, "/keys/new", fields) for _ in range(2)]
+        first = SECRET.search(made[0].text)
+        assert first is not None
+        assert "The form was sent twice, and was carried out once." in words(made[1].text)
+        rows = {row.name: row for row in await admin.store.keys()}
+        assert set(rows) == {"boss", "ci"}
+        assert rows["ci"].scopes == ROLES["auditor"] | ROLES["caller"]
+        assert (rows["ci"].rpm, rows["ci"].expires_at) == (60, admin.stand_in.seconds + 30 * 86_400)
+        name = rows["ci"].id
+        fields = await filled(client, f"/keys/{name}/rotate", overlap_seconds="0.5")
+        made = [await post(client, f"/keys/{name}/rotate", fields) for _ in range(2)]
+        second = SECRET.search(made[0].text)
+        assert second is not None
+        assert SECRET.search(made[1].text) is None
+        async with admin.client(first[1]) as old, admin.client(second[1]) as new:
+            assert [(await one.get("/admin/v1/me")).status_code for one in (old, new)] == [200, 200]
+        assert "This cannot be undone." in await read(client, f"/keys/{name}/revoke")
+        assert (await send(client, f"/keys/{name}/revoke")).headers["location"] == f"/console/admin/keys/{name}"
+        assert "revoked" in await read(client, f"/keys/{name}")
+        assert "ci" not in await read(client, "/keys?in_force=true")
+        assert f"{name} acme" in await read(client, "/keys?in_force=false")
+        changes = await read(client, f"/changes?target={name}")
+    assert [changes.count(f"(key) {kind} {name}") for kind in ("key.added", "key.rotated", "key.revoked")] == [1, 1, 1]
+
+
+async def test_faults_stand_beside_their_fields_and_what_was_typed_is_kept(admin: AdminStandIn) -> None:
+    async with console(admin, await admin.add_key("boss", all_tenants=True)) as client:
+        for fields, name, fault in (
+            ({"name": ""}, "name", "This field must be filled in."),
+            ({"name": "x", "rpm": "many"}, "rpm", "This must be a number."),
+            ({"name": "x", "tiers": "none"}, "tiers", "There is no tier of a name in &#39;tiers&#39;."),
+        ):
+            reply = await send(client, "/keys/new", **fields, usd='<b>"' if name == "name" else "")
+            assert reply.status_code == 400
+            assert f'id="fault-{name}">{fault}' in reply.text
+            assert f'aria-describedby="hint-{name} fault-{name}" aria-invalid="true"' in reply.text
+            assert ('value="&lt;b&gt;&#34;"' in reply.text) == (name == "name")
+        reply = await send(client, "/tenants/acme/disable")
+        assert (reply.status_code, "end the access of the one who asks" in words(reply.text)) == (409, True)
+
+
+async def test_tenants_budgets_and_holds_are_managed(admin: AdminStandIn) -> None:
+    async with console(admin, await admin.add_key("boss", all_tenants=True)) as client:
+        await send(client, "/tenants/new", name="other")
+        await send(client, "/tenants/other/disable")
+        assert re.search(r"other 0 \S+ \S+ disabled .* Enable", await read(client, "/tenants"))
+        await send(client, "/tenants/other/enable")
+        assert re.search(r"other 0 \S+ \S+ enabled Disable", await read(client, "/tenants"))
+        await send(client, "/budgets/set", scope="user", name="*", period="day", usd="2.50", soft="0.8")
+        assert "acme/user/*/day acme $2.5000 a day nothing was spent yet" in await read(client, "/budgets")
+        assert "Warning at 80.0 %" in await read(client, "/budgets/one?id=acme/user/*/day")
+        await send(client, "/budgets/remove?id=acme/user/*/day")
+        assert "No budget is set" in await read(client, "/budgets")
+        fields = await filled(client, "/holds/new", scope="user", name="ann", reason="case 12")
+        for _ in range(2):
+            assert (await post(client, "/holds/new", fields)).status_code == 303
+        [hold] = await admin.store.holds()
+        assert "user ann every tenant case 12" in await read(client, "/holds?in_force=true")
+        await send(client, f"/holds/{hold.id}/release")
+        assert "released" in await read(client, "/holds?in_force=false")
+
+
+async def test_the_pool_its_rules_and_its_conductors_are_shown(admin: AdminStandIn) -> None:
+    async with console(admin, await admin.add_key("boss", all_tenants=True)) as client:
+        workers = await read(client, "/workers")
+        assert re.search(r"alpha closed .* beta open ", workers)
+        assert "alpha the pool file&#39;s model" in await read(client, "/conductors")
+        assert "nothing to roll back" in await read(client, "/conductors/alpha/rollback")
+        reply = await send(client, "/conductors/alpha/rollback")
+        assert (reply.status_code, "there is nothing to roll back" in words(reply.text)) == (409, True)
+        assert "The pool file in force has no rules." in await read(client, "/policy")
+        reply = await send(client, "/policy", question="diff", pool="[tiers.")
+        assert (reply.status_code, 'id="fault-pool">The pool file is not valid' in reply.text) == (400, True)
+        assert "Has the role" in await read(client, "/people") or "cannot log in" in await read(client, "/people")
+
+
+async def test_everybody_sees_the_sections_that_their_scopes_allow(admin: AdminStandIn) -> None:
+    async with console(admin, await admin.add_key("devel", "developer")) as client:
+        start = await client.get("/console/admin")
+        sections = re.findall(r'href="/console/admin/([a-z]+)"', start.text)
+        assert set(sections) == {"policy", "workers", "conductors"}
+        assert (await client.get("/console/admin/keys")).status_code == 403
+        assert "Canary" not in (await read(client, "/conductors")).partition("Actions")[2]
+    async with browsing(admin.gateway_app()) as client:
+        await sign_in(client, await admin.add_key("boss"))
+        assert (await client.get("/console/admin")).status_code == 404
+        assert "Administration" not in (await client.get("/console/runs")).text
