@@ -6,7 +6,7 @@ policy gets no verdict if too few decisions support it (`app/lab/offpolicy.py`).
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import chain
 from typing import Any
 
@@ -22,8 +22,20 @@ from app.core.rating.features import asked as words
 from app.core.run.events import RunAdmitted, facts
 from app.engine.conductors.ratings import posterior_of
 from app.errors import ConfigInvalid
-from app.lab.logged_decisions import ALWAYS, CURRENT, GREEDY, UNIFORM, Beliefs, Decided, choice, decided, folded, worth
-from app.lab.offpolicy import Estimate, Log, Logged, Policy, Report, mean
+from app.lab.logged_decisions import (
+    ALWAYS,
+    CURRENT,
+    GREEDY,
+    UNIFORM,
+    Beliefs,
+    Decided,
+    choice,
+    conversation,
+    decided,
+    folded,
+    worth,
+)
+from app.lab.offpolicy import SELECTION, Estimate, Log, Logged, Policy, Report, mean
 from app.process.config import Loaded, configure
 from app.store.protocol import RunQuery, RunRow, Store
 
@@ -44,12 +56,14 @@ class Row:
     reward: float
     beliefs: Beliefs | None = None
     """The beliefs of the tier's selector for the tenant of the run; None where the tier has no selector."""
+    conversation: str = ""
+    """The name of the conversation; empty if it was erased."""
 
     @property
     def logged(self) -> Logged:
         """The row in the form that the estimators read."""
         features = folded(self.seen) if self.seen is not None else ()
-        return Logged(features, self.decided.action, self.decided.propensity, self.reward)
+        return Logged(features, self.decided.action, self.decided.propensity, self.reward, self.conversation)
 
 
 @dataclass(slots=True)
@@ -57,6 +71,8 @@ class Read:
     """The decisions that the journal has."""
 
     rows: dict[Group, list[Row]] = field(default_factory=dict)
+    unrated: Counter[str] = field(default_factory=Counter)
+    """Runs of each tier that have an answer and no score."""
     skipped: Counter[str] = field(default_factory=Counter)
     """Rated runs that say nothing about other policies, by reason."""
     beliefs: dict[tuple[str, str], Beliefs] = field(default_factory=dict)
@@ -71,6 +87,8 @@ class Judged:
     policy: str
     left_out: int
     report: Report
+    unrated: int = 0
+    """Runs of the tier that have an answer and no score."""
 
 
 def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> int:
@@ -84,7 +102,8 @@ def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> i
     found = event_loop.run(_read(loaded, asked, now()))
     judged: list[Judged] = []
     for group, rows in sorted(found.rows.items()):
-        judged += _judged(group, rows, asked.policy)
+        of_group = _judged(group, rows, asked.policy)
+        judged += [replace(one, unrated=found.unrated[group[0]]) for one in of_group]
     if asked.json:
         print(orjson.dumps([_shown(one) for one in judged], option=orjson.OPT_INDENT_2).decode())
     else:
@@ -112,6 +131,7 @@ async def _note(store: Store, loaded: Loaded, row: RunRow, found: Read) -> None:
     tier = loaded.catalog.tiers.get(row.tier)
     reward = worth(await store.feedback(row.id), row.spent.usd, tier.conductor.selector if tier is not None else None)
     if reward is None:
+        found.unrated[row.tier] += row.state == "succeeded"
         return
     events = (await store.journal(row.id)).events
     one = decided(events)
@@ -119,9 +139,10 @@ async def _note(store: Store, loaded: Loaded, row: RunRow, found: Read) -> None:
     if reason or one is None:
         found.skipped[reason] += 1
         return
-    seen = await _seen(store, row.id, one, next((fact.task for fact in facts(events, RunAdmitted)), ""))
+    task = next((fact.task for fact in facts(events, RunAdmitted)), "")
+    seen, named = await _seen(store, row.id, one, task)
     beliefs = await _beliefs(store, loaded, row, found)
-    found.rows.setdefault((row.tier, one.layer, one.shape), []).append(Row(one, seen, reward, beliefs))
+    found.rows.setdefault((row.tier, one.layer, one.shape), []).append(Row(one, seen, reward, beliefs, named))
 
 
 async def _beliefs(store: Store, loaded: Loaded, row: RunRow, found: Read) -> Beliefs | None:
@@ -145,14 +166,15 @@ def _reason_not_usable(tier: Tier | None, one: Decided | None) -> str:
     return "" if one.chance else "nothing was left to chance"
 
 
-async def _seen(store: Store, run: str, one: Decided, task: str) -> Features | None:
-    """Return the features of a decision: the journaled ones of a selector, or those of the task for a model."""
-    ref = one.features or task
-    bodies = await store.contents(run, [ref])
-    if not bodies:
-        return None
-    value = orjson.loads(bodies[ref])
-    return from_json(value) if one.features else features(words(task_from_json(value).messages))
+async def _seen(store: Store, run: str, one: Decided, task: str) -> tuple[Features | None, str]:
+    """Return the features of a decision, which are the journaled ones of a selector or those of the task for a model,
+    and the name of the conversation. Both are missing where the content was erased."""
+    bodies = await store.contents(run, [ref for ref in (one.features, task) if ref])
+    messages = task_from_json(orjson.loads(bodies[task])).messages if task in bodies else None
+    named = conversation(messages) if messages is not None else ""
+    if one.features:
+        return from_json(orjson.loads(bodies[one.features])) if one.features in bodies else None, named
+    return features(words(messages)) if messages is not None else None, named
 
 
 # -- judging
@@ -188,7 +210,8 @@ def _choice(policy: str, row: Row) -> Policy | None:
 def _shown(one: Judged) -> dict[str, Any]:
     tier, layer, shape = one.group
     about = {"tier": tier, "layer": layer, "shape": shape, "policy": one.policy, "left_out": one.left_out}
-    return {**about, **asdict(one.report), "verdict": one.report.verdict, "refusal": one.report.refusal}
+    report = {**asdict(one.report), "verdict": one.report.verdict, "refusal": one.report.refusal}
+    return {**about, **report, "unrated": one.unrated}
 
 
 def _print(found: Read, judged: Sequence[Judged]) -> None:
@@ -201,8 +224,15 @@ def _print(found: Read, judged: Sequence[Judged]) -> None:
         console.print(f"{tier}, {layer}{about}: {len(rows)} decisions, which earned {earned}", markup=False)
         console.print(_table([one for one in judged if one.group == group]))
         for one in judged:
-            if one.group == group and one.report.refusal:
-                console.print(f"refused, {one.policy}: {one.report.refusal}", markup=False)
+            if one.group == group and (note := _note_on(one.report)):
+                console.print(f"{one.report.verdict}, {one.policy}: {note}", markup=False)
+        if unrated := found.unrated[tier]:
+            share = f"{len(rows) / (len(rows) + unrated):.0%}"
+            console.print(
+                f"runs of {tier} with an answer and no score: {unrated}; these rows are at most {share} of all, "
+                "and the estimates are about runs that get a score",
+                markup=False,
+            )
     if found.rows and not judged:
         arms: set[str] = set()
         for row in chain.from_iterable(found.rows.values()):
@@ -212,6 +242,21 @@ def _print(found: Read, judged: Sequence[Judged]) -> None:
         console.print("There are no rated runs whose plan was left to chance.")
     for reason, count in sorted(found.skipped.items()):
         console.print(f"rated, but not usable: {count}, because {reason}", markup=False)
+
+
+def _note_on(report: Report) -> str:
+    """Return what there is to say about a verdict: why there is none, and how far it depends on who rates."""
+    if report.refusal:
+        return report.refusal
+    if report.verdict == "undecided":
+        if report.needed is None:
+            return "the advantage is too small for any number of rows"
+        return f"about {max(report.needed - report.rows, 1)} more rows like these decide it, if the advantage stays"
+    low, high = report.selected
+    return (
+        f"it stays if the odds of being rated differ by a factor of up to {report.selection:.1f} between runs; "
+        f"by {SELECTION:.0f} the advantage is between {low:+.3f} and {high:+.3f}, without sampling error"
+    )
 
 
 def _table(judged: Sequence[Judged]) -> Table:

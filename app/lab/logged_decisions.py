@@ -10,12 +10,14 @@ the selector as it would choose now, from all that it has learned; `uniform` tak
 it may be taken.
 """
 
+import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 
+from app.core.message.chat import Message
 from app.core.plan.templates import MODEL, arms
 from app.core.pool.catalog import SelectorSpec, Worker
 from app.core.rating.features import Features
@@ -141,6 +143,13 @@ def score(given: Sequence[Feedback]) -> float | None:
         if one.score is not None and one.kind != "implicit"
     }
     return sum(latest.values()) / len(latest) if latest else None
+
+
+def conversation(messages: Sequence[Message]) -> str:
+    """Return the name of a conversation: a hash of how it begins, up to the caller's first message."""
+    first = next((place for place, one in enumerate(messages) if one.role == "user"), 0)
+    begun = json.dumps([[one.role, one.text] for one in messages[: first + 1]])
+    return hashlib.sha256(begun.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
 def folded(seen: Features) -> tuple[float, ...]:

@@ -9,6 +9,12 @@ The model is a ridge regression for each arm on the features of the decision, dr
 arms. It is cross-fitted: no row is corrected by a model that has seen it. Weights are capped, which trades the noise of
 few rows for a bias: of the choices that the capped weights do not stand for (`covered` says how many they do), the
 model alone speaks. `dr`'s interval is the wider for it, by how far the model was off on the rows that were cut.
+
+The intervals of `dr` and `ahead` hold at all times at once (`core.rating.intervals`), so that a log may be judged again
+with each new row, and stopped as soon as there is a verdict. Rows of one conversation depend on each other: they are
+one cluster, which counts as one value. Ratings may be missing for reasons that depend on the answer: `selected` bounds
+`ahead` where the odds of being rated differ by at most a factor between any two decisions, and `Report.selection` is
+the largest factor under which the verdict stays.
 Estimators: Dudik, Langford and Li (arXiv 1103.4601), Swaminathan and Joachims (2015); the pull towards a shared
 regression is ours.
 """
@@ -16,8 +22,12 @@ regression is ours.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
-VERSION = "offpolicy-1"
+from app.core.rating.intervals import LEAST as LEAST_VALUES
+from app.core.rating.intervals import half_width, needed
+
+VERSION = "offpolicy-2"
 CAP = 20.0
 """The largest weight of a row."""
 LEAST = 100.0
@@ -26,6 +36,10 @@ LEAST_COVERED = 0.5
 """The least share of the other policy's choices that the log must stand for; below it the model alone would judge."""
 FOLDS = 5
 RIDGE = 1.0
+SELECTION = 2.0
+"""The factor between the odds of being rated under which `ahead` is bounded."""
+MOST_SELECTION = 20.0
+"""The largest factor that is looked for."""
 WIDE = 1.96
 """Standard errors to either end of a 95 % interval."""
 
@@ -43,6 +57,8 @@ class Logged:
     action: str
     propensity: float
     reward: float
+    cluster: str = ""
+    """The conversation that it belongs to; an empty one is a conversation of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,15 +91,31 @@ class Report:
     direct: float
     dr: Estimate
     ahead: Estimate
+    clusters: int = 0
+    needed: int | None = None
+    """About how many rows like these the log must have for a verdict other than `refused` and `undecided`; None if no
+    number of them is enough. It is `rows` or less if there is a verdict."""
+    selected: tuple[float, float] = (-math.inf, math.inf)
+    """The bounds of `ahead` where the odds of being rated differ by up to `SELECTION`; without sampling error."""
+    selection: float = 1.0
+    """The largest factor between the odds of being rated under which the verdict stays; 1 if there is none."""
 
     @property
     def refusal(self) -> str:
-        """Return the reason why there is no verdict; empty if there is one."""
+        """Return the reason why there is no verdict, with the rows still needed; empty if there is one."""
+        if self.covered < LEAST_COVERED and self.ess >= LEAST:
+            told = f"the log stands for {self.covered:.0%} of that policy's choices, and {LEAST_COVERED:.0%} are needed"
+            return f"{told}; more rows do not help, more exploration does"
         if self.ess < LEAST:
-            return f"the log is worth {math.floor(self.ess)} rows of that policy, and {LEAST:.0f} are needed"
-        if self.covered < LEAST_COVERED:
-            return f"the log stands for {self.covered:.0%} of that policy's choices, and {LEAST_COVERED:.0%} are needed"
+            told = f"the log is worth {math.floor(self.ess)} rows of that policy, and {LEAST:.0f} are needed"
+            return told + self._wanting
         return ""
+
+    @property
+    def _wanting(self) -> str:
+        if self.needed is None:
+            return "; its choices were never drawn, so that more rows do not help"
+        return f": about {max(self.needed - self.rows, 1)} more rows like these"
 
     @property
     def verdict(self) -> str:
@@ -105,7 +137,8 @@ class Log:
             raise ValueError("a log needs rows, each with a propensity above 0 and up to 1")
         self._rows = rows
         self._vectors = [_vector(row.features) for row in rows]
-        self._models = _crossed(rows, self._vectors)
+        self._clusters = _numbered(rows)
+        self._models = _crossed(rows, self._vectors, self._clusters)
 
     def report(self, target: Sequence[Policy]) -> Report:
         """Estimate the reward of the policy `target`, which is given as its choice in each row's place."""
@@ -120,24 +153,31 @@ class Log:
         covered = min(1.0, total / len(rows))
         cut = [error for error, weight in zip(errors, full, strict=True) if weight > CAP]
         doubt = (1 - covered) * _off(cut, max(rewards) - min(rewards))
+        ess = total * total / squares if squares else 0.0
+        gains = [c - r for c, r in zip(corrected, rewards, strict=True)]
+        ahead = always(gains, self._clusters, doubt)
         return Report(
             rows=len(rows),
-            ess=total * total / squares if squares else 0.0,
+            ess=ess,
             covered=covered,
             capped=len(cut),
             logged=mean(rewards),
             ips=mean([w * r for w, r in zip(weights, rewards, strict=True)]),
             snips=_ratio(weights, rewards),
             direct=sum(expected) / len(rows),
-            dr=mean(corrected, doubt),
-            ahead=mean([c - r for c, r in zip(corrected, rewards, strict=True)], doubt),
+            dr=always(corrected, self._clusters, doubt),
+            ahead=ahead,
+            clusters=max(self._clusters) + 1,
+            needed=_needed(len(rows), ess, gains, self._clusters),
+            selected=selected(gains, SELECTION),
+            selection=_selection(gains, ahead),
         )
 
     def _believed(self, target: Sequence[Policy]) -> tuple[list[float], list[float]]:
         """For each row what its model expects of the other policy's choice, and of what was done."""
         expected, believed = [], []
         for place, (row, choice) in enumerate(zip(self._rows, target, strict=True)):
-            model, vector = self._models[place % FOLDS], self._vectors[place]
+            model, vector = self._models[self._clusters[place] % FOLDS], self._vectors[place]
             expected.append(sum([chance * model.told(arm, vector) for arm, chance in choice.items()]))
             believed.append(model.told(row.action, vector))
         return expected, believed
@@ -148,6 +188,79 @@ def mean(values: Sequence[float], doubt: float = 0.0) -> Estimate:
     value, error = _averaged(values)
     wide = WIDE * math.hypot(error, doubt)
     return Estimate(value, value - wide, value + wide)
+
+
+def always(values: Sequence[float], clusters: Sequence[int], doubt: float = 0.0) -> Estimate:
+    """The mean of values with the interval that holds at all times; `doubt` is a standard error of another kind. The
+    interval is infinite for fewer clusters than `intervals.LEAST`."""
+    value, spread, count = fmean(values), _spread(values, clusters), max(clusters) + 1
+    width = half_width(count)
+    if math.isinf(width):
+        return Estimate(value, -math.inf, math.inf)
+    wide = math.hypot(width * spread, width * math.sqrt(count) * doubt)
+    return Estimate(value, value - wide, value + wide)
+
+
+def _spread(values: Sequence[float], clusters: Sequence[int]) -> float:
+    """Return the standard deviation of what a cluster adds to the mean of all values, times their number."""
+    count, value = max(clusters) + 1, fmean(values)
+    sums = [0.0] * count
+    for one, cluster in zip(values, clusters, strict=True):
+        sums[cluster] += one - value
+    scale = count / len(values)
+    return scale * math.sqrt(sum([one * one for one in sums]) / max(count - 1, 1))
+
+
+def _numbered(rows: Sequence[Logged]) -> list[int]:
+    """The number of each row's conversation, from 0 in the order in which they come."""
+    known: dict[str, int] = {}
+    return [known.setdefault(row.cluster or f"row {place}", len(known)) for place, row in enumerate(rows)]
+
+
+def _needed(rows: int, ess: float, gains: Sequence[float], clusters: Sequence[int]) -> int | None:
+    """About how many rows like these give a verdict: enough effective ones, and an interval that is shorter than the
+    advantage."""
+    if not ess:
+        return None
+    count = max(clusters) + 1
+    spread, margin = _spread(gains, clusters), abs(fmean(gains))
+    wanted = needed(spread, margin) if spread else LEAST_VALUES
+    if wanted is None:
+        return None
+    return max(math.ceil(rows * LEAST / ess), math.ceil(wanted * rows / count))
+
+
+def selected(gains: Sequence[float], factor: float) -> tuple[float, float]:
+    """The least and the largest mean of the gains of all decisions, rated or not, where the odds that a decision was
+    rated differ by at most `factor` between any two of them, in any way."""
+    low = _least(sorted(gains), factor)
+    return low, -_least(sorted([-one for one in gains]), factor)
+
+
+def _least(rising: Sequence[float], factor: float) -> float:
+    """The least mean of values where each counts between once and `factor` times: the lowest count for more."""
+    total, weight = sum(rising), float(len(rising))
+    least = total / weight
+    for value in rising:
+        total += (factor - 1) * value
+        weight += factor - 1
+        least = min(least, total / weight)
+    return least
+
+
+def _selection(gains: Sequence[float], ahead: Estimate) -> float:
+    """Return the largest factor under which the verdict stays, with the interval's width; 1 if there is none."""
+    if not ahead.low > 0 and not ahead.high < 0:
+        return 1.0
+    side = 1.0 if ahead.low > 0 else -1.0
+    rising, half = sorted([side * one for one in gains]), (ahead.high - ahead.low) / 2
+    low, high = 1.0, MOST_SELECTION
+    if _least(rising, high) > half:
+        return high
+    while high - low > 0.01:
+        middle = (low + high) / 2
+        low, high = (middle, high) if _least(rising, middle) > half else (low, middle)
+    return low
 
 
 def _averaged(values: Sequence[float]) -> tuple[float, float]:
@@ -177,11 +290,14 @@ def _ratio(weights: Sequence[float], rewards: Sequence[float]) -> Estimate:
 # -- the model of the rewards
 
 
-def _crossed(rows: Sequence[Logged], vectors: Sequence[Vector]) -> list["Model"]:
-    """For the rows of each fold, which are every `FOLDS`th, the model of all others."""
+def _crossed(rows: Sequence[Logged], vectors: Sequence[Vector], clusters: Sequence[int]) -> list["Model"]:
+    """For the rows of each fold, which are those of every `FOLDS`th conversation, the model of all others."""
     bounds = (min(row.reward for row in rows), max(row.reward for row in rows))
     size = max(len(row.features) for row in rows) + 1
-    sums = [_summed(rows[fold::FOLDS], vectors[fold::FOLDS], size) for fold in range(FOLDS)]
+    sums = []
+    for fold in range(FOLDS):
+        places = [place for place, cluster in enumerate(clusters) if cluster % FOLDS == fold]
+        sums.append(_summed([rows[place] for place in places], [vectors[place] for place in places], size))
     return [_fitted([*sums[:fold], *sums[fold + 1 :]], size, bounds) for fold in range(FOLDS)]
 
 

@@ -76,10 +76,13 @@ async def test_a_models_choices_are_weighed_by_their_probabilities(
         assert uniform["ips"]["value"] == pytest.approx(2 * right / RUNS / 3, abs=1e-4)
         assert alpha["ess"] == pytest.approx(right)
         assert {alpha["verdict"], uniform["verdict"]} == {"refused"}
+        assert (alpha["clusters"], alpha["unrated"]) == (1, 1), "all runs ask the same, and one was not rated"
+        assert alpha["needed"] > RUNS
 
         words = await told(tmp_path, capsys)
         assert f'baton-ultra, model, plans of the shape [["user"]]: {RUNS} decisions' in words
-        assert "rows of that policy, and 100 are needed" in words
+        assert "rows of that policy, and 100 are needed: about " in words
+        assert "runs of baton-ultra with an answer and no score: 1;" in words
         assert "rated, but not usable: 1, because no answer, or a plan without probabilities" in words
         assert "always beta" in words or "always gamma" in words
         assert "There are no rated runs" in await told(tmp_path, capsys, "--tier", "baton-mini", status=1)

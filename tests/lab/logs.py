@@ -2,10 +2,12 @@
 
 The arms are plans over the standard pool. The log's policy is greedy for what 1,000 earlier decisions taught it, in 70
 of 100 decisions, and draws any arm in the others.
-`python -m tests.lab.logs` prints a table for `deploy/docs/learning.md`.
+`python -m tests.lab.logs` prints a table for `deploy/docs/learning.md`, and `python -m tests.lab.logs --looks --repeats
+200` says how often the intervals that hold at all times do.
 """
 
 import argparse
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +17,8 @@ from random import Random
 from statistics import mean, stdev
 from zlib import crc32
 
-from app.lab.offpolicy import Log, Logged, Model, Policy, Report, fitted
+from app.core.rating.intervals import half_width
+from app.lab.offpolicy import WIDE, Estimate, Log, Logged, Model, Policy, Report, fitted
 from app.lab.outcome import outcome
 from app.lab.plans import Plan, PlanStep
 from app.lab.world import Setting, standard_pool
@@ -28,6 +31,8 @@ PHRASINGS = 4
 TRUTH = 25
 """Tasks of each family, level and phrasing, over all of which the truth about a policy is the mean of its exact
 expectations."""
+LOOKS = (100, 150, 200, 300, 400, 600, 800, 1_200, 1_600)
+"""The numbers of rows after which `--looks` judges a log."""
 ESTIMATORS = ("logged", "ips", "snips", "dr")
 
 
@@ -188,13 +193,55 @@ def table(found: Mapping[str, Sequence[Report]], truths: Mapping[str, float]) ->
     return "\n".join(lines)
 
 
+def held_at_all_looks(repeats: int, looks: Sequence[int]) -> tuple[float, float]:
+    """The share of simulated logs whose interval of the advantage holds the truth at every look, for the intervals that
+    hold at all times and for those of one look.
+
+    Two arms are drawn evenly, in conversations of one to four rows that have the same difficulty. The truth is that
+    the first arm is ahead of the log by 0.1.
+    """
+    held = fixed = 0
+    for repeat in range(repeats):
+        rows = _conversations(Random(f"looks|{repeat}"), max(looks))
+        reports = [Log(rows[:look]).report([{"a": 1.0}] * look) for look in looks]
+        held += all(one.ahead.holds(0.1) for one in reports)
+        fixed += all(_of_one_look(one).holds(0.1) for one in reports)
+    return held / repeats, fixed / repeats
+
+
+def _of_one_look(report: Report) -> Estimate:
+    """The advantage with the normal interval."""
+    half = (report.ahead.high - report.ahead.low) / 2
+    wide = half * WIDE / (half_width(report.clusters) * math.sqrt(report.clusters))
+    return Estimate(report.ahead.value, report.ahead.value - wide, report.ahead.value + wide)
+
+
+def _conversations(random: Random, count: int) -> list[Logged]:
+    rows: list[Logged] = []
+    while len(rows) < count:
+        hard, name = random.choice((-0.2, 0.2)), f"{len(rows)}"
+        for _ in range(random.randint(1, 4)):
+            arm = random.choice("ab")
+            right = random.random() < (0.6 if arm == "a" else 0.4) + hard
+            rows.append(Logged((), arm, 0.5, float(right), name))
+    return rows[:count]
+
+
 def main() -> None:
     """Repeat, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=40)
     parser.add_argument("--rows", type=int, default=1_000)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--looks", action="store_true", help="coverage of intervals at several looks, and nothing else")
     given = parser.parse_args()
+    if given.looks:
+        held, fixed = held_at_all_looks(given.repeats, LOOKS)
+        looks = ", ".join(map(str, LOOKS))
+        print(
+            f"{given.repeats} logs, looks after {looks} rows: {held:.1%} held at all looks, {fixed:.1%} if for one look"
+        )
+        return
     under = study(given.seed)
     found: dict[str, list[Report]] = {name: [] for name in under.targets}
     for repeat in range(given.repeats):

@@ -85,6 +85,70 @@ def test_it_says_which_policy_is_better() -> None:
     assert judged(rows, {"b": 1.0}).verdict == "worse"
 
 
+def drawn(random: Random, count: int, better: float = 0.2) -> list[Logged]:
+    """Decisions between two arms, drawn evenly: a is right in half of them, b less often by `better`."""
+    rows = []
+    for _ in range(count):
+        arm = random.choice("ab")
+        chance = 0.5 if arm == "a" else 0.5 - better
+        rows.append(row(arm, 0.5, float(random.random() < chance)))
+    return rows
+
+
+def test_the_intervals_hold_at_all_looks_at_once() -> None:
+    """The short form of `python -m tests.lab.logs --looks`: someone looks after each hundred rows."""
+    held, fixed = logs.held_at_all_looks(repeats=40, looks=(100, 150, 200, 300, 400))
+    assert held >= 0.95
+    assert fixed < held, "intervals for one look alone do not hold at each of several"
+
+
+def test_rows_of_one_conversation_count_as_one() -> None:
+    once = drawn(Random(0), 300)
+    often = [replace(one, cluster=f"{n}") for n, one in enumerate(once) for _ in range(5)]
+    single, grouped = judged(once, A), judged(often, A)
+    apart = judged([replace(one, cluster="") for one in often], A)
+    assert (single.clusters, grouped.clusters, apart.clusters) == (300, 300, 1_500)
+    widths = [one.ahead.high - one.ahead.low for one in (single, grouped, apart)]
+    assert widths[1] == pytest.approx(widths[0], rel=0.05)
+    assert widths[2] < 0.6 * widths[0]
+
+
+def test_no_row_is_judged_by_a_model_that_has_seen_its_conversation() -> None:
+    rows = [replace(one, cluster=f"{n % 10}") for n, one in enumerate(drawn(Random(1), 50))]
+    only: list[Policy] = [A if n == 7 else {} for n in range(50)]
+    other = [replace(one, reward=0.5) if one.cluster == "7" else one for one in rows]
+    assert Log(rows).report(only).direct == Log(other).report(only).direct
+
+
+def test_beside_a_refusal_stand_the_rows_that_are_still_needed() -> None:
+    few = judged(drawn(Random(2), 60), A)
+    assert few.verdict == "refused"
+    assert few.needed is not None
+    assert f"about {few.needed - 60} more rows like these" in few.refusal
+    assert judged(drawn(Random(2), round(1.5 * few.needed)), A).verdict == "better"
+    assert judged([row("b", 0.5, 0.0)] * 50, A).needed is None
+    equal = judged(drawn(Random(3), 2_000, better=0.0), A)
+    assert equal.verdict == "undecided"
+    assert equal.needed is None or equal.needed > 2_000
+
+
+def test_ratings_that_are_missing_for_a_reason_are_bounded() -> None:
+    """Both arms are as good, and right answers of the first one are rated twice as often as all others."""
+    random = Random(4)
+    found = [
+        one
+        for one in drawn(random, 6_000, better=0.0)
+        if random.random() < (0.8 if one.reward and one.action == "a" else 0.4)
+    ]
+    misled = judged(found, A)
+    assert misled.verdict == "better"
+    low, high = misled.selected
+    assert low <= 0.0 <= high
+    assert 1.0 < misled.selection < 2.0, "by so little does the verdict depend on who rates"
+    plain = judged([row("a", 0.5, 1.0), row("b", 0.5, 0.0)] * 400, A)
+    assert plain.selection > 3.0
+
+
 @pytest.mark.parametrize("propensity", [0.0, -0.1, 1.1, math.nan])
 def test_a_decision_without_a_real_probability_is_no_row(propensity: float) -> None:
     with pytest.raises(ValueError, match="propensity"):
@@ -145,7 +209,7 @@ def test_intervals_cover_the_truth(world: tuple[logs.Study, dict[str, float]]) -
     assert sum(report.logged.holds(truths[name]) for name, report in found) < held
     assert all(report.verdict != "refused" for _, report in found)
     widest = max(report.dr.high - report.dr.low for _, report in found)
-    assert widest < 0.25, "an interval that holds everything covers by no merit"
+    assert widest < 0.4, "an interval that holds everything covers by no merit"
 
 
 def confounded(random: Random, count: int) -> list[Logged]:
@@ -168,7 +232,7 @@ def test_it_is_right_if_either_the_probabilities_or_the_model_is() -> None:
     misled = judged([replace(one, propensity=0.5) for one in rows], A)
     assert misled.snips.value > 0.8
     assert misled.dr.holds(0.6)
-    assert blind.dr.high - blind.dr.low < 0.15
+    assert blind.dr.high - blind.dr.low < 0.25
 
 
 def test_the_command_prints_its_table(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
