@@ -1,18 +1,174 @@
-"""The list of runs."""
+"""The list of runs: every filter of the API, pages forwards and back with counts, and a live tail."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, get_args
+from urllib.parse import urlencode
 
 from starlette.requests import Request
-from starlette.responses import Response
 from starlette.routing import Route
 
-from app.console.api import Session
+from app.console.api import ApiError, Event, Session
+from app.console.live import Live, Regions
 from app.console.pages import Pages
+from app.console.session import PATH
+from app.core.plan.workflow import Topology
+from app.core.records import record
+from app.core.run.kinds import RUN_STATES
+
+
+@record(frozen=True, slots=True)
+class Field:
+    """A field of the form; `choices` are the values of a list with their words, without any it takes a text."""
+
+    name: str
+    label: str
+    choices: tuple[tuple[str, str], ...] = ()
+    hint: str = ""
+
+
+def _named(values: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    return (("", "any"), *[(value, value.replace("_", " ")) for value in values])
+
+
+USUAL: Final = (
+    Field("state", "State", _named(RUN_STATES)),
+    Field("tier", "Tier"),
+    Field("worker", "Worker"),
+    Field("since", "Began at or after", hint="2026-11-24T08:00Z"),
+    Field("until", "Began before", hint="2026-11-25"),
+    Field("sort", "Sort by", (("time", "time"), ("cost", "cost, of ended runs"))),
+    Field("order", "Order", (("desc", "newest or dearest first"), ("asc", "oldest or cheapest first"))),
+    Field("limit", "Runs a page", (("20", "20"), ("50", "50"), ("100", "100"))),
+)
+FURTHER: Final = (
+    Field("key", "Key (id)"),
+    Field("label", "Label"),
+    Field("topology", "Topology", _named(get_args(Topology))),
+    Field("model", "Model asked for"),
+    Field("user", "End user"),
+    Field("metadata", "Metadata", hint="team=search"),
+    Field("min_cost_usd", "Cost at least, $"),
+    Field("max_cost_usd", "Cost at most, $"),
+    Field(
+        "origin_kind",
+        "Follows from another run",
+        (
+            ("", "any"),
+            ("none", "no: asked for by itself"),
+            ("plan", "of a plan"),
+            ("replay", "replay"),
+            ("shadow", "shadow"),
+        ),
+    ),
+    Field("origin_run", "Follows from the run"),
+    Field("degraded", "Degraded", (("", "any"), ("true", "yes: a fallback planned"), ("false", "no"))),
+    Field("request_id", "Request id"),
+    Field("trace_id", "Trace id"),
+    Field("tenant", "Tenant"),
+)
+FILTERS: Final = tuple(field.name for field in (*USUAL, *FURTHER))
+ARRANGING: Final = frozenset({"sort", "order", "limit"})
+"""Fields that arrange the list and select nothing."""
+INCLUDED: Final = ("count", "workers", "preview")
+LIST: Final = f"{PATH}/runs"
 
 
 def routes(pages: Pages) -> list[Route]:
     """The list of runs with its filters."""
 
-    async def show_runs(request: Request, session: Session) -> Response:
-        found = await pages.api.get(session, "/v1/runs", after=request.query_params.get("after"))
-        return pages.show(request, "runs.html", runs=found["data"], following=found.get("next"))
+    async def show_runs(request: Request, session: Session) -> Any:
+        asked = _asked(request)
+        me = await pages.api.get(session, "/v1/me")
+        if "live" in request.query_params:
+            return _live(pages, session, asked, sees_tenants=me["all_tenants"])
+        fault, status, listed = "", 200, None
+        try:
+            listed = await _listed(pages, session, asked)
+        except ApiError as error:
+            if error.status != 400:
+                raise
+            fault, status = error.message, 400
+        here = f"{LIST}?{urlencode(asked)}"
+        return pages.show(
+            request,
+            "runs.html",
+            status,
+            usual=USUAL,
+            further=[field for field in FURTHER if field.name != "tenant" or me["all_tenants"]],
+            asked=asked,
+            is_filtered_further=any(asked.get(field.name) for field in FURTHER),
+            fault=fault,
+            is_followed=request.query_params.get("follow") != "no",
+            here_followed=here,
+            live=f"{here}&live",
+            region=listed and _shown(listed, asked, sees_tenants=me["all_tenants"]),
+        )
 
     return [pages.route("/runs", show_runs)]
+
+
+def _asked(request: Request) -> dict[str, str]:
+    """The filters and the place in the list that the address names."""
+    given = request.query_params
+    return {name: given[name].strip() for name in (*FILTERS, "after", "before") if given.get(name, "").strip()}
+
+
+async def _listed(pages: Pages, session: Session, asked: Mapping[str, str]) -> Any:
+    return await pages.api.get(session, "/v1/runs", **asked, include=list(INCLUDED))
+
+
+def _live(pages: Pages, session: Session, asked: Mapping[str, str], *, sees_tenants: bool) -> Live:
+    """The list as it changes. What is shown already is not sent again."""
+    shown = ""
+
+    async def render(_event: Event) -> Regions:
+        nonlocal shown
+        listed = await _listed(pages, session, asked)
+        html = pages.region("runs_table.html", **_shown(listed, asked, sees_tenants=sees_tenants))
+        if html == shown:
+            return {}
+        shown = html
+        return {"runs": html}
+
+    return Live(pages.api.events(session, "GET", "/v1/runs/live", query=asked), render)
+
+
+def _shown(listed: Mapping[str, Any], asked: Mapping[str, str], *, sees_tenants: bool) -> dict[str, Any]:
+    """The values of the table's template."""
+    kept = {name: value for name, value in asked.items() if name not in ("after", "before")}
+    links = {
+        "first": f"{LIST}?{urlencode(kept)}" if listed["previous"] else "",
+        "previous": f"{LIST}?{urlencode({**kept, 'before': listed['previous']})}" if listed["previous"] else "",
+        "next": f"{LIST}?{urlencode({**kept, 'after': listed['next']})}" if listed["next"] else "",
+    }
+    return {
+        "runs": [run | {"marks": _marks(run), "seconds": _seconds(run)} for run in listed["data"]],
+        "range": _range(listed),
+        "links": links,
+        "is_filtered": any(name not in ARRANGING for name in kept),
+        "sees_tenants": sees_tenants,
+    }
+
+
+def _marks(run: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The peculiarities of a run, each with a class of the style sheet and its word."""
+    found = [("preview", "preview")] if run["preview"] else []
+    if run["origin"] is not None:
+        kind = run["origin"]["kind"]
+        found.append((kind, "of a plan" if kind == "plan" else kind))
+    return [*found, ("degraded", "degraded")] if run["degraded"] else found
+
+
+def _seconds(run: Mapping[str, Any]) -> float | None:
+    return run["ended_at"] - run["created_at"] if run["ended_at"] is not None else None
+
+
+def _range(listed: Mapping[str, Any]) -> str:
+    """The words that say which runs of how many the page has."""
+    count, shown = listed["count"], len(listed["data"])
+    total = f"{count['total']:,}" if count["total"] is not None else f"more than {count['most']:,}"
+    if not shown:
+        return f"No runs here, of {total}" if count["total"] else ""
+    if count["in_front"] is None:
+        return f"{shown:,} runs behind more than {count['most']:,} others, of {total}"
+    return f"Runs {count['in_front'] + 1:,} to {count['in_front'] + shown:,} of {total}"

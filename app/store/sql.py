@@ -67,6 +67,7 @@ from app.store.rows import (
     rates,
     reports,
     retention,
+    run_lists,
     runs,
     texts,
     trials,
@@ -176,6 +177,10 @@ class SqlStore(Administration):
     @property
     def log(self) -> DatabaseLog:
         return self._log
+
+    @property
+    def lists(self) -> run_lists.DatabaseRunLists:
+        return run_lists.DatabaseRunLists(self._read)
 
     @property
     def pool_use(self) -> PoolUse:
@@ -639,6 +644,10 @@ class SqlTenantStore:
 
     async def journal(self, run: str, upto: int | None = None, after: int = 0) -> Journal:
         return await self._store.journal_of(self._tenant, run, upto, after)
+
+    @property
+    def lists(self) -> run_lists.DatabaseRunLists:
+        return run_lists.DatabaseRunLists(partial(self._store.read_for, self._tenant))
 
     async def run(self, run: str) -> RunRow:
         return await self._store.run_of(self._tenant, run)

@@ -47,6 +47,7 @@ from app.store.protocol import (
     Proof,
     PrunedRun,
     Reader,
+    RunDetails,
     RunQuery,
     RunRow,
     Store,
@@ -270,6 +271,19 @@ class ShelfLog:
         return Proof(None, ())
 
 
+class ShelfLists:
+    """The lists of a `ShelfStore`."""
+
+    def __init__(self, store: "ShelfStore") -> None:
+        self._store = store
+
+    async def count(self, query: RunQuery, most: int) -> int:
+        return len(await self._store.runs(replace(query, limit=most)))
+
+    async def details(self, runs: Sequence[str]) -> Mapping[str, RunDetails]:
+        return {run: RunDetails(("alpha",), is_preview=run == PLANNED) for run in runs}
+
+
 class ShelfStore:
     """The part of a store that the gateway reads, in dictionaries; every verb raises `fault` while it is set."""
 
@@ -286,6 +300,7 @@ class ShelfStore:
         self.counted = 0
         self.queries: list[RunQuery] = []
         self.log = ShelfLog(self._check)
+        self.lists = ShelfLists(self)
 
     def _check(self) -> None:
         if self.fault is not None:

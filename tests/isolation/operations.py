@@ -181,6 +181,9 @@ REQUESTS: Mapping[tuple[str, str], Request] = {
     ("GET", "/v1/approvals/{approval}"): _named,
     ("POST", "/v1/approvals/{approval}"): lambda mine, _theirs, _: Asked("", DECISION | {"reason": mine.word}),
     ("GET", "/v1/runs"): _list,
+    ("GET", "/v1/runs/live"): lambda _mine, theirs, chosen: Asked(
+        chosen(["?seconds=0", "?seconds=0&include=workers&include=preview", f"?seconds=0&tenant={theirs.name}"])
+    ),
     ("GET", "/v1/runs/{run}"): _named,
     ("DELETE", "/v1/runs/{run}"): _named,
     ("POST", "/v1/runs/{run}/cancel"): lambda _mine, _theirs, _: Asked("", {}),

@@ -19,6 +19,7 @@ from app.engine.commit.tickets import offer_run
 from app.engine.commit.waiting_runs import Waiting
 from app.engine.context import EngineContext
 from app.engine.delivery import turn_result
+from app.engine.delivery.changes import RunChanges
 from app.engine.delivery.followers import Audience, Follower, Followers, public
 from app.engine.delivery.mailbox import Mailbox
 from app.engine.delivery.messages import Driven, Told
@@ -38,7 +39,7 @@ from app.errors import (
     RunEnded,
     StoreUnavailable,
 )
-from app.stepqueue.protocol import Committed
+from app.stepqueue.protocol import Committed, Live
 from app.store.protocol import MOVED
 
 COUNT_SECONDS = 1.0
@@ -68,6 +69,8 @@ class RunClient:
         self.engine = engine
         self.cancellations = Cancellations(context)
         self._followers = Followers(context, home=home, ended=self._turn_over)
+        self.changes = RunChanges(context)
+        """Wakes those who look at lists of runs."""
         self._waiting: Waiting[Known] = Waiting()
         """Runs that wait for tool results of callers of this process."""
         self._owners: dict[str, Owner] = {}
@@ -88,8 +91,9 @@ class RunClient:
 
     async def run(self, stopping: asyncio.Event) -> None:
         """Follow runs until `stopping` is set."""
-        async with self._context.queue.subscribe(self._home, self._followers.receive), asyncio.TaskGroup() as group:
+        async with self._context.queue.subscribe(self._home, self._receive), asyncio.TaskGroup() as group:
             self._followers.open(group)
+            group.create_task(self.changes.run(stopping))
             group.create_task(self._followers.run(stopping))
             group.create_task(self.cancellations.run(stopping))
             self._open = True
@@ -301,6 +305,11 @@ class RunClient:
     def cancel(self, run: str, by: str) -> None:
         """Ask for a run's end; it reaches its terminal state within about two seconds."""
         self.cancellations.ask(run, by)
+
+    def _receive(self, message: Live) -> None:
+        if isinstance(message, Committed):
+            self.changes.notice()
+        self._followers.receive(message)
 
     def _follow(self, order: Order, state: RunState, salt: bytes) -> tuple[Mailbox[Told], Follower]:
         """Follow a turn that is about to be begun: an engine may be done with it before its commit has returned."""

@@ -41,10 +41,24 @@ class Run(Reply):
     error: str | None
     origin: Origin | None
     """The run from which this one follows; null where it follows from none."""
+    workers: list[str] | None = None
+    """The workers that were sent something for a step; only where `include` asks for them."""
+    preview: bool | None = None
+    """True if the run was only planned; only where `include` asks for it."""
+
+
+class RunCount(Reply):
+    """The number of runs that the filters of a list select; null if there are more than `most`."""
+
+    total: int | None
+    in_front: int | None
+    """The runs in front of the first one of the page."""
+    most: int
 
 
 class RunList(Reply):
-    """A page. `next` is the value of `after` for the page that follows; `last_id` serves as well."""
+    """A page. `next` is the value of `after` for the page that follows; `last_id` serves as well. `previous` is the
+    value of `before` for the page in front."""
 
     object: Literal["list"]
     data: list[Run]
@@ -52,6 +66,22 @@ class RunList(Reply):
     last_id: str | None
     has_more: bool
     next: str | None
+    previous: str | None
+    """Null on the first page."""
+    count: RunCount | None = None
+    """Only where `include` asks for it."""
+
+
+class RunLeft(Reply):
+    """A run that is not on the page any more: others are in front of it, or it does not fit the filters now."""
+
+    id: str
+    object: Literal["run.left"]
+
+
+RunListEvent = RunList | Run | RunLeft
+"""An event of a page that is followed: first the page itself, then each run that is new on it or has changed, and each
+that has left it."""
 
 
 class Turn(Reply):

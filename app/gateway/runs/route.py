@@ -1,6 +1,7 @@
-"""Runs over HTTP: the audit trail (`GET /v1/runs`, `/{id}`, `/{id}/events`, `/{id}/proof`, `/{id}/steps/{n}`), the
-views (`GET /v1/runs/{id}/graph`, `/{id}/timeline`, `/{id}/state`, `/compare`), `GET /{id}/stream`, `POST /{id}/cancel`,
-`POST /{id}/feedback`, `POST /{id}/replay`, `GET /{id}/compare/{other}` and `DELETE /{id}`.
+"""Runs over HTTP: the audit trail (lists: `run_lists.py`; `GET /v1/runs/{id}`, `/{id}/events`, `/{id}/proof`,
+`/{id}/steps/{n}`), the views (`GET /v1/runs/{id}/graph`, `/{id}/timeline`, `/{id}/state`, `/compare`),
+`GET /{id}/stream`, `POST /{id}/cancel`, `POST /{id}/feedback`, `POST /{id}/replay`, `GET /{id}/compare/{other}` and
+`DELETE /{id}`.
 
 Metadata needs `runs:read`; content (messages and outputs) needs `audit:read` as well, but for the answer where the key
 that asked for it comes back. A caller sees the runs of its own tenant, a key of all tenants every run; any other run
@@ -24,7 +25,7 @@ from app.core.run.events import Event, Kind
 from app.core.run.instant import Instant, snapshot
 from app.core.run.reply_ids import run_of_reply
 from app.core.run.state import RunState, fold
-from app.errors import Forbidden, InvalidRequest, NotFound, RunPruned
+from app.errors import Forbidden, NotFound, RunPruned
 from app.gateway.chat import route
 from app.gateway.http.admission import Idempotency, claim, last_event
 from app.gateway.http.api_keys import Caller
@@ -43,12 +44,14 @@ from app.gateway.runs import (
     log_route,
     reads,
     replay,
+    run_lists,
     views,
 )
 from app.gateway.wire import query
-from app.store.protocol import METADATA_TAG, Place, RunQuery, RunRow, TenantStore
+from app.store.protocol import RunRow, TenantStore
 
 SCHEMAS: Final[operations.Schemas] = {
+    **run_lists.SCHEMAS,
     "CancelRequest": lambda: {"type": "object", "description": "Nothing: an empty object, or no body at all."},
     "FeedbackRequest": lambda: operations.request_schema(feedback.FeedbackRequest, "FeedbackRequest"),
     "ReplayRequest": lambda: operations.request_schema(replay.ReplayRequest, "ReplayRequest"),
@@ -77,7 +80,7 @@ class VisibleRun:
 def routes(context: GatewayContext, keys: Keys, idempotency: Idempotency) -> APIRouter:
     """Every route under /v1/runs."""
     router = APIRouter(prefix="/v1/runs", tags=["runs"])
-    _lists(router, context, keys)
+    run_lists.add_routes(router, context, keys)
     _pairs(router, context, keys)  # before the routes of one run, which would take its path for a run's id
     _reads(router, context, keys)
     _follows(router, context, keys)
@@ -87,28 +90,6 @@ def routes(context: GatewayContext, keys: Keys, idempotency: Idempotency) -> API
     _acts(router, context, keys, idempotency)
     _replays(router, context, keys, idempotency)
     return router
-
-
-def _lists(router: APIRouter, context: GatewayContext, keys: Keys) -> None:
-    reader = Annotated[Caller, keys.needs("runs:read")]
-
-    @router.get(
-        "",
-        operation_id="list_runs",
-        summary="List runs, by default the newest first.",
-        response_model=run_replies.RunList,
-        responses=operations.replies(*operations.READING),
-    )
-    async def list_runs(filters: Annotated[query.RunFilters, Query()], caller: reader) -> Response:
-        """The runs of the key's tenant; of a key made with `--all-tenants`, those of every tenant."""
-        if filters.tenant is not None and not caller.sees(filters.tenant):
-            raise InvalidRequest("Only a key of all tenants sees another tenant's runs.", param="tenant")
-        wanted = _run_query(filters, caller.tenant or filters.tenant, await _behind(context, filters, caller))
-        rows = await context.store.of_tenant(caller.tenant).runs(wanted)
-        shown = rows[: filters.limit]
-        has_more = len(rows) > filters.limit
-        following = query.as_cursor(_place(filters, shown[-1])) if has_more else None
-        return _json(_page([audit.summary(row) for row in shown], "id", has_more, following))
 
 
 def _reads(router: APIRouter, context: GatewayContext, keys: Keys) -> None:
@@ -482,38 +463,6 @@ def _visible(context: GatewayContext, needed: Any) -> Callable[..., Awaitable[Vi
     return visible
 
 
-def _place(filters: query.RunFilters, row: RunRow) -> query.Cursor:
-    """The place of a run in the list."""
-    first = row.spent.usd if filters.sort == "cost" else row.created_at
-    return query.Cursor(first, row.id, filters.sort)
-
-
-async def _behind(context: GatewayContext, filters: query.RunFilters, caller: Caller) -> Place | None:
-    """The place in the list behind which the page begins.
-
-    `InvalidRequest` for a run that the caller may not see, or that is in no list of this order, and for the place in a
-    list of another order.
-    """
-    place: query.Cursor | str | None = filters.after
-    if place is None:
-        return None
-    if isinstance(place, query.Cursor):
-        if place.sort != filters.sort:
-            raise InvalidRequest("'after' is a place in a list of another 'sort'.", param="after", code="invalid_value")
-        return place.first, place.run
-    try:
-        row = await context.store.of_tenant(caller.tenant).run(place)
-    except NotFound:
-        row = None
-    if row is None or not caller.sees(row.tenant):
-        raise InvalidRequest("There is no run of the id in 'after'.", param="after", code="invalid_value")
-    if filters.sort == "cost" and row.ended_at is None:
-        raise InvalidRequest(
-            "The run in 'after' has not ended, so it is in no list by cost.", param="after", code="invalid_value"
-        )
-    return _place(filters, row)[:2]
-
-
 async def _absent(store: TenantStore, caller: Caller, run: str) -> NotFound:
     """The error for a run without a row: it was pruned, or this caller may not know that it ever was."""
     try:
@@ -526,34 +475,6 @@ async def _absent(store: TenantStore, caller: Caller, run: str) -> NotFound:
     return RunPruned(
         f"The run {run} ended as {left.state} and was deleted on {day} because its time was over; only a hash of its "
         f"journal of {left.events} events is left. Ask the operator for the archived journal."
-    )
-
-
-def _run_query(filters: query.RunFilters, tenant: str | None, before: Place | None) -> RunQuery:
-    """The store's query for one row more than a page has, which shows whether another page follows."""
-    tags = (("worker", filters.worker), ("label", filters.label), (METADATA_TAG, filters.metadata))
-    return RunQuery(
-        tenant=tenant,
-        state=filters.state,
-        tier=filters.tier,
-        key=filters.key,
-        since=filters.since,
-        until=filters.until,
-        min_usd=filters.min_cost_usd,
-        max_usd=filters.max_cost_usd,
-        topology=filters.topology,
-        model=filters.model,
-        user=filters.user,
-        sort=filters.sort,
-        ascending=filters.order == "asc",
-        degraded=filters.degraded,
-        origin_kind="" if filters.origin_kind == "none" else filters.origin_kind,
-        origin_run=filters.origin_run,
-        tags=tuple((name, value) for name, value in tags if value is not None),
-        before=before,
-        request_id=filters.request_id,
-        trace_id=filters.trace_id,
-        limit=filters.limit + 1,
     )
 
 

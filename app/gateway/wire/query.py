@@ -217,6 +217,18 @@ class RunFilters(Parameters):
     """The most runs of a page."""
     after: Annotated[Any, BeforeValidator(behind), WithJsonSchema({"type": "string"})] = None
     """`next` of the page before, or its `last_id`."""
+    before: Annotated[Any, BeforeValidator(behind), WithJsonSchema({"type": "string"})] = None
+    """`previous` of the page behind, or its `first_id`: the runs in front of it. Not together with `after`."""
+    include: Annotated[list[Literal["count", "workers", "preview"]], Field(max_length=3)] = []
+    """`count`: how many runs the filters select, counted up to 10,000; `workers`: the workers of each run; `preview`:
+    whether each run was only planned. It may be given several times."""
+
+
+class LiveFilters(RunFilters):
+    """The filters of a page that is followed; several parameters must all hold."""
+
+    seconds: Annotated[Whole, Field(ge=0, le=86_400)] | None = None
+    """The time after which the stream ends; without it, it goes on until the client disconnects."""
 
 
 def grouping(value: str) -> str:

@@ -53,6 +53,7 @@ from app.store.protocol.notices import Notices
 from app.store.protocol.rates import RateWindows
 from app.store.protocol.reports import Reports
 from app.store.protocol.retention import ContentPage, ContentQuery, PrunedRun, PruneQuery, Retention
+from app.store.protocol.run_lists import RunDetails, RunLists
 from app.store.protocol.step_input import BRIEF, StepInput, StepInputs
 from app.store.protocol.tenancy import Tenancy, TenantStore
 from app.store.protocol.tenants import SpendQuery, SpendRow, TenantRow, Tenants
@@ -125,7 +126,9 @@ __all__ = [
     "Reports",
     "RequestClaims",
     "Retention",
+    "RunDetails",
     "RunJournal",
+    "RunLists",
     "RunQuery",
     "RunRow",
     "RunSort",

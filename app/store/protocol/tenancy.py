@@ -15,6 +15,7 @@ from app.store.protocol.entries import Appended, Entry
 from app.store.protocol.idempotency import Once
 from app.store.protocol.journal import Journal, RunQuery, RunRow
 from app.store.protocol.retention import PrunedRun
+from app.store.protocol.run_lists import RunLists
 
 
 class TenantStore(ContentReads, Protocol):
@@ -34,6 +35,11 @@ class TenantStore(ContentReads, Protocol):
 
     async def runs(self, query: RunQuery) -> tuple[RunRow, ...]:
         """Behave as `RunJournal.runs` does."""
+        ...
+
+    @property
+    def lists(self) -> RunLists:
+        """Counts and details of lists of the tenant's runs."""
         ...
 
     async def journaled_runs(self, query: RunQuery) -> tuple[JournaledRun, ...]:
@@ -67,6 +73,11 @@ class TenantStore(ContentReads, Protocol):
 
 class Tenancy(Protocol):
     """The way to a tenant's store."""
+
+    @property
+    def lists(self) -> RunLists:
+        """Counts and details of lists of runs of every tenant."""
+        ...
 
     def of_tenant(self, tenant: str | None) -> TenantStore:
         """The store for callers of this tenant; None: for those who may see the runs of every tenant."""

@@ -76,7 +76,7 @@ def page(conn: Connection, query: RunQuery) -> tuple[RunRow, ...]:
     """One page of a list of runs, in the order of the query."""
     place = [_sorted_by(query), RUNS.c.id]
     order = place if query.ascending else [column.desc() for column in place]
-    ordered = select(RUNS).where(*_filters(query)).order_by(*order)
+    ordered = select(RUNS).where(*selected(query)).order_by(*order)
     return tuple(run_row(row) for row in conn.execute(ordered.limit(query.limit)))
 
 
@@ -276,7 +276,8 @@ def _tickets() -> Select[Any]:
     return select(*columns, RUNS.c.seq, ticket.holder, ticket.lost, RUNS.c.tenant).join(RUNS, RUNS.c.id == ticket.run)
 
 
-def _filters(query: RunQuery) -> list[ColumnElement[bool]]:
+def selected(query: RunQuery) -> list[ColumnElement[bool]]:
+    """The conditions on the rows that a query selects."""
     column = RUNS.c
     named = ((REQUEST_TAG, query.request_id), (TRACE_TAG, query.trace_id), (USER_TAG, query.user))
     rare = [(TAGS.c.name == name, TAGS.c.value == value) for name, value in named if value is not None]

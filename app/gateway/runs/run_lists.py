@@ -1,0 +1,356 @@
+"""Lists of runs over HTTP: `GET /v1/runs`, and `GET /v1/runs/live`, which follows a page of one.
+
+A page that is followed is read again when a run has changed, and what differs is sent. Streams with the same filters
+share the reading. A stream ends when its key may not read any more, and when the process is told to stop.
+"""
+
+import asyncio
+from typing import Annotated, Any, Final
+from weakref import WeakValueDictionary
+
+import orjson
+from fastapi import APIRouter, Query
+from fastapi.security import SecurityScopes
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from app.core.records import changed
+from app.errors import BatonError, InvalidRequest, NotFound, Overloaded, StoreUnavailable
+from app.gateway.http.api_keys import Caller
+from app.gateway.http.auth import Keys
+from app.gateway.http.context import GatewayContext
+from app.gateway.http.sse import STREAM_HEADERS
+from app.gateway.openapi import operations, run_replies
+from app.gateway.runs import audit
+from app.gateway.wire import query
+from app.store.protocol import METADATA_TAG, Place, RunQuery, RunRow
+
+SCHEMAS: Final[operations.Schemas] = {"RunListEvent": lambda: operations.event_schema(run_replies.RunListEvent)}
+COUNTED: Final = 10_000
+"""How far runs are counted: a count costs a look at each run that it counts."""
+STREAMS: Final = 256
+"""The most pages that a process lets be followed at the same time."""
+JSON: Final = "application/json"
+SCOPE: Final = "runs:read"
+PING: Final = b": ping\n"
+Shown = dict[str, Any]
+
+
+def add_routes(router: APIRouter, context: GatewayContext, keys: Keys) -> None:
+    """Add the routes of lists. They stand before those of one run, which would take `live` for a run's id."""
+    reader = Annotated[Caller, keys.needs(SCOPE)]
+    pages = _Pages(context, keys)
+
+    @router.get(
+        "",
+        operation_id="list_runs",
+        summary="List runs, by default the newest first.",
+        response_model=run_replies.RunList,
+        responses=operations.replies(*operations.READING),
+    )
+    async def list_runs(filters: Annotated[query.RunFilters, Query()], caller: reader) -> Response:
+        """The runs of the key's tenant; of a key made with `--all-tenants`, those of every tenant."""
+        wanted = await _run_query(context, filters, caller)
+        return Response(orjson.dumps(await _page(context, caller.tenant, filters, wanted)), media_type=JSON)
+
+    @router.get(
+        "/live",
+        operation_id="follow_runs",
+        summary="Follow a page of a list of runs.",
+        status_code=200,
+        response_class=LiveList,
+        responses=operations.replies(*operations.READING, events="RunListEvent"),
+    )
+    async def follow_runs(filters: Annotated[query.LiveFilters, Query()], caller: reader, request: Request) -> Response:
+        """First the page, as `GET /v1/runs` has it with the same parameters; then each run that is new on it or has
+        changed, and the id of each that has left it, within about a second. Who connects again is sent the page anew,
+        so that nothing is missed. Comments keep the connection alive."""
+        wanted = await _run_query(context, filters, caller)
+        if request.method == "HEAD":  # which would wait for a stream's end, and for no body
+            return Response(media_type="text/event-stream")
+        return await pages.follow(request, caller, filters, wanted)
+
+
+# -- a page
+
+
+async def _page(
+    context: GatewayContext, tenant: str | None, filters: query.RunFilters, wanted: RunQuery
+) -> dict[str, Any]:
+    """A page of the list, as JSON has it."""
+    store = context.store.of_tenant(tenant)
+    found = await store.runs(_turned(wanted) if filters.before is not None else wanted)
+    rows = found[: filters.limit]
+    has_more, has_previous = len(found) > filters.limit, filters.after is not None and bool(rows)
+    if filters.before is not None:  # the rows came in the opposite order, and the run of `before` is behind them
+        rows, has_more, has_previous = rows[::-1], bool(rows), has_more
+    reply: dict[str, Any] = {
+        "object": "list",
+        "data": await _shown(context, tenant, filters, rows),
+        "first_id": rows[0].id if rows else None,
+        "last_id": rows[-1].id if rows else None,
+        "has_more": has_more,
+        "next": query.as_cursor(_place(filters, rows[-1])) if has_more else None,
+        "previous": query.as_cursor(_place(filters, rows[0])) if has_previous else None,
+    }
+    if "count" in filters.include:
+        reply["count"] = await _count(context, tenant, wanted, _place(filters, rows[0]) if rows else None)
+    return reply
+
+
+def _turned(wanted: RunQuery) -> RunQuery:
+    """The query for the rows in front of a place instead of those behind it, the nearest first."""
+    return changed(wanted, ascending=not wanted.ascending)
+
+
+async def _shown(
+    context: GatewayContext, tenant: str | None, filters: query.RunFilters, rows: tuple[RunRow, ...]
+) -> list[Shown]:
+    """The rows as JSON has them, with the details that were asked for."""
+    shown = [audit.summary(row) for row in rows]
+    wanted = {"workers", "preview"}.intersection(filters.include)
+    if wanted:
+        details = await context.store.of_tenant(tenant).lists.details([row.id for row in rows])
+        for one in shown:
+            known = details.get(one["id"])
+            if "workers" in wanted:
+                one["workers"] = list(known.workers) if known is not None else []
+            if "preview" in wanted:
+                one["preview"] = known is not None and known.is_preview
+    return shown
+
+
+async def _count(
+    context: GatewayContext, tenant: str | None, wanted: RunQuery, first: query.Cursor | None
+) -> dict[str, Any]:
+    """The number of runs that the filters select, and of those among them that are in front of the page."""
+    lists = context.store.of_tenant(tenant).lists
+    total = await lists.count(changed(wanted, before=None), COUNTED + 1)
+    in_front = 0
+    if first is not None and wanted.before is not None:
+        in_front = await lists.count(_turned(changed(wanted, before=first[:2])), COUNTED + 1)
+    counts = {"total": total, "in_front": in_front}
+    return {name: number if number <= COUNTED else None for name, number in counts.items()} | {"most": COUNTED}
+
+
+def _place(filters: query.RunFilters, row: RunRow) -> query.Cursor:
+    """The place of a run in the list."""
+    first = row.spent.usd if filters.sort == "cost" else row.created_at
+    return query.Cursor(first, row.id, filters.sort)
+
+
+async def _behind(
+    context: GatewayContext, filters: query.RunFilters, caller: Caller, name: str, place: query.Cursor | str
+) -> Place:
+    """The place that the parameter `name` names, where the page begins or ends.
+
+    `InvalidRequest` for a run that the caller may not see, or that is in no list of this order, and for the place in a
+    list of another order.
+    """
+    if isinstance(place, query.Cursor):
+        if place.sort != filters.sort:
+            message = f"'{name}' is a place in a list of another 'sort'."
+            raise InvalidRequest(message, param=name, code="invalid_value")
+        return place.first, place.run
+    try:
+        row = await context.store.of_tenant(caller.tenant).run(place)
+    except NotFound:
+        row = None
+    if row is None or not caller.sees(row.tenant):
+        raise InvalidRequest(f"There is no run of the id in '{name}'.", param=name, code="invalid_value")
+    if filters.sort == "cost" and row.ended_at is None:
+        raise InvalidRequest(
+            f"The run in '{name}' has not ended, so it is in no list by cost.", param=name, code="invalid_value"
+        )
+    return _place(filters, row)[:2]
+
+
+async def _run_query(context: GatewayContext, filters: query.RunFilters, caller: Caller) -> RunQuery:
+    """The store's query for one row more than a page has, which shows whether another page follows. Its place is that
+    of `after` or of `before`."""
+    if filters.tenant is not None and not caller.sees(filters.tenant):
+        raise InvalidRequest("Only a key of all tenants sees another tenant's runs.", param="tenant")
+    if filters.after is not None and filters.before is not None:
+        raise InvalidRequest("Send 'after' or 'before', not both.", param="before", code="invalid_value")
+    place = None
+    for name, given in (("after", filters.after), ("before", filters.before)):
+        if given is not None:
+            place = await _behind(context, filters, caller, name, given)
+    tags = (("worker", filters.worker), ("label", filters.label), (METADATA_TAG, filters.metadata))
+    return RunQuery(
+        tenant=caller.tenant or filters.tenant,
+        state=filters.state,
+        tier=filters.tier,
+        key=filters.key,
+        since=filters.since,
+        until=filters.until,
+        min_usd=filters.min_cost_usd,
+        max_usd=filters.max_cost_usd,
+        topology=filters.topology,
+        model=filters.model,
+        user=filters.user,
+        sort=filters.sort,
+        ascending=filters.order == "asc",
+        degraded=filters.degraded,
+        origin_kind="" if filters.origin_kind == "none" else filters.origin_kind,
+        origin_run=filters.origin_run,
+        tags=tuple((name, value) for name, value in tags if value is not None),
+        before=place,
+        request_id=filters.request_id,
+        trace_id=filters.trace_id,
+        limit=filters.limit + 1,
+    )
+
+
+# -- a page that is followed
+
+
+class _Pages:
+    """The pages that are followed in this process."""
+
+    def __init__(self, context: GatewayContext, keys: Keys) -> None:
+        self.context = context
+        self._keys = keys
+        self._shared: WeakValueDictionary[object, _SharedPage] = WeakValueDictionary()
+        self.followed = 0
+        """The streams that are open."""
+
+    async def follow(
+        self, request: Request, caller: Caller, filters: query.LiveFilters, wanted: RunQuery
+    ) -> "LiveList":
+        """The stream of a page. Raises `Overloaded`, `StoreUnavailable`."""
+        if self.followed >= STREAMS:
+            message = f"This process follows {STREAMS} pages already. Connect again later."
+            raise Overloaded(message, retry_after=5.0)
+        key = (caller.tenant, wanted, tuple(sorted(filters.include)))
+        page = self._shared.get(key)
+        if page is None:
+            page = self._shared[key] = _SharedPage(self.context, caller.tenant, filters, wanted)
+        number = self.context.runs.changes.number
+        first = await page.at(number)
+        seconds = None if filters.seconds is None else float(filters.seconds)
+        return LiveList(self, request, page, first=(number, first), seconds=seconds)
+
+    async def may_go_on(self, request: Request) -> bool:
+        """True if the key of a stream may still read runs."""
+        try:
+            await self._keys.caller(request, SecurityScopes([SCOPE]), None, None)
+        except StoreUnavailable:
+            return True
+        except BatonError:
+            return False
+        return True
+
+
+class _SharedPage:
+    """A page that some streams follow. It is read once for each change, however many they are."""
+
+    def __init__(
+        self, context: GatewayContext, tenant: str | None, filters: query.RunFilters, wanted: RunQuery
+    ) -> None:
+        self._asked = (context, tenant, filters, wanted)
+        self._reading = asyncio.Lock()
+        self._number = -1
+        self._page: dict[str, Any] = {}
+
+    async def at(self, number: int) -> dict[str, Any]:
+        """The page as it is after this change, or a later one. Raises `StoreUnavailable`."""
+        async with self._reading:
+            if self._number < number:
+                self._page = await _page(*self._asked)
+                self._number = number
+            return self._page
+
+
+class LiveList(Response):
+    """The event stream of a page."""
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self,
+        pages: _Pages,
+        request: Request,
+        page: _SharedPage,
+        *,
+        first: tuple[int, dict[str, Any]],
+        seconds: float | None,
+    ) -> None:
+        """`first` is the page with which the stream begins, and the number of the change after which it was read. The
+        stream ends after so many `seconds`."""
+        self.status_code = 200
+        self.background = None
+        self.raw_headers = list(STREAM_HEADERS)
+        self._pages = pages
+        self._request = request
+        self._page = page
+        self._first = first
+        self._seconds = seconds
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Write the stream until the client disconnects."""
+        self._pages.followed += 1
+        try:
+            await self._begin(send)
+            async with asyncio.TaskGroup() as group:
+                writing = group.create_task(self._write(send))
+                leaving = group.create_task(_left(receive))
+                stopping = group.create_task(self._pages.context.leaving.wait())
+                tasks = (writing, leaving, stopping)
+                await asyncio.wait(tasks, timeout=self._seconds, return_when=asyncio.FIRST_COMPLETED)
+                for task in tasks:
+                    task.cancel()
+        finally:
+            self._pages.followed -= 1
+        if leaving.cancelled():
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _begin(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        await _send(send, _event("page", self._first[1]))
+
+    async def _write(self, send: Send) -> None:
+        changes = self._pages.context.runs.changes
+        number, page = self._first
+        known = _by_id(page)
+        while True:
+            latest = await changes.after(number, self._pages.context.ping)
+            if latest == number:
+                if not await self._pages.may_go_on(self._request):
+                    return
+                await _send(send, PING)
+                continue
+            try:
+                now = _by_id(await self._page.at(latest))
+            except StoreUnavailable:
+                continue  # the number stays, so that the page is read again
+            number = latest
+            await _send(send, _difference(known, now))
+            known = now
+
+
+def _by_id(page: dict[str, Any]) -> dict[str, Shown]:
+    return {one["id"]: one for one in page["data"]}
+
+
+def _difference(before: dict[str, Shown], now: dict[str, Shown]) -> bytes:
+    """The events that lead from one page to another, those of older runs first where a list begins with the newest."""
+    left = [{"object": "run.left", "id": run} for run in before if run not in now]
+    events = [_event("run.left", one) for one in left]
+    events += [_event("run", one) for run, one in reversed(now.items()) if before.get(run) != one]
+    return b"".join(events)
+
+
+def _event(name: str, value: object) -> bytes:
+    return b"event: %b\ndata: %b\n\n" % (name.encode(), orjson.dumps(value))
+
+
+async def _send(send: Send, frames: bytes) -> None:
+    if frames:
+        await send({"type": "http.response.body", "body": frames, "more_body": True})
+
+
+async def _left(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,63 @@
+"""Reads about lists of runs. `DatabaseRunLists` implements `protocol.RunLists`, which documents its verbs."""
+
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import orjson
+from sqlalchemy import Connection, func, select
+
+from app.core.run.recipients import RecipientKind
+from app.store.protocol import RunDetails, RunQuery
+from app.store.rows.runs import selected
+from app.store.sqlkit.tables import DISCLOSURES, EVENTS, RUNS
+
+EXECUTING: tuple[RecipientKind, ...] = ("worker", "shadow")
+"""The kinds of recipients that execute steps: those of a shadow have a kind of their own."""
+
+
+class DatabaseRunLists:
+    """Implements `protocol.RunLists` over the reads of a store."""
+
+    def __init__(self, read: Callable[[Callable[[Connection], Any]], Awaitable[Any]]) -> None:
+        """`read` carries out work that reads; for one tenant, where it is that tenant's store."""
+        self._read = read
+
+    async def count(self, query: RunQuery, most: int) -> int:
+        found: int = await self._read(partial(_count, query=query, most=most))
+        return found
+
+    async def details(self, runs: Sequence[str]) -> Mapping[str, RunDetails]:
+        if not runs:
+            return {}
+        found: dict[str, RunDetails] = await self._read(partial(_details, names=runs))
+        return found
+
+    async def mark(self) -> tuple[object, ...]:
+        found: tuple[object, ...] = await self._read(_mark)
+        return found
+
+
+def _count(conn: Connection, query: RunQuery, most: int) -> int:
+    rows = select(RUNS.c.id).where(*selected(query)).limit(most).subquery()
+    return conn.execute(select(func.count()).select_from(rows)).scalar_one()
+
+
+def _details(conn: Connection, names: Sequence[str]) -> dict[str, RunDetails]:
+    sent = select(DISCLOSURES.c.run, DISCLOSURES.c.recipient).distinct()
+    sent = sent.where(DISCLOSURES.c.run.in_(names), DISCLOSURES.c.kind.in_(EXECUTING))
+    workers: defaultdict[str, list[str]] = defaultdict(list)
+    for run, worker in conn.execute(sent.order_by(DISCLOSURES.c.run, DISCLOSURES.c.recipient)):
+        workers[run].append(worker)
+    admitted = select(EVENTS.c.run, EVENTS.c.body).where(EVENTS.c.run.in_(names), EVENTS.c.seq == 1)
+    found: dict[str, RunDetails] = {}
+    for run, body in conn.execute(admitted):
+        found[run] = RunDetails(tuple(workers[run]), is_preview=bool(orjson.loads(body).get("preview")))
+    return found
+
+
+def _mark(conn: Connection) -> tuple[Any, ...]:
+    newest = select(RUNS.c.id).order_by(RUNS.c.created_at.desc(), RUNS.c.id.desc()).limit(1).scalar_subquery()
+    query = select(newest, func.count(), func.sum(RUNS.c.seq)).where(RUNS.c.ended_at.is_(None))
+    return tuple(conn.execute(query).one())

@@ -1,0 +1,106 @@
+"""Lists of runs: pages forwards and back, counts, details, and a page that is followed."""
+
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import orjson
+import pytest
+
+from app.console.api import Api, Session
+from app.core.run.events import Kind
+from app.gateway.runs import run_lists
+from app.process.wiring import Runtime
+from app.store.protocol import Projection
+from tests.conformance.entries import admitted
+from tests.harness.in_process import app_over, calling, pool_text, running_service
+from tests.harness.raw_facts import Raw
+from tests.stubs import ProviderStub
+
+
+@pytest.fixture
+async def opened(tmp_path: Path) -> AsyncIterator[Runtime]:
+    """A gateway without an engine, so that runs stay as a test has written them."""
+    pool = pool_text(ProviderStub())
+    async with running_service(tmp_path, pool, drives=False, audits=False) as running:
+        yield running
+
+
+async def begin(opened: Runtime, *names: str, tenant: str = "acme", **more: Any) -> None:
+    for name in names:
+        entry = admitted(name, at=float(name.rpartition("_")[2]), tenant=tenant, **more)
+        await opened.gateway.store.append(entry)
+
+
+async def end(opened: Runtime, name: str, state: Kind = Kind.FAILED) -> None:
+    row = Projection(state=state.value.removeprefix("run."), error="timeout")
+    body = {"step": None, "error": "timeout"}
+    entry = replace(admitted(name), new=None, epoch=1, row=row, events=(Raw(state, body),))
+    await opened.gateway.store.append(entry)
+
+
+async def listed(client: httpx.AsyncClient, **query: Any) -> dict[str, Any]:
+    reply = await client.get("/v1/runs", params=query)
+    assert reply.status_code == 200, reply.text
+    found: dict[str, Any] = reply.json()
+    return found
+
+
+def ids(page: dict[str, Any]) -> list[str]:
+    return [run["id"] for run in page["data"]]
+
+
+async def test_pages_lead_forwards_and_back_with_counts(opened: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
+    await begin(opened, *[f"run_{n}" for n in range(10, 17)])
+    await begin(opened, "run_99", tenant="other")
+    async with calling(opened) as client:
+        first = await listed(client, limit=3, include="count")
+        assert (ids(first), first["previous"]) == (["run_16", "run_15", "run_14"], None)
+        assert first["count"] == {"total": 7, "in_front": 0, "most": 10_000}
+        second = await listed(client, limit=3, include="count", after=first["next"])
+        last = await listed(client, limit=3, include="count", after=second["next"])
+        assert (ids(last), last["next"], last["count"]["in_front"]) == (["run_10"], None, 6)
+        back = await listed(client, limit=3, include="count", before=last["previous"])
+        assert (ids(back), back["count"]) == (ids(second), second["count"])
+        top = await listed(client, limit=3, include="count", before=back["previous"])
+        assert (ids(top), top["previous"], top["next"]) == (ids(first), None, first["next"])
+        assert ids(await listed(client, limit=2, order="asc", before="run_14")) == ["run_12", "run_13"]
+        monkeypatch.setattr(run_lists, "COUNTED", 4)
+        bounded = await listed(client, limit=3, include="count", after=second["next"])
+        assert bounded["count"] == {"total": None, "in_front": None, "most": 4}
+        both = await client.get("/v1/runs", params={"after": "run_14", "before": "run_14"})
+        assert (both.status_code, both.json()["error"]["param"]) == (400, "before")
+        assert "count" not in await listed(client)
+
+
+async def test_a_page_that_is_followed_sends_what_enters_changes_and_leaves(opened: Runtime) -> None:
+    await begin(opened, "run_10", "run_11")
+    await begin(opened, "run_12", tenant="other")
+    async with calling(opened) as client:
+        query = {"limit": "2", "state": "admitted"}
+        session = Session((("authorization", client.headers["authorization"]),))
+        with app_over(opened.gateway) as app:
+            async with Api(app).events(session, "GET", "/v1/runs/live", query=query) as events:
+                page = await anext(events)
+                assert (page.name, ids(orjson.loads(page.data))) == ("page", ["run_11", "run_10"])
+                await begin(opened, "run_13", tenant="other")
+                await begin(opened, "run_14")
+                got = [await anext(events), await anext(events)]
+                assert [(one.name, orjson.loads(one.data)["id"]) for one in got] == [
+                    ("run.left", "run_10"),
+                    ("run", "run_14"),
+                ]
+                await end(opened, "run_11")
+                got = [await anext(events), await anext(events)]
+                assert [orjson.loads(one.data)["id"] for one in got] == ["run_11", "run_10"]
+
+
+async def test_a_stream_of_a_list_needs_the_scope_and_a_place(opened: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_lists, "STREAMS", 0)
+    async with calling(opened) as client:
+        assert (await client.get("/v1/runs/live")).json()["error"]["code"] == "overloaded"
+        assert (await client.get("/v1/runs/live?tenant=other")).json()["error"]["param"] == "tenant"
+        assert (await client.head("/v1/runs/live")).headers["content-type"].startswith("text/event-stream")
+        assert (await client.get("/v1/runs/live", headers={"authorization": "Bearer no"})).status_code == 401
