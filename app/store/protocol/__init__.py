@@ -53,7 +53,7 @@ from app.store.protocol.notices import Notices
 from app.store.protocol.rates import RateWindows
 from app.store.protocol.reports import Reports
 from app.store.protocol.retention import ContentPage, ContentQuery, PrunedRun, PruneQuery, Retention
-from app.store.protocol.run_lists import RunDetails, RunLists
+from app.store.protocol.run_lists import CallGroup, Period, RunDetails, RunFigures, RunGroup, RunLists
 from app.store.protocol.step_input import BRIEF, StepInput, StepInputs
 from app.store.protocol.tenancy import Tenancy, TenantStore
 from app.store.protocol.tenants import SpendQuery, SpendRow, TenantRow, Tenants
@@ -85,6 +85,7 @@ __all__ = [
     "Backlog",
     "BudgetUse",
     "Budgets",
+    "CallGroup",
     "ConductorVersions",
     "ContentKeys",
     "ContentPage",
@@ -114,6 +115,7 @@ __all__ = [
     "Notices",
     "Once",
     "Outbox",
+    "Period",
     "Place",
     "Projection",
     "Proof",
@@ -127,6 +129,8 @@ __all__ = [
     "RequestClaims",
     "Retention",
     "RunDetails",
+    "RunFigures",
+    "RunGroup",
     "RunJournal",
     "RunLists",
     "RunQuery",

@@ -124,6 +124,8 @@ class RunQuery:
     user: str | None = None
     """An end user whom the request named, by `user` or by `safety_identifier`."""
     degraded: bool | None = None
+    error: str | None = None
+    """The code of the error with which a run ended."""
     origin_kind: OriginKind | None = None
     """Empty: runs that follow from no other."""
     origin_run: str | None = None

@@ -9,7 +9,8 @@ import orjson
 from sqlalchemy import Connection, func, select
 
 from app.core.run.recipients import RecipientKind
-from app.store.protocol import RunDetails, RunQuery
+from app.store.protocol import Period, RunDetails, RunFigures, RunQuery
+from app.store.rows.run_figures import figures
 from app.store.rows.runs import selected
 from app.store.sqlkit.tables import DISCLOSURES, EVENTS, RUNS
 
@@ -32,6 +33,10 @@ class DatabaseRunLists:
         if not runs:
             return {}
         found: dict[str, RunDetails] = await self._read(partial(_details, names=runs))
+        return found
+
+    async def figures(self, period: Period) -> RunFigures:
+        found: RunFigures = await self._read(partial(figures, period=period))
         return found
 
     async def mark(self) -> tuple[object, ...]:

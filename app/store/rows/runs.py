@@ -290,6 +290,7 @@ def selected(query: RunQuery) -> list[ColumnElement[bool]]:
         (column.model, query.model),
         (column.topology, query.topology),
         (column.degraded, query.degraded),
+        (column.error, query.error),
         (column.origin_kind, query.origin_kind or None),
         (column.origin_run, query.origin_run),
     )

@@ -1,0 +1,118 @@
+"""Figures of the runs of a period, as `protocol.RunFigures` describes them. Plain functions over a connection."""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import orjson
+from sqlalchemy import Column, ColumnElement, Connection, Integer, case, cast, func, select
+
+from app.core.run.events import Kind
+from app.store.protocol import CallGroup, Period, RunFigures, RunGroup
+from app.store.sqlkit.tables import DISCLOSURES, EVENTS, FEEDBACK, RUNS
+
+FIRST_RUNS: Final = 300
+"""The newest runs of which the first words of calls are read: these stand in the journal alone."""
+GOOD: Final = 0.5
+"""The least score of a success."""
+Conditions = Sequence[ColumnElement[bool]]
+
+
+def figures(conn: Connection, period: Period) -> RunFigures:
+    """The figures of a period's runs."""
+    runs = (RUNS.c.tenant, RUNS.c.created_at)
+    since = _begin(conn, period, *runs, period.most_runs)
+    ours = _within(period, *runs, since)
+    calls = (DISCLOSURES.c.tenant, DISCLOSURES.c.at)
+    calls_since = _begin(conn, period, *calls, period.most_calls)
+    first_seconds, first_runs = _first_seconds(conn, ours)
+    bucket = _bucket(conn, period)
+    return RunFigures(
+        since=since,
+        groups=_groups(conn, ours, bucket),
+        seconds=_seconds(conn, ours, bucket),
+        calls_since=calls_since,
+        calls=_calls(conn, _within(period, *calls, calls_since)),
+        ratings=_ratings(conn, period),
+        first_seconds=first_seconds,
+        first_runs=first_runs,
+        open=_open(conn, period.tenant),
+    )
+
+
+def _begin(conn: Connection, period: Period, tenant: Column[Any], at: Column[Any], most: int) -> float:
+    """The time from which on there are at most so many rows in the period."""
+    newest = select(at).where(*_within(period, tenant, at, period.since)).order_by(at.desc())
+    last = conn.execute(newest.offset(most - 1).limit(1)).scalar_one_or_none()
+    return period.since if last is None else float(last)
+
+
+def _within(period: Period, tenant: Column[Any], at: Column[Any], since: float) -> list[ColumnElement[bool]]:
+    found: list[ColumnElement[bool]] = [at >= since, at < period.until]
+    return found if period.tenant is None else [tenant == period.tenant, *found]
+
+
+def _bucket(conn: Connection, period: Period) -> ColumnElement[int]:
+    """The number of the bucket in which a run began. A cast rounds down in SQLite, and to the nearest in Postgres."""
+    width = (period.until - period.since) / period.buckets
+    place = (RUNS.c.created_at - period.since) / width
+    return cast(func.floor(place) if conn.dialect.name == "postgresql" else place, Integer).label("bucket")
+
+
+def _groups(conn: Connection, ours: Conditions, bucket: ColumnElement[int]) -> tuple[RunGroup, ...]:
+    run = RUNS.c
+    alike = (bucket, run.tier, run.state, run.topology, run.degraded, run.origin_kind, run.error)
+    sums = (func.count(), func.sum(run.spent_usd), func.sum(run.spent_tokens))
+    found = []
+    for row in conn.execute(select(*alike, *sums).where(*ours).group_by(*alike)):
+        number, tier, state, topology, degraded, origin, error, runs, usd, tokens = row
+        kind = (number, tier, state, topology, bool(degraded), origin or "", error)
+        found.append(RunGroup(*kind, int(runs), int(usd), int(tokens)))
+    return tuple(found)
+
+
+def _seconds(conn: Connection, ours: Conditions, bucket: ColumnElement[int]) -> tuple[tuple[int, str, float], ...]:
+    length = RUNS.c.ended_at - RUNS.c.created_at
+    query = select(bucket, RUNS.c.tier, length).where(*ours, RUNS.c.state == "succeeded")
+    return tuple([(number, tier, seconds) for number, tier, seconds in conn.execute(query)])
+
+
+def _calls(conn: Connection, ours: Conditions) -> tuple[CallGroup, ...]:
+    sent = DISCLOSURES.c
+    alike = (sent.recipient, sent.kind, sent.outcome)
+    tokens = [func.coalesce(func.sum(column), 0) for column in (sent.input_tokens, sent.output_tokens)]
+    rows = conn.execute(select(*alike, func.count(), *tokens).where(*ours).group_by(*alike))
+    found = []
+    for recipient, kind, outcome, number, read, written in rows:
+        found.append(CallGroup(recipient, kind, outcome, number, int(read), int(written)))
+    return tuple(found)
+
+
+def _ratings(conn: Connection, period: Period) -> tuple[tuple[str, int, int], ...]:
+    """The mean scores of the runs that were rated last in the period, by the workers of each."""
+    rated = select(FEEDBACK.c.run, FEEDBACK.c.score, FEEDBACK.c.at).where(FEEDBACK.c.score.is_not(None))
+    rated = rated.where(*_within(period, FEEDBACK.c.tenant, FEEDBACK.c.at, period.since))
+    latest = rated.order_by(FEEDBACK.c.at.desc()).limit(period.most_calls).subquery()
+    scores = select(latest.c.run, func.avg(latest.c.score).label("score")).group_by(latest.c.run).subquery()
+    sent = select(DISCLOSURES.c.run, DISCLOSURES.c.recipient).where(DISCLOSURES.c.kind == "worker")
+    workers = sent.where(DISCLOSURES.c.run.in_(select(scores.c.run))).distinct().subquery()
+    good = func.sum(case((scores.c.score >= GOOD, 1), else_=0))
+    query = select(workers.c.recipient, func.count(), good).join(scores, scores.c.run == workers.c.run)
+    rows = conn.execute(query.group_by(workers.c.recipient).order_by(workers.c.recipient))
+    return tuple([(worker, int(runs), int(passed)) for worker, runs, passed in rows])
+
+
+def _first_seconds(conn: Connection, ours: Conditions) -> tuple[tuple[float, ...], int]:
+    newest = select(RUNS.c.id).where(*ours).order_by(RUNS.c.created_at.desc(), RUNS.c.id.desc()).limit(FIRST_RUNS)
+    names = conn.execute(newest).scalars().all()
+    ended = (EVENTS.c.run.in_(names), EVENTS.c.kind == Kind.CALL_FINISHED.value)
+    bodies = conn.execute(select(EVENTS.c.body).where(*ended)).scalars()
+    found = [float(orjson.loads(body).get("first") or 0.0) for body in bodies]
+    return tuple([seconds for seconds in found if seconds > 0]), len(names)
+
+
+def _open(conn: Connection, tenant: str | None) -> tuple[tuple[str, int, float], ...]:
+    query = select(RUNS.c.state, func.count(), func.min(RUNS.c.created_at)).where(RUNS.c.ended_at.is_(None))
+    if tenant is not None:
+        query = query.where(RUNS.c.tenant == tenant)
+    rows = conn.execute(query.group_by(RUNS.c.state).order_by(RUNS.c.state))
+    return tuple([(state, int(runs), float(oldest)) for state, runs, oldest in rows])
