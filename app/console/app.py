@@ -13,7 +13,7 @@ from starlette.responses import FileResponse, RedirectResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from app.console import admin, approvals, playground, run, runs
+from app.console import admin, approvals, plans, playground, run, runs
 from app.console.api import Api, ApiError, Session
 from app.console.pages import HEADERS, THEME_COOKIE, THEMES, Pages, Place, form, to
 from app.console.session import PATH, Sessions, is_https, may_change
@@ -32,7 +32,7 @@ MAX_AGE: Final = 3_600
 """Seconds for which a browser may keep a file."""
 THEME_SECONDS: Final = 365 * 86_400
 PLACES: Final = (Place("Runs", f"{PATH}/runs"), Place("Approvals", f"{PATH}/approvals"))
-PUBLIC_PLACES: Final = (Place("Playground", f"{PATH}/playground"),)
+PUBLIC_PLACES: Final = (Place("Playground", f"{PATH}/playground"), Place("Plans", f"{PATH}/plans"))
 """Pages of what only the public listener's API has."""
 ADMIN_PLACES: Final = (Place("Administration", f"{PATH}/admin"),)
 
@@ -62,7 +62,7 @@ class Console:
                 Route("/", _lead_to_start),
                 Route(PATH, _lead_to_start),
                 *_signing(pages),
-                *([] if is_admin else [*playground.routes(pages), *run.routes(pages)]),
+                *([] if is_admin else [*playground.routes(pages), *plans.routes(pages), *run.routes(pages)]),
                 *runs.routes(pages),
                 *approvals.routes(pages, "/admin/v1/approvals" if is_admin else "/v1/approvals"),
                 *(admin.routes(pages) if is_admin else ()),

@@ -26,7 +26,7 @@ APPROVAL_POLL_SECONDS: Final = 5.0
 OVER: Final = frozenset({"succeeded", "failed", "cancelled", "expired", "over_budget"})
 """The states in which a run stays."""
 DONE: Final = "[DONE]"
-REGIONS: Final = ("steps", "answer", "outcome")
+REGIONS: Final = ("answer", "steps", "outcome")
 """The ids of the regions; each has a template."""
 
 

@@ -79,7 +79,7 @@ class Playground:
             fields["history"] = ""
         try:
             body = request_form.to_body(fields)
-            once = _once(given.get("once", ""), action, body)
+            once = once_of(given.get("once", ""), action, body)
             if action == "preview":
                 headers = {"idempotency_key": once}
                 made = await self._api.ask(
@@ -163,7 +163,7 @@ def _efforts(tiers: list[Any]) -> list[str]:
     return list(dict.fromkeys(effort for tier in tiers for effort in tier["baton"]["efforts"]))
 
 
-def _once(token: str, action: str, body: Mapping[str, Any]) -> str:
+def once_of(token: str, action: str, body: Mapping[str, Any]) -> str:
     """The `Idempotency-Key` of a request: the same form sent twice is one request, another body is another one."""
     sent = orjson.dumps([token, action, body], option=orjson.OPT_SORT_KEYS)
     return f"console-{hashlib.sha256(sent).hexdigest()[:40]}"

@@ -3,68 +3,23 @@
 import asyncio
 import re
 from collections.abc import AsyncIterator
-from html import unescape
-from typing import Any
 
 import httpx
 import pytest
 
-from app.gateway.http.api_keys import mint
 from app.process.wiring import Runtime
-from tests.harness.console import SAME_ORIGIN, browsing, sign_in, words
+from tests.harness.console import words
 from tests.harness.conversations import calling as wanting
 from tests.harness.conversations import look
 from tests.harness.in_process import SAYS, plan_text, plans, speak
-from tests.harness.prepared_apps import app_over
+from tests.harness.playground import HOSTILE, followed, hidden, press, run_in, section, visiting
 from tests.stubs import ProviderStub, Reply, Stall
-
-SCOPES = ["runs:write", "runs:read"]
-HOSTILE = "<script>alert(1)</script>{{ 7 * 7 }}\u202e<svg onload=alert(1)>'\""
 
 
 @pytest.fixture
 async def browser(opened: Runtime) -> AsyncIterator[httpx.AsyncClient]:
-    """A browser that has signed in at the console of the service `opened`."""
-    key, row = mint(opened.gateway.pepper, tenant="acme", name="person", scopes=SCOPES, now=0.0)
-    assert await opened.gateway.store.add_key(row)
-    with app_over(opened.gateway) as app:
-        async with browsing(app, opened.gateway.now) as client:
-            await sign_in(client, key)
-            yield client
-
-
-async def press(client: httpx.AsyncClient, action: str = "ask", **fields: Any) -> httpx.Response:
-    """Send the form by one of its buttons."""
-    form = {"question": "What is 2 + 2?", "tier": "baton-mini", "action": action} | fields
-    return await client.post("/console/playground", data=form, headers=SAME_ORIGIN)
-
-
-def run_in(page: httpx.Response) -> str:
-    """The run that a page is about."""
-    found = re.search(r'name="run" value="(run_[^"]+)"', page.text)
-    assert found is not None, words(page.text)
-    return found[1]
-
-
-def hidden(page: str, name: str) -> str:
-    """The value of a hidden field."""
-    found = re.search(rf'type="hidden" name="{name}" value="([^"]*)"', page)
-    assert found is not None, name
-    return unescape(found[1])
-
-
-def section(html: str, name: str) -> str:
-    """One region of a page or of a patch, with its white space made uniform."""
-    found = re.findall(rf'<section id="{name}".*?</section>', html, re.DOTALL)
-    assert found, name
-    return " ".join(str(found[-1]).split())
-
-
-async def followed(client: httpx.AsyncClient, run: str) -> str:
-    """The live stream of a run until it closes, as the text of its patches."""
-    reply = await client.get(f"/console/playground/{run}?live")
-    assert reply.headers["content-type"].startswith("text/event-stream")
-    return "\n".join(line.removeprefix("data: ") for line in reply.text.splitlines())
+    async with visiting(opened) as client:
+        yield client
 
 
 async def test_a_question_is_planned_carried_out_and_answered_before_the_readers_eyes(
@@ -118,7 +73,7 @@ async def test_a_call_of_a_tool_is_answered_in_a_form(stub: ProviderStub, browse
     page = await press(browser, tools=tools)
     run = run_in(page)
     live = await followed(browser, run)
-    assert "awaiting tool" in words(section(live, "outcome"))
+    assert "The worker calls 1 tool." in words(section(live, "answer"))
     assert "<script>" not in live
     second = await press(
         browser, "results", tools=tools, turn=hidden(live, "turn"), history=hidden(page.text, "history"), result="A"

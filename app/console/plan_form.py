@@ -1,0 +1,253 @@
+"""The form of a plan: from its fields to the edits that make the next revision, from a refusal back to the field, and
+the differences between two revisions.
+
+A step's fields are named by its place: `worker-0`, `subtask-0`, `access-0` (once for each entry) and `tools-0`; those
+of a step that is to be added end with `-new`.
+"""
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from difflib import SequenceMatcher
+from typing import Any, Final
+
+from app.console.request_form import FormFault
+from app.core.records import record
+
+Lists = Mapping[str, Sequence[str]]
+"""The fields of a form, each with all of its values."""
+Step = Mapping[str, Any]
+NEW: Final = "new"
+PARAM: Final = re.compile(r"plan\.steps\[(\d+)\]\.(worker|subtask|access|tools)")
+COMPARED_WORDS: Final = 2_000
+"""The longest instruction, in words, whose changes are shown word by word."""
+
+
+@record(frozen=True, slots=True)
+class Pressed:
+    """The button that was pressed: an action, and the step that it is about."""
+
+    action: str
+    step: int = -1
+
+
+@record(frozen=True, slots=True)
+class Piece:
+    """A piece of a text that two revisions have, or only one of them: `same`, `gone` or `new`."""
+
+    kind: str
+    text: str
+
+
+@record(frozen=True, slots=True)
+class StepDifference:
+    """A step of two revisions; a place is None in the revision that does not have it. `changes` are the fields besides
+    the instruction, each with both values; `instruction` is empty where it is the same."""
+
+    before: int | None
+    after: int | None
+    worker: str
+    changes: tuple[tuple[str, str, str], ...] = ()
+    instruction: tuple[Piece, ...] = ()
+
+
+def pressed(text: str) -> Pressed:
+    """A button's value, such as `up:2`."""
+    action, _, step = text.partition(":")
+    return Pressed(action, int(step) if step.isdecimal() and len(step) < 4 else -1)
+
+
+def read(lists: Lists) -> list[dict[str, Any]]:
+    """The steps as they stand in the form."""
+    count = 0
+    while f"worker-{count}" in lists:
+        count += 1
+    return [_step(lists, str(n)) for n in range(count)]
+
+
+def new_step(lists: Lists) -> dict[str, Any]:
+    """The step to be added as it stands in the form, with its place; a form that was not sent has an empty one."""
+    step = _step(lists, NEW)
+    if f"worker-{NEW}" not in lists:
+        step["access"] = ["user"]
+    return step | {"place": _last(lists, f"place-{NEW}")}
+
+
+def _step(lists: Lists, name: str) -> dict[str, Any]:
+    access = [int(one) if one.isdecimal() else one for one in lists.get(f"access-{name}", ())]
+    return {
+        "worker": _last(lists, f"worker-{name}"),
+        "subtask": _last(lists, f"subtask-{name}"),
+        "access": access,
+        "tools": bool(lists.get(f"tools-{name}")),
+    }
+
+
+def _last(lists: Lists, name: str) -> str:
+    values = lists.get(name, ())
+    return values[-1] if values else ""
+
+
+def edits(before: Sequence[Step], written: Sequence[Step], button: Pressed, lists: Lists) -> list[dict[str, Any]]:
+    """The edits that make of the steps before what the form says, then what the button says. Raises `FormFault`."""
+    made = [
+        {"op": "change", "step": n, **changed}
+        for n, (old, new) in enumerate(zip(before, written, strict=False))
+        if (changed := _changes(old, new))
+    ]
+    if button.action in ("up", "down"):
+        earlier = button.step - (button.action == "up")
+        _check_swap(written, earlier)
+        made.append({"op": "move", "step": earlier + 1, "to": earlier})
+    elif button.action == "remove":
+        made.append({"op": "remove", "step": button.step})
+    elif button.action == "add":
+        made.append(_added(lists, len(before)))
+    return made
+
+
+def _changes(old: Step, new: Step) -> dict[str, Any]:
+    """The fields of a step that the form has changed."""
+    found = {name: new[name] for name in ("worker", "subtask") if new[name] != old.get(name, "")}
+    if set(new["access"]) != set(old.get("access", ())):
+        found["access"] = new["access"]
+    if new["tools"] != bool(old.get("tools", False)):
+        found["tools"] = new["tools"]
+    return found
+
+
+def _check_swap(written: Sequence[Step], earlier: int) -> None:
+    """Raise `FormFault` if two neighbours cannot change places because the later one is shown the earlier one."""
+    if not 0 <= earlier < len(written) - 1:
+        raise FormFault({"plan": "There is no place to move this step to."})
+    if earlier in written[earlier + 1]["access"]:
+        said = f"Step {earlier + 1} is shown step {earlier}: take that away before they change places."
+        raise FormFault({f"access-{earlier + 1}": said})
+
+
+def _added(lists: Lists, count: int) -> dict[str, Any]:
+    step = _step(lists, NEW)
+    place = _last(lists, f"place-{NEW}")
+    if not step["subtask"].strip():
+        raise FormFault({f"subtask-{NEW}": "Write the instruction of the new step."})
+    at = min(int(place), count) if place.isdecimal() and len(place) < 4 else count
+    if late := [str(one) for one in step["access"] if isinstance(one, int) and one >= at]:
+        raise FormFault(
+            {f"access-{NEW}": f"At that place it cannot be shown step {', '.join(late)}, which comes later."}
+        )
+    given = {name: step[name] for name in ("worker", "subtask", "access")}
+    return {"op": "add", "step": at, **given, **({"tools": True} if step["tools"] else {})}
+
+
+def blamed(param: str, button: Pressed, count: int, added_at: int) -> str:
+    """The field of the form that a refusal's `param` names, whose places are those after the edits; "" for none."""
+    found = PARAM.fullmatch(param)
+    if found is None:
+        return ""
+    place: int | str = _place_before(int(found[1]), button, added_at)
+    return f"{found[2]}-{place}" if place == NEW or int(place) < count else ""
+
+
+def _place_before(place: int, button: Pressed, added_at: int) -> int | str:
+    if button.action == "remove":
+        return place + (place >= button.step)
+    if button.action == "add":
+        return NEW if place == added_at else place - (place > added_at)
+    if button.action in ("up", "down"):
+        earlier = button.step - (button.action == "up")
+        return {earlier: earlier + 1, earlier + 1: earlier}.get(place, place)
+    return place
+
+
+# -- differences
+
+
+def differences(before: Sequence[Step], after: Sequence[Step]) -> list[StepDifference]:
+    """The steps that differ, in the order of the later revision; those that are gone come last.
+
+    Steps are paired by their instruction, then by their order among those that are left.
+    """
+    pairs = _paired(before, after)
+    places = {old: new for old, new in pairs if old is not None and new is not None}
+    found: list[StepDifference] = []
+    for old, new in pairs:
+        if old is None and new is not None:
+            found.append(StepDifference(None, new, after[new]["worker"]))
+        elif new is None and old is not None:
+            found.append(StepDifference(old, None, before[old]["worker"]))
+        elif old is not None and new is not None:
+            found += _difference(old, new, before[old], after[new], places)
+    return found
+
+
+def _paired(before: Sequence[Step], after: Sequence[Step]) -> list[tuple[int | None, int | None]]:
+    """The places of each step in both revisions: those of the same instruction, then those that stand behind the same
+    step or at the same place."""
+    left = list(range(len(before)))
+    pairs: dict[int, int] = {}
+    for new, step in enumerate(after):
+        same = next((old for old in left if before[old]["subtask"] == step["subtask"]), None)
+        if same is not None:
+            left.remove(same)
+            pairs[new] = same
+    behind = _behind(len(before), set(pairs.values()))
+    matched = _behind(len(after), set(pairs))
+    for new in range(len(after)):
+        if new in pairs:
+            continue
+        place = pairs.get(matched[new], -1)
+        found = next((old for old in left if behind[old] == place), new if new in left else None)
+        if found is not None:
+            left.remove(found)
+            pairs[new] = found
+    return [*((pairs.get(new), new) for new in range(len(after))), *((old, None) for old in left)]
+
+
+def _behind(count: int, known: Collection[int]) -> list[int]:
+    """For each place, the last known one before it; -1 if there is none."""
+    found: list[int] = []
+    last = -1
+    for place in range(count):
+        found.append(last)
+        last = place if place in known else last
+    return found
+
+
+def _difference(old: int, new: int, first: Step, second: Step, places: Mapping[int, int]) -> list[StepDifference]:
+    moved = [places.get(one, -1) if isinstance(one, int) else one for one in first["access"]]
+    changes = []
+    if first["worker"] != second["worker"]:
+        changes.append(("worker", str(first["worker"]), str(second["worker"])))
+    if set(moved) - {-1} != set(second["access"]):
+        changes.append(("shown", _entries(first["access"]), _entries(second["access"])))
+    if bool(first.get("tools")) != bool(second.get("tools")):
+        changes.append(("tools", _yes(first.get("tools")), _yes(second.get("tools"))))
+    instruction = compared(str(first["subtask"]), str(second["subtask"]))
+    if not changes and not instruction and old == new:
+        return []
+    return [StepDifference(old, new, str(second["worker"]), tuple(changes), instruction)]
+
+
+def _entries(access: Sequence[Any]) -> str:
+    names = ["the conversation" if one == "user" else f"step {one}" for one in access]
+    return ", ".join(names) or "nothing"
+
+
+def _yes(flag: object) -> str:
+    return "yes" if flag else "no"
+
+
+def compared(first: str, second: str) -> tuple[Piece, ...]:
+    """The second text with its differences from the first, word by word; empty if they are equal."""
+    if first == second:
+        return ()
+    old, new = re.findall(r"\S+\s*", first), re.findall(r"\S+\s*", second)
+    if max(len(old), len(new)) > COMPARED_WORDS:
+        return (Piece("gone", first), Piece("new", second))
+    pieces: list[Piece] = []
+    for kind, start, end, begin, stop in SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
+        if kind == "equal":
+            pieces.append(Piece("same", "".join(new[begin:stop])))
+            continue
+        pieces += [Piece("gone", "".join(old[start:end]))] if end > start else []
+        pieces += [Piece("new", "".join(new[begin:stop]))] if stop > begin else []
+    return tuple(pieces)

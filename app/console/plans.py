@@ -1,0 +1,149 @@
+"""Plans: the list, and one plan with its estimate, its disclosures and its revisions, which can be edited and run.
+
+Every button of the form that changes something makes a revision, through `PATCH /v1/plans/{id}`; what is run is the
+revision that the page has shown, by its digest.
+"""
+
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from app.console import plan_form, request_form, samples
+from app.console.api import ApiError, Session, segment
+from app.console.pages import Pages, form_lists, to
+from app.console.plan_form import Pressed
+from app.console.playground import TOKEN_BYTES, once_of, origin
+from app.console.request_form import FormFault, Refusal
+from app.console.session import PATH
+
+SAVED: Final = "saved"
+"""The parameter of the address of a revision that was made by pressing the button to run."""
+
+
+def routes(pages: Pages) -> list[Route]:
+    """The list of plans, one plan, and what its form does."""
+    plans = Plans(pages)
+    return [
+        pages.route("/plans", plans.show_list),
+        pages.route("/plans/{plan}", plans.show),
+        pages.route("/plans/{plan}", plans.act, "POST"),
+    ]
+
+
+class Plans:
+    """The pages of plans."""
+
+    def __init__(self, pages: Pages) -> None:
+        self._pages = pages
+        self._api = pages.api
+
+    async def show_list(self, request: Request, session: Session) -> Response:
+        """The plans, the newest first."""
+        found = await self._api.get(session, "/v1/plans", after=request.query_params.get("after"))
+        following = found.get("next") if found["has_more"] else None
+        return self._pages.show(request, "plans.html", plans=found["data"], following=following)
+
+    async def show(self, request: Request, session: Session) -> Response:
+        """One revision of a plan, by default the latest."""
+        plan = await self._plan(request, session, request.query_params.get("revision"))
+        notice = ""
+        if SAVED in request.query_params:
+            notice = f"Your changes are revision {plan['revision']}, which has not run yet: look at it, then run it."
+        return await self._page(request, session, plan, notice=notice)
+
+    async def act(self, request: Request, session: Session) -> Response:
+        """Make the revision that the form says, or run the one that it shows."""
+        lists = await form_lists(request)
+        button = plan_form.pressed(lists.get("action", [""])[-1])
+        plan = await self._plan(request, session, lists.get("revision", [""])[-1])
+        written = plan_form.read(lists)
+        made: list[dict[str, Any]] = []
+        try:
+            made = plan_form.edits(plan["plan"]["steps"], written, button, lists)
+            if not made:
+                return await self._without_edits(request, session, plan, lists, button)
+            body = {"revision": plan["revision"], "edits": made}
+            path = f"/v1/plans/{segment(plan['id'])}"
+            later = await self._api.ask(session, "PATCH", path, body=body)
+        except FormFault as fault:
+            return await self._page(request, session, plan, lists=lists, status=400, faults=fault.faults)
+        except ApiError as error:
+            if error.status == 401:
+                raise
+            added_at = int(made[-1]["step"]) if button.action == "add" and made else -1
+            field = plan_form.blamed(error.param, button, len(written), added_at)
+            refusal = request_form.refusal(error)
+            faults = {field: error.message} if field else {}
+            return await self._page(
+                request, session, plan, lists=lists, status=error.status, faults=faults, refusal=refusal
+            )
+        saved = f"&{SAVED}=1" if button.action == "run" else ""
+        return to(f"/plans/{segment(later['id'])}?revision={later['revision']}{saved}")
+
+    async def _without_edits(
+        self, request: Request, session: Session, plan: Mapping[str, Any], lists: plan_form.Lists, button: Pressed
+    ) -> Response:
+        """Run the revision, or say that the form has changed nothing of it."""
+        if button.action != "run":
+            return await self._page(request, session, plan, notice="Nothing was changed, so no revision was made.")
+        body = {"revision": plan["revision"], "digest": plan["digest"], "stream": True, "stream_steps": True}
+        once = once_of(lists.get("once", [""])[-1], "run", body)
+        run = await self._api.begin(session, f"/v1/plans/{segment(plan['id'])}/run", body, once)
+        return to(f"/playground/{segment(run)}")
+
+    async def _plan(self, request: Request, session: Session, revision: str | None) -> Any:
+        path = f"/v1/plans/{segment(request.path_params['plan'])}"
+        return await self._api.get(session, path, revision=revision)
+
+    async def _page(
+        self,
+        request: Request,
+        session: Session,
+        plan: Mapping[str, Any],
+        *,
+        status: int = 200,
+        lists: plan_form.Lists | None = None,
+        faults: Mapping[str, str] | None = None,
+        refusal: Refusal | None = None,
+        notice: str = "",
+    ) -> Response:
+        steps = plan["plan"]["steps"]
+        written = plan_form.read(lists) if lists is not None else []
+        numbers = [one["revision"] for one in plan["revisions"]]
+        against = _against(request, numbers, plan["revision"])
+        differences: Sequence[plan_form.StepDifference] = ()
+        if against is not None:
+            earlier = await self._plan(request, session, str(against))
+            differences = plan_form.differences(earlier["plan"]["steps"], steps)
+        run = {"revision": plan["revision"], "digest": plan["digest"]}
+        url = f"{origin(request)}/v1/plans/{segment(plan['id'])}/run"
+        return self._pages.show(
+            request,
+            "plan.html",
+            status,
+            plan=plan,
+            path=f"{PATH}/plans/{segment(plan['id'])}",
+            steps=written if len(written) == len(steps) else steps,
+            new=plan_form.new_step(lists or {}),
+            latest=numbers[-1],
+            against=against,
+            differences=differences,
+            faults=faults or {},
+            refusal=refusal,
+            notice=notice,
+            once=secrets.token_urlsafe(TOKEN_BYTES),
+            command=samples.curl(url, run),
+        )
+
+
+def _against(request: Request, numbers: Sequence[int], shown: int) -> int | None:
+    """The revision with which the shown one is compared: the one that the address names, else the one before it."""
+    given = request.query_params.get("against", "")
+    if given.isdecimal() and int(given) in numbers:
+        return int(given)
+    before = [number for number in numbers if number < shown]
+    return before[-1] if before else None

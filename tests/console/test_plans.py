@@ -1,0 +1,180 @@
+"""Plans in the console: previewed, edited by revisions, compared, and run as they were shown."""
+
+import re
+from collections.abc import AsyncIterator
+from html.parser import HTMLParser
+from typing import Any
+
+import httpx
+import pytest
+
+from app.console.plan_form import differences
+from app.process.wiring import Runtime
+from tests.harness.console import SAME_ORIGIN, words
+from tests.harness.in_process import SAYS, plan_text, plans, speak
+from tests.harness.playground import HOSTILE, followed, press, section, visiting
+from tests.stubs import ProviderStub
+
+
+@pytest.fixture
+async def browser(opened: Runtime) -> AsyncIterator[httpx.AsyncClient]:
+    async with visiting(opened) as client:
+        yield client
+
+
+async def previewed(stub: ProviderStub, client: httpx.AsyncClient, *steps: tuple[Any, str, list[Any]]) -> httpx.URL:
+    """The address of a plan that the playground has previewed."""
+    speak(stub)
+    plans(stub, plan_text(*(steps or ((0, "Think.", ["user"]), (1, "Answer.", ["user", 0])))))
+    reply = await press(client, "preview", tier="baton-ultra")
+    assert reply.status_code == 303, words(reply.text)
+    assert reply.headers["location"].startswith("/console/plans/plan_run_")
+    return httpx.URL(reply.headers["location"])
+
+
+async def shown(client: httpx.AsyncClient, path: httpx.URL | str) -> str:
+    """A page as its HTML."""
+    reply = await client.get(path)
+    assert reply.status_code == 200, words(reply.text)
+    return reply.text
+
+
+def form_of(html: str) -> dict[str, Any]:
+    """The fields of a plan's form as a browser would send them unchanged."""
+    page = Fields()
+    page.feed(html)
+    return page.found
+
+
+class Fields(HTMLParser):
+    """Reads the fields of the form that names a revision."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: dict[str, Any] = {}
+        self._select = self._area = ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = {name: value or "" for name, value in attrs}
+        name = given.get("name", "")
+        if tag == "textarea":
+            self._area = name
+            self.found[name] = ""
+        elif tag == "select":
+            self._select = name
+        elif tag == "option" and "selected" in given:
+            self.found[self._select] = given["value"]
+        elif tag == "input" and given.get("type") == "hidden":
+            self.found[name] = given["value"]
+        elif tag == "input" and given.get("type") == "checkbox" and "checked" in given:
+            self.found.setdefault(name, []).append(given["value"])
+
+    def handle_endtag(self, tag: str) -> None:
+        self._area = "" if tag == "textarea" else self._area
+
+    def handle_data(self, data: str) -> None:
+        if self._area:
+            self.found[self._area] += data.removeprefix("\n")
+
+
+async def pressed(client: httpx.AsyncClient, path: httpx.URL, html: str, action: str, **fields: Any) -> httpx.Response:
+    """Press a button of a plan's form after these fields were changed; underscores of names stand for hyphens."""
+    changed = {name.replace("_", "-"): value for name, value in fields.items()}
+    return await client.post(path, data=form_of(html) | changed | {"action": action}, headers=SAME_ORIGIN)
+
+
+async def edited(client: httpx.AsyncClient, path: httpx.URL, action: str, **fields: Any) -> str:
+    """The page of the revision that a button has made."""
+    reply = await pressed(client, path, await shown(client, path), action, **fields)
+    assert reply.status_code == 303, words(reply.text)
+    return await shown(client, reply.headers["location"])
+
+
+async def test_a_preview_shows_what_would_be_done_and_who_would_see_it(
+    stub: ProviderStub, browser: httpx.AsyncClient
+) -> None:
+    path = await previewed(stub, browser, (0, "Think <b>hard</b>.", ["user"]), (1, "Answer.", [0]))
+    page = await shown(browser, path)
+    said = words(page)
+    assert "Think &lt;b&gt;hard&lt;/b&gt;." in page
+    for fact in ("Likely cost and time", "at worst $", "Granted the conversation", "Granted step 0"):
+        assert fact in said
+    assert "Withheld the conversation (not listed)" in said
+    assert "was shown the request" in said
+    assert not stub.of("alpha"), "nothing was executed"
+    assert str(path).rpartition("/")[2] in (await shown(browser, "/console/plans"))
+
+
+async def test_each_edit_is_a_revision_and_the_last_one_is_run(stub: ProviderStub, browser: httpx.AsyncClient) -> None:
+    path = await previewed(stub, browser)
+    second = await edited(browser, path, "save", subtask_0="Think twice.", worker_1="gamma")
+    assert "Plan, revision 2" in second
+    assert "<ins>Think twice.</ins>" in second
+    assert re.search(r"worker was \w+, is gamma|Step 1", words(second))
+    third = await edited(
+        browser, path, "add", subtask_new="Look it up.", worker_new="alpha", place_new="1", access_new=["user", "0"]
+    )
+    assert "Step 1 (alpha) is new." in words(third)
+    assert "Step 2, which was step 1" in words(third)
+    fourth = await edited(browser, path, "up:1", access_1=["user"])
+    assert form_of(fourth)["subtask-0"] == "Look it up."
+    fifth = await edited(browser, path, "remove:0")
+    assert [form_of(fifth)[f"subtask-{n}"] for n in range(2)] == ["Think twice.", "Answer."]
+    ran = await pressed(browser, path, fifth, "run")
+    run = ran.headers["location"].rpartition("/")[2]
+    live = await followed(browser, run)
+    assert "Think twice." in section(live, "steps")
+    assert SAYS["gamma"] in section(live, "answer")
+    assert len(stub.of("gamma")) == 1
+
+
+async def test_changes_are_a_revision_before_they_are_run(stub: ProviderStub, browser: httpx.AsyncClient) -> None:
+    path = await previewed(stub, browser)
+    page = await edited(browser, path, "run", subtask_0="Think twice.")
+    assert "Your changes are revision 2, which has not run yet" in words(page)
+    assert not stub.of("alpha") + stub.of("beta") + stub.of("gamma")
+
+
+async def test_an_edit_that_cannot_be_made_is_refused_beside_its_field(
+    stub: ProviderStub, browser: httpx.AsyncClient
+) -> None:
+    path = await previewed(stub, browser)
+    page = await shown(browser, path)
+    for action, fields, field in (
+        ("up:1", {}, "access-1"),
+        ("save", {"worker_1": "nobody"}, "worker-1"),
+        ("save", {"access_0": ["user", "1"]}, "access-0"),
+        ("add", {}, "subtask-new"),
+        ("add", {"subtask_new": "Look.", "place_new": "0", "access_new": ["1"]}, "access-new"),
+        ("add", {"subtask_new": "Look.", "place_new": "0", "worker_new": "nobody"}, "worker-new"),
+    ):
+        refused = await pressed(browser, path, page, action, subtask_1=HOSTILE, **fields)
+        assert refused.status_code == 400
+        assert f'id="{field}-fault"' in refused.text, (action, fields)
+        assert form_of(refused.text)["subtask-1"] == HOSTILE, "what was written is kept"
+        assert "<svg" not in refused.text
+    assert "Nothing was changed" in words((await pressed(browser, path, page, "save")).text)
+    assert "Plan, revision 1<" in await shown(browser, path)
+    await edited(browser, path, "save", subtask_0="Think twice.")
+    late = await pressed(browser, path, page, "save", subtask_0="Think thrice.")
+    assert (late.status_code, "Open the latest revision" in late.text) == (409, True)
+
+
+def test_steps_are_compared_wherever_they_stand() -> None:
+    before = [step("a", "Think.", "user"), step("b", "Check it.", "user", 0), step("c", "Answer.", 1)]
+    after = [step("b", "Check it.", "user"), step("a", "Think.", "user"), step("c", "Answer now.", 0)]
+    found = {(one.before, one.after): one for one in differences(before, after)}
+    assert set(found) == {(1, 0), (0, 1), (2, 2)}
+    assert found[1, 0].changes == (("shown", "the conversation, step 0", "the conversation"),)
+    assert [piece.kind for piece in found[2, 2].instruction] == ["gone", "new"]
+    assert not found[2, 2].changes, "it is shown the same step, which has another number now"
+    assert differences(before, before) == []
+    edited = [before[0] | {"subtask": "Think twice."}, *before[1:]]
+    assert [(one.before, one.after) for one in differences(before, edited)] == [(0, 0)]
+    longer = [*before[:1], step("a", "Look.", "user"), step("b", "Check it.", "user", 0), step("c", "Answer.", 2)]
+    assert [(one.before, one.after) for one in differences(before, longer)] == [(None, 1), (1, 2), (2, 3)]
+    assert [(one.before, one.after) for one in differences(before, before[:2])] == [(2, None)]
+
+
+def step(worker: str, subtask: str, *access: str | int) -> dict[str, Any]:
+    return {"worker": worker, "subtask": subtask, "access": list(access)}

@@ -1,0 +1,62 @@
+"""A person at the console's playground: the form and its buttons, and the regions of the page that follows a run."""
+
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from html import unescape
+from typing import Any
+
+import httpx
+
+from app.gateway.http.api_keys import mint
+from app.process.wiring import Runtime
+from tests.harness.console import SAME_ORIGIN, browsing, sign_in, words
+from tests.harness.prepared_apps import app_over
+
+SCOPES = ("runs:write", "runs:read")
+HOSTILE = "<script>alert(1)</script>{{ 7 * 7 }}\u202e<svg onload=alert(1)>'\""
+
+
+@asynccontextmanager
+async def visiting(opened: Runtime) -> AsyncIterator[httpx.AsyncClient]:
+    """Yield a browser that has signed in at the console of a service."""
+    key, row = mint(opened.gateway.pepper, tenant="acme", name="person", scopes=SCOPES, now=0.0)
+    assert await opened.gateway.store.add_key(row)
+    with app_over(opened.gateway) as app:
+        async with browsing(app, opened.gateway.now) as client:
+            await sign_in(client, key)
+            yield client
+
+
+async def press(client: httpx.AsyncClient, action: str = "ask", **fields: Any) -> httpx.Response:
+    """Send the form by one of its buttons."""
+    form = {"question": "What is 2 + 2?", "tier": "baton-mini", "action": action} | fields
+    return await client.post("/console/playground", data=form, headers=SAME_ORIGIN)
+
+
+def run_in(page: httpx.Response) -> str:
+    """The run that a page is about."""
+    found = re.search(r'name="run" value="(run_[^"]+)"', page.text)
+    assert found is not None, words(page.text)
+    return found[1]
+
+
+def hidden(page: str, name: str) -> str:
+    """The value of a hidden field."""
+    found = re.search(rf'type="hidden" name="{name}" value="([^"]*)"', page)
+    assert found is not None, name
+    return unescape(found[1])
+
+
+def section(html: str, name: str) -> str:
+    """One region of a page or of a patch, with its white space made uniform."""
+    found = re.findall(rf'<section id="{name}".*?</section>', html, re.DOTALL)
+    assert found, name
+    return " ".join(str(found[-1]).split())
+
+
+async def followed(client: httpx.AsyncClient, run: str) -> str:
+    """The live stream of a run until it closes, as the text of its patches."""
+    reply = await client.get(f"/console/playground/{run}?live")
+    assert reply.headers["content-type"].startswith("text/event-stream")
+    return "\n".join(line.removeprefix("data: ") for line in reply.text.splitlines())
