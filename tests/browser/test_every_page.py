@@ -14,7 +14,18 @@ if TYPE_CHECKING:
 LEVELS = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]
 PHONE = {"width": 360, "height": 740}
 DESKTOP = {"width": 1280, "height": 800}
-PAGES = ["/console/runs", "/console/none"]
+PAGES = [
+    "/console/playground",
+    "/console/plans",
+    "/console/runs",
+    "/console/runs/{run}",
+    "/console/runs/{run}?step=2&by=money",
+    "/console/runs/{run}?t=0.01",
+    "/console/runs/{run}/explain",
+    "/console/compare?a={run}&b={run}",
+    "/console/approvals",
+    "/console/none",
+]
 """Addresses of pages; `{run}` stands for a run with three steps."""
 
 
