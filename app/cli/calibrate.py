@@ -1,8 +1,9 @@
-"""`baton calibrate` gives every worker the same built-in tasks, once each, and stores its scores.
+"""`baton calibrate` gives every worker the same tasks, once each, and stores its scores.
 
-Each task is a run like any other, over exactly one worker: journaled, within its budget, carried out by the engine. Its
-score is stored at once, so that an interrupted calibration continues where it stopped. A failed call says nothing about
-what its worker can do: it is not a trial, and is repeated the next time.
+The tasks are the built-in ones, or those of a file. Each task is a run like any other, over exactly one worker:
+journaled, within its budget, carried out by the engine. Its score is stored at once, so that an interrupted calibration
+continues where it stopped. A failed call says nothing about what its worker can do: it is not a trial, and is repeated
+the next time.
 """
 
 import asyncio
@@ -11,24 +12,28 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import chain
+from pathlib import Path
+from typing import cast
 
 import orjson
 from rich.progress import Progress
 from rich.table import Table
 
-from app.cli import event_loop, private_engine, storage, terminal
+from app.cli import event_loop, private_engine, storage, taskset, terminal
 from app.cli.asked import Asked
 from app.cli.estimate import OUTPUT_TOKENS
-from app.core.message.chat import Usage
+from app.cli.sandbox import Sandbox
+from app.cli.taskset import Graded
+from app.core.message.chat import Message, Role, Text, Usage
 from app.core.pool.budget import input_bound, worst_case
 from app.core.pool.catalog import Catalog, Limits, Tier, Worker
 from app.core.pool.policy import Overrides
-from app.core.rating.calibration import SOURCE, Rate, Trial, of_worker, rates
+from app.core.rating.calibration import SOURCE, Rate, Trial, alike, of_worker, rates
 from app.core.rating.feedback import derived
 from app.engine.delivery.messages import Ended
 from app.engine.runs.admission import Order
 from app.errors import BatonError, ConfigInvalid
-from app.lab.calibration_tasks import VERSION, BuiltIn, built_in
+from app.lab.calibration_tasks import BuiltIn, built_in
 from app.process.config import Loaded, configure
 from app.process.wiring import Runtime
 
@@ -36,6 +41,10 @@ KEY = "baton-calibrate"
 """The name of the key in the journal."""
 ATTEMPTS = 2
 SECONDS = 180.0
+SAYS_NOTHING = (
+    "These tasks tell no two of the workers apart: nobody learns from them which worker is better. "
+    "Calibrate with tasks like those of your callers: baton calibrate --tasks FILE."
+)
 OUTAGES = 5
 """Failed calls of one worker in a row after which it gets no further tasks."""
 
@@ -58,7 +67,7 @@ class Assignment:
     @property
     def key(self) -> tuple[str, str, str, str]:
         """The key of the trial that it becomes."""
-        return (self.worker.name, self.worker.model, VERSION, self.built_in.name)
+        return (self.worker.name, self.worker.model, self.built_in.version, self.built_in.name)
 
 
 @dataclass(slots=True)
@@ -81,8 +90,9 @@ def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> i
     loaded = configure(environ)
     terminal.log_to_stderr("error")
     storage.announce(loaded.settings)
+    tasks = _tasks(asked)
     known = event_loop.run(_known(loaded))
-    wanted = list(_wanted(loaded.catalog, asked))
+    wanted = list(_wanted(loaded.catalog, asked, tasks))
     done = {trial.key for trial in known}
     left = [] if asked.show else [one for one in wanted if asked.again or one.key not in done]
     found = Found()
@@ -105,7 +115,28 @@ async def _known(loaded: Loaded) -> tuple[Trial, ...]:
 # -- tasks
 
 
-def _wanted(catalog: Catalog, asked: Asked) -> Iterator[Assignment]:
+def _tasks(asked: Asked) -> Sequence[BuiltIn]:
+    """Return the tasks of `--tasks`, or the built-in ones. Raises `ConfigInvalid` for a file with faults."""
+    if not asked.tasks:
+        return built_in(asked.each)
+    sandbox = Sandbox(asked.trust_code)
+
+    def read(faults: list[str]) -> list[Graded]:
+        return taskset.read(Path(asked.tasks), sandbox.run, faults)
+
+    found = taskset.checked(read)
+    sandbox.ready(task.grader for task in found)
+    version = f"file-{taskset.digest(found)[:16]}"
+    return [_of_file(task, version) for task in found]
+
+
+def _of_file(task: Graded, version: str) -> BuiltIn:
+    messages = [Message(cast(Role, one["role"]), (Text(one["content"]),)) for one in task.messages]
+    family = task.family or "tasks"
+    return BuiltIn(task.id, family, family, 0, task.question, task.grader, version, tuple(messages))
+
+
+def _wanted(catalog: Catalog, asked: Asked, tasks: Sequence[BuiltIn]) -> Iterator[Assignment]:
     """Yield the tasks in turn, each for all workers, so that no provider gets all of its requests at once."""
     tiers: dict[str, Tier] = {}
     for tier in reversed(list(catalog.tiers.values())):
@@ -114,7 +145,7 @@ def _wanted(catalog: Catalog, asked: Asked) -> Iterator[Assignment]:
     if unknown:
         raise ConfigInvalid([f"--worker: no tier has {', '.join(unknown)}; there are {', '.join(sorted(tiers))}"])
     chosen = [name for name in catalog.workers if name in tiers and (not asked.worker or name in asked.worker)]
-    for task in built_in(asked.each):
+    for task in tasks:
         for name in chosen:
             worker = catalog.workers[name]
             yield Assignment(worker, tiers[name], task, _limits(worker, tiers[name], task, asked.tokens))
@@ -200,9 +231,10 @@ async def _try(opened: Runtime, one: Assignment, found: Found, now: Callable[[],
         found.in_a_row[one.worker.name] += 1
         return
     found.in_a_row[one.worker.name] = 0
-    trial = _trial(one, ended, now())
+    grade = await asyncio.to_thread(one.built_in.grader.grade, ended.answer)
+    trial = _trial(one, ended, now(), grade.score)
     await opened.context.store.note_trial(trial)
-    rating = derived(trial.run, "default", trial.at, "grader", SOURCE, VERSION, score=trial.score, by=trial.task)
+    rating = derived(trial.run, "default", trial.at, "grader", SOURCE, trial.version, score=trial.score, by=trial.task)
     await opened.context.store.rate(rating)
     found.trials.append(trial)
 
@@ -222,7 +254,7 @@ def _order(one: Assignment) -> Order:
     )
 
 
-def _trial(one: Assignment, ended: Ended, at: float) -> Trial:
+def _trial(one: Assignment, ended: Ended, at: float, score: float) -> Trial:
     task = one.built_in
     return Trial(
         *one.key,
@@ -232,7 +264,7 @@ def _trial(one: Assignment, ended: Ended, at: float) -> Trial:
         question=task.question,
         run=ended.state.run,
         at=at,
-        score=task.grader.grade(ended.answer).score,
+        score=score,
         usd=ended.bill.usd,
         seconds=sum(call.seconds for call in ended.state.calls.values()),
     )
@@ -248,6 +280,8 @@ def _print(asked: Asked, catalog: Catalog, known: Sequence[Trial], found: Found)
     of = {name: trials for name, worker in catalog.workers.items() if (trials := of_worker(known, worker))}
     console = terminal.out()
     console.print(_table(of) if of else "Nothing was measured yet.")
+    if alike(of):
+        console.print(SAYS_NOTHING)
     if found.trials:
         console.print(f"{len(found.trials)} trials, {terminal.dollars(found.spent)}.")
     for name, count in sorted(found.outages.items()):

@@ -29,6 +29,8 @@ class Graded:
     grader: Grader
     written: str
     """The grader as JSON with sorted keys."""
+    family: str = ""
+    """The kind of task, where the line names one."""
 
     @property
     def question(self) -> str:
@@ -96,7 +98,8 @@ def _task(line: str, place: str, number: str, execute: Execute | None, faults: l
         faults.append(f'{place}: is no task; write {{"question": "...", "grader": {{...}}}}')
         return
     for grader, written in rule(json.dumps(task.get("grader")), place, execute, faults):
-        yield Graded(str(name), messages, grader, written)
+        family = task.get("family", "")
+        yield Graded(str(name), messages, grader, written, family if isinstance(family, str) else "")
 
 
 def _messages(task: Mapping[str, Any]) -> tuple[Mapping[str, str], ...] | None:

@@ -35,10 +35,16 @@ class BuiltIn:
     level: int
     question: str
     grader: Grader
+    version: str = VERSION
+    """The version of the tasks that it belongs to."""
+    messages: tuple[Message, ...] = ()
+    """The whole conversation of a task that is not built in."""
 
     @property
     def task(self) -> Task:
         """The task as a worker is asked it."""
+        if self.messages:
+            return Task(self.messages)
         return Task((Message("system", (Text(FORM),)), Message("user", (Text(self.question),))))
 
 

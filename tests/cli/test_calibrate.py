@@ -140,11 +140,59 @@ async def test_an_outage_is_no_wrong_answer_and_is_tried_again(
     assert [one["task"] for one in found if one["score"]] == right
 
 
+async def test_workers_are_measured_by_the_tasks_of_a_file(
+    stub: ProviderStub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A file with other tasks is another version, so that its trials take the place of the earlier ones."""
+    environ = at(tmp_path, pool_text(stub))
+    stub.always("alpha", Reply(chunks=("Paris",)))
+    stub.always("beta", Reply(chunks=("Rome",)))
+    tasks = tmp_path / "tasks.jsonl"
+    rule = {"kind": "exact", "expected": "Paris"}
+    lines: list[dict[str, Any]] = [{"id": f"{n}", "question": f"{n}?", "grader": rule} for n in range(9)]
+    lines += [{"messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Capital?"}]}]
+    lines[-1] |= {"grader": rule, "family": "geography"}
+    tasks.write_text("\n".join(map(json.dumps, lines)))
+    given = ("--tasks", str(tasks), "--worker", "alpha", "--worker", "beta", "--yes")
+    assert await run(environ, *given) == 0
+    told = capsys.readouterr()
+    assert "20 tasks for alpha, beta" in told.err
+    assert "geography" in told.out
+    assert "tell no two of the workers apart" not in told.out
+    assert json.loads(stub.of("alpha")[-1].body)["messages"][0] == {"role": "system", "content": "Be brief."}
+    found = await asyncio.to_thread(known, environ, capsys)
+    assert {(one["worker"], one["score"]) for one in found} == {("alpha", 1.0), ("beta", 0.0)}
+    [version] = {one["version"] for one in found}
+    assert await run(environ, *given) == 0
+    assert len(stub.of("alpha")) == 10, "each task is given once"
+    tasks.write_text("\n".join(map(json.dumps, lines[:2])))
+    assert await run(environ, *given) == 0
+    again = await asyncio.to_thread(known, environ, capsys)
+    assert len({one["version"] for one in again} - {version}) == 1
+    assert len(again) == 24
+    tasks.write_text('{"question": 1}')
+    with pytest.raises(ConfigInvalid, match="is no task"):
+        await run(environ, *given)
+
+
+async def test_it_warns_where_the_tasks_say_nothing(
+    stub: ProviderStub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    environ = at(tmp_path, pool_text(stub))
+    for name in ("alpha", "beta"):
+        stub.always(name, Reply(chunks=("Answer: nothing",)))
+    assert await run(environ, "--worker", "alpha", "--worker", "beta", "--each", "1", "--yes") == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert "tell no two of the workers apart" in told
+    assert "baton calibrate --tasks FILE" in told
+
+
 async def test_it_stops_before_the_money_is_spent(
     stub: ProviderStub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     environ = at(tmp_path, pool_text(stub))
-    worst = max(one.limits.usd for one in calibrate._wanted(configure(environ).catalog, asked("--tokens", "100")))
+    wanted = calibrate._wanted(configure(environ).catalog, asked("--tokens", "100"), built_in())
+    worst = max(one.limits.usd for one in wanted)
     cap = worst * 3
     given = ("--worker", "alpha", "--tokens", "100", "--yes", "--usd", f"{cap / 1e6:.6f}", "--concurrency", "2")
     assert await run(environ, *given) == 1

@@ -60,7 +60,18 @@ def _grade(root: Group) -> None:
 
 
 def _calibrate(root: Group) -> None:
-    @root.add("calibrate", "calibrate", "baton calibrate --usd 2 --yes", "baton calibrate --show")
+    @root.add(
+        "calibrate",
+        "calibrate",
+        "baton calibrate --usd 2 --yes",
+        "baton calibrate --tasks tasks.jsonl",
+        "baton calibrate --show",
+    )
+    @option(
+        "--tasks",
+        metavar="FILE",
+        help='JSON lines: {"question": "...", "grader": {"kind": ...}, "family": "..."} (default: the built-in tasks).',
+    )
     @repeatable("--worker", metavar="WORKER", help="Only this worker (default: all).")
     @option(
         "--each",
@@ -74,9 +85,10 @@ def _calibrate(root: Group) -> None:
     @flag("--again", help="Also give tasks that were given before (default: only the rest).")
     @flag("--yes", help="Do not ask before money is spent.")
     @flag("--show", help="Only show what is known; ask nobody.")
+    @TRUST_CODE
     @in_order(POOL, AS_JSON)
     def calibrate() -> None:
-        """Measure every worker by the same built-in tasks.
+        """Measure every worker by the same tasks.
 
         Each worker gets each task once. The pass rates get onto the cards that conductors are shown, and a learning
         policy begins with them. The cost is printed first.

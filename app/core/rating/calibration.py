@@ -96,3 +96,20 @@ def _with_rates(worker: Worker, trials: Sequence[Trial]) -> Worker:
     found: Mapping[str, Rate] = rates(sorted(trials, key=lambda one: one.domain), lambda one: one.domain)
     shown = tuple(Measured(domain, round(rate.passed, 3), rate.tried) for domain, rate in found.items())
     return replace(worker, card=replace(worker.card, measured=shown))
+
+
+def alike(trials: Mapping[str, Sequence[Trial]]) -> bool:
+    """Return True if trials of two workers or more tell none of them apart: in no domain, and not in all of them
+    together, do the intervals of two pass rates lie apart."""
+    if len(trials) < 2:
+        return False
+    groups: list[list[Rate]] = [[rates(own, lambda one: "")[""] for own in trials.values() if own]]
+    for domain in {one.domain for own in trials.values() for one in own}:
+        found = [rates(own, lambda one: one.domain).get(domain) for own in trials.values()]
+        groups.append([rate for rate in found if rate is not None])
+    return not any(_apart(group) for group in groups)
+
+
+def _apart(found: Sequence[Rate]) -> bool:
+    ends = [rate.ends for rate in found]
+    return max(low for low, _ in ends) > min(high for _, high in ends)
