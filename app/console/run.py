@@ -7,7 +7,9 @@ server from the state at one event of the journal, by the same templates for a f
 so that a page that has missed patches is right after the next one.
 """
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from typing import Any, Final
 from urllib.parse import urlencode
 
@@ -22,6 +24,8 @@ from app.console.pages import HEADERS, Pages, form, to
 from app.console.session import PATH
 from app.core.records import record
 
+AGAIN_SECONDS: Final = 1.0
+"""Pause before a stream of the API that has ended is asked for again."""
 ENDED: Final = frozenset({"succeeded", "failed", "cancelled", "expired", "over_budget"})
 REGIONS: Final[Mapping[str, str]] = {
     "run-summary": "run_summary.html",
@@ -212,8 +216,6 @@ def _live(pages: Pages, reader: _Reader, session: Session, cursor: Cursor, reque
     sent: dict[str, str] = {}
     given = request.headers.get("last-event-id") or request.query_params.get("after", "")
     after = given if given.isascii() and given.isdecimal() and len(given) <= 15 else None
-    path = f"/v1/runs/{segment(cursor.run)}/events/stream"
-    source = pages.api.events(session, "GET", path, last_event_id=after)
 
     async def render(event: Event) -> Regions:
         shown = await reader.read(session, cursor, int(event.id), kept)
@@ -222,7 +224,27 @@ def _live(pages: Pages, reader: _Reader, session: Session, cursor: Cursor, reque
         sent.update(changed)
         return changed
 
-    return Live(source, render)
+    return Live(_journal(pages, session, cursor.run, after), render)
+
+
+@asynccontextmanager
+async def _journal(pages: Pages, session: Session, run: str, after: str | None) -> AsyncIterator[AsyncIterator[Event]]:
+    """The events of the run's journal until it has ended. The API ends a stream after some time; then the next one goes
+    on behind the last event, if the session is still good."""
+    path = f"/v1/runs/{segment(run)}"
+
+    async def each() -> AsyncIterator[Event]:
+        last, goes_on = after, True
+        while goes_on:
+            async with pages.api.events(session, "GET", f"{path}/events/stream", last_event_id=last) as events:
+                async for event in events:
+                    last = event.id or last
+                    yield event
+            goes_on = (await pages.api.get(session, path))["state"] not in ENDED
+            if goes_on:
+                await asyncio.sleep(AGAIN_SECONDS)
+
+    yield each()
 
 
 # -- the explanation, proofs and disclosures

@@ -3,14 +3,18 @@
 import asyncio
 import re
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from html import unescape
 from html.parser import HTMLParser
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
 
+from app.console import run as run_page
+from app.console.api import Event, Session
 from app.console.live import patch
 from app.console.run import REGIONS
 from app.process.wiring import Runtime
@@ -230,3 +234,29 @@ async def test_after_any_break_the_page_equals_a_fresh_one(
 def test_a_patch_keeps_every_character_of_a_text() -> None:
     text = "one\u2028two\x85three\x0cfour"
     assert [line for line in patch("7", {"a": f"<p>{text}</p>"}).split("\n") if text in line]
+
+
+async def test_a_page_is_followed_on_when_the_api_ends_its_stream_before_the_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[str | None] = []
+
+    class Streams:
+        @asynccontextmanager
+        async def events(self, *_: Any, last_event_id: str | None) -> AsyncIterator[AsyncIterator[Event]]:
+            asked.append(last_event_id)
+
+            async def each() -> AsyncIterator[Event]:
+                yield Event("", "", "")
+                yield Event(str(len(asked) * 10), "", "{}")
+
+            yield each()
+
+        async def get(self, *_: Any) -> dict[str, str]:
+            return {"state": "running" if len(asked) < 3 else "succeeded"}
+
+    monkeypatch.setattr(run_page, "AGAIN_SECONDS", 0.0)
+    pages: Any = SimpleNamespace(api=Streams())
+    async with run_page._journal(pages, Session(()), "run_1", "7") as events:
+        found = [event.id async for event in events if event.id]
+    assert (asked, found) == (["7", "10", "20"], ["10", "20", "30"])

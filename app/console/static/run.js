@@ -17,6 +17,7 @@ server; without this script the slider's button and the links do the same. */
   }
 
   async function show(t) {
+    document.getElementById("run-live")?.remove(); // a page that shows an instant stands still
     wanted = t;
     if (busy) return;
     busy = true;
