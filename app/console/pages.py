@@ -70,8 +70,10 @@ class Pages:
             try:
                 return await page(request, session)
             except ApiError as error:
-                if error.status == 401:
-                    return self.to_sign_in(request)
+                if error.status == 401:  # the session is over: it must not stand in the way of the next one
+                    reply = self.to_sign_in(request)
+                    self.sessions.end(request, reply)
+                    return reply
                 return self.failure(request, error.status, error.message)
 
         return Route(PATH + path, serve, methods=[method])

@@ -14,10 +14,11 @@ from joserfc import jwt
 from joserfc.jwk import ECKey, KeySet
 
 from app.errors import Forbidden
-from app.gateway.admin.people import SESSION, Grant, People
+from app.gateway.admin.people import SESSION, Access, Grant, People
 from app.gateway.administration import create_admin
 from app.network.oidc import KNOWN_SECONDS, OpenIdProvider
 from tests.harness.administration import AdminStandIn, administration
+from tests.harness.console import SAME_ORIGIN, browsing, words
 from tests.harness.openid_provider import openid_provider
 from tests.harness.waiting import PATIENCE_SECONDS
 
@@ -52,9 +53,9 @@ def app_with(admin: AdminStandIn, people: People) -> FastAPI:
     return create_admin(replace(admin.context, people=people))
 
 
-async def begun(browser: httpx.AsyncClient, person: str, **form: str) -> dict[str, str]:
+async def begun(browser: httpx.AsyncClient, person: str, login: str = "/admin/login", **form: str) -> dict[str, str]:
     """Log in as a person at the provider; return what it sends back to Baton."""
-    sent = await browser.get("/admin/login")
+    sent = await browser.get(login)
     assert sent.status_code == 303
     async with httpx.AsyncClient(timeout=PATIENCE_SECONDS, trust_env=False) as outside:
         answer = await outside.post(sent.headers["location"], data={"sub": person} | form)
@@ -74,7 +75,7 @@ async def test_a_person_logs_in_changes_something_and_logs_out(admin: AdminStand
     async with admin.client(app=app_with(admin, people)) as browser:
         assert (await browser.get("/admin/v1/me")).status_code == 401
         reply = await logged_in(browser, "ann")
-        assert (reply.status_code, reply.headers["location"]) == (303, "/docs")
+        assert (reply.status_code, reply.headers["location"]) == (303, "/console")
         cookie = next(one for one in reply.headers.get_list("set-cookie") if one.startswith(SESSION))
         assert {"HttpOnly", "SameSite=lax", "Max-Age=900"} <= set(cookie.split("; "))
         me = (await browser.get("/admin/v1/me")).json()
@@ -93,6 +94,43 @@ async def test_a_person_logs_in_changes_something_and_logs_out(admin: AdminStand
         assert (change["actor"], change["via"]) == ("ann", "oidc")
         assert (await browser.post("/admin/logout", headers=csrf)).status_code == 200
         assert (await browser.get("/admin/v1/me")).status_code == 401
+
+
+async def test_the_console_knows_whoever_has_logged_in_until_they_sign_out(admin: AdminStandIn, people: People) -> None:
+    app = app_with(admin, people)
+    async with browsing(app, admin.gateway.now, is_admin=True, has_people=True) as browser:
+        wanted = await browser.get("/console/admin/keys")
+        assert wanted.headers["location"] == "/console/sign-in?next=/console/admin/keys"
+        form = await browser.get(wanted.headers["location"])
+        assert 'href="/admin/login?next=/console/admin/keys"' in form.text
+        found = await begun(browser, "ann", login="/admin/login?next=/console/admin/keys")
+        reply = await browser.get("/admin/callback", params=found)
+        assert (reply.status_code, reply.headers["location"]) == (303, "/console/admin/keys")
+        assert "You are ann, logged in at the OpenID provider, as owner of acme" in words(
+            (await browser.get("/console/admin")).text
+        )
+        page = await browser.get("/console/admin/keys/new")
+        once = page.text.partition('name="once" value="')[2].partition('"')[0]
+        fields = {"once": once, "name": "ci", "roles": "caller"}
+        assert (await browser.post("/console/admin/keys/new", data=fields)).status_code == 403
+        made = await browser.post("/console/admin/keys/new", data=fields, headers=SAME_ORIGIN)
+        assert (made.status_code, "The key ci was made" in words(made.text)) == (200, True)
+        assert "ann (oidc) key.added" in words((await browser.get("/console/admin/changes")).text)
+        assert "groups owners owner acme" in words((await browser.get("/console/admin/people")).text)
+        reply = await browser.post("/console/sign-out", headers=SAME_ORIGIN)
+        assert SESSION not in browser.cookies
+        assert (await browser.get("/console/admin")).status_code == 303
+        assert (await browser.get("/admin/v1/me")).status_code == 401
+
+
+async def test_a_login_leads_to_the_console_only(admin: AdminStandIn, people: People) -> None:
+    access = Access(admin.gateway, people)
+    async with admin.client(app=app_with(admin, people)) as browser:
+        for following in ("//evil.example", "https://evil.example/console", "/console/\\evil", "/docs"):
+            await browser.get("/admin/login", params={"next": following})
+            kept = access.opened(browser.cookies["baton_login"], "login")
+            assert kept is not None
+            assert kept["next"] == "/console"
 
 
 async def test_a_session_ends_with_its_time_its_rule_and_its_signature(admin: AdminStandIn, people: People) -> None:

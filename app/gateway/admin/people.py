@@ -15,7 +15,7 @@ from dataclasses import asdict
 from typing import Annotated, Any, Protocol
 
 import orjson
-from fastapi import APIRouter, Security
+from fastapi import APIRouter, Query, Security
 from fastapi.security import APIKeyCookie, SecurityScopes
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
@@ -36,8 +36,13 @@ CSRF_HEADER = "x-csrf-token"
 LOGIN_SECONDS = 600.0
 """Longest time from the beginning of a login to its end."""
 SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
-START = "/docs"
-"""The page after a login."""
+START = "/console"
+"""The page after a login, unless the login was begun for another one of the console."""
+START_CHARS = 2_000
+"""The longest address to which a login leads back."""
+Following = Annotated[
+    str, Query(alias="next", max_length=START_CHARS, description="The page of the console to which the login leads.")
+]
 COOKIE = APIKeyCookie(
     name=SESSION, scheme_name="session", auto_error=False, description="The session of a person, from `/admin/login`."
 )
@@ -177,6 +182,12 @@ def _mac(key: bytes, purpose: bytes, body: bytes) -> bytes:
     return hmac.digest(key, purpose + b"\0" + body, "sha256")
 
 
+def _inside(path: str) -> str:
+    """A path of the console; the start for any other address, so that a login leads to no other site."""
+    is_ours = path == START or path.startswith((f"{START}/", f"{START}?"))
+    return path if is_ours and "\\" not in path and not any(ord(char) < 33 for char in path) else START
+
+
 def _same(given: str, expected: str) -> bool:
     return hmac.compare_digest(given.encode(), expected.encode())
 
@@ -219,13 +230,14 @@ def _logins(router: APIRouter, access: Access, people: People) -> None:
         response_class=Response,
         responses=operations.replies(500, 503),
     )
-    async def log_in() -> Response:
+    async def log_in(following: Following = START) -> Response:
         """Leads to the provider, which sends the browser back to `/admin/callback`."""
         state = secrets.token_urlsafe(24)
         nonce, verifier = access.secret_of(state, "nonce"), access.secret_of(state, "verifier")
         url = await people.provider.login_url(people.scopes, state=state, nonce=nonce, verifier=verifier)
         reply = RedirectResponse(url, 303, {"cache-control": "no-store"})
-        _set(reply, people, LOGIN, access.sealed("login", {"state": state}, LOGIN_SECONDS), LOGIN_SECONDS)
+        begun = access.sealed("login", {"state": state, "next": _inside(following)}, LOGIN_SECONDS)
+        _set(reply, people, LOGIN, begun, LOGIN_SECONDS)
         return reply
 
     @router.get(
@@ -250,7 +262,7 @@ def _logins(router: APIRouter, access: Access, people: People) -> None:
         subject, named = str(claims["sub"]), _named(claims, people.grants)
         if access.rights(subject, named, 0.0) is None:
             raise Forbidden("No rule in BATON_OIDC_ROLES gives you a role.", code="no_role")
-        reply = RedirectResponse(START, 303, {"cache-control": "no-store"})
+        reply = RedirectResponse(_inside(begun.get("next", START)), 303, {"cache-control": "no-store"})
         session = access.sealed("session", {"sub": subject, "claims": named}, people.seconds)
         _set(reply, people, SESSION, session, people.seconds)
         reply.delete_cookie(LOGIN, path="/admin")
