@@ -333,7 +333,20 @@ def test_the_admin_api_is_not_published(compose: dict[str, Any]) -> None:
     service = (DEPLOY / "helm/templates/gateway.yaml").read_text().partition("kind: Service")[2]
     assert re.findall(r"targetPort: (\S+)}", service) == ["http"]
     network = (DEPLOY / "helm/templates/network.yaml").read_text()
-    assert set(re.findall(r"port: \{?(?:name: )?(\w+)", network)) == {"http", "metrics"}
+    assert set(re.findall(r"port: \{?(?:name: )?(\w+)", network)) == {"http", "metrics", "admin"}
+    assert set(re.findall(r"port: \{?(?:name: )?(\w+)", network.partition("kind: Ingress")[2])) == {"http"}
+
+
+def test_the_admin_listener_is_reached_where_an_operator_asks_for_it() -> None:
+    """The chart's Service for it is off by default and stays inside the cluster; Compose publishes it on loopback."""
+    service = (DEPLOY / "helm/templates/admin.yaml").read_text()
+    assert service.startswith("{{- if .Values.admin.enabled }}")
+    assert re.findall(r"type: (\S+)|targetPort: (\S+)}", service) == [("ClusterIP", ""), ("", "admin")]
+    assert yaml.safe_load((DEPLOY / "helm/values.yaml").read_text())["admin"]["enabled"] is False
+    more = yaml.safe_load((DEPLOY / "compose.admin.yaml").read_text())["services"]["gateway"]
+    [published] = more["ports"]
+    assert interpolated(published, {}) == f"127.0.0.1:9091:{more['environment']['BATON_ADMIN_PORT']}"
+    assert set(more["environment"]) <= set(variables())
 
 
 def test_prometheus_scrapes_gateways_and_engines(compose: dict[str, Any]) -> None:

@@ -45,11 +45,13 @@ EVERYTHING: Document = {
     },
     "dispatcher": {"autoscaling": {"enabled": True, "prometheus": "http://prometheus:9090"}},
     "service": {"type": "LoadBalancer", "annotations": {"scheme": "internal"}},
+    "admin": {"enabled": True, "url": "https://admin.example"},
     "ingress": {"enabled": True, "className": "nginx", "host": "baton.example", "tlsSecret": "tls"},
     "networkPolicy": {
         "enabled": True,
         "callers": [{"namespaceSelector": {"matchLabels": {"calls": "baton"}}}],
         "prometheus": [{"podSelector": {"matchLabels": {"app": "prometheus"}}}],
+        "admins": [{"podSelector": {"matchLabels": {"app": "proxy"}}}],
     },
     "monitoring": {"podMonitor": True, "rules": True, "labels": {"release": "prometheus"}},
 }
