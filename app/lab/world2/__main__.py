@@ -2,29 +2,40 @@
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
+from app.lab.world2.baselines import Policy, Setting
+from app.lab.world2.bounds import OptimumAsRead, OptimumByCards
+from app.lab.world2.learning import READ_TASKS, learned
 from app.lab.world2.standings import Sizes, report, run
 
 
 def main() -> int:
     """Run the seeds one after the other and write the report."""
     parser = argparse.ArgumentParser(prog="python -m app.lab.world2", description=main.__doc__)
-    parser.add_argument("--seeds", type=int, default=10, help="how many seeds, from 0 on (10)")
+    parser.add_argument("--seeds", type=int, default=10, help="how many seeds (10)")
+    parser.add_argument("--first", type=int, default=0, help="the first seed (0)")
     parser.add_argument("--pools", type=int, default=Sizes().pools, help="pools of each split")
     parser.add_argument("--tested", type=int, default=Sizes().tested, help="test tasks of each split")
-    parser.add_argument("--out", type=Path, help="the file to write; else standard output")
+    parser.add_argument("--out", type=Path, help="the file, written after each seed; else standard output")
+    parser.add_argument("--training", type=int, default=Sizes().training, help="training tasks of each seed")
+    parser.add_argument("--learn", type=int, default=0, help="most verdicts that a learned policy gets (0: none)")
     asked = parser.parse_args()
-    sizes = Sizes(pools=asked.pools, tested=asked.tested)
+    sizes = Sizes(asked.pools, asked.training, asked.training // 2, asked.tested)
+
+    def further(seen: Sequence[Setting], seed: int) -> Sequence[Policy]:
+        bounds: list[Policy] = [OptimumByCards(), OptimumAsRead(seed, READ_TASKS)]
+        return [*learned(seen, seed, asked.learn), *bounds]
+
     found = []
-    for seed in range(asked.seeds):
-        found.append(run(seed, sizes))
+    for seed in range(asked.first, asked.first + asked.seeds):
+        found.append(run(seed, sizes, further))
         print(f"seed {seed} is done", file=sys.stderr, flush=True)
-    text = report(found, sizes)
-    if asked.out:
-        asked.out.write_text(text)
-    else:
-        print(text)
+        if asked.out:
+            asked.out.write_text(report(found, sizes))
+    if not asked.out:
+        print(report(found, sizes))
     return 0
 
 

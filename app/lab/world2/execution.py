@@ -249,7 +249,7 @@ def _checked(worker: Worker, shown: _Shown, task: Task, place: int, random: Rand
 def _combined(worker: Worker, shown: _Shown, task: Task, place: int, random: Random) -> str:
     known, part = constants(), task.parts[place]
     right = sum([results[place] == part.answer for _, results in shown.answers])
-    logits = combine_logit(right, len(shown.answers)) if right else float("-inf")
+    logits = combine_logit(right, len(shown.answers), known) if right else float("-inf")
     if 0 < right < len(shown.answers):
         logits += known.check_skill * (worker.ability - known.ability_mean)
     return part.answer if right and random.random() < logistic(logits) else part.slip

@@ -15,7 +15,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from app.lab.world2.constants import DOCUMENT_TOKENS, DOMAINS, TRAITS, constants
+from app.lab.world2.constants import DOCUMENT_TOKENS, DOMAINS, TRAITS, Constants, constants
 from app.lab.world2.shapes import Plan, Shape, ShapeStep, catalogue
 from app.lab.world2.tasks import Family, Task
 from app.lab.world2.workers import Pool
@@ -94,10 +94,13 @@ def read(shape: Shape, step: ShapeStep, size: Size) -> float:
 
 
 class Rewards:
-    """The expected rewards of all plans over one pool. What recurs from task to task is computed once."""
+    """The expected rewards of all plans over one pool. What recurs from task to task is computed once.
 
-    def __init__(self, pool: Pool) -> None:
-        self.pool = pool
+    `known` are the world's constants; a policy that believes in others can ask what would be best if they were true.
+    """
+
+    def __init__(self, pool: Pool, known: Constants | None = None) -> None:
+        self.pool, self._known = pool, known or constants()
         self._ability = np.array([worker.ability for worker in pool])
         self._edges = np.array([worker.edges for worker in pool])
         self._context = np.array([float(worker.card.context) for worker in pool])
@@ -131,7 +134,7 @@ class Rewards:
         key = (shape, size)
         if key not in self._worths:
             usd, seconds, disclosed = self.bill(shape, size)
-            known = constants()
+            known = self._known
             cost = known.cost * np.minimum(1.0, usd / known.full_usd)
             wait = known.wait * np.minimum(1.0, seconds / known.full_seconds)
             self._worths[key] = 1 - cost - wait - known.disclosure * disclosed
@@ -139,7 +142,7 @@ class Rewards:
 
     def bill(self, shape: str, size: Size) -> tuple[Array, Array, Array]:
         """Return dollars, seconds on the critical path, and 1 where a confidential task is read by who retains it."""
-        steps, known = catalogue()[shape], constants()
+        steps, known = catalogue()[shape], self._known
         usd: Array = np.zeros([1] * len(steps))
         disclosed: Array = np.zeros([1] * len(steps))
         ends: list[Array] = []
@@ -169,7 +172,7 @@ class Rewards:
         if good is None:
             return np.ones(())
         place = [step.role for step in steps].index(role)
-        known = constants()
+        known = self._known
         if role == "plan":
             logits = known.plan_skill + known.check_skill * (self._ability - known.ability_mean)
         else:
@@ -180,7 +183,7 @@ class Rewards:
 
     def _short(self, document: int) -> Array:
         """What is lost by workers whose context is shorter than the document."""
-        return np.where(self._context < DOCUMENT_TOKENS[document], constants().truncated, 0.0)
+        return np.where(self._context < DOCUMENT_TOKENS[document], self._known.truncated, 0.0)
 
     def _part(
         self, shape: str, family: Family, place: int, parts: int, document: int, plan: int | None, digest: int | None
@@ -203,7 +206,7 @@ class Rewards:
             return self._combined(asked, at)
         handed = taken_over(asked.steps, step, asked.parts)
         if asked.place in handed:
-            return constants().handover * self._right_at(asked, handed[asked.place])
+            return self._known.handover * self._right_at(asked, handed[asked.place])
         return self._solved(asked, at, step.role, len(handed))
 
     def _solved(self, asked: "_Asked", at: int, role: str, handed: int) -> Array:
@@ -221,7 +224,7 @@ class Rewards:
 
     def _chance(self, asked: "_Asked", reasons: bool, at_once: int, plan: int | None, digest: int | None) -> Array:
         """The same by trait and worker. `digest` is None where the task itself is seen."""
-        known, domain = constants(), asked.family.domain
+        known, domain = self._known, asked.family.domain
         logits = self._ability + self._edges[:, domain] - asked.family.difficulty - known.load * (at_once - 1)
         logits = logits + (known.reason[domain] if reasons else 0.0)
         if plan is not None:
@@ -233,7 +236,7 @@ class Rewards:
         return _logistic(logits - known.trait_sd * np.array(TRAITS)[:, None])
 
     def _checked(self, asked: "_Asked", at: int) -> Array:
-        known, steps = constants(), asked.steps
+        known, steps = self._known, asked.steps
         (seen,) = [place for place in steps[at].sees if steps[place].role in ANSWERING]
         skill = known.check_skill * (self._ability - known.ability_mean)
         before = self._right_at(asked, seen)
@@ -244,7 +247,7 @@ class Rewards:
         return before * keeps + (1 - before) * finds * self._solved(asked, at, "reason", 0)
 
     def _combined(self, asked: "_Asked", at: int) -> Array:
-        known, steps = constants(), asked.steps
+        known, steps = self._known, asked.steps
         branches = [self._right_at(asked, place) for place in steps[at].sees if steps[place].role in ANSWERING]
         skill = known.check_skill * (self._ability - known.ability_mean)
         counts: list[Array] = [np.ones(())]
@@ -252,7 +255,7 @@ class Rewards:
             counts = _counted(counts, branch)
         chosen: Array = np.zeros(())
         for right in range(1, len(counts)):
-            logits = combine_logit(right, len(branches)) + np.where(right < len(branches), skill, 0.0)
+            logits = combine_logit(right, len(branches), known) + np.where(right < len(branches), skill, 0.0)
             chosen = chosen + counts[right] * self._axis(_logistic(logits), at, len(steps))
         return chosen
 
@@ -289,9 +292,8 @@ def hands(steps: Shape, at: int, parts: int) -> list[int]:
     return found
 
 
-def combine_logit(right: int, count: int) -> float:
+def combine_logit(right: int, count: int, known: Constants) -> float:
     """The logit of choosing a right answer for a part, if `right` of `count` are, for a worker of mean ability."""
-    known = constants()
     if right == count:
         return known.unanimous
     return known.pair + known.majority * (2 * right - count)

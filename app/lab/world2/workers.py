@@ -20,6 +20,8 @@ SMALLEST, LARGEST = 3, 5
 PRICE_FACTORS, HELD_OUT_FACTORS = (0.5, 1.0, 2.0), (0.7, 1.4)
 SAMPLES = (8, 20, 60)
 """Questions of each domain that a card's pass rates were measured with."""
+PRICE_SLOPE, PRICE_NOISE = 0.2, 0.15
+"""How a price's place in the range of prices, by ratio, goes with ability (in deviations), and its own spread."""
 SYLLABLES = (
     "bel", "cor", "dan", "fer", "gol", "hal", "jor", "kan", "lim", "mor", "nel", "pav", "ros", "sil", "tor", "vin",
 )  # fmt: skip
@@ -111,7 +113,7 @@ def _worker(random: Random, place: int, unseen: bool) -> Worker:
     z = random.gauss(0, 1)
     ability = known.ability_mean + known.ability_sd * z
     edges = tuple(random.gauss(0, known.edge_sd) for _ in DOMAINS)
-    rank = min(1.0, max(0.0, 0.5 + 0.2 * z + random.gauss(0, 0.15)))
+    rank = min(1.0, max(0.0, 0.5 + PRICE_SLOPE * z + random.gauss(0, PRICE_NOISE)))
     asked = random.choice(SAMPLES)
     rates = [pass_rate(ability, edge, domain) for domain, edge in enumerate(edges)]
     card = Card(
