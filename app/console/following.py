@@ -27,7 +27,7 @@ OVER: Final = frozenset({"succeeded", "failed", "cancelled", "expired", "over_bu
 """The states in which a run stays."""
 DONE: Final = "[DONE]"
 REGIONS: Final = ("answer", "steps", "outcome")
-"""The ids of the regions; each has a template."""
+"""The regions; each has a template, and the id `run-` with its name."""
 
 
 class FollowedRun:
@@ -125,7 +125,7 @@ class FollowedRun:
     async def regions(self, _event: Event) -> dict[str, str]:
         """The page's regions as they are now. Raises `ApiError` where the run cannot be read."""
         view = await self.view()
-        return {name: self._pages.region(f"playground_{name}.html", view=view) for name in REGIONS}
+        return {f"run-{name}": self._pages.region(f"playground_{name}.html", view=view) for name in REGIONS}
 
     async def view(self) -> dict[str, Any]:
         """The values of the regions' templates. Raises `ApiError` where the run cannot be read."""

@@ -1,18 +1,29 @@
 """The playground in front of a real service: asking, following, tools, ratings, refusals, and the request as code."""
 
+import ast
 import asyncio
+import json
 import re
+from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator
+from contextlib import redirect_stdout
+from html import unescape
+from io import StringIO
+from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
+from app.gateway.http.api_keys import mint
 from app.process.wiring import Runtime
 from tests.harness.console import words
 from tests.harness.conversations import calling as wanting
 from tests.harness.conversations import look
-from tests.harness.in_process import SAYS, plan_text, plans, speak
-from tests.harness.playground import HOSTILE, followed, hidden, press, run_in, section, visiting
+from tests.harness.in_process import SAYS, plan_text, plans, pool_text, running_service, speak
+from tests.harness.playground import HOSTILE, followed, hidden, press, recorded, run_in, section, visiting
+from tests.harness.prepared_apps import app_over
+from tests.harness.stand_ins import serving
 from tests.stubs import ProviderStub, Reply, Stall
 
 
@@ -42,6 +53,8 @@ async def test_a_question_is_planned_carried_out_and_answered_before_the_readers
     for name in ("steps", "answer", "outcome"):
         assert section(live, name) == section(again, name), "a fresh page shows what the patches have made"
     assert "hx-sse:connect" not in again
+    ids = re.findall(r'\bid="([^"]*)"', again)
+    assert len(ids) == len(set(ids)), "a patch replaces one element by its id"
 
 
 async def test_the_form_sent_twice_begins_one_run(stub: ProviderStub, browser: httpx.AsyncClient) -> None:
@@ -131,3 +144,83 @@ async def test_what_a_caller_writes_is_text(stub: ProviderStub, browser: httpx.A
     assert "7 * 7" in shown
     assert "[U+202E]" in section(await followed(browser, run_in(page)), "answer")
     assert "\\u202e" in page.text, "in code an invisible character is escaped, so that what is copied is the same"
+
+
+TRICKY = {
+    "question": 'It\'s "2 + 2"\\n\ttab \u202e \x7f \U0001f600?\r\nNo $HOME, `no`, %s, ${none}.',
+    "system": "Be 'brief'.",
+    "tools": '[{"name": "look", "description": "Looks \\u2028.", "parameters": {"type": "object"}}]',
+    "format": "json_schema",
+    "schema": '{"type": "object", "properties": {"sum": {"type": ["integer", "null"], "const": null}}, "required": []}',
+    "max_tokens": "300",
+    "usd": "0.05",
+    "seconds": "25",
+    "labels": "region:eu, phi",
+    "effort": "low",
+}
+"""A form with every kind of value that is written otherwise in another language."""
+
+
+def code_in(page: httpx.Response, language: str, url: str) -> str:
+    """A piece of code of a page, for the service at another address."""
+    found = re.search(rf'aria-label="Code: {re.escape(language)}">(.*?)</pre>', page.text, re.DOTALL)
+    assert found is not None
+    return unescape(found[1]).replace("http://baton", url)
+
+
+def printed_by(code: str) -> str:
+    """The output of Python code that makes a `client`."""
+    names: dict[str, Any] = {}
+    said = StringIO()
+    with redirect_stdout(said):
+        exec(code, names)
+    names["client"].close()
+    return said.getvalue()
+
+
+def arguments_in(code: str) -> dict[str, Any]:
+    """The keyword arguments of the call in Python code that opens a stream."""
+    call = next(
+        one for one in ast.walk(ast.parse(code)) if isinstance(one, ast.Call) and "stream" in ast.unparse(one.func)
+    )
+    return {one.arg or "": ast.literal_eval(one.value) for one in call.keywords}
+
+
+async def test_the_code_sends_what_the_page_has_sent(
+    stub: ProviderStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = pool_text(stub).replace("strengths =", 'region = "eu"\nclearance = ["phi"]\nstrengths =')
+    stub.always("alpha", Reply(chunks=('{"sum": null}',)))
+    sent: list[tuple[str, dict[str, Any]]] = []
+    async with running_service(tmp_path, pool) as opened, visiting(opened, sent) as browser:
+        page = await press(browser, **TRICKY)
+        key, row = mint(opened.gateway.pepper, tenant="acme", name="program", scopes=["runs:write"], now=0.0)
+        assert await opened.gateway.store.add_key(row)
+        assert key not in page.text
+        monkeypatch.setenv("BATON_API_KEY", key)
+        with app_over(opened.gateway) as app:
+            async with serving(recorded(app, sent), opened.gateway) as url:
+                command = await asyncio.create_subprocess_shell(code_in(page, "curl", url), stdout=PIPE)
+                printed = (await command.communicate())[0].decode()
+                assert printed.endswith("data: [DONE]\n\n"), printed
+                assert await asyncio.to_thread(printed_by, code_in(page, "Python (openai)", url)) == '{"sum": null}'
+                given = arguments_in(code_in(page, "Python (anthropic)", url))
+                body = given.pop("extra_body") | given | {"stream": True}
+                headers = {"x-api-key": key, "anthropic-version": "2023-06-01"}
+                async with httpx.AsyncClient(base_url=url, headers=headers) as client:
+                    reply = await client.post("/v1/messages", json=body)
+                assert "message_stop" in reply.text, reply.text
+    console, curl, python, anthropic = [body for path, body in sent if path in ("/v1/chat/completions", "/v1/messages")]
+    assert console["messages"][1]["content"] == TRICKY["question"].replace("\r\n", "\n")
+    assert console["baton"] == {
+        "stream_steps": True,
+        "budget": {"usd": 0.05, "seconds": 25.0},
+        "labels": ["region:eu", "phi"],
+    }
+    assert curl == console
+    assert python == console
+    node = code_in(page, "Node (openai)", "").partition(".create(")[2].partition(");\nfor ")[0]
+    assert json.loads(node) == console
+    assert anthropic["messages"] == console["messages"][1:]
+    assert anthropic["baton"] == console["baton"]
+    assert anthropic["tools"][0]["name"] == "look"

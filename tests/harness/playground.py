@@ -1,5 +1,6 @@
 """A person at the console's playground: the form and its buttons, and the regions of the page that follows a run."""
 
+import json
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -7,6 +8,7 @@ from html import unescape
 from typing import Any
 
 import httpx
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.gateway.http.api_keys import mint
 from app.process.wiring import Runtime
@@ -17,13 +19,31 @@ SCOPES = ("runs:write", "runs:read")
 HOSTILE = "<script>alert(1)</script>{{ 7 * 7 }}\u202e<svg onload=alert(1)>'\""
 
 
+def recorded(app: ASGIApp, sent: list[tuple[str, Any]]) -> ASGIApp:
+    """An application whose requests with a body are noted, each as its path and its JSON."""
+
+    async def recording(scope: Scope, receive: Receive, send: Send) -> None:
+        body = bytearray()
+
+        async def noting() -> Message:
+            message = await receive()
+            body.extend(message.get("body", b""))
+            if body and not message.get("more_body", False) and message["type"] == "http.request":
+                sent.append((scope["path"], json.loads(body)))
+            return message
+
+        await app(scope, noting, send)
+
+    return recording
+
+
 @asynccontextmanager
-async def visiting(opened: Runtime) -> AsyncIterator[httpx.AsyncClient]:
-    """Yield a browser that has signed in at the console of a service."""
+async def visiting(opened: Runtime, sent: list[tuple[str, Any]] | None = None) -> AsyncIterator[httpx.AsyncClient]:
+    """Yield a browser that has signed in at the console of a service; `sent` notes what the console asks the API."""
     key, row = mint(opened.gateway.pepper, tenant="acme", name="person", scopes=SCOPES, now=0.0)
     assert await opened.gateway.store.add_key(row)
     with app_over(opened.gateway) as app:
-        async with browsing(app, opened.gateway.now) as client:
+        async with browsing(recorded(app, sent) if sent is not None else app, opened.gateway.now) as client:
             await sign_in(client, key)
             yield client
 
@@ -50,7 +70,7 @@ def hidden(page: str, name: str) -> str:
 
 def section(html: str, name: str) -> str:
     """One region of a page or of a patch, with its white space made uniform."""
-    found = re.findall(rf'<section id="{name}".*?</section>', html, re.DOTALL)
+    found = re.findall(rf'<section id="run-{name}".*?</section>', html, re.DOTALL)
     assert found, name
     return " ".join(str(found[-1]).split())
 
