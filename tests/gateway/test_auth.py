@@ -43,6 +43,7 @@ NEEDS = {
     ("GET", "/v1/models/{model:path}"): set(),
     ("GET", "/v1/shadows/report"): {"audit:read"},
     ("GET", "/v1/runs"): {"runs:read"},
+    ("GET", "/v1/runs/live"): {"runs:read"},
     ("GET", "/v1/runs/{run}"): {"runs:read"},
     ("GET", "/v1/runs/{run}/compare/{other}"): {"runs:read"},
     ("GET", "/v1/runs/{run}/events"): {"runs:read"},
@@ -137,7 +138,7 @@ def said(reply: httpx.Response) -> str:
     return error["code"] if "code" in error else CODES[error["type"]]
 
 
-QUERIES = {"/v1/runs/compare": f"?a={EXAMPLES['run']}&b={EXAMPLES['run']}"}
+QUERIES = {"/v1/runs/compare": f"?a={EXAMPLES['run']}&b={EXAMPLES['run']}", "/v1/runs/live": "?seconds=0"}
 
 
 async def knock(gateway: GatewayStandIn, method: str, path: str, headers: dict[str, str]) -> httpx.Response:

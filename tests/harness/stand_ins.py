@@ -187,6 +187,16 @@ async def say_four(_order: Order, run: str, line: Mailbox[Told]) -> None:
     line.put(ended(run))
 
 
+class Unchanging:
+    """Changes of runs of which there are none."""
+
+    number = 0
+
+    async def after(self, number: int, seconds: float) -> int:
+        await asyncio.sleep(seconds)
+        return number
+
+
 class ScriptedDrivers:
     """Drivers whose runs follow `script`; a cancelled run ends as cancelled."""
 
@@ -195,6 +205,7 @@ class ScriptedDrivers:
         self.orders: list[Order] = []
         self.cancelled: list[tuple[str, str]] = []
         self.stopped = asyncio.Event()
+        self.changes = Unchanging()
         self.refusal: BatonError | None = None
         self.uses: dict[str, RunUse] = {}
         """What the journal has of the runs, for their rates."""
