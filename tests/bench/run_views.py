@@ -1,0 +1,119 @@
+"""What it costs to show a run of the largest kind: `python -m tests.bench.run_views [STEPS OF A ROUND] [ROUNDS]`.
+
+Prints the processor's time of the graph, the timeline and the state, with the fold of the journal, and that of the
+console's pages over a stand-in of the store, in milliseconds: the median and the largest of several.
+"""
+
+import asyncio
+import gc
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from statistics import median
+from typing import Any
+
+import orjson
+
+from app.core.message.chat import Usage
+from app.core.plan.workflow import Access
+from app.core.run.events import CallIntended, Event, Kind, PlanAccepted, PlanOpened, PlanStep, StepQueued
+from app.core.run.facts import Fact
+from app.core.run.graph import graph
+from app.core.run.instant import instant, snapshot
+from app.core.run.timeline import timeline
+from app.store.protocol import Journal
+from tests.core.play import admission, done, intent, outcome
+from tests.harness.console import signed_in
+from tests.harness.stand_ins import GatewayStandIn, row_of, shelve_content
+
+REPEATS = 9
+USED = Usage(input=1_000, cached=0, output=200)
+
+
+def facts(steps: int, rounds: int) -> list[Fact]:
+    """The facts of a run in which each step needs two calls and reads the two steps before it."""
+    found: list[Fact] = [admission()]
+    for number in range(rounds):
+        base, plan = number * steps, f"plan-{number}"
+        own = range(base, base + steps)
+        access = Access(user=True)
+        found.append(PlanOpened(proposal=number, base=base, mode="first", conductor="model", round=number + 1))
+        call = CallIntended(plan, None, "ada", access, usd_held=9, tokens_held=9, attempt=number + 1)
+        found += [call, outcome(plan, None, USED, usd=10)]
+        for n in own:
+            seen = Access(user=True, steps=tuple(range(max(base, n - 2), n)))
+            found.append(PlanStep(number, n, "ada", subtask="sub", access=seen, answers=n == own[-1]))
+        found.append(PlanAccepted(proposal=number, call=plan, steps=steps, topology="tree"))
+        for n in own:
+            failed = outcome(f"first-{n}", n, USED, usd=3, kind="error")
+            found += [StepQueued(n), intent(f"first-{n}", n), failed]
+            found += [intent(f"second-{n}", n), outcome(f"second-{n}", n, USED, usd=10), done(n, f"second-{n}")]
+    return found
+
+
+def bodies(written: list[Fact]) -> list[tuple[Kind, dict[str, Any]]]:
+    """The kinds and the JSON of facts."""
+    return [(one.kind, one.to_json()) for one in written]
+
+
+def journal(stored: list[tuple[Kind, dict[str, Any]]]) -> tuple[Event, ...]:
+    """Events as they are read from the store, whose facts are not made yet."""
+    return tuple(Event("run", seq, kind, 1e9 + seq / 10, body) for seq, (kind, body) in enumerate(stored, 1))
+
+
+def report(name: str, seconds: list[float], size: int) -> None:
+    """Print one line."""
+    print(f"{name:<28} {median(seconds) * 1e3:6.1f} ms, at most {max(seconds) * 1e3:6.1f} ms, {size // 1000:5} kB")
+
+
+def views(stored: list[tuple[Kind, dict[str, Any]]]) -> None:
+    """Measure the three views."""
+    shown: dict[str, Callable[[Any], Any]] = {
+        "graph": lambda at: graph(at).to_json(),
+        "timeline": lambda at: timeline(at).to_json(),
+        "state": snapshot,
+    }
+    for name, view in shown.items():
+        seconds = []
+        for _ in range(REPEATS):
+            events = journal(stored)
+            begun = time.process_time()
+            body = orjson.dumps(view(instant(events, 0.0)))
+            seconds.append(time.process_time() - begun)
+        report(name, seconds, len(body))
+
+
+async def pages(stored: list[tuple[Kind, dict[str, Any]]]) -> None:
+    """Measure the console's pages of the run."""
+    gateway = GatewayStandIn()
+    shelve_content(gateway.store)
+    gateway.store.rows = [row_of("run", "acme", key="owner", state="running")]
+
+    async def read(_run: str, upto: int | None = None, after: int = 0) -> Journal:
+        return Journal(b"salt", journal(stored))
+
+    gateway.store.journal = read  # type: ignore[method-assign]
+    async with signed_in(gateway, gateway.add_key("owner", scopes=["runs:read", "audit:read"])) as client:
+        for path in ("runs/run", "runs/run?step=50", "runs/run?t=30", "runs/run?by=money", "compare?a=run&b=run"):
+            seconds, size = await _timed(lambda path=path: client.get(f"/console/{path}"))  # type: ignore[misc]
+            report(path, seconds, size)
+
+
+async def _timed(ask: Callable[[], Awaitable[Any]]) -> tuple[list[float], int]:
+    seconds = []
+    await ask()  # the first one compiles the templates
+    gc.collect()
+    gc.freeze()  # as the service does once it has started
+    for _ in range(REPEATS):
+        begun = time.process_time()
+        reply = await ask()
+        seconds.append(time.process_time() - begun)
+    return seconds, len(reply.content)
+
+
+if __name__ == "__main__":
+    given = [int(one) for one in sys.argv[1:]] or [25, 4]
+    played = bodies(facts(*given))
+    print(f"{given[0] * given[1]} steps, {len(played)} events")
+    views(played)
+    asyncio.run(pages(played))
