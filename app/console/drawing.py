@@ -6,6 +6,8 @@ Nothing here is HTML; the templates escape every text.
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Literal
 
+from app.console.templating import usd
+
 Data = Mapping[str, Any]
 Link = Callable[[str | int | None], str]
 """Gives the address of the page with a step, or with a plan (`plan:0`), in its pane."""
@@ -107,8 +109,7 @@ def _node(node: Data, chosen: str, link: Link) -> dict[str, Any]:
         "name": name,
         "worker": _cut(worker),
         "state": node["state"],
-        "cost_usd": node["cost_usd"] if calls else None,
-        "calls": calls,
+        "figures": f"{calls} {'call' if calls == 1 else 'calls'}, {usd(node['cost_usd'])}" if calls else "",
         "href": link(node["number"] if node["kind"] == "step" else (node["id"] if node["kind"] == "plan" else None)),
         "chosen": node["id"] == chosen,
         "replaced": node["replaced"],
