@@ -24,9 +24,10 @@ from app.console.pages import Pages, form_lists, to
 
 POLL_SECONDS: Final = 4.0
 """Time between two looks at the runs that wait, for a page that is open."""
-PAGE: Final = 50
-WAITING: Final = 100
-"""The most waiting plans that one page shows."""
+PAGE: Final = 20
+"""Plans of a page; the journal of each is read."""
+WATCHED: Final = 100
+"""The most waiting runs that a page which is open looks at for changes."""
 REGION: Final = "waiting"
 MAX_USD: Final = Field("max_usd", "The run may cost at most (dollars)", "number")
 REPLACEMENTS: Final = Field("replacements", "Workers that may take over", "checks")
@@ -41,8 +42,9 @@ def routes(pages: Pages, prefix: str) -> list[Route]:
         if "live" in request.query_params:
             source = _changes(pages, session, request.headers.get("last-event-id", ""))
             return Live(source, partial(_regions, pages, prefix, session))
-        found = await _waiting(pages, prefix, session)
-        return pages.show(request, "approvals.html", status="waiting", found=found)
+        after = request.query_params.get("after")
+        found = await _waiting(pages, prefix, session, after)
+        return pages.show(request, "approvals.html", status="waiting", found=found, is_live=not after)
 
     async def show_one(request: Request, session: Session) -> Response:
         return await _one(pages, prefix, request, session)
@@ -60,12 +62,12 @@ def routes(pages: Pages, prefix: str) -> list[Route]:
 async def _decided(pages: Pages, prefix: str, request: Request, session: Session) -> Response:
     after = request.query_params.get("after")
     found = await pages.api.get(session, prefix, status="decided", limit=PAGE, after=after)
-    return pages.show(request, "approvals.html", status="decided", found=found)
+    return pages.show(request, "approvals.html", status="decided", found=found, is_live=False)
 
 
-async def _waiting(pages: Pages, prefix: str, session: Session) -> dict[str, Any]:
-    """The plans that wait, without their instructions: their content is read on the page of one."""
-    found: dict[str, Any] = await pages.api.get(session, prefix, words="false", limit=WAITING)
+async def _waiting(pages: Pages, prefix: str, session: Session, after: str | None = None) -> dict[str, Any]:
+    """A page of the plans that wait, without their instructions: their content is read on the page of one."""
+    found: dict[str, Any] = await pages.api.get(session, prefix, words="false", limit=PAGE, after=after)
     return found
 
 
@@ -81,7 +83,7 @@ async def _changes(pages: Pages, session: Session, last: str) -> AsyncIterator[A
     async def follow() -> AsyncIterator[Event]:
         seen = last
         while True:
-            found = await pages.api.get(session, "/v1/runs", state="awaiting_approval", limit=WAITING)
+            found = await pages.api.get(session, "/v1/runs", state="awaiting_approval", limit=WATCHED)
             rows = [(one["id"], one["steps"], one["spent"]) for one in found["data"]]
             mark = hashlib.sha256(orjson.dumps(rows)).hexdigest()[:16]
             if mark != seen:

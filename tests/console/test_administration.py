@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
+from app.core.pool.conductor_versions import Change
 from app.core.roles import ROLES
 from tests.harness.administration import AdminStandIn, administration
 from tests.harness.console import SAME_ORIGIN, browsing, sign_in, words
@@ -130,6 +131,22 @@ async def test_the_pool_its_rules_and_its_conductors_are_shown(admin: AdminStand
         reply = await send(client, "/policy", question="diff", pool="[tiers.")
         assert (reply.status_code, 'id="fault-pool">The pool file is not valid' in reply.text) == (400, True)
         assert "Has the role" in await read(client, "/people") or "cannot log in" in await read(client, "/people")
+
+
+async def test_a_version_gets_a_canary_is_promoted_and_rolled_back_once_for_a_double_click(admin: AdminStandIn) -> None:
+    for name, version in (("c1", "v1"), ("c2", "v2")):
+        await admin.store.change(Change(name, 1.0, "ann", "alpha", "loaded", version))
+        admin.served.append(version)
+    async with console(admin, await admin.add_key("boss", all_tenants=True)) as client:
+        assert "v2: no tier states conditions for a promotion." in await read(client, "/conductors/alpha/promote")
+        await send(client, "/conductors/alpha/promote", version="v1")
+        await send(client, "/conductors/alpha/canary", version="v2", share="0.25")
+        assert "alpha v1 v2 25.0 %" in await read(client, "/conductors")
+        assert "The canary v2 ends." in await read(client, "/conductors/alpha/rollback")
+        fields = await filled(client, "/conductors/alpha/rollback")
+        for _ in range(2):
+            assert (await post(client, "/conductors/alpha/rollback", fields)).status_code == 303
+        assert "alpha v1 \N{EN DASH}" in await read(client, "/conductors")
 
 
 async def test_everybody_sees_the_sections_that_their_scopes_allow(admin: AdminStandIn) -> None:
