@@ -114,6 +114,7 @@ async def _one(
         status,
         one=one,
         may_decide=not {"approvals:decide", "admin"}.isdisjoint(me["scopes"]),
+        is_own=one["four_eyes"] and one["key"] == me["id"],
         others=[name for name in one["workers"] if name not in used],
         faults=faults or {},
         given=given or {},

@@ -14,7 +14,7 @@ from app.console.app import Console
 from app.core.roles import ROLES
 from app.gateway.http.api_keys import mint
 from app.process.wiring import Runtime
-from tests.gateway.test_approvals import pool, waiting
+from tests.gateway.test_approvals import QUESTION, pool, waiting
 from tests.harness.console import SAME_ORIGIN, browsing, sign_in, words
 from tests.harness.in_process import calling, running_service
 from tests.harness.prepared_apps import app_over
@@ -56,9 +56,10 @@ def form_of(html: str) -> dict[str, str]:
 
 async def test_exactly_what_was_shown_is_decided(runtime: Runtime, caller: httpx.AsyncClient) -> None:
     run = (await waiting(caller, baton={"plan": PLAN}, user="u"))["baton"]["run"]
+    boss = await key_of(runtime, "boss", "operator")
     with app_over(runtime.gateway) as app:
         async with browsing(app) as client:
-            await sign_in(client, await key_of(runtime, "boss", "operator"))
+            await sign_in(client, boss)
             listed = words((await client.get("/console/approvals")).text)
             assert "1 plan waits for somebody's decision." in listed
             assert f"{run} " in listed
@@ -86,6 +87,12 @@ async def test_exactly_what_was_shown_is_decided(runtime: Runtime, caller: httpx
             decided = words((await client.get("/console/approvals?status=decided")).text)
             assert f"{run} refused key:boss" in decided
             assert "Not on a Monday." in decided
+            asked = await client.post(
+                "/v1/chat/completions", json=QUESTION, headers={"authorization": f"Bearer {boss}"}
+            )
+            own = asked.json()["baton"]["run"]
+            shown = words((await client.get(f"/console/approvals/{own}")).text)
+            assert "began this run; somebody else must decide." in shown
             client.cookies.clear()
             await sign_in(client, await key_of(runtime, "devel", "developer"))
             assert "Not on a Monday." not in (await client.get("/console/approvals?status=decided")).text
