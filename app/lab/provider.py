@@ -2,19 +2,28 @@
 
 In the pool file: a provider of the format `rehearsal` with the option `world = "standard"`, and workers whose `model`
 is a name of `world.profiles`. What it is not asked as one of them (a plan, say) it passes on to the rehearsal pool.
-`delay` is a factor on a worker's seconds, `seed` deals other dice.
+`delay` is a factor on a worker's seconds, `seed` deals other dice. With `world = "2"` the workers are those of the
+second world (`world2/provider.py`).
 """
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING
 
-from app.core.message.chat import End, Piece, Usage, Words, message_from_json
+from app.core.message.chat import End, Message, Piece, Usage, Words, message_from_json
 from app.core.pool.catalog import Deadlines, ProviderSpec
 from app.errors import WorkerTimeout
 from app.lab.workers import reply
 from app.lab.world import profiles, seconds
 from app.providers.protocol import ClosableProvider, Request
+
+if TYPE_CHECKING:
+    from app.lab.world2.provider import SecondWorld
+
+SECOND = "app.lab.world2.provider:SecondWorld"
+"""Imported by name when a pool file asks for it: it needs numpy, which the service does not."""
 
 
 class WorldProvider:
@@ -24,6 +33,8 @@ class WorldProvider:
         self._inner = inner
         self._seed = spec.options.get("seed", "")
         self._delay = float(spec.options.get("delay", "1"))
+        second = spec.options.get("world") == "2"
+        self._second: SecondWorld | None = resolve_name(SECOND)(self._seed) if second else None
         self.unsupported = inner.unsupported
 
     def render(self, request: Request) -> bytes:
@@ -33,19 +44,32 @@ class WorldProvider:
     async def stream(self, request: Request, body: bytes, deadlines: Deadlines) -> AsyncIterator[list[Piece]]:
         """Answer from `body`, after as long as the worker takes, with the tokens that the world counts."""
         call = json.loads(body)
-        worker = profiles().get(call["model"])
-        if worker is None or call["schema"]:
+        messages = tuple(message_from_json(message) for message in call["messages"])
+        said = None if call["schema"] else self._answer(call["model"], messages, call["sampling"]["seed"])
+        if said is None:
             async for pieces in self._inner.stream(request, body, deadlines):
                 yield pieces
             return
-        messages = tuple(message_from_json(message) for message in call["messages"])
-        said = reply(worker, messages, f"{self._seed}|{call['sampling']['seed']}")
-        pause, allowed = seconds(worker, said.written) * self._delay, min(deadlines.first, deadlines.total)
+        text, read, written, lasts = said
+        pause, allowed = lasts * self._delay, min(deadlines.first, deadlines.total)
         await asyncio.sleep(min(pause, allowed))
         if pause > allowed:
             raise WorkerTimeout
-        yield [Words(said.text)]
-        yield [End("stop", Usage(input=said.read, output=said.written), call["model"])]
+        yield [Words(text)]
+        yield [End("stop", Usage(input=read, output=written), call["model"])]
+
+    def _answer(self, model: str, messages: Sequence[Message], seed: int | None) -> tuple[str, int, int, float] | None:
+        """Text, tokens read and written, and seconds; None for who is no worker of the world."""
+        if self._second is not None:
+            answered = self._second.answer(model, messages)
+            if answered is None:
+                return None
+            return answered[0].text, round(answered[0].read), round(answered[0].written), answered[1]
+        worker = profiles().get(model)
+        if worker is None:
+            return None
+        said = reply(worker, messages, f"{self._seed}|{seed}")
+        return said.text, said.read, said.written, seconds(worker, said.written)
 
     async def close(self) -> None:
         """There is nothing to close but what stands behind."""

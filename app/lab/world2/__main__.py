@@ -8,11 +8,12 @@ from pathlib import Path
 from app.lab.world2.baselines import Policy, Setting
 from app.lab.world2.bounds import OptimumAsRead, OptimumByCards
 from app.lab.world2.learning import READ_TASKS, learned
+from app.lab.world2.provider import SPLITS, pool_file, task_set
 from app.lab.world2.standings import Sizes, report, run
 
 
 def main() -> int:
-    """Run the seeds one after the other and write the report."""
+    """Compare all policies over several seeds, or print what a service needs to pose tasks of this world."""
     parser = argparse.ArgumentParser(prog="python -m app.lab.world2", description=main.__doc__)
     parser.add_argument("--seeds", type=int, default=10, help="how many seeds (10)")
     parser.add_argument("--first", type=int, default=0, help="the first seed (0)")
@@ -21,7 +22,21 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="the file, written after each seed; else standard output")
     parser.add_argument("--training", type=int, default=Sizes().training, help="training tasks of each seed")
     parser.add_argument("--learn", type=int, default=0, help="most verdicts that a learned policy gets (0: none)")
+    parser.add_argument("--pool-file", type=int, help="print the pool file of this number, and nothing else")
+    parser.add_argument("--unseen", action="store_true", help="with workers that training never meets")
+    parser.add_argument("--tasks", choices=SPLITS, help="print the task set of a split, and nothing else")
     asked = parser.parse_args()
+    if asked.pool_file is not None:
+        print(pool_file(asked.pool_file, unseen=asked.unseen))
+        return 0
+    if asked.tasks is not None:
+        print("\n".join(task_set(asked.tasks)))
+        return 0
+    return _compare(asked)
+
+
+def _compare(asked: argparse.Namespace) -> int:
+    """Run the seeds one after the other and write the report."""
     sizes = Sizes(asked.pools, asked.training, asked.training // 2, asked.tested)
 
     def further(seen: Sequence[Setting], seed: int) -> Sequence[Policy]:

@@ -23,8 +23,9 @@ from app.lab.world2.workers import Pool, Worker, logistic
 
 CANNOT_KNOW = "I was not shown what this needs, so I cannot know."
 RESULTS = re.compile(
-    r"Worked out by (?P<hands>[a-z, ]+)\. (?P<part>first part|second part|results): (?P<text>.*)", re.DOTALL
+    r"Worked out by (?P<hands>[a-z, ]+)\. (?P<part>first part:|second part:|The answer is) (?P<text>.*)", re.DOTALL
 )
+WHOLE = "The answer is"
 PLAN = re.compile(r"Plan: (?P<kinds>[a-z, ]+)\.")
 DIGEST = re.compile(r"Digest (?P<key>[0-9a-f]{16}): (?P<state>complete|incomplete)\.")
 
@@ -116,7 +117,7 @@ def verdict(right: bool, random: Random) -> bool:
 def final(text: str) -> str:
     """Return the results that a text states, or nothing."""
     match = RESULTS.fullmatch(text)
-    return match["text"] if match and match["part"] == "results" else ""
+    return match["text"] if match and match["part"] == WHOLE else ""
 
 
 def reply(worker: Worker, messages: Sequence[Message], library: Library, random: Random) -> Reply:
@@ -161,7 +162,7 @@ def _note(shown: _Shown, role: str, text: str, library: Library) -> None:
         shown.plan = match["kinds"]
     if match := RESULTS.fullmatch(text):
         makers = match["hands"].split(", ")
-        if match["part"] == "results":
+        if match["part"] == WHOLE:
             shown.answers.append((tuple(makers), match["text"].split(SEPARATOR)))
         else:
             shown.handed[PARTIAL.index(match["part"].split()[0])] = match["text"]
@@ -215,7 +216,7 @@ def _whole(worker: Worker, shown: _Shown, task: Task, random: Random) -> str:
         else:
             results.append(_solved(worker, shown, task, place, random))
     hands = ", ".join(dict.fromkeys([*makers, worker.name]))
-    return f"Worked out by {hands}. results: {SEPARATOR.join(results)}"
+    return f"Worked out by {hands}. {WHOLE} {SEPARATOR.join(results)}"
 
 
 def _solved(worker: Worker, shown: _Shown, task: Task, place: int, random: Random) -> str:

@@ -1,0 +1,51 @@
+"""World 2 through the whole service: a plan is executed by its workers, and the answer is graded as the world says."""
+
+import json
+from pathlib import Path
+
+from app.core.message.chat import Message, Text
+from app.lab.grading import grader
+from app.lab.world2.outcome import Rewards, size_of
+from app.lab.world2.provider import TIER, SecondWorld, numbered, pool_file, posed, task_set
+from app.lab.world2.shapes import Plan, workflow
+from tests.harness.in_process import finish, order, running_service
+
+
+async def test_the_service_executes_plans_of_the_second_world_at_the_simulators_price(tmp_path: Path) -> None:
+    chosen = numbered(0, unseen=True)
+    names = [worker.name for worker in chosen]
+    plan = Plan("digest solve check", (0, 1, 0))
+    asked = [
+        {"worker": step.worker, "subtask": step.subtask, "access": step.access.as_list()}
+        for step in workflow(plan, tuple(names)).steps
+    ]
+    answers = []
+    async with running_service(tmp_path, pool_file(0, unseen=True)) as opened:
+        for task in [task for task in posed("fresh") if task.document < 2][:4]:
+            driven = await opened.runs.start(order(opened, TIER, task.text, plan={"steps": asked}))
+            ended = (await finish(driven)).ended
+            assert ended.error is None
+            answers.append(ended.answer)
+            usd = float(Rewards(chosen).bill(plan.shape, size_of(task))[0][plan.workers])
+            assert 0 <= ended.state.usd - 1e6 * usd <= len(asked), "in micro-dollars, rounded up for each call"
+    assert all(answer.startswith("Worked out by ") for answer in answers)
+
+
+def test_a_task_set_grades_the_answers_of_this_world() -> None:
+    line = json.loads(next(task_set("fresh")))
+    rule = grader(line["grader"])
+    expected = line["grader"]["expected"]
+    assert rule.grade(f"Worked out by beleth. The answer is {expected}").score == 1
+    assert rule.grade("Worked out by beleth. The answer is nothing").score == 0
+
+
+def test_the_same_call_twice_is_two_draws() -> None:
+    world = SecondWorld("0")
+    texts = set()
+    for task in posed("train")[:12]:
+        for _ in range(4):
+            found = world.answer("beleth", (Message("user", (Text(task.text),)),))
+            assert found is not None
+            texts.add((task.text, found[0].text))
+    assert len(texts) > 12
+    assert world.answer("nobody", ()) is None
