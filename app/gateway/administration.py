@@ -15,7 +15,16 @@ from app.gateway.http import health
 from app.gateway.http.admission import Admission, Idempotency
 from app.gateway.http.auth import Keys
 from app.gateway.http.context import GatewayContext
-from app.gateway.runs import approvals, disclosures, identity, log_route, models, report_route, shadow_route
+from app.gateway.runs import (
+    approvals,
+    disclosures,
+    identity,
+    log_route,
+    models,
+    overview_route,
+    report_route,
+    shadow_route,
+)
 from app.gateway.runs import route as runs
 
 
@@ -56,6 +65,7 @@ def _audit_trail(context: GatewayContext, access: Keys) -> tuple[APIRouter, ...]
         models.routes(context, access),
         runs.routes(context, access, Idempotency(context, Admission(context))),
         report_route.routes(context, access),
+        overview_route.routes(context, access),
         log_route.routes(context, access),
         disclosures.routes(context, access),
         shadow_route.routes(context, access),

@@ -38,7 +38,16 @@ from app.gateway.http.request_log import CLIENT_CLOSED, RequestLog, route_of
 from app.gateway.openapi import docs_page, operations, root
 from app.gateway.plans import route as plans
 from app.gateway.responses import route as responses
-from app.gateway.runs import approvals, disclosures, identity, log_route, models, report_route, shadow_route
+from app.gateway.runs import (
+    approvals,
+    disclosures,
+    identity,
+    log_route,
+    models,
+    overview_route,
+    report_route,
+    shadow_route,
+)
 from app.gateway.runs import route as runs
 from app.gateway.wire import unsupported_routes
 from app.gateway.wire.parameters import of_parameters
@@ -75,6 +84,7 @@ def create_app(context: GatewayContext, *, has_metrics: bool = True) -> FastAPI:
         runs.routes(context, keys, idempotency),
         approvals.routes(context, keys, idempotency),
         report_route.routes(context, keys),
+        overview_route.routes(context, keys),
         log_route.routes(context, keys),
         plans.routes(context, keys, idempotency),
         disclosures.routes(context, keys),

@@ -155,6 +155,10 @@ class Pool:
             known = self._conductors[key] = self._make(tier.name, tier.conductor)
         return known
 
+    def breakers(self) -> dict[str, str]:
+        """The state of each worker's breaker, as this process has measured it."""
+        return {name: self.health.state(worker) for name, worker in sorted(self.catalog().workers.items())}
+
     def conducts(self) -> bool | None:
         """True if every model that conducts is healthy, as far as is known; None if no tier has one."""
         names = {tier.conductor.worker for tier in self.catalog().tiers.values() if tier.conductor.kind == "model"}
@@ -276,7 +280,7 @@ async def open_runtime(loaded: Loaded, *, now: Callable[[], float] = time.time) 
         )
         drivers, dispatcher = _engine(context, settings, home)
         runs = _run_client(context, settings, home, drivers)
-        gateway = _gateway(context, settings, pool, runs)
+        gateway = _gateway(context, settings, pool, runs, lambda: pool.breakers() if drivers.is_open else None)
         conductor_probe = ConductorProbe(context, out=drivers.give_up_plans)
         try:
             webhooks = Webhooks(context, _target(settings))
@@ -296,7 +300,13 @@ def _count_signal(telemetry: Telemetry, signal: Signal) -> None:
         telemetry.count("baton_budget_warnings_total", scope_of(signal.budget))
 
 
-def _gateway(context: EngineContext, settings: Settings, pool: Pool, runs: RunClient) -> GatewayContext:
+def _gateway(
+    context: EngineContext,
+    settings: Settings,
+    pool: Pool,
+    runs: RunClient,
+    breakers: Callable[[], Mapping[str, str] | None],
+) -> GatewayContext:
     return GatewayContext(
         store=context.store,
         queue=context.queue,
@@ -319,6 +329,7 @@ def _gateway(context: EngineContext, settings: Settings, pool: Pool, runs: RunCl
         remembered=settings.idempotency_hours * 3600,
         omits_search=settings.web_search == "omit",
         conducts=pool.conducts,
+        breakers=breakers,
     )
 
 

@@ -9,6 +9,7 @@ from app.core.transparency.merkle import (
     EMPTY_ROOT,
     Frontier,
     consistency_proof,
+    consistent,
     includes,
     inclusion_proof,
     leaf_hash,
@@ -106,9 +107,12 @@ def test_a_tree_is_proven_to_be_the_beginning_of_another() -> None:
         for new in (old, 64, 65, 70):
             if new >= old:
                 proof = consistency_proof(old, new, node)
+                assert consistent(old, new, (roots[old], roots[new]), proof)
+                assert not consistent(old, new, (b"x" * 32, roots[new]), proof)
                 assert is_consistent(old, roots[old], new, roots[new], proof)
                 assert old == new or not is_consistent(old, roots[old], new, roots[new - 1], proof) or old == 0
     assert not is_consistent(33, forged[33], 70, roots[70], consistency_proof(33, 70, node))
+    assert not consistent(33, 70, (forged[33], roots[70]), consistency_proof(33, 70, node))
 
 
 @pytest.mark.parametrize(

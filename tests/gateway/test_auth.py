@@ -38,6 +38,7 @@ NEEDS = {
     ("GET", "/v1/approvals/{approval}"): {"runs:read"},
     ("POST", "/v1/approvals/{approval}"): {"approvals:decide"},
     ("GET", "/v1/reports"): {"runs:read"},
+    ("GET", "/v1/overview"): {"runs:read"},
     ("GET", "/v1/me"): set(),
     ("GET", "/v1/models"): set(),
     ("GET", "/v1/models/{model:path}"): set(),
@@ -55,6 +56,7 @@ NEEDS = {
     ("GET", "/v1/runs/compare"): {"runs:read"},
     ("GET", "/v1/log/checkpoint"): {"audit:read"},
     ("GET", "/v1/log/tile/{tile:path}"): {"audit:read"},
+    ("GET", "/v1/log/verify"): {"audit:read"},
     ("GET", "/v1/runs/{run}/proof"): {"runs:read"},
     ("GET", "/v1/runs/{run}/steps/{n}"): {"runs:read", "audit:read"},
     ("GET", "/v1/runs/{run}/stream"): {"runs:read", "audit:read"},  # the latter for runs of other keys, as this one is

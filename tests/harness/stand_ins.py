@@ -37,6 +37,7 @@ from app.gateway.http.context import GatewayContext
 from app.stepqueue.protocol import StepQueue
 from app.store.protocol import (
     Actor,
+    Backlog,
     Disclosure,
     DisclosureQuery,
     Journal,
@@ -44,10 +45,12 @@ from app.store.protocol import (
     Ledger,
     LogState,
     Once,
+    Period,
     Proof,
     PrunedRun,
     Reader,
     RunDetails,
+    RunFigures,
     RunQuery,
     RunRow,
     Store,
@@ -291,12 +294,17 @@ class ShelfLists:
     async def count(self, query: RunQuery, most: int) -> int:
         return len(await self._store.runs(replace(query, limit=most)))
 
+    async def figures(self, period: Period) -> RunFigures:
+        return RunFigures(period.since, (), (), period.since, (), (), (), 0, ())
+
     async def details(self, runs: Sequence[str]) -> Mapping[str, RunDetails]:
         return {run: RunDetails(("alpha",), is_preview=run == PLANNED) for run in runs}
 
 
 class ShelfStore:
     """The part of a store that the gateway reads, in dictionaries; every verb raises `fault` while it is set."""
+
+    healthy = True
 
     def __init__(self) -> None:
         self.key_rows: dict[str, KeyRow] = {}
@@ -421,9 +429,23 @@ class ShelfStore:
     async def ready(self) -> None:
         self._check()
 
+    async def budgets(self, _tenant: str | None = None) -> tuple[()]:
+        self._check()
+        return ()
+
+    async def changes(self) -> tuple[()]:
+        self._check()
+        return ()
+
+    async def backlog(self, now: float, most: int) -> Backlog:
+        self._check()
+        return Backlog(0, None)
+
 
 class UpQueue:
     """A queue that is always ready."""
+
+    healthy = True
 
     async def ready(self) -> None:
         return

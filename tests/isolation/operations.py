@@ -170,9 +170,11 @@ REQUESTS: Mapping[tuple[str, str], Request] = {
     ("POST", "/v1/plans/{plan}/run"): lambda _mine, _theirs, _: Asked("", {"revision": 1}),
     ("GET", "/v1/log/checkpoint"): _named,
     ("GET", "/v1/log/tile/{tile:path}"): _named,
+    ("GET", "/v1/log/verify"): _named,
     ("GET", "/v1/reports"): lambda _mine, theirs, chosen: Asked(
         chosen(["?by=user", "?by=key", f"?tenant={theirs.name}", f"?user={theirs.word}"])
     ),
+    ("GET", "/v1/overview"): lambda _mine, theirs, chosen: Asked(chosen(["", f"?tenant={theirs.name}"])),
     ("GET", "/v1/disclosures"): lambda _mine, theirs, chosen: Asked(
         chosen(["", f"?run={chosen(theirs.runs or ['run_0'])}", f"?tenant={theirs.name}", f"?user={theirs.word}"])
     ),

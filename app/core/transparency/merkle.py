@@ -156,3 +156,30 @@ def includes(index: int, size: int, leaf: bytes, proof: Sequence[bytes], root: b
             found = node_hash(found, step)
         place, last = place >> 1, last >> 1
     return last == 0 and found == root
+
+
+def consistent(old: int, new: int, roots: tuple[bytes, bytes], proof: Sequence[bytes]) -> bool:
+    """True if the proof shows that the tree of `old` entries is the beginning of that of `new` ones.
+
+    `roots` are those of both trees, the older one first (RFC 9162, 2.1.4.2).
+    """
+    if old in (0, new):
+        return not proof and (roots[0] == (roots[1] if old else EMPTY_ROOT))
+    first, last = old - 1, new - 1
+    while first & 1:
+        first, last = first >> 1, last >> 1
+    path = [roots[0], *proof] if old & (old - 1) == 0 else list(proof)
+    if not path or old > new:
+        return False
+    older = newer = path[0]
+    for one in path[1:]:
+        if last == 0:
+            return False
+        if first & 1 or first == last:
+            older, newer = node_hash(one, older), node_hash(one, newer)
+            while first and not first & 1:
+                first, last = first >> 1, last >> 1
+        else:
+            newer = node_hash(newer, one)
+        first, last = first >> 1, last >> 1
+    return (older, newer) == roots and last == 0

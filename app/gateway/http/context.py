@@ -1,7 +1,7 @@
 """The dependencies of the gateway: one record, made in `process/wiring.py` and passed to every route."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import field
 
 from app.core.pool.catalog import Catalog
@@ -64,6 +64,8 @@ class GatewayContext:
     """Seconds for which an Idempotency-Key is remembered, counted from its run's time limit."""
     conducts: Callable[[], bool | None] = lambda: None
     """True if the models that conduct are healthy; None if there are none."""
+    breakers: Callable[[], Mapping[str, str] | None] = lambda: None
+    """The state of each worker's breaker, as the engine of this process has measured it; None without an engine."""
     leaving: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the process was told to stop: it is not ready any more, and still serves for a while."""
     omits_search: bool = True

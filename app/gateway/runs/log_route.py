@@ -7,7 +7,8 @@ are for keys of all tenants.
 from base64 import b64encode
 from typing import Annotated, Any, Final
 
-from fastapi import APIRouter, Path
+import orjson
+from fastapi import APIRouter, Path, Query
 from starlette.responses import Response
 
 from app.core.transparency.merkle import HASH_BYTES
@@ -16,7 +17,9 @@ from app.errors import Forbidden, NotFound
 from app.gateway.http.api_keys import Caller
 from app.gateway.http.auth import Keys
 from app.gateway.http.context import GatewayContext
-from app.gateway.openapi import operations
+from app.gateway.openapi import operations, overview_replies
+from app.gateway.runs import log_check
+from app.gateway.wire import query
 from app.store.protocol import Proof, ProvenLeaf, TransparencyLog
 
 BYTES: Final = "application/octet-stream"
@@ -52,6 +55,24 @@ def routes(context: GatewayContext, keys: Keys) -> APIRouter:
             raise NotFound("The log has no checkpoint yet.")
         headers = {"cache-control": "no-store"}
         return Response(state.checkpoint, media_type=f"{TEXT}; charset=utf-8", headers=headers)
+
+    @router.get(
+        "/verify",
+        operation_id="verify_log",
+        summary="Check the newest checkpoint.",
+        response_model=overview_replies.LogCheck,
+        responses=operations.replies(*operations.READING),
+    )
+    async def verify_log(asked: Annotated[query.LogFilters, Query()], _caller: reader) -> Response:
+        """Its signature, that its root is that of the stored hashes, and that an earlier checkpoint's log is its
+        beginning. The service checks itself: who does not trust it uses `baton audit verify`. 404 before the first
+        checkpoint."""
+        earlier = None
+        if asked.size is not None and asked.root is not None:
+            earlier = asked.size, bytes.fromhex(asked.root)
+        found = await log_check.check(context.store.log, earlier)
+        headers = {"cache-control": "no-store"}
+        return Response(orjson.dumps(found), media_type="application/json", headers=headers)
 
     @router.get(
         "/tile/{tile:path}",

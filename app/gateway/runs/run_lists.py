@@ -193,6 +193,7 @@ async def _run_query(context: GatewayContext, filters: query.RunFilters, caller:
         sort=filters.sort,
         ascending=filters.order == "asc",
         degraded=filters.degraded,
+        error=filters.error,
         origin_kind="" if filters.origin_kind == "none" else filters.origin_kind,
         origin_run=filters.origin_run,
         tags=tuple((name, value) for name, value in tags if value is not None),

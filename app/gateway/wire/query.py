@@ -209,6 +209,8 @@ class RunFilters(Parameters):
     """Runs that follow from this run: replays of it, shadows, and runs of its plan."""
     degraded: Truth | None = None
     """`true`: runs that a fallback planned; `false`: the others."""
+    error: Text | None = None
+    """Runs that ended with the error of this code."""
     sort: RunSort = "time"
     """`time`: by the time of their admission; `cost`: by what they cost, and only runs that have ended."""
     order: Literal["asc", "desc"] = "desc"
@@ -229,6 +231,26 @@ class LiveFilters(RunFilters):
 
     seconds: Annotated[Whole, Field(ge=0, le=86_400)] | None = None
     """The time after which the stream ends; without it, it goes on until the client disconnects."""
+
+
+class LogFilters(Parameters):
+    """An earlier checkpoint, whose log must be the beginning of the newest one's."""
+
+    size: EventNumber | None = None
+    """The number of its entries."""
+    root: Annotated[str, Field(pattern="^[0-9a-f]{64}$")] | None = None
+    """Its root in hexadecimal."""
+
+
+class OverviewFilters(Parameters):
+    """The period of an overview."""
+
+    period: Literal["hour", "day", "week", "month"] = "day"
+    """The length of the period; a month has 30 days."""
+    until: Moment | None = None
+    """The end of the period; by default now."""
+    tenant: Text | None = None
+    """Runs of this tenant; only a key of all tenants may ask for another one than its own."""
 
 
 def grouping(value: str) -> str:

@@ -1,0 +1,128 @@
+"""The JSON of `GET /v1/overview`, from figures of the store. Pure functions."""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from math import ceil
+from typing import Any, Final
+
+from app.core.pool.catalog import MILLION, Price
+from app.core.run.kinds import ENDED
+from app.gateway.chat.reply import dollars
+from app.store.protocol import CallGroup, Period, RunFigures, RunGroup
+
+PERCENTILES: Final = {"p50": 50, "p95": 95, "p99": 99}
+Json = dict[str, Any]
+
+
+def runs_of(period: Period, found: RunFigures) -> Json:
+    """Sums over all runs, by bucket, tier, topology, origin and cause of failure."""
+    groups = found.groups
+    lengths: defaultdict[str, list[float]] = defaultdict(list)
+    by_bucket: defaultdict[int, list[float]] = defaultdict(list)
+    for bucket, tier, seconds in found.seconds:
+        lengths[tier].append(seconds)
+        by_bucket[bucket].append(seconds)
+    return {
+        "total": sums(groups),
+        "seconds": percentiles([seconds for _, _, seconds in found.seconds]),
+        "first_token_seconds": percentiles(found.first_seconds) | {"runs": found.first_runs},
+        "buckets": [_bucket(period, number, groups, by_bucket[number]) for number in range(period.buckets)],
+        "tiers": [
+            {"tier": name, **sums(some), "seconds": percentiles(lengths[name])}
+            for name, some in _grouped(groups, lambda one: one.tier)
+        ],
+        "topologies": [
+            {"topology": name or None, **sums(some)} for name, some in _grouped(groups, lambda one: one.topology or "")
+        ],
+        "origins": [
+            {"origin": name or "none", **sums(some)} for name, some in _grouped(groups, lambda one: one.origin)
+        ],
+        "failures": _failures(groups),
+    }
+
+
+def _bucket(period: Period, number: int, groups: Iterable[RunGroup], seconds: Sequence[float]) -> Json:
+    width = (period.until - period.since) / period.buckets
+    since = period.since + number * width
+    some = [one for one in groups if one.bucket == number]
+    return {"since": since, "until": since + width, **sums(some), "seconds": percentiles(seconds)}
+
+
+def sums(groups: Iterable[RunGroup]) -> Json:
+    """The sums over groups of runs. `success_rate` is that of the runs that have ended; null without any."""
+    some = list(groups)
+    ended = sum(one.runs for one in some if one.state in ENDED)
+    succeeded = sum(one.runs for one in some if one.state == "succeeded")
+    return {
+        "runs": sum(one.runs for one in some),
+        "ended": ended,
+        "succeeded": succeeded,
+        "success_rate": succeeded / ended if ended else None,
+        "degraded": sum(one.runs for one in some if one.degraded),
+        "cost_usd": dollars(sum(one.micro_usd for one in some)),
+        "tokens": sum(one.tokens for one in some),
+    }
+
+
+def _grouped(groups: Iterable[RunGroup], name: Callable[[RunGroup], str]) -> list[tuple[str, list[RunGroup]]]:
+    """The groups by name, those of the most runs first."""
+    found: defaultdict[str, list[RunGroup]] = defaultdict(list)
+    for one in groups:
+        found[name(one)].append(one)
+    return sorted(found.items(), key=lambda item: (-sum(one.runs for one in item[1]), item[0]))
+
+
+def _failures(groups: Iterable[RunGroup]) -> list[Json]:
+    found: defaultdict[tuple[str, str], int] = defaultdict(int)
+    for one in groups:
+        if one.state in ENDED and one.state != "succeeded":
+            found[one.state, one.error or ""] += one.runs
+    ordered = sorted(found.items(), key=lambda item: (-item[1], item[0]))
+    return [{"state": state, "error": error or None, "runs": runs} for (state, error), runs in ordered]
+
+
+def percentiles(values: Sequence[float]) -> Json:
+    """The nearest-rank percentiles of some values, and how many there are; null without any."""
+    ordered = sorted(values)
+    found: Json = {"count": len(ordered)}
+    for name, rank in PERCENTILES.items():
+        found[name] = ordered[ceil(len(ordered) * rank / 100) - 1] if ordered else None
+    return found
+
+
+def workers_of(found: RunFigures, prices: Mapping[str, Price]) -> list[Json]:
+    """Each worker's calls with their share, how many went well, and about what they cost at present prices."""
+    ratings = {worker: (runs, passed) for worker, runs, passed in found.ratings}
+    by_worker: defaultdict[str, list[CallGroup]] = defaultdict(list)
+    for one in found.calls:
+        by_worker[one.recipient].append(one)
+    total = sum(one.calls for one in found.calls)
+    ordered = sorted(by_worker.items(), key=lambda item: (-sum(one.calls for one in item[1]), item[0]))
+    return [_worker(name, some, total, ratings.get(name, (0, 0)), prices.get(name)) for name, some in ordered]
+
+
+def _worker(name: str, groups: Sequence[CallGroup], total: int, ratings: tuple[int, int], price: Price | None) -> Json:
+    by_outcome: defaultdict[str, int] = defaultdict(int)
+    for one in groups:
+        by_outcome[one.outcome or "open"] += one.calls
+    calls = sum(by_outcome.values())
+    known = calls - by_outcome["open"] - by_outcome["cancelled"]
+    tokens = sum(one.input_tokens for one in groups), sum(one.output_tokens for one in groups)
+    rated, passed = ratings
+    return {
+        "worker": name,
+        "calls": calls,
+        "share": calls / total,
+        "outcomes": {outcome: number for outcome, number in sorted(by_outcome.items()) if number},
+        "success_rate": by_outcome["ok"] / known if known else None,
+        "input_tokens": tokens[0],
+        "output_tokens": tokens[1],
+        "about_usd": _about(price, *tokens),
+        "rated_runs": rated,
+        "pass_rate": passed / rated if rated else None,
+    }
+
+
+def _about(price: Price | None, read: int, written: int) -> float | None:
+    """Dollars at present prices, without what caches save; None for a worker without a price."""
+    return None if price is None else (read * price.input + written * price.output) / MILLION / MILLION

@@ -1,0 +1,108 @@
+"""`GET /v1/overview`: whose figures it shows, what it says of what it hides, and what it leaves out."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from app.core.pool.budgets import Budget
+from app.engine.sealer import Sealer
+from app.gateway.http.api_keys import mint
+from app.gateway.openapi.overview_replies import Overview
+from app.gateway.runs import overview, overview_route
+from app.process.wiring import Runtime
+from app.store.sqlkit.tables import LOG_TILES
+from tests.harness.in_process import ask, calling, finish, order, pool_text, running_service, speak
+from tests.stubs import ProviderStub
+
+
+@pytest.fixture
+async def opened(tmp_path: Path) -> AsyncIterator[Runtime]:
+    async with ProviderStub() as stub, running_service(tmp_path, pool_text(stub)) as running:
+        speak(stub)
+        yield running
+
+
+async def got(client: httpx.AsyncClient, **query: Any) -> Overview:
+    reply = await client.get("/v1/overview", params=query)
+    assert reply.status_code == 200, reply.text
+    return Overview.model_validate(reply.json())
+
+
+async def wide_key(opened: Runtime) -> dict[str, str]:
+    """The header of a key of all tenants with every scope."""
+    key, row = mint(opened.gateway.pepper, tenant="ops", name="ops", scopes=["admin"], now=0.0)
+    assert await opened.gateway.store.add_key(replace(row, all_tenants=True))
+    return {"authorization": f"Bearer {key}"}
+
+
+async def test_the_figures_are_of_the_runs_that_the_key_may_see(opened: Runtime) -> None:
+    await finish(await opened.runs.start(order(opened, "baton-ultra")))  # another tenant's
+    await opened.gateway.store.set_budget(Budget("acme", "tenant", "", "day", 5_000_000))
+    async with calling(opened) as client:
+        run = (await ask(client)).json()["baton"]["run"]
+        await client.post(f"/v1/runs/{run}/feedback", json={"thumbs": "up"})
+        ours = await got(client)
+        everything = (await client.get("/v1/overview?period=hour", headers=await wide_key(opened))).json()
+        old = await got(client, until="2000000", period="month")
+        foreign = await client.get("/v1/overview?tenant=other")
+        listed = (await client.get("/v1/runs", params={"since": ours.buckets[-1].since})).json()["data"]
+    assert (ours.total.runs, ours.total.success_rate, ours.seconds.count) == (1, 1.0, 1)
+    assert ours.total.cost_usd == listed[0]["spent"]["usd"] > 0
+    assert [bucket.runs for bucket in ours.buckets] == [0] * 23 + [1]
+    assert [(tier.tier, tier.seconds.p50) for tier in ours.tiers] == [("baton-mini", ours.seconds.p50)]
+    assert sum(worker.share for worker in ours.workers) == pytest.approx(1.0)
+    assert [worker.pass_rate for worker in ours.workers if worker.rated_runs] == [1.0]
+    assert set(ours.hidden) == {"budgets", "queue", "breakers", "conductors", "service"}
+    assert ours.hidden["queue"] == overview_route.SHARED
+    assert (old.total.runs, old.total.success_rate, old.seconds.p50) == (0, None, None)
+    assert (foreign.status_code, foreign.json()["error"]["param"]) == (400, "tenant")
+    wide = Overview.model_validate(everything)
+    assert (wide.total.runs, wide.hidden, wide.queue and wide.queue.waiting) == (2, {}, 0)
+    assert wide.budgets is not None
+    assert (wide.budgets[0].tenant, wide.budgets[0].left_usd) == ("acme", pytest.approx(5.0 - ours.total.cost_usd))
+    assert {one.state for one in wide.breakers or ()} == {"closed"}
+
+
+async def test_what_is_left_out_is_said(opened: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with calling(opened) as client:
+        await ask(client)
+        second = (await ask(client)).json()["baton"]["run"]
+        monkeypatch.setattr(overview_route, "MOST_RUNS", 1)
+        figures = await got(client)
+        row = (await client.get(f"/v1/runs/{second}")).json()
+    assert (figures.total.runs, figures.runs_since) == (1, row["created_at"])
+
+
+def test_percentiles_are_nearest_ranks() -> None:
+    values = [float(n) for n in range(1, 101)]
+    assert overview.percentiles(values) == {"count": 100, "p50": 50.0, "p95": 95.0, "p99": 99.0}
+    assert overview.percentiles([3.0]) == {"count": 1, "p50": 3.0, "p95": 3.0, "p99": 3.0}
+
+
+async def test_the_newest_checkpoint_is_checked_against_an_earlier_one(opened: Runtime) -> None:
+    async with calling(opened) as client:
+        assert (await client.get("/v1/log/verify")).status_code == 404
+        await ask(client)
+        await Sealer(opened.context, ()).look(asyncio.Event())
+        first = (await client.get("/v1/log/verify")).json()
+        assert (first["valid"], first["consistent"], len(first["signed_by"])) == (True, None, 1)
+        await ask(client)
+        await Sealer(opened.context, ()).look(asyncio.Event())
+        earlier = {"size": first["size"], "root": first["root"]}
+        second = (await client.get("/v1/log/verify", params=earlier)).json()
+        assert (second["valid"], second["consistent"]) == (True, True)
+        assert second["size"] > first["size"]
+        for wrong in ({"root": "0" * 64}, {"size": 10**6}):
+            reply = (await client.get("/v1/log/verify", params=earlier | wrong)).json()
+            assert (reply["valid"], reply["consistent"]) == (False, False), wrong
+            assert reply["faults"] == ["The earlier log is not the beginning of this one."]
+        tile = (await client.get(f"/v1/log/tile/0/000.p/{second['size']}")).content
+        await opened.gateway.store._write(
+            lambda conn: conn.execute(LOG_TILES.update().values(body=tile[32:] + tile[:32]))
+        )
+        assert (await client.get("/v1/log/verify")).json()["valid"] is False
