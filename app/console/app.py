@@ -13,7 +13,7 @@ from starlette.responses import FileResponse, RedirectResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from app.console import admin, approvals, plans, playground, run, runs
+from app.console import admin, approvals, overview, plans, playground, run, runs
 from app.console.api import Api, ApiError, Session
 from app.console.pages import HEADERS, THEME_COOKIE, THEMES, Pages, Place, form, to
 from app.console.session import PATH, Sessions, is_https, may_change
@@ -26,12 +26,15 @@ ASSETS: Final = {
     "console.css": "text/css",
     "run.css": "text/css",
     "run.js": "text/javascript",
+    "uplot.min.js": "text/javascript",
+    "uplot.min.css": "text/css",
+    "overview.js": "text/javascript",
 }
 """The files that pages load, with their media types."""
 MAX_AGE: Final = 3_600
 """Seconds for which a browser may keep a file."""
 THEME_SECONDS: Final = 365 * 86_400
-PLACES: Final = (Place("Runs", f"{PATH}/runs"), Place("Approvals", f"{PATH}/approvals"))
+PLACES: Final = (Place("Overview", PATH), Place("Runs", f"{PATH}/runs"), Place("Approvals", f"{PATH}/approvals"))
 PUBLIC_PLACES: Final = (Place("Playground", f"{PATH}/playground"), Place("Plans", f"{PATH}/plans"))
 """Pages of what only the public listener's API has."""
 ADMIN_PLACES: Final = (Place("Administration", f"{PATH}/admin"),)
@@ -60,7 +63,7 @@ class Console:
         self._pages = Starlette(
             routes=[
                 Route("/", _lead_to_start),
-                Route(PATH, _lead_to_start),
+                *overview.routes(pages),
                 *_signing(pages),
                 *([] if is_admin else [*playground.routes(pages), *plans.routes(pages)]),
                 *run.routes(pages),
@@ -101,7 +104,7 @@ def _is_browsers(accept: bytes) -> bool:
 
 
 async def _lead_to_start(_request: Request) -> Response:
-    return to("/runs")
+    return to("")
 
 
 def _absent(pages: Pages) -> Callable[[Request, Exception], Any]:

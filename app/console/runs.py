@@ -62,6 +62,7 @@ FURTHER: Final = (
     ),
     Field("origin_run", "Follows from the run"),
     Field("degraded", "Degraded", (("", "any"), ("true", "yes: a fallback planned"), ("false", "no"))),
+    Field("error", "Error (its code)"),
     Field("request_id", "Request id"),
     Field("trace_id", "Trace id"),
     Field("tenant", "Tenant"),

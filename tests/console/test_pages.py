@@ -44,7 +44,7 @@ async def test_files_are_served_with_their_types(gateway: GatewayStandIn) -> Non
 
 def test_scripts_and_styles_are_light_and_licensed() -> None:
     assert sum(len(gzip.compress((FILES / name).read_bytes())) for name in ASSETS) <= SHIPPED_BYTES
-    assert {path.name for path in FILES.iterdir()} - set(ASSETS) == {"htmx_license.txt"}
+    assert {path.name for path in FILES.iterdir()} - set(ASSETS) == {"htmx_license.txt", "uplot_license.txt"}
 
 
 @pytest.mark.parametrize("path", EVERY_TEMPLATE, ids=lambda path: path.name)

@@ -1,0 +1,37 @@
+// Draws the overview's charts from the table of the same figures, which stays for those who do not see charts.
+"use strict";
+addEventListener("DOMContentLoaded", () => {
+  const rows = [...document.querySelectorAll("#buckets tbody tr")];
+  const numbers = (name) => rows.map((row) => {
+    const value = row.querySelector(`[data-name="${name}"]`).dataset.value;
+    return value === "" ? null : Number(value);
+  });
+  const times = numbers("since");
+  const colour = (name) => {
+    const probe = document.createElement("span");
+    probe.className = name;
+    document.body.append(probe);
+    const found = getComputedStyle(probe).color;
+    probe.remove();
+    return found;
+  };
+  for (const place of document.querySelectorAll(".chart[data-series]")) {
+    const names = place.dataset.series.split(" ");
+    const labels = place.dataset.labels.split("|");
+    const unit = place.dataset.unit;
+    const write = (value) => value == null ? "–" : unit === "$" ? `$${value.toPrecision(3)}` : `${Number(value.toPrecision(4))}${unit}`;
+    const axis = { stroke: colour("ink"), grid: { stroke: colour("rule"), width: 1 }, ticks: { stroke: colour("rule"), width: 1 } };
+    const series = names.map((name, at) => ({
+      label: labels[at], stroke: colour(`line-${at}`), width: 2, dash: at ? [6, 4] : [], points: { show: rows.length < 40 },
+      value: (_, value) => write(value),
+    }));
+    const options = {
+      width: place.clientWidth, height: 180, tzDate: (seconds) => uPlot.tzDate(new Date(seconds * 1000), "Etc/UTC"),
+      series: [{ label: "Began (UTC)" }, ...series],
+      axes: [axis, { ...axis, size: 70, values: (_, ticks) => ticks.map(write) }],
+      scales: { y: { range: (_, low, high) => [0, high > 0 ? high * 1.05 : 1] } },
+    };
+    const chart = new uPlot(options, [times, ...names.map(numbers)], place);
+    addEventListener("resize", () => chart.setSize({ width: place.clientWidth, height: 180 }));
+  }
+});

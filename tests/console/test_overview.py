@@ -1,0 +1,74 @@
+"""The overview: numbers that lead to the runs behind them, reasons for what is hidden, and the check of the log."""
+
+import asyncio
+import html
+import re
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import httpx
+import pytest
+
+from app.engine.sealer import Sealer
+from app.gateway.http.api_keys import mint
+from app.process.wiring import Runtime
+from tests.harness.console import SAME_ORIGIN, browsing, sign_in, words
+from tests.harness.in_process import app_over, ask, calling, pool_text, running_service, speak
+from tests.harness.stand_ins import GatewayStandIn
+from tests.stubs import ProviderStub
+
+
+@pytest.fixture
+async def opened(tmp_path: Path) -> AsyncIterator[Runtime]:
+    async with ProviderStub() as stub, running_service(tmp_path, pool_text(stub)) as running:
+        speak(stub)
+        yield running
+
+
+async def wide_key(opened: Runtime) -> str:
+    key, row = mint(opened.gateway.pepper, tenant="ops", name="ops", scopes=["admin"], now=0.0)
+    assert await opened.gateway.store.add_key(replace(row, all_tenants=True))
+    return key
+
+
+async def page_of(client: httpx.AsyncClient, path: str) -> str:
+    reply = await client.get(path)
+    assert reply.status_code == 200, reply.text
+    return reply.text
+
+
+async def test_every_link_of_the_overview_leads_to_runs_and_the_log_is_checked(opened: Runtime) -> None:
+    async with calling(opened) as caller:
+        await ask(caller)
+    await Sealer(opened.context, ()).look(asyncio.Event())
+    with app_over(opened.gateway) as app:
+        async with browsing(app) as client:
+            await sign_in(client, await wide_key(opened))
+            page = await page_of(client, "/console?period=hour")
+            links = sorted(set(re.findall(r'href="(/console/runs\?[^"]+)"', page)))
+            assert len(links) > 10
+            counts = {}
+            for link in [html.unescape(one) for one in links]:
+                counts[link] = "Runs 1 to 1 of 1" in words(await page_of(client, link))
+            assert all(counts[link] for link in counts if "tier=baton-mini" in link or "worker=" in link), counts
+            form = dict(re.findall(r'<input type="hidden" name="(size|root)" value="([^"]+)">', page))
+            checked = await client.post("/console/verify", data=form, headers=SAME_ORIGIN)
+            assert "and its root fits the log. The log that this page has shown before is its beginning" in words(
+                checked.text
+            )
+            wrong = await client.post("/console/verify", data=form | {"root": "0" * 64}, headers=SAME_ORIGIN)
+            assert "The transparency log is not in order" in words(wrong.text)
+
+
+async def test_hidden_parts_say_why_and_a_wrong_period_is_named(gateway: GatewayStandIn) -> None:
+    async with browsing(gateway.app, lambda: gateway.seconds) as client:
+        await sign_in(client, gateway.add_key(scopes=["runs:read"]))
+        text = words(await page_of(client, "/console"))
+        assert "All tenants share it: only a key of all tenants sees it." in text
+        assert text.count("The key lacks the scope `") == 4
+        assert "No run of this period has ended." in text
+        wrong = await client.get("/console?period=year")
+        assert (wrong.status_code, 'role="alert"' in wrong.text) == (400, True)
+        refused = await client.post("/console/verify", data={"size": "1"}, headers=SAME_ORIGIN)
+        assert refused.status_code == 403
