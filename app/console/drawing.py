@@ -26,6 +26,8 @@ HIGHEST: Final = 40
 """Pixels by which an edge passes above or below the nodes of its row: at least, for each column, and at most."""
 MOST_WITHHELD: Final = 60
 """Withheld edges that are drawn at once; if there are more, only those of the chosen step are drawn."""
+MOST_MARKS: Final = 6
+"""Calls that have a mark in the node of their step."""
 WORKER_CHARS: Final = 20
 TICKS: Final = 6
 """Marks on the axis of a timeline, with both ends."""
@@ -111,13 +113,30 @@ def _node(node: Data, chosen: str, link: Link) -> dict[str, Any]:
         "state": node["state"],
         "figures": f"{calls} {'call' if calls == 1 else 'calls'}, {usd(node['cost_usd'])}" if calls else "",
         "href": link(node["number"] if node["kind"] == "step" else (node["id"] if node["kind"] == "plan" else None)),
+        "attempts": _marks(node["attempts"], x, y),
         "chosen": node["id"] == chosen,
         "replaced": node["replaced"],
         "answers": node["answers"],
         "kind": node["kind"],
-        "title": f"{name}, {worker}" if worker else name,
+        "title": _title(name, node, worker),
         "words": (node.get("subtask") or {}).get("text"),
     }
+
+
+def _title(name: str, node: Data, worker: str) -> str:
+    planned = node["planned_worker"]
+    instead = f" in place of {planned}" if planned and planned not in (node["worker"], "@conductor") else ""
+    return f"{name}, {worker}{instead}" if worker else name
+
+
+def _marks(attempts: Sequence[Data], x: int, y: int) -> list[dict[str, Any]]:
+    """A mark for each of a node's latest calls, from the right; their number is among the figures."""
+    found = []
+    for place, attempt in enumerate(reversed(attempts[-MOST_MARKS:])):
+        outcome = attempt["outcome"] or "goes on"
+        title = f"{attempt['worker']}: {outcome}" + (f" ({attempt['error']})" if attempt["error"] else "")
+        found.append({"x": x + NODE_WIDTH - 12 - 11 * place, "y": y + 47, "outcome": outcome, "title": title})
+    return found
 
 
 def _corner(node: Data) -> tuple[int, int]:

@@ -1,0 +1,78 @@
+"""The drawings of a run's page: what is drawn, what is said in words, and that nothing is left out without a count."""
+
+from typing import Any
+
+import pytest
+
+from app.console import drawing
+from app.core.plan.workflow import Access
+from app.core.run.events import PlanAccepted, PlanOpened, PlanStep, StepQueued
+from app.core.run.graph import graph
+from app.core.run.instant import instant
+from app.core.run.timeline import timeline
+from tests.core.play import admission, done, intent, numbered, outcome
+
+CALLS = (StepQueued(0), intent("c", 0), outcome("c", 0, usd=7), done(0, "c"))
+
+
+def run_of(count: int) -> Any:
+    """A run whose steps read nothing of each other."""
+    opened = PlanOpened(proposal=0, base=0, mode="first", conductor="model", instant=True)
+    steps = [PlanStep(0, n, "ada", subtask="", access=Access(user=True), answers=n == count - 1) for n in range(count)]
+    accepted = PlanAccepted(proposal=0, call="", steps=count, topology="tree")
+    return instant(numbered(admission(), opened, *steps, accepted), 0.0)
+
+
+def link(step: str | int | None) -> str:
+    return f"?step={step}"
+
+
+def test_withheld_edges_that_are_too_many_are_counted_and_drawn_for_the_chosen_step() -> None:
+    found = graph(run_of(13)).to_json()
+    drawn = drawing.graph(found, "", link)
+    assert (drawn["withheld"], drawn["not_drawn"]) == (78, 78)
+    assert not [edge for edge in drawn["edges"] if edge["kind"] == "withheld"]
+    assert len([edge for edge in drawn["list"] if edge["kind"] == "withheld"]) == 78, "the table has all of them"
+    chosen = drawing.graph(found, "step:12", link)
+    assert [edge["target"] for edge in chosen["edges"] if edge["kind"] == "withheld"] == ["step 12"] * 12
+    assert chosen["not_drawn"] == 66
+    few = drawing.graph(graph(run_of(4)).to_json(), "", link)
+    assert (few["withheld"], few["not_drawn"]) == (6, 0)
+
+
+def test_each_call_has_a_mark_and_a_replacement_is_named() -> None:
+    node = {"worker": "bob", "planned_worker": "ada"}
+    assert drawing._title("step 0", node, "bob") == "step 0, bob in place of ada"
+    calls = [{"worker": "ada", "outcome": "error", "error": "late"}, {"worker": "bob", "outcome": None, "error": None}]
+    assert [mark["title"] for mark in drawing._marks(calls, 0, 0)] == ["bob: goes on", "ada: error (late)"]
+
+
+def test_every_reason_for_which_words_are_withheld_is_a_sentence() -> None:
+    edge = {"kind": "withheld", "worker": "bob", "by": "conductor", "detail": "", "sent": False, "reason": "not_listed"}
+    assert drawing.reason(edge) == "It is not on the access list, by the conductor's plan."
+    policy = {"reason": "policy", "by": "clearance", "detail": "not cleared for phi"}
+    assert drawing.reason(edge | policy) == "bob may not read it, by clearance: not cleared for phi."
+    empty = {"reason": "no_output", "by": "failed", "detail": "no_time"}
+    assert drawing.reason(edge | empty) == (
+        "It is on the access list, but the step ended without words: failed (no_time)."
+    )
+
+
+def test_bars_lie_on_the_axis_by_time_and_by_money() -> None:
+    events = numbered(*[event.fact for event in run_of(1).events], *CALLS)
+    timed = tuple(type(event).of("run", event.seq, event.seq / 4, event.fact) for event in events)
+    found = timeline(instant(timed, 0.0)).to_json()
+    for by, whole in (("time", found["length_seconds"]), ("money", found["cost_usd"])):
+        drawn = drawing.timeline(found, found["length_seconds"], by, "step:0", link)  # type: ignore[arg-type]
+        assert drawn["ticks"][-1]["value"] == pytest.approx(whole)
+        bars = [bar for row in drawn["rows"] for bar in row["bars"]]
+        assert all(bar["x"] >= 0 and bar["x"] + bar["width"] <= 100.001 for bar in bars)
+        [step] = [row for row in drawn["rows"] if row["name"] == "step 0"]
+        assert (step["chosen"], step["href"]) == (True, "?step=0")
+        assert {bar["kind"] for bar in step["bars"]} >= {"step", "attempt"}
+
+
+def test_the_neighbours_of_an_instant_are_the_changes_around_it() -> None:
+    assert drawing.neighbours([0.0, 1.0, 2.0], 1.0) == (0.0, 2.0)
+    assert drawing.neighbours([0.0, 1.0, 2.0], 1.5) == (1.0, 2.0)
+    assert drawing.neighbours([0.0], 0.0) == (None, None)
