@@ -32,7 +32,7 @@ def words(verb: str, started: Started, program: str) -> str:
     where = f"is listening on {started.url}" if started.url else "is taking tickets"
     head = [f"\nBaton {where}  ({DOES[verb]})", f"Pool: {started.origin}"]
     if started.admin is not None:
-        head.append(f"Admin API: {started.admin}/docs")
+        head.append(f"Administration: {started.admin}/console  (its API: {started.admin}/docs)")
     if started.rehearsal:
         head.append(REHEARSAL)
     if started.url is None:

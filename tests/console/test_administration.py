@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import httpx
 import pytest
@@ -13,6 +14,7 @@ from app.core.pool.conductor_versions import Change
 from app.core.roles import ROLES
 from tests.harness.administration import AdminStandIn, administration
 from tests.harness.console import SAME_ORIGIN, browsing, sign_in, words
+from tests.harness.playground import HOSTILE
 
 SECRET = re.compile(r'class="secret" readonly value="(bt_[^"]+)"')
 
@@ -147,6 +149,24 @@ async def test_a_version_gets_a_canary_is_promoted_and_rolled_back_once_for_a_do
         for _ in range(2):
             assert (await post(client, "/conductors/alpha/rollback", fields)).status_code == 303
         assert "alpha v1 \N{EN DASH}" in await read(client, "/conductors")
+
+
+async def test_texts_of_others_are_shown_as_texts(admin: AdminStandIn) -> None:
+    async with console(admin, await admin.add_key("boss", all_tenants=True)) as client:
+        await send(client, "/holds/new", scope="user", name=HOSTILE, reason=HOSTILE)
+        await send(client, "/budgets/set", scope="team", name=HOSTILE, period="day", usd="1")
+        [budget] = await admin.store.budgets(None)
+        for path in ("/holds", "/changes", "/budgets", f"/budgets/one?{urlencode({'id': budget.id})}"):
+            page = await client.get(f"/console/admin{path}")
+            assert page.status_code == 200
+            shown = "%3Cscript%3E" if path == "/budgets" else "&lt;script&gt;alert(1)&lt;/script&gt;{{ 7 * 7 }}"
+            assert shown in page.text
+            assert "<script>alert" not in page.text
+            assert "<svg" not in page.text
+            assert "\u202e" not in page.text
+        removed = f"/budgets/remove?{urlencode({'id': budget.id})}"
+        assert (await send(client, removed)).status_code == 303
+        assert await admin.store.budgets(None) == ()
 
 
 async def test_everybody_sees_the_sections_that_their_scopes_allow(admin: AdminStandIn) -> None:
