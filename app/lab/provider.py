@@ -2,13 +2,15 @@
 
 In the pool file: a provider of the format `rehearsal` with the option `world = "standard"`, and workers whose `model`
 is a name of `world.profiles`. What it is not asked as one of them (a plan, say) it passes on to the rehearsal pool.
-`delay` is a factor on a worker's seconds, `seed` deals other dice. With `world = "2"` the workers are those of the
-second world (`world2/provider.py`).
+`delay` is a factor on a worker's seconds, `seed` deals other dice. A request with a seed of its own always gets the
+same answer; without one every call has dice of its own, so that asking again can help. With `world = "2"` the workers
+are those of the second world (`world2/provider.py`).
 """
 
 import asyncio
 import json
 from collections.abc import AsyncIterator, Sequence
+from itertools import count
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING
 
@@ -33,6 +35,7 @@ class WorldProvider:
         self._inner = inner
         self._seed = spec.options.get("seed", "")
         self._delay = float(spec.options.get("delay", "1"))
+        self._calls = count()
         second = spec.options.get("world") == "2"
         self._second: SecondWorld | None = resolve_name(SECOND)(self._seed) if second else None
         self.unsupported = inner.unsupported
@@ -68,7 +71,8 @@ class WorldProvider:
         worker = profiles().get(model)
         if worker is None:
             return None
-        said = reply(worker, messages, f"{self._seed}|{seed}")
+        drawn = f"call {next(self._calls)}" if seed is None else str(seed)
+        said = reply(worker, messages, f"{self._seed}|{drawn}")
         return said.text, said.read, said.written, seconds(worker, said.written)
 
     async def close(self) -> None:

@@ -96,3 +96,18 @@ async def test_whoever_is_no_worker_of_the_world_is_one_of_the_rehearsal_pool() 
     request = asking("sage", "What is 17 * 23?")
     pieces = [piece async for some in both.stream(request, both.render(request), Deadlines()) for piece in some]
     assert "391" in "".join(getattr(piece, "text", "") for piece in pieces)
+
+
+async def test_the_same_question_asked_again_gets_an_answer_of_its_own_unless_the_request_has_a_seed() -> None:
+    """Three identical answers to the same subtask made self-consistency worthless."""
+    question = any_problem(Random(1), (0, 1)).text
+    worlds = provider(delay="0")
+    for sampling, different in ((Sampling(max_tokens=100), 2), (Sampling(max_tokens=100, seed=7), 1)):
+        request = Request(Worker("w", "world", "atlas"), (Message("user", (Text(question),)),), sampling)
+        answers = set()
+        for _ in range(30):
+            pieces = [
+                piece async for some in worlds.stream(request, worlds.render(request), Deadlines()) for piece in some
+            ]
+            answers.add("".join(getattr(piece, "text", "") for piece in pieces))
+        assert len(answers) == different
