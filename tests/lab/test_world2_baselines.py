@@ -101,9 +101,12 @@ def test_the_report_has_every_seed_and_the_worst_first() -> None:
     for seed, best in enumerate((0.9, 0.7, 0.8)):
         splits = ("fresh tasks", "unseen phrasings", "unseen families", "unseen pools and prices", "unseen workers")
         rows = {"plan by domain (kNN)": figures(0.6), "plan by domain (k-means)": figures(0.5)}
-        rows |= {"searched optimum": figures(best)}
+        rows |= {"searched optimum": figures(best), "learned from 10 verdicts": figures(0.55 + best / 6)}
         assert mark(rows) == "plan by domain (kNN)"
         found.append(Found(seed, {split: rows for split in splits}))  # type: ignore[misc]
     text = report(found, Sizes())
-    assert [line.split("|")[1].strip() for line in text.splitlines()[-3:]] == ["1", "2", "0"]
+    gaps, shares = text.split("### The gap by seed")[1].split("### The share of the gap by seed")
+    assert [line.split("|")[1].strip() for line in gaps.strip().splitlines()[-3:]] == ["1", "2", "0"]
+    learned = [line.split("|")[1:3] for line in shares.strip().splitlines()[-3:]]
+    assert [[cell.strip() for cell in row] for row in learned] == [["0", "33 %"], ["2", "42 %"], ["1", "67 %"]]
     assert "| plan by domain (k-means) | 0.500 | 0.500 | -0.100 [-0.100, -0.100] | -50 % | 0.500 | 1.00 |" in text

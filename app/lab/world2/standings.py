@@ -192,6 +192,8 @@ def report(found: Sequence[Found], sizes: Sizes) -> str:
     for split in SPLITS:
         lines += ["", f"### {split.capitalize()}", "", *_split_table(found, split)]
     lines += ["", "### The gap by seed", "", *_gap_table(found)]
+    for name in [name for name in found[0].splits[SPLITS[0]] if name.startswith("learned")][-1:]:
+        lines += ["", f"### The share of the gap by seed: {name}", "", *_share_table(found, name)]
     return "\n".join(lines) + "\n"
 
 
@@ -226,4 +228,20 @@ def _gap_table(found: Sequence[Found]) -> list[str]:
             draws = resampled(one.gap(split), np.random.default_rng(1))
             cells.append(f"{one.gap(split).mean():+.3f} {interval(draws)}")
         lines.append(f"| {one.seed} | {' | '.join(cells)} |")
+    return lines
+
+
+def _share_table(found: Sequence[Found], name: str) -> list[str]:
+    """The share of the gap that a policy closes under each seed."""
+    lines = [f"| seed | {' | '.join(SPLITS)} |", "|---" * (1 + len(SPLITS)) + "|"]
+    rows = []
+    for one in found:
+        shares = []
+        for split in SPLITS:
+            figures = one.splits[split]
+            lead = figures[name].reward - figures[mark(figures)].reward
+            shares.append(float(lead.mean()) / float(one.gap(split).mean()))
+        rows.append((shares, one.seed))
+    for shares, seed in sorted(rows):
+        lines.append(f"| {seed} | {' | '.join(f'{100 * share:.0f} %' for share in shares)} |")
     return lines
