@@ -3,10 +3,14 @@
 import asyncio
 import json
 import re
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
+import pytest
 
+from app.errors import Overloaded
+from app.gateway.runs.journal_stream import MOST, JournalWatch
 from tests.harness.in_process import plan, speak
 from tests.harness.waiting import until
 from tests.stubs import Hang, ProviderStub
@@ -41,3 +45,25 @@ async def test_events_are_sent_as_they_are_committed_and_a_reconnect_goes_on_beh
     assert [id_ for id_, _ in following.result()] == [one["seq"] for one in whole]
     for cut in (0, 1, len(whole) // 2, len(whole)):
         assert [id_ for id_, _ in await followed(client, run, cut)] == list(range(cut + 1, len(whole) + 1))
+
+
+async def test_all_streams_of_a_process_share_one_look_at_the_database() -> None:
+    looks: list[list[str]] = []
+
+    class Store:
+        async def last_seqs(self, names: list[str]) -> dict[str, int]:
+            looks.append(names)
+            return dict.fromkeys(names, 5)
+
+    context: Any = SimpleNamespace(store=Store(), tick=lambda: 0.0)
+    watch = JournalWatch(context)
+    for n in range(50):
+        watch.begin(f"run_{n}")
+    assert all(await asyncio.gather(*[watch.moved(f"run_{n}", 4, 1.0) for n in range(50)]))
+    assert [len(names) for names in looks] == [50]
+    for _ in range(MOST - 50):
+        watch.begin("run_0")
+    with pytest.raises(Overloaded):
+        watch.check()
+    watch.end("run_1")
+    watch.check()

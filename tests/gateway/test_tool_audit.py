@@ -128,6 +128,11 @@ async def test_only_who_began_a_run_or_may_read_it_is_shown_the_ids_that_its_too
             assert call["id"] not in texts[0]
             assert (call["id"] in texts[1]) is not path.endswith("explain")
             assert '"look"' in texts[0] or path.endswith("explain")
+        streamed = f"/v1/runs/{run}/events/stream?seconds=0"
+        texts = [(await own.get(streamed, headers={"authorization": f"Bearer {key}"})).text for key in keys.values()]
+        assert [call["id"] in text for text in texts] == [False, True]
+        for view in ("graph", "timeline", "state"):
+            assert call["id"] not in (await own.get(f"/v1/runs/{run}/{view}")).text
         said = {"role": "assistant", "content": None, "tool_calls": [call]}
         result = {"role": "tool", "tool_call_id": call["id"], "content": "A"}
         further = asked | {"messages": [*asked["messages"], said, result]}
