@@ -44,7 +44,11 @@ class FollowedRun:
         self._calls: dict[int, dict[str, str]] = {}
         self._state = ""
         self._refusal: Refusal | None = None
+        self._is_paused = False
+        """True if the stream has ended because the plan waits for an approval."""
         self._graph: Mapping[str, Any] = {}
+        self._sent: dict[str, str] = {}
+        """The regions as they were sent last."""
         self._is_changed = True
         """True if the steps have changed since they were read."""
 
@@ -79,21 +83,26 @@ class FollowedRun:
 
     async def _events(self) -> AsyncGenerator[Event]:
         while True:
-            self._words, self._chars, self._calls = [], 0, {}
+            self._words, self._chars, self._calls, self._is_paused = [], 0, {}, False
             try:
                 async with self._api.events(self._session, "GET", f"{self._path}/stream") as events:
                     async for event in events:
                         self._note(event)
                         yield event
-                if self._state != "awaiting_approval":
+                if not self._is_paused:
                     return
-                while self._state == "awaiting_approval":
-                    await asyncio.sleep(APPROVAL_POLL_SECONDS)
-                    self._state = str((await self._api.get(self._session, self._path))["state"])
+                await self._until_decided()
             except ApiError as error:
                 self._refusal = request_form.refusal(error)
                 yield Event("", "error", self._refusal.message)
                 return
+
+    async def _until_decided(self) -> None:
+        """Wait until the plan was approved or refused."""
+        state = "awaiting_approval"
+        while state == "awaiting_approval":
+            await asyncio.sleep(APPROVAL_POLL_SECONDS)
+            state = (await self._api.get(self._session, self._path))["state"]
 
     def _note(self, event: Event) -> None:
         """Take one event of the stream."""
@@ -107,12 +116,15 @@ class FollowedRun:
         for choice in body.get("choices", ()):
             self._say(choice.get("delta", {}))
         self._state = str(body.get("baton", {}).get("state", self._state))
+        if self._state == "awaiting_approval":
+            self._is_paused = True
+            self._words, self._chars = [], 0  # it was a sentence for clients that show nothing else
 
     def _say(self, delta: Mapping[str, Any]) -> None:
         text = delta.get("content") or delta.get("refusal") or ""
+        if text and self._chars < SHOWN_CHARS:
+            self._words.append(text)
         self._chars += len(text)
-        if text and sum(map(len, self._words)) <= SHOWN_CHARS:
-            self._words = ["".join([*self._words, text])]
         for call in delta.get("tool_calls", ()):
             known = self._calls.setdefault(call["index"], {"id": "", "name": "", "arguments": ""})
             known["id"] = call.get("id") or known["id"]
@@ -123,16 +135,18 @@ class FollowedRun:
     # -- the regions
 
     async def regions(self, _event: Event) -> dict[str, str]:
-        """The page's regions as they are now. Raises `ApiError` where the run cannot be read."""
+        """The page's regions as they are now, but for those that are as they were at the last call. Raises `ApiError`
+        where the run cannot be read."""
         view = await self.view()
-        return {f"run-{name}": self._pages.region(f"playground_{name}.html", view=view) for name in REGIONS}
+        made = {f"run-{name}": self._pages.region(f"playground_{name}.html", view=view) for name in REGIONS}
+        changed = {name: html for name, html in made.items() if self._sent.get(name) != html}
+        self._sent = made
+        return changed
 
     async def view(self) -> dict[str, Any]:
         """The values of the regions' templates. Raises `ApiError` where the run cannot be read."""
         await self._look()
-        words = "".join(self._words)
-        if self._state == "awaiting_approval":
-            words = ""  # the stream then has a sentence for clients that show nothing else
+        words = "".join(self._words) if self._state != "awaiting_approval" else ""
         calls = list(self._calls.values()) if self._state == "awaiting_tool" else []
         return {
             "run": self.run,

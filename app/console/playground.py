@@ -27,6 +27,8 @@ from app.console.session import PATH, is_https
 PLAN_SECONDS: Final = 300.0
 """The longest that a page waits for a conductor's plan."""
 TOKEN_BYTES: Final = 12
+KEPT_CHARS: Final = 200_000
+"""The longest request that a page carries along beside the fields that it was made of."""
 MAIN: Final = ("question", "tier", "history")
 """The fields that are always visible."""
 RATINGS: Final = {"up": "good", "down": "bad"}
@@ -148,7 +150,7 @@ class Playground:
             live=f"{PATH}/playground/{segment(run)}?live" if run and not followed.is_over else "",
             view=await followed.view() if run else None,
             once=secrets.token_urlsafe(TOKEN_BYTES),
-            sent=orjson.dumps(sent).decode() if sent else "",
+            sent=_written(sent),
             samples=samples.samples(origin(request), sent) if sent else [],
         )
 
@@ -167,6 +169,12 @@ def once_of(token: str, action: str, body: Mapping[str, Any]) -> str:
     """The `Idempotency-Key` of a request: the same form sent twice is one request, another body is another one."""
     sent = orjson.dumps([token, action, body], option=orjson.OPT_SORT_KEYS)
     return f"console-{hashlib.sha256(sent).hexdigest()[:40]}"
+
+
+def _written(sent: Mapping[str, Any] | None) -> str:
+    """The request for a hidden field, by which a later page shows its code again; "" for a very large one."""
+    text = orjson.dumps(sent).decode() if sent else ""
+    return text if len(text) <= KEPT_CHARS else ""
 
 
 def _with_results(history: str, turn: str, results: list[str]) -> str:

@@ -16,6 +16,8 @@ PYTHON: Final = ("None", "True", "False")
 INDENT: Final = "    "
 ANTHROPIC_TOKENS: Final = 1_024
 """`max_tokens` of Anthropic's code where the request has no maximum: that format demands one."""
+LOWEST: Final = {"none": "low", "minimal": "low"}
+"""Levels of effort that Anthropic's format lacks, each with the nearest that it has."""
 ESCAPED: Final = {code: f"\\u{code:04x}" for code in VISIBLE if code >= 127}
 """Invisible characters that JSON need not escape; they would not survive the page on which the code is shown."""
 
@@ -149,7 +151,7 @@ def _output_config(body: Mapping[str, Any]) -> dict[str, Any] | None:
         schema = asked["json_schema"]["schema"] if asked["type"] == "json_schema" else {"type": "object"}
         config["format"] = {"type": "json_schema", "schema": schema}
     if "reasoning_effort" in body:
-        config["effort"] = body["reasoning_effort"]
+        config["effort"] = LOWEST.get(body["reasoning_effort"], body["reasoning_effort"])
     return config or None
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
+from app.console import following
 from app.gateway.http.api_keys import mint
 from app.process.wiring import Runtime
 from tests.harness.console import words
@@ -24,7 +25,8 @@ from tests.harness.in_process import SAYS, plan_text, plans, pool_text, running_
 from tests.harness.playground import HOSTILE, followed, hidden, press, recorded, run_in, section, visiting
 from tests.harness.prepared_apps import app_over
 from tests.harness.stand_ins import serving
-from tests.stubs import ProviderStub, Reply, Stall
+from tests.harness.waiting import until
+from tests.stubs import Fail, ProviderStub, Reply, Stall
 
 
 @pytest.fixture
@@ -146,6 +148,52 @@ async def test_what_a_caller_writes_is_text(stub: ProviderStub, browser: httpx.A
     assert "\\u202e" in page.text, "in code an invisible character is escaped, so that what is copied is the same"
 
 
+async def test_a_refusal_is_shown_with_its_cause_and_the_next_step(
+    opened: Runtime, stub: ProviderStub, browser: httpx.AsyncClient
+) -> None:
+    barred = await press(browser, labels="secret")
+    assert barred.status_code == 400
+    assert "not cleared for secret" in words(barred.text)
+    assert "Take away a label or a tool" in words(barred.text)
+    poor = await press(browser, usd="0.000001")
+    shown = words(section(await followed(browser, run_in(poor)), "answer") if poor.status_code == 200 else poor.text)
+    assert "Raise the budget of this request" in shown
+    for worker in ("alpha", "beta", "gamma"):
+        stub.always(worker, Fail(status=401))
+    failed = await followed(browser, run_in(await press(browser)))
+    assert "GET /v1/runs" in words(section(failed, "answer"))
+    assert "failed" in words(section(failed, "outcome"))
+    async with visiting(opened, name="hasty", rpm=1) as hasty:
+        pages = [await press(hasty) for _ in range(2)]
+    assert pages[1].status_code == 429
+    assert re.search(r"Send it again in \d+ seconds", words(pages[1].text))
+
+
+async def test_a_run_that_waits_for_an_approval_says_so_and_goes_on_by_itself(
+    opened: Runtime, stub: ProviderStub, browser: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    speak(stub)
+    monkeypatch.setattr(following, "APPROVAL_POLL_SECONDS", 0.01)
+    run = run_in(await press(browser, approval="required"))
+    key, row = mint(opened.gateway.pepper, tenant="acme", name="boss", scopes=BOSS, now=0.0)
+    assert await opened.gateway.store.add_key(row)
+    boss = {"authorization": f"Bearer {key}"}
+
+    async def waits() -> bool:
+        return (await browser.get(f"/v1/approvals/{run}", headers=boss)).status_code == 200
+
+    await until(waits)
+    shown = section((await browser.get(f"/console/playground/{run}")).text, "answer")
+    assert "waiting for approval" in shown
+    assert f'href="/console/approvals/{run}"' in shown
+    live = asyncio.create_task(followed(browser, run))
+    digest = (await browser.get(f"/v1/approvals/{run}", headers=boss)).json()["digest"]
+    decision = {"decision": "approve", "digest": digest}
+    assert (await browser.post(f"/v1/approvals/{run}", headers=boss, json=decision)).status_code == 200
+    assert SAYS["alpha"] in section(await live, "answer")
+
+
+BOSS = ("approvals:decide", "runs:read")
 TRICKY = {
     "question": 'It\'s "2 + 2"\\n\ttab \u202e \x7f \U0001f600?\r\nNo $HOME, `no`, %s, ${none}.',
     "system": "Be 'brief'.",
