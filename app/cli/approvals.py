@@ -13,7 +13,7 @@ from app.engine.runs.approvals import Decision, settle
 from app.errors import NotFound
 from app.gateway.runs.approvals import WAITING, mark, shown
 from app.process.config import Settings, configure, read
-from app.store.protocol import RunQuery, RunRow, Store
+from app.store.protocol import APPROVAL_TAG, ASKED, RunQuery, RunRow, Store
 
 
 def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> int:
@@ -22,8 +22,8 @@ def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> i
     terminal.log_to_stderr("warning")
     storage.announce(settings)
     if asked.verb == "ls":
-        found = event_loop.run(_waiting(settings, asked.limit))
-        terminal.print_json(found) if asked.json else terminal.out().print(_table(found))
+        found = event_loop.run(_listed(settings, asked.limit, decided=asked.decided))
+        terminal.print_json(found) if asked.json else terminal.out().print(_table(found, decided=asked.decided))
         return 0
     if asked.verb == "show":
         one = event_loop.run(_show(settings, asked.run))
@@ -37,9 +37,11 @@ def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> i
     return 0
 
 
-async def _waiting(settings: Settings, limit: int) -> list[dict[str, Any]]:
+async def _listed(settings: Settings, limit: int, *, decided: bool) -> list[dict[str, Any]]:
+    waits = RunQuery(state=WAITING, limit=limit)
+    asked = RunQuery(tags=((APPROVAL_TAG, ASKED),), limit=limit)
     async with storage.opened(settings) as store:
-        rows = await store.runs(RunQuery(state=WAITING, limit=limit))
+        rows = [row for row in await store.runs(asked if decided else waits) if decided == (row.state != WAITING)]
         found = [await _shown(store, row) for row in rows]
         return [one for one in found if one is not None]
 
@@ -84,9 +86,11 @@ async def _decide(
         return await _one(store, one["run"])
 
 
-def _table(found: list[dict[str, Any]]) -> Table | str:
+def _table(found: list[dict[str, Any]], *, decided: bool) -> Table | str:
     if not found:
-        return "No plan waits for an approval."
+        return "No plan was decided." if decided else "No plan waits for an approval."
+    if decided:
+        return _decided(found)
     table = terminal.table()
     for column in ("run", "tier", "reasons", "workers", "worst case", "until"):
         table.add_column(column, overflow="fold")
@@ -94,6 +98,17 @@ def _table(found: list[dict[str, Any]]) -> Table | str:
         workers = ", ".join(one["discloses"])
         cells = (one["run"], one["tier"], ", ".join(one["reasons"]), workers, _money(one), _minute(one["expires_at"]))
         table.add_row(*[Text(terminal.clean(cell)) for cell in cells])
+    return table
+
+
+def _decided(found: list[dict[str, Any]]) -> Table:
+    table = terminal.table()
+    for column in ("run", "status", "by", "at", "reason", "workers"):
+        table.add_column(column, overflow="fold")
+    for one in found:
+        decision = one["decision"] or {"by": "", "at": one["expires_at"], "reason": ""}
+        texts = (decision["by"], _minute(decision["at"]), decision["reason"] or "", ", ".join(one["discloses"]))
+        table.add_row(*[Text(terminal.clean(cell)) for cell in (one["run"], one["status"], *texts)])
     return table
 
 

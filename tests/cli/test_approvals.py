@@ -33,3 +33,5 @@ def test_a_plan_is_shown_and_decided_on_at_the_command_line(tmp_path: Path) -> N
     assert wrong.status == 1
     done = baton(tmp_path, "approvals", "refuse", run, "--reason", "No.", "--pool", pool_file, "--json")
     assert json.loads(done.out)["decision"]["reason"] == "No."
+    assert "refused" in baton(tmp_path, "approvals", "ls", "--decided").out
+    assert json.loads(baton(tmp_path, "approvals", "ls", "--json").out) == []

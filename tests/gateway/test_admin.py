@@ -1,5 +1,6 @@
 """The admin API: keys, tenants, budgets, policy, conductors, and who changed them."""
 
+import asyncio
 import json
 import re
 from collections.abc import AsyncIterator
@@ -110,6 +111,22 @@ async def test_a_key_that_is_asked_for_again_is_made_once(admin: AdminStandIn) -
         assert await refused(client, "POST", "/keys", json=other, headers=again) == (409, "conflict")
         assert await refused(client, "POST", "/keys", json={"name": "ci"}) == (409, "name_taken")
         assert len((await asked(client, "GET", "/keys"))["data"]) == 2
+
+
+async def test_a_rotation_that_is_sent_again_ends_no_secret_in_use(admin: AdminStandIn) -> None:
+    again = {"idempotency-key": "one"}
+    async with admin.client(await admin.add_key("boss")) as client:
+        made = await asked(client, "POST", "/keys", json={"name": "ci"})
+        path = f"/keys/{made['id']}/rotate"
+        replies = [asked(client, "POST", path, json={"overlap_seconds": 60}, headers=again) for _ in range(2)]
+        secrets = [reply["key"] for reply in await asyncio.gather(*replies)]
+        [rotated] = [secret for secret in secrets if secret is not None]
+        assert await statuses(admin, made["key"], rotated) == [200, 200]
+        other = await refused(client, "POST", path, json={"overlap_seconds": 0}, headers=again)
+        assert other == (409, "idempotency_key_reuse")
+        admin.stand_in.seconds += 61
+        later = await asked(client, "POST", path, json={"overlap_seconds": 60}, headers=again)
+        assert later["key"] not in (None, rotated)
 
 
 async def test_a_request_that_is_not_valid_names_its_field(admin: AdminStandIn) -> None:

@@ -2,7 +2,18 @@
 
 import click
 
-from app.cli.commands.declarations import AS_JSON, COUNT, POOL, Group, argument, group, in_order, option, repeatable
+from app.cli.commands.declarations import (
+    AS_JSON,
+    COUNT,
+    POOL,
+    Group,
+    argument,
+    flag,
+    group,
+    in_order,
+    option,
+    repeatable,
+)
 
 RUN = argument("run", "The id of a run whose plan waits, or the beginning of it.")
 DIGEST = option("--digest", help="The digest that you have seen; without it, what waits now is decided on.")
@@ -13,11 +24,12 @@ def define(root: Group) -> None:
     """Define the commands."""
     approvals = group(root, "approvals", "List the plans that wait for an approval, and approve or refuse them.")
 
-    @approvals.add("ls", "approvals", "baton approvals ls", "baton approvals ls --json")
+    @approvals.add("ls", "approvals", "baton approvals ls", "baton approvals ls --decided --json")
+    @flag("--decided", help="Those that were approved, refused, or not decided in time.")
     @option("--limit", type=COUNT, default=20, help="The most plans to list.")
     @AS_JSON
     def ls() -> None:
-        """List the plans that wait, the newest first."""
+        """List the plans that wait, or that were decided, the newest runs first."""
 
     @approvals.add("show", "approvals", "baton approvals show run_0199", "baton approvals show run_0199 --json")
     @RUN
