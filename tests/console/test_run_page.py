@@ -117,7 +117,7 @@ async def test_the_cursor_shows_the_run_as_it_was(
     assert len(following) == 1
     last = await page_of(browser, f"/console/runs/{run}?t=999999&step=2")
     assert "The better answer." in last[1]
-    for wrong in ("t=nan", "t=-1", "t=x", "step=99", "step=%22%3E", "step=plan:x", "by=%3Cb%3E"):
+    for wrong in ("t=nan&step=%22%3E", "t=x&step=plan:x&by=%3Cb%3E", "t=-1&step=99"):
         await page_of(browser, f"/console/runs/{run}?{wrong}")
 
 
@@ -222,7 +222,7 @@ async def test_after_any_break_the_page_equals_a_fresh_one(
     assert (ids[-1], ids, shown) == (last, sorted(set(ids)), fresh)
     assert following.result().text.endswith("event: end\ndata: \n\n")
     chance = Random(run)
-    for cut in chance.sample(range(last), 5):
+    for cut in chance.sample(range(last), 3):
         shown = dict(stale)
         found = await browser.get(live, headers={"last-event-id": str(cut)})
         assert patched(shown, found.text)[-1] == last

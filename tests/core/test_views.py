@@ -18,7 +18,7 @@ from app.core.run.state import fold
 from app.core.run.timeline import WITHOUT_MONEY, Span, timeline
 from tests.core.play import Play, admission, done, failed, intent, outcome
 
-RUNS = 40
+RUNS = 20
 PAUSE = 0.25
 
 
