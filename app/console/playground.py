@@ -77,7 +77,7 @@ class Playground:
             return await self._rate(request, session, fields, sent, given)
         if action == "results":
             fields["history"] = _with_results(fields["history"], given.get("turn", ""), lists.get("result", []))
-        elif action == "ask":
+        else:
             fields["history"] = ""
         try:
             body = request_form.to_body(fields)

@@ -100,7 +100,11 @@ async def test_a_call_of_a_tool_is_answered_in_a_form(stub: ProviderStub, browse
     )
     assert run_in(third) == run
     assert "It is 4." in section(await followed(browser, run), "answer")
-    assert [one["role"] for one in stub.of("alpha")[-1].json["messages"]][-4:] == ["assistant", "tool"] * 2
+    speak(stub)
+    anew = await press(browser, once="anew", tools=tools, history=hidden(third.text, "history"))
+    assert run_in(anew) != run, "another question begins another run"
+    assert hidden(anew.text, "history") == ""
+    assert [one["role"] for one in stub.of("alpha")[2].json["messages"]][-4:] == ["assistant", "tool"] * 2
 
 
 async def test_a_rating_is_stored_and_the_page_stays(stub: ProviderStub, browser: httpx.AsyncClient) -> None:
