@@ -1,5 +1,6 @@
 """World 2: the baselines are what they say, the intervals are clustered, and a few rules do not close the gap."""
 
+from pathlib import Path
 from random import Random
 
 import numpy as np
@@ -18,7 +19,7 @@ from app.lab.world2.baselines import (
 )
 from app.lab.world2.evolution import EvolvedRules
 from app.lab.world2.product_selector import ProductSelector
-from app.lab.world2.standings import RESAMPLES, Figures, Found, Sizes, mark, report, resampled
+from app.lab.world2.standings import RESAMPLES, Figures, Found, Sizes, keep, kept, mark, report, resampled
 from app.lab.world2.workers import pool
 
 TESTED = 24
@@ -93,7 +94,7 @@ def test_an_interval_over_pools_and_tasks_is_wider_than_one_over_tasks_alone() -
     assert len(resampled(by_pool, np.random.default_rng(1))) == RESAMPLES
 
 
-def test_the_report_has_every_seed_and_the_worst_first() -> None:
+def test_the_report_has_every_seed_and_the_worst_first_also_if_they_were_kept(tmp_path: Path) -> None:
     def figures(reward: float) -> Figures:
         return Figures(*[np.full((2, 3), value) for value in (reward, reward, 0.001)])
 
@@ -104,7 +105,10 @@ def test_the_report_has_every_seed_and_the_worst_first() -> None:
         rows |= {"searched optimum": figures(best), "learned from 10 verdicts": figures(0.55 + best / 6)}
         assert mark(rows) == "plan by domain (kNN)"
         found.append(Found(seed, {split: rows for split in splits}))  # type: ignore[misc]
-    text = report(found, Sizes())
+    for one in found:
+        keep(one, tmp_path / f"{one.seed}.npz")
+    text = report([kept(seed, tmp_path / f"{seed}.npz") for seed in range(3)], Sizes())
+    assert text == report(found, Sizes())
     gaps, shares = text.split("### The gap by seed")[1].split("### The share of the gap by seed")
     assert [line.split("|")[1].strip() for line in gaps.strip().splitlines()[-3:]] == ["1", "2", "0"]
     learned = [line.split("|")[1:3] for line in shares.strip().splitlines()[-3:]]

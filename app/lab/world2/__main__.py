@@ -9,7 +9,7 @@ from app.lab.world2.baselines import Policy, Setting
 from app.lab.world2.bounds import OptimumAsRead, OptimumByCards
 from app.lab.world2.learning import READ_TASKS, learned
 from app.lab.world2.provider import SPLITS, pool_file, task_set
-from app.lab.world2.standings import Sizes, report, run
+from app.lab.world2.standings import Found, Sizes, keep, kept, report, run
 
 
 def main() -> int:
@@ -22,6 +22,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="the file, written after each seed; else standard output")
     parser.add_argument("--training", type=int, default=Sizes().training, help="training tasks of each seed")
     parser.add_argument("--learn", type=int, default=0, help="most verdicts that a learned policy gets (0: none)")
+    parser.add_argument("--keep", type=Path, help="the folder of seeds that are done, which are not run again")
     parser.add_argument("--pool-file", type=int, help="print the pool file of this number, and nothing else")
     parser.add_argument("--unseen", action="store_true", help="with workers that training never meets")
     parser.add_argument("--tasks", choices=SPLITS, help="print the task set of a split, and nothing else")
@@ -43,13 +44,23 @@ def _compare(asked: argparse.Namespace) -> int:
         bounds: list[Policy] = [OptimumByCards(), OptimumAsRead(seed, READ_TASKS)]
         return [*learned(seen, seed, asked.learn), *bounds]
 
-    found = []
+    found: list[Found] = []
+    if asked.keep:
+        asked.keep.mkdir(parents=True, exist_ok=True)
     for seed in range(asked.first, asked.first + asked.seeds):
+        place = asked.keep / f"seed-{seed}.npz" if asked.keep else None
+        if place is not None and place.exists():
+            found.append(kept(seed, place))
+            continue
         found.append(run(seed, sizes, further))
+        if place is not None:
+            keep(found[-1], place)
         print(f"seed {seed} is done", file=sys.stderr, flush=True)
         if asked.out:
             asked.out.write_text(report(found, sizes))
-    if not asked.out:
+    if asked.out:
+        asked.out.write_text(report(found, sizes))
+    else:
         print(report(found, sizes))
     return 0
 

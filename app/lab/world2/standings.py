@@ -8,6 +8,7 @@ in its favour. The gap is the optimum less the mark. Seeds are published worst f
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from random import Random
 from typing import Literal, TypeAlias
 
@@ -150,6 +151,29 @@ def _bills(setting: Setting, tasks: Sequence[Task], chosen: NDArray[np.int64]) -
         right.append(np.mean([chances[plan.workers] for chances in by_trait]))
         usd.append(setting.rewards.bill(plan.shape, size_of(task))[0][plan.workers])
     return np.array(right), np.array(usd)
+
+
+# Keeping.
+
+
+def keep(found: Found, path: Path) -> None:
+    """Write the figures of a seed, so that an interrupted comparison can go on."""
+    arrays = {}
+    for split, rows in found.splits.items():
+        for name, one in rows.items():
+            arrays[f"{split}|{name}"] = np.stack([one.reward, one.right, one.usd])
+    with path.open("wb") as file:
+        np.savez(file, **arrays)  # type: ignore[arg-type]
+
+
+def kept(seed: int, path: Path) -> Found:
+    """Read the figures of a seed."""
+    found = Found(seed, {split: {} for split in SPLITS})
+    with np.load(path) as arrays:
+        for key in arrays.files:
+            split, name = key.split("|")
+            found.splits[split][name] = Figures(*arrays[key])
+    return found
 
 
 # Intervals.
