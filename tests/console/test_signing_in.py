@@ -67,6 +67,7 @@ async def test_a_session_ends_after_twelve_hours_and_with_its_key(gateway: Gatew
         gateway.store.key_rows.pop("other")
         gateway.ticks += 60
         assert (await client.get("/console/runs")).status_code == 303
+        assert "baton_console" not in client.cookies, "it would hide a login at the OpenID provider"
 
 
 async def test_a_changed_cookie_is_nobodys(gateway: GatewayStandIn) -> None:
