@@ -50,6 +50,7 @@ from app.store.protocol import METADATA_TAG, KeyRow, RunQuery, RunRow
 PREVIEW_KEY = "baton-plan"
 """The key of runs that `baton plan` has journaled, which are planned and not executed."""
 POLL_SECONDS = 0.25
+LIST_POLL_SECONDS = 0.5
 CANCEL_SECONDS = 4.0
 """Seconds that a cancelled run needs at most, in addition to the lease of its owner."""
 FILTERS = ("tenant", "state", "tier", "topology", "model", "user", "request_id", "trace_id")
@@ -68,7 +69,7 @@ def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> i
     storage.announce(settings)
     if asked.verb == "ls":
         storage.check_state(asked.state)
-        event_loop.run(_list(settings, asked, now()))
+        event_loop.run(_follow(settings, asked, now()) if asked.follow else _list(settings, asked, now()))
     elif asked.verb == "show":
         event_loop.run(_show(settings, asked, now()))
     elif asked.verb == "explain":
@@ -86,8 +87,7 @@ def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> i
 async def _list(settings: Settings, asked: Asked, now: float) -> None:
     async with storage.opened(settings) as store:
         keys = await store.keys()
-        order = {"sort": asked.sort, "ascending": asked.reverse, "limit": min(asked.limit, 1_000)}
-        rows = await store.runs(replace(query_of(asked, keys, now), **order))
+        rows = await store.runs(_ordered(asked, keys, now))
     names = {key.id: key.name for key in keys}
     if asked.json:
         terminal.print_json([_summary(row, names) for row in rows])
@@ -96,6 +96,40 @@ async def _list(settings: Settings, asked: Asked, now: float) -> None:
     else:
         console = terminal.out()
         console.print(_table(rows, names, console.width))
+
+
+def _ordered(asked: Asked, keys: Sequence[KeyRow], now: float) -> RunQuery:
+    order = {"sort": asked.sort, "ascending": asked.reverse, "limit": min(asked.limit, 1_000)}
+    return replace(query_of(asked, keys, now), **order)
+
+
+async def _follow(settings: Settings, asked: Asked, now: float) -> None:
+    """Print a line for each run of the list, and again for each that is new on it or has changed, until interrupted."""
+    known: Mapping[str, Mapping[str, Any]] = {}
+    mark: tuple[object, ...] | None = None
+    async with storage.opened(settings) as store:
+        keys = await store.keys()
+        names, query = {key.id: key.name for key in keys}, _ordered(asked, keys, now)
+        while True:
+            latest = await store.lists.mark()
+            if latest != mark:
+                mark, rows = latest, await store.runs(query)
+                shown = {row.id: _summary(row, names) for row in rows}
+                for row in reversed(rows):
+                    if known.get(row.id) != shown[row.id]:
+                        _print_line(row, shown[row.id], asked)
+                known = shown
+            await asyncio.sleep(LIST_POLL_SECONDS)
+
+
+def _print_line(row: RunRow, shown: Mapping[str, Any], asked: Asked) -> None:
+    if asked.json:
+        print(orjson.dumps(shown).decode(), flush=True)
+        return
+    key = terminal.clean(shown["key_name"] or row.key)
+    state = f"{row.state}{_note(row, wide=True)}"
+    words = (run_words.moment(row.created_at), row.id, terminal.clean(row.tier), key, state)
+    terminal.out().print("  ".join((*words, terminal.dollars(row.spent.usd))), markup=False, soft_wrap=True)
 
 
 def query_of(asked: Asked, keys: Sequence[KeyRow], now: float) -> RunQuery:

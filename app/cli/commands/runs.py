@@ -84,6 +84,7 @@ def define(root: Group) -> None:
         help="The order; by cost only runs that have ended.",
     )
     @flag("--reverse", help="The oldest, or the cheapest, first.")
+    @flag("--follow", help="Go on with a line for each run that is new on the list or has changed, until interrupted.")
     @AS_JSON
     def ls() -> None:
         """List runs, by default the newest first."""
