@@ -34,7 +34,8 @@ ASSETS: Final = {
 MAX_AGE: Final = 3_600
 """Seconds for which a browser may keep a file."""
 THEME_SECONDS: Final = 365 * 86_400
-PLACES: Final = (Place("Overview", PATH), Place("Runs", f"{PATH}/runs"), Place("Approvals", f"{PATH}/approvals"))
+START: Final = (Place("Overview", PATH),)
+PLACES: Final = (Place("Runs", f"{PATH}/runs"), Place("Approvals", f"{PATH}/approvals"))
 PUBLIC_PLACES: Final = (Place("Playground", f"{PATH}/playground"), Place("Plans", f"{PATH}/plans"))
 """Pages of what only the public listener's API has."""
 ADMIN_PLACES: Final = (Place("Administration", f"{PATH}/admin"),)
@@ -56,7 +57,7 @@ class Console:
     ) -> None:
         """`is_admin` says that this is the listener of administration; `has_people`, that people can log in there."""
         sessions = Sessions(peppers, now, has_people=has_people)
-        places = (*PLACES, *ADMIN_PLACES) if is_admin else (*PUBLIC_PLACES, *PLACES)
+        places = (*START, *PLACES, *ADMIN_PLACES) if is_admin else (*START, *PUBLIC_PLACES, *PLACES)
         pages = Pages(Api(api), sessions, places)
         self._api = api
         self._report = report
