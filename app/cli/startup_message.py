@@ -67,6 +67,7 @@ def _requests(url: str, key: str | None) -> list[str]:
         "Ask something:\n\n" + CURL.format(url=url, key=key or "$BATON_API_KEY", body=body),
         "Or in Python, by the official client (pip install openai):\n\n"
         + PYTHON.format(imports=imports, url=url, key=shown, question=QUESTION),
+        f"Or in a browser: {url}/console/playground, where you sign in with a key.",
     ]
 
 

@@ -286,7 +286,7 @@ def test_a_port_that_is_taken_is_said(service: Service, tmp_path: Path) -> None:
 
 
 def test_the_announcement_can_be_pasted(service: Service) -> None:
-    assert "REHEARSAL" in service.startup_message
+    assert all(one in service.startup_message for one in ("REHEARSAL", "/console/playground"))
     assert KEY not in service.startup_message
     curl = service.startup_message[
         service.startup_message.index("  curl") : service.startup_message.index("Or in Python")
