@@ -10,7 +10,7 @@ worker's card (`expected`). What has been learned fades by `decay` a day, back t
 
 The ratings of each worker are compared with their predictions (a two-sided cumulative sum of log likelihood ratios).
 Where they differ for too long, the worker has changed: its beliefs are reset to the prior, and those of the others
-count for a tenth, because a worker that was worse may be the better one now.
+count for a third, because a worker that was worse may be the better one now.
 
 Costs are measured and not estimated: the cost of an arm is averaged separately, and reduces the worth of a right
 answer.
@@ -49,9 +49,9 @@ FREE_DOUBLINGS = 5.0
 """The doublings by which a worker without a price is taken to be cheaper than the cheapest one that has a price."""
 SHIFT = 1.5
 """The change in log-odds, up or down, that the comparison of ratings with predictions looks for."""
-ALARM = 7.0
+ALARM = 6.0
 """The cumulative log likelihood ratio at which a worker has changed."""
-KEPT = 0.1
+KEPT = 0.3
 """The share by which beliefs about the other workers count after one of them has changed."""
 READ, WRITTEN = 600, 300
 """Tokens of a step for which no bill has been seen."""
@@ -357,7 +357,13 @@ def faded(posterior: Posterior, decay: float, now: float) -> Posterior:
         weights[part] = {place: _faded(one, spread_of(prior, place), share) for place, one in of.items()}
     bills = {arm: (count * share, mean) for arm, (count, mean) in posterior.bills.items()}
     ratio = (posterior.ratio[0] * share, posterior.ratio[1])
-    return replace(posterior, weights=weights, bills=bills, ratio=ratio, at=now)
+    watches = faded_watches(posterior, share)
+    return replace(posterior, weights=weights, bills=bills, ratio=ratio, at=now, watches=watches)
+
+
+def faded_watches(posterior: Posterior, share: float) -> Mapping[str, tuple[float, float]]:
+    """Return the evidence for changes of workers, of which a share is kept."""
+    return {part: (worse * share, better * share) for part, (worse, better) in posterior.watches.items()}
 
 
 def _faded(weight: Weight, prior: float, share: float) -> Weight:

@@ -11,7 +11,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from app.core.pool.catalog import SelectorSpec, Worker
-from app.core.rating.posterior import FADES, Posterior, Rating, Weight, faded, learned, prior_of, spread_of
+from app.core.rating.posterior import (
+    FADES,
+    Posterior,
+    Rating,
+    Weight,
+    faded,
+    faded_watches,
+    learned,
+    prior_of,
+    spread_of,
+)
 
 
 def joined(shared: Posterior, own: Posterior) -> Posterior:
@@ -86,7 +96,8 @@ def faded_part(own: Posterior, decay: float, now: float) -> Posterior:
     share = decay ** ((now - own.at) / 86_400)
     weights = {part: _scaled(of, share) for part, of in own.weights.items()}
     bills = {arm: (count * share, mean) for arm, (count, mean) in own.bills.items()}
-    return replace(own, weights=weights, bills=bills, ratio=(own.ratio[0] * share, own.ratio[1]), at=now)
+    ratio, watches = (own.ratio[0] * share, own.ratio[1]), faded_watches(own, share)
+    return replace(own, weights=weights, bills=bills, ratio=ratio, at=now, watches=watches)
 
 
 def _scaled(of: Mapping[int, Weight], share: float) -> dict[int, Weight]:

@@ -1,0 +1,188 @@
+"""The selector after workers have changed, and beside a tenant that inverts its ratings.
+
+    python -m tests.lab.changes [--recorded RouteLLM/routellm/evals/mmlu/responses] [--seeds 4]
+
+Three figures, each for the selector as it is and with the detection of changes switched off:
+
+swap in the rehearsal world ... after 2,000 ratings two workers exchange their skills. Printed is the share of the lost
+        reward that has come back after so many ratings more.
+swap in recorded outcomes ..... the same where two models exchange their recorded outcomes (reward: the score), as the
+        share of the way from the worse to the better model.
+poisoning ..................... the expected reward of a tenant with few ratings, on the way from the best single worker
+        to the optimum, alone and beside another tenant that has rated many runs the wrong way round; and what it would
+        be if both shared one posterior, as in releases before 0.3.
+
+It prints figures for `deploy/docs/learning.md`.
+"""
+
+import argparse
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from random import Random
+from statistics import mean
+from unittest.mock import patch
+
+from app.core.plan.templates import Arm
+from app.core.rating import posterior as posteriors
+from app.core.rating.features import Features, features
+from app.core.rating.posterior import Posterior, Rating, learned
+from app.core.rating.published_posterior import Beliefs, Standing
+from app.core.rating.tenancy import joined, taught
+from app.lab.outcome import bill, outcome, right
+from app.lab.recorded_outcomes import Dataset, read
+from app.lab.replay import Bandit, Part, Plan, routes, split
+from app.lab.world import Profile, Setting, standard_pool
+from app.providers.rehearsal.task_families import Problem
+from tests.lab import bandit
+
+BEFORE, LOOKS = 2_000, (150, 300, 600)
+BIRCH, CEDAR = 1, 2
+Pool = tuple[Profile, ...]
+
+
+def swapped() -> Pool:
+    """The standard pool after two specialists have exchanged their skills."""
+    pool = list(standard_pool())
+    one, other = pool[BIRCH], pool[CEDAR]
+    pool[BIRCH] = replace(one, skills=other.skills, plans=other.plans, checks=other.checks, name="birch, changed")
+    pool[CEDAR] = replace(other, skills=one.skills, plans=one.plans, checks=one.checks, name="cedar, changed")
+    return tuple(pool)
+
+
+def played(tasks: Sequence[Problem], pool: Pool, random: Random, posterior: Posterior, at: float) -> Posterior:
+    """The posterior after so many tasks over a pool."""
+    for place, task in enumerate(tasks):
+        rating = rated(task, pool, random, posterior, at + place)
+        posterior = learned(posterior, bandit.SPEC, bandit.workers(), rating)
+    return posterior
+
+
+def rated(task: Problem, pool: Pool, random: Random, known: Posterior, at: float) -> Rating:
+    """The rating of a task, for the arm that a posterior chooses."""
+    seen = features(task.text)
+    arm = bandit.named()[bandit.choose(known, seen, random).action]
+    answered = random.random() < chance(arm, task.kind, pool)
+    usd, waited = bill(bandit.as_plan(arm), task.kind[1], pool)
+    return Rating(arm, seen, bandit.score(answered, waited), round(1e6 * usd), at)
+
+
+@cache
+def chance(arm: Arm, kind: tuple[int, int], pool: Pool) -> float:
+    """The chance of a right answer."""
+    return right(bandit.as_plan(arm), kind, pool)
+
+
+@cache
+def worth(arm: Arm, kind: tuple[int, int], pool: Pool) -> float:
+    """The expected reward."""
+    return outcome(bandit.as_plan(arm), kind, Setting(pool, bandit.WEIGHTS)).reward
+
+
+def value(posterior: Posterior, exam: Sequence[Problem], pool: Pool) -> float:
+    """The mean expected reward of the arm that is best at the posterior's mean."""
+    best = [bandit.choose(posterior, features(task.text), Random(0), None).action for task in exam]
+    return mean(worth(bandit.named()[name], task.kind, pool) for name, task in zip(best, exam, strict=True))
+
+
+def swap_in_the_world(seeds: int) -> list[list[float]]:
+    """The share of the lost reward that is back at each look, for each seed."""
+    exam, after = bandit.problems(200, 1_000_003), swapped()
+    found = []
+    for seed in range(seeds):
+        random, tasks = Random(seed), bandit.problems(BEFORE + max(LOOKS), seed)
+        posterior = played(tasks[:BEFORE], standard_pool(), random, Posterior(), 1e9)
+        high, low = value(posterior, exam, standard_pool()), value(posterior, exam, after)
+        back, done = [], BEFORE
+        for look in LOOKS:
+            posterior = played(tasks[done : BEFORE + look], after, random, posterior, 1e9 + done)
+            done = BEFORE + look
+            back.append((value(posterior, exam, after) - low) / (high - low))
+        found.append(back)
+    return found
+
+
+def swap_in_records(data: Dataset, seeds: int) -> list[list[float]]:
+    """The same where two models exchange their recorded outcomes, and cost nothing."""
+    open_, seen, found = routes(data, 0.0), dict[int, Features](), []
+    cheap, best = open_.models[0], open_.models[-1]
+    for seed in range(seeds):
+        plan = Plan(BEFORE + max(LOOKS), 1_000, range(seeds), 0.0)
+        training, held = split(data, open_, seen, plan, seed)
+        random, selector = Random(f"bandit|{seed}"), Bandit(open_)
+
+        def part(first: int, last: int, of: Part = training) -> Part:
+            scores = [{cheap: one[best], best: one[cheap]} for one in of.scores[first:last]]
+            return Part(of.rows[first:last], of.seen[first:last], scores)
+
+        def earned(of: Part, selector: Bandit = selector) -> float:
+            chosen = [open_.best(selector.expects(one)) for one in of.seen]
+            return mean(scores[name] for name, scores in zip(chosen, of.scores, strict=True))
+
+        selector.learn(Part(training.rows[:BEFORE], training.seen[:BEFORE], training.scores[:BEFORE]), random)
+        exchanged = part(0, len(held.rows), held)
+        low, high = (mean(one[name] for one in held.scores) for name in (cheap, best))
+        back, done = [], BEFORE
+        for look in LOOKS:
+            selector.learn(part(done, BEFORE + look), random)
+            done = BEFORE + look
+            back.append((earned(exchanged) - low) / (high - low))
+        found.append(back)
+    return found
+
+
+def poisoning(own: int, foreign: int, seed: int) -> tuple[float, float, float]:
+    """The share of the gain of a tenant with `own` ratings: alone, beside a tenant that has rated `foreign` runs the
+    wrong way round, and with one posterior for both."""
+    exam, pool, optimum = bandit.problems(300, 1_000_003), standard_pool(), bandit.best_by_class()
+    honest = _own(own, seed, pool, lambda score: score)
+    inverted = _own(foreign, seed + 100, pool, lambda score: 1 - score)
+    values = [value(joined(Posterior(), part), exam, pool) for part in (honest, inverted)]
+    lent = Beliefs(Standing(), own, (Standing(),)).lent(bandit.SPEC.peers)
+    together, random = joined(Posterior(), honest), Random(seed + 100)
+    for place, task in enumerate(bandit.problems(foreign, seed + 100)):
+        one = rated(task, pool, random, together, 1e9 + own + place)
+        together = learned(together, bandit.SPEC, bandit.workers(), replace(one, score=1 - one.score))
+    worths = values[0], (1 - lent) * values[0] + lent * values[1], value(together, exam, pool)
+    first, second, third = (bandit.share(one, exam, optimum) for one in worths)
+    print(f"  expected reward {worths[0]:.4f} alone, {worths[1]:.4f} beside the other one, {worths[2]:.4f} if shared")
+    return first, second, third
+
+
+def _own(count: int, seed: int, pool: Pool, said: Callable[[float], float]) -> Posterior:
+    known, given, random = Posterior(), [], Random(seed)
+    for place, task in enumerate(bandit.problems(count, seed)):
+        one = rated(task, pool, random, known, 1e9 + place)
+        given.append(replace(one, score=said(one.score)))
+        known = learned(known, bandit.SPEC, bandit.workers(), given[-1])
+    return taught(Posterior(), Posterior(), bandit.SPEC, bandit.workers(), given)
+
+
+def _print(name: str, found: Sequence[Sequence[float]]) -> None:
+    for place, look in enumerate(LOOKS):
+        of = [one[place] for one in found]
+        print(f"{name}, {look} ratings after the swap: {mean(of):.0%} is back (worst {min(of):.0%})", flush=True)
+
+
+def main() -> None:
+    """Print the figures."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--recorded", type=Path)
+    parser.add_argument("--seeds", type=int, default=4)
+    given = parser.parse_args()
+    data = read([given.recorded], {}, {}) if given.recorded else None
+    for name, alarm in (("as it is", posteriors.ALARM), ("without detection", math.inf)):
+        with patch.object(posteriors, "ALARM", alarm):
+            _print(f"rehearsal world, {name}", swap_in_the_world(given.seeds))
+            if data is not None:
+                _print(f"recorded outcomes, {name}", swap_in_records(data, given.seeds))
+    for seed in range(given.seeds):
+        shares = poisoning(own=300, foreign=600, seed=seed)
+        told = ", ".join(f"{one:+.2f}" for one in shares)
+        print(f"poisoning, seed {seed}: shares of the gain alone, beside the other tenant, with one posterior: {told}")
+
+
+if __name__ == "__main__":
+    main()
