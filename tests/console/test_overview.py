@@ -4,16 +4,20 @@ import asyncio
 import html
 import re
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import httpx
 import pytest
 
+from app.console.api import Api, Session
+from app.console.app import Console
+from app.console.session import COOKIE
 from app.engine.sealer import Sealer
 from app.gateway.http.api_keys import mint
 from app.process.wiring import Runtime
-from tests.harness.console import SAME_ORIGIN, browsing, sign_in, words
+from tests.harness.console import ORIGIN, SAME_ORIGIN, browsing, sign_in, words
 from tests.harness.in_process import app_over, ask, calling, pool_text, running_service, speak
 from tests.harness.stand_ins import GatewayStandIn
 from tests.stubs import ProviderStub
@@ -72,3 +76,35 @@ async def test_hidden_parts_say_why_and_a_wrong_period_is_named(gateway: Gateway
         assert (wrong.status_code, 'role="alert"' in wrong.text) == (400, True)
         refused = await client.post("/console/verify", data={"size": "1"}, headers=SAME_ORIGIN)
         assert refused.status_code == 403
+
+
+async def test_a_list_that_is_followed_is_patched_to_what_a_fresh_page_shows(opened: Runtime) -> None:
+    key = await wide_key(opened)
+    async with calling(opened) as caller, browsed(opened) as (console, client):
+        await sign_in(client, key)
+        session = Session((("cookie", f"{COOKIE}={client.cookies[COOKIE]}"),))
+        query = {"limit": "20", "live": "1"}
+        async with Api(console).events(session, "GET", "/console/runs", query=query) as patches:
+            assert "There are no runs yet" in (await anext(patches)).data
+            run = (await ask(caller)).json()["baton"]["run"]
+            patch = ""
+            while f"row-{run}" not in patch or ">succeeded<" not in patch:
+                patch = (await anext(patches)).data
+        page = await page_of(client, "/console/runs?limit=20")
+    region = re.search(r'<div id="runs">.*</nav>', patch, re.DOTALL)
+    assert region is not None
+    assert region[0] in page
+
+
+@asynccontextmanager
+async def browsed(opened: Runtime) -> AsyncIterator[tuple[Console, httpx.AsyncClient]]:
+    """A console of the service, and a browser of it."""
+
+    def fail(error: Exception, _path: str) -> None:
+        raise error
+
+    with app_over(opened.gateway) as app:
+        console = Console(app, opened.gateway.peppers, opened.gateway.now, fail)
+        transport = httpx.ASGITransport(console)
+        async with httpx.AsyncClient(transport=transport, base_url=ORIGIN) as client:
+            yield console, client
