@@ -5,6 +5,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from app.core.message.chat import ToolDelta
 from app.core.run.events import Event, Kind
 from app.core.run.trace import Trace
 from app.errors import QueueUnavailable
+from app.stepqueue import redis
 from app.stepqueue.memory import MemoryQueue
 from app.stepqueue.protocol import AGAIN, WHOLE_RUN, Committed, Delta, Live, StepQueue, Stop, Ticket
 from app.stepqueue.redis import RedisQueue
@@ -40,6 +42,11 @@ def open_queue(request: pytest.FixtureRequest) -> Opener:
 
         return in_memory
     url, prefix = request.getfixturevalue("redis_url"), request.getfixturevalue("redis_prefix")
+    # The server is healthy throughout: on a busy machine it may take longer than a second to answer.
+    patch = request.getfixturevalue("monkeypatch")
+    for name in ("SOCKET_SECONDS", "GIVE_UP_SECONDS", "PROBE_SECONDS"):
+        patch.setattr(redis, name, PATIENCE_SECONDS)
+    patch.setattr(redis, "_options", partial(redis._options, answers=PATIENCE_SECONDS))
     return lambda **options: RedisQueue(url, TIERS, lease=LEASE, prefix=prefix, **options)
 
 
