@@ -1,13 +1,13 @@
-"""Sixty worlds, all different, in which every promise is kept; and that they are worlds in which it counts.
+"""Twenty worlds, all different, in which every promise is kept, and what it takes for worlds to count.
 
-`make simulate` plays more of them: five hundred in CI, which must bring every fault, every end and every outcome.
+`make simulate` plays more of them: five hundred in CI, which must bring every fault, every end and every outcome (see
+`Sum.gaps`).
 """
 
 import subprocess
 import sys
 from collections import Counter
 from dataclasses import replace
-from functools import cache
 from random import Random
 
 import pytest
@@ -22,44 +22,15 @@ from tests.simulation.play import play
 from tests.simulation.process import catalog
 from tests.simulation.world import World
 
-SEEDS, AT_ONCE = 60, 10
-
-
-@cache
-def played(chunk: int) -> Sum:
-    """So many seeds, once for all tests of this file."""
-    total = Sum()
-    for seed in range(chunk * AT_ONCE, (chunk + 1) * AT_ONCE):
-        total.add(play(seed))
-    return total
-
-
-@cache
-def everything() -> Sum:
-    """All of them."""
-    total = Sum()
-    for chunk in range(SEEDS // AT_ONCE):
-        total.take(played(chunk))
-    return total
+SEEDS, AT_ONCE = 20, 10
 
 
 @pytest.mark.parametrize("chunk", range(SEEDS // AT_ONCE), ids=lambda chunk: f"{chunk * AT_ONCE}+")
 def test_every_promise_is_kept(chunk: int) -> None:
-    assert played(chunk).failed == {}, "python -m tests.simulation SEED tells the story"
-
-
-@pytest.mark.timeout(300)
-def test_most_faults_happen_and_at_many_awaits() -> None:
-    hits, places = everything().hits, everything().places
-    assert len([site for site in SITES if hits[site]]) >= len(SITES) * 3 // 4
-    assert len({place for _, place in places}) >= 40
-    assert len(places) >= 180
-
-
-@pytest.mark.timeout(300)
-def test_every_end_and_every_outcome_is_reached() -> None:
-    assert everything().states.keys() == ENDED
-    assert everything().outcomes.keys() == OUTCOMES
+    total = Sum()
+    for seed in range(chunk * AT_ONCE, (chunk + 1) * AT_ONCE):
+        total.add(play(seed))
+    assert total.failed == {}, "python -m tests.simulation SEED tells the story"
 
 
 def test_what_did_not_happen_is_a_gap() -> None:
