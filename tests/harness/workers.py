@@ -32,6 +32,8 @@ import pytest
 from _pytest.config import create_terminal_writer
 from _pytest.nodes import Node
 
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+"""numpy's linear algebra, which some tests import, would start a thread for each core as soon as it is loaded."""
 LENGTH: Final = struct.Struct("!I")
 """The length of a message, which comes before it."""
 FILE_NUMBER: Final = struct.Struct("!H")
