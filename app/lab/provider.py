@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from app.core.message.chat import End, Message, Piece, Usage, Words, message_from_json
 from app.core.pool.catalog import Deadlines, ProviderSpec
-from app.errors import WorkerTimeout
+from app.errors import ConfigInvalid, WorkerTimeout
 from app.lab.workers import reply
 from app.lab.world import profiles, seconds
 from app.providers.protocol import ClosableProvider, Request
@@ -36,8 +36,7 @@ class WorldProvider:
         self._seed = spec.options.get("seed", "")
         self._delay = float(spec.options.get("delay", "1"))
         self._calls = count()
-        second = spec.options.get("world") == "2"
-        self._second: SecondWorld | None = resolve_name(SECOND)(self._seed) if second else None
+        self._second = _second(self._seed) if spec.options.get("world") == "2" else None
         self.unsupported = inner.unsupported
 
     def render(self, request: Request) -> bytes:
@@ -78,3 +77,15 @@ class WorldProvider:
     async def close(self) -> None:
         """There is nothing to close but what stands behind."""
         await self._inner.close()
+
+
+def _second(seed: str) -> "SecondWorld":
+    """The workers of the second world. Raises `ConfigInvalid` where numpy is not installed."""
+    try:
+        made: SecondWorld = resolve_name(SECOND)(seed)
+    except ModuleNotFoundError as error:
+        if error.name != "numpy":
+            raise
+        remedy = "`pip install 'baton[lab]'` adds it"
+        raise ConfigInvalid([f'a provider with world = "2" needs numpy, which is not installed; {remedy}']) from None
+    return made

@@ -32,7 +32,7 @@ def settings() -> list[Setting]:
     while len(found) < 2:
         chosen = pool(random)
         if len(chosen) == 3:
-            training = composed.tasks("train", "small", 24)
+            training = composed.tasks("train", "small", 20)
             found.append(Setting(chosen, training, training[:8]))
     return found
 
@@ -66,8 +66,8 @@ def test_regular_expressions_and_a_plan_for_each_domain_do_not_solve_the_world(s
 
 
 def test_classifiers_see_domains_in_texts_that_they_have_not_read() -> None:
-    training = composed.tasks("train", "classes", 160)
-    fresh = composed.tasks("fresh", "classes", 100)
+    training = composed.tasks("train", "classes", 120)
+    fresh = composed.tasks("fresh", "classes", 60)
     truth = texts.domains(fresh)
     for learn in (texts.naive_bayes, texts.neighbours, lambda _: texts.by_regex):
         assert (learn(training)(fresh) == truth).mean() > 0.55

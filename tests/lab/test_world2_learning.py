@@ -17,7 +17,7 @@ from app.lab.world2.workers import pool, workers
 @pytest.fixture(scope="module")
 def reader() -> Reader:
     """A reader of labelled texts."""
-    return Reader(composed.tasks("train", "reader", 500))
+    return Reader(composed.tasks("train", "reader", 400))
 
 
 def test_a_reader_finds_the_parts_and_the_confidence_of_texts_that_it_has_not_seen(reader: Reader) -> None:
@@ -59,7 +59,7 @@ def test_derivatives_are_those_of_small_differences() -> None:
 def test_what_a_learner_fits_is_what_it_then_expects_of_every_shape() -> None:
     """The chances whose derivatives are taken are those by which plans are chosen, for any figures."""
     random = Random(3)
-    learner = Learner(0, [])
+    learner = Learner(0, [], texts=150)
     noise = np.random.default_rng(2)
     learner.figures = {name: array + noise.normal(0, 0.2, array.shape) for name, array in learner.figures.items()}
     chosen = pool(random)
@@ -77,16 +77,16 @@ def test_what_a_learner_fits_is_what_it_then_expects_of_every_shape() -> None:
 
 
 def test_verdicts_teach_what_workers_can_do_beyond_their_cards() -> None:
-    """After 600 executions that always pass for one worker and fail for all others, that worker is believed in."""
+    """After 300 executions that always pass for one worker and fail for all others, that worker is believed in."""
     random = Random(0)
     chosen = pool(random)
-    learner = Learner(0, [chosen])
+    learner = Learner(0, [chosen], texts=150)
     places = [[one.name for one in workers(unseen=False)].index(one.name) for one in chosen]
     read = learner.reader.read(composed.tasks("train", "one", 1)[0])
-    for at in range(600):
+    for at in range(300):
         worker = at % len(places)
         learner._rows.append(Row("solve", read, (places[worker],), passed=worker == 1))
     learner._learn()
     believed = [worker.ability for worker in learner.believed(chosen).pool]
     assert believed.index(max(believed)) == 1
-    assert OptimumByCards().name != LearnedPolicy(learner, 600).name
+    assert OptimumByCards().name != LearnedPolicy(learner, 300).name

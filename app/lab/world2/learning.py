@@ -82,9 +82,9 @@ class Row:
 class Learner:
     """Beliefs, and the executions that they rest on."""
 
-    def __init__(self, seed: int, seen: Sequence[Pool]) -> None:
+    def __init__(self, seed: int, seen: Sequence[Pool], texts: int = READ_TASKS) -> None:
         self._random = Random(f"world-2|learner|{seed}")
-        labelled = [task(self._random, "train") for _ in range(READ_TASKS)]
+        labelled = [task(self._random, "train") for _ in range(texts)]
         self.reader = Reader(labelled)
         self._places = {worker.name: place for place, worker in enumerate(workers(unseen=False))}
         self._pools = [*seen, *[pool(self._random) for _ in range(POOLS)]]
