@@ -48,7 +48,7 @@ POLL_SECONDS = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class ReplayedRun:
     """A run, and its replay or the reason why there is none."""
 
     run: str
@@ -97,7 +97,7 @@ class Batch:
     asked: Asked
     under: Mapping[str, str]
     money: Money
-    pairs: list[Pair] = field(default_factory=list)
+    pairs: list[ReplayedRun] = field(default_factory=list)
     left_out: Counter[str] = field(default_factory=Counter)
 
 
@@ -206,7 +206,7 @@ async def _work(batch: Batch, waiting: list[RunRow]) -> None:
         try:
             pair = await _one(batch, row)
         except BatonError as error:
-            pair = Pair(row.id, refused=error.message)
+            pair = ReplayedRun(row.id, refused=error.message)
         if pair is None:
             batch.left_out["no money left"] += 1
             continue
@@ -215,12 +215,12 @@ async def _work(batch: Batch, waiting: list[RunRow]) -> None:
             _append(Path(batch.asked.out), pair)
 
 
-def _append(path: Path, pair: Pair) -> None:
+def _append(path: Path, pair: ReplayedRun) -> None:
     with path.open("ab") as file:
         file.write(orjson.dumps(pair.to_json()) + b"\n")
 
 
-async def _one(batch: Batch, row: RunRow) -> Pair | None:
+async def _one(batch: Batch, row: RunRow) -> ReplayedRun | None:
     """Replay one run; None if no money is left for it."""
     store = batch.opened.context.store
     earlier = await replays.read(store, await store.journal(row.id))
@@ -237,7 +237,7 @@ async def _one(batch: Batch, row: RunRow) -> Pair | None:
         batch.money.settle(part, cost)
     journals = await store.journal(row.id), await store.journal(again.id)
     ratings = await store.feedback(row.id), await store.feedback(again.id)
-    return Pair(row.id, again.id, await replay.compared(store, journals, ratings, reads=True))
+    return ReplayedRun(row.id, again.id, await replay.compared(store, journals, ratings, reads=True))
 
 
 def _order(batch: Batch, row: RunRow, earlier: replays.Earlier) -> Order:
@@ -347,7 +347,7 @@ def _print(batch: Batch, differences: Sequence[tuple[Paired, Interval | None]]) 
         console.print(_differences(differences))
 
 
-def _cells(pair: Pair) -> tuple[str, ...]:
+def _cells(pair: ReplayedRun) -> tuple[str, ...]:
     found = pair.comparison
     if found is None:
         return pair.run, "refused", "", "", "", "", ""

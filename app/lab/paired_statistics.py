@@ -6,20 +6,12 @@ touch nought, and `holm` makes a family of them honest.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from operator import itemgetter
 from random import Random
 
+from app.core.rating.intervals import Interval as Interval
+
 RESAMPLES = 10_000
-
-
-@dataclass(frozen=True, slots=True)
-class Interval:
-    """A value with the ends of its 95 % interval."""
-
-    value: float
-    low: float
-    high: float
 
 
 def resampled(values: Mapping[str, Sequence[float]], random: Random, times: int = RESAMPLES) -> list[dict[str, float]]:

@@ -27,7 +27,7 @@ from typing import Any
 
 import httpx
 
-from app.core.rating.comparison import Disclosure, RunFigures, figures
+from app.core.rating.comparison import Recipient, RunFigures, figures
 from app.process.wiring import Runtime
 from tests.bench.caps import QUIET, pool_of
 from tests.bench.previews import request
@@ -90,7 +90,7 @@ class Replayed:
         return workers(self.first) != self.second.disclosures
 
 
-def workers(run: RunFigures) -> frozenset[Disclosure]:
+def workers(run: RunFigures) -> frozenset[Recipient]:
     """The disclosures of a run without those to the models that planned."""
     return frozenset([one for one in run.disclosures if one.role == "worker"])
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from app.core.message.chat import Usage
 from app.core.plan.workflow import Access
-from app.core.rating.comparison import Comparison, Disclosure, compare, figures, paired, unknown
+from app.core.rating.comparison import Comparison, Recipient, compare, figures, paired, unknown
 from app.core.rating.feedback import Feedback
 from app.core.run.events import Event, PlanAccepted, PlanOpened, PlanRejected, PlanStep, RunSucceeded, StepQueued
 from app.core.run.facts import Fact
@@ -63,8 +63,8 @@ def test_steps_are_aligned_by_their_place_whatever_was_rejected_before() -> None
 
 def test_who_saw_what_in_one_run_only_is_named() -> None:
     found = compared(chain(), chain("cyd", usd=900))
-    assert found.only_first == (Disclosure("bob", "worker", "1.1", ("user", "1.0")),)
-    assert found.only_second == (Disclosure("cyd", "worker", "1.1", ("user", "1.0")),)
+    assert found.only_first == (Recipient("bob", "worker", "1.1", ("user", "1.0")),)
+    assert found.only_second == (Recipient("cyd", "worker", "1.1", ("user", "1.0")),)
     told = found.to_json()
     assert told["difference"]["cost_usd"] == 0.0006
     assert told["disclosures"]["both"] == 1
@@ -77,7 +77,7 @@ def test_who_saw_what_in_one_run_only_is_named() -> None:
 def test_a_planning_call_is_a_disclosure_to_the_conductor() -> None:
     first = numbered(admission(), opened(0, 0), intent("p", None, worker="planner"), outcome("p", None))
     second = numbered(admission())
-    assert compared(first, second).only_first == (Disclosure("planner", "conductor", "", ("user",)),)
+    assert compared(first, second).only_first == (Recipient("planner", "conductor", "", ("user",)),)
 
 
 def test_without_texts_nothing_is_said_of_answers_and_outputs() -> None:

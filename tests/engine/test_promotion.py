@@ -9,8 +9,8 @@ from app.core.pool.catalog import PromotionSpec
 from app.core.pool.conductor_versions import Change, standings
 from app.core.rating.promotion import (
     Evidence,
-    Pair,
     Seen,
+    ShadowedRun,
     apart,
     breaches,
     conditions,
@@ -45,13 +45,13 @@ def run(name: str, usd: int = 100, seconds: float = 1.0, *, right: bool = True, 
     )
 
 
-def pairs(count: int, rise: float) -> list[Pair]:
+def pairs(count: int, rise: float) -> list[ShadowedRun]:
     """Pairs whose shadow costs more by this share; prices differ from pair to pair."""
     found = []
     for number in range(count):
         usd = 1_000 + number % 7 * 100
         live, shadow = run(f"live{number}", usd), run(f"shadow{number}", round(usd * (1 + rise)))
-        found.append(Pair(live, shadow))
+        found.append(ShadowedRun(live, shadow))
     return found
 
 
@@ -77,7 +77,7 @@ def test_a_condition_holds_or_is_breached_only_beyond_chance() -> None:
 
 
 def test_wrong_and_degraded_runs_are_breaches_in_pairs_and_apart() -> None:
-    worse = [Pair(run(f"a{n}"), run(f"b{n}", right=False, degraded=True)) for n in range(60)]
+    worse = [ShadowedRun(run(f"a{n}"), run(f"b{n}", right=False, degraded=True)) for n in range(60)]
     live, candidate = [one.live for one in worse], [one.shadow for one in worse]
     for evidence in (paired(worse), apart(live, candidate)):
         found = outcomes(evidence)

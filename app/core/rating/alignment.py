@@ -28,7 +28,7 @@ def unread(_ref: str) -> str:
 
 
 @record(frozen=True, slots=True)
-class Pair:
+class AlignedSteps:
     """Two steps side by side, each with its place in its run; None where a run has no such step."""
 
     first: tuple[str, StepFigures] | None
@@ -89,7 +89,7 @@ class SideBySide:
     first: RunFigures
     second: RunFigures
     same_answer: bool | None
-    pairs: tuple[Pair, ...]
+    pairs: tuple[AlignedSteps, ...]
 
     def to_json(self) -> dict[str, Any]:
         """Both runs in plain JSON values."""
@@ -121,21 +121,21 @@ def side_by_side(
             there, by = matched[place]
             pairs.append(_pair((place, step), (there, second.steps[there]), by, moved, same))
         else:
-            pairs.append(Pair((place, step), None, "alone", same_output=None))
+            pairs.append(AlignedSteps((place, step), None, "alone", same_output=None))
     alone = [(place, step) for place, step in second.steps.items() if place not in moved]
-    pairs += [Pair(None, one, "alone", same_output=None) for one in alone]
+    pairs += [AlignedSteps(None, one, "alone", same_output=None) for one in alone]
     answers = same(first.answer, second.answer) if first.answer and second.answer else None
     return SideBySide(first, second, answers, tuple(pairs))
 
 
 def _pair(
     one: tuple[str, StepFigures], other: tuple[str, StepFigures], by: Alignment, moved: Mapping[str, str], same: Same
-) -> Pair:
+) -> AlignedSteps:
     """Two aligned steps. `moved` has the places of the second run's steps in the first run."""
     here = {place: place if place == USER else moved.get(place, "") for place in other[1].access}
     lost = tuple(sorted(set(one[1].access) - set(here.values())))
     gained = tuple(sorted([place for place, as_first in here.items() if as_first not in one[1].access]))
-    return Pair(one, other, by, _same(one[1].output, other[1].output, same), lost, gained)
+    return AlignedSteps(one, other, by, _same(one[1].output, other[1].output, same), lost, gained)
 
 
 def _matched(

@@ -42,7 +42,7 @@ def unknown(_first: str, _second: str) -> bool | None:
 
 
 @record(frozen=True, slots=True)
-class Disclosure:
+class Recipient:
     """A recipient of words of the run, and what it was shown: the caller's words, or the outputs of steps."""
 
     recipient: str
@@ -117,7 +117,7 @@ class RunFigures:
     """The mean of the latest score from each source, by kind of rating."""
     steps: Mapping[str, StepFigures]
     """By place."""
-    disclosures: frozenset[Disclosure]
+    disclosures: frozenset[Recipient]
 
     @property
     def score(self) -> float | None:
@@ -214,12 +214,12 @@ def _step(state: RunState, step: StepState, planned: str, at: Mapping[int, str])
     )
 
 
-def _disclosure(intent: CallIntended, at: Mapping[int, str]) -> Disclosure:
+def _disclosure(intent: CallIntended, at: Mapping[int, str]) -> Recipient:
     saw = _saw(Access(intent.access.user, seen_steps(intent)), at)
     if intent.n is not None:
-        return Disclosure(intent.worker, "worker", at[intent.n], saw)
+        return Recipient(intent.worker, "worker", at[intent.n], saw)
     role: Role = "embedder" if intent.template == EMBEDS else "conductor"
-    return Disclosure(intent.worker, role, "", saw)
+    return Recipient(intent.worker, role, "", saw)
 
 
 def _saw(access: Access, at: Mapping[int, str]) -> tuple[str, ...]:
@@ -262,12 +262,12 @@ class Comparison:
     steps: tuple[AlignedStep, ...]
 
     @property
-    def only_first(self) -> tuple[Disclosure, ...]:
+    def only_first(self) -> tuple[Recipient, ...]:
         """The disclosures of the first run that the second one has not."""
         return _sorted(self.first.disclosures - self.second.disclosures)
 
     @property
-    def only_second(self) -> tuple[Disclosure, ...]:
+    def only_second(self) -> tuple[Recipient, ...]:
         """The disclosures of the second run that the first one has not."""
         return _sorted(self.second.disclosures - self.first.disclosures)
 
@@ -317,7 +317,7 @@ def _numbers(place: str) -> tuple[tuple[int, str], ...]:
     return tuple([(int(part), "") if part.isdecimal() else (-1, part) for part in place.split(".")])
 
 
-def _sorted(these: Iterable[Disclosure]) -> tuple[Disclosure, ...]:
+def _sorted(these: Iterable[Recipient]) -> tuple[Recipient, ...]:
     return tuple(sorted(these, key=lambda one: (one.role, one.place, one.recipient, one.saw)))
 
 

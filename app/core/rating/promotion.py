@@ -46,7 +46,7 @@ class Seen:
 
 
 @record(frozen=True, slots=True)
-class Pair:
+class ShadowedRun:
     """A live run and its shadow. `same_answer` is None where that is not known."""
 
     live: Seen
@@ -144,7 +144,7 @@ class Evidence:
 NO_EVIDENCE: Final = Evidence("paired", 0, {})
 
 
-def paired(pairs: Sequence[Pair]) -> Evidence:
+def paired(pairs: Sequence[ShadowedRun]) -> Evidence:
     """Compare runs with their shadows."""
     judged = [(pair, pair.verdicts) for pair in pairs]
     verdicts = [(pair, one) for pair, one in judged if one is not None]
@@ -161,10 +161,10 @@ def paired(pairs: Sequence[Pair]) -> Evidence:
     return Evidence("paired", len(pairs), {name: one for name, one in found.items() if one is not None})
 
 
-Values = Sequence[tuple[Pair, tuple[float, float]]]
+Values = Sequence[tuple[ShadowedRun, tuple[float, float]]]
 
 
-def _both(pairs: Sequence[Pair], of: Callable[[Seen], float]) -> Values:
+def _both(pairs: Sequence[ShadowedRun], of: Callable[[Seen], float]) -> Values:
     return [(pair, (of(pair.live), of(pair.shadow))) for pair in pairs]
 
 

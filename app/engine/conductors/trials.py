@@ -19,8 +19,8 @@ from app.core.rating.promotion import (
     NO_EVIDENCE,
     Condition,
     Evidence,
-    Pair,
     Seen,
+    ShadowedRun,
     apart,
     conditions,
     paired,
@@ -55,7 +55,7 @@ class Tried:
     """The shadows of a tier under one subject, such as `tier baton-next` or `conductor mine-1a2b3c`."""
 
     subject: str
-    pairs: tuple[Pair, ...] = ()
+    pairs: tuple[ShadowedRun, ...] = ()
     plans: int = 0
     """Shadows that were only planned; they are in no pair."""
     valid_plans: int = 0
@@ -120,7 +120,7 @@ def _with(tried: Tried, shadow: JournaledRun, origin: JournaledRun | None) -> Tr
     if _admitted(shadow).preview:
         valid = shadow.state == "succeeded" and any(facts(shadow.events, PlanAccepted)) and not shadow.degraded
         return replace(tried, plans=tried.plans + 1, valid_plans=tried.valid_plans + valid)
-    return replace(tried, pairs=(*tried.pairs, Pair(seen(origin), seen(shadow))))
+    return replace(tried, pairs=(*tried.pairs, ShadowedRun(seen(origin), seen(shadow))))
 
 
 async def _compared(runs: Runs, tried: Tried) -> Tried:
@@ -134,7 +134,7 @@ async def _compared(runs: Runs, tried: Tried) -> Tried:
     return replace(tried, pairs=tuple(pairs))
 
 
-async def _same(runs: Runs, pair: Pair) -> bool | None:
+async def _same(runs: Runs, pair: ShadowedRun) -> bool | None:
     """True if both answers are the same text but for case, spaces and the last full stop; None if one was erased."""
     texts = []
     for one in (pair.live, pair.shadow):
@@ -302,7 +302,7 @@ def _reported(tier: Tier, tried: Tried) -> dict[str, Any]:
     }
 
 
-def _new_recipients(pairs: Sequence[Pair]) -> dict[str, int]:
+def _new_recipients(pairs: Sequence[ShadowedRun]) -> dict[str, int]:
     """The recipients of the caller's words in a shadow and not in its run, each with the number of such pairs."""
     counts = Counter(name for pair in pairs for name in pair.shadow.recipients - pair.live.recipients)
     return dict(sorted(counts.items()))

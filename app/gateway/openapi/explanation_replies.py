@@ -109,7 +109,7 @@ class ApprovalExplained(Reply):
     """The approver's reason."""
 
 
-class Saw(Reply):
+class StepSaw(Reply):
     """The sources of the messages of a step's worker, besides its subtask."""
 
     user: bool
@@ -117,7 +117,7 @@ class Saw(Reply):
     tool_results: int
 
 
-class Withheld(Reply):
+class StepWithheld(Reply):
     """The words and outputs that a plan could have shown to a step and did not."""
 
     user: bool
@@ -153,8 +153,8 @@ class ExplainedStep(Reply):
     nested: bool
     probability: float | None
     reason: Reason
-    saw: Saw
-    withheld: Withheld
+    saw: StepSaw
+    withheld: StepWithheld
     calls: list[ExplainedCall]
     call_count: int
     failed_calls: int
