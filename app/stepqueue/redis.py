@@ -260,8 +260,11 @@ class RedisQueue:
         self._breaker.close()
         for subscriber in self._subscribers:
             subscriber.stop()
-        for reader in self._readers:
+        readers = tuple(self._readers)
+        for reader in readers:
             reader.cancel()
+        if readers:  # one that is connecting would leave its connection behind those that are closed below
+            await asyncio.wait(readers, timeout=GIVE_UP_SECONDS)
         with suppress(TimeoutError):
             async with asyncio.timeout(GIVE_UP_SECONDS):
                 await self._idle.wait()
