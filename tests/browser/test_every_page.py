@@ -15,9 +15,10 @@ LEVELS = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]
 PHONE = {"width": 360, "height": 740}
 DESKTOP = {"width": 1280, "height": 800}
 PAGES = [
+    "/console?period=hour",
     "/console/playground",
     "/console/plans",
-    "/console/runs",
+    "/console/runs?limit=50",
     "/console/runs/{run}",
     "/console/runs/{run}?step=2&by=money",
     "/console/runs/{run}?t=0.01",
