@@ -1,0 +1,333 @@
+"""How fast the console is: `python -m tests.bench.console [--runs 10000] [--live 50] [--browser /usr/bin/chromium]`.
+
+A gateway and an engine over Postgres and Redis carry out one run of a hundred steps (four rounds of 25) and one of
+three; the latter is copied until there are so many runs, spread over thirty days. Then, of each page, the time that the
+server takes (through HTTP, one request after the other), and with `--browser` its first paint in Chromium; the
+processor's time of the gateway while so many live pages are open and nothing happens; and the patches that one of them
+gets in a second while a run is busy.
+"""
+
+import argparse
+import asyncio
+import re
+import statistics
+import sys
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import asyncpg
+import httpx
+import psutil
+from sqlalchemy.engine import make_url
+
+from app.store.sqlkit.migrate import migrate
+from tests.browser.distributed import Service, serving
+from tests.harness import servers
+from tests.harness.processes import KEY
+from tests.integration import installation
+from tests.stubs import Reply, Stall, plan_reply
+from tests.stubs.control import StubControl, stub_process
+
+ROUNDS, STEPS = 4, 25
+DAYS_SECONDS = 30 * 86_400.0
+WARM_UP = 3
+LOOKS = 30
+IDLE_SECONDS = 10.0
+BUSY_SECONDS = 5.0
+LOOK_SECONDS = 25.0
+"""Longer than a stream is silent: its server sends a ping."""
+COPIED = ("runs", "events", "tags", "disclosures", "feedback")
+"""The tables of which a run's rows are copied."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How long something took, in milliseconds."""
+
+    name: str
+    times: Sequence[float]
+
+    def __str__(self) -> str:
+        ordered = sorted(self.times)
+        p95 = ordered[min(int(0.95 * len(ordered)), len(ordered) - 1)]
+        return (
+            f"{self.name:<44} median {statistics.median(ordered):7.1f} ms   p95 {p95:7.1f}   longest {ordered[-1]:7.1f}"
+        )
+
+
+@contextmanager
+def service() -> Iterator[tuple[Service, str]]:
+    """The distributed service, with a tier whose runs have a hundred steps."""
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        stub = stack.enter_context(stub_process())
+        postgres, redis = stack.enter_context(servers.postgres()), stack.enter_context(servers.redis())
+        name = f"console_{uuid.uuid4().hex[:8]}"
+        asyncio.run(installation.execute(postgres.url, f"CREATE DATABASE {name}"))
+        url = make_url(postgres.url).set(database=name).render_as_string(hide_password=False)
+        migrate(url)
+        stack.enter_context(_large_tier(stub))
+        yield stack.enter_context(serving(folder, stub, url, redis.url)), url
+
+
+@contextmanager
+def _large_tier(stub: StubControl) -> Iterator[None]:
+    """Let the pool file of the service have limits for runs of a hundred steps."""
+    usual = installation.pool
+
+    def pool(given: StubControl) -> str:
+        limits = f"limits = {{ seconds = 600, steps = {STEPS}, rounds = {ROUNDS}, tokens = 10000000, usd = 100 }}"
+        whole = usual(given)
+        at = whole.rindex("limits = {")
+        return whole[:at] + limits + "\n"
+
+    installation.pool = pool
+    try:
+        yield
+    finally:
+        installation.pool = usual
+
+
+def largest(made: Service) -> str:
+    """Carry out the run of a hundred steps; return its id."""
+    steps = [(n % 3, f"Do part {n}.", ["user", *range(max(0, n - 3), n)]) for n in range(STEPS)]
+    made.stub.always("planner", plan_reply(*steps))
+    return str(made.caller.whole("baton-ultra", "A long task.")[1]["baton"]["run"])
+
+
+def smaller(made: Service) -> str:
+    """Carry out a run of three steps, whose answer the conductor accepts; return its id."""
+    made.stub.clear()
+    made.stub.script("planner", installation.TREE, plan_reply())
+    return str(made.caller.whole("baton-ultra", "A task.")[1]["baton"]["run"])
+
+
+async def copied(url: str, run: str, count: int) -> None:
+    """Copy the rows of a run so often, admitted at times that are spread over thirty days."""
+    connection = await asyncpg.connect(url)
+    try:
+        for table in COPIED:
+            rows = await connection.fetch(
+                "SELECT column_name, is_identity, column_default FROM information_schema.columns "
+                "WHERE table_name = $1 AND is_generated = 'NEVER' ORDER BY ordinal_position",
+                table,
+            )
+            names = [row["column_name"] for row in rows if row["is_identity"] == "NO" and "nextval" not in str(row[2])]
+            shown = [_copied(table, name) for name in names]
+            key = "id" if table == "runs" else "run"
+            await connection.execute(
+                f"INSERT INTO {table} ({', '.join(names)}) SELECT {', '.join(shown)} "
+                f"FROM {table} t, generate_series(1, {count}) AS n WHERE t.{key} = '{run}'"
+            )
+        await connection.execute("ANALYZE")
+    finally:
+        await connection.close()
+
+
+def _copied(table: str, column: str) -> str:
+    """The SQL of a column of a copy: another run, and everything that is a time as much earlier."""
+    name = "'run_copy' || lpad(n::text, 9, '0')"
+    if column == ("id" if table == "runs" else "run"):
+        return name
+    if column in ("created_at", "ended_at", "deadline", "at", "updated_at"):
+        return f"t.{column} - (n * {DAYS_SECONDS} / 10000.0)"
+    if column in ("id", "call") and table in ("feedback", "disclosures"):
+        return f"t.{column} || n::text"
+    return f"t.{column}"
+
+
+def signed_in(url: str) -> httpx.Client:
+    """A client that has signed in to the console."""
+    client = httpx.Client(base_url=url, trust_env=False, timeout=60)
+    client.post("/console/sign-in", data={"key": KEY}, headers={"sec-fetch-site": "same-origin"})
+    return client
+
+
+def addresses(large: str, small: str) -> dict[str, str]:
+    """The pages by name."""
+    return {
+        "overview": "/console",
+        "overview of 30 days": "/console?period=month",
+        "list of runs": "/console/runs",
+        "list of runs, filtered": "/console/runs?state=succeeded&tier=baton-ultra",
+        "run of three steps": f"/console/runs/{small}?step=2",
+        "run of a hundred steps": f"/console/runs/{large}",
+        "its step 50": f"/console/runs/{large}?step=50",
+        "its middle, by money": f"/console/runs/{large}?t=0.3&by=money",
+        "its explanation": f"/console/runs/{large}/explain",
+        "compared with another run": f"/console/compare?a={large}&b={small}",
+        "playground": "/console/playground",
+        "plans": "/console/plans",
+        "approvals": "/console/approvals",
+    }
+
+
+def served(client: httpx.Client, name: str, address: str) -> Pace:
+    """The server's time of a page."""
+    times = []
+    for look in range(WARM_UP + LOOKS):
+        began = time.perf_counter()
+        reply = client.get(address, follow_redirects=True)
+        if look >= WARM_UP:
+            times.append((time.perf_counter() - began) * 1000)
+        if reply.status_code != 200:
+            sys.exit(f"{address}: {reply.status_code}")
+    return Pace(f"{name} ({len(reply.content) / 1024:,.0f} kB)", times)
+
+
+def painted(program: str, url: str, pages: dict[str, str]) -> list[Pace]:
+    """The first paint of each page, without a cache of documents."""
+    from playwright.sync_api import sync_playwright
+
+    found = []
+    with sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=program, chromium_sandbox=False, args=["--disable-gpu"])
+        page = browser.new_page(base_url=url)
+        page.goto("/console/sign-in")
+        page.fill("#key", KEY)
+        page.click("button.main")
+        for name, address in pages.items():
+            times = []
+            for _ in range(8):
+                page.goto(address)
+                page.wait_for_load_state()
+                script = "performance.getEntriesByName('first-contentful-paint')[0]?.startTime ?? -1"
+                page.wait_for_function(f"() => ({script}) >= 0")
+                times.append(page.evaluate(script))
+            found.append(Pace(name, times[1:]))
+        browser.close()
+    return found
+
+
+class LivePages:
+    """Open live pages, each of which counts its patches."""
+
+    def __init__(self, client: httpx.Client, address: str, count: int) -> None:
+        self.patches: list[list[float]] = [[] for _ in range(count)]
+        self._client = client
+        page = client.get(address).text
+        found = re.search(r'hx-sse:connect="([^"]*)"', page)
+        if found is None:
+            sys.exit(f"{address} has nothing live")
+        self._address = found[1].replace("&amp;", "&")
+        self._left = threading.Event()
+        self._threads = [threading.Thread(target=self._follow, args=(n,), daemon=True) for n in range(count)]
+
+    def __enter__(self) -> "LivePages":
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._left.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _follow(self, n: int) -> None:
+        given = {"base_url": self._client.base_url, "cookies": self._client.cookies, "trust_env": False}
+        own = httpx.Client(**given, timeout=LOOK_SECONDS)  # type: ignore[arg-type]
+        with own, own.stream("GET", self._address) as reply:
+            lines = reply.iter_lines()
+            while not self._left.is_set():
+                try:
+                    line = next(lines)
+                except (StopIteration, httpx.ReadTimeout):
+                    return
+                if line.startswith("id: "):
+                    self.patches[n].append(time.monotonic())
+
+
+def core_share(process: int, seconds: float) -> float:
+    """The share of a core that a process uses within so many seconds."""
+    watched = psutil.Process(process)
+    before = watched.cpu_times()
+    time.sleep(seconds)
+    after = watched.cpu_times()
+    return (after.user + after.system - before.user - before.system) / seconds
+
+
+def most_in_a_second(moments: Sequence[float]) -> int:
+    """The most patches of one page within any second."""
+    return max([sum(1 for other in moments if 0 <= other - one < 1.0) for one in moments], default=0)
+
+
+def live(made: Service, client: httpx.Client, count: int) -> None:
+    """Print what live pages cost while nothing happens, and how many patches a busy run makes."""
+    pid = made.gateway.pid
+    alone = core_share(pid, IDLE_SECONDS)
+    made.stub.always("planner", plan_reply((0, "Wait.", ["user"])))
+    for worker in installation.WORKERS:
+        made.stub.always(worker, Reply(chunks=("word ",) * 3, fault=Stall(after=1)))
+    background = threading.Thread(target=lambda: _asked(made), daemon=True)
+    background.start()
+    run = _newest_open(made)
+    for name, address in (("one run that waits", f"/console/runs/{run}"), ("the list of runs", "/console/runs")):
+        try:
+            with LivePages(client, address, count):
+                time.sleep(2.0)
+                with_pages = core_share(pid, IDLE_SECONDS)
+        except SystemExit as error:
+            print(error)
+            continue
+        print(f"{count} live pages of {name}: {100 * (with_pages - alone):+.1f} % of a core while nothing happens")
+    made.stub.always("planner", plan_reply(*[(n, f"Do part {n}.", ["user"]) for n in range(3)]))
+    for worker in installation.WORKERS:
+        made.stub.always(worker, Reply(chunks=("word ",) * 100, gap=0.01))
+    again = threading.Thread(target=lambda: _asked(made), daemon=True)
+    again.start()
+    run = _newest_open(made, run)
+    with LivePages(client, f"/console/runs/{run}", 1) as pages:
+        time.sleep(BUSY_SECONDS)
+    print(f"patches of one page in a second: at most {most_in_a_second(pages.patches[0])}")
+
+
+def _asked(made: Service) -> None:
+    made.caller.http.post(
+        "/v1/chat/completions",
+        json={"model": "baton-ultra", "messages": [{"role": "user", "content": "Wait."}]},
+        timeout=300,
+    )
+
+
+def _newest_open(made: Service, but: str = "") -> str:
+    """The id of the newest run that is open, other than one."""
+    for _ in range(100):
+        rows = made.caller.read("/v1/runs", limit=5)["data"]
+        found = [str(row["id"]) for row in rows if row["ended_at"] is None and row["id"] != but]
+        if found:
+            return found[0]
+        time.sleep(0.1)
+    sys.exit("no run is open")
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--runs", type=int, default=10_000)
+    parser.add_argument("--live", type=int, default=50)
+    parser.add_argument("--browser", default="", help="Chromium's program, for first paints")
+    given = parser.parse_args()
+    with service() as (made, url):
+        large = largest(made)
+        small = smaller(made)
+        asyncio.run(copied(url, small, given.runs))
+        client = signed_in(made.url)
+        pages = addresses(large, small)
+        print(f"{given.runs:,} runs; the server's time of a page, over HTTP:")
+        for name, address in pages.items():
+            print("  ", served(client, name, address))
+        if given.browser:
+            print("first contentful paint:")
+            for pace in painted(given.browser, made.url, pages):
+                print("  ", pace)
+        live(made, client, given.live)
+
+
+if __name__ == "__main__":
+    main()
