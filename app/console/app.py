@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.console import admin, approvals, overview, plans, playground, run, runs
 from app.console.api import Api, ApiError, Session
-from app.console.pages import HEADERS, THEME_COOKIE, THEMES, Pages, Place, form, to
+from app.console.pages import HEADERS, SMALL_FORM_BYTES, THEME_COOKIE, THEMES, Pages, Place, form, to
 from app.console.session import PATH, Sessions, is_https, may_change
 
 FILES: Final = Path(__file__).parent / "static"
@@ -142,7 +142,7 @@ def _signing(pages: Pages) -> list[Route]:
             return pages.failure(request, 403, "The request did not come from a page of this console.")
         following = PATH
         try:
-            given = await form(request)
+            given = await form(request, SMALL_FORM_BYTES)
             following, key = _next(given.get("next", "")), given.get("key", "").strip()
             await pages.api.get(Session((("authorization", f"Bearer {key}"),)), "/v1/me")
         except ApiError as error:
@@ -159,7 +159,10 @@ def _signing(pages: Pages) -> list[Route]:
     async def choose_theme(request: Request) -> Response:
         if not may_change(request):
             return pages.failure(request, 403, "The request did not come from a page of this console.")
-        given = await form(request)
+        try:
+            given = await form(request, SMALL_FORM_BYTES)
+        except ApiError as error:
+            return pages.failure(request, error.status, error.message)
         reply = RedirectResponse(_next(given.get("next", "")), 303, HEADERS)
         if given.get("theme") in THEMES:
             secure = is_https(request)

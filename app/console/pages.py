@@ -5,6 +5,7 @@ sign-in page, a request that changes something must come from the console itself
 page with the API's own words.
 """
 
+import asyncio
 import secrets
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
@@ -37,6 +38,12 @@ THEME_COOKIE: Final = "baton_theme"
 THEMES: Final = ("auto", "light", "dark")
 FORM_BYTES: Final = 2 << 20
 """The largest form that is read."""
+FORM_FIELDS: Final = 2_000
+"""The most fields of a form: to read hundreds of thousands takes a second of the whole process."""
+FORM_SECONDS: Final = 30.0
+"""The longest time until a form has come."""
+SMALL_FORM_BYTES: Final = 16 << 10
+"""The largest form of somebody who is not signed in."""
 
 Page = Callable[[Request, Session], Awaitable[Any]]
 
@@ -107,23 +114,40 @@ class Pages:
         return RedirectResponse(f"{PATH}/sign-in?next={quote(back)}", 303, HEADERS)
 
 
-async def form(request: Request) -> dict[str, str]:
-    """The fields of a form, each with its last value. Raises `ApiError` if it is too large."""
-    return {name: values[-1] for name, values in (await form_lists(request)).items()}
+async def form(request: Request, most: int = FORM_BYTES) -> dict[str, str]:
+    """The fields of a form of at most so many bytes, each with its last value. Raises `ApiError` as `form_lists`."""
+    return {name: values[-1] for name, values in (await form_lists(request, most)).items()}
 
 
-async def form_lists(request: Request) -> dict[str, list[str]]:
-    """The fields of a form, each with all of its values. Raises `ApiError` if it is too large."""
+async def form_lists(request: Request, most: int = FORM_BYTES) -> dict[str, list[str]]:
+    """The fields of a form, each with all of its values. Raises `ApiError` if it is too large or too slow."""
+    try:
+        async with asyncio.timeout(FORM_SECONDS):
+            body = await _form_body(request, most)
+    except TimeoutError:
+        message = f"The form has not come within {FORM_SECONDS:.0f} seconds."
+        raise ApiError(408, {"error": {"code": "timeout", "message": message}}) from None
+    try:
+        pairs = parse_qsl(body, keep_blank_values=True, max_num_fields=FORM_FIELDS)
+    except ValueError:
+        raise _too_large(f"The form has more than {FORM_FIELDS:,} fields.") from None
+    found: dict[str, list[str]] = {}
+    for name, value in pairs:
+        found.setdefault(name, []).append(value.replace("\r\n", "\n"))
+    return found
+
+
+async def _form_body(request: Request, most: int) -> str:
     body = bytearray()
     async for part in request.stream():
         body += part
-        if len(body) > FORM_BYTES:
-            message = f"The form is larger than {FORM_BYTES:,} bytes."
-            raise ApiError(413, {"error": {"code": "request_too_large", "message": message}})
-    found: dict[str, list[str]] = {}
-    for name, value in parse_qsl(body.decode(errors="replace"), keep_blank_values=True):
-        found.setdefault(name, []).append(value.replace("\r\n", "\n"))
-    return found
+        if len(body) > most:
+            raise _too_large(f"The form is larger than {most:,} bytes.")
+    return body.decode(errors="replace")
+
+
+def _too_large(message: str) -> ApiError:
+    return ApiError(413, {"error": {"code": "request_too_large", "message": message}})
 
 
 def to(path: str) -> RedirectResponse:

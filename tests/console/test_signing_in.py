@@ -119,3 +119,13 @@ async def test_a_refusal_of_the_api_is_a_page(gateway: GatewayStandIn) -> None:
         reply = await client.get("/console/runs")
     assert reply.status_code == 403
     assert "sign in with one that has the scope" in words(reply.text)
+
+
+@pytest.mark.parametrize("path", ["sign-in", "theme"])
+@pytest.mark.parametrize("body", ["key=" + "a" * 20_000, "a=&" * 2_001])
+async def test_strangers_cannot_make_the_service_read_large_forms(
+    gateway: GatewayStandIn, path: str, body: str
+) -> None:
+    async with browsing(gateway.app) as client:
+        headers = SAME_ORIGIN | {"content-type": "application/x-www-form-urlencoded"}
+        assert (await client.post(f"/console/{path}", content=body, headers=headers)).status_code == 413
