@@ -13,7 +13,7 @@ from app.console.api import Api, Session
 from app.core.run.events import Kind
 from app.gateway.runs import run_lists
 from app.process.wiring import Runtime
-from app.store.protocol import Projection
+from app.store.protocol import Actor, Projection
 from tests.conformance.entries import admitted
 from tests.harness.in_process import app_over, calling, pool_text, running_service
 from tests.harness.raw_facts import Raw
@@ -104,3 +104,18 @@ async def test_a_stream_of_a_list_needs_the_scope_and_a_place(opened: Runtime, m
         assert (await client.get("/v1/runs/live?tenant=other")).json()["error"]["param"] == "tenant"
         assert (await client.head("/v1/runs/live")).headers["content-type"].startswith("text/event-stream")
         assert (await client.get("/v1/runs/live", headers={"authorization": "Bearer no"})).status_code == 401
+
+
+async def test_a_stream_of_a_list_that_changes_without_a_pause_ends_with_its_key(opened: Runtime) -> None:
+    await begin(opened, "run_10")
+    ticks = [0.0]
+    context = replace(opened.gateway, tick=lambda: ticks[0], key_ttl=0.0)
+    async with calling(opened) as client:
+        key = client.headers["authorization"]
+        with app_over(context) as app:
+            async with Api(app).events(Session((("authorization", key),)), "GET", "/v1/runs/live") as events:
+                assert (await anext(events)).name == "page"
+                await context.store.revoke_key(key.split("_")[1], context.now(), by=Actor("test", "command"))
+                ticks[0] += context.ping
+                await begin(opened, "run_11")
+                assert await anext(events, None) is None

@@ -288,6 +288,7 @@ class LiveList(Response):
         self._page = page
         self._first = first
         self._seconds = seconds
+        self._opened_at = pages.context.tick()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Write the stream until the client disconnects."""
@@ -312,14 +313,17 @@ class LiveList(Response):
         await _send(send, _event("page", self._first[1]))
 
     async def _write(self, send: Send) -> None:
-        changes = self._pages.context.runs.changes
+        context = self._pages.context
+        changes, checked = context.runs.changes, self._opened_at
         number, page = self._first
         known = _by_id(page)
         while True:
-            latest = await changes.after(number, self._pages.context.ping)
-            if latest == number:
+            latest = await changes.after(number, context.ping)
+            if latest == number or context.tick() - checked >= context.ping:  # also where no pause ever comes
                 if not await self._pages.may_go_on(self._request):
                     return
+                checked = context.tick()
+            if latest == number:
                 await _send(send, PING)
                 continue
             try:
