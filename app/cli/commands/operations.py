@@ -75,6 +75,19 @@ def _database(root: Group) -> None:
 
 
 def _checks(root: Group) -> None:
+    @root.add("top", "top", "baton top", "baton top --once --period hour", "baton top --json")
+    @option(
+        "--period", type=click.Choice(["hour", "day", "week", "month"]), default="day", help="The length of the period."
+    )
+    @option("--tenant", metavar="TENANT", help="Only runs of this tenant (default: of every tenant).")
+    @flag("--once", help="Print it once, as is done where standard output is not a terminal.")
+    @AS_JSON
+    def top() -> None:
+        """Show what runs, what it costs and what fails, every two seconds.
+
+        Reads the configured database: `GET /v1/overview` knows the breakers and the conductors as well.
+        """
+
     @root.add("config", "settings", "baton config", "baton config --pool pool.toml --json")
     @in_order(POOL, AS_JSON)
     def config() -> None:

@@ -13,7 +13,7 @@ import orjson
 from fastapi import APIRouter, Query
 from starlette.responses import Response
 
-from app.core.pool.catalog import MILLION
+from app.core.pool.catalog import MILLION, Price
 from app.core.pool.conductor_versions import Standing, standings
 from app.core.transparency.notes import NoteInvalid, parse_checkpoint
 from app.errors import InvalidRequest, Overloaded
@@ -23,7 +23,7 @@ from app.gateway.http.context import GatewayContext
 from app.gateway.openapi import operations, overview_replies
 from app.gateway.runs import overview
 from app.gateway.wire import query
-from app.store.protocol import Period
+from app.store.protocol import Period, RunLists, Store
 
 MOST_RUNS: Final = 20_000
 """The newest runs that one overview is about."""
@@ -43,6 +43,7 @@ PERIODS: Final[Mapping[str, tuple[float, int]]] = {
 }
 """The length of each period in seconds, and the number of its buckets."""
 SHARED: Final = "All tenants share it: only a key of all tenants sees it."
+PROCESS: Final = "Only a process of the service knows it: ask `GET /v1/overview`."
 LACKING: Final = "The key lacks the scope `{}`."
 Json = dict[str, Any]
 
@@ -76,18 +77,26 @@ def routes(context: GatewayContext, keys: Keys) -> APIRouter:
 
 
 async def _overview(context: GatewayContext, asked: query.OverviewFilters, caller: Caller) -> Json:
-    until = context.now() if asked.until is None else asked.until
+    prices = {name: worker.price for name, worker in context.catalog().workers.items() if worker.priced}
+    lists = context.store.of_tenant(caller.tenant).lists
+    of_caller = asked.model_copy(update={"tenant": caller.tenant or asked.tenant})
+    shown = await figures(lists, of_caller, context.now(), prices)
+    return shown | await _shared(context, caller, shown["tenant"])
+
+
+async def figures(lists: RunLists, asked: query.OverviewFilters, now: float, prices: Mapping[str, Price]) -> Json:
+    """The part of an overview that is about the runs of a tenant, or of all, and about their calls."""
+    until = now if asked.until is None else asked.until
     seconds, buckets = PERIODS[asked.period]
     period = Period(
-        tenant=caller.tenant or asked.tenant,
+        tenant=asked.tenant,
         since=until - seconds,
         until=until,
         buckets=buckets,
         most_runs=MOST_RUNS,
         most_calls=MOST_CALLS,
     )
-    found = await context.store.of_tenant(caller.tenant).lists.figures(period)
-    prices = {name: worker.price for name, worker in context.catalog().workers.items() if worker.priced}
+    found = await lists.figures(period)
     return {
         "object": "overview",
         "period": asked.period,
@@ -99,7 +108,19 @@ async def _overview(context: GatewayContext, asked: query.OverviewFilters, calle
         **overview.runs_of(period, found),
         "workers": overview.workers_of(found, prices),
         "open": [{"state": state, "runs": runs, "oldest_since": oldest} for state, runs, oldest in found.open],
-        **await _shared(context, caller, period.tenant),
+    }
+
+
+async def of_database(store: Store, asked: query.OverviewFilters, now: float) -> Json:
+    """The overview as a command shows it, which reads the database alone: `hidden` says what only a process knows."""
+    hidden = dict.fromkeys(("breakers", "conductors", "service"), PROCESS)
+    return {
+        **await figures(store.lists, asked, now, {}),
+        **await _budgets(store, now, asked.tenant),
+        "queue": await _queue(store, now),
+        **dict.fromkeys(hidden),
+        "log": await _log(store),
+        "hidden": hidden,
     }
 
 
@@ -118,22 +139,26 @@ async def _shared(context: GatewayContext, caller: Caller, tenant: str | None) -
     if breakers is None and not hidden["breakers"]:
         hidden["breakers"] = "This process executes no steps, so it measures no worker; ask an engine's metrics."
     return {
-        **(await _budgets(context, tenant) if not hidden["budgets"] else {"budgets": None, "budgets_total": None}),
-        "queue": await _queue(context) if not hidden["queue"] else None,
+        **(
+            await _budgets(context.store, context.now(), tenant)
+            if not hidden["budgets"]
+            else {"budgets": None, "budgets_total": None}
+        ),
+        "queue": await _queue(context.store, context.now()) if not hidden["queue"] else None,
         "breakers": [{"worker": worker, "state": state} for worker, state in (breakers or {}).items()] or None,
         "conductors": await _conductors(context) if not hidden["conductors"] else None,
-        "log": await _log(context) if not hidden["log"] else None,
+        "log": await _log(context.store) if not hidden["log"] else None,
         "service": _service(context) if not hidden["service"] else None,
         "hidden": {part: reason for part, reason in hidden.items() if reason},
     }
 
 
-async def _budgets(context: GatewayContext, tenant: str | None) -> Json:
+async def _budgets(store: Store, now: float, tenant: str | None) -> Json:
     """The latest window of each budget's dearest account, those with the least left first; and how many there are."""
     shown: list[Json] = []
-    now, budgets = context.now(), await context.store.budgets(tenant)
+    budgets = await store.budgets(tenant)
     for one in budgets[:BUDGETS]:
-        windows = await context.store.budget_use(one.id, 1)
+        windows = await store.budget_use(one.id, 1)
         used = sum(window.held + window.spent for window in windows if window.start <= now < window.end)
         shown.append(
             {
@@ -151,10 +176,10 @@ async def _budgets(context: GatewayContext, tenant: str | None) -> Json:
     return {"budgets": shown, "budgets_total": len(budgets)}
 
 
-async def _queue(context: GatewayContext) -> Json:
-    backlog = await context.store.backlog(context.now(), QUEUE)
+async def _queue(store: Store, now: float) -> Json:
+    backlog = await store.backlog(now, QUEUE)
     since = backlog.oldest_since
-    waits = max(context.now() - since, 0.0) if since is not None else None
+    waits = max(now - since, 0.0) if since is not None else None
     return {"waiting": backlog.waiting, "most": QUEUE, "oldest_seconds": waits}
 
 
@@ -170,8 +195,8 @@ async def _conductors(context: GatewayContext) -> list[Json]:
     return shown
 
 
-async def _log(context: GatewayContext) -> Json:
-    state = await context.store.log.state()
+async def _log(store: Store) -> Json:
+    state = await store.log.state()
     root = None
     if state.checkpoint is not None:
         try:
