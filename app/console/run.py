@@ -154,6 +154,8 @@ class _Reader:
         state = await ask(session, f"{path}/state", **at)
         at = {"at": state["seq"]}
         kept = kept if kept is not None else _Kept()
+        if whole["erased"]:
+            kept.forget()
         graph = await self._graph(session, path, at, kept)
         timeline = await ask(session, f"{path}/timeline", **at)
         is_latest = state["seq"] == state["last_seq"]
@@ -208,6 +210,14 @@ class _Kept:
         """The first words of subtasks by node."""
         self.panes: dict[str, Any] = {}
         """The content of the pane's step, and what it was then."""
+        self._is_erased = False
+
+    def forget(self) -> None:
+        """Read everything once more, because the run's content was erased meanwhile: it is not sent again."""
+        if not self._is_erased:
+            self._is_erased = True
+            self.words.clear()
+            self.panes.clear()
 
 
 def _live(pages: Pages, reader: _Reader, session: Session, cursor: Cursor, request: Request) -> Live:

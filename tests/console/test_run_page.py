@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from app.console import run as run_page
-from app.console.api import Event, Session
+from app.console.api import Api, Event, Session
 from app.console.live import patch
 from app.console.run import REGIONS
 from app.process.wiring import Runtime
@@ -260,3 +260,21 @@ async def test_a_page_is_followed_on_when_the_api_ends_its_stream_before_the_run
     async with run_page._journal(pages, Session(()), "run_1", "7") as events:
         found = [event.id async for event in events if event.id]
     assert (asked, found) == (["7", "10", "20"], ["10", "20", "30"])
+
+
+async def test_a_live_page_sends_no_content_again_after_it_was_erased(
+    stub: ProviderStub, client: httpx.AsyncClient, opened: Runtime
+) -> None:
+    speak(stub)
+    run = await asked(client)
+    session = Session((("authorization", client.headers["authorization"]),))
+    kept, cursor = run_page._Kept(), run_page.Cursor(run, step="2")
+    with app_over(opened.gateway) as app:
+        reader = run_page._Reader(SimpleNamespace(api=Api(app)))  # type: ignore[arg-type]
+        before = await reader.read(session, cursor, kept=kept)
+        await client.delete(f"/v1/runs/{run}")
+        after = await reader.read(session, cursor, kept=kept)
+    assert "Answer it" in str(before)
+    assert "The better answer." in str(before)
+    assert "Answer it" not in str(after)
+    assert "The better answer." not in str(after)
