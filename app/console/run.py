@@ -26,6 +26,8 @@ from app.core.records import record
 
 AGAIN_SECONDS: Final = 1.0
 """Pause before a stream of the API that has ended is asked for again."""
+PART_HEADERS: Final = {**HEADERS, "content-security-policy": "default-src 'none'; frame-ancestors 'none'"}
+"""Headers of a part of the page: opened by itself it runs nothing, and no other site shows it in a frame."""
 ENDED: Final = frozenset({"succeeded", "failed", "cancelled", "expired", "over_budget"})
 REGIONS: Final[Mapping[str, str]] = {
     "run-summary": "run_summary.html",
@@ -72,7 +74,7 @@ def routes(pages: Pages) -> list[Route]:
 
     async def show_views(request: Request, session: Session) -> Response:
         shown = await reader.read(session, _cursor(request))
-        return HTMLResponse(pages.region("run_views.html", **shown), headers=HEADERS)
+        return HTMLResponse(pages.region("run_views.html", **shown), headers=PART_HEADERS)
 
     async def follow(request: Request, session: Session) -> Any:
         return _live(pages, reader, session, _cursor(request), request)

@@ -278,3 +278,11 @@ async def test_a_live_page_sends_no_content_again_after_it_was_erased(
     assert "The better answer." in str(before)
     assert "Answer it" not in str(after)
     assert "The better answer." not in str(after)
+
+
+async def test_a_part_of_the_page_runs_nothing_and_is_shown_in_no_frame(
+    stub: ProviderStub, client: httpx.AsyncClient, browser: httpx.AsyncClient
+) -> None:
+    speak(stub)
+    reply = await browser.get(f"/console/runs/{await asked(client)}/views")
+    assert reply.headers["content-security-policy"] == "default-src 'none'; frame-ancestors 'none'"
