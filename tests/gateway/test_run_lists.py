@@ -119,3 +119,17 @@ async def test_a_stream_of_a_list_that_changes_without_a_pause_ends_with_its_key
                 ticks[0] += context.ping
                 await begin(opened, "run_11")
                 assert await anext(events, None) is None
+
+
+async def test_streams_of_the_pages_on_both_sides_of_a_run_are_two(opened: Runtime) -> None:
+    await begin(opened, "run_10", "run_11", "run_12")
+    async with calling(opened) as client:
+        session = Session((("authorization", client.headers["authorization"]),))
+        with app_over(opened.gateway) as app:
+            path, api = "/v1/runs/live", Api(app)
+            async with (
+                api.events(session, "GET", path, query={"after": "run_11"}) as behind,
+                api.events(session, "GET", path, query={"before": "run_11"}) as in_front,
+            ):
+                assert ids(orjson.loads((await anext(behind)).data)) == ["run_10"]
+                assert ids(orjson.loads((await anext(in_front)).data)) == ["run_12"]

@@ -224,7 +224,7 @@ class _Pages:
         if self.followed >= STREAMS:
             message = f"This process follows {STREAMS} pages already. Connect again later."
             raise Overloaded(message, retry_after=5.0)
-        key = (caller.tenant, wanted, tuple(sorted(filters.include)))
+        key = (caller.tenant, wanted, filters.before is not None, tuple(sorted(filters.include)))
         page = self._shared.get(key)
         if page is None:
             page = self._shared[key] = _SharedPage(self.context, caller.tenant, filters, wanted)
