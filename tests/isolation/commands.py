@@ -23,6 +23,7 @@ COMMANDS: Mapping[str, tuple[str, ...]] = {
     "replay": ("replay", "--since", "1d", "--limit", "1", "--json"),
     "report": ("report", "--by", "user", "--json"),
     "rollouts": ("rollouts", "{file}", "--everybody", "--json"),
+    "top": ("top", "--json"),
     "runs ls": ("runs", "ls", "--limit", "1000", "--json"),
     "runs erase": ("runs", "erase", "--json"),
     "holds add": ("holds", "add", "--reason", "case 12", "--json"),
