@@ -37,3 +37,13 @@ def test_a_person_who_has_signed_out_must_sign_in_again(page: "Page") -> None:
     page.wait_for_url(re.compile("sign-in"))
     page.goto("/console/runs")
     page.get_by_label("A key of this service").wait_for()
+
+
+def test_an_answer_streams_into_the_playground(page: "Page", service: Service) -> None:
+    for worker in ("alpha", "beta", "gamma"):
+        service.stub.always(worker, Reply(chunks=("first ", "second ", "last"), gap=2.0))
+    page.goto("/console/playground")
+    page.locator("textarea").first.fill("Count.")
+    page.locator("main button.main").first.click()
+    page.locator("#run-answer", has_text=re.compile(r"first(?!.*last)", re.DOTALL)).wait_for()
+    page.locator("#run-answer", has_text="last").wait_for()
