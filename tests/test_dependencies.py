@@ -22,7 +22,10 @@ PROGRAMS_AND_PLUGINS: Final = {
     *("types-psutil", "types-pyyaml"),
 }
 """Dependencies of the developers that are run, or loaded by the program that they extend."""
-WITH_REQUIREMENTS_OF_THEIR_OWN: Final = ("tests/clients/frameworks", "tests/vllm", "tests/lab", "tests/browser")
+WITH_REQUIREMENTS_OF_THEIR_OWN: Final = (
+    *("tests/clients/frameworks", "tests/vllm", "tests/lab", "tests/browser"),
+    "tests/bench/console.py",  # which measures in the browser, too
+)
 
 
 def _project() -> dict[str, Any]:
