@@ -238,7 +238,7 @@ async def _show_view(settings: Settings, asked: Asked, now: float) -> None:
 
 
 def _document(view: str, at: Instant) -> Mapping[str, Any]:
-    """What is drawn, as the API gives it to a key that may not read texts."""
+    """Return the document of a view, as the API gives it to a key that may not read texts."""
     if view == "graph":
         return graph(at).to_json()
     return timeline(at).to_json() if view == "timeline" else snapshot(at)

@@ -57,7 +57,7 @@ class Place:
 
 
 class Pages:
-    """What every page is made with."""
+    """The parts that every page is made with: the API, the sessions, the navigation and the templates."""
 
     def __init__(self, api: Api, sessions: Sessions, places: Sequence[Place]) -> None:
         self.api = api

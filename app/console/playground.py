@@ -178,7 +178,7 @@ def _written(sent: Mapping[str, Any] | None) -> str:
 
 
 def _with_results(history: str, turn: str, results: list[str]) -> str:
-    """What was said since the question, with the assistant's calls and the results that a person has written."""
+    """The messages since the question, with the assistant's calls and the results that a person has written."""
     asked = _read(turn)
     calls = asked.get("tool_calls", []) if isinstance(asked, dict) else []
     answered = zip(calls, results, strict=False)

@@ -42,7 +42,7 @@ REGIONS: Final[Mapping[str, str]] = {
 
 @record(frozen=True, slots=True)
 class Cursor:
-    """What the address of the page says: the step in the pane, the instant, and what the timeline shows."""
+    """The cursor in the address of the page: the step in the pane, the instant, and the measure of the timeline."""
 
     run: str
     step: str = ""
@@ -277,7 +277,7 @@ async def _explanation(pages: Pages, request: Request, session: Session) -> Resp
 
 
 async def _or_refusal(pages: Pages, session: Session, path: str, **query: Any) -> dict[str, Any]:
-    """What the API says, or the words of its refusal, which are shown in place of it."""
+    """The reply of the API, or the words of its refusal, which are shown in place of it."""
     try:
         return {"found": await pages.api.get(session, path, **query), "refusal": None}
     except ApiError as error:

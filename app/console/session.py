@@ -41,7 +41,7 @@ class Sessions:
         """True if people can log in at an OpenID provider on this listener."""
 
     def of(self, request: Request) -> Session | None:
-        """Who is signed in; None: nobody. The API decides whether the credentials are still good."""
+        """The signed-in person; None: nobody. The API decides whether the credentials are still good."""
         if (key := self._key(request.cookies.get(COOKIE, ""))) is not None:
             return Session((("authorization", f"Bearer {key}"),))
         login = request.cookies.get(OIDC_COOKIE)

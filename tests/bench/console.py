@@ -30,6 +30,7 @@ from app.store.sqlkit.migrate import migrate
 from tests.browser.distributed import Service, serving
 from tests.harness import servers
 from tests.harness.processes import KEY
+from tests.harness.waiting import wait_until
 from tests.integration import installation
 from tests.stubs import Reply, Stall, plan_reply
 from tests.stubs.control import StubControl, stub_process
@@ -297,13 +298,13 @@ def _asked(made: Service) -> None:
 
 def _newest_open(made: Service, but: str = "") -> str:
     """The id of the newest run that is open, other than one."""
-    for _ in range(100):
+
+    def found() -> str:
         rows = made.caller.read("/v1/runs", limit=5)["data"]
-        found = [str(row["id"]) for row in rows if row["ended_at"] is None and row["id"] != but]
-        if found:
-            return found[0]
-        time.sleep(0.1)
-    sys.exit("no run is open")
+        names = [str(row["id"]) for row in rows if row["ended_at"] is None and row["id"] != but]
+        return names[0] if names else ""
+
+    return str(wait_until(found, what="a run is open"))
 
 
 def main() -> None:

@@ -113,6 +113,6 @@ def _window(one: Mapping[str, Any], window: Mapping[str, Any]) -> list[Cell]:
 
 
 def _amounts(one: Mapping[str, Any], window: Mapping[str, Any]) -> list[Cell]:
-    """What is spent, reserved and left."""
+    """The amounts that are spent, reserved and left."""
     left = one["usd"] - window["spent"] - window["held"]
     return [Cell(usd(amount), kind="number") for amount in (window["spent"], window["held"], left)]

@@ -70,7 +70,7 @@ class Cell:
     kind: Literal["", "state", "number", "code", "text"] = ""
     """`state` is a word with a colour; `text` may be long and have several lines."""
     links: Sequence[tuple[str, str]] = ()
-    """What can be done with the row: words and addresses."""
+    """The actions that the row offers, each as its words and its address."""
 
 
 @record(frozen=True, slots=True)

@@ -149,7 +149,7 @@ class Edge:
     reason: Reason = ""
     """Why they were withheld; empty for what was granted."""
     by: str = ""
-    """Who or what decided so."""
+    """The author of the plan, the rule or the clearance that decided so, or the state of a step without output."""
     detail: str = ""
     """The journal's own words about it, or empty."""
     worker: str = ""
@@ -216,7 +216,7 @@ def graph(at: Instant) -> Graph:
 
 @record(frozen=True, slots=True)
 class _Known:
-    """What is looked up often, each read once from the journal."""
+    """Indexes of the journal that are looked up often, each made once."""
 
     at: Instant
     state: RunState

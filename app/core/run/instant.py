@@ -134,7 +134,7 @@ def place(at: Instant) -> dict[str, Any]:
 
 
 def _waits(state: RunState) -> dict[str, Any] | None:
-    """What the run waits for, and until when."""
+    """The kind of thing that the run waits for, and until when; None if it waits for nothing."""
     if state.state == "awaiting_tool":
         return {"kind": "tools", "until": state.turn.until}
     if state.state == "awaiting_approval" and state.asked is not None:

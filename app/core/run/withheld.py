@@ -32,7 +32,7 @@ class Withheld:
     steps: tuple[int, ...]
     """Earlier steps of the same plan, and the one that answered the round before."""
     by: str
-    """Who decided so: a value of `DECIDED`, or `OUTER_STEP`; empty if nothing was withheld."""
+    """The one who decided so: a value of `DECIDED`, or `OUTER_STEP`; empty if nothing was withheld."""
 
 
 def decided_by(proposal: Proposal, events: Sequence[Event]) -> str:

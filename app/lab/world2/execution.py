@@ -76,7 +76,7 @@ class Played:
     usd: float
     seconds: float
     reward: float
-    """What it was worth: 0 where it was wrong."""
+    """The reward of the answer: 0 where it was wrong."""
 
 
 def key_of(text: str) -> str:

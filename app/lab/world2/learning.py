@@ -368,7 +368,7 @@ class _Chances:
         return known + self._figures["abilities"].at(members) + edges
 
     def _by_card(self, members: NDArray[np.int64]) -> Value:
-        """What the cards alone lead one to expect over all domains."""
+        """The rate over all domains that the cards alone lead one to expect."""
         overall = self._figures["overall"].at(self._cards.sample[members]) * self._cards.overall[members]
         expected: Value = overall + self._figures["price"] * self._cards.price[members] + self._figures["shift"]
         return expected

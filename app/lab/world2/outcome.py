@@ -182,7 +182,7 @@ class Rewards:
         return (chance if good else 1 - chance)[None]
 
     def _short(self, document: int) -> Array:
-        """What is lost by workers whose context is shorter than the document."""
+        """The loss of workers whose context is shorter than the document."""
         return np.where(self._context < DOCUMENT_TOKENS[document], self._known.truncated, 0.0)
 
     def _part(
