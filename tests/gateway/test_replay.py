@@ -188,6 +188,7 @@ async def test_what_cannot_be_repeated_is_refused_with_its_reason(
     assert code(await replay(client, run, from_step=9)) == (400, "not_replayable")
     assert code(await replay(client, run, from_step=1, model="baton-mini")) == (400, "not_replayable")
     assert code(await replay(client, run, plan={"steps": []})) == (400, "invalid_plan")
+    assert code(await replay(client, run, effort="'type'"))[0] == 400
     assert (await replay(client, run, worker="delta")).json()["error"]["param"] == "worker"
     changed = {"steps": [{"worker": "alpha", "subtask": "Other", "access": ["user"]}] * 2}
     assert code(await replay(client, run, from_step=1, plan=changed)) == (400, "not_replayable")

@@ -15,7 +15,7 @@ from app.engine.runs.admission import Order
 from app.errors import InvalidRequest
 from app.gateway.chat.tools import CallId, CallsOfTurn, Choice, Tools, calls_of, check_conversation, toolbox_of
 from app.gateway.wire import custom_tools
-from app.gateway.wire.baton_options import BatonOptions, PartOptions, WireModel, labels_on, order_of
+from app.gateway.wire.baton_options import BatonOptions, Effort, PartOptions, WireModel, labels_on, order_of
 from app.gateway.wire.documents import FILE, file_parts
 from app.gateway.wire.parameters import NAME, PARAMETERS, check_kinds, invalid_request, is_ignored, unknown_parameter
 from app.gateway.wire.response_formats import ResponseFormat, form_of
@@ -167,7 +167,7 @@ class ChatRequest(WireModel):
     stream_options: StreamOptions | None = None
     user: Annotated[str, StringConstraints(max_length=512)] | None = None
     metadata: Annotated[dict[MetadataKey, MetadataValue], Field(max_length=16)] = {}
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    reasoning_effort: Effort | None = None
     response_format: ResponseFormat | None = None
     tools: Tools = []
     tool_choice: Choice | None = None

@@ -15,7 +15,7 @@ from app.gateway.chat.request import MetadataKey, MetadataValue
 from app.gateway.responses.calls import paired
 from app.gateway.responses.input import Item, conversation, loaded
 from app.gateway.responses.tools import MOST_LISTED, AllowedTools, AnyTool, Choice, check_search, left_out, toolbox_of
-from app.gateway.wire.baton_options import BatonOptions, WireModel
+from app.gateway.wire.baton_options import BatonOptions, Effort, WireModel
 from app.gateway.wire.parameters import (
     NAME,
     RESPONSES,
@@ -60,7 +60,7 @@ class TextOptions(WireModel):
 class Reasoning(WireModel):
     """The effort that the request asks for."""
 
-    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    effort: Effort | None = None
     summary: Literal["auto", "concise", "detailed"] | None = None
     generate_summary: Literal["auto", "concise", "detailed"] | None = None
     context: Literal["auto", "current_turn", "all_turns"] | None = None

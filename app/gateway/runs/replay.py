@@ -25,6 +25,7 @@ from app.gateway.runs import views
 from app.gateway.wire.baton_options import (
     WHOLE_POOL,
     Budget,
+    Effort,
     Label,
     PoolChoice,
     WireModel,
@@ -48,7 +49,7 @@ class ReplayRequest(WireModel):
     """The tier, an alias of one, or an arm, whose conductor plans anew. Its limits apply in place of the run's."""
     version: Annotated[str, Field(min_length=1, max_length=256)] | None = None
     """The version of the conductor that plans anew, whichever is in force."""
-    effort: Annotated[str, Field(max_length=32)] | None = None
+    effort: Effort | None = None
     plan: dict[str, Any] | None = None
     """Another plan, in the form of `baton.plan`."""
     worker: WorkerName | None = None

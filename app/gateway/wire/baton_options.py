@@ -6,7 +6,7 @@
 from collections.abc import Mapping
 from dataclasses import replace
 from decimal import ROUND_FLOOR, Decimal
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, create_model
 
@@ -19,7 +19,9 @@ from app.engine.runs.admission import Order
 from app.errors import InvalidRequest, NotFound, PlanRejected
 from app.store.protocol import KeyRow
 
-EFFORTS: Final = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+"""A level of effort as requests name it, in ascending order."""
+EFFORTS: Final[tuple[str, ...]] = get_args(Effort)
 
 Label = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.:/-]{0,63}$")]
 WorkerName = Annotated[str, StringConstraints(min_length=1, max_length=128)]
@@ -172,9 +174,14 @@ def _own_plan(plan: Mapping[str, Any] | None, tier: Tier) -> Mapping[str, Any] |
 
 
 def nearest_effort(tier: Tier, asked: str | None) -> str:
-    """The tier's level for an asked effort: the same, else the next lower one that it has, else its lowest."""
+    """The tier's level for an asked effort: the same, else the next lower one that it has, else its lowest.
+
+    Raises `InvalidRequest` if no tier can have the level.
+    """
     if asked is None or asked in tier.efforts:
         return asked or tier.effort
+    if asked not in EFFORTS:
+        raise InvalidRequest(f"There is no effort {asked!r}; the levels are {', '.join(EFFORTS)}.", param="effort")
     known = [level for level in EFFORTS if level in tier.efforts]
     below = [level for level in known if EFFORTS.index(level) < EFFORTS.index(asked)]
     return below[-1] if below else (known or [tier.effort])[0]
