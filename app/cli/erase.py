@@ -1,11 +1,12 @@
 """`baton runs erase` erases the content of runs: of one, of an end user, of a tenant, or of all before some time."""
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from functools import partial
 
 from app.cli import event_loop, storage, terminal
 from app.cli.asked import Asked
-from app.engine.retention import Erased, erase_matching, runs_with_content, runs_with_text
+from app.engine.retention import Erased, erase_all, runs_with_content, runs_with_text, texts_with_ref
 from app.errors import ConfigInvalid, LegalHold
 from app.gateway.runs import cancel
 from app.process.config import Settings, read
@@ -60,19 +61,22 @@ async def _counted(store: Store, asked: Asked, query: ContentQuery) -> int:
     if asked.run:
         return 1
     if asked.ref:
-        return len(await runs_with_text(store, store, asked.ref))
+        texts = await texts_with_ref(store, store, asked.ref)
+        return sum([len(rows) async for rows in _with_texts(store, texts)])
     return sum([len(rows) async for rows in runs_with_content(store, query)])
 
 
 async def _erase_text(store: Store, ref: str, patience: float, now: Callable[[], float]) -> Erased:
     """Erase the content of every run that has the text of this ref. The salt of a run goes with its content: as long as
     it stays, a text can be guessed back from its hash."""
-    rows = await runs_with_text(store, store, ref)
-    names = [row.id for row in rows]
-    held = await store.held(names)
-    await _end(store, [row for row in rows if row.ended_at is None and row.id not in held], patience, now())
-    erased = await store.erase_contents(names)
-    return Erased(erased, await store.overwrite_erased(), await store.held(names))
+    texts = await texts_with_ref(store, store, ref)
+    return await erase_all(store, lambda: _with_texts(store, texts), lambda rows: _end(store, rows, patience, now()))
+
+
+async def _with_texts(store: Store, texts: Sequence[tuple[str, bytes]]) -> AsyncIterator[Sequence[RunRow]]:
+    for tenant, text in texts:
+        async for rows in runs_with_text(store, tenant, text):
+            yield rows
 
 
 async def _erase_all(store: Store, query: ContentQuery, patience: float, now: Callable[[], float]) -> Erased:
@@ -81,7 +85,8 @@ async def _erase_all(store: Store, query: ContentQuery, patience: float, now: Ca
     whole = query.tenant is not None and query == ContentQuery(tenant=query.tenant)
     if whole and query.tenant is not None:
         await asyncio.sleep(await store.retire_content_keys(query.tenant, now()))
-    erased = await erase_matching(store, query, lambda rows: _end(store, rows, patience, now()))
+    find = partial(runs_with_content, store, query)
+    erased = await erase_all(store, find, lambda rows: _end(store, rows, patience, now()))
     if whole and query.tenant is not None:
         await _destroy_keys(store, query.tenant)
     return erased
@@ -99,19 +104,12 @@ async def _erase_one(store: Store, wanted: str, patience: float, now: Callable[[
     row = await storage.find(store, wanted)
     if hold := (await store.held([row.id])).get(row.id):
         raise LegalHold(f"The legal hold {hold} covers the run, so it is not erased; `baton holds ls` shows it.")
-    names: list[str] = []
-    erased = 0
-    while rows := [one for one in await _with_copies(store, row) if one.id not in names]:
-        fresh = [one.id for one in rows]
-        held = await store.held(fresh)
-        await _end(store, [one for one in rows if one.ended_at is None and one.id not in held], patience, now())
-        erased += await store.erase_contents(fresh)
-        names += fresh
-    return Erased(erased, await store.overwrite_erased(), await store.held(names))
+    find = partial(_with_copies, store, row)
+    return await erase_all(store, find, lambda rows: _end(store, rows, patience, now()))
 
 
-async def _with_copies(store: Store, row: RunRow) -> list[RunRow]:
-    return [row, *await cancel.copies(store.of_tenant(None), row.id)]
+async def _with_copies(store: Store, row: RunRow) -> AsyncIterator[Sequence[RunRow]]:
+    yield [row, *await cancel.copies(store.of_tenant(None), row.id)]
 
 
 async def _end(store: Store, rows: Sequence[RunRow], patience: float, now: float) -> None:

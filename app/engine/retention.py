@@ -55,6 +55,8 @@ MARGIN_SECONDS = 60.0
 """Time by which an idempotency claim may outlast the last deadline of its run and the hours that it is remembered."""
 End = Callable[[Sequence[RunRow]], Awaitable[None]]
 """Asks open runs to end, and waits a little for that."""
+Find = Callable[[], AsyncIterator[Sequence[RunRow]]]
+"""Looks for runs that have content, and yields them page by page."""
 Rest = Callable[[], Awaitable[bool]]
 """Called between two pieces of work. Waits as long as it likes, and returns False to stop."""
 Journals = Callable[[], AbstractAsyncContextManager[Archive]]
@@ -95,47 +97,54 @@ async def runs_with_content(store: Retention, query: ContentQuery) -> AsyncItera
         following = page.following
 
 
-async def runs_with_text(store: Retention, runs: TextSource, ref: str) -> list[RunRow]:
-    """All runs of the tenant that have the text of this ref, in whatever place: nobody else can have it from them.
+async def texts_with_ref(store: Retention, runs: TextSource, ref: str) -> list[tuple[str, bytes]]:
+    """The text of this ref, with the tenant whose it is; more than one if runs have the same salt.
 
-    Raises `NotFound` if no content has the ref. The texts of all runs of the tenant are read, in small groups.
+    Raises `NotFound` if no content has the ref.
     """
-    owners = await store.runs_with_ref(ref)
-    found: list[RunRow] = []
-    for owner in owners:
+    found = []
+    for owner in await store.runs_with_ref(ref):
         row = await runs.run(owner)
         text = (await runs.contents(owner, [ref])).get(ref)
-        if text is None:
-            continue
-        async for page in runs_with_content(store, ContentQuery(tenant=row.tenant)):
-            for start in range(0, len(page), GROUP):
-                group = page[start : start + GROUP]
-                holding = set(await store.runs_that_hold([one.id for one in group], text))
-                found += [one for one in group if one.id in holding]
+        if text is not None:
+            found.append((row.tenant, text))
     if not found:
         raise NotFound("No text with this hash is stored; it may have been erased.")
     return found
 
 
-async def erase_matching(store: Erasable, query: ContentQuery, end: End) -> Erased:
-    """Erase the content of all runs that a query selects, but those under a legal hold. Those that are open are ended
-    first, as far as possible.
+async def runs_with_text(store: Retention, tenant: str, text: bytes) -> AsyncIterator[Sequence[RunRow]]:
+    """All runs of the tenant that have this text, in whatever place: nobody else can have it from them.
 
-    A run that does not end in time is erased all the same: nothing of it is stored from then on, and it fails.
+    The texts of all runs of the tenant are read, in small groups.
+    """
+    async for page in runs_with_content(store, ContentQuery(tenant=tenant)):
+        for start in range(0, len(page), GROUP):
+            group = page[start : start + GROUP]
+            holding = set(await store.runs_that_hold([one.id for one in group], text))
+            if holding:
+                yield [one for one in group if one.id in holding]
+
+
+async def erase_all(store: Erasable, find: Find, end: End) -> Erased:
+    """Erase the content of all runs that are found, but those under a legal hold. Those that are open are ended first,
+    as far as possible.
+
+    A run that does not end in time is erased all the same: nothing of it is stored from then on, and it fails. Runs are
+    looked for until there are none: a copy of one may have been admitted since the last look, but before the erasure of
+    its origin. Later copies are refused (`app/store/writing/batch.py`).
     """
     erased = 0
     held: dict[str, str] = {}
-    while found := await _erase_found(
-        store, query, end, held
-    ):  # a copy may have been admitted before its origin's turn
+    while found := await _erase_found(store, find, end, held):
         erased += found
     return Erased(erased, await store.overwrite_erased(), held)
 
 
-async def _erase_found(store: Erasable, query: ContentQuery, end: End, held: dict[str, str]) -> int:
-    """Erase what the query selects now, and add to `held` what legal holds keep. Returns the number of runs."""
+async def _erase_found(store: Erasable, find: Find, end: End, held: dict[str, str]) -> int:
+    """Erase what is found now, and add to `held` what legal holds keep. Returns the number of runs."""
     erased = 0
-    async for rows in runs_with_content(store, query):
+    async for rows in find():
         names = [row.id for row in rows]
         theirs = await store.held(names)
         if open_rows := [row for row in rows if row.ended_at is None and row.id not in theirs]:

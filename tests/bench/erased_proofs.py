@@ -28,7 +28,7 @@ from app.audit.log.tree import read_checkpoint
 from app.core.run.kinds import Kind
 from app.core.transparency.merkle import includes, leaf_hash
 from app.core.transparency.notes import parse_checkpoint, split_note
-from app.engine.retention import erase_matching
+from app.engine.retention import Erased, erase_all, runs_with_content
 from app.store.archive import open_archive
 from app.store.protocol import REQUEST_TAG, USER_TAG, ContentQuery, Entry, RunRow
 from app.store.protocol.transparency_log import Proof, ProvenLeaf
@@ -73,12 +73,16 @@ async def erase(store: SqlStore, users: int) -> int:
     erased = 0
     for first in range(0, users, ERASED_AT_ONCE):
         names = [user(number) for number in range(first, min(first + ERASED_AT_ONCE, users))]
-        done = await asyncio.gather(*[erase_matching(store, ContentQuery(user=name), _ended) for name in names])
+        done = await asyncio.gather(*[_erased(store, name) for name in names])
         erased += sum([one.runs for one in done])
         for entry in played(f"later_{first:05d}", None):
             await store.append(entry)
         await seal(store)
     return erased
+
+
+async def _erased(store: SqlStore, name: str) -> Erased:
+    return await erase_all(store, lambda: runs_with_content(store, ContentQuery(user=name)), _ended)
 
 
 async def _ended(_rows: Sequence[RunRow]) -> None:

@@ -13,7 +13,7 @@ from app.core.message.chat import Message, Task, Text, task_to_json
 from app.core.rating.feedback import Feedback
 from app.core.run.events import Kind, RunSucceeded
 from app.core.run.retention_classes import RunClass
-from app.engine.retention import runs_with_text
+from app.engine.retention import erase_all, runs_with_text, texts_with_ref
 from app.errors import NotFound
 from app.store.protocol import (
     FIRST_REVISION,
@@ -29,6 +29,7 @@ from app.store.protocol import (
     PrunedRun,
     PruneQuery,
     RunQuery,
+    RunRow,
     Store,
     metadata_tag,
 )
@@ -149,10 +150,11 @@ async def test_a_text_is_found_by_its_ref_wherever_the_tenant_has_it(store: SqlS
     ref, body = address(SALT, QUESTION.encode()), QUESTION.encode()
     await store.append(note("first", contents=((ref, body),)))
     assert await store.runs_with_ref(ref) == ["first"]
-    found = await runs_with_text(store, store, ref)
-    assert {row.id for row in found} == {"first", "again"}
+    ((tenant, text),) = await texts_with_ref(store, store, ref)
+    found = [row.id async for rows in runs_with_text(store, tenant, text) for row in rows]
+    assert sorted(found) == ["again", "first"]
     with pytest.raises(NotFound):
-        await runs_with_text(store, store, "0" * 64)
+        await texts_with_ref(store, store, "0" * 64)
 
 
 async def test_erasing_leaves_the_journal_and_nothing_else(opener: Opener) -> None:
@@ -336,4 +338,21 @@ async def test_a_copy_that_is_found_at_the_second_look_is_erased_as_well(
         await store.append(asked("origin"))
         await store.append(copy_of("origin", "copy"))
         assert await store.erase("origin")
+        assert (await store.run("copy")).erased
+
+
+async def test_a_copy_that_is_admitted_while_a_text_is_erased_is_erased_as_well(opener: Opener) -> None:
+    """It is admitted after the runs with the text were looked for, and before the turn of its origin."""
+
+    async def admit_a_copy(rows: Sequence[RunRow]) -> None:
+        if [row.id for row in rows] == ["origin"]:
+            await other.append(copy_of("origin", "copy"))
+
+    async with opener() as store, opener() as other:
+        await store.append(asked("origin"))
+        ref = address(SALT, QUESTION.encode())
+        await store.append(note("origin", contents=((ref, QUESTION.encode()),)))
+        ((tenant, text),) = await texts_with_ref(store, store, ref)
+        erased = await erase_all(store, lambda: runs_with_text(store, tenant, text), admit_a_copy)
+        assert erased.runs == 2
         assert (await store.run("copy")).erased
