@@ -8,7 +8,8 @@ import pytest
 from app.lab.world2 import tasks as composed
 from app.lab.world2.constants import TRAITS, constants
 from app.lab.world2.execution import Library, final, play, verdict
-from app.lab.world2.outcome import Rewards, everything, expected, plans, size_of
+from app.lab.world2.outcome import Rewards, everything, expected, plans
+from app.lab.world2.rules import size_of
 from app.lab.world2.shapes import MOST_STEPS, SUBTASKS, Plan, catalogue
 from app.lab.world2.tasks import Task
 from app.lab.world2.workers import Pool, pool

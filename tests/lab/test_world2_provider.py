@@ -5,8 +5,9 @@ from pathlib import Path
 
 from app.core.message.chat import Message, Text
 from app.lab.grading import grader
-from app.lab.world2.outcome import Rewards, size_of
+from app.lab.world2.outcome import Rewards
 from app.lab.world2.provider import TIER, SecondWorld, numbered, pool_file, posed, task_set
+from app.lab.world2.rules import size_of
 from app.lab.world2.shapes import Plan, workflow
 from tests.harness.in_process import finish, order, running_service
 

@@ -29,7 +29,8 @@ from numpy.typing import NDArray
 
 from app.lab.world2 import texts
 from app.lab.world2.execution import verdict
-from app.lab.world2.outcome import Rewards, everything, plans, size_of
+from app.lab.world2.outcome import Rewards, everything, plans
+from app.lab.world2.rules import size_of
 from app.lab.world2.shapes import Plan, catalogue
 from app.lab.world2.tasks import Task
 from app.lab.world2.workers import Pool

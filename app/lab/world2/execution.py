@@ -16,7 +16,7 @@ from app.core.message.chat import Task as Request
 from app.core.plan.visibility import Seen, compose, granted
 from app.lab.workers import STEP, SUBTASK
 from app.lab.world2.constants import DOCUMENT_TOKENS, DOMAINS, TRAITS, constants
-from app.lab.world2.outcome import LANGUAGE, PARTIAL, combine_logit, passed_on, size_of, written
+from app.lab.world2.rules import LANGUAGE, PARTIAL, combine_logit, passed_on, size_of, written
 from app.lab.world2.shapes import SUBTASKS, Plan, workflow
 from app.lab.world2.tasks import SEPARATOR, Task
 from app.lab.world2.workers import Pool, Worker, logistic

@@ -30,17 +30,9 @@ from app.lab.world2.baselines import Chosen, Setting
 from app.lab.world2.constants import DOCUMENT_TOKENS, DOMAINS, TRAITS, Constants, constants
 from app.lab.world2.execution import play, verdict
 from app.lab.world2.gradients import Value
-from app.lab.world2.outcome import (
-    ANSWERING,
-    LANGUAGE,
-    PARTIAL,
-    Rewards,
-    everything,
-    hands,
-    plans,
-    taken_over,
-)
+from app.lab.world2.outcome import Rewards, everything, plans
 from app.lab.world2.reading import Read, Reader
+from app.lab.world2.rules import ANSWERING, LANGUAGE, PARTIAL, hands, taken_over
 from app.lab.world2.shapes import Plan, Shape, catalogue
 from app.lab.world2.tasks import Family, Part, Task, task
 from app.lab.world2.workers import SAMPLES, Card, Pool, Worker, pool, workers

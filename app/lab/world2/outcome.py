@@ -15,82 +15,24 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from app.lab.world2.constants import DOCUMENT_TOKENS, DOMAINS, TRAITS, Constants, constants
-from app.lab.world2.shapes import Plan, Shape, ShapeStep, catalogue
+from app.lab.world2.constants import DOCUMENT_TOKENS, TRAITS, Constants, constants
+from app.lab.world2.rules import (
+    ANSWERING,
+    LANGUAGE,
+    PARTIAL,
+    Size,
+    combine_logit,
+    hands,
+    read,
+    size_of,
+    taken_over,
+    written_at,
+)
+from app.lab.world2.shapes import Plan, Shape, catalogue
 from app.lab.world2.tasks import Family, Task
 from app.lab.world2.workers import Pool
 
 Array: TypeAlias = NDArray[np.float64]
-PARTIAL = ("first", "second")
-ANSWERING = ("solve", "reason", "check", "combine")
-LANGUAGE = DOMAINS.index("language")
-
-
-@dataclass(frozen=True, slots=True)
-class Size:
-    """All of a task that its bill depends on."""
-
-    parts: int
-    document: int
-    confidential: bool
-
-    @property
-    def tokens(self) -> float:
-        """Input tokens of the task with its document."""
-        known = constants()
-        return known.question_tokens + known.part_tokens * self.parts + DOCUMENT_TOKENS[self.document]
-
-
-def size_of(task: Task) -> Size:
-    """Return the size of a task."""
-    return Size(len(task.parts), task.document, task.confidential)
-
-
-def taken_over(shape: Shape, step: ShapeStep, parts: int) -> dict[int, int]:
-    """For each part that an earlier step of `step.sees` has worked out apart, the place of that step."""
-    found = {}
-    for place in step.sees:
-        role = shape[place].role
-        if role in PARTIAL and PARTIAL.index(role) < parts:
-            found[PARTIAL.index(role)] = place
-    return found
-
-
-def written(role: str, parts: int, handed: int) -> float:
-    """Output tokens of a step for a task of so many parts, of which so many were handed to it."""
-    known = constants()
-    brief = known.solve_tokens / 2
-    if role in PARTIAL:
-        return known.reason_tokens if PARTIAL.index(role) < parts else brief
-    fixed = {"plan": known.plan_tokens, "digest": known.digest_tokens}
-    if role in fixed:
-        return fixed[role]
-    judged = {"check": known.check_tokens, "combine": known.combine_tokens}
-    if role in judged:
-        return judged[role] + brief * parts
-    each = known.reason_tokens if role == "reason" else known.solve_tokens
-    return each * (parts - handed) + brief * handed
-
-
-def written_at(shape: Shape, step: ShapeStep, parts: int) -> float:
-    """Output tokens of a step of a shape."""
-    return written(step.role, parts, len(taken_over(shape, step, parts)))
-
-
-def passed_on(role: str, parts: int) -> float:
-    """Input tokens of a step that is shown to a later one: results are passed on, the thoughts behind them are not."""
-    known = constants()
-    if role in ("plan", "digest"):
-        return written(role, parts, 0)
-    if role in PARTIAL:
-        return known.solve_tokens if PARTIAL.index(role) < parts else known.solve_tokens / 2
-    return known.solve_tokens * parts
-
-
-def read(shape: Shape, step: ShapeStep, size: Size) -> float:
-    """Input tokens of a step, were its worker's context long enough."""
-    shown = sum([passed_on(shape[place].role, size.parts) for place in step.sees])
-    return (size.tokens if step.user else constants().question_tokens / 2) + shown
 
 
 class Rewards:
@@ -280,23 +222,6 @@ class _Asked:
     document: int
     plan: int | None
     digest: int | None
-
-
-def hands(steps: Shape, at: int, parts: int) -> list[int]:
-    """Return the steps whose workers had a hand in the answer of the step `at`, for a task of so many parts."""
-    found = [at]
-    for seen in steps[at].sees:
-        role = steps[seen].role
-        if role in ANSWERING or (role in PARTIAL and PARTIAL.index(role) < parts):
-            found += hands(steps, seen, parts)
-    return found
-
-
-def combine_logit(right: int, count: int, known: Constants) -> float:
-    """The logit of choosing a right answer for a part, if `right` of `count` are, for a worker of mean ability."""
-    if right == count:
-        return known.unanimous
-    return known.pair + known.majority * (2 * right - count)
 
 
 def plans(workers: int) -> list[Plan]:

@@ -19,7 +19,7 @@ from app.core.rating.posterior import Posterior, Rating, estimates, learned
 from app.lab.world2.baselines import Chosen, Setting
 from app.lab.world2.constants import DOMAINS, constants
 from app.lab.world2.execution import verdict
-from app.lab.world2.outcome import size_of
+from app.lab.world2.rules import size_of
 from app.lab.world2.shapes import MOST_STEPS, Plan
 from app.lab.world2.tasks import Task
 from app.lab.world2.workers import Worker

@@ -29,8 +29,8 @@ from app.lab.world2.baselines import (
     told_domain,
 )
 from app.lab.world2.evolution import EvolvedRules
-from app.lab.world2.outcome import size_of
 from app.lab.world2.product_selector import ProductSelector
+from app.lab.world2.rules import size_of
 from app.lab.world2.tasks import Task
 from app.lab.world2.workers import Pool, pool
 
