@@ -2,6 +2,7 @@
 
 from typing import Literal
 
+from app.core.records import record
 from app.core.run.events import CallIntended
 
 RecipientKind = Literal["worker", "conductor", "embedder", "shadow"]
@@ -9,6 +10,40 @@ EMBEDS = "features-1"
 """The template of a call for an embedding: what the caller said last."""
 SHADOW = "shadow"
 """The `origin` of calls of runs that shadow another one."""
+
+
+@record(frozen=True, slots=True)
+class Recipient:
+    """The recipient of a call, or of a step that is only planned: what it is shown, and by whose decision."""
+
+    step: int | None
+    """The step that the call is made for; None for a plan or an embedding."""
+    kind: RecipientKind
+    recipient: str
+    """The worker by its name."""
+    provider: str
+    model: str
+    region: str
+    """The region on the worker's card; empty where it is not known."""
+    labels: tuple[str, ...]
+    """The labels of all that it reads."""
+    saw_user: bool
+    saw_steps: tuple[int, ...]
+    saw_results: bool
+    unseen: tuple[int, ...]
+    """Steps on its access list that ended without words."""
+    planned_by: str
+    """The kind of conductor whose plan grants it; `tier` for calls that no plan asks for."""
+
+    @property
+    def withheld(self) -> tuple[tuple[str, str], ...]:
+        """The parts of the run that it is not shown, each with the reason: `not_listed` on the access list, or
+        `no_words` to be shown."""
+        found = [] if self.saw_user else [("user", "not_listed")]
+        for n in range(self.step or 0):
+            if n not in self.saw_steps:
+                found.append((f"step:{n}", "no_words" if n in self.unseen else "not_listed"))
+        return tuple(found)
 
 
 def recipient_kind(fact: CallIntended) -> RecipientKind:

@@ -1,7 +1,7 @@
 """A plan as its caller sees it: the steps with their instructions, what they would disclose to whom, and what they are
 likely to cost."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from app.core.message.chat import Task
@@ -12,6 +12,7 @@ from app.core.pool.rules import Reading
 from app.core.rating.forecast import Forecast, History, Spread, StepForecast
 from app.core.run.bill import bill
 from app.core.run.labels import Flow
+from app.core.run.recipients import Recipient
 from app.gateway.chat.reply import dollars
 from app.gateway.plans import forecasts
 from app.gateway.plans.revisions import Plan, Revision, as_lists, as_value, digest_of, limits_of, plan_id
@@ -134,29 +135,36 @@ def planned_disclosures(catalog: Catalog, revision: Revision, steps: Sequence[St
     pool = [catalog.workers[name] for name in state.admitted.pool if name in catalog.workers]
     found = []
     for n, step in enumerate(steps):
-        reading = readings[n + base]
-        granted = [_named(one) for one in step.access.as_list()]
-        withheld = [what for what in map(_named, ["user", *range(n)]) if what not in granted]
+        reading, worker = readings[n + base], catalog.workers.get(step.worker)
+        said = ledger.recipient(_recipient(n, step, worker, reading, state.admitted.conductor))
+        granted = [one if isinstance(one, str) else f"step:{one}" for one in step.access.as_list()]
         found.append(
             {
-                "step": n,
-                **_recipient(catalog, step.worker),
-                "labels": sorted(reading.labels),
-                "saw": {"user": step.access.user, "steps": list(step.access.steps), "tool_results": False},
-                "why": {
-                    "planned_by": state.admitted.conductor,
-                    "granted": granted,
-                    "withheld": [{"what": what, "reason": "not_listed"} for what in withheld],
-                },
+                **said,
+                "retention": worker.card.retention if worker is not None else None,
+                "why": {**said["why"], "granted": granted},
                 **_others(pool, step.worker, reading),
             }
         )
     return found
 
 
-def _named(entry: str | int) -> str:
-    """An entry of an access list as the ledger names it."""
-    return entry if isinstance(entry, str) else f"step:{entry}"
+def _recipient(n: int, step: Step, worker: Worker | None, reading: Reading, planned_by: str) -> Recipient:
+    """Return the recipient of a planned step. `worker` is None if it has left the pool file."""
+    return Recipient(
+        step=n,
+        kind="worker",
+        recipient=step.worker,
+        provider=worker.provider if worker is not None else "",
+        model=worker.model if worker is not None else "",
+        region=worker.card.region or "" if worker is not None else "",
+        labels=tuple(sorted(reading.labels)),
+        saw_user=step.access.user,
+        saw_steps=tuple(sorted(step.access.steps)),
+        saw_results=False,
+        unseen=(),
+        planned_by=planned_by,
+    )
 
 
 def _others(pool: Sequence[Worker], chosen: str, reading: Reading) -> dict[str, Any]:
@@ -165,17 +173,4 @@ def _others(pool: Sequence[Worker], chosen: str, reading: Reading) -> dict[str, 
     return {
         "replacements": [name for name, reason in reasons.items() if not reason and name != chosen],
         "refused": {name: reason for name, reason in reasons.items() if reason},
-    }
-
-
-def _recipient(catalog: Catalog, name: str) -> Mapping[str, Any]:
-    worker = catalog.workers.get(name)
-    card = worker.card if worker is not None else None
-    return {
-        "recipient": name,
-        "recipient_kind": "worker",
-        "provider": worker.provider if worker is not None else None,
-        "model": worker.model if worker is not None else None,
-        "region": card.region if card is not None else None,
-        "retention": card.retention if card is not None else None,
     }

@@ -15,6 +15,7 @@ from fastapi import APIRouter, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
+from app.core.run.recipients import Recipient
 from app.errors import InvalidRequest
 from app.gateway.http.api_keys import Caller
 from app.gateway.http.auth import Keys
@@ -120,35 +121,43 @@ def _written(rows: Sequence[Disclosure], following: str | None, form: str, reque
     return Response(b"".join(as_lines(rows)), media_type=LINES, headers=headers)
 
 
+def recipient(one: Recipient) -> dict[str, Any]:
+    """Return as JSON what a recipient is shown, and why: for the ledger, and for a plan that announces it."""
+    return {
+        "step": one.step,
+        "recipient": one.recipient,
+        "recipient_kind": one.kind,
+        "provider": one.provider or None,
+        "model": one.model or None,
+        "region": one.region or None,
+        "labels": list(one.labels),
+        "saw": {"user": one.saw_user, "steps": list(one.saw_steps), "tool_results": one.saw_results},
+        "why": {
+            "planned_by": one.planned_by,
+            "withheld": [{"what": what, "reason": reason} for what, reason in one.withheld],
+        },
+    }
+
+
 def shown(row: Disclosure) -> dict[str, Any]:
     """A row as JSON."""
+    said = recipient(row)
+    passed_over = [{"worker": worker, "reason": reason} for worker, reason in row.passed_over]
     return {
         "id": f"{row.run}.{row.call}",
         "object": "disclosure",
         "run": row.run,
         "call": row.call,
-        "step": row.step,
         "at": row.at,
-        "recipient": row.recipient,
-        "recipient_kind": row.kind,
-        "provider": row.provider,
-        "model": row.model,
-        "region": row.region or None,
         "tenant": row.tenant,
         "key": row.key,
         "user": row.user,
-        "labels": list(row.labels),
-        "saw": {"user": row.saw_user, "steps": list(row.saw_steps), "tool_results": row.saw_results},
+        **said,
         "bytes": row.bytes,
         "input_tokens": row.input_tokens,
         "output_tokens": row.output_tokens,
         "outcome": row.outcome,
-        "why": {
-            "planned_by": row.planned_by,
-            "attempt": row.attempt,
-            "passed_over": [{"worker": worker, "reason": reason} for worker, reason in row.passed_over],
-            "withheld": [{"what": what, "reason": reason} for what, reason in row.withheld],
-        },
+        "why": {**said["why"], "attempt": row.attempt, "passed_over": passed_over},
     }
 
 

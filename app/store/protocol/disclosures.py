@@ -9,7 +9,7 @@ from typing import Protocol
 
 from app.core.records import record
 from app.core.run.events import Event
-from app.core.run.recipients import RecipientKind
+from app.core.run.recipients import Recipient, RecipientKind
 
 Place = tuple[float, str]
 """A place in the list of disclosures: the time of one, and the id of its call; or in the list of runs."""
@@ -62,36 +62,18 @@ class DisclosureQuery:
 
 
 @record(frozen=True, slots=True)
-class Disclosure:
+class Disclosure(Recipient):
     """One row: what one recipient of a call was sent, and what came of the call."""
 
     run: str
     call: str
     at: float
     """When the intent was written, before anything was sent, in seconds since 1970."""
-    step: int | None
-    """The step that the call was made for; None for a plan or an embedding."""
-    kind: RecipientKind
-    recipient: str
-    """The worker by its name."""
-    provider: str
-    model: str
-    region: str
-    """The region on the worker's card; empty where it is not known."""
     tenant: str
     key: str
     """The id of the API key that began the run."""
     user: str | None
     """The end user whom the request named; None if it named none, or if the run's content was erased."""
-    labels: tuple[str, ...]
-    """The labels of all that it read."""
-    saw_user: bool
-    saw_steps: tuple[int, ...]
-    saw_results: bool
-    unseen: tuple[int, ...]
-    """Steps on its access list that ended without words."""
-    planned_by: str
-    """The kind of conductor whose plan granted it; `tier` for calls that no plan asks for."""
     attempt: int
     passed_over: tuple[tuple[str, str], ...]
     """The workers that were not called instead, each with the reason."""
@@ -100,16 +82,6 @@ class Disclosure:
     """None while the call has not ended."""
     input_tokens: int | None
     output_tokens: int | None
-
-    @property
-    def withheld(self) -> tuple[tuple[str, str], ...]:
-        """The parts of the run that were not shown, each with the reason: `not_listed` on the access list, or
-        `no_words` to be shown."""
-        found = [] if self.saw_user else [("user", "not_listed")]
-        for n in range(self.step or 0):
-            if n not in self.saw_steps:
-                found.append((f"step:{n}", "no_words" if n in self.unseen else "not_listed"))
-        return tuple(found)
 
 
 @record(frozen=True, slots=True)
