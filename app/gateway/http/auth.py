@@ -35,6 +35,8 @@ LOOKUPS = 64
 """The most keys that are looked up at the same time: more of them are a flood of invalid keys."""
 LOOKUP_TIMEOUT = 3.0
 """Seconds that a key lookup in the store may take."""
+LEAST_PAUSE = 0.2
+"""The least time in seconds between two lookups for a stream that is open."""
 
 
 BEARER: Final = HTTPBearer(
@@ -61,6 +63,11 @@ def presented(connection: HTTPConnection) -> str | None:
         elif name == b"x-api-key":
             found.add(value.decode("latin-1").strip())
     return found.pop() if len(found) == 1 else None
+
+
+def _mark(key: str | None) -> bytes:
+    """The hash under which the lookup of a key is remembered."""
+    return hashlib.sha256((key or "").encode()).digest()
 
 
 def _until_rotated(row: KeyRow) -> KeyRow:
@@ -101,11 +108,35 @@ class Keys:
             raise Forbidden()
         return found
 
+    async def until_refused(self, request: Request, scope: str) -> None:
+        """Return once the caller of a request may not use `scope` any more: within `key_ttl` of a revocation.
+
+        While nobody can say whether they may, because the database is away, they may."""
+        key = presented(request)
+        while True:
+            await asyncio.sleep(self._seconds_known(key))
+            try:
+                await self.caller(request, SecurityScopes([scope]), key, None)
+            except (StoreUnavailable, Overloaded):
+                continue
+            except BatonError:
+                return
+
+    def _seconds_known(self, key: str | None) -> float:
+        """The seconds for which the last lookup of a key counts."""
+        until, row = self._known.get(_mark(key), (0.0, None))
+        if row is None:
+            return self._context.key_ttl / 2
+        seconds = until - self._context.tick()
+        if row.expires_at is not None:
+            seconds = min(seconds, row.expires_at - self._context.now())
+        return max(seconds, LEAST_PAUSE)
+
     async def _row(self, key: str | None) -> KeyRow:
         """A key's row, if it may be used now."""
         parts = KEY_FORMAT.fullmatch(key or "")
         public, secret = (parts[1], parts[2]) if parts else ("", "")
-        mark = hashlib.sha256((key or "").encode()).digest()
+        mark = _mark(key)
         until, row = self._known.get(mark, (0.0, None))
         if until <= self._context.tick():
             row = await self._look_up(mark, public, secret)

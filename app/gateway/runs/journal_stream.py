@@ -2,30 +2,26 @@
 
 The id of each event is its number in the journal, so a client that reconnects with `Last-Event-ID` goes on exactly
 behind what it has. All streams of this process share one look at the database every `LOOK_SECONDS`, so that many open
-streams cost hardly more than one. A stream ends behind the last event of a run that has ended, and after ten
-minutes at most, so that a key which was revoked meanwhile is asked for again.
+streams cost hardly more than one. A stream ends behind the last event of a run that has ended, and after ten minutes at
+most.
 """
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
 import orjson
-from starlette.responses import StreamingResponse
 
 from app.core.run.events import Event
 from app.core.run.state import RunState, advance, fold
-from app.errors import NotFound, Overloaded, StoreUnavailable
+from app.errors import NotFound, StoreUnavailable
 from app.gateway.http.context import GatewayContext
 from app.store.protocol import TenantStore
 
 LOOK_SECONDS: Final = 0.2
 """Time between two looks whether journals have moved."""
-MOST: Final = 1_000
-"""Streams of one process at a time."""
-HEADERS: Final = {"cache-control": "no-store", "x-accel-buffering": "no"}
 
 
 class JournalWatch:
@@ -37,11 +33,6 @@ class JournalWatch:
         self._seqs: Mapping[str, int] = {}
         self._looked = -LOOK_SECONDS
         self._looking = asyncio.Lock()
-
-    def check(self) -> None:
-        """Raise `Overloaded` if there are too many streams."""
-        if self._followed.total() >= MOST:
-            raise Overloaded("Too many journals are followed at this process. Try again later.", retry_after=5.0)
 
     def begin(self, run: str) -> None:
         """Count a stream of a run."""
@@ -71,47 +62,35 @@ class JournalWatch:
         self._looked = self._context.tick()
 
 
-async def stream(
+async def frames(
     context: GatewayContext,
     watch: JournalWatch,
     store: TenantStore,
-    run: str,
+    events: tuple[Event, ...],
     after: int,
-    seconds: float,
     shown: Callable[[RunState, Sequence[Event]], Sequence[Mapping[str, Any]]],
-) -> StreamingResponse:
-    """The events behind number `after`, for at most so many seconds. `shown` turns them into JSON by the run's state
-    behind them. Raises `NotFound` and `Overloaded`."""
-    watch.check()
-    events = (await store.journal(run)).events
-    state = fold(events)
-
-    async def frames() -> AsyncIterator[bytes]:
-        watch.begin(run)
-        try:
-            async for found, now in _followed(context, watch, store, state, events, seconds):
-                bodies = shown(now, [event for event in found if event.seq > after])
-                yield b"".join(map(_frame, bodies)) or b": ping\n\n"
-        finally:
-            watch.end(run)
-
-    return StreamingResponse(frames(), media_type="text/event-stream", headers=HEADERS)
+) -> AsyncGenerator[bytes]:
+    """The frames of a stream of the events behind number `after`, until the run has ended. `events` is the journal as
+    far as it was read; `shown` turns events into JSON by the run's state behind them."""
+    run = events[0].run
+    watch.begin(run)
+    try:
+        async for found, now in _followed(context, watch, store, events):
+            bodies = shown(now, [event for event in found if event.seq > after])
+            yield b"".join(map(_frame, bodies)) or b": ping\n\n"
+    finally:
+        watch.end(run)
 
 
 async def _followed(
-    context: GatewayContext,
-    watch: JournalWatch,
-    store: TenantStore,
-    state: RunState,
-    events: Sequence[Event],
-    seconds: float,
+    context: GatewayContext, watch: JournalWatch, store: TenantStore, events: tuple[Event, ...]
 ) -> AsyncIterator[tuple[Sequence[Event], RunState]]:
     """New events with the state behind them; none whenever nothing has come for the time of a keep-alive."""
-    end = context.tick() + seconds
+    state = fold(events)
     yield events, state
-    while not _is_over(state) and context.tick() < end and not context.leaving.is_set():
+    while not _is_over(state):
         found: Sequence[Event] = ()
-        if await watch.moved(state.run, state.seq, min(context.ping, end - context.tick())):
+        if await watch.moved(state.run, state.seq, context.ping):
             try:
                 found = (await store.journal(state.run, after=state.seq)).events
             except NotFound:

@@ -17,7 +17,7 @@ import orjson
 from fastapi import APIRouter, Depends, Path, Query
 from pydantic import WithJsonSchema
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 
 from app.core.records import record
 from app.core.run import graph, timeline
@@ -47,6 +47,7 @@ from app.gateway.runs import (
     run_lists,
     views,
 )
+from app.gateway.runs.open_streams import OpenStream, OpenStreams
 from app.gateway.wire import query
 from app.store.protocol import RunRow, TenantStore
 
@@ -80,10 +81,11 @@ class VisibleRun:
 def routes(context: GatewayContext, keys: Keys, idempotency: Idempotency) -> APIRouter:
     """Every route under /v1/runs."""
     router = APIRouter(prefix="/v1/runs", tags=["runs"])
-    run_lists.add_routes(router, context, keys)
+    streams = OpenStreams(context, keys)
+    run_lists.add_routes(router, context, keys, streams)
     _pairs(router, context, keys)  # before the routes of one run, which would take its path for a run's id
     _reads(router, context, keys)
-    _follows(router, context, keys)
+    _follows(router, context, keys, streams)
     _views(router, context, keys)
     _explains(router, context, keys)
     _streams(router, context, keys, idempotency)
@@ -168,7 +170,7 @@ def _pairs(router: APIRouter, context: GatewayContext, keys: Keys) -> None:
         return _json((await views.aligned(first.store, journals, ratings, reads=reads_both)).to_json())
 
 
-def _follows(router: APIRouter, context: GatewayContext, keys: Keys) -> None:
+def _follows(router: APIRouter, context: GatewayContext, keys: Keys, streams: OpenStreams) -> None:
     visible = Annotated[VisibleRun, Depends(_visible(context, keys.needs("runs:read")))]
     watch = journal_stream.JournalWatch(context)
 
@@ -177,7 +179,7 @@ def _follows(router: APIRouter, context: GatewayContext, keys: Keys) -> None:
         operation_id="follow_run_events",
         summary="Follow a run's journal as it is written.",
         status_code=200,
-        response_class=StreamingResponse,
+        response_class=OpenStream,
         responses=operations.replies(*operations.READING, 429, events="RunEvent"),
         openapi_extra={"parameters": [operations.LAST_EVENT_ID]},
     )
@@ -185,7 +187,8 @@ def _follows(router: APIRouter, context: GatewayContext, keys: Keys) -> None:
         found: visible, options: Annotated[query.JournalStreamOptions, Query()], request: Request
     ) -> Response:
         """The events of `GET /v1/runs/{id}/events`, each under its number as the event id, until the run has ended, or
-        for the seconds that are asked for. `Last-Event-ID` counts before `starting_after`."""
+        for the seconds that are asked for. `Last-Event-ID` counts before `starting_after`. A stream ends within five
+        seconds of its key's revocation."""
         if request.method == "HEAD":  # which would wait for the run's end, and for no body
             return Response(media_type="text/event-stream")
         after = last_event(request)
@@ -195,9 +198,9 @@ def _follows(router: APIRouter, context: GatewayContext, keys: Keys) -> None:
             hidden = () if found.may_read else state.awaited.keys()
             return [_event(event, hidden) for event in events]
 
-        return await journal_stream.stream(
-            context, watch, found.store, found.row.id, after or 0, options.seconds, shown
-        )
+        journal = await found.store.journal(found.row.id)
+        frames = journal_stream.frames(context, watch, found.store, journal.events, after or 0, shown)
+        return streams.begin(request, found.caller, frames, options.seconds)
 
 
 def _views(router: APIRouter, context: GatewayContext, keys: Keys) -> None:

@@ -1,46 +1,43 @@
 """Lists of runs over HTTP: `GET /v1/runs`, and `GET /v1/runs/live`, which follows a page of one.
 
 A page that is followed is read again when a run has changed, and what differs is sent. Streams with the same filters
-share the reading. A stream ends when its key may not read any more, and when the process is told to stop.
+share the reading.
 """
 
 import asyncio
+from collections.abc import AsyncGenerator
 from typing import Annotated, Any, Final
 from weakref import WeakValueDictionary
 
 import orjson
 from fastapi import APIRouter, Query
-from fastapi.security import SecurityScopes
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
 
 from app.core.records import changed
-from app.errors import BatonError, InvalidRequest, NotFound, Overloaded, StoreUnavailable
+from app.errors import InvalidRequest, NotFound, StoreUnavailable
 from app.gateway.http.api_keys import Caller
 from app.gateway.http.auth import Keys
 from app.gateway.http.context import GatewayContext
-from app.gateway.http.sse import STREAM_HEADERS
 from app.gateway.openapi import operations, run_replies
 from app.gateway.runs import audit
+from app.gateway.runs.open_streams import SCOPE, OpenStream, OpenStreams
 from app.gateway.wire import query
 from app.store.protocol import METADATA_TAG, Place, RunQuery, RunRow
 
 SCHEMAS: Final[operations.Schemas] = {"RunListEvent": lambda: operations.event_schema(run_replies.RunListEvent)}
 COUNTED: Final = 10_000
 """How far runs are counted: a count costs a look at each run that it counts."""
-STREAMS: Final = 256
-"""The most pages that a process lets be followed at the same time."""
 JSON: Final = "application/json"
-SCOPE: Final = "runs:read"
 PING: Final = b": ping\n"
 Shown = dict[str, Any]
 
 
-def add_routes(router: APIRouter, context: GatewayContext, keys: Keys) -> None:
-    """Add the routes of lists. They stand before those of one run, which would take `live` for a run's id."""
+def add_routes(router: APIRouter, context: GatewayContext, keys: Keys, streams: OpenStreams) -> None:
+    """Add the routes of lists; `streams` are those that are open. These routes stand before those of one run, which
+    would take `live` for a run's id."""
     reader = Annotated[Caller, keys.needs(SCOPE)]
-    pages = _Pages(context, keys)
+    pages = _Pages(context)
 
     @router.get(
         "",
@@ -59,8 +56,8 @@ def add_routes(router: APIRouter, context: GatewayContext, keys: Keys) -> None:
         operation_id="follow_runs",
         summary="Follow a page of a list of runs.",
         status_code=200,
-        response_class=LiveList,
-        responses=operations.replies(*operations.READING, events="RunListEvent"),
+        response_class=OpenStream,
+        responses=operations.replies(*operations.READING, 429, events="RunListEvent"),
     )
     async def follow_runs(filters: Annotated[query.LiveFilters, Query()], caller: reader, request: Request) -> Response:
         """First the page, as `GET /v1/runs` has it with the same parameters; then each run that is new on it or has
@@ -69,7 +66,9 @@ def add_routes(router: APIRouter, context: GatewayContext, keys: Keys) -> None:
         wanted = await _run_query(context, filters, caller)
         if request.method == "HEAD":  # which would wait for a stream's end, and for no body
             return Response(media_type="text/event-stream")
-        return await pages.follow(request, caller, filters, wanted)
+        frames = await pages.frames(caller.tenant, filters, wanted)
+        seconds = None if filters.seconds is None else float(filters.seconds)
+        return streams.begin(request, caller, frames, seconds)
 
 
 # -- a page
@@ -210,38 +209,18 @@ async def _run_query(context: GatewayContext, filters: query.RunFilters, caller:
 class _Pages:
     """The pages that are followed in this process."""
 
-    def __init__(self, context: GatewayContext, keys: Keys) -> None:
-        self.context = context
-        self._keys = keys
+    def __init__(self, context: GatewayContext) -> None:
+        self._context = context
         self._shared: WeakValueDictionary[object, _SharedPage] = WeakValueDictionary()
-        self.followed = 0
-        """The streams that are open."""
 
-    async def follow(
-        self, request: Request, caller: Caller, filters: query.LiveFilters, wanted: RunQuery
-    ) -> "LiveList":
-        """The stream of a page. Raises `Overloaded`, `StoreUnavailable`."""
-        if self.followed >= STREAMS:
-            message = f"This process follows {STREAMS} pages already. Connect again later."
-            raise Overloaded(message, retry_after=5.0)
-        key = (caller.tenant, wanted, filters.before is not None, tuple(sorted(filters.include)))
+    async def frames(self, tenant: str | None, filters: query.LiveFilters, wanted: RunQuery) -> AsyncGenerator[bytes]:
+        """The frames of the stream of a page, whose first reading is done. Raises `StoreUnavailable`."""
+        key = (tenant, wanted, filters.before is not None, tuple(sorted(filters.include)))
         page = self._shared.get(key)
         if page is None:
-            page = self._shared[key] = _SharedPage(self.context, caller.tenant, filters, wanted)
-        number = self.context.runs.changes.number
-        first = await page.at(number)
-        seconds = None if filters.seconds is None else float(filters.seconds)
-        return LiveList(self, request, page, first=(number, first), seconds=seconds)
-
-    async def may_go_on(self, request: Request) -> bool:
-        """True if the key of a stream may still read runs."""
-        try:
-            await self._keys.caller(request, SecurityScopes([SCOPE]), None, None)
-        except StoreUnavailable:
-            return True
-        except BatonError:
-            return False
-        return True
+            page = self._shared[key] = _SharedPage(self._context, tenant, filters, wanted)
+        number = self._context.runs.changes.number
+        return _followed(self._context, page, number, await page.at(number))
 
 
 class _SharedPage:
@@ -264,75 +243,24 @@ class _SharedPage:
             return self._page
 
 
-class LiveList(Response):
-    """The event stream of a page."""
-
-    media_type = "text/event-stream"
-
-    def __init__(
-        self,
-        pages: _Pages,
-        request: Request,
-        page: _SharedPage,
-        *,
-        first: tuple[int, dict[str, Any]],
-        seconds: float | None,
-    ) -> None:
-        """`first` is the page with which the stream begins, and the number of the change after which it was read. The
-        stream ends after so many `seconds`."""
-        self.status_code = 200
-        self.background = None
-        self.raw_headers = list(STREAM_HEADERS)
-        self._pages = pages
-        self._request = request
-        self._page = page
-        self._first = first
-        self._seconds = seconds
-        self._opened_at = pages.context.tick()
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Write the stream until the client disconnects."""
-        self._pages.followed += 1
+async def _followed(
+    context: GatewayContext, page: _SharedPage, number: int, first: dict[str, Any]
+) -> AsyncGenerator[bytes]:
+    """The frames of a page: at first the whole of it, as it is after change `number`, then what differs."""
+    yield _event("page", first)
+    known = _by_id(first)
+    while True:
+        latest = await context.runs.changes.after(number, context.ping)
+        if latest == number:
+            yield PING
+            continue
         try:
-            await self._begin(send)
-            async with asyncio.TaskGroup() as group:
-                writing = group.create_task(self._write(send))
-                leaving = group.create_task(_left(receive))
-                stopping = group.create_task(self._pages.context.leaving.wait())
-                tasks = (writing, leaving, stopping)
-                await asyncio.wait(tasks, timeout=self._seconds, return_when=asyncio.FIRST_COMPLETED)
-                for task in tasks:
-                    task.cancel()
-        finally:
-            self._pages.followed -= 1
-        if leaving.cancelled():
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-    async def _begin(self, send: Send) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        await _send(send, _event("page", self._first[1]))
-
-    async def _write(self, send: Send) -> None:
-        context = self._pages.context
-        changes, checked = context.runs.changes, self._opened_at
-        number, page = self._first
-        known = _by_id(page)
-        while True:
-            latest = await changes.after(number, context.ping)
-            if latest == number or context.tick() - checked >= context.ping:  # also where no pause ever comes
-                if not await self._pages.may_go_on(self._request):
-                    return
-                checked = context.tick()
-            if latest == number:
-                await _send(send, PING)
-                continue
-            try:
-                now = _by_id(await self._page.at(latest))
-            except StoreUnavailable:
-                continue  # the number stays, so that the page is read again
-            number = latest
-            await _send(send, _difference(known, now))
-            known = now
+            now = _by_id(await page.at(latest))
+        except StoreUnavailable:
+            continue  # the number stays, so that the page is read again
+        number = latest
+        yield _difference(known, now)
+        known = now
 
 
 def _by_id(page: dict[str, Any]) -> dict[str, Shown]:
@@ -349,13 +277,3 @@ def _difference(before: dict[str, Shown], now: dict[str, Shown]) -> bytes:
 
 def _event(name: str, value: object) -> bytes:
     return b"event: %b\ndata: %b\n\n" % (name.encode(), orjson.dumps(value))
-
-
-async def _send(send: Send, frames: bytes) -> None:
-    if frames:
-        await send({"type": "http.response.body", "body": frames, "more_body": True})
-
-
-async def _left(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass

@@ -1,0 +1,81 @@
+"""Streams that stay open: they end with their key, and a key and a process have only so many."""
+
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import httpx
+import pytest
+
+from app.console.api import Api, ApiError, Session
+from app.gateway.runs import open_streams
+from app.process.wiring import Runtime
+from app.store.protocol import Actor
+from tests.harness.in_process import calling, plan, speak
+from tests.harness.prepared_apps import app_over
+from tests.harness.waiting import until
+from tests.stubs import Hang, ProviderStub
+
+PLAN = plan(("alpha", "Answer it", ["user"]))
+
+
+@pytest.fixture
+async def paths(stub: ProviderStub, client: httpx.AsyncClient) -> AsyncIterator[tuple[str, str]]:
+    """The streams of the list, and of the journal of a run that goes on."""
+    speak(stub)
+    stub.always("alpha", Hang())
+    order = {"model": "baton-mini", "input": "2 + 2?", "background": True, "baton": {"plan": PLAN}}
+    run = (await client.post("/v1/responses", json=order)).json()["id"].removeprefix("resp_")
+    await until(lambda: bool(stub.requests))
+    yield "/v1/runs/live", f"/v1/runs/{run}/events/stream"
+    await client.post(f"/v1/runs/{run}/cancel")
+
+
+async def test_a_stream_ends_with_its_key_though_nothing_else_happens(
+    opened: Runtime, client: httpx.AsyncClient, paths: tuple[str, str]
+) -> None:
+    key, context = client.headers["authorization"], replace(opened.gateway, key_ttl=0.0)
+    session = Session((("authorization", key),))
+    with app_over(context) as app:
+        api = Api(app)
+        async with api.events(session, "GET", paths[0]) as listed, api.events(session, "GET", paths[1]) as journal:
+            assert (await anext(listed)).data
+            assert (await anext(journal)).data
+            await context.store.revoke_key(key.split("_")[1], context.now(), by=Actor("test", "command"))
+            assert not [one async for one in listed if one.name == "page"]
+            async for event in journal:
+                assert event.data
+
+
+async def test_a_key_and_a_process_have_a_bounded_number_of_streams(
+    opened: Runtime, client: httpx.AsyncClient, paths: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(open_streams, "MOST_OF_KEY", 2)
+    monkeypatch.setattr(open_streams, "MOST", 3)
+    async with calling(opened, "another") as another:
+        first, second = (Session((("authorization", one.headers["authorization"]),)) for one in (client, another))
+        with app_over(opened.gateway) as app:
+            api = Api(app)
+            async with api.events(first, "GET", paths[0]) as one, api.events(first, "GET", paths[1]) as two:
+                assert (await anext(one)).data
+                assert (await anext(two)).data
+                for path in paths:
+                    async with api.events(first, "GET", path) as three:
+                        with pytest.raises(ApiError) as refused:
+                            await anext(three)
+                        assert (refused.value.status, refused.value.code) == (429, "rate_limit_exceeded")
+                        assert refused.value.retry_after is not None
+                async with (
+                    api.events(second, "GET", paths[0]) as three,
+                    api.events(second, "GET", paths[0]) as four,
+                ):
+                    assert (await anext(three)).data
+                    with pytest.raises(ApiError) as refused:
+                        await anext(four)
+                    assert (refused.value.status, refused.value.code) == (503, "overloaded")
+            async with api.events(first, "GET", paths[0]) as again:
+                assert (await anext(again)).data
+
+
+async def test_no_cache_keeps_a_reply_with_content(opened: Runtime, client: httpx.AsyncClient) -> None:
+    for path in ("/v1/me", "/v1/runs", "/v1/overview", "/v1/runs/run_none"):
+        assert (await client.get(path)).headers["cache-control"] == "no-store", path
