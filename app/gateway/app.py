@@ -63,6 +63,8 @@ SCHEMAS: Final[operations.Schemas] = {
 }
 SHARED_FAMILIES: Final = frozenset({"models", "files", "skills", "complete"})
 """First segments behind /v1 of routes that Anthropic's clients ask for too; they name themselves by a header."""
+NOT_STORED: Final = (b"cache-control", b"no-store")
+"""The header of each reply whose route says nothing else: most have content, and no cache may keep it."""
 REQUEST_ID = re.compile(rb"[A-Za-z0-9][A-Za-z0-9_.:-]{0,127}")
 
 __all__ = ["Application", "GatewayContext", "create_app", "create_probes"]
@@ -231,7 +233,9 @@ class Frontdoor:
                 scope["baton.status"] = message["status"]
                 took = (b"openai-processing-ms", b"%d" % ((self._context.tick() - log.began) * 1000))
                 rates = anthropic_reply.rate_headers(headers, self._context.now()) if anthropics else []
-                message["headers"] = [*message["headers"], *headers, *rates, took]
+                own = message["headers"]
+                stored = [] if any(name == b"cache-control" for name, _ in own) else [NOT_STORED]
+                message["headers"] = [*own, *headers, *rates, *stored, took]
             else:
                 log.is_complete = not message.get("more_body", False)
             await send(message)
