@@ -21,7 +21,6 @@ from rich.table import Table
 
 from app.cli import event_loop, private_engine, storage, taskset, terminal
 from app.cli.asked import Asked
-from app.cli.estimate import OUTPUT_TOKENS
 from app.cli.sandbox import Sandbox
 from app.cli.taskset import Graded
 from app.core.message.chat import Message, Role, Text, Usage
@@ -30,6 +29,7 @@ from app.core.pool.catalog import Catalog, Limits, Tier, Worker
 from app.core.pool.policy import Overrides
 from app.core.rating.calibration import SOURCE, Rate, Trial, alike, of_worker, rates
 from app.core.rating.feedback import derived
+from app.core.rating.forecast import OUTPUT_TOKENS
 from app.engine.delivery.messages import Ended
 from app.engine.runs.admission import Order
 from app.errors import BatonError, ConfigInvalid

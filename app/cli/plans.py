@@ -191,7 +191,7 @@ def _drawn(shown: Mapping[str, Any]) -> RenderableType:
         tree.add(_step(n, step, shown["disclosures"][n], estimates))
     for one in shown["disclosed"]:
         tree.add(Text(f"{one['recipient']} ({one['provider']}) has read the conversation, as {one['recipient_kind']}"))
-    tree.add(_estimate(shown))
+    tree.add(preview.estimate(shown["estimate"], shown["planning_cost_usd"]))
     tree.add(Text(f"digest: {shown['digest']}"))
     return tree
 
@@ -212,19 +212,3 @@ def _step(n: int, step: Mapping[str, Any], to: Mapping[str, Any], estimates: Any
 
 def _cost(figures: Mapping[str, Any]) -> str:
     return terminal.dollars(figures["cost_usd"]["p50"] * MILLION)
-
-
-def _estimate(shown: Mapping[str, Any]) -> Text:
-    known = shown["estimate"]
-    if known is None:
-        return Text("estimate: none, because a worker of the plan has left the pool")
-    cost, seconds = known["cost_usd"], known["seconds"]
-    basis = "prices and usual sizes" if known["basis"] == "prices" else f"{known['runs']} past runs"
-    return Text.assemble(
-        ("estimate: ", "bold"),
-        f"{_cost(known)} ({terminal.dollars(cost['p10'] * MILLION)} to {terminal.dollars(cost['p90'] * MILLION)}) and "
-        f"{run_words.seconds(seconds['p50'])} ({run_words.seconds(seconds['p10'])} to "
-        f"{run_words.seconds(seconds['p90'])}) to execute, from {basis}; at most "
-        f"{terminal.dollars(cost['worst'] * MILLION)}. Making the plan cost "
-        f"{terminal.dollars(shown['planning_cost_usd'] * MILLION)}.",
-    )

@@ -6,18 +6,18 @@ from typing import Any
 from rich.text import Text
 from rich.tree import Tree
 
-from app.cli import estimate, event_loop, private_engine, run_record, run_tree, run_words, storage, terminal
+from app.cli import event_loop, private_engine, run_record, run_tree, run_words, storage, terminal
 from app.cli.asked import Asked
 from app.cli.runs import PREVIEW_KEY
 from app.core.message.chat import Message, Task
 from app.core.message.chat import Text as Said
 from app.core.plan.arms import tier_for
-from app.core.pool.budget import input_bound
-from app.core.pool.catalog import Catalog, Limits, Tier
+from app.core.pool.catalog import MILLION, Catalog, Tier
 from app.core.pool.policy import Overrides
 from app.engine.delivery.messages import Ended
 from app.engine.runs.admission import Order
 from app.errors import ConfigInvalid
+from app.gateway.plans import forecasts, reply, revisions
 from app.process.config import Loaded, configure
 from app.process.wiring import Runtime
 
@@ -65,34 +65,35 @@ def _tier(catalog: Catalog, asked: Asked) -> tuple[Tier, str]:
 async def _preview(loaded: Loaded, order: Order) -> tuple[Ended, Tree, dict[str, Any]]:
     async with storage.used(loaded.settings), private_engine.at_work(loaded, 1) as opened:
         ended = await private_engine.carried_out(opened, order)
-        return ended, *await _drawn(opened, ended, order.limits)
+        store = opened.context.store
+        shown, question = await run_record.read(store, await store.run(ended.state.run))
+        drawn = run_tree.draw(shown, question, full=False)
+        if ended.error is None and ended.state.current:
+            drawn.add(await _estimate(opened, ended, order))
+        return ended, drawn, shown
 
 
-async def _drawn(opened: Runtime, ended: Ended, limits: Limits) -> tuple[Tree, dict[str, Any]]:
-    store = opened.context.store
-    shown, question = await run_record.read(store, await store.run(ended.state.run))
-    drawn = run_tree.draw(shown, question, full=False)
-    if ended.error is None and ended.state.current:
-        drawn.add(_estimate(opened.pool.catalog(), ended, question or "", limits))
-    return drawn, shown
+async def _estimate(opened: Runtime, ended: Ended, order: Order) -> Text:
+    store = opened.context.store.of_tenant(order.tenant)
+    steps = await revisions.steps_of(store, revisions.of_state(ended.state, order.key))
+    history = await forecasts.read_history(store, order.tenant)
+    made = forecasts.of_plan(opened.pool.catalog(), order.task, steps, order.limits, history)
+    return estimate(reply.estimate(made), ended.bill.usd / MILLION)
 
 
-def _estimate(catalog: Catalog, ended: Ended, question: str, limits: Limits) -> Text:
-    tier = catalog.tiers[ended.state.admitted.tier]
-    steps = [
-        estimate.Planned(
-            step.n,
-            catalog.workers[(tier.conductor.worker or "") if step.opens else step.worker],
-            step.access.user,
-            step.access.steps,
-        )
-        for step in ended.state.current
-    ]
-    size = input_bound([Message("user", (Said(question),))]) // 4
-    likely = estimate.estimate(steps, size, limits)
+def estimate(known: Mapping[str, Any] | None, planning_usd: float) -> Text:
+    """The forecast of a plan, as the API has it, in words; `planning_usd` are the dollars that making the plan cost."""
+    if known is None:
+        return Text("estimate: none, because a worker of the plan is not in the pool file, or is the conductor")
+    cost, seconds = known["cost_usd"], known["seconds"]
+    basis = "prices and usual sizes" if known["basis"] == "prices" else f"{known['runs']} past runs"
+    low, middle, high = [run_words.seconds(seconds[name]) for name in ("p10", "p50", "p90")]
     return Text.assemble(
         ("estimate: ", "bold"),
-        f"{terminal.dollars(likely.usd)} and {run_words.seconds(likely.seconds)} to execute "
-        f"({estimate.OUTPUT_TOKENS} tokens a step); at most {terminal.dollars(likely.usd_most)}. "
-        f"Making the plan cost {terminal.dollars(ended.bill.usd)}.",
+        f"{_dollars(cost['p50'])} ({_dollars(cost['p10'])} to {_dollars(cost['p90'])}) and {middle} ({low} to {high}) "
+        f"to execute, from {basis}; at most {_dollars(cost['worst'])}. Making the plan cost {_dollars(planning_usd)}.",
     )
+
+
+def _dollars(amount: float) -> str:
+    return terminal.dollars(amount * MILLION)

@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from app.cli import estimate, run_words, terminal
-from app.core.pool.catalog import Card, Limits, Price, Worker
+from app.cli import run_words, terminal
 
 
 def test_texts_cannot_steer_the_terminal() -> None:
@@ -59,17 +58,3 @@ def test_a_dead_letter_is_explained() -> None:
         "so it was given up; see the runbook)"
     )
     assert (run_words.error("worker_timeout"), run_words.error(None)) == ("worker_timeout", None)
-
-
-def test_an_estimate_follows_the_longest_path() -> None:
-    worker = Worker("w", "p", "m", Price(1_000_000, 2_000_000), Card(speed=100.0))
-    limits = Limits(output_tokens=400)
-    steps = [
-        estimate.Planned(0, worker, True, ()),
-        estimate.Planned(1, worker, True, ()),
-        estimate.Planned(2, worker, True, (0, 1)),
-    ]
-    found = estimate.estimate(steps, 80, limits)
-    assert found.seconds == pytest.approx(2 * (0.6 + 4.0))
-    assert found.usd == 3 * 200 + 800 + 3 * 800
-    assert found.usd <= found.usd_most <= limits.usd

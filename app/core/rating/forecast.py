@@ -40,8 +40,10 @@ questions."""
 KEPT = 200
 """The most past steps that are kept under one key: the newest."""
 DRAWS = 251
-OUTPUT_TOKENS, LEAST, MOST = 400, 0.25, 2.5
-"""Output tokens of a usual step of which nothing is known, and the range of factors around them."""
+OUTPUT_TOKENS = 400
+"""Output tokens of a usual step of which nothing is known."""
+LEAST, MOST = 0.25, 2.5
+"""The range of factors around them."""
 FIRST_SECONDS, SPEED = 0.6, 60.0
 """Seconds until a usual worker begins to answer, and the output tokens a second of one whose card does not say."""
 STEP_SECONDS = 0.02

@@ -73,7 +73,7 @@ def whole(
         "pool": list(state.admitted.pool),
         "excluded": dict(state.admitted.excluded),
         "planning_cost_usd": dollars(bill(plan.first.state).usd),
-        "estimate": _estimate(forecasts.of_plan(catalog, task, steps, limits, history)),
+        "estimate": estimate(forecasts.of_plan(catalog, task, steps, limits, history)),
         "disclosures": planned_disclosures(catalog, revision, steps),
         "disclosed": [ledger.shown(row) for row in disclosed],
     }
@@ -93,7 +93,8 @@ def _revision(one: Revision) -> dict[str, Any]:
 # -- the estimate
 
 
-def _estimate(made: Forecast | None) -> dict[str, Any] | None:
+def estimate(made: Forecast | None) -> dict[str, Any] | None:
+    """A forecast in dollars and seconds; None where there is none."""
     if made is None:
         return None
     return {
