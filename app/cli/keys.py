@@ -72,6 +72,8 @@ def _check_tiers(loaded: Loaded, tiers: Sequence[str]) -> None:
 
 
 async def _add(settings: Settings, asked: Asked, now: float) -> None:
+    if not asked.tenant:
+        raise ConfigInvalid(["--tenant: a tenant has a name of at least one character"])
     key, row = mint(
         peppers(settings)[0],
         tenant=asked.tenant,

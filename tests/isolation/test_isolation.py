@@ -82,12 +82,13 @@ async def test_postgres_refuses_reads_that_no_route_checks(
     assert (report.leaks, report.meddlings, report.faults) == ([], [], [])
 
 
-async def test_the_database_refuses_writes_that_no_route_checks(
-    stub: ProviderStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@POSTGRES
+async def test_postgres_refuses_writes_that_no_route_checks(
+    stub: ProviderStub, tmp_path: Path, migrated_postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     without_the_routes_checks(monkeypatch)
     with_reads_of_the_service(monkeypatch)
-    report = await played(tmp_path, stub, {})
+    report = await played(tmp_path, stub, {"BATON_DATABASE_URL": migrated_postgres_url})
     assert report.meddlings == []
     assert report.leaks, "the operations would notice a leak"
 

@@ -143,32 +143,69 @@ def fillers(conn: Connection) -> None:
         conn.execute(text(f"INSERT INTO {table} SELECT {copied} FROM {table} AS old, {many} WHERE {mine}"))
 
 
-async def test_a_user_who_may_not_create_roles_learns_what_is_missing(postgres_url: str) -> None:
-    """Managed servers give a database to a user who is no superuser; some do not let it create roles."""
+@pytest.fixture
+async def owner_url(postgres_url: str) -> str:
+    """A migrated database whose owner is no superuser and may not create roles, as on some managed servers."""
     server = make_url(postgres_url)
     user = f"owner_{server.database}"
-    own = server.set(username=user, password="secret").render_as_string(hide_password=False)
     admin = await asyncpg.connect(postgres_url)
     try:
         await admin.execute(f"""CREATE ROLE "{user}" LOGIN PASSWORD 'secret'""")
         await admin.execute(f'ALTER DATABASE "{server.database}" OWNER TO "{user}"')
-        await asyncio.to_thread(migrate, own)
-        found = await asyncio.to_thread(revisions.row_security, own)
-        assert not found.reader
-        assert f'GRANT "baton_reader_{server.database}" TO "{user}"' in found.reason
-        async with open_store(own) as store:
-            await store.append(admitted("their-run", tenant=THEIRS))
-            assert (await store.of_tenant(OURS).run("their-run")).tenant == THEIRS, "the check is the gateway's alone"
-        await admin.execute(f'ALTER ROLE "{user}" CREATEROLE')
-        await asyncio.to_thread(migrate, own)
-        found = await asyncio.to_thread(revisions.row_security, own)
-        assert (found.reader, found.reason) == (f"baton_reader_{server.database}", "")
-        async with open_store(own) as store:
-            assert (await store.of_tenant(THEIRS).run("their-run")).tenant == THEIRS
-            with pytest.raises(NotFound):
-                await store.of_tenant(OURS).run("their-run")
     finally:
         await admin.close()
+    own = server.set(username=user, password="secret").render_as_string(hide_password=False)
+    await asyncio.to_thread(migrate, own)
+    return own
+
+
+async def test_the_owner_of_the_tables_reads_for_a_caller_under_the_same_policies(owner_url: str) -> None:
+    """FORCE binds the owner, so that nothing depends on a role of readers. Everything else sees all rows by indexes."""
+    found = await asyncio.to_thread(revisions.row_security, owner_url)
+    assert (found.reader, found.reason) == (make_url(owner_url).username, "")
+    async with open_store(owner_url) as store:
+        for run, tenant in RUNS.items():
+            await store.append(replace(admitted(run, tenant=tenant), tags=(("label", "red"),)))
+            await store._write(fill_of(run, tenant))
+        mine = await counted(store, OURS)
+        assert {table for table, rows in mine.items() if rows != 1} == {"feedback", "contents", "once"}, "none was made"
+        assert set((await counted(store, "")).values()) == {0}
+        assert (await counted(store, None))["events"] == 2
+        with pytest.raises(NotFound):
+            await store.of_tenant(OURS).run("their-run")
+        with pytest.raises(StoreUnavailable):
+            await store.read_for(OURS, lambda conn: conn.execute(text("UPDATE runs SET error = 'x'")))
+        forced = "SELECT relname FROM pg_class WHERE relforcerowsecurity AND relrowsecurity"
+        assert set(await store._read(lambda conn: conn.execute(text(forced)).scalars().all())) == set(READABLE)
+        await store._write(fillers)
+        await store._write(lambda conn: conn.execute(text("ANALYZE")))
+        for statement in BY_INDEX:
+            explained = await store._read(lambda conn, one=statement: conn.execute(text(f"EXPLAIN {one}")).scalars())
+            assert "Seq Scan" not in "\n".join(explained), statement
+
+
+BY_INDEX = (
+    "SELECT * FROM events WHERE run = 'our-run' AND seq > 0",
+    "SELECT * FROM runs WHERE id = ANY(ARRAY['our-run', 'their-run1'])",
+    "SELECT * FROM runs WHERE id > 'x' AND state NOT IN ('succeeded', 'failed', 'cancelled', 'expired', 'over_budget')",
+    "UPDATE runs SET error = 'x' WHERE id = 'our-run' AND epoch = 1",
+)
+"""Statements of the kind that engines and sweepers send."""
+
+
+async def test_a_role_of_readers_is_used_once_the_user_may_make_it(owner_url: str, postgres_url: str) -> None:
+    server = make_url(owner_url)
+    admin = await asyncpg.connect(postgres_url)
+    await admin.execute(f'ALTER ROLE "{server.username}" CREATEROLE')
+    await admin.close()
+    await asyncio.to_thread(migrate, owner_url)
+    found = await asyncio.to_thread(revisions.row_security, owner_url)
+    assert (found.reader, found.reason) == (f"baton_reader_{server.database}", "")
+    async with open_store(owner_url) as store:
+        await store.append(admitted("their-run", tenant=THEIRS))
+        assert (await store.of_tenant(THEIRS).run("their-run")).tenant == THEIRS
+        with pytest.raises(NotFound):
+            await store.of_tenant(OURS).run("their-run")
 
 
 async def test_a_role_of_auditors_reads_the_views_and_no_text(store: SqlStore, migrated_postgres_url: str) -> None:

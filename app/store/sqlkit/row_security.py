@@ -1,13 +1,14 @@
 """Row-level security: on Postgres a read that is made for a caller sees the rows of the caller's tenant, and no others.
 
-The tables have policies (migration 0022) that bind only roles whose names begin with `baton_reader_`. `baton migrate`
-makes one such role for the database, which cannot log in, may read the tables that callers' requests read, and owns
-nothing. A read for a caller is a transaction that takes this role and names the tenant, both until its end and no
-longer, so that it works behind a PgBouncer that pools transactions, too. The role neither owns the tables nor is exempt
-from policies, so a query without any condition on the tenant finds nothing of another's.
+A read for a caller is a transaction that names the tenant in the setting `baton.tenant`, until its end and no longer,
+so that it works behind a PgBouncer that pools transactions, too. The policies of the tables (migration 0029), which
+FORCE applies to their owner as well, show such a transaction the rows of this tenant alone, even to a query without any
+condition on the tenant. A transaction that names no tenant sees all rows: that of an engine, a sweeper or a migration.
 
-Where the database's user may not create roles, reads are made as before, with the gateways' own checks alone;
-`baton migrate` and `baton doctor` say so.
+The transaction may not write, and takes the role `baton_reader_...` that `baton migrate` makes for the database. This
+role cannot log in, and may read the tables that callers' requests read and nothing else. Where the database's user may
+not create roles, the transaction keeps that user, whom the policies bind in the same way, unless it is exempt from all
+policies as superusers are. `baton migrate` and `baton doctor` say what is in force.
 """
 
 from collections.abc import Callable
@@ -40,7 +41,7 @@ NAME: Final = f"""
 SELECT '{PREFIX}' || CASE WHEN octet_length(current_database()) > 48 THEN md5(current_database())
 ELSE current_database() END
 """
-READER: Final = f"""
+ROLE: Final = f"""
 SELECT role.rolname FROM pg_class AS runs
 CROSS JOIN LATERAL aclexplode(runs.relacl) AS granted JOIN pg_roles AS role ON role.oid = granted.grantee
 WHERE runs.oid = to_regclass('runs') AND runs.relrowsecurity AND granted.privilege_type = 'SELECT'
@@ -49,8 +50,16 @@ AND pg_has_role(current_user, role.oid,
   CASE WHEN current_setting('server_version_num')::int < 160000 THEN 'MEMBER' ELSE 'SET' END)
 ORDER BY role.rolname LIMIT 1
 """
-"""The role that this user may take for reads; no row if there is none."""
-TAKE: Final = text(f"SELECT set_config('role', :role, true), set_config('{TENANT}', :tenant, true)")
+"""The role of readers that this user may take; no row if there is none."""
+BOUND_USER: Final = """
+SELECT current_user::text FROM pg_class
+WHERE oid = to_regclass('runs') AND relforcerowsecurity AND row_security_active(oid)
+"""
+"""This user, if the policies bind it; no row if they do not."""
+NO_TENANT: Final = "\x7f"
+"""The setting for a tenant whose name is empty, since an empty setting would restrict nothing."""
+READS_ONLY: Final = "set_config('transaction_read_only', 'on', true)"
+TAKE: Final = text(f"SELECT set_config('role', :role, true), set_config('{TENANT}', :tenant, true), {READS_ONLY}")
 MARK: Final = "/* for a caller */"
 """A comment that distinguishes a statement prepared for callers' reads from the service's own."""
 
@@ -67,15 +76,14 @@ class RowSecurity:
 
 def read_as(conn: Connection, work: Callable[[Connection], T], *, reader: str, tenant: str) -> T:
     """Run work that reads, in a transaction that ends with it, as the role `reader` for a tenant."""
-    conn.execute(TAKE, {"role": reader, "tenant": tenant})
+    conn.execute(TAKE, {"role": reader, "tenant": tenant or NO_TENANT})
     return work(conn)
 
 
 def begin(reader: str, tenant: str) -> str:
     """The text that begins a transaction as this role for this tenant, in one exchange and without parameters."""
-    return (
-        f"BEGIN; SELECT set_config('role', {_literal(reader)}, true), set_config('{TENANT}', {_literal(tenant)}, true)"
-    )
+    role, name = _literal(reader), _literal(tenant or NO_TENANT)
+    return f"BEGIN; SELECT set_config('role', {role}, true), set_config('{TENANT}', {name}, true), {READS_ONLY}"
 
 
 def _literal(value: str) -> str:
@@ -84,8 +92,12 @@ def _literal(value: str) -> str:
 
 
 def reader_of(conn: Connection) -> str | None:
-    """The role by which this database's user may read for callers; None if row-level security is not in force."""
-    found: str | None = conn.execute(text(READER)).scalar_one_or_none()
+    """The role by which this database's user reads for callers; None if row-level security is not in force."""
+    return _role_of_readers(conn) or conn.execute(text(BOUND_USER)).scalar_one_or_none()
+
+
+def _role_of_readers(conn: Connection) -> str | None:
+    found: str | None = conn.execute(text(ROLE)).scalar_one_or_none()
     return found
 
 
@@ -94,7 +106,7 @@ def enforce(conn: Connection) -> RowSecurity:
 
     It is part of a migration's transaction. A refusal undoes nothing else.
     """
-    if (reader := reader_of(conn)) is not None:  # tables that are new with this migration
+    if (reader := _role_of_readers(conn)) is not None:  # tables that are new with this migration
         conn.execute(text(f'GRANT SELECT ON {", ".join(READABLE)} TO "{reader}"'))
         return state(conn)
     name: str = conn.execute(text(f"SELECT quote_ident(({NAME}))")).scalar_one()
