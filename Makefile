@@ -19,17 +19,19 @@ JOBS ?= 6
 # What waits for processes and servers comes first, and what only computes fills the gaps at the end.
 FIRST := $(patsubst %,tests/%/,integration engine store cli process deploy stepqueue clients audit gateway)
 THEN := $(filter-out $(FIRST) tests/fuzz/ tests/__pycache__/,$(wildcard tests/*/)) $(wildcard tests/test_*.py)
+# What tests draw is drawn from this seed: a new one each time unless it is given. make prints the command, and so the seed.
+SEED ?= $(shell date +%s)
 test: .venv/dev.stamp  ## All but fuzzers, fault suite, bug zoo and what needs a vLLM server.
 	$(BIN)/python -m pytest -m "not vllm and not faults_suite" --ignore $(ZOO) -p no:schemathesis \
-		-p tests.harness.workers --workers $(JOBS) $(FIRST) $(THEN)
+		--hypothesis-seed $(SEED) -p tests.harness.workers --workers $(JOBS) $(FIRST) $(THEN)
 
 FAULTS ?= faults_suite
 faults: .venv/dev.stamp  ## The service's own processes and servers, broken on purpose; FAULTS=faults_ci takes a subset.
 	$(BIN)/python -m pytest tests/faults -m $(FAULTS) -n auto --maxprocesses 4 --dist loadfile
 
 CASES ?= 10000
-fuzz: .venv/dev.stamp  ## Ten thousand requests that nobody would send.
-	BATON_TEST_FUZZ=$(CASES) $(BIN)/python -m pytest tests/fuzz -n auto --maxprocesses 4
+fuzz: .venv/dev.stamp  ## Ten thousand requests that nobody would send; `make fuzz SEED=N CASES=M` repeats those of another time.
+	BATON_TEST_FUZZ=$(CASES) BATON_TEST_FUZZ_SEED=$(SEED) $(BIN)/python -m pytest tests/fuzz -n auto --dist loadfile
 
 SEEDS ?= 10000
 ZOO := tests/simulation/test_zoo.py

@@ -1,4 +1,4 @@
-"""How many cases the fuzzers try, and what is asked of every reply."""
+"""How many cases the fuzzers try and from which seed they are drawn, and what is asked of every reply."""
 
 import json
 import os
@@ -6,6 +6,8 @@ from typing import Any, Final
 
 CASES: Final = int(os.environ.get("BATON_TEST_FUZZ", "1000"))
 """A thousand in CI, and as many as asked for by `make fuzz`."""
+SEED: Final = int(os.environ.get("BATON_TEST_FUZZ_SEED", "0"))
+"""The seed of all that is drawn: the same seed, with as many cases and the same code, draws the same requests."""
 LARGEST_ERROR: Final = 4_096
 
 

@@ -5,12 +5,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 from openai.types import Completion
 from openai.types.chat import ChatCompletion
 
-from tests.fuzz.cases import CASES, check_error
+from tests.fuzz.cases import CASES, SEED, check_error
 from tests.fuzz.conftest import Fuzzed
 from tests.harness.bad_bodies import CANARY
 from tests.harness.exact_replies import exactly
@@ -120,24 +120,28 @@ def test_the_valid_requests_are_valid(fuzzed: Fuzzed, path: str) -> None:
     assert fuzzed.send(path, json.dumps(VALID[path]).encode()).status_code == 200
 
 
+@seed(SEED)
 @settings(FUZZED, max_examples=CASES // 20)
 @given(body=st.binary(max_size=300))
 def test_bytes(fuzzed: Fuzzed, body: bytes) -> None:
     check(fuzzed, CHAT, body)
 
 
+@seed(SEED)
 @settings(FUZZED, max_examples=CASES // 10)
 @given(value=values | odd, path=st.sampled_from(sorted(VALID)))
 def test_json_of_any_shape(fuzzed: Fuzzed, value: Any, path: str) -> None:
     check(fuzzed, path, json.dumps(value).encode("utf-8", "surrogatepass"))
 
 
+@seed(SEED)
 @settings(FUZZED, max_examples=CASES // 2)
 @given(body=broken(VALID[CHAT]))
 def test_chat_requests_with_something_broken(fuzzed: Fuzzed, body: bytes) -> None:
     check(fuzzed, CHAT, body)
 
 
+@seed(SEED)
 @settings(FUZZED, max_examples=CASES // 10)
 @given(body=broken(VALID[LEGACY]))
 def test_legacy_requests_with_something_broken(fuzzed: Fuzzed, body: bytes) -> None:

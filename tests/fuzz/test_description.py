@@ -11,7 +11,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from tests.fuzz.cases import CASES, LARGEST_ERROR
+from tests.fuzz.cases import CASES, LARGEST_ERROR, SEED
 from tests.fuzz.conftest import stocked
 
 pytestmark = pytest.mark.timeout(max(60, CASES // 10))
@@ -26,7 +26,7 @@ CHECKS = (
 
 HOUSE, KEY = stocked()
 """Schemathesis makes its tests while they are collected, before there are fixtures."""
-schema = schemathesis.openapi.from_asgi("/openapi.json", HOUSE.app)
+schema = schemathesis.openapi.from_asgi("/openapi.json", HOUSE.app, config=schemathesis.Config(seed=SEED))
 
 
 # The body of create_plan is a chat completion's, dear to draw twice; the stream of follow_runs has no end.
