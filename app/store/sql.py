@@ -92,7 +92,8 @@ T = TypeVar("T")
 CHUNK = 200
 """Most runs or tickets that one transaction renews: other writers wait for its locks."""
 READY_SECONDS = 2.0
-"""Seconds within which a write must succeed for the database to count as ready."""
+"""Seconds within which a write must succeed for the database to count as ready. Less than `/readyz` waits for a check,
+which is less than the chart's probes wait for a reply, so that a probe is given the reason and not a time-out."""
 
 
 @asynccontextmanager

@@ -16,8 +16,10 @@ import pytest
 import yaml
 
 from app.cli.commands import command_line, parse, reference
+from app.gateway.http.health import CHECK_TIMEOUT
 from app.process.config import configure
 from app.process.config.settings import PREFIX, secret_variables, variables
+from app.store.sql import READY_SECONDS
 from app.telemetry import COUNTERS, GAUGES, HISTOGRAMS, TOTALS, Telemetry, metrics_page
 
 ROOT: Final = Path(__file__).resolve().parents[2]
@@ -257,6 +259,16 @@ def test_the_chart_has_the_port_of_the_image() -> None:
 
 
 # -- systemd
+
+
+@pytest.mark.parametrize("component", ["gateway", "dispatcher"])
+def test_probes_wait_longer_than_the_checks_that_they_ask_for(component: str) -> None:
+    """A probe that gives up first would never see why a process is not ready."""
+    lines = (DEPLOY / f"helm/templates/{component}.yaml").read_text().splitlines()
+    probes = [line for line in lines if "Probe:" in line]
+    timeouts = [int(seconds) for line in probes for seconds in re.findall(r"timeoutSeconds: (\d+)", line)]
+    assert len(timeouts) == len(probes) == 3
+    assert READY_SECONDS < CHECK_TIMEOUT < min(timeouts)
 
 
 @pytest.mark.parametrize("name", ["baton-gateway.service", "baton-dispatcher@.service"])

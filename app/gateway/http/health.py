@@ -18,7 +18,7 @@ from app.gateway.http.context import GatewayContext
 from app.gateway.openapi import operations, replies
 
 CHECK_TIMEOUT = 3.0
-"""Seconds for each check; the store and the queue give up by themselves after two."""
+"""Seconds for each check; the store and the queue give up by themselves after two, and probes after five."""
 
 
 def routes(context: GatewayContext) -> APIRouter:
