@@ -260,7 +260,8 @@ def _row(message: Live) -> list[Any]:
         case Stop():
             return ["s", message.run, message.step]
         case Listen():
-            return ["l", message.run, message.address]
+            row = ["l", message.run, message.address]
+            return [*row, message.call, message.chars, message.calls] if message.call else row
         case Adopted():
             return ["a", message.run, message.address]
         case _:
@@ -281,6 +282,8 @@ def _message(row: Any) -> Live:
             return Stop(run, step)
         case ["l", str(run), str(address)]:
             return Listen(run, address)
+        case ["l", str(run), str(address), str(call), int(chars), int(calls)]:
+            return Listen(run, address, call, chars, calls)
         case ["a", str(run), str(address)]:
             return Adopted(run, address)
         case _:

@@ -101,13 +101,19 @@ class Stop:
 
 @record(frozen=True, slots=True)
 class Listen:
-    """The gateway at `address` follows this run: send it the run's events, and the answer from its beginning.
+    """The gateway at `address` follows this run: send it the run's events, and what it lacks of the answer.
 
-    It is sent to the run's engine, again every few seconds; the engine passes it on to those who execute its steps.
+    It is sent to the run's engine, again every second; the engine passes it on to those who execute its steps.
     """
 
     run: str
     address: str
+    call: str = ""
+    """The call of which it has something; empty for none, or where the engine may be one of an older release."""
+    chars: int = 0
+    """The number of characters that it has of the call's text."""
+    calls: int = 0
+    """The number of pieces of tool calls that it has of the call."""
 
 
 @record(frozen=True, slots=True)

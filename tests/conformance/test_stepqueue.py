@@ -16,7 +16,7 @@ from app.core.run.trace import Trace
 from app.errors import QueueUnavailable
 from app.stepqueue import redis
 from app.stepqueue.memory import MemoryQueue
-from app.stepqueue.protocol import AGAIN, WHOLE_RUN, Committed, Delta, Live, StepQueue, Stop, Ticket
+from app.stepqueue.protocol import AGAIN, WHOLE_RUN, Adopted, Committed, Delta, Listen, Live, StepQueue, Stop, Ticket
 from app.stepqueue.redis import RedisQueue
 from tests.harness.waiting import PATIENCE_SECONDS, fastest, stays, until
 
@@ -285,6 +285,9 @@ MESSAGES: list[Live] = [
     Delta("run", 1, "call", 8, "y", ({"token": "y", "logprob": -0.5, "bytes": [121], "top_logprobs": []},)),
     Stop("run"),
     Stop("run", 3),
+    Listen("run", "here"),
+    Listen("run", "here", "call", 5, 2),
+    Adopted("run", "here"),
     Committed("run", (Event("run", 4, Kind.STEP_DONE, 1.5, {"step": 1, "sizes": [1, 2], "why": None}),)),
     Delta("run", 1, "call", 9, "", (), 2, (ToolDelta(1, "id", "look", '{"q":'), ToolDelta(1, arguments='"é"}'))),
     Delta("run", 1, "call", 9, "z", ({"token": "z"},), 4, (ToolDelta(0),)),

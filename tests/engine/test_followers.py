@@ -49,6 +49,7 @@ from app.store.rows.content import address
 from app.telemetry import Telemetry
 from tests.core.play import resumed
 from tests.harness.stand_ins import TEXTS, journal_of, row_of
+from tests.harness.waiting import until
 
 RUN, SALT, HOME = "run", b"salt", "gateway"
 ANSWER = "Vier mal fünf."
@@ -387,13 +388,14 @@ async def test_words_that_were_missed_are_asked_for_again() -> None:
         asked: list[Live] = []
         follower = here.follow()
         follower.state.turn.gateway = HOME  # type: ignore[misc]
+        follower.engine = "heir"
         async with here.queue.subscribe("heir", asked.append):
             await here.receive(LOST_WORDS[0])
             await here.followers._look(healthy=True)
             assert asked == []
             await here.receive(Delta(RUN, 1, "call_1", 9, "acht"))
             await here.followers._look(healthy=True)
-            assert asked == [Listen(RUN, HOME)]
+            assert asked == [Listen(RUN, HOME, "call_1", len(LOST_WORDS[0].text))]
             await here.receive(Delta(RUN, 1, "call_1", 0, "Fünf mal acht"))
             await here.followers._look(healthy=True)
         assert len(asked) == 1
@@ -426,6 +428,7 @@ async def test_what_is_sent_again_has_all_that_was_sent_meanwhile() -> None:
         reply = cast(Reply, SimpleNamespace(text="", decoded=lambda _after: (), refuses=False))
         relay = Relay(RUN, 1, "call_1", reply, lambda _place: "")
         relay._chars, reply.text = 5, "Fünf "  # type: ignore[misc]
+        sent: list[Live] = []
         context = SimpleNamespace(store=here.store, queue=here.queue, telemetry=Telemetry(), tick=lambda: 0.0)
         dispatcher = Dispatcher(cast(EngineContext, context), name="heir", slots=1, grace=0.0)
         work = Work(Ticket(RUN, 1, "mini", "heir", 1), relay=relay)
@@ -436,7 +439,15 @@ async def test_what_is_sent_again_has_all_that_was_sent_meanwhile() -> None:
             reply.text = "Fünf mal"  # type: ignore[misc]
             relay._chars = 8
             await here.receive(LOST_WORDS[1])
+            async with here.queue.subscribe("elsewhere", sent.append):
+                dispatcher.listen(Listen(RUN, "elsewhere", "call_1", 5))
+                dispatcher.listen(Listen(RUN, "elsewhere", "call_1", 8))
+                dispatcher.listen(Listen(RUN, "elsewhere", "call_0", 8))
+                await until(lambda: len(sent) > 1)
         assert caller.words == "Fünf mal"
+        assert sent == [Delta(RUN, 1, "call_1", 5, "mal"), Delta(RUN, 1, "call_1", 0, "Fünf mal")], (
+            "no more than it lacks"
+        )
 
 
 @pytest.mark.parametrize(("is_new", "expected"), [(True, 1.0), (False, 0.0)])

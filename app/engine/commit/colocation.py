@@ -103,7 +103,7 @@ class StepStarter(Protocol):
         ...
 
     def listen(self, message: Listen) -> bool:
-        """Send a gateway the answer of a run from its beginning; False if others may execute the answering step."""
+        """Send a gateway what it lacks of a run's answer; False if others may execute the answering step."""
         ...
 
 

@@ -170,6 +170,10 @@ class Audience:
         """True if something before this part of the present attempt was missed."""
         return delta.call == self.call and (delta.offset > self.chars or delta.since > len(self._calls))
 
+    def wish(self, home: str) -> Listen:
+        """The wish of the gateway at `home` to be sent what it lacks of the present attempt, and of those to come."""
+        return Listen(self._run, home, self.call, self.chars, len(self._calls))
+
     def lose(self) -> None:
         """Note that the present attempt was lost: whoever comes from now on is sent nothing of it."""
         self._clear("", self._attempt)
@@ -467,9 +471,11 @@ class Followers:
         """Ask the run's engine to send to this process what it sends to the gateway that the run's admission names.
 
         An engine from which nothing has come since it was last asked may not be the run's engine any more. The run's
-        row says then which one is, and whether the journal has moved.
+        row says then which one is, and whether the journal has moved; and that engine is asked for the whole answer, in
+        the form that those of older releases know as well.
         """
         run, engine = follower.state.run, follower.engine if follower.engine_answers else ""
+        wish = follower.audience.wish(self._home) if engine else Listen(run, self._home)
         follower.engine_answers = False
         with suppress(QueueUnavailable, StoreUnavailable, NotFound):
             if not engine:
@@ -478,7 +484,7 @@ class Followers:
                 if row.seq > follower.state.seq:
                     self.catch_up(follower)
             if engine:
-                await self._context.queue.publish(engine, [Listen(run, self._home)])
+                await self._context.queue.publish(engine, [wish])
 
     def catch_up(self, follower: Follower) -> None:
         """Read the run's journal soon."""

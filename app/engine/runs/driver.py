@@ -198,7 +198,7 @@ class Driver:
 
     async def listen(self, message: Listen) -> None:
         """Add a gateway that follows the run. It is sent the latest event, by which it finds out what it missed; and
-        the engines that execute the run's steps send it the answer from the beginning."""
+        the engines that execute the run's steps send it what it lacks of the answer."""
         known = message.address in self.followers()
         if message.address != self.state.turn.gateway and (known or len(self._listening) < FOLLOWERS):
             self._listening[message.address] = self._context.tick() + LISTEN_SECONDS

@@ -203,21 +203,21 @@ class Dispatcher:
         self._freed.set()
 
     def listen(self, message: Listen) -> bool:
-        """Send a gateway the answer of a run from its beginning; False if others may execute the answering step."""
+        """Send a gateway what it lacks of a run's answer; False if others may execute the answering step."""
         works = self._works_of(message.run)
         for work in works:
             if message.address not in work.listening:
                 work.listening = (*work.listening, message.address)
             if work.relay is not None and self._group is not None:
-                self._group.create_task(self._send_so_far(message.address, work.relay))
+                self._group.create_task(self._send_lacking(message, work.relay))
         return any(work.relay is not None for work in works)
 
-    async def _send_so_far(self, address: str, relay: Relay) -> None:
+    async def _send_lacking(self, listener: Listen, relay: Relay) -> None:
         """Send what has been sent of an answer by now, and not by the time when somebody began to listen: more of it
         may have been sent in between, and does not go on from what is known there."""
-        if (so_far := relay.so_far()) is not None:
+        if (lacking := relay.lacking(listener)) is not None:
             with suppress(QueueUnavailable):
-                await self._context.queue.publish(address, [so_far])
+                await self._context.queue.publish(listener.address, [lacking])
 
     async def _renew_until(self, drained: asyncio.Event) -> None:
         suspects: set[Held] = set()

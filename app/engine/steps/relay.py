@@ -4,8 +4,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from app.core.message.chat import Piece, ToolDelta, Words
+from app.core.message.logprobs import spoken
 from app.engine.calls.attempt import Reply
-from app.stepqueue.protocol import Delta
+from app.stepqueue.protocol import Delta, Listen
 
 
 class Relay:
@@ -17,6 +18,7 @@ class Relay:
     def __init__(self, run: str, step: int, call: str, reply: Reply, id_of: Callable[[int], str]) -> None:
         """`id_of` gives the caller's id of a tool call, by its number."""
         self._place = (run, step, call)
+        self._call = call
         self._reply = reply
         self._id_of = id_of
         self._chars = self._tokens = 0
@@ -26,13 +28,21 @@ class Relay:
         self.heard = False
         """True once text of the attempt may have been sent to a caller, so that no other attempt may follow."""
 
-    def so_far(self) -> Delta | None:
-        """All that was sent of the answer, for a follower that begins to listen; None if that is nothing."""
-        if not self._chars and not self._sent:
+    def lacking(self, listener: Listen) -> Delta | None:
+        """The part of what was sent of the answer that a listener lacks; None if that is nothing."""
+        chars, calls = (listener.chars, listener.calls) if listener.call == self._call else (0, 0)
+        if chars >= self._chars and calls >= self._sent:
             return None
         self.heard = True
-        text, calls = self._reply.text[: self._chars], tuple(self._calls[: self._sent])
-        return Delta(*self._place, 0, text, self._reply.decoded(0)[: self._tokens], 0, calls)
+        tokens = self._reply.decoded(0)[: self._tokens]
+        return Delta(
+            *self._place,
+            chars,
+            self._reply.text[chars : self._chars],
+            tokens[spoken(tokens, chars) :],
+            calls,
+            tuple(self._calls[calls : self._sent]),
+        )
 
     def delta(self, pieces: Sequence[Piece]) -> Delta | None:
         """The message that these pieces make; None if there is nothing to send of them.
