@@ -16,6 +16,8 @@ from app.core.run.retention_classes import RunClass
 from app.engine.retention import erase_all, runs_with_text, texts_with_ref
 from app.errors import NotFound
 from app.store.protocol import (
+    APPROVAL_TAG,
+    ASKED,
     FIRST_REVISION,
     METADATA_TAG,
     PLAN_TAG,
@@ -135,10 +137,12 @@ async def test_words_of_callers_in_tags_are_erased_with_the_content_and_pruned_w
     assert [row.id for row in await store.runs(RunQuery(tags=(("label", "phi"),), ascending=True))] == ["kept", "one"]
 
 
-async def test_what_finds_plans_and_traces_is_pruned_with_the_run(store: SqlStore) -> None:
+async def test_what_finds_plans_traces_and_approvals_is_pruned_with_the_run(store: SqlStore) -> None:
     tags = ((PLAN_TAG, FIRST_REVISION), (TRACE_TAG, "a" * 32))
     body = {"tier": "mini", "traceparent": f"00-{'a' * 32}-{'b' * 16}-01", "wire": {"format": "plan"}}
     await store.append(replace(asked("one"), events=(Raw(Kind.ADMITTED, body),), tags=tags))
+    waits = Entry("one", 1.5, (Raw(Kind.AWAITING_APPROVAL, {}),), epoch=1, tags=((APPROVAL_TAG, ASKED),))
+    await store.append(waits)
     await store.append(replace(ended("one", at=2.0), tags=()))
     assert await store.prune([await left_of(store, "one")]) == ["one"]
     assert await store._read(lambda conn: conn.exec_driver_sql("SELECT * FROM tags WHERE run = 'one'").all()) == []

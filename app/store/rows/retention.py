@@ -25,6 +25,8 @@ from app.core.run.retention_classes import RunClass
 from app.core.run.trace import Trace
 from app.errors import NotFound
 from app.store.protocol import (
+    APPROVAL_TAG,
+    ASKED,
     FIRST_REVISION,
     PLAN_TAG,
     REQUEST_TAG,
@@ -62,7 +64,7 @@ PRUNED_EVENTS = 500
 PRUNED_EVENTS_POSTGRES = 2_000
 """Most events that one transaction deletes on Postgres, where no writer of other runs waits for it."""
 
-TAGGED = (Kind.ADMITTED, Kind.RESUMED, Kind.PLAN_STEP)
+TAGGED = (Kind.ADMITTED, Kind.RESUMED, Kind.PLAN_STEP, Kind.AWAITING_APPROVAL)
 """The kinds of events that give a run its tags."""
 
 
@@ -218,6 +220,9 @@ def _delete_tags(conn: Connection, statements: Statements, ids: Mapping[str, obj
         body = orjson.loads(raw)
         if kind == Kind.PLAN_STEP.value:
             keys.add(("worker", body["worker"], run))
+            continue
+        if kind == Kind.AWAITING_APPROVAL.value:
+            keys.add((APPROVAL_TAG, ASKED, run))
             continue
         keys |= {("label", label, run) for label in body.get("labels", ())}
         if request := body.get("request_id"):
