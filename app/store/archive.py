@@ -58,6 +58,7 @@ from app.store.sqlkit.tables import (
     PRUNED_RUNS,
     RUNS,
     SHARED_CONTENTS,
+    TAGS,
     TENANTS,
     TICKETS,
 )
@@ -322,7 +323,7 @@ def _pruned(conn: Connection, query: Select[Any]) -> list[PrunedRun]:
 def orphans(conn: Connection, limit: int) -> list[tuple[str, bool]]:
     """The runs without a row that rows of other tables name."""
     named = []
-    for table in (EVENTS, DISCLOSURES, CONTENTS, SHARED_CONTENTS, TICKETS, FEEDBACK):
+    for table in (EVENTS, DISCLOSURES, TAGS, CONTENTS, SHARED_CONTENTS, TICKETS, FEEDBACK):
         known = exists().where(RUNS.c.id == table.c.run)
         named.append(select(table.c.run).where(~known).distinct())
     query = union(*named).limit(limit)

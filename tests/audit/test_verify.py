@@ -3,6 +3,7 @@
 import asyncio
 import json
 import random
+import re
 import shutil
 import sqlite3
 import time
@@ -26,14 +27,16 @@ from app.store.rows import log_sources, transparency_log
 from app.store.sql import open_store
 from app.store.sqlkit.log_statements import LogStatements
 from app.store.sqlkit.statements import Statements
+from app.store.sqlkit.tables import METADATA
 from app.store.writing import log_writer
 from tests.audit import tampers
-from tests.audit.tampers import KNOWING, RANDOM, SIGNER, Subject, Tamper, attempt, prepare, verify
+from tests.audit.tampers import KNOWING, RANDOM, RECORDS, SIGNER, Subject, Tamper, attempt, prepare, verify
 from tests.cli.test_commands import baton
 from tests.conformance.conversations import turn
 from tests.conformance.entries import queued, take
 from tests.harness.raw_facts import Raw
 
+AUDIT = Path(__file__).parents[2] / "deploy" / "docs" / "audit.md"
 SEEDED = 12
 """Random tampers of each test run; `python -m tests.audit.tampers` makes thousands."""
 
@@ -328,6 +331,33 @@ def test_random_tampers_are_found(subject: Subject, conn: Connection) -> None:
     missed = [one[0] for one in done if one is not None and one[1] is None]
     assert missed == []
     assert len([one for one in done if one is not None]) > SEEDED / 2
+
+
+def test_every_table_is_a_record_or_listed_with_the_reason_why_it_is_none() -> None:
+    """Whoever adds a table decides: it is sealed and tampers with it are tried, or the guide says why it is none."""
+    guide = AUDIT.read_text().splitlines()
+    named = {}
+    for beginning in ("* The tables of record are ", "* No records are "):
+        (line,) = [one for one in guide if one.startswith(beginning)]
+        named[beginning] = set(re.findall(r"`(\w+)`", line.partition(". ")[0]))
+    records, others = named.values()
+    assert records == set(RECORDS)
+    assert records | others == set(METADATA.tables)
+    assert not records & others
+    assert {one.table.name for one in log_sources.SOURCES.values()} <= records
+
+
+def test_a_tag_of_a_run_that_is_not_stored_is_a_finding(subject: Subject, conn: Connection) -> None:
+    """Also one that would be erased with the run's content, which no event demands."""
+
+    def tamper(conn: Connection, _rnd: random.Random) -> str:
+        conn.execute(text("INSERT INTO tags (name, value, run) VALUES ('user', 'ann', 'run_nowhere')"))
+        return "a tag of no run"
+
+    done = attempt(conn, subject, tamper, random.Random(1))
+    assert done is not None
+    assert done[1] is not None
+    assert done[1].thing == "run run_nowhere"
 
 
 def test_the_run_is_named_whose_event_was_altered(subject: Subject, conn: Connection) -> None:

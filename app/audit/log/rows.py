@@ -50,8 +50,6 @@ LEDGER = "ledger"
 """The kind of a waiting change of a run's rows in the ledger of disclosures, made without an event."""
 TAGGED = {"run.admitted", "run.resumed", "plan.step", "run.awaiting_approval"}
 """Kinds of events that give a run its tags."""
-LATER_TAGS = frozenset({"approval"})
-"""Tags that runs of earlier releases lack."""
 
 
 @dataclass(slots=True)
@@ -294,8 +292,7 @@ class RowCheck:
         for name, value, run in self._wanted:
             if (name, value, run) not in stored:
                 self._tags -= 1
-                if name not in LATER_TAGS:
-                    self._add("missing", f"run {run}", f"its tag `{name}` is not stored", self._place_of(run))
+                self._add("missing", f"run {run}", f"its tag `{name}` is not stored", self._place_of(run))
         self._wanted.clear()
 
     def _place_of(self, run: str) -> int | None:
