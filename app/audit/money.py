@@ -17,7 +17,7 @@ def money(run: Account) -> Iterator[Violation]:
         yield from _reservation(run, call)
         yield from _cost(run, call)
     yield from _caps(run)
-    yield from _row(run)
+    yield from amounts(run)
     yield from _turns(run)
     if run.end is not None:
         yield from _bill(run, run.end)
@@ -72,7 +72,7 @@ def _caps(run: Account) -> Iterator[Violation]:
                 yield run.says("over-cap", fact.seq, f"{before} {name} spent and {now} held, the cap is {cap}")
 
 
-def _row(run: Account) -> Iterator[Violation]:
+def amounts(run: Account) -> Iterator[Violation]:
     """The run's row has the amounts that are held for open calls and were spent on the others."""
     row, made = run.record.row, run.calls.values()
     held = [call.intent.body for call in made if call.outcome is None]

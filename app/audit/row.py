@@ -12,12 +12,17 @@ from app.core.run.kinds import Kind
 def row(run: Account) -> Iterator[Violation]:
     """Apply all rules of this module."""
     columns = run.record.row
-    for column, wanted in _columns(run).items():
-        if columns.get(column) != wanted:
-            yield run.says("row-projection", 0, f"{column} is not what the events make it")
+    yield from projection(run)
     if run.end is not None and columns["degraded"] not in degraded(run):
         yield run.says("row-projection", run.end.seq, "degraded is not what the events make it")
     yield from _outbox(run)
+
+
+def projection(run: Account) -> Iterator[Violation]:
+    """The columns of the row that follow from the events are as these make them."""
+    for column, wanted in _columns(run).items():
+        if run.record.row.get(column) != wanted:
+            yield run.says("row-projection", 0, f"{column} is not what the events make it")
 
 
 def _columns(run: Account) -> dict[str, Any]:

@@ -29,12 +29,14 @@ from app.store.sqlkit.log_statements import LogStatements
 from app.store.sqlkit.statements import Statements
 from app.store.sqlkit.tables import METADATA
 from app.store.writing import log_writer
-from tests.audit import tampers
+from tests.audit import scenes, tampers
 from tests.audit.tampers import KNOWING, RANDOM, RECORDS, SIGNER, Subject, Tamper, attempt, prepare, verify
 from tests.cli.test_commands import baton
 from tests.conformance.conversations import turn
 from tests.conformance.entries import queued, take
+from tests.harness.in_process import pool_text, running_service
 from tests.harness.raw_facts import Raw
+from tests.stubs import ProviderStub
 
 AUDIT = Path(__file__).parents[2] / "deploy" / "docs" / "audit.md"
 SEEDED = 12
@@ -260,6 +262,37 @@ def test_a_column_of_an_open_run_that_no_entry_seals_fits_what_is_stored_beside_
     (finding,) = found_after(open_conn, f"UPDATE runs SET {change}")
     assert (finding.rule, finding.thing) == ("altered", "run run_open")
     assert change.split()[0].removesuffix("s") in finding.words
+
+
+async def waiting_run(folder: Path) -> str:
+    """Make a sealed database with a real run that waits for the results of a tool. Returns the URL."""
+    async with ProviderStub() as stub, running_service(folder, pool_text(stub)) as opened:
+        await scenes.waiting_for_results(stub, opened)
+        url = opened.pool.loaded.settings.database_url
+    async with open_store(url) as store:
+        await tampers.seal(store)
+    return url
+
+
+@pytest.fixture(scope="module")
+def waiting_conn(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Connection]:
+    engine = create_engine(asyncio.run(waiting_run(tmp_path_factory.mktemp("waiting"))))
+    with engine.connect() as opened:
+        yield opened
+    engine.dispose()
+
+
+def test_a_run_that_waits_is_clean_as_it_was_sealed(waiting_conn: Connection) -> None:
+    report = verify(waiting_conn, ())
+    waiting_conn.rollback()
+    assert (list(report.ordered()), report.runs) == ([], 1)
+
+
+@pytest.mark.parametrize("column", ["state", "topology", "steps", "spent_usd", "spent_tokens", "held_usd", "deadline"])
+def test_the_row_of_a_run_that_goes_on_follows_from_its_events(waiting_conn: Connection, column: str) -> None:
+    (finding,) = found_after(waiting_conn, f"UPDATE runs SET {column} = {column} || '1'")
+    assert finding.rule == "altered"
+    assert column in finding.words
 
 
 OF_THE_STATE = ("size = size + 1", "verifiers = 'log.example/baton+0+0'", "sealed_at = sealed_at - 1", "xid = 7")

@@ -8,15 +8,17 @@ from typing import Any
 
 import orjson
 
-from app.audit.account import account
+from app.audit.account import Account, account
 from app.audit.administration import administration
 from app.audit.disclosures import disclosures
 from app.audit.log.entries import DISCLOSURES, END, FIXED, PRIVATE, PRUNED, ROW, RUN, Sealed, fits, read_entry
 from app.audit.log.findings import Finding, Verified
 from app.audit.log.tree import GrowingTree, Unreadable, leaf_hash
 from app.audit.log.verify import LOG, LogCheck, StoredEntry
-from app.audit.report import Report
+from app.audit.money import amounts
+from app.audit.report import Report, Violation
 from app.audit.requests import Pools
+from app.audit.row import projection
 from app.core.pool.catalog import ProviderSpec
 from app.providers.protocol import Provider
 from app.store.archive import Record, Stored
@@ -139,7 +141,7 @@ class RowCheck:
         self._expect_tags(name, run.events)
         if self.contents:
             self._texts(name, run, entries[-1].place)
-            self._ledger(name, run, entries[-1].place)
+            self._follows(name, run, entries[-1].place)
 
     def _events(self, name: str, run: SealedRun, entries: Sequence[Sealed]) -> None:
         """The events are those that were sealed, one batch after the other."""
@@ -255,20 +257,27 @@ class RowCheck:
             if ref not in run.contents:
                 self._add("content", thing, f"the text {ref[:12]} is not stored, and the run was not erased", place)
 
-    def _ledger(self, name: str, run: SealedRun, place: int) -> None:
-        """The ledger of disclosures says what the events say, which were compared with the log before."""
+    def _follows(self, name: str, run: SealedRun, place: int) -> None:
+        """The ledger of disclosures says what the events say, which were compared with the log before. So does the row
+        of a run that goes on: no entry stands for it but for its admission."""
         thing = f"run {name}"
         events = tuple([Stored(*event) for event in run.events])
         record = Record(row=run.row, events=events, contents={}, tickets=(), disclosures=tuple(run.disclosures))
         try:
             told = account(record, self.sealed_at)
-            found = list(disclosures(told, self._known_pools(), Report())) if told.begun and not told.flaws else None
+            found = list(self._of_account(told)) if told.begun and not told.flaws else None
         except (ValueError, KeyError, TypeError):
             found = None  # an event is no JSON any more, or lacks a field: it differs from the sealed one
         if found is None and run.disclosures:
             self._add("surplus", thing, "its rows of the ledger of disclosures do not follow from its events", place)
         for violation in found or ():
             self._add("altered", thing, violation.what, place)
+
+    def _of_account(self, told: Account) -> Iterator[Violation]:
+        yield from disclosures(told, self._known_pools(), Report())
+        if told.end is None:
+            yield from projection(told)
+            yield from amounts(told)
 
     def _known_pools(self) -> Pools:
         if self._pools is None:
