@@ -9,6 +9,9 @@ from app.lab.world2.baselines import Policy, Setting
 from app.lab.world2.bounds import OptimumAsRead, OptimumByCards
 from app.lab.world2.learning import READ_TASKS, learned
 from app.lab.world2.provider import SPLITS, pool_file, task_set
+from app.lab.world2.rehearsal import TESTED
+from app.lab.world2.rehearsal import report as rehearsal_report
+from app.lab.world2.shipped import write
 from app.lab.world2.standings import Found, Sizes, keep, kept, report, run
 
 
@@ -26,7 +29,17 @@ def main() -> int:
     parser.add_argument("--pool-file", type=int, help="print the pool file of this number, and nothing else")
     parser.add_argument("--unseen", action="store_true", help="with workers that training never meets")
     parser.add_argument("--tasks", choices=SPLITS, help="print the task set of a split, and nothing else")
+    parser.add_argument("--conductor", type=Path, help="learn the policy of the rehearsal conductor into this file")
+    parser.add_argument(
+        "--rehearsal", action="store_true", help="compare the rehearsal conductor with tuned fixed plans"
+    )
     asked = parser.parse_args()
+    if asked.rehearsal:
+        print(rehearsal_report(TESTED))
+        return 0
+    if asked.conductor is not None:
+        write(asked.conductor)
+        return 0
     if asked.pool_file is not None:
         print(pool_file(asked.pool_file, unseen=asked.unseen))
         return 0

@@ -189,8 +189,8 @@ def fixed_plans() -> list[Policy]:
     """Return the policies of one constant plan."""
     return [
         Fixed("best single worker", lambda plan: len(plan.workers) == 1),
-        Fixed("self-consistency", _consistent),
-        Fixed("mixture of agents", lambda plan: _mixes(plan) and not _consistent(plan)),
+        Fixed("self-consistency", same_worker),
+        Fixed("mixture of agents", lambda plan: mixes(plan) and not same_worker(plan)),
         Fixed("planner-executor-checker", lambda plan: plan.shape in ("plan solve check", "plan reason check")),
         Fixed("best fixed plan", lambda plan: True),
     ]
@@ -211,12 +211,14 @@ def told_domain() -> Policy:
     return ByGroup("plan by true domain", lambda training: texts.domains)
 
 
-def _mixes(plan: Plan) -> bool:
+def mixes(plan: Plan) -> bool:
+    """Return True for a plan whose workers answer for themselves before one combines the answers."""
     return plan.shape.endswith(" combine") and plan.shape.split()[0] not in ("plan", "digest")
 
 
-def _consistent(plan: Plan) -> bool:
-    return _mixes(plan) and len(set(plan.workers[:-1])) == 1
+def same_worker(plan: Plan) -> bool:
+    """Return True for such a plan in which one worker gives all the answers that are combined."""
+    return mixes(plan) and len(set(plan.workers[:-1])) == 1
 
 
 def _by_group(setting: Setting, trained: texts.Groups, asked: texts.Groups) -> Chosen:

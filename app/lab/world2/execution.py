@@ -1,8 +1,10 @@
 """World 2 as the executor meets it: workers that read messages and answer, each call with dice of its own.
 
 A worker knows only its messages. It finds the task in the caller's words or, where those are withheld, by the digest
-that quotes it. A digest may lack something, a plan may name the wrong kinds of work, and an answer names the workers
-who had a hand in it. The hidden trait of a task is in no text: workers look it up in a `Library` of posed tasks.
+that quotes it. A document may follow the task after `DOCUMENT`; who it is that reads it changes nothing but the tokens.
+A digest may lack something, a plan may name the wrong kinds of work, and an answer names the workers who had a hand in
+it. The hidden trait of a task is in no text: workers look it up in a `Library` of posed tasks. What a subtask asks for
+is read from its words, so that any conductor can write one.
 """
 
 import hashlib
@@ -27,6 +29,16 @@ RESULTS = re.compile(
 )
 WHOLE = "The answer is"
 PLAN = re.compile(r"Plan: (?P<kinds>[a-z, ]+)\.")
+DOCUMENT = "\n\n<document>\n"
+"""The line between a task and the document that comes with it."""
+ROLES = (
+    ("digest", re.compile(r"\b(digest|summar|condense)", re.IGNORECASE)),
+    ("plan", re.compile(r"(?=.*\b(plan|outline|work out how)\b).*\bnot solve", re.IGNORECASE | re.DOTALL)),
+    ("check", re.compile(r"\b(check|verif|review)", re.IGNORECASE)),
+    ("combine", re.compile(r"\b(weigh|compare|combine)", re.IGNORECASE)),
+    ("reason", re.compile(r"step by step|\bplan\b", re.IGNORECASE)),
+)
+"""The words by which a subtask that is none of `SUBTASKS` asks for a role; the first that occur decide."""
 DIGEST = re.compile(r"Digest (?P<key>[0-9a-f]{16}): (?P<state>complete|incomplete)\.")
 
 
@@ -38,7 +50,7 @@ class Library:
 
     def find(self, text: str) -> Task | None:
         """Return the task of this text, or of this key."""
-        return self._by_key.get(text) or self._by_key.get(key_of(text))
+        return self._by_key.get(text) or self._by_key.get(key_of(text.partition(DOCUMENT)[0]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +162,8 @@ def _shown(messages: Sequence[Message], library: Library) -> _Shown:
 
 def role_of(subtask: str) -> str:
     """Return the role that a subtask asks for; a plain solver for words that ask for no other."""
-    return next((role for role, words in SUBTASKS.items() if words == subtask.strip()), "solve")
+    named = next((role for role, words in SUBTASKS.items() if words == subtask.strip()), None)
+    return named or next((role for role, words in ROLES if words.search(subtask)), "solve")
 
 
 def _note(shown: _Shown, role: str, text: str, library: Library) -> None:

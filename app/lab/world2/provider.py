@@ -2,24 +2,45 @@
 
 In the pool file: a provider of the format `rehearsal` with the option `world = "2"`, and workers whose `model` is a
 name of `workers.workers`. Their tasks are those of `posed`: the hidden trait of a task is in no text, so that workers
-have to know them. Every call draws from the provider's dice, which begin at its `seed`.
+have to know them. Every call draws from the provider's dice, which begin at its `seed`; a request with a seed of its
+own always gets the same answer.
+
+The workers of the rehearsal pool (`app/process/config/rehearsal.toml`) are five of these profiles, under names of their
+own (`cast`): they answer tasks of this world by them, and are asked everything else as the rehearsal workers.
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
 from random import Random
 
-from app.core.message.chat import Message
-from app.lab.world2.constants import constants
-from app.lab.world2.execution import Library, Reply, reply
+from app.core.message.chat import Finish, Message
+from app.lab.world2.constants import DOCUMENT_TOKENS, constants
+from app.lab.world2.execution import CANNOT_KNOW, DOCUMENT, Library, reply
 from app.lab.world2.shapes import MOST_STEPS
-from app.lab.world2.tasks import Split, Task, tasks
-from app.lab.world2.workers import Pool, Worker, pool, workers
+from app.lab.world2.tasks import WORDS, Split, Task, tasks
+from app.lab.world2.workers import LARGEST, Pool, Worker, pool, workers
 
 SPLITS: tuple[Split, ...] = ("train", "fresh", "phrasings", "families")
 POSED = 1_000
 """Tasks of each split that the workers of a service know."""
 TIER = "baton-world2"
+CAST = ("sage", "scribe", "abacus", "almanac", "lawyer")
+"""The names under which the profiles of `cast` answer, in the order in which these were drawn."""
+CHARS_PER_TOKEN = 4.3
+"""Characters of a document for each of its tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """An answer, its tokens and seconds; `finish` is "length" where the request allowed too few tokens for it."""
+
+    text: str
+    read: int
+    written: int
+    seconds: float
+    finish: Finish = "stop"
 
 
 class SecondWorld:
@@ -28,17 +49,47 @@ class SecondWorld:
     def __init__(self, seed: str) -> None:
         everyone = (*workers(unseen=False), *workers(unseen=True))
         self._workers = {worker.name: worker for worker in everyone}
-        self._library = Library([task for split in SPLITS for task in posed(split)])
+        self._workers |= {name: replace(worker, name=name) for worker, name in cast()}
+        self._seed = seed
         self._random = Random(f"world-2|service|{seed}")
 
-    def answer(self, name: str, messages: Sequence[Message]) -> tuple[Reply, float] | None:
-        """Return what a worker answers and how many seconds it takes; None for one that is not of this world."""
+    def answer(
+        self, name: str, messages: Sequence[Message], *, seed: int | None = None, most: int | None = None
+    ) -> Said | None:
+        """Return what a worker answers, in at most so many tokens; None for one that is not of this world, and for a
+        worker of the rehearsal pool that is asked something else."""
         worker = self._workers.get(name)
         if worker is None:
             return None
-        said, known = reply(worker, messages, self._library, self._random), constants()
-        reading = said.read / known.read_per_second
-        return said, known.overhead_seconds + reading + said.written / worker.card.speed
+        random = self._random
+        if seed is not None:
+            random = Random(f"world-2|{self._seed}|{seed}|{name}|{[message.text for message in messages]}")
+        said, known = reply(worker, messages, library(), random), constants()
+        if said.text == CANNOT_KNOW and name in CAST:
+            return None
+        written = said.written if most is None else min(said.written, most)
+        seconds = known.overhead_seconds + said.read / known.read_per_second + written / worker.card.speed
+        if written == said.written:
+            return Said(said.text, round(said.read), round(written), seconds)
+        text = said.text[: int(len(said.text) * written / said.written)]
+        return Said(text, round(said.read), round(written), seconds, "length")
+
+
+@cache
+def library() -> Library:
+    """Return the tasks that the workers of a service know."""
+    return Library([task for split in SPLITS for task in posed(split)])
+
+
+@cache
+def cast() -> tuple[tuple[Worker, str], ...]:
+    """Return the profiles of the rehearsal pool with their names in it: five workers of training, drawn until the
+    context of each holds the longest document."""
+    random = Random("world-2|rehearsal|0")
+    while True:
+        drawn = random.sample(workers(unseen=False), LARGEST)
+        if min(worker.card.context for worker in drawn) > max(DOCUMENT_TOKENS):
+            return tuple(zip(drawn, CAST, strict=True))
 
 
 def posed(split: Split) -> list[Task]:
@@ -46,10 +97,26 @@ def posed(split: Split) -> list[Task]:
     return tasks(split, "service", POSED)
 
 
-def task_set(split: Split) -> Iterator[str]:
+def written_out(task: Task) -> str:
+    """Return the text of a task with its document, of about as many tokens as the world counts for it. The document
+    says nothing of the task: the world counts what it costs to read, and how much it distracts."""
+    length = int(DOCUMENT_TOKENS[task.document] * CHARS_PER_TOKEN)
+    if not length:
+        return task.text
+    random = Random(f"world-2|document|{task.text}")
+    lines: list[str] = []
+    size = 0
+    while size < length:
+        lines.append(f"Entry {len(lines) + 1}: the {random.choice(WORDS)} stands beside the {random.choice(WORDS)}.")
+        size += len(lines[-1]) + 1
+    return task.text + DOCUMENT + "\n".join(lines) + "\n</document>"
+
+
+def task_set(split: Split, count: int = POSED) -> Iterator[str]:
     """Return the lines of a task set, as `baton eval` and `baton grade` read it."""
-    for task in posed(split):
-        yield json.dumps({"question": task.text, "grader": {"kind": "exact", "expected": task.answer}})
+    for number, task in enumerate(posed(split)[:count]):
+        rule: Mapping[str, str] = {"kind": "exact", "expected": task.answer}
+        yield json.dumps({"id": f"{split} {number}", "question": written_out(task), "grader": rule})
 
 
 def numbered(number: int, *, unseen: bool) -> Pool:

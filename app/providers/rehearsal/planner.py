@@ -1,7 +1,8 @@
 """The planner of the rehearsal conductor: it reads the prompt, finds the family, and chooses by the cards.
 
 Easy questions get one step. Hard ones get plan, solve and check, or two independent solvers and a judge, as far as the
-step limit allows. What it emits is a plan as `plan/parse.py` defines it; it knows the workers by ordinal only. Shown
+step limit allows. Questions like those of world 2 get the plan that a learned policy holds for best (`policy.py`).
+What it emits is a plan as `plan/parse.py` defines it; it knows the workers by ordinal only. Shown
 the answer of a round it sees most faults there are, as its mind is made, and has a faulty answer solved anew and
 compared.
 """
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from app.core.message.chat import Message
+from app.providers.rehearsal import policy
 from app.providers.rehearsal.families import solve
 from app.providers.rehearsal.minds import dice, final
 from app.providers.rehearsal.problem import Problem, plain
@@ -21,6 +23,9 @@ from app.providers.rehearsal.problem import Problem, plain
 QUESTION = re.compile(r"<question>\n?(.*)\n?</question>", re.DOTALL)
 WORKER = re.compile(r"^Worker (\d+):\s*(.*)$", re.MULTILINE)
 STRENGTHS = re.compile(r"strengths:\s*([^;\n]*)", re.IGNORECASE)
+PRICES = re.compile(r"\$(?P<input>[\d.e-]+) in, \$(?P<output>[\d.e-]+) out")
+BUDGET = re.compile(r"Budget left: \$([\d.]+)\.")
+LEFT_OUT = re.compile(r"\[(\d+) characters are left out here")
 TURN = re.compile(r"(?:\A|\n\n)(system|developer|user|assistant|tool): ")
 PREVIOUS = re.compile(r"with the mark (=== [0-9a-f]{16} ===)\..*?^\1\n(.*)\n\1$", re.DOTALL | re.MULTILINE)
 SHARPNESS, EYE = 1.5, 0.8
@@ -69,10 +74,13 @@ def plan(messages: Sequence[Message], schema: Mapping[str, Any] | None) -> list[
     if not cards:
         return None
     limit = _limit(around, schema)
-    found = solve(_question(block.group(1) if block else ""))
+    question = _question(block.group(1) if block else "")
+    familiarity = policy.familiarity(question)
+    found = solve(question) if familiarity < policy.SURE else None
     if shown is not None:
         return _again(found, shown.group(2), cards, limit)
-    return _steps(found, cards, limit)
+    learned = _learned(question, cards, limit, around) if found is None and familiarity >= policy.LIKELY else None
+    return learned or _steps(found, cards, limit)
 
 
 def to_text(choices: Sequence[Choice], schema: Mapping[str, Any] | None = None) -> str:
@@ -82,6 +90,23 @@ def to_text(choices: Sequence[Choice], schema: Mapping[str, Any] | None = None) 
     more |= {"why": WHY, "withheld": ""} if reasoned else {}
     steps = [{"worker": one.worker, "subtask": one.subtask, "access": list(one.access), **more} for one in choices]
     return json.dumps({"steps": steps, **({"shape": SHAPE} if reasoned else {})})
+
+
+def _learned(question: str, cards: Mapping[int, str], limit: int, around: str) -> list[Choice] | None:
+    """The plan of the learned policy; None if it has none for these cards and limits."""
+    size = len(question) + sum([int(count) for count in LEFT_OUT.findall(question)])
+    money = BUDGET.search(around)
+    priced = []
+    for ordinal, card in cards.items():
+        strengths, price = STRENGTHS.search(card), PRICES.search(card)
+        if strengths and price:
+            rates = float(price["input"]) / 1e6, float(price["output"]) / 1e6
+            priced.append(policy.Card(ordinal, strengths.group(1).strip(), *rates))
+    usd = float(money.group(1)) if money else math.inf
+    steps = policy.best(policy.read(question, size), priced, limit, usd)
+    if steps is None:
+        return None
+    return [Choice(ordinal, step.subtask, step.access, {ordinal: 1.0}) for ordinal, step in steps]
 
 
 def _again(found: Problem | None, answer: str, cards: Mapping[int, str], limit: int) -> list[Choice]:

@@ -1,0 +1,133 @@
+"""Exact figures of the rehearsal pool: its learned conductor beside fixed plans that are tuned for accuracy.
+
+`python -m app.lab.world2 --rehearsal` prints them. Each fixed plan is the most accurate of its kind on validation tasks
+over this pool, of which it knows the exact chances; the last one has the best reward of all plans. The conductor
+chooses by `app/providers/rehearsal/policy.py`, from words, length and cards. Expectations are over the workers' dice,
+so that intervals are about tasks alone.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from app.lab.world2 import tasks as composed
+from app.lab.world2.baselines import mixes, same_worker
+from app.lab.world2.constants import constants
+from app.lab.world2.outcome import Rewards, everything, plans
+from app.lab.world2.provider import CAST, cast, posed, written_out
+from app.lab.world2.rules import Size, read, size_of, written_at
+from app.lab.world2.shapes import SUBTASKS, Plan, catalogue
+from app.lab.world2.shipped import STRENGTHS
+from app.lab.world2.standings import interval, resampled
+from app.lab.world2.tasks import Task
+from app.lab.world2.workers import Pool
+from app.providers.rehearsal import policy
+
+TESTED, VALIDATION = 400, 60
+CONDUCTOR = "rehearsal conductor"
+KINDS: dict[str, Callable[[Plan], bool]] = {
+    "best single worker": lambda plan: len(plan.workers) == 1,
+    "self-consistency": lambda plan: _votes(plan) and same_worker(plan),
+    "mixture of agents": lambda plan: _votes(plan) and not same_worker(plan),
+    "planner-executor-checker": lambda plan: plan.shape in ("plan solve check", "plan reason check"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One policy: its chance of a right answer by task, and means of dollars, the workers' tokens and reward."""
+
+    name: str
+    plan: Plan | None
+    right: NDArray[np.float64]
+    usd: float
+    tokens: float
+    reward: float
+
+
+def rows(tested: Sequence[Task], validation: Sequence[Task]) -> list[Row]:
+    """Return the conductor's row, then those of the fixed plans."""
+    pool: Pool = tuple(worker for worker, _ in cast())
+    rewards = Rewards(pool)
+    found = [_row(CONDUCTOR, None, [conducted(pool, task) for task in tested], tested, rewards)]
+    for name, admits in KINDS.items():
+        plan = _most_accurate([plan for plan in plans(len(pool)) if admits(plan)], validation, rewards)
+        found.append(_row(name, plan, [plan] * len(tested), tested, rewards))
+    total = sum([everything(rewards, task) for task in validation])
+    plan = plans(len(pool))[int(np.asarray(total).argmax())]
+    return [*found, _row("best fixed plan by reward", plan, [plan] * len(tested), tested, rewards)]
+
+
+def conducted(pool: Pool, task: Task) -> Plan:
+    """Return the plan that the learned policy holds for best, with all the money it wants."""
+    question, share = written_out(task), constants().input_share
+    cards = []
+    for place, (worker, name) in enumerate(zip(pool, CAST, strict=True)):
+        cards.append(policy.Card(place, STRENGTHS[name], share * worker.price / 1e6, worker.price / 1e6))
+    steps = policy.best(policy.read(question, len(question)), cards, 5, 1.0)
+    assert steps is not None
+    asked = [(step.subtask, step.access) for _, step in steps]
+    shape = next(name for name in catalogue() if _written(name) == asked)
+    return Plan(shape, tuple(ordinal for ordinal, _ in steps))
+
+
+def report(tested: int = TESTED) -> str:
+    """Return the table in Markdown."""
+    tasks = posed("fresh")[:tested]
+    found = rows(tasks, composed.tasks("train", "rehearsal validation", VALIDATION))
+    lines = [
+        f"{len(tasks)} fresh tasks, {VALIDATION} validation tasks; exact expectations, 95 % intervals over tasks.",
+        "",
+        "| policy | accuracy | less the conductor | workers' tokens | m$ | reward | plan |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in found:
+        less = row.right - found[0].right
+        draws = resampled(less[None], np.random.default_rng(1))
+        difference = "" if row is found[0] else f"{less.mean():+.3f} {interval(draws)}"
+        plan = "" if row.plan is None else f"{row.plan.shape}: {', '.join(CAST[n] for n in row.plan.workers)}"
+        lines.append(
+            f"| {row.name} | {row.right.mean():.3f} | {difference} | {row.tokens:,.0f} | {1e3 * row.usd:.2f} | "
+            f"{row.reward:.3f} | {plan} |"
+        )
+    return "\n".join(lines)
+
+
+def _votes(plan: Plan) -> bool:
+    return mixes(plan) and "check" not in plan.shape
+
+
+def _written(shape: str) -> list[tuple[str, tuple[str | int, ...]]]:
+    """The subtasks and access lists of a shape, as a plan states them."""
+    found = []
+    for step in catalogue()[shape]:
+        found.append((SUBTASKS[step.role], (*(("user",) if step.user else ()), *step.sees)))
+    return found
+
+
+def _most_accurate(of: Sequence[Plan], tasks: Sequence[Task], rewards: Rewards) -> Plan:
+    chances: dict[str, NDArray[np.float64]] = {}
+    for shape in {plan.shape for plan in of}:
+        chances[shape] = np.stack([rewards.right(shape, task).mean(axis=0) for task in tasks]).sum(axis=0)
+    return max(of, key=lambda plan: float(chances[plan.shape][plan.workers]))
+
+
+def _row(name: str, plan: Plan | None, chosen: Sequence[Plan], tasks: Sequence[Task], rewards: Rewards) -> Row:
+    right, usd, tokens, reward = [], [], [], []
+    for one, task in zip(chosen, tasks, strict=True):
+        size = size_of(task)
+        right.append(float(rewards.right(one.shape, task).mean(axis=0)[one.workers]))
+        usd.append(float(rewards.bill(one.shape, size)[0][one.workers]))
+        tokens.append(tokens_of(one, size, rewards.pool))
+        reward.append(right[-1] * float(rewards.worth(one.shape, size)[one.workers]))
+    return Row(name, plan, np.array(right), float(np.mean(usd)), float(np.mean(tokens)), float(np.mean(reward)))
+
+
+def tokens_of(plan: Plan, size: Size, pool: Pool) -> float:
+    """Return the tokens that the workers of a plan read and write."""
+    steps, total = catalogue()[plan.shape], 0.0
+    for step, worker in zip(steps, plan.workers, strict=True):
+        total += min(float(pool[worker].card.context), read(steps, step, size)) + written_at(steps, step, size.parts)
+    return total

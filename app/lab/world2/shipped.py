@@ -1,0 +1,170 @@
+"""The policy of the rehearsal conductor: learned over the rehearsal pool from verdicts, and written down as numbers.
+
+`python -m app.lab.world2 --conductor FILE` makes it. A `Learner` executes plans over the rehearsal pool (half of its
+executions) and over other pools of training, each once, and is told the verdict of a judge who errs. The rewards that
+it believes in are then written down as sums, which the conductor computes without numpy
+(`app/providers/rehearsal/policy.py`): words tell how many parts of each domain a task has and how likely it is
+confidential, and from these and the length of its document follows what each of a few plans is worth. Those plans are
+the ones that add most to what is believed possible on training texts, with any money and under caps.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from app.lab.world2 import constants as figures
+from app.lab.world2 import tasks as composed
+from app.lab.world2.constants import DOMAINS
+from app.lab.world2.learning import Learner
+from app.lab.world2.outcome import Rewards, everything, plans
+from app.lab.world2.provider import CAST, cast
+from app.lab.world2.reading import Read, words
+from app.lab.world2.rules import size_of, written
+from app.lab.world2.shapes import Plan, catalogue, workflow
+from app.lab.world2.tasks import MOST_PARTS, Task
+from app.lab.world2.workers import Pool
+from app.providers.rehearsal.policy import terms
+
+Matrix: TypeAlias = NDArray[np.float64]
+SEED, VERDICTS, TEXTS = 0, 64_000, 2_500
+SHARE = 20
+"""The times that the rehearsal pool stands among the pools of the learner, which has as many others."""
+SELDOM, RIDGE = 8, 5.0
+"""Texts that a word must be in, and the penalty of its weights."""
+PLANS, CAPPED = 10, 4
+"""Plans that are kept for any money, and for each cap."""
+CAPS = (0.0003, 0.001, 0.002, 0.004)
+"""Caps in dollars for which plans are kept."""
+STRENGTHS: Mapping[str, str] = {
+    "sage": "general, planning",
+    "scribe": "text, words and letters, extraction, roman numerals",
+    "abacus": "arithmetic, equations, number theory",
+    "almanac": "dates, unit conversion",
+    "lawyer": "logic, checking, judging",
+}
+"""The strengths on the cards of the rehearsal pool, by which the conductor knows its workers again."""
+
+
+def write(path: Path) -> None:
+    """Learn the policy, and write it to a file."""
+    learner = Learner(SEED, [profiles()] * SHARE)
+    learner.grow(VERDICTS)
+    texts = composed.tasks("train", "conductor", TEXTS)
+    believed = learner.believed(profiles())
+    rewards, bills = _believed(learner, believed, texts)
+    kept = _kept(rewards, bills)
+    reader, vocabulary = _reader(texts)
+    latent = _presence(texts, vocabulary) @ reader[1:] + reader[0]
+    rows = np.array([terms(list(row), one.document) for row, one in zip(latent, texts, strict=True)])
+    scores = np.linalg.solve(rows.T @ rows + 1e-3 * np.eye(rows.shape[1]), rows.T @ rewards[:, kept])
+    every = plans(len(CAST))
+    made = {
+        "made_by": "python -m app.lab.world2 --conductor FILE",
+        "learned_from": {"verdicts": VERDICTS, "seed": SEED, "texts": TEXTS},
+        "constants": figures.FROZEN,
+        "families": composed.FROZEN_FAMILIES,
+        "workers": [STRENGTHS[name] for name in CAST],
+        "start": _rounded(reader[0]),
+        "words": {word: _rounded(reader[1 + place]) for word, place in vocabulary.items()},
+        "plans": [_plan(every[place], scores[:, n]) for n, place in enumerate(kept)],
+    }
+    path.write_text(_lines(made), encoding="utf-8")
+
+
+def profiles() -> Pool:
+    """Return the workers of the rehearsal pool under the names that training knows them by."""
+    return tuple(worker for worker, _ in cast())
+
+
+def _believed(learner: Learner, believed: Rewards, texts: Sequence[Task]) -> tuple[Matrix, Matrix]:
+    """The believed rewards and the dollars of all plans, by training text; the families of these are labels."""
+    places = {family.name: place for place, family in enumerate(learner.reader.families)}
+    rewards: dict[object, NDArray[np.float32]] = {}
+    bills: dict[object, Matrix] = {}
+    for text in texts:
+        size = size_of(text)
+        if text.kind not in rewards:
+            read = Read(tuple(places[part.family.name] for part in text.parts), text.document, text.confidential)
+            rewards[text.kind] = everything(believed, learner.understood(text, read))
+        if size not in bills:
+            bills[size] = np.concatenate([believed.bill(name, size)[0].ravel() for name in catalogue()])
+    return (
+        np.stack([rewards[text.kind] for text in texts]).astype(float),
+        np.stack([bills[size_of(text)] for text in texts]),
+    )
+
+
+def _kept(rewards: Matrix, bills: Matrix) -> list[int]:
+    """The plans that add most to the best of those before them: for any money, then within each cap."""
+    found: list[int] = []
+    for cap, count in ((np.inf, PLANS), *[(cap, CAPPED) for cap in CAPS]):
+        within = np.where(bills <= cap, rewards, 0.0)
+        best = within[:, found].max(axis=1) if found else np.zeros(len(rewards))
+        for _ in range(count):
+            gains = np.maximum(within, best[:, None]).mean(axis=0)
+            place = int(gains.argmax())
+            if gains[place] <= best.mean() + 1e-5:
+                break
+            found.append(place)
+            best = np.maximum(best, within[:, place])
+    return found
+
+
+def _reader(texts: Sequence[Task]) -> tuple[Matrix, Mapping[str, int]]:
+    """Weights that estimate, from the words of a text, its parts by domain and the chance that it is confidential: the
+    first row for a text without known words, then one for each word."""
+    counts = Counter(word for text in texts for word in words(text.text))
+    vocabulary = {word: place for place, word in enumerate(sorted(counts)) if counts[word] >= SELDOM}
+    vocabulary = {word: place for place, word in enumerate(vocabulary)}
+    seen = _presence(texts, vocabulary)
+    wanted = np.zeros((len(texts), len(DOMAINS) + 1))
+    for row, text in zip(wanted, texts, strict=True):
+        for part in text.parts:
+            row[part.family.domain] += 1
+        row[-1] = text.confidential
+    mean, target = seen.mean(axis=0), wanted.mean(axis=0)
+    centred = seen - mean
+    weights = np.linalg.solve(centred.T @ centred + RIDGE * np.eye(len(mean)), centred.T @ (wanted - target))
+    return np.vstack([target - mean @ weights, weights]), vocabulary
+
+
+def _presence(texts: Sequence[Task], vocabulary: Mapping[str, int]) -> Matrix:
+    rows = np.zeros((len(texts), len(vocabulary)))
+    for row, text in zip(rows, texts, strict=True):
+        row[[vocabulary[word] for word in words(text.text) if word in vocabulary]] = 1.0
+    return rows
+
+
+def _plan(plan: Plan, scores: Matrix) -> dict[str, Any]:
+    """A plan as the conductor writes it: for each step its worker's place, its subtask, what it sees, and the most
+    tokens that it writes for a task of any size."""
+    steps = []
+    roles = [step.role for step in catalogue()[plan.shape]]
+    carried = workflow(plan, CAST).steps
+    for place, role, step in zip(plan.workers, roles, carried, strict=True):
+        steps.append([place, step.subtask, step.access.as_list(), round(written(role, MOST_PARTS, 0))])
+    return {"shape": plan.shape, "steps": steps, "scores": _rounded(scores)}
+
+
+def _rounded(values: Matrix) -> list[float]:
+    return [round(float(value), 4) for value in values]
+
+
+def _lines(made: Mapping[str, Any]) -> str:
+    """JSON with one line for each word and each plan, so that changes can be read."""
+    lines = []
+    for name, value in made.items():
+        if isinstance(value, dict) and name == "words":
+            inner = ",\n".join(f"  {json.dumps(word)}: {json.dumps(row)}" for word, row in value.items())
+            lines.append(f'"{name}": {{\n{inner}\n}}')
+        elif name == "plans":
+            inner = ",\n".join(f"  {json.dumps(row)}" for row in value)
+            lines.append(f'"{name}": [\n{inner}\n]')
+        else:
+            lines.append(f'"{name}": {json.dumps(value)}')
+    return "{\n" + ",\n".join(lines) + "\n}\n"

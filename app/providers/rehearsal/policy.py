@@ -1,0 +1,141 @@
+"""The learned policy of the rehearsal conductor, evaluated in plain Python from `policy.json`.
+
+It was learned from verdicts in world 2 of the lab, whose workers the rehearsal pool has (`app/lab/world2/shipped.py`
+says how, and makes the file). It is shown what any conductor is shown: the question or the parts of it that are sent,
+the cards, and the money that is left. It finds its workers again by the strengths on their cards, and knows nothing of
+the answers or of how hard a task is.
+"""
+
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+WORD = re.compile(r"[a-z]+")
+DOCUMENTS = (6_500, 32_000)
+"""The characters of a request from which on it has a short document, or a long one."""
+LEAST_WORDS = 12
+"""Different words that a task must have: shorter questions are none of those that the policy knows."""
+SURE, LIKELY = 0.95, 0.55
+"""The shares of known words from which on a question is one of those that the policy knows, and is likely to be one."""
+OVERHEAD = 1_200
+"""Bytes around the question in a step's messages, and of what it sees of earlier steps."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlanStep:
+    """A step of a plan: the place of its worker among those of the policy, and the most tokens that it writes."""
+
+    worker: int
+    subtask: str
+    access: tuple[str | int, ...]
+    writes: int
+
+
+@dataclass(frozen=True, slots=True)
+class LearnedPlan:
+    """A plan with the weights of its worth over `terms`."""
+
+    steps: tuple[PlanStep, ...]
+    scores: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """The numbers of the file."""
+
+    workers: tuple[str, ...]
+    start: tuple[float, ...]
+    words: Mapping[str, tuple[float, ...]]
+    plans: tuple[LearnedPlan, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """A worker as the prompt shows it: its ordinal, its strengths, and dollars per token."""
+
+    ordinal: int
+    strengths: str
+    input: float
+    output: float
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A question as the policy reads it: parts by domain and the chance of confidence, and the size of its document."""
+
+    latent: tuple[float, ...]
+    document: int
+    size: int
+    """Characters of the whole request, also of what the conductor was not shown."""
+
+
+@cache
+def policy() -> Policy:
+    """Return the policy that is shipped."""
+    value: dict[str, Any] = json.loads(files(__package__).joinpath("policy.json").read_text("utf-8"))
+    plans = []
+    for one in value["plans"]:
+        steps = tuple(PlanStep(place, text, tuple(access), writes) for place, text, access, writes in one["steps"])
+        plans.append(LearnedPlan(steps, tuple(one["scores"])))
+    words = {word: tuple(row) for word, row in value["words"].items()}
+    return Policy(tuple(value["workers"]), tuple(value["start"]), words, tuple(plans))
+
+
+def familiarity(question: str) -> float:
+    """Return the share of a question's words that the policy knows; 0 for a question of few words."""
+    said = _said(question)
+    return sum(word in policy().words for word in said) / len(said) if len(said) >= LEAST_WORDS else 0.0
+
+
+def read(question: str, size: int) -> Known:
+    """Read a question; `size` is the number of characters of the whole request."""
+    known = policy()
+    rows = [known.start, *[known.words[word] for word in _said(question) if word in known.words]]
+    latent = tuple(math.fsum(column) for column in zip(*rows, strict=True))
+    return Known(latent, sum(size >= least for least in DOCUMENTS), size)
+
+
+def terms(latent: Sequence[float], document: int) -> list[float]:
+    """Return what a plan's worth is a weighted sum of, from parts by domain, the chance of confidence and a document's
+    place among none, short and long."""
+    *parts, confidential = latent
+    secret, count = min(1.0, max(0.0, confidential)), math.fsum(parts)
+    short, long = float(document == 1), float(document == 2)
+    crossed = [short * secret, long * secret, short * count, long * count, count * secret]
+    return [1.0, short, long, secret, *parts, *crossed, count * count, math.fsum([part * part for part in parts])]
+
+
+def best(known: Known, cards: Sequence[Card], most_steps: int, usd: float) -> list[tuple[int, PlanStep]] | None:
+    """Return the steps of the plan that is worth most, each with its worker's ordinal, among those whose workers are
+    shown and whose most likely bill fits the money; None if there is none."""
+    by_strengths = {card.strengths: card for card in cards}
+    shown = [by_strengths.get(strengths) for strengths in policy().workers]
+    found, worth = None, -math.inf
+    seen = terms(known.latent, known.document)
+    for plan in policy().plans:
+        manned = [(card, step) for step in plan.steps if (card := shown[step.worker]) is not None]
+        if len(manned) < len(plan.steps) or len(manned) > most_steps or _bill(manned, known.size) > usd:
+            continue
+        value = math.fsum([weight * term for weight, term in zip(plan.scores, seen, strict=True)])
+        if value > worth:
+            found, worth = [(card.ordinal, step) for card, step in manned], value
+    return found
+
+
+def _bill(manned: Sequence[tuple[Card, PlanStep]], size: int) -> float:
+    """The most that a plan is likely to hold in dollars: each byte of a step's messages as a token, as budgets count
+    them before a call."""
+    total = 0.0
+    for card, step in manned:
+        total += card.output * step.writes + card.input * (OVERHEAD + (size if "user" in step.access else 0))
+    return total
+
+
+def _said(question: str) -> set[str]:
+    """The words of the first paragraph: a document may follow it."""
+    return set(WORD.findall(question.strip().partition("\n\n")[0].lower()))
