@@ -24,6 +24,9 @@ DAY_SECONDS: Final = 86_400
 REFUSALS: Final = frozenset({400, 403, 404, 409, 413, 422})
 """Statuses of the API after which the form is shown again with the reason."""
 TOKEN_BYTES: Final = 16
+NUMBER_CHARS: Final = 40
+LARGEST: Final = 2**53
+"""The largest number of a field: every whole one up to it is the same in JSON."""
 
 
 @record(frozen=True, slots=True)
@@ -140,12 +143,19 @@ def _value(asked: Field, texts: Sequence[str]) -> Any:
     if asked.kind == "list":
         return [word.strip() for word in text.split(",") if word.strip()]
     if asked.kind == "number":
-        return _number(text)
+        return number(text)
     if asked.kind == "days":
-        return round(float(text) * DAY_SECONDS)
+        return round(number(text) * DAY_SECONDS)
     return text if asked.kind == "lines" else text.strip()
 
 
-def _number(text: str) -> int | float:
-    """A number; a whole one where the text has no point, because the API takes no other for counts."""
-    return float(text) if "." in text else int(text)
+def number(text: str) -> int | float:
+    """The number that a text says, a whole one where it is digits alone, because the API takes no other for counts.
+
+    Raises `ValueError` for what is no number, is not finite, or is too large for every field of the API."""
+    if len(text) > NUMBER_CHARS:
+        raise ValueError
+    value = int(text) if text.strip().removeprefix("-").isdecimal() else float(text)
+    if not abs(value) <= LARGEST:
+        raise ValueError
+    return value

@@ -18,6 +18,7 @@ Lists = Mapping[str, Sequence[str]]
 Step = Mapping[str, Any]
 NEW: Final = "new"
 PARAM: Final = re.compile(r"plan\.steps\[(\d+)\]\.(worker|subtask|access|tools)")
+PLACE_CHARS: Final = 4
 COMPARED_WORDS: Final = 2_000
 """The longest instruction, in words, whose changes are shown word by word."""
 
@@ -53,7 +54,8 @@ class StepDifference:
 def pressed(text: str) -> Pressed:
     """A button's value, such as `up:2`."""
     action, _, step = text.partition(":")
-    return Pressed(action, int(step) if step.isdecimal() and len(step) < 4 else -1)
+    place = _place(step)
+    return Pressed(action, -1 if place is None else place)
 
 
 def read(lists: Lists) -> list[dict[str, Any]]:
@@ -73,13 +75,24 @@ def new_step(lists: Lists) -> dict[str, Any]:
 
 
 def _step(lists: Lists, name: str) -> dict[str, Any]:
-    access = [int(one) if one.isdecimal() else one for one in lists.get(f"access-{name}", ())]
+    access = [_entry(one) for one in lists.get(f"access-{name}", ())]
     return {
         "worker": _last(lists, f"worker-{name}"),
         "subtask": _last(lists, f"subtask-{name}"),
         "access": access,
         "tools": bool(lists.get(f"tools-{name}")),
     }
+
+
+def _place(text: str) -> int | None:
+    """The place of a step that a text says; None where it says none."""
+    return int(text) if text.isdecimal() and len(text) < PLACE_CHARS else None
+
+
+def _entry(text: str) -> int | str:
+    """An entry of an access list: the place of a step, or a word."""
+    place = _place(text)
+    return text if place is None else place
 
 
 def _last(lists: Lists, name: str) -> str:
@@ -126,10 +139,10 @@ def _check_swap(written: Sequence[Step], earlier: int) -> None:
 
 def _added(lists: Lists, count: int) -> dict[str, Any]:
     step = _step(lists, NEW)
-    place = _last(lists, f"place-{NEW}")
+    place = _place(_last(lists, f"place-{NEW}"))
     if not step["subtask"].strip():
         raise FormFault({f"subtask-{NEW}": "Write the instruction of the new step."})
-    at = min(int(place), count) if place.isdecimal() and len(place) < 4 else count
+    at = count if place is None else min(place, count)
     if late := [str(one) for one in step["access"] if isinstance(one, int) and one >= at]:
         raise FormFault(
             {f"access-{NEW}": f"At that place it cannot be shown step {', '.join(late)}, which comes later."}

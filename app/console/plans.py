@@ -143,7 +143,8 @@ class Plans:
 def _against(request: Request, numbers: Sequence[int], shown: int) -> int | None:
     """The revision with which the shown one is compared: the one that the address names, else the one before it."""
     given = request.query_params.get("against", "")
-    if given.isdecimal() and int(given) in numbers:
-        return int(given)
+    named = [number for number in numbers if str(number) == given]
+    if named:
+        return named[0]
     before = [number for number in numbers if number < shown]
     return before[-1] if before else None

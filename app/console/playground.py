@@ -180,11 +180,16 @@ def _written(sent: Mapping[str, Any] | None) -> str:
 def _with_results(history: str, turn: str, results: list[str]) -> str:
     """The messages since the question, with the assistant's calls and the results that a person has written."""
     asked = _read(turn)
-    calls = asked.get("tool_calls", []) if isinstance(asked, dict) else []
-    answered = zip(calls, results, strict=False)
-    said = [{"role": "tool", "tool_call_id": call["id"], "content": text} for call, text in answered]
-    before = _read(history)
-    return orjson.dumps([*(before if isinstance(before, list) else []), asked, *said]).decode()
+    calls = _list(asked.get("tool_calls")) if isinstance(asked, dict) else []
+    ids = [call.get("id") if isinstance(call, dict) else None for call in calls]
+    answered = zip(ids, results, strict=False)
+    said = [{"role": "tool", "tool_call_id": id_, "content": text} for id_, text in answered]
+    return orjson.dumps([*_list(_read(history)), asked, *said]).decode()
+
+
+def _list(value: Any) -> list[Any]:
+    """A list of a hidden field, which its sender may have changed into anything."""
+    return value if isinstance(value, list) else []
 
 
 def _read(text: str) -> Any:

@@ -4,13 +4,13 @@ The body is what the console sends and what the page shows as code. A fault that
 this module finds only what keeps a field from becoming JSON.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import orjson
 
 from app.console.api import ApiError
+from app.console.forms import number
 from app.core.records import record
 
 Fields = Mapping[str, str]
@@ -105,7 +105,8 @@ def to_body(fields: Fields) -> dict[str, Any]:
     baton |= {"approval": "required"} if fields["approval"] else {}
     system = [{"role": "system", "content": fields["system"]}] if fields["system"].strip() else []
     question = [{"role": "user", "content": fields["question"]}] if fields["question"].strip() else []
-    body: dict[str, Any] = {"model": fields["tier"], "messages": [*system, *question, *(history or [])]}
+    said = history if isinstance(history, list) else []
+    body: dict[str, Any] = {"model": fields["tier"], "messages": [*system, *question, *said]}
     body |= {"reasoning_effort": fields["effort"]} if fields["effort"] else {}
     body |= {"max_completion_tokens": cap} if cap is not None else {}
     body |= {"tools": tools} if tools else {}
@@ -136,10 +137,10 @@ def _number(fields: Fields, name: str, faults: dict[str, str], *, whole: bool) -
     if not text:
         return None
     try:
-        value = int(text) if whole else float(text)
+        value = number(text)
     except ValueError:
-        value = math.nan
-    if not math.isfinite(value):
+        value = None
+    if value is None or (whole and not isinstance(value, int)):
         faults[name] = "Write a whole number." if whole else "Write a number, such as 0.05."
         return None
     return value

@@ -96,6 +96,10 @@ async def test_faults_stand_beside_their_fields_and_what_was_typed_is_kept(admin
             assert f'id="fault-{name}">{fault}' in reply.text
             assert f'aria-describedby="hint-{name} fault-{name}" aria-invalid="true"' in reply.text
             assert ('value="&lt;b&gt;&#34;"' in reply.text) == (name == "name")
+        for text in ("1e999", "1.0e999", "-inf", "nan", "9" * 30, "9" * 5_000):
+            for name in ("rpm", "usd", "expires_in"):
+                reply = await send(client, "/keys/new", name="x", **{name: text})
+                assert (reply.status_code, f'id="fault-{name}">This must be a number.' in reply.text) == (400, True)
         reply = await send(client, "/tenants/acme/disable")
         assert (reply.status_code, "end the access of the one who asks" in words(reply.text)) == (409, True)
 

@@ -76,9 +76,10 @@ async def test_exactly_what_was_shown_is_decided(runtime: Runtime, caller: httpx
             assert "Nothing was decided. What the run asks for now is shown below." in words(other.text)
             assert sent["digest"] in other.text
             assert "Not on a Monday.</textarea>" in other.text
-            wrong = sent | {"decision": "approve", "max_usd": "much"}
-            faulty = await client.post(f"/console/approvals/{run}", data=wrong, headers=SAME_ORIGIN)
-            assert (faulty.status_code, 'id="fault-max_usd">This must be a number.' in faulty.text) == (400, True)
+            for amount in ("much", "1.0e999", "nan"):
+                wrong = sent | {"decision": "approve", "max_usd": amount}
+                faulty = await client.post(f"/console/approvals/{run}", data=wrong, headers=SAME_ORIGIN)
+                assert (faulty.status_code, 'id="fault-max_usd">This must be a number.' in faulty.text) == (400, True)
             for _ in range(2):  # a double click decides once
                 reply = await client.post(f"/console/approvals/{run}", data=sent, headers=SAME_ORIGIN)
                 assert (reply.status_code, reply.headers["location"]) == (303, f"/console/approvals/{run}")

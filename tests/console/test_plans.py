@@ -151,6 +151,8 @@ async def test_an_edit_that_cannot_be_made_is_refused_beside_its_field(
         assert f'id="{field}-fault"' in refused.text, (action, fields)
         assert form_of(refused.text)["subtask-1"] == HOSTILE, "what was written is kept"
         assert "<svg" not in refused.text
+    forged = await pressed(browser, path, page, "save", access_0=["user", "9" * 30])
+    assert (forged.status_code, 'role="alert"' in forged.text) == (400, True)
     assert "Nothing was changed" in words((await pressed(browser, path, page, "save")).text)
     assert "Plan, revision 1<" in await shown(browser, path)
     await edited(browser, path, "save", subtask_0="Think twice.")

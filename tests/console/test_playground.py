@@ -128,6 +128,11 @@ FAULTS = [
     ({"labels": "no!"}, "labels", "baton.labels"),
     ({"max_tokens": "0"}, "max_tokens", "max_completion_tokens"),
     ({"tier": "none"}, "tier", "Choose another tier"),
+    *[
+        ({name: text}, name, "Write a")
+        for name in ("usd", "steps", "max_tokens")
+        for text in ("1e999", "nan", "9" * 30)
+    ],
 ]
 """Fields that cannot be sent, with the field that is blamed and a word of the message."""
 
@@ -139,6 +144,13 @@ async def test_a_fault_stands_beside_its_field(browser: httpx.AsyncClient) -> No
         assert 'role="alert"' in page.text
         assert said in words(page.text)
         assert f'id="{field}-fault"' in page.text
+
+
+async def test_hidden_fields_that_somebody_has_changed_are_refused_as_a_page(browser: httpx.AsyncClient) -> None:
+    for turn in ("5", "[5]", '{"tool_calls": 5}', '{"tool_calls": [5]}', '{"tool_calls": [{}]}', "no"):
+        for history in ("", "5", '{"a": 1}', "[" * 200):
+            page = await press(browser, "results", turn=turn, history=history, result="4")
+            assert (page.status_code, 'role="alert"' in page.text) == (400, True), (turn, history)
 
 
 async def test_what_a_caller_writes_is_text(stub: ProviderStub, browser: httpx.AsyncClient) -> None:
