@@ -3,10 +3,10 @@
 One trace goes from the caller through the gateway and the engine to each provider call:
 
     POST /v1/chat/completions      SERVER    gateway/http/request_span.py
-    └ invoke_workflow {tier}       INTERNAL  engine/runs/run_span.py: one for each turn and engine
+    └ invoke_workflow {tier}       INTERNAL  engine/spans.py: one for each turn and engine
       ├ baton.queue                INTERNAL  the wait of a run, or of one of its steps, for an engine
       ├ plan                       INTERNAL  a conductor proposes
-      │ └ chat {model}             CLIENT    engine/calls/call_span.py
+      │ └ chat {model}             CLIENT    engine/spans.py
       └ chat {model}               CLIENT    one for each attempt of a step
 
 Names and attributes are those of OpenTelemetry's HTTP and GenAI conventions, in the version that `SCHEMA` names, and

@@ -37,8 +37,8 @@ from app.core.run.events import CallFinished, CallIntended
 from app.core.run.facts import PassedOver
 from app.core.run.state import Call, RunState
 from app.core.run.trace import NO_TRACE, Trace
-from app.engine.calls.call_span import CallSpan
 from app.engine.context import EngineContext
+from app.engine.spans import CallSpan
 from app.errors import (
     BatonError,
     Failure,

@@ -25,12 +25,13 @@ from app.engine.commit.colocation import StepStarter
 from app.engine.commit.tickets import run_ticket
 from app.engine.commit.waiting_runs import Waiting
 from app.engine.context import EngineContext
-from app.engine.runs import replays, run_span, tool_results
+from app.engine.runs import replays, tool_results
 from app.engine.runs.admission import Moved, Owner
 from app.engine.runs.driver import Driver
 from app.engine.runs.planning import Planned
 from app.engine.runs.recovery import Held, Recovery, hand_back, is_begun, overtaken_steps, resumed_steps, take_over
 from app.engine.runs.tool_results import Beginning, Found, Known
+from app.engine.spans import end_run_span, start_run_span
 from app.errors import (
     BatonError,
     Conflict,
@@ -134,7 +135,7 @@ class Drivers:
         until = self._context.now() + self._context.lease
         entry = changed(entry, new=changed(entry.new, driver=self._home, lease_until=until))
         driver = self._driver(changed(state, seq=0), salt, task, conductor, epoch=1)
-        driver.traced(run_span.start(self._context, state, taken_over=False))
+        driver.traced(start_run_span(self._context, state, taken_over=False))
         await self._begin(driver, entry)
 
     async def resume(self, begun: Beginning, found: Found) -> None:
@@ -144,7 +145,7 @@ class Drivers:
         lease = Lease(self._home, self._context.now() + self._context.lease, begun.deadline)
         rows = tuple(Outbox(step, known.state.admitted.tier, self._home, begun.turn) for step in begun.steps)
         turn = tentative(known.state, begun.entry.events)
-        driver.traced(run_span.start(self._context, turn, taken_over=False))
+        driver.traced(start_run_span(self._context, turn, taken_over=False))
         await self._begin(driver, changed(begun.entry, lease=lease, outbox=rows))
 
     def take_soon(self, ticket: Ticket, taken: Callable[[Ticket], Awaitable[None]]) -> None:
@@ -239,7 +240,7 @@ class Drivers:
         lease = Lease(self._home, now + self._context.lease, state.turn.until if state.replied else state.deadline)
         rows = resumed_steps(state, self._home)
         begun = is_begun(state)
-        driver.traced(run_span.start(self._context, state, taken_over=begun))
+        driver.traced(start_run_span(self._context, state, taken_over=begun))
         await self._begin(driver, Entry(state.run, now, epoch=epoch, lease=lease, seq=state.seq, outbox=rows))
         if not begun:
             self._context.tracing.waited(driver.trace, state.turn.at, now, {"baton.run": state.run})
@@ -355,7 +356,7 @@ class Drivers:
             telemetry.log(logging.ERROR, "A driver failed by a bug; the run is left to the next engine.", run=run)
             logging.getLogger("baton").error("driver", exc_info=group)
         finally:
-            run_span.end(driver.span, driver.state, left)
+            end_run_span(driver.span, driver.state, left)
             if self._drivers.get(run) is driver:  # else this process goes on with it: a new turn, or a takeover
                 del self._drivers[run]
             if self._tasks.get(run) is asyncio.current_task():

@@ -1,8 +1,11 @@
-"""The span of a provider call, and its share of the GenAI metrics: attributes of OpenTelemetry's conventions.
+"""The spans of runs and of provider calls, with a call's share of the GenAI metrics.
 
-Besides them `baton.call`, `baton.worker`, `baton.step` (not for planning calls), `baton.attempt`, `baton.outcome` and
-`baton.cost_micro_usd`. Everything is an id, a name or a figure: names that a provider reports are left out where they
-do not look like one.
+A run has one span for each turn, and another one for each engine that takes the run from a lost one. All of them belong
+to the trace of the admission; a turn whose request belongs to another trace is linked to it.
+
+A call has the attributes of OpenTelemetry's conventions, and `baton.call`, `baton.worker`, `baton.step` (not for planning
+calls), `baton.attempt`, `baton.outcome` and `baton.cost_micro_usd`. Everything is an id, a name or a figure: names that
+a provider reports are left out where they do not look like one.
 """
 
 import re
@@ -15,9 +18,12 @@ from opentelemetry.trace import SpanKind
 from app.core.message.chat import End
 from app.core.pool.catalog import ProviderSpec
 from app.core.run.events import CallFinished
-from app.core.run.trace import Trace
+from app.core.run.kinds import Kind
+from app.core.run.state import RunState
+from app.core.run.trace import Trace, continued
+from app.engine.context import EngineContext
 from app.providers.protocol import Request
-from app.tracing import SPAN_CALL, Attributes, Tracing
+from app.tracing import SPAN_CALL, SPAN_RUN, Attributes, Span, Tracing
 
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:/@+-]{0,127}")
 """An id or a model's name as providers report it."""
@@ -120,3 +126,38 @@ def _outcome(finished: CallFinished, attempt: int) -> Attributes:
         "baton.provider_request": finished.request_id or None,
     }
     return {key: value for key, value in found.items() if value is not None}
+
+
+UNFAILED = (Kind.SUCCEEDED, Kind.CANCELLED)
+"""The ends that are no errors."""
+
+
+def start_run_span(context: EngineContext, state: RunState, *, taken_over: bool) -> Span:
+    """Start the span of the present turn. `taken_over`: another engine has worked on this turn."""
+    tier = state.admitted.tier
+    attributes: dict[str, str | int | bool] = {
+        "gen_ai.operation.name": SPAN_RUN,
+        "gen_ai.workflow.name": tier,
+        "baton.run": state.run,
+        "baton.tier": tier,
+        "baton.turn": state.turn.number,
+        "baton.taken_over": taken_over,
+    }
+    parent = continued(state.admitted.trace, state.turn.trace)
+    return context.tracing.start(f"{SPAN_RUN} {tier}", parent, attributes, links=[state.turn.trace])
+
+
+def end_run_span(span: Span, state: RunState, error: str) -> None:
+    """End it with the state of the run. `error` says why this engine does not go on with the run; empty if it would."""
+    if not span.is_recording:
+        return span.end()
+    ended = state.end
+    attributes: dict[str, str | int | bool] = {"baton.state": state.state, "baton.rounds": state.rounds}
+    if state.topology:
+        attributes["baton.topology"] = state.topology
+    if ended is not None:
+        attributes |= {"baton.cost_micro_usd": ended.usd, "baton.degraded": ended.degraded}
+        failed = ended.kind not in UNFAILED
+        error = (ended.error or ended.kind.value) if failed else ""
+    span.set(attributes)
+    return span.end(error)
