@@ -11,7 +11,7 @@ from app.core.records import record
 from app.engine.worker_health import Health
 from app.providers.protocol import Provider
 from app.stepqueue.protocol import StepQueue
-from app.store.protocol import Store
+from app.store.protocol import Once, Store
 from app.telemetry import Telemetry
 from app.tracing import Tracing
 
@@ -57,3 +57,23 @@ class EngineContext:
     async def pin(self, catalog: Catalog) -> None:
         """Store a pool before anything that names its digest is stored."""
         await self.store.keep_catalog(catalog.digest, partial(snapshot, catalog))
+
+
+class Leadership:
+    """The leadership of one engine in one kind of work, which one engine of the service does at a time."""
+
+    def __init__(self, context: EngineContext, work: str, seconds: float) -> None:
+        """`seconds` is how long it lasts. It must be longer than the time between two looks of one engine."""
+        self._context = context
+        self._work = work
+        self._seconds = seconds
+        self._mine = context.name("turns").encode()
+
+    async def held(self) -> bool:
+        """Take the leadership, or keep it for longer. False while another engine has it.
+
+        It is an idempotency record under the name of the work; those of requests have hashes as ids.
+        """
+        now = self._context.now()
+        mine = Once(self._work, self._mine, now + self._seconds)
+        return (await self._context.store.claim_request(mine, now)).fingerprint == self._mine

@@ -19,8 +19,7 @@ import httpx
 from app.core.records import record
 from app.core.transparency.notes import NoteInvalid, parse_checkpoint, split_note
 from app.core.transparency.witnesses import Witness, cosignature_time, proof_from_tiles
-from app.engine.context import EngineContext
-from app.engine.turns import Turns
+from app.engine.context import EngineContext, Leadership
 from app.errors import ArchiveUnavailable, OursError
 from app.network.log_authorities import NotConfirmed, authority_client, cosigned, stamped
 from app.store.archive_files import ArchiveFiles
@@ -74,7 +73,7 @@ class CheckpointExport:
         self._context = context
         self._files = files
         self._authorities = authorities
-        self._turns = Turns(context, EXPORTING, 2 * TURN_SECONDS)
+        self._leadership = Leadership(context, EXPORTING, 2 * TURN_SECONDS)
         self._newest = Newest(0, "")
         self._witnessed: dict[str, int] = {}
         self._failing: set[str] = set()
@@ -90,7 +89,7 @@ class CheckpointExport:
     async def look(self) -> None:
         """Export the newest checkpoint, unless that was done. A failure is counted, and logged once."""
         try:
-            if self._files is None or not await self._turns.mine():
+            if self._files is None or not await self._leadership.held():
                 return
             note = (await self._context.store.log.state()).checkpoint
             if note is not None:

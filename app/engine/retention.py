@@ -27,8 +27,7 @@ import orjson
 from app.core.records import changed, record
 from app.core.run.journal_hash import root
 from app.core.run.retention_classes import RetentionClass, Selection, content_selections, event_selections
-from app.engine.context import EngineContext
-from app.engine.turns import Turns
+from app.engine.context import EngineContext, Leadership
 from app.errors import ArchiveUnavailable, NotFound, OursError, StoreUnavailable
 from app.store.archive import Archive, Record, place
 from app.store.archive_files import ArchiveFiles, open_archive_files
@@ -349,7 +348,7 @@ class ContentRetention:
         the classes of the run say."""
         self._context = context
         self._selections = content_selections(seconds, classes)
-        self._turns = Turns(context, ERASING, 2 * LOOK_SECONDS)
+        self._leadership = Leadership(context, ERASING, 2 * LOOK_SECONDS)
         self._places: dict[Selection, tuple[float, str]] = {}
         """The run at which the next pass begins: all runs before it are erased, but those that a legal hold covered."""
         self._released = 0
@@ -363,7 +362,7 @@ class ContentRetention:
     async def look(self, stopping: asyncio.Event) -> None:
         """Erase all content whose time is over, unless another engine does. Pauses as long as it works, so that the
         database has half of its time for runs."""
-        if not self._selections or not self._context.timed() or not await self._turns.mine():
+        if not self._selections or not self._context.timed() or not await self._leadership.held():
             return
         await self._begin_again_after_a_release()
         erased = 0
@@ -385,7 +384,7 @@ class ContentRetention:
             all_ended = all_ended and page.settled
             erased += await self._context.store.erase_contents([r.id for r in page.runs if r.ended_at is not None])
             following = page.following
-            if following is None or not await self._turns.mine():
+            if following is None or not await self._leadership.held():
                 break
             if all_ended:
                 self._places[chosen] = following
@@ -427,7 +426,7 @@ class RunRetention:
         self._seconds = seconds
         self._selections = event_selections(seconds, classes)
         self._remembered = remembered
-        self._turns = Turns(context, PRUNING, 2 * LOOK_SECONDS)
+        self._leadership = Leadership(context, PRUNING, 2 * LOOK_SECONDS)
 
     async def run(self, stopping: asyncio.Event) -> None:
         """Look again and again, until the process stops."""
@@ -437,7 +436,7 @@ class RunRetention:
     async def look(self, stopping: asyncio.Event) -> None:
         """Prune all runs whose time is over, unless another engine does. Pauses as long as it works. The windows of
         budgets that ended so long ago are summed up."""
-        if not self._selections or not self._context.timed() or not await self._turns.mine():
+        if not self._selections or not self._context.timed() or not await self._leadership.held():
             return
         if self._seconds is not None:
             await self._context.store.sum_up_budget_use(self._context.now() - self._seconds)
@@ -457,7 +456,7 @@ class RunRetention:
             nonlocal began
             await asyncio.sleep(self._context.tick() - began)
             began = self._context.tick()
-            return not stopping.is_set() and await self._turns.mine()
+            return not stopping.is_set() and await self._leadership.held()
 
         async with self._journals() as journals:
             pruning = Pruning(

@@ -3,9 +3,9 @@
 A run has one span for each turn, and another one for each engine that takes the run from a lost one. All of them belong
 to the trace of the admission; a turn whose request belongs to another trace is linked to it.
 
-A call has the attributes of OpenTelemetry's conventions, and `baton.call`, `baton.worker`, `baton.step` (not for planning
-calls), `baton.attempt`, `baton.outcome` and `baton.cost_micro_usd`. Everything is an id, a name or a figure: names that
-a provider reports are left out where they do not look like one.
+A call has the attributes of OpenTelemetry's conventions, and `baton.call`, `baton.worker`, `baton.step` (not for
+planning calls), `baton.attempt`, `baton.outcome` and `baton.cost_micro_usd`. Everything is an id, a name or a figure:
+names that a provider reports are left out where they do not look like one.
 """
 
 import re

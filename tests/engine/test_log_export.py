@@ -93,7 +93,7 @@ async def test_a_witness_cosigns_each_exported_checkpoint_from_the_size_that_it_
         for _ in range(2):  # the second engine does not know what the first one has sent
             sizes.append(await seal_a_run(opened))
             export = CheckpointExport(opened.context, Folder(held), authorities)
-            export._turns._mine = b"one engine after the other"
+            export._leadership._mine = b"one engine after the other"
             await export.look()
             await export.look()
     assert served.asked == [0, 0, sizes[0]]

@@ -19,8 +19,7 @@ from app.core.rating.promotion import Condition, breaches, conditions, promotabl
 from app.engine.conductors import changes
 from app.engine.conductors.changes import Wanted
 from app.engine.conductors.trials import Candidate, Judged, candidate_of, judged, versions_apart
-from app.engine.context import EngineContext
-from app.engine.turns import Turns
+from app.engine.context import EngineContext, Leadership
 from app.errors import OursError
 from app.store.protocol import PROCESS, Store
 
@@ -85,7 +84,7 @@ class PromotionWatch:
 
     def __init__(self, context: EngineContext) -> None:
         self._context = context
-        self._turns = Turns(context, CLAIM, CLAIM_SECONDS)
+        self._leadership = Leadership(context, CLAIM, CLAIM_SECONDS)
 
     async def run(self, stopping: asyncio.Event) -> None:
         """Look until `stopping` is set. A failure is logged and tried again."""
@@ -108,7 +107,7 @@ class PromotionWatch:
         catalog = self._context.catalog()
         conductors = sorted(changes.conducted(catalog))
         tiers = {name: found for name in conductors if (found := watched(catalog, name))}
-        if not tiers or not self._context.timed() or not await self._turns.mine():
+        if not tiers or not self._context.timed() or not await self._leadership.held():
             return
         known = await self._context.store.changes()
         standing = standings(known)

@@ -33,11 +33,10 @@ from app.core.run.approvals import EXPIRED, REFUSED
 from app.core.run.events import RunAdmitted, facts
 from app.core.run.state import FALLBACK, admit
 from app.engine.calls.step_request import task_of
-from app.engine.context import EngineContext
+from app.engine.context import EngineContext, Leadership
 from app.engine.runs import admission
 from app.engine.runs.admission import Order
 from app.engine.runs.registry import Drivers
-from app.engine.turns import Turns
 from app.errors import Conflict, InvalidRequest, NotFound, OursError
 from app.store.protocol import Once, RunQuery, RunRow
 
@@ -66,7 +65,7 @@ class Shadows:
     def __init__(self, context: EngineContext, drivers: Drivers) -> None:
         self._context = context
         self._drivers = drivers
-        self._turns = Turns(context, CLAIM, CLAIM_SECONDS)
+        self._leadership = Leadership(context, CLAIM, CLAIM_SECONDS)
         self._notes: dict[str, tuple[int, ShadowNotes]] = {}
         """The notes of each tier, with their number."""
         self._budgets: dict[str, int] = {}
@@ -94,7 +93,7 @@ class Shadows:
         """Look once at every tier that has a shadow, unless another engine does."""
         catalog = self._context.catalog()
         tiers = [(tier, tier.shadow) for tier in catalog.tiers.values() if tier.shadow is not None]
-        if not tiers or not self._context.timed() or not await self._turns.mine():
+        if not tiers or not self._context.timed() or not await self._leadership.held():
             return
         for tier, spec in tiers:
             await self._look_at(catalog, tier, spec)
