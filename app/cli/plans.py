@@ -80,7 +80,7 @@ async def _edit(loaded: Loaded, asked: Asked) -> dict[str, Any]:
         value = requests.revised(change, before, plan.first.state.admitted.pool)
         usual = await _repeated(store, loaded.catalog, plan, base, row.tenant, PREVIEW_KEY)
         order = orders.to_revision(usual, plan, value, number)
-        once = orders.claim_of_revision(plan, number, row.tenant, {"command": opened.context.name("edit")})
+        once = orders.record_of_revision(plan, number, row.tenant, {"command": opened.context.name("edit")})
         until = opened.context.now() + order.limits.seconds + opened.gateway.remembered
         try:
             ended = await private_engine.carried_out(opened, changed(order, once=changed(once, until=until)))

@@ -11,7 +11,7 @@ from app.core.records import record
 from app.engine.worker_health import Health
 from app.providers.protocol import Provider
 from app.stepqueue.protocol import StepQueue
-from app.store.protocol import Once, Store
+from app.store.protocol import IdempotencyRecord, Store
 from app.telemetry import Telemetry
 from app.tracing import Tracing
 
@@ -75,5 +75,5 @@ class Leadership:
         It is an idempotency record under the name of the work; those of requests have hashes as ids.
         """
         now = self._context.now()
-        mine = Once(self._work, self._mine, now + self._seconds)
-        return (await self._context.store.claim_request(mine, now)).fingerprint == self._mine
+        mine = IdempotencyRecord(self._work, self._mine, now + self._seconds)
+        return (await self._context.store.add_idempotency_record(mine, now)).fingerprint == self._mine

@@ -38,10 +38,10 @@ from app.store.protocol import (
     Entry,
     Held,
     Hold,
+    IdempotencyRecord,
     Journal,
     KeyRow,
     Lapsed,
-    Once,
     PrunedRun,
     PruneQuery,
     Reader,
@@ -430,13 +430,13 @@ class SqlStore(Administration):
             return ()
         return await self._write(partial(runs.announce, now=now, grace=grace, limit=limit))
 
-    async def find_request_claim(self, claim: str, now: float) -> Once | None:
-        return await self._read(partial(idempotency.find, claim=claim, now=now))
+    async def find_idempotency_record(self, name: str, now: float) -> IdempotencyRecord | None:
+        return await self._read(partial(idempotency.find, name=name, now=now))
 
-    async def claim_request(self, once: Once, now: float) -> Once:
+    async def add_idempotency_record(self, once: IdempotencyRecord, now: float) -> IdempotencyRecord:
         return await self._write(partial(idempotency.remember, once=once, now=now))
 
-    async def forget_request_claims(self, now: float, limit: int) -> int:
+    async def forget_idempotency_records(self, now: float, limit: int) -> int:
         # There are hardly ever any, so look before a write transaction is begun.
         if not await self._read(partial(idempotency.lapsed, now=now)):
             return 0
@@ -682,5 +682,5 @@ class SqlTenantStore:
     async def feedback(self, run: str) -> tuple[Feedback, ...]:
         return await self._store.read_for(self._tenant, partial(feedback.of, run=run))
 
-    async def find_request_claim(self, claim: str, now: float) -> Once | None:
-        return await self._store.read_for(self._tenant, partial(idempotency.find, claim=claim, now=now))
+    async def find_idempotency_record(self, name: str, now: float) -> IdempotencyRecord | None:
+        return await self._store.read_for(self._tenant, partial(idempotency.find, name=name, now=now))

@@ -12,7 +12,7 @@ import pytest
 from app.core.run.events import Kind
 from app.engine.runs import recovery
 from app.process.wiring import Runtime
-from app.store.protocol import Once, RunQuery, RunRow
+from app.store.protocol import IdempotencyRecord, RunQuery, RunRow
 from tests.harness.callers import CALLER, body, calling, key_of, post, stream
 from tests.harness.in_process import ended_row, events, kinds, pool_text, running_service
 from tests.harness.stand_ins import GatewayStandIn, api_routes
@@ -219,17 +219,17 @@ async def test_keys_are_forgotten_after_their_time_and_not_before(
     async with running_service(tmp_path, pool_text(stub), {"BATON_LEASE_SECONDS": "0.5"}) as opened:
         store, now = opened.gateway.store, opened.context.now()
         for n in range(5):
-            await store.claim_request(Once(f"old-{n}", b"", now - 1), now - 2)
+            await store.add_idempotency_record(IdempotencyRecord(f"old-{n}", b"", now - 1), now - 2)
         async with calling(opened, await key_of(opened)) as client:
             run = (await post(client, body(), "one")).headers["x-baton-run"]
 
             async def forgotten() -> bool:
-                return not any([await store.find_request_claim(f"old-{n}", 0.0) for n in range(5)])
+                return not any([await store.find_idempotency_record(f"old-{n}", 0.0) for n in range(5)])
 
             await until(forgotten)
             again = await post(client, body(), "one")
         assert again.headers["x-baton-run"] == run
-        held = await store.find_request_claim(hashlib.sha256(b"acme\0one").hexdigest(), now)
+        held = await store.find_idempotency_record(hashlib.sha256(b"acme\0one").hexdigest(), now)
         assert held is not None
         assert (held.run, held.reply) == (run, b"")
         assert held.until >= (await store.run(run)).deadline + 24 * 3600 - 1

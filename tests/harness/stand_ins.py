@@ -40,11 +40,11 @@ from app.store.protocol import (
     Backlog,
     Disclosure,
     DisclosureQuery,
+    IdempotencyRecord,
     Journal,
     KeyRow,
     Ledger,
     LogState,
-    Once,
     Period,
     Proof,
     PrunedRun,
@@ -310,7 +310,7 @@ class ShelfStore:
         self.key_rows: dict[str, KeyRow] = {}
         self.rows: list[RunRow] = []
         self.shelf: dict[str, bytes] = {}
-        self.claims: dict[str, Once] = {}
+        self.claims: dict[str, IdempotencyRecord] = {}
         self.ratings: dict[str, Feedback] = {}
         self.fault: Exception | None = None
         self.lookups = 0
@@ -398,11 +398,11 @@ class ShelfStore:
         self._check()
         return {ref: self.shelf[ref] for ref in refs if ref in self.shelf}
 
-    async def find_request_claim(self, claim: str, now: float) -> Once | None:
+    async def find_idempotency_record(self, claim: str, now: float) -> IdempotencyRecord | None:
         self._check()
         return self.claims.get(claim)
 
-    async def claim_request(self, once: Once, now: float) -> Once:
+    async def add_idempotency_record(self, once: IdempotencyRecord, now: float) -> IdempotencyRecord:
         self._check()
         return self.claims.setdefault(once.id, once)
 

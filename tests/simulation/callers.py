@@ -18,7 +18,7 @@ from app.engine.delivery.messages import Driven, Ended, Said, Told
 from app.engine.runs.admission import Order
 from app.errors import BatonError, Conflict
 from app.gateway.runs.cancel import ask
-from app.store.protocol import TAKEN, Once, RunRow
+from app.store.protocol import TAKEN, IdempotencyRecord, RunRow
 from tests.simulation.faults import Faults
 from tests.simulation.plans import callers_plan
 
@@ -130,14 +130,14 @@ class Visit:
         once, store, runs = order.once, process.store, process.running
         if once is None:
             return await runs.start(order)
-        found = await store.find_request_claim(once.id, process.clock.now())
+        found = await store.find_idempotency_record(once.id, process.clock.now())
         if found is None:
             try:
                 return await runs.start(order)
             except Conflict as conflict:
                 if conflict.public_code != TAKEN:
                     raise
-                found = await store.find_request_claim(once.id, process.clock.now())
+                found = await store.find_idempotency_record(once.id, process.clock.now())
         if found is None:
             raise Conflict(code=TAKEN)
         return await runs.attach(found.run, once=once.id, tenant=order.tenant)
@@ -209,7 +209,7 @@ def visit(number: int, catalog: Catalog, faults: Faults, chance: Random, *, noti
         preview=chance.random() < 0.04,
         on_disconnect="finish" if background else None,
         wire={"format": "responses", "background": True, "store": True} if background else {},
-        once=Once(f"claim {number}", b"fingerprint", FOR_EVER) if keyed else None,
+        once=IdempotencyRecord(f"claim {number}", b"fingerprint", FOR_EVER) if keyed else None,
     )
     if order.plan is None and faults.hit("caller.labels"):
         order = replace(order, labels=frozenset({"phi"}))

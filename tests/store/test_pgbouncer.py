@@ -13,7 +13,7 @@ from sqlalchemy import text
 from app.core.run.events import Kind
 from app.errors import ConfigInvalid, Conflict, LeaseLost
 from app.store.archive import open_archive
-from app.store.protocol import Entry, Held, Once, Outbox, RunQuery
+from app.store.protocol import Entry, Held, IdempotencyRecord, Outbox, RunQuery
 from app.store.sql import SqlStore, open_store
 from app.store.sqlkit.migrate import is_current, migrate
 from app.store.sqlkit.runner import parse_url
@@ -106,7 +106,7 @@ async def test_leases_claims_and_fences_hold(stores: list[SqlStore]) -> None:
     assert Counter(type(claim).__name__ for claim in claims) == {"Appended": 1, "LeaseLost": 5}
     assert await other.renew_claims([Held("b", 0, 1), Held("b", 0, 9)], 30.0) == {Held("b", 0, 1)}
     assert {due.run for due in await one.overdue(50.0, 9, 0.0)} == {"a", "b"}
-    once = Once("key", b"print", 99.0)
+    once = IdempotencyRecord("key", b"print", 99.0)
     answers = await asyncio.gather(
         *[store.append(replace(admitted(f"once-{n}"), once=once)) for n, store in enumerate(stores * 3)],
         return_exceptions=True,

@@ -14,7 +14,7 @@ from sqlalchemy.exc import ProgrammingError
 from app.__main__ import main as main_of_baton
 from app.core.rating.feedback import Feedback
 from app.errors import NotFound, StoreUnavailable
-from app.store.protocol import Once, RunQuery
+from app.store.protocol import IdempotencyRecord, RunQuery
 from app.store.sql import SqlStore, open_store
 from app.store.sqlkit import revisions
 from app.store.sqlkit.migrate import migrate
@@ -34,7 +34,7 @@ async def store(migrated_postgres_url: str) -> AsyncIterator[SqlStore]:
     """Two tenants with one run each, which has a row in every table that callers may read."""
     async with open_store(migrated_postgres_url) as opened:
         for run, tenant in RUNS.items():
-            once = Once(f"claim of {run}", b"", 1e12, tenant=tenant)
+            once = IdempotencyRecord(f"claim of {run}", b"", 1e12, tenant=tenant)
             entry = replace(admitted(run, tenant=tenant), once=once, tags=(("label", "red"),))
             await opened.append(replace(entry, contents=(("ref", run.encode()),)))
             await opened.rate(Feedback(f"fb of {run}", run, tenant, "key", 5.0, "explicit", "user", "", 1.0))
@@ -87,8 +87,8 @@ async def test_what_another_tenant_has_is_absent(store: SqlStore) -> None:
     assert await ours.contents("their-run", ["ref"]) == {}
     assert await ours.records("their-run", [("ref", len)]) == {}
     assert await ours.feedback("their-run") == ()
-    assert await ours.find_request_claim("claim of their-run", 0.0) is None
-    assert await ours.find_request_claim("claim of our-run", 0.0) is not None
+    assert await ours.find_idempotency_record("claim of their-run", 0.0) is None
+    assert await ours.find_idempotency_record("claim of our-run", 0.0) is not None
 
 
 async def test_a_connection_is_the_services_again_after_a_read_for_a_caller(store: SqlStore) -> None:

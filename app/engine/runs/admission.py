@@ -42,9 +42,9 @@ from app.store.protocol import (
     TRACE_TAG,
     USER_TAG,
     Entry,
+    IdempotencyRecord,
     Ledger,
     NewRun,
-    Once,
     Shared,
     metadata_tag,
 )
@@ -102,7 +102,7 @@ class Order:
     """The wire format and the request's options for the reply: with them, the journal is enough to write it again."""
     trace: Trace = NO_TRACE
     """The span of the request."""
-    once: Once | None = None
+    once: IdempotencyRecord | None = None
     """The request's claim to be carried out once; made together with the admission."""
     request_id: str = ""
     """The id of the HTTP request, under which the run is found again; empty where there is none."""

@@ -47,7 +47,7 @@ GIVEN_UP_SECONDS = 0.5
 COUNTED = 10_000
 """Waiting runs that are counted at most."""
 FORGET = 500
-"""Claims of requests, and rate windows, deleted in one sweep: some ten milliseconds, and more a day than any gateway
+"""Idempotency records, and rate windows, deleted in one sweep: some ten milliseconds, and more a day than any gateway
 makes."""
 
 Take = Callable[[RunState, bytes, int], Awaitable[None]]
@@ -91,9 +91,9 @@ class Recovery:
         return more
 
     async def _keep_house(self) -> None:
-        """Once a lease: forget claims of requests and rate windows that have run out, count what waits, notify of
+        """Once a lease: forget idempotency records and rate windows that have run out, count what waits, notify of
         overdue tickets."""
-        await self._context.store.forget_request_claims(self._context.now(), FORGET)
+        await self._context.store.forget_idempotency_records(self._context.now(), FORGET)
         await self._context.store.forget_windows(self._context.now(), FORGET)
         self._context.telemetry.gauge("baton_runs_waiting", await self._context.store.waiting(COUNTED))
         now = self._context.now()

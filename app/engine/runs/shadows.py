@@ -6,8 +6,8 @@ was given before, so that nothing of the shadow can delay it or be part of it; a
 its own.
 
 A shadow is admitted at most once, whatever is killed: its id follows from that of the run (`shadow_id`), and the entry
-that admits it claims that id (`Once`). The notes of what was looked at are stored after it. An admitted shadow is a run
-like others and survives like them.
+that admits it carries an `IdempotencyRecord` of that id. The notes of what was looked at are stored after it. An
+admitted shadow is a run like others and survives like them.
 
 It is bound like its origin: the same labels, the same denied workers, the rules of the pool file. Its money comes from
 the budget of the tier's shadows and from no budget of the caller's. A request with tools is only planned, because
@@ -38,7 +38,7 @@ from app.engine.runs import admission
 from app.engine.runs.admission import Order
 from app.engine.runs.registry import Drivers
 from app.errors import Conflict, InvalidRequest, NotFound, OursError
-from app.store.protocol import Once, RunQuery, RunRow
+from app.store.protocol import IdempotencyRecord, RunQuery, RunRow
 
 EVERY_SECONDS = 2.0
 """Seconds between two looks."""
@@ -52,7 +52,7 @@ LATE_SECONDS = 30.0
 LOOK_BACK_SECONDS = 3_600.0
 """Runs that were admitted longer ago when they are first looked at get no shadow: their tier had none."""
 REMEMBERED_SECONDS = 7 * 86_400.0
-"""Seconds for which a shadow's id is claimed; long after its origin is last looked at."""
+"""Seconds for which a shadow's id is remembered; long after its origin is last looked at."""
 AT_ONCE = 8
 """Shadows that one engine drives at a time."""
 NARROWED: Final = ("steps", "rounds", "usd", "seconds", "tokens", "output_tokens")
@@ -210,7 +210,7 @@ class Shadows:
         state = admit(entry.run, admitted, entry.at, 1)
         try:
             await self._drivers.admit(entry, state, salt, order.task, policy)
-        except Conflict:  # the run, or the claim on its id, is there: an engine was stopped before it could note it
+        except Conflict:  # the run, or the record of its id, is there: an engine was stopped before it could note it
             return STARTED
         self._begun.add(entry.run)
         return STARTED
@@ -269,7 +269,7 @@ def ordered(catalog: Catalog, tier: Tier, spec: ShadowSpec, row: RunRow, admitte
         explore=admitted.explore,
         on_disconnect="finish",
         wire={"conductor": spec.conductor} if spec.conductor else {},
-        once=Once(once, row.id.encode(), row.created_at + REMEMBERED_SECONDS, tenant=row.tenant),
+        once=IdempotencyRecord(once, row.id.encode(), row.created_at + REMEMBERED_SECONDS, tenant=row.tenant),
         key_name=admitted.key_name,
         budgets=(of_shadows(tier.name, spec.usd_per_day).id,),
         run=shadow_id(row.id),

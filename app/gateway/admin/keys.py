@@ -17,12 +17,12 @@ from app.gateway.admin import replies
 from app.gateway.admin.context import AdminContext
 from app.gateway.admin.requests import KeyFilters, KeyRequest, NoFields, RotateRequest, read
 from app.gateway.admin.responses import as_json, as_page
-from app.gateway.http.admission import claim
+from app.gateway.http.admission import idempotency_record
 from app.gateway.http.api_keys import Caller, is_in_force, key_to_json, mint, new_secret, pepper_mark
 from app.gateway.http.auth import Keys
 from app.gateway.http.ingress import json_body
 from app.gateway.openapi import operations
-from app.store.protocol import KeyRow, Once
+from app.store.protocol import IdempotencyRecord, KeyRow
 
 PUBLIC_DIGITS = 16
 """Hexadecimal digits of a key's id."""
@@ -87,7 +87,7 @@ def _makes(router: APIRouter, context: AdminContext, keys: Keys) -> None:
         """The secret is in this reply and stored nowhere. With an `Idempotency-Key` the same request makes one key,
         whose secret is only in the first reply: rotate the key if that reply was lost."""
         asked = read(KeyRequest, given)
-        key, row = _minted(context, caller, asked, claim(request, caller, given))
+        key, row = _minted(context, caller, asked, idempotency_record(request, caller, given))
         _check_rights(caller, row)
         earlier = await context.gateway.store.key(row.id)
         if earlier is None:
@@ -121,7 +121,7 @@ def _makes(router: APIRouter, context: AdminContext, keys: Keys) -> None:
         _check_rights(caller, row)
         if not is_in_force(row, now):
             raise _ended()
-        if not await _is_first(context, claim(request, caller, given)):
+        if not await _is_first(context, idempotency_record(request, caller, given)):
             return as_json(shown(row, now) | {"key": None})
         secret, digest = new_secret(row, context.gateway.pepper)
         mark = pepper_mark(context.gateway.pepper)
@@ -134,14 +134,14 @@ def _ended() -> Conflict:
     return Conflict("The key is not in force any more; make a new one.", code="key_not_in_force")
 
 
-async def _is_first(context: AdminContext, once: Once | None) -> bool:
+async def _is_first(context: AdminContext, once: IdempotencyRecord | None) -> bool:
     """False if the same request was sent within a minute with the same Idempotency-Key: a second rotation would end the
     secret that is in use. Raises `Conflict` for another request with that key."""
     if once is None:
         return True
     now = context.gateway.now()
     mine = replace(once, until=now + AGAIN_SECONDS, reply=secrets.token_bytes(16))
-    found = await context.gateway.store.claim_request(mine, now)
+    found = await context.gateway.store.add_idempotency_record(mine, now)
     if found.fingerprint != mine.fingerprint:
         raise Conflict("This Idempotency-Key was used with another request.", code="idempotency_key_reuse")
     return found.reply == mine.reply
@@ -177,7 +177,9 @@ def shown(row: KeyRow, now: float) -> dict[str, Any]:
     return {"object": "key"} | key_to_json(row, now) | {"role": role_of(row.scopes) or None}
 
 
-def _minted(context: AdminContext, caller: Caller, asked: KeyRequest, once: Once | None) -> tuple[str, KeyRow]:
+def _minted(
+    context: AdminContext, caller: Caller, asked: KeyRequest, once: IdempotencyRecord | None
+) -> tuple[str, KeyRow]:
     """The key and its row. Raises `InvalidRequest` for an unknown scope or tier, and `NotFound` for a tenant of others.
 
     An Idempotency-Key determines the id, so that the same request finds the key that it has made.

@@ -8,9 +8,9 @@ stands for the place in this process. Nobody has to give a run's place back, bec
 
 A key is 1 to 255 printable ASCII characters and belongs to its caller's tenant. It stands for one request: the SHA-256
 of the method, the path and the body, as JSON in its canonical form (keys sorted, no white space). The same key with
-another request is a 409. The claim is committed together with what it claims, so of two equal requests that come to two
+another request is a 409. The key's record is committed together with the run, so of two equal requests that come to two
 gateways at once one begins the run, and the other follows it. A request that was refused before anything was begun
-claims nothing.
+leaves no record.
 
 Every POST route under /v1 hands its body to one of two verbs (a test walks the routes):
 
@@ -51,7 +51,7 @@ from app.gateway.http.api_keys import Caller
 from app.gateway.http.context import GatewayContext
 from app.gateway.http.rate_limits import Headers, RateLimiter
 from app.gateway.http.request_log import RequestLog
-from app.store.protocol import TAKEN, KeyRow, Once, TenantStore
+from app.store.protocol import TAKEN, IdempotencyRecord, KeyRow, TenantStore
 
 BUSY_RETRY = 1.0
 """Seconds to wait when too many requests are served: about what a short one takes."""
@@ -197,19 +197,21 @@ class Idempotency:
         order: Callable[[], Order],
         *,
         at: Callable[[int], Position] = position.read,
-        once: Once | None = None,
+        once: IdempotencyRecord | None = None,
     ) -> Begun:
         """Begin a run, or follow the one that this request began before. `order` is called only in the first case, and
         `at` only in the second: it gives the position of a stream that goes on behind an event of that number.
 
-        The claim is that of the request's `Idempotency-Key`, unless the route makes one of its own (`once`).
+        The record is that of the request's `Idempotency-Key`, unless the route makes one of its own (`once`).
 
         Raises what `order`, `Admission.enter` and `Drivers.start` raise, `InvalidRequest` for a key that is none, and
         `Conflict` for one that was used with another request.
         """
-        once = once or claim(request, caller, body)
+        once = once or idempotency_record(request, caller, body)
         after = last_event(request) if body.get("stream") is True else None
-        found = await self._store(caller).find_request_claim(once.id, self._context.now()) if once is not None else None
+        found = None
+        if once is not None:
+            found = await self._store(caller).find_idempotency_record(once.id, self._context.now())
         if found is None:
             if after:
                 raise position.unknown()
@@ -218,7 +220,7 @@ class Idempotency:
             except Conflict as conflict:
                 if once is None or conflict.public_code != TAKEN:
                     raise
-                found = await self._store(caller).find_request_claim(once.id, self._context.now())
+                found = await self._store(caller).find_idempotency_record(once.id, self._context.now())
         held = _same(once, found)
         begun = await self.follow(request, caller, held.run, after, once=held.id, at=at)
         request.scope["baton.headers"].append(REPLAYED)
@@ -235,8 +237,8 @@ class Idempotency:
         once: str | None = None,
         at: Callable[[int], Position] = position.read,
     ) -> Begun:
-        """Follow a run that exists, from behind the event `after`: the given turn, the one that a claim began, or the
-        latest one."""
+        """Follow a run that exists, from behind the event `after`: the given turn, the one that an idempotent request
+        began, or the latest one."""
         headers = request.scope["baton.headers"]
         permit = await self._admission.enter(caller.key, headers)
         try:
@@ -265,19 +267,19 @@ class Idempotency:
         stored, because it would outlive the content's erasure: the same request then has `act` done again.
 
         Equal requests may run `act` at the same time, so it must do no harm when it is done twice. Where it would, its
-        entry carries `claim(...)` with the reply.
+        entry carries `idempotency_record(...)` with the reply.
         An error that it raises is not stored.
         """
-        once = claim(request, caller, body)
+        once = idempotency_record(request, caller, body)
         if once is None:
             return await act()
         now = self._context.now()
-        found = await self._store(caller).find_request_claim(once.id, now)
+        found = await self._store(caller).find_idempotency_record(once.id, now)
         if found is None:
             done = await act()
             kept_reply = b"" if has_content else bytes(done.body)
             mine = replace(once, until=now + self._context.remembered, status=done.status_code, reply=kept_reply)
-            found = await self._context.store.claim_request(mine, now)
+            found = await self._context.store.add_idempotency_record(mine, now)
             if found == mine:
                 return done
         kept = _same(once, found)
@@ -289,7 +291,7 @@ class Idempotency:
     def _store(self, caller: Caller) -> TenantStore:
         return self._context.store.of_tenant(caller.tenant)
 
-    async def _begin(self, request: Request, caller: Caller, order: Order, once: Once | None) -> Begun:
+    async def _begin(self, request: Request, caller: Caller, order: Order, once: IdempotencyRecord | None) -> Begun:
         headers = request.scope["baton.headers"]
         trace = request.scope[request_span.KEY].trace
         order = changed(order, request_id=headers[0][1].decode(), key_name=caller.key.name, trace=trace)
@@ -332,8 +334,8 @@ class Idempotency:
         return driven
 
 
-def claim(request: Request, caller: Caller, body: Mapping[str, object]) -> Once | None:
-    """The claim of a request, without an end; None if it has no key. Raises `InvalidRequest` for a malformed key."""
+def idempotency_record(request: Request, caller: Caller, body: Mapping[str, object]) -> IdempotencyRecord | None:
+    """The record of a request, without an end; None if it has no key. Raises `InvalidRequest` for a malformed key."""
     given = [value.decode("latin-1") for name, value in request.scope["headers"] if name == b"idempotency-key"]
     if not given:
         return None
@@ -345,7 +347,7 @@ def claim(request: Request, caller: Caller, body: Mapping[str, object]) -> Once 
         )
     name = hashlib.sha256(f"{caller.key.tenant}\0{given[0]}".encode()).hexdigest()
     asked = f"{request.method}\n{request.scope['path']}\n".encode() + orjson.dumps(body, option=orjson.OPT_SORT_KEYS)
-    return Once(name, hashlib.sha256(asked).digest(), 0.0, tenant=caller.key.tenant)
+    return IdempotencyRecord(name, hashlib.sha256(asked).digest(), 0.0, tenant=caller.key.tenant)
 
 
 def last_event(request: Request) -> int | None:
@@ -358,8 +360,8 @@ def last_event(request: Request) -> int | None:
     return int(given)
 
 
-def _same(once: Once | None, found: Once | None) -> Once:
-    """The claim that was found, if this request made it; raises `Conflict` otherwise."""
+def _same(once: IdempotencyRecord | None, found: IdempotencyRecord | None) -> IdempotencyRecord:
+    """The record that was found, if this request made it; raises `Conflict` otherwise."""
     if once is None or found is None:  # it ran out between two looks
         raise Conflict("The Idempotency-Key has just expired; send the request again.", code=TAKEN)
     if once.fingerprint != found.fingerprint:

@@ -25,7 +25,7 @@ from app.errors import BatonError, Conflict, Forbidden, InvalidRequest
 from app.gateway.http.api_keys import Caller
 from app.gateway.plans.requests import PlanRunRequest, refused
 from app.gateway.plans.revisions import FORMAT, MOST_REVISIONS, Plan, Revision, as_value, digest_of, limits_of
-from app.store.protocol import KeyRow, Once
+from app.store.protocol import IdempotencyRecord, KeyRow
 
 REFUSED = frozenset({"invalid_plan", "plan_rejected", "no_eligible_worker"})
 """The codes of errors with which an order's plan is refused at its admission."""
@@ -168,12 +168,12 @@ def outdated(reason: str) -> Conflict:
     )
 
 
-def claim_of_revision(plan: Plan, number: int, tenant: str, body: Mapping[str, Any]) -> Once:
-    """The claim on a plan's next revision: of two authors who have seen the same one, one gets it. The same request
-    sent again follows the revision that it has made."""
+def record_of_revision(plan: Plan, number: int, tenant: str, body: Mapping[str, Any]) -> IdempotencyRecord:
+    """The idempotency record of a plan's next revision: of two authors who have seen the same one, one gets it. The
+    same request sent again follows the revision that it has made."""
     name = hashlib.sha256(f"{tenant}\0{plan.id}\0{number}".encode()).hexdigest()
     fingerprint = hashlib.sha256(orjson.dumps(body, option=orjson.OPT_SORT_KEYS)).digest()
-    return Once(name, fingerprint, 0.0, tenant=tenant)
+    return IdempotencyRecord(name, fingerprint, 0.0, tenant=tenant)
 
 
 # -- refusals

@@ -221,7 +221,7 @@ def _revises(
         value = requests.revised(asked, revisions.as_value(steps), plan.first.state.admitted.pool)
         usual = orders.repeated(context.catalog(), caller, plan, base, found.row.tenant, await found.task())
         order = orders.to_revision(usual, plan, value, number)
-        once = orders.claim_of_revision(plan, number, found.row.tenant, body)
+        once = orders.record_of_revision(plan, number, found.row.tenant, body)
         try:
             begun = await idempotency.begin(request, caller, body, lambda: order, once=once)
         except InvalidRequest as refused:

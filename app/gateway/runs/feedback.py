@@ -18,7 +18,7 @@ from app.gateway.http.context import GatewayContext
 from app.gateway.runs import audit
 from app.gateway.wire.baton_options import Label, WireModel
 from app.gateway.wire.parameters import invalid_request
-from app.store.protocol import Once, RunRow
+from app.store.protocol import IdempotencyRecord, RunRow
 
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.:/@+-]{0,63}$")]
 THUMBS: Mapping[str, float] = {"up": 1.0, "down": 0.0}
@@ -36,7 +36,7 @@ class FeedbackRequest(WireModel):
 
 
 async def take(
-    context: GatewayContext, row: RunRow, caller: Caller, body: Mapping[str, Any], once: Once | None
+    context: GatewayContext, row: RunRow, caller: Caller, body: Mapping[str, Any], once: IdempotencyRecord | None
 ) -> Response:
     """Store the rating and show it. With a claim (`once`) the same request stores the same rating.
 

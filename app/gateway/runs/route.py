@@ -27,7 +27,7 @@ from app.core.run.reply_ids import run_of_reply
 from app.core.run.state import RunState, fold
 from app.errors import Forbidden, NotFound, RunPruned
 from app.gateway.chat import route
-from app.gateway.http.admission import Idempotency, claim, last_event
+from app.gateway.http.admission import Idempotency, idempotency_record, last_event
 from app.gateway.http.api_keys import Caller
 from app.gateway.http.auth import Keys
 from app.gateway.http.context import GatewayContext
@@ -380,7 +380,7 @@ def _acts(router: APIRouter, context: GatewayContext, keys: Keys, idempotency: I
         request: Request,
     ) -> Response:
         """Store a rating of a run that has ended. With an `Idempotency-Key` the same request stores one rating."""
-        made = claim(request, caller, body)
+        made = idempotency_record(request, caller, body)
         row = found.row
         return await idempotency.reply(request, caller, body, lambda: feedback.take(context, row, caller, body, made))
 

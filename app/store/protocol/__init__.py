@@ -26,7 +26,7 @@ from app.store.protocol.entries import (
     Shared,
 )
 from app.store.protocol.holds import Hold, Holds, HoldScope
-from app.store.protocol.idempotency import TAKEN, Once, RequestClaims
+from app.store.protocol.idempotency import TAKEN, IdempotencyRecord, IdempotencyRecords
 from app.store.protocol.journal import (
     APPROVAL_TAG,
     ASKED,
@@ -101,6 +101,8 @@ __all__ = [
     "Hold",
     "HoldScope",
     "Holds",
+    "IdempotencyRecord",
+    "IdempotencyRecords",
     "Journal",
     "KeyRow",
     "Keys",
@@ -113,7 +115,6 @@ __all__ = [
     "Move",
     "NewRun",
     "Notices",
-    "Once",
     "Outbox",
     "Period",
     "Place",
@@ -126,7 +127,6 @@ __all__ = [
     "Reader",
     "Rebuilt",
     "Reports",
-    "RequestClaims",
     "Retention",
     "RunDetails",
     "RunFigures",
@@ -161,7 +161,7 @@ class Store(
     Retention,
     Holds,
     StepInputs,
-    RequestClaims,
+    IdempotencyRecords,
     Notices,
     Learning,
     Reports,

@@ -11,7 +11,7 @@ from app.core.records import record
 from app.core.run.events import Event
 from app.core.run.facts import Fact
 from app.core.run.kinds import OriginKind
-from app.store.protocol.idempotency import Once
+from app.store.protocol.idempotency import IdempotencyRecord
 
 
 @record(frozen=True, slots=True)
@@ -159,8 +159,8 @@ class Entry:
     row: Projection = Projection()
     tags: tuple[tuple[str, str], ...] = ()
     """(name, value) pairs for filters, for example ("worker", "gpt") or ("label", "phi")."""
-    once: Once | None = None
-    """The idempotency claim of the request that this entry carries out."""
+    once: IdempotencyRecord | None = None
+    """The idempotency record of the request that this entry carries out."""
     notify: bool = False
     """True if the end of the turn that begins with this entry becomes a notice. The notice is written in the
     transaction of the event that ends the turn, whoever writes that event."""

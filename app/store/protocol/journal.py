@@ -12,7 +12,7 @@ writer's fence under the run's row lock, and refuses the whole entry if a check 
 * once a run has ended only `AFTER_THE_END` kinds are accepted, else `RunEnded`; a second terminal event is impossible;
 * an entry that names the `seq` that it follows is refused with `Conflict` (code `MOVED`) if there are later events,
   and one that begins a turn of a run whose content was erased with `NotFound`;
-* `once` is refused with `Conflict` (code `TAKEN`) while another entry's claim on that id lasts;
+* `once` is refused with `Conflict` (code `TAKEN`) while the record of another entry with that id lasts;
 * `hold` is refused with `RunOverBudget` if spent + held + asked would exceed a cap (D7).
 
 Database faults become `StoreUnavailable`, after which nothing of the entry was written. When the connection breaks

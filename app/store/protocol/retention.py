@@ -39,7 +39,7 @@ class PruneQuery:
 
     ended_before: float
     deadline_before: float
-    """No idempotency claim lasts on a run whose last deadline is before this."""
+    """No idempotency record lasts on a run whose last deadline is before this."""
     within: RunClass | None = None
     without: tuple[RunClass, ...] = ()
     """Only runs of the class `within`, and of none of these."""

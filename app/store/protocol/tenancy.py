@@ -12,7 +12,7 @@ from app.core.rating.feedback import Feedback
 from app.store.protocol.contents import ContentReads
 from app.store.protocol.disclosures import Disclosure, DisclosureQuery
 from app.store.protocol.entries import Appended, Entry
-from app.store.protocol.idempotency import Once
+from app.store.protocol.idempotency import IdempotencyRecord
 from app.store.protocol.journal import Journal, RunQuery, RunRow
 from app.store.protocol.retention import PrunedRun
 from app.store.protocol.run_lists import RunLists
@@ -66,8 +66,8 @@ class TenantStore(ContentReads, Protocol):
         """Behave as `Learning.feedback` does."""
         ...
 
-    async def find_request_claim(self, claim: str, now: float) -> Once | None:
-        """Behave as `RequestClaims.find_request_claim` does."""
+    async def find_idempotency_record(self, name: str, now: float) -> IdempotencyRecord | None:
+        """Behave as `IdempotencyRecords.find_idempotency_record` does."""
         ...
 
 

@@ -87,7 +87,7 @@ SEEN = RUN[:-1]
 TICKET = tuple(TICKETS.columns.keys())
 SETTLED = ("tier", "driver", "version", "claim", "holder", "rung_at", "lost")
 """Columns of a ticket that an entry may change without changing the end of the claim on it."""
-CLAIM = tuple(ONCE.columns.keys())
+IDEMPOTENCY = tuple(ONCE.columns.keys())
 ALONG = 16
 """Most contents that are read together with a journal."""
 
@@ -383,11 +383,11 @@ class Statements:
         self.change_ticket = Rows(TICKETS, "update", TICKET[2:], ["run", "step"])
         self.settle_ticket = Rows(TICKETS, "update", SETTLED, ["run", "step"])
         self.end_ticket = Rows(TICKETS, "delete", keys=["run", "step"])
-        self.claims = Lookup(self, dialect, ONCE, ["id"])
+        self.idempotency = Lookup(self, dialect, ONCE, ["id"])
         settings = [func.set_config(*_literals(name, value, "true")) for name, value in BY_KEY.items()]
         self._by_key = Prepared(select(*settings), dialect, []) if self.arrays else None
-        self.new_claim = Rows(ONCE, "insert")
-        self.change_claim = Rows(ONCE, "update", CLAIM[1:], ["id"])
+        self.new_idempotency = Rows(ONCE, "insert")
+        self.change_idempotency = Rows(ONCE, "update", IDEMPOTENCY[1:], ["id"])
 
     def _renewals(self, dialect: Dialect) -> None:
         """Thousands of leases and claims are renewed every second or so, and the event loop waits for each batch.

@@ -28,9 +28,9 @@ from app.core.run.events import TERMINAL, Event, Kind, RunApproved, RunAwaitingA
 from app.core.run.facts import Fact
 from app.core.run.kinds import AFTER_THE_END, ANYBODY, COPIES
 from app.errors import Conflict, LeaseLost, NotFound, RunEnded, RunOverBudget
-from app.store.protocol import MOVED, TAKEN, Appended, Entry, Lease, Ledger, Move, NewRun, Once, Projection
+from app.store.protocol import MOVED, TAKEN, Appended, Entry, IdempotencyRecord, Lease, Ledger, Move, NewRun, Projection
 from app.store.rows import texts
-from app.store.rows.idempotency import claim_row
+from app.store.rows.idempotency import record_row
 from app.store.rows.runs import CachedRows
 from app.store.sqlkit.sealing import TEXT, ContentKey, place_of
 from app.store.sqlkit.statements import (
@@ -154,33 +154,33 @@ _TICKET_SETTLED_OF = attrgetter(*SETTLED, "run", "step")
 _TICKET_CHANGE_OF = attrgetter(*TICKET[2:], "run", "step")
 
 
-class Claims:
-    """The claims that a batch of entries checks and makes."""
+class IdempotencyRows:
+    """The idempotency records that a batch of entries checks and adds."""
 
     def __init__(self, rows: Iterable[Row]) -> None:
-        """`rows` are the stored claims with the ids of the batch's claims."""
-        self._known = {row[0]: Once(*row) for row in rows}
+        """`rows` are the stored records that have an id of the batch's records."""
+        self._known = {row[0]: IdempotencyRecord(*row) for row in rows}
         self._stored = frozenset(self._known)
         self._changed: set[str] = set()
 
-    def check(self, once: Once | None, at: float) -> None:
-        """Raise `Conflict` if an earlier claim lasts at this time."""
+    def check(self, once: IdempotencyRecord | None, at: float) -> None:
+        """Raise `Conflict` if an earlier record lasts at this time."""
         held = self._known.get(once.id) if once is not None else None
         if held is not None and held.until > at:
             raise Conflict(code=TAKEN)
 
-    def make(self, once: Once | None, run: str) -> None:
-        """Make a claim, after `check`. It is written with the batch."""
+    def add(self, once: IdempotencyRecord | None, run: str) -> None:
+        """Add a record, after `check`. It is written with the batch."""
         if once is not None:
             self._known[once.id] = replace(once, run=run)
             self._changed.add(once.id)
 
     def writes(self, statements: Statements) -> tuple[tuple[Rows, list[Row]], ...]:
         """The rows to be written, in the order of their ids, so that no two batches wait for each other in a circle."""
-        made = [claim_row(self._known[name]) for name in sorted(self._changed)]
+        made = [record_row(self._known[name]) for name in sorted(self._changed)]
         return (
-            (statements.new_claim, [row for row in made if row[0] not in self._stored]),
-            (statements.change_claim, [(*row[1:], row[0]) for row in made if row[0] in self._stored]),
+            (statements.new_idempotency, [row for row in made if row[0] not in self._stored]),
+            (statements.change_idempotency, [(*row[1:], row[0]) for row in made if row[0] in self._stored]),
         )
 
 
@@ -192,7 +192,7 @@ class RowBatch:
         runs: Iterable[Row],
         tickets: Iterable[Row],
         moving: Collection[str],
-        claims: Claims,
+        idempotency: IdempotencyRows,
         locked: Collection[int] | None = None,
         budgets: BudgetLedger | None = None,
     ) -> None:
@@ -203,7 +203,7 @@ class RowBatch:
         self._tickets = {(row[0], row[1]): _stored(row) for row in tickets}
         self._ticketed = set(moving)
         """Runs whose tickets are all known."""
-        self._claims = claims
+        self._idempotency = idempotency
         self._born: dict[str, tuple[NewRun, float]] = {}
         self._changed: set[str] = set()
         self._touched: set[tuple[str, int]] = set()
@@ -233,7 +233,7 @@ class RowBatch:
             ticket = self._ticket(entry.run, entry.move, entry.at) if entry.move else None
             self._check_rows(entry)
             money = _balance(run, entry)
-            self._claims.check(entry.once, entry.at)
+            self._idempotency.check(entry.once, entry.at)
             charge = self._charge(run, entry)
         except (LeaseLost, RunEnded, RunOverBudget, NotFound, Conflict, ValueError) as refusal:
             return refusal
@@ -256,7 +256,7 @@ class RowBatch:
         events = self._record(run, encoded)
         self._key = encoded.key
         taken = self._file(run, entry)
-        self._claims.make(entry.once, run.id)
+        self._idempotency.add(entry.once, run.id)
         if entry.tenant is not None and run.id not in self._born:
             self.owned.add((run.id, entry.tenant))
         return Appended(events, ticket.claim if ticket and entry.move and entry.move.verb == "take" else 0, taken)
@@ -280,7 +280,7 @@ class RowBatch:
             (statements.new_text, [self._texts[name] for name in sorted(self._texts)]),
             (statements.new_tag, self._tags),
             (statements.new_notice, self._notices),
-            *self._claims.writes(statements),
+            *self._idempotency.writes(statements),
             (statements.end_ticket, [(t.run, t.step) for t in touched if t.gone and t.stored]),
             (statements.change_ticket, [_TICKET_CHANGE_OF(t) for t in kept if t.stored and t.until != t.stored_until]),
             (statements.settle_ticket, [_TICKET_SETTLED_OF(t) for t in kept if t.stored and t.until == t.stored_until]),
@@ -568,10 +568,10 @@ def commit(conn: Connection, statements: Statements, batch: Sequence[EncodedEntr
     found, tickets = statements.under_lock(conn, runs, moving)
     ids = sorted({encoded.entry.once.id for encoded in batch if encoded.entry.once is not None})
     shared = locked if statements.arrays else None
-    claims = Claims(statements.claims.fetch(conn, ids))
+    idempotency = IdempotencyRows(statements.idempotency.fetch(conn, ids))
     columns = _columns(found, batch)
     budgets = budget_ledger.load(conn, columns, [encoded.entry for encoded in batch]) if columns else None
-    rows = RowBatch(found, tickets, moving, claims, shared, budgets)
+    rows = RowBatch(found, tickets, moving, idempotency, shared, budgets)
     outcomes = [rows.apply(encoded) for encoded in batch]
     if not statements.write_if_owned(conn, sorted(rows.owned), *rows.writes(statements)):
         raise NotFound
@@ -630,7 +630,7 @@ def apply_to_cached_rows(batch: Sequence[EncodedEntry], row_cache: RowCache) -> 
         if cached.tickets is not None:
             tickets += cached.tickets
             ticketed.append(run)
-    rows = RowBatch([cached.run for cached in known.values()], tickets, ticketed, Claims(()))
+    rows = RowBatch([cached.run for cached in known.values()], tickets, ticketed, IdempotencyRows(()))
     outcomes = [rows.apply(encoded) for encoded in batch]
     return Speculative(rows, list(known.values()), moving, Applied(outcomes, rows))
 

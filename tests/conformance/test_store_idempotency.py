@@ -7,31 +7,31 @@ import pytest
 from app.core.run.events import Kind
 from app.core.run.kinds import ANYBODY
 from app.errors import Conflict, LeaseLost, RunEnded
-from app.store.protocol import TAKEN, Appended, Entry, Once, Store
+from app.store.protocol import TAKEN, Appended, Entry, IdempotencyRecord, Store
 from tests.conformance.entries import Opener, admitted, note, settled
 from tests.harness.raw_facts import Raw
 
 
-def claim(name: str = "claim", until: float = 100.0, body: bytes = b"body") -> Once:
-    return Once(name, body, until)
+def idempotency(name: str = "claim", until: float = 100.0, body: bytes = b"body") -> IdempotencyRecord:
+    return IdempotencyRecord(name, body, until)
 
 
 async def test_a_claim_is_made_with_its_run(store: Store) -> None:
-    await store.append(replace(admitted("run"), once=claim()))
-    assert await store.find_request_claim("claim", 99.9) == replace(claim(), run="run")
-    assert await store.find_request_claim("other", 1.0) is None
+    await store.append(replace(admitted("run"), once=idempotency()))
+    assert await store.find_idempotency_record("claim", 99.9) == replace(idempotency(), run="run")
+    assert await store.find_idempotency_record("other", 1.0) is None
 
 
 @pytest.mark.parametrize("together", [False, True], ids=["one after the other", "in one batch"])
 async def test_a_second_claim_admits_nothing(store: Store, together: bool) -> None:
-    entries = [replace(admitted(f"run-{n}"), once=claim()) for n in range(4)]
+    entries = [replace(admitted(f"run-{n}"), once=idempotency()) for n in range(4)]
     if together:
         answers = await settled(map(store.append, entries))
     else:
         answers = [(await settled([store.append(entry)]))[0] for entry in entries]
     assert [type(answer) for answer in answers] == [Appended, Conflict, Conflict, Conflict]
     assert {answer.public_code for answer in answers[1:]} == {TAKEN}
-    assert await store.find_request_claim("claim", 1.0) == replace(claim(), run="run-0")
+    assert await store.find_idempotency_record("claim", 1.0) == replace(idempotency(), run="run-0")
     rows = [row for row in await settled(store.run(f"run-{n}") for n in range(4)) if not isinstance(row, Exception)]
     assert [row.id for row in rows] == ["run-0"]
 
@@ -39,11 +39,11 @@ async def test_a_second_claim_admits_nothing(store: Store, together: bool) -> No
 async def test_of_two_processes_one_gets_the_claim(opener: Opener) -> None:
     async with opener() as one, opener() as other:
         for turn in range(10):
-            entries = [replace(admitted(f"run-{turn}-{n}"), once=claim(f"claim-{turn}")) for n in range(8)]
+            entries = [replace(admitted(f"run-{turn}-{n}"), once=idempotency(f"claim-{turn}")) for n in range(8)]
             answers = await settled(store.append(entry) for store, entry in zip([one, other] * 4, entries, strict=True))
             assert sorted(type(answer).__name__ for answer in answers) == ["Appended"] + ["Conflict"] * 7
             (winner,) = [answer for answer in answers if isinstance(answer, Appended)]
-            held = await other.find_request_claim(f"claim-{turn}", 1.0)
+            held = await other.find_idempotency_record(f"claim-{turn}", 1.0)
             assert held is not None
             assert held.run == winner.events[0].run
 
@@ -51,8 +51,8 @@ async def test_of_two_processes_one_gets_the_claim(opener: Opener) -> None:
 async def test_batches_that_claim_crosswise_do_not_block_each_other(opener: Opener) -> None:
     async with opener() as one, opener() as other:
         names = [f"claim-{n}" for n in range(12)]
-        entries = [replace(admitted(f"a-{name}"), once=claim(name)) for name in names]
-        entries += [replace(admitted(f"b-{name}"), once=claim(name)) for name in reversed(names)]
+        entries = [replace(admitted(f"a-{name}"), once=idempotency(name)) for name in names]
+        entries += [replace(admitted(f"b-{name}"), once=idempotency(name)) for name in reversed(names)]
         answers = await settled(
             store.append(entry) for store, entry in zip([one] * 12 + [other] * 12, entries, strict=True)
         )
@@ -63,45 +63,52 @@ async def test_batches_that_claim_crosswise_do_not_block_each_other(opener: Open
 async def test_a_refused_entry_claims_nothing(store: Store) -> None:
     await store.append(admitted("run"))
     with pytest.raises(LeaseLost):
-        await store.append(note("run", epoch=9, once=claim()))
-    assert await store.find_request_claim("claim", 1.0) is None
+        await store.append(note("run", epoch=9, once=idempotency()))
+    assert await store.find_idempotency_record("claim", 1.0) is None
 
 
 async def test_a_claim_that_has_run_out_is_free(opener: Opener) -> None:
     async with opener() as one, opener() as other:
-        await one.append(replace(admitted("old", at=1.0), once=claim(until=10.0)))
-        assert await one.find_request_claim("claim", 10.0) is None
-        entries = [replace(admitted(f"new-{n}", at=10.0), once=claim(until=20.0, body=b"new")) for n in range(6)]
+        await one.append(replace(admitted("old", at=1.0), once=idempotency(until=10.0)))
+        assert await one.find_idempotency_record("claim", 10.0) is None
+        entries = [replace(admitted(f"new-{n}", at=10.0), once=idempotency(until=20.0, body=b"new")) for n in range(6)]
         answers = await settled(store.append(entry) for store, entry in zip([one, other] * 3, entries, strict=True))
         (winner,) = [answer for answer in answers if isinstance(answer, Appended)]
         assert sum(isinstance(answer, Conflict) for answer in answers) == 5
-        assert await other.find_request_claim("claim", 10.0) == replace(
-            claim(until=20.0, body=b"new"), run=winner.events[0].run
+        assert await other.find_idempotency_record("claim", 10.0) == replace(
+            idempotency(until=20.0, body=b"new"), run=winner.events[0].run
         )
 
 
 async def test_a_reply_is_remembered_once(opener: Opener) -> None:
     async with opener() as one, opener() as other:
-        replies = [replace(claim(), status=200, reply=b"%d" % n) for n in range(6)]
+        replies = [replace(idempotency(), status=200, reply=b"%d" % n) for n in range(6)]
         held = await settled(
-            store.claim_request(reply, 1.0) for store, reply in zip([one, other] * 3, replies, strict=True)
+            store.add_idempotency_record(reply, 1.0) for store, reply in zip([one, other] * 3, replies, strict=True)
         )
         assert len(set(held)) == 1
         assert held[0] in replies
-        assert await one.find_request_claim("claim", 1.0) == held[0]
+        assert await one.find_idempotency_record("claim", 1.0) == held[0]
         later = replace(replies[0], until=300.0, reply=b"later")
-        assert await other.claim_request(later, 100.0) == later == await one.find_request_claim("claim", 100.0)
+        assert (
+            await other.add_idempotency_record(later, 100.0)
+            == later
+            == await one.find_idempotency_record("claim", 100.0)
+        )
 
 
 async def test_claims_that_have_run_out_are_forgotten_in_batches(opener: Opener) -> None:
     async with opener() as one, opener() as other:
         for n in range(7):
-            await one.claim_request(claim(f"claim-{n}", until=10.0 + n), 1.0)
-        assert await one.forget_request_claims(9.9, 100) == 0
-        assert await one.forget_request_claims(15.0, 4) == 4
-        assert sum(await settled([one.forget_request_claims(15.0, 4), other.forget_request_claims(15.0, 4)])) == 2
-        assert await one.forget_request_claims(15.0, 4) == 0
-        assert await other.find_request_claim("claim-6", 1.0) == claim("claim-6", until=16.0)
+            await one.add_idempotency_record(idempotency(f"claim-{n}", until=10.0 + n), 1.0)
+        assert await one.forget_idempotency_records(9.9, 100) == 0
+        assert await one.forget_idempotency_records(15.0, 4) == 4
+        assert (
+            sum(await settled([one.forget_idempotency_records(15.0, 4), other.forget_idempotency_records(15.0, 4)]))
+            == 2
+        )
+        assert await one.forget_idempotency_records(15.0, 4) == 0
+        assert await other.find_idempotency_record("claim-6", 1.0) == idempotency("claim-6", until=16.0)
 
 
 async def test_whoever_holds_nothing_may_only_ask_for_the_end(store: Store) -> None:
