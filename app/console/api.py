@@ -30,6 +30,8 @@ class Session:
     headers: tuple[tuple[str, str], ...]
     via: str = "key"
     """`key`, or `oidc` for a person who has logged in at the OpenID provider."""
+    seconds: float | None = None
+    """The time that the session has left; None where the API alone knows it."""
 
 
 @record(frozen=True, slots=True)

@@ -4,15 +4,11 @@ A decision names the digest of the plan that was shown. If the run asks for some
 and the page shows what it asks for now.
 """
 
-import asyncio
-import hashlib
 import secrets
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
-import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -22,8 +18,6 @@ from app.console.forms import REFUSALS, TOKEN_BYTES, Field, read
 from app.console.live import Live, Regions
 from app.console.pages import Pages, form_lists, to
 
-POLL_SECONDS: Final = 4.0
-"""Time between two looks at the runs that wait, for a page that is open."""
 PAGE: Final = 20
 """Plans of a page; the journal of each is read."""
 WATCHED: Final = 100
@@ -40,7 +34,8 @@ def routes(pages: Pages, prefix: str) -> list[Route]:
         if request.query_params.get("status") == "decided":
             return await _decided(pages, prefix, request, session)
         if "live" in request.query_params:
-            source = _changes(pages, session, request.headers.get("last-event-id", ""))
+            waiting = {"state": "awaiting_approval", "limit": WATCHED}
+            source = pages.api.events(session, "GET", "/v1/runs/live", query=waiting)
             return Live(source, partial(_regions, pages, prefix, session))
         after = request.query_params.get("after")
         found = await _waiting(pages, prefix, session, after)
@@ -74,24 +69,6 @@ async def _waiting(pages: Pages, prefix: str, session: Session, after: str | Non
 async def _regions(pages: Pages, prefix: str, session: Session, _event: Event) -> Regions:
     found = await _waiting(pages, prefix, session)
     return {REGION: pages.region("approvals_waiting.html", found=found)}
-
-
-@asynccontextmanager
-async def _changes(pages: Pages, session: Session, last: str) -> AsyncIterator[AsyncIterator[Event]]:
-    """An event for each change of the runs that wait; its id stands for which they are."""
-
-    async def follow() -> AsyncIterator[Event]:
-        seen = last
-        while True:
-            found = await pages.api.get(session, "/v1/runs", state="awaiting_approval", limit=WATCHED)
-            rows = [(one["id"], one["steps"], one["spent"]) for one in found["data"]]
-            mark = hashlib.sha256(orjson.dumps(rows)).hexdigest()[:16]
-            if mark != seen:
-                seen = mark
-                yield Event(mark, "", mark)
-            await asyncio.sleep(POLL_SECONDS)
-
-    yield follow()
 
 
 async def _one(

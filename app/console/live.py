@@ -33,8 +33,10 @@ class Live:
     """The reply to a page that follows something: an event stream of patches.
 
     `source` gives the events to follow. `render` makes the regions as they are behind an event; an empty mapping: this
-    event changes nothing.
+    event changes nothing. `Pages.route` sets `seconds`, after which the stream ends with the session.
     """
+
+    seconds: float | None = None
 
     def __init__(self, source: Source, render: Callable[[Event], Awaitable[Regions]]) -> None:
         self._source = source
@@ -55,9 +57,12 @@ class Live:
             reading = group.create_task(self._read())
             leaving = group.create_task(_left(receive))
             writing = group.create_task(self._write(send))
-            await asyncio.wait([leaving, writing], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([leaving, writing], timeout=self.seconds, return_when=asyncio.FIRST_COMPLETED)
             for task in (reading, leaving, writing):
                 task.cancel()
+        if leaving.cancelled():
+            await _send(send, f"event: {END}\ndata: \n\n")
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _read(self) -> None:
         """Keep the latest event; those before it are part of what it shows."""
@@ -85,8 +90,6 @@ class Live:
             if event is not None:
                 await self._patch(event, send)
             if is_over:
-                await _send(send, f"event: {END}\ndata: \n\n")
-                await send({"type": "http.response.body", "body": b"", "more_body": False})
                 return
             await asyncio.sleep(1 / PATCHES_PER_SECOND)
 

@@ -18,6 +18,7 @@ from starlette.routing import Route
 
 from app.console import templating
 from app.console.api import Api, ApiError, Session
+from app.console.live import Live
 from app.console.session import PATH, Sessions, may_change
 from app.core.records import record
 
@@ -75,12 +76,15 @@ class Pages:
             if method != "GET" and not may_change(request):
                 return self.failure(request, 403, "The request did not come from a page of this console.")
             try:
-                return await page(request, session)
+                reply = await page(request, session)
+                if isinstance(reply, Live):
+                    reply.seconds = session.seconds
+                return reply
             except ApiError as error:
                 if error.status == 401:  # the session is over: it must not stand in the way of the next one
-                    reply = self.to_sign_in(request)
-                    self.sessions.end(request, reply)
-                    return reply
+                    leading = self.to_sign_in(request)
+                    self.sessions.end(request, leading)
+                    return leading
                 return self.failure(request, error.status, error.message)
 
         return Route(PATH + path, serve, methods=[method])

@@ -13,7 +13,7 @@ import base64
 import hashlib
 import os
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Any, Final
 
 import orjson
 from cryptography.exceptions import InvalidTag
@@ -42,8 +42,8 @@ class Sessions:
 
     def of(self, request: Request) -> Session | None:
         """The signed-in person; None: nobody. The API decides whether the credentials are still good."""
-        if (key := self._key(request.cookies.get(COOKIE, ""))) is not None:
-            return Session((("authorization", f"Bearer {key}"),))
+        if (kept := self._kept(request.cookies.get(COOKIE, ""))) is not None:
+            return Session((("authorization", f"Bearer {kept['key']}"),), seconds=kept["until"] - self._now())
         login = request.cookies.get(OIDC_COOKIE)
         if self.has_people and login is not None:
             return Session((("cookie", f"{OIDC_COOKIE}={login}"),), via="oidc")
@@ -70,8 +70,8 @@ class Sessions:
         if self.has_people:
             reply.delete_cookie(OIDC_COOKIE, path="/", secure=is_https(request), httponly=True, samesite="lax")
 
-    def _key(self, cookie: str) -> str | None:
-        """The key in a cookie; None if it is not one of ours, or is over."""
+    def _kept(self, cookie: str) -> dict[str, Any] | None:
+        """The fields of a cookie; None if it is not one of ours, or is over."""
         try:
             sealed = base64.urlsafe_b64decode(cookie)
         except ValueError:
@@ -81,8 +81,8 @@ class Sessions:
                 body = AESGCM(_cookie_key(pepper)).decrypt(sealed[:NONCE_BYTES], sealed[NONCE_BYTES:], COOKIE.encode())
             except InvalidTag:
                 continue
-            found = orjson.loads(body)
-            return str(found["key"]) if found["until"] > self._now() else None
+            found: dict[str, Any] = orjson.loads(body)
+            return found if found["until"] > self._now() else None
         return None
 
 

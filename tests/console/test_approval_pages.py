@@ -9,7 +9,6 @@ from typing import Any
 import httpx
 import pytest
 
-from app.console import approvals
 from app.console.app import Console
 from app.core.roles import ROLES
 from app.gateway.http.api_keys import mint
@@ -99,10 +98,7 @@ async def test_exactly_what_was_shown_is_decided(runtime: Runtime, caller: httpx
             assert "Not on a Monday." not in (await client.get("/console/approvals?status=decided")).text
 
 
-async def test_a_new_question_appears_by_itself(
-    runtime: Runtime, caller: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(approvals, "POLL_SECONDS", 0.01)
+async def test_a_new_question_appears_by_itself(runtime: Runtime, caller: httpx.AsyncClient) -> None:
     key = await key_of(runtime, "devel", "developer")
     with app_over(runtime.gateway) as app:
         console = Console(app, lambda: (PEPPER,), lambda: 1e9, lambda _error, _path: None)

@@ -70,6 +70,13 @@ async def test_a_session_ends_after_twelve_hours_and_with_its_key(gateway: Gatew
         assert "baton_console" not in client.cookies, "it would hide a login at the OpenID provider"
 
 
+@pytest.mark.parametrize("page", ["/console/runs?live", "/console/approvals?live"])
+async def test_a_live_page_ends_with_its_session(gateway: GatewayStandIn, page: str) -> None:
+    async with signed_in(gateway, gateway.add_key()) as client:
+        gateway.seconds += 12 * 3600 - 0.1
+        assert (await client.get(page)).text.endswith("event: end\ndata: \n\n")
+
+
 async def test_a_changed_cookie_is_nobodys(gateway: GatewayStandIn) -> None:
     async with signed_in(gateway, gateway.add_key()) as client:
         kept = client.cookies["baton_console"]
