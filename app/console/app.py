@@ -7,11 +7,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+import orjson
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import FileResponse, RedirectResponse, Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.console import admin, approvals, overview, plans, playground, run, runs
 from app.console.api import Api, ApiError, Session
@@ -33,6 +34,8 @@ ASSETS: Final = {
 """The files that pages load, with their media types."""
 MAX_AGE: Final = 3_600
 """Seconds for which a browser may keep a file."""
+LOGINS: Final = ("/admin/login", "/admin/callback")
+"""The steps of a login at the OpenID provider, to which browsers are led."""
 THEME_SECONDS: Final = 365 * 86_400
 START: Final = (Place("Overview", PATH),)
 PLACES: Final = (Place("Runs", f"{PATH}/runs"), Place("Approvals", f"{PATH}/approvals"))
@@ -61,6 +64,8 @@ class Console:
         pages = Pages(Api(api), sessions, places)
         self._api = api
         self._report = report
+        self._has_people = has_people
+        self._show = pages
         self._pages = Starlette(
             routes=[
                 Route("/", _lead_to_start),
@@ -79,6 +84,8 @@ class Console:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection's request."""
+        if scope["type"] == "http" and self._has_people and scope["path"] in LOGINS and _is_browser(scope):
+            return await self._log_in(scope, receive, send)
         if scope["type"] != "http" or not _is_page(scope):
             return await self._api(scope, receive, send)
         try:
@@ -86,16 +93,38 @@ class Console:
         except Exception as error:  # Starlette raises it again behind the page that says so
             self._report(error, scope["path"])
 
+    async def _log_in(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """A step of a login at the OpenID provider; its refusal is shown on the page where people sign in."""
+        status, body = 0, bytearray()
+
+        async def out(message: Message) -> None:
+            nonlocal status
+            status = message.get("status", status)
+            if status < 400:
+                await send(message)
+            else:
+                body.extend(message.get("body", b""))
+
+        await self._api(scope, receive, out)
+        if status >= 400:
+            refusal = ApiError(status, orjson.loads(body))
+            page = self._show.show(Request(scope), "sign_in.html", status, next=PATH, fault=refusal.message)
+            await page(scope, receive, send)
+
 
 def _is_page(scope: Scope) -> bool:
     """True for the console's own addresses, and for a browser at the root, which is led to them."""
     path: str = scope["path"]
     if path.startswith(PATH):
         return path == PATH or path[len(PATH)] == "/"
-    return path == "/" and any(name == b"accept" and _is_browsers(value) for name, value in scope["headers"])
+    return path == "/" and _is_browser(scope)
 
 
-def _is_browsers(accept: bytes) -> bool:
+def _is_browser(scope: Scope) -> bool:
+    return any(name == b"accept" and _names_html(value) for name, value in scope["headers"])
+
+
+def _names_html(accept: bytes) -> bool:
     """True if the header names HTML itself; `*/*` does not."""
     for wanted in accept.lower().split(b","):
         kind, *parameters = (part.strip().replace(b" ", b"") for part in wanted.split(b";"))

@@ -191,6 +191,20 @@ async def test_who_has_no_rule_gets_nowhere(admin: AdminStandIn, people: People)
         assert (await browser.get("/admin/v1/me")).status_code == 401
 
 
+async def test_a_browser_is_shown_a_refused_login_as_a_page(admin: AdminStandIn, people: People) -> None:
+    app = app_with(admin, people)
+    async with browsing(app, admin.gateway.now, is_admin=True, has_people=True) as browser:
+        html = {"accept": "text/html,*/*"}
+        found = await begun(browser, "ben")
+        page = await browser.get("/admin/callback", params=found, headers=html)
+        assert (page.status_code, page.headers["content-type"]) == (403, "text/html; charset=utf-8")
+        assert "No rule in BATON_OIDC_ROLES gives you a role." in words(page.text)
+        assert 'href="/admin/login?next=/console"' in page.text
+        assert "style-src 'self'" in page.headers["content-security-policy"]
+        led = await browser.get("/admin/callback", params=await begun(browser, "ann"), headers=html)
+        assert (led.status_code, led.headers["location"]) == (303, "/console")
+
+
 async def test_a_provider_that_is_away_is_a_503(admin: AdminStandIn, people: People) -> None:
     away = OpenIdProvider("http://127.0.0.1:9", "id", None, BACK, now=admin.gateway.now)
     async with admin.client(app=app_with(admin, replace(people, provider=away))) as browser:
