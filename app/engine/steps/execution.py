@@ -45,9 +45,7 @@ from app.engine.calls.step_request import NOTHING, is_long, look
 from app.engine.commit.colocation import LocalRuns
 from app.engine.context import EngineContext
 from app.engine.steps.pending_outcomes import Outcomes
-from app.engine.steps.relay import Relay
-from app.engine.steps.step_log import StepLog
-from app.engine.steps.work import Course, Work
+from app.engine.steps.work import Course, Relay, StepLog, Work
 from app.engine.worker_health import Choice
 from app.errors import (
     BatonError,

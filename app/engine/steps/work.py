@@ -1,16 +1,85 @@
-"""A ticket that this process is working on, and the basis of the step that it stands for."""
+"""A ticket that this process is working on: its step's basis, its answer on the way to the followers, its log line."""
 
 import asyncio
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 
+from app.core.message.chat import Piece, ToolDelta, Words
+from app.core.message.logprobs import spoken
+from app.core.pool.catalog import MILLION
 from app.core.records import record
-from app.core.run.facts import PassedOver
+from app.core.run.events import CallFinished, CallIntended, StepAwaitingTool, StepDone, StepFailed
+from app.core.run.facts import Fact, PassedOver
 from app.core.run.state import RunState, StepState
+from app.engine.calls.attempt import Reply
 from app.engine.calls.candidates import Candidates
 from app.engine.calls.step_request import View
-from app.engine.steps.relay import Relay
+from app.engine.context import EngineContext
 from app.errors import RunOverBudget
-from app.stepqueue.protocol import Ticket
+from app.stepqueue.protocol import Delta, Listen, Ticket
+
+
+class Relay:
+    """The answer of one attempt on its way to the run's followers: what one read gave becomes one message.
+
+    Tool calls get the ids under which the caller knows them as they begin; the worker's own stay inside.
+    """
+
+    def __init__(self, run: str, step: int, call: str, reply: Reply, id_of: Callable[[int], str]) -> None:
+        """`id_of` gives the caller's id of a tool call, by its number."""
+        self._place = (run, step, call)
+        self._call = call
+        self._reply = reply
+        self._id_of = id_of
+        self._chars = self._tokens = 0
+        self._calls: list[ToolDelta] = []
+        self._sent = 0
+        self._held = False
+        self.heard = False
+        """True once text of the attempt may have been sent to a caller, so that no other attempt may follow."""
+
+    def lacking(self, listener: Listen) -> Delta | None:
+        """The part of what was sent of the answer that a listener lacks; None if that is nothing."""
+        chars, calls = (listener.chars, listener.calls) if listener.call == self._call else (0, 0)
+        if chars >= self._chars and calls >= self._sent:
+            return None
+        self.heard = True
+        tokens = self._reply.decoded(0)[: self._tokens]
+        return Delta(
+            *self._place,
+            chars,
+            self._reply.text[chars : self._chars],
+            tokens[spoken(tokens, chars) :],
+            calls,
+            tuple(self._calls[calls : self._sent]),
+        )
+
+    def delta(self, pieces: Sequence[Piece]) -> Delta | None:
+        """The message that these pieces make; None if there is nothing to send of them.
+
+        A refusal is sent with the end, when it is known to be one.
+        """
+        text = "".join(piece.text for piece in pieces if isinstance(piece, Words))
+        self._calls += [self._named(piece) for piece in pieces if isinstance(piece, ToolDelta) and self._counts(piece)]
+        if self._reply.refuses:
+            text, self._held = "", True
+        elif self._held:
+            text, self._held = self._reply.text[self._chars :], False
+        decoded = self._reply.decoded(self._tokens) if text else ()
+        calls = tuple(self._calls[self._sent :])
+        if not text and not calls:
+            return None
+        delta = Delta(*self._place, self._chars, text, decoded, self._sent, calls)
+        self._chars += len(text)
+        self._tokens += len(decoded)
+        self._sent = len(self._calls)
+        return delta
+
+    def _counts(self, piece: ToolDelta) -> bool:
+        return self._reply.parallel or piece.index == 0
+
+    def _named(self, piece: ToolDelta) -> ToolDelta:
+        return replace(piece, id=self._id_of(piece.index) if piece.name else "")
 
 
 @record(frozen=True, slots=True)
@@ -65,3 +134,77 @@ class Work:
         if self.interrupted:
             raise asyncio.CancelledError
         self.interruptible = True
+
+
+class StepLog:
+    """The line that a step leaves in the log when this engine is done with it.
+
+    It is made of the facts that were committed, so a step that another engine has taken over leaves none here. A step
+    that waits for tool results leaves one line for each turn. A step that is a workflow of its own is executed by no
+    engine: its inner steps leave lines.
+    """
+
+    def __init__(self, context: EngineContext) -> None:
+        self._context = context
+        self._began = context.tick()
+        self._state: RunState | None = None
+        self._step = 0
+        self._worker = ""
+        self._attempt = self._tokens = self._usd = 0
+        self._reason = ""
+        self._is_written = False
+
+    def begin(self, state: RunState, n: int) -> None:
+        """Note the step `n` as it is in the journal: the calls of other engines in this turn belong to its costs."""
+        self._state, self._step, self._worker = state, n, state.steps[n].worker
+        made = [call for call in state.calls.values() if call.step == n and call.turn == state.turn.number]
+        self._attempt = len(made)
+        self._tokens = sum(call.usage.total for call in made)
+        self._usd = sum(call.usd for call in made)
+
+    def call(self, worker: str) -> None:
+        """Note a call whose intent is committed."""
+        self._worker, self._attempt = worker, self._attempt + 1
+
+    def committed(self, facts: Iterable[Fact]) -> None:
+        """Note what was committed; the step's end is written."""
+        for fact in facts:
+            if isinstance(fact, CallIntended):
+                self.call(fact.worker)
+            elif isinstance(fact, CallFinished):
+                self._tokens += fact.usage.total
+                self._usd += fact.usd
+                self._reason = fact.reason
+            elif isinstance(fact, StepDone):
+                self.write("done")
+            elif isinstance(fact, StepAwaitingTool):
+                self.write("awaiting_tool")
+            elif isinstance(fact, StepFailed):
+                self.write("failed", error=fact.error)
+
+    def write(self, outcome: str, *, error: str = "") -> None:
+        """Write the line, once; `outcome` is `done`, `failed`, `awaiting_tool`, or `cancelled` with its run."""
+        state = self._state
+        if state is None or self._is_written:
+            return
+        self._is_written = True
+        admitted = state.admitted
+        fields: dict[str, object] = {
+            "run": state.run,
+            "step": self._step,
+            "worker": self._worker,
+            "attempt": self._attempt,
+            "outcome": outcome,
+            "tokens": self._tokens,
+            "ms": round((self._context.tick() - self._began) * 1000, 3),
+            "cost_usd": self._usd / MILLION,
+            "tier": admitted.tier,
+        }
+        known = {
+            "request": state.turn.request_id,
+            "key": admitted.key_name,
+            "tenant": admitted.tenant,
+            "reason": self._reason,
+            "error": error,
+        }
+        self._context.telemetry.log_step(fields | {name: value for name, value in known.items() if value})
