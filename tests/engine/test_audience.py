@@ -9,8 +9,7 @@ from app.core.run.position import ATTEMPT, DONE, Position
 from app.core.run.state import RunState
 from app.engine.delivery import followers as module
 from app.engine.delivery.followers import Audience
-from app.engine.delivery.mailbox import Mailbox
-from app.engine.delivery.messages import Ended, Noted, Said, Told
+from app.engine.delivery.messages import Ended, Mailbox, Noted, Said, Told
 from app.errors import BatonError, QueueUnavailable, RunFailed
 from app.stepqueue.protocol import Delta, Live
 from tests.harness.stand_ins import TEXTS, journal_of, state_of

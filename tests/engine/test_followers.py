@@ -33,8 +33,7 @@ from app.core.run.state import fold
 from app.engine.calls.attempt import Reply
 from app.engine.context import EngineContext
 from app.engine.delivery.followers import Audience, Follower
-from app.engine.delivery.mailbox import Mailbox
-from app.engine.delivery.messages import Ended, Said, Told
+from app.engine.delivery.messages import Ended, Mailbox, Said, Told
 from app.engine.runs.client import RunClient
 from app.engine.runs.driver import Driver
 from app.engine.runs.registry import Drivers

@@ -17,7 +17,7 @@ import orjson
 import pytest
 
 from app.engine.calls.attempt import Attempt
-from app.engine.delivery.mailbox import Mailbox
+from app.engine.delivery.messages import Mailbox
 from app.gateway.app import create_app
 from app.gateway.http.connection import Connection
 from app.process.wiring import Runtime

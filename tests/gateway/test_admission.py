@@ -8,8 +8,7 @@ import httpx
 import pytest
 
 from app.core.pool.rates import RateLimits
-from app.engine.delivery.mailbox import Mailbox
-from app.engine.delivery.messages import Told
+from app.engine.delivery.messages import Mailbox, Told
 from app.engine.runs.admission import Order
 from app.errors import ConfigInvalid, StoreUnavailable
 from app.gateway.http.context import Rates

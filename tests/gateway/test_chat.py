@@ -9,8 +9,7 @@ import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from app.core.pool.catalog import MILLION
-from app.engine.delivery.mailbox import Mailbox
-from app.engine.delivery.messages import Noted, Said, Told
+from app.engine.delivery.messages import Mailbox, Noted, Said, Told
 from app.engine.runs.admission import Order
 from app.errors import Overloaded, PlanRejected, RunFailed, StoreUnavailable
 from app.gateway.http.context import Rates

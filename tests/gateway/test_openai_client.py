@@ -7,8 +7,7 @@ import openai
 import pytest
 from openai import AsyncOpenAI, OpenAI
 
-from app.engine.delivery.mailbox import Mailbox
-from app.engine.delivery.messages import Said, Told
+from app.engine.delivery.messages import Mailbox, Said, Told
 from app.engine.runs.admission import Order
 from app.errors import RunFailed
 from tests.harness.stand_ins import GatewayStandIn, ended

@@ -8,8 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from app.engine.delivery.mailbox import Mailbox
-from app.engine.delivery.messages import Told
+from app.engine.delivery.messages import Mailbox, Told
 from app.engine.runs.admission import Order
 from app.errors import StoreUnavailable
 from app.gateway.http.auth import LOOKUPS

@@ -1,7 +1,6 @@
 """Metrics of HTTP requests: durations, first words, and refusals by reason."""
 
-from app.engine.delivery.mailbox import Mailbox
-from app.engine.delivery.messages import Told
+from app.engine.delivery.messages import Mailbox, Told
 from app.engine.runs.admission import Order
 from app.errors import InvalidRequest, OverQuota, RunOverBudget
 from app.gateway.http.request_log import REASONS

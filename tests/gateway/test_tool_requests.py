@@ -10,8 +10,7 @@ from openai import AsyncOpenAI
 from app.core.message.chat import Image, Message, Text, Tool, Toolbox, ToolCall, ToolDelta
 from app.core.message.tools import mint
 from app.core.run.tool_results import returned
-from app.engine.delivery.mailbox import Mailbox
-from app.engine.delivery.messages import Ended, Said, Told
+from app.engine.delivery.messages import Ended, Mailbox, Said, Told
 from app.engine.runs.admission import Order
 from app.gateway.chat.request import LazyConversation
 from tests.harness.stand_ins import GatewayStandIn, ask, ended

@@ -24,8 +24,7 @@ from app.core.run.events import Event, Kind, fact_from_json
 from app.core.run.facts import Fact
 from app.core.run.position import Position
 from app.core.run.state import RunState, fold
-from app.engine.delivery.mailbox import Mailbox
-from app.engine.delivery.messages import Driven, Ended, Said, Told
+from app.engine.delivery.messages import Driven, Ended, Mailbox, Said, Told
 from app.engine.runs.admission import Order
 from app.engine.runs.approvals import Decision
 from app.engine.runs.client import RunClient

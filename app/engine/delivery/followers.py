@@ -30,8 +30,7 @@ from app.core.run.position import Position
 from app.core.run.state import RunState, advance
 from app.engine.context import EngineContext
 from app.engine.delivery import turn_result
-from app.engine.delivery.mailbox import Mailbox
-from app.engine.delivery.messages import NOTED, Ended, Noted, Said, Told
+from app.engine.delivery.messages import NOTED, Ended, Mailbox, Noted, Said, Told
 from app.errors import (
     BatonError,
     LeaseLost,

@@ -1,6 +1,11 @@
-"""The messages that callers receive of a run: more of its answer, events of its steps, and the end of the turn."""
+"""The messages that callers receive of a run, and the mailboxes in which they wait.
 
+A message is more of the answer, an event of a step, or the end of the turn.
+"""
+
+import asyncio
 from collections.abc import Mapping
+from typing import Generic, TypeVar
 
 from app.core.message.chat import ToolCall, ToolDelta
 from app.core.message.logprobs import Decoded
@@ -8,8 +13,66 @@ from app.core.records import record
 from app.core.run.bill import Bill
 from app.core.run.events import Kind
 from app.core.run.state import RunState
-from app.engine.delivery.mailbox import Mailbox
 from app.errors import BatonError
+
+T = TypeVar("T")
+
+
+class Mailbox(Generic[T]):
+    """A bounded mailbox between coroutines of one process: many small messages in, whole batches out.
+
+    It has one consumer and any number of producers, all in one event loop. A consumer that falls behind gets its
+    messages in larger batches instead of one wake-up each, which is what lets one process relay thousands of deltas a
+    second. `put` never waits: it answers False when the box is full, and every producer of Baton may drop the message
+    then, because the journal has what it said. Each run has a mailbox, and each caller that follows it: an empty one is
+    small.
+    """
+
+    __slots__ = ("_bound", "_items", "_waiting")
+
+    def __init__(self, bound: int) -> None:
+        self._items: list[T] = []
+        self._bound = bound
+        self._waiting: asyncio.Future[None] | None = None
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def put(self, item: T) -> bool:
+        """Add an item; False, and nothing added, if the box is full."""
+        if len(self._items) >= self._bound:
+            return False
+        self.push(item)
+        return True
+
+    def push(self, item: T) -> None:
+        """Add an item beyond the bound: for the few that must arrive, such as an end."""
+        self._items.append(item)
+        if self._waiting is not None:
+            _wake(self._waiting)
+
+    async def take(self, wait: float) -> list[T]:
+        """Everything that is there, as soon as there is something; [] after `wait` seconds.
+
+        A future and a timer of its own: an `Event` under `asyncio.timeout` costs three times as much, and every delta
+        goes through two mailboxes.
+        """
+        if not self._items:
+            loop = asyncio.get_running_loop()
+            self._waiting = loop.create_future()
+            timer = loop.call_later(wait, _wake, self._waiting)
+            try:
+                await self._waiting
+            finally:
+                timer.cancel()
+                self._waiting = None
+        items, self._items = self._items, []
+        return items
+
+
+def _wake(waiting: asyncio.Future[None]) -> None:
+    if not waiting.done():
+        waiting.set_result(None)
 
 
 @record(frozen=True, slots=True)

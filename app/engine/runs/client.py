@@ -21,8 +21,7 @@ from app.engine.context import EngineContext
 from app.engine.delivery import turn_result
 from app.engine.delivery.changes import RunChanges
 from app.engine.delivery.followers import Audience, Follower, Followers, public
-from app.engine.delivery.mailbox import Mailbox
-from app.engine.delivery.messages import Driven, Told
+from app.engine.delivery.messages import Driven, Mailbox, Told
 from app.engine.runs import admission, approvals, tool_results
 from app.engine.runs.admission import Order, Owner
 from app.engine.runs.approvals import Decided, Decision

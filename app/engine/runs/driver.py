@@ -39,7 +39,7 @@ from app.engine.commit.run_writer import RunWriter, ending
 from app.engine.context import EngineContext
 from app.engine.delivery import turn_result
 from app.engine.delivery.followers import LISTEN_SECONDS
-from app.engine.delivery.mailbox import Mailbox
+from app.engine.delivery.messages import Mailbox
 from app.engine.runs.admission import Moved
 from app.engine.runs.planning import Planned, Planner, faults
 from app.errors import Conflict, QueueUnavailable
