@@ -20,8 +20,8 @@ from app.cli.asked import Asked
 from app.cli.shadow_report import print_conditions
 from app.core.pool.conductor_versions import Change, ChangeKind, Standing, refusal, standings
 from app.engine.conductors import watch
-from app.engine.conductors.changes import Wanted, checked, conducted, made
 from app.engine.conductors.trials import Judged
+from app.engine.conductors.versions import Wanted, checked_change, conducted, make_change
 from app.errors import ConfigInvalid
 from app.lab import manifest
 from app.process.conductor_server import conductor_server
@@ -153,13 +153,13 @@ async def _make(loaded: Loaded, asked: Asked, wanted: Wanted, now: float) -> tup
             return server.models()
 
     async with storage.opened(loaded.settings) as store:
-        possible = await checked(store, wanted, served)
+        possible = await checked_change(store, wanted, served)
         forced = getattr(asked, "force", None)
         evidence = await watch.gate(store, loaded.catalog, possible, now)
         if not watch.held(evidence) and not forced:
             return evidence
         note = watch.note(evidence, forced=forced)
-        await made(store, possible, name=_name(), by=_author(asked), note=note)
+        await make_change(store, possible, name=_name(), by=_author(asked), note=note)
         return ()
 
 
@@ -180,7 +180,7 @@ def _refuse(evidence: tuple[Judged, ...], *, as_json: bool) -> int:
 async def _store(settings: Settings, asked: Asked, kind: ChangeKind, version: str, note: str) -> None:
     """Store what was found about a version."""
     async with storage.opened(settings) as store:
-        await made(store, Wanted(asked.conductor, kind, version), name=_name(), by=_author(asked), note=note)
+        await make_change(store, Wanted(asked.conductor, kind, version), name=_name(), by=_author(asked), note=note)
 
 
 def _name() -> str:

@@ -19,7 +19,7 @@ from app.core.rating.promotion import (
     promotable,
 )
 from app.engine.conductors import watch
-from app.engine.conductors.changes import Wanted
+from app.engine.conductors.versions import Wanted
 from app.engine.conductors.watch import PromotionWatch
 from app.process.wiring import Runtime
 from app.store.protocol import AdminEventQuery

@@ -1,18 +1,24 @@
-"""Which version of each conductor is in force, read from the database again and again.
+"""The versions of conductors: which one is in force, and how that is changed.
 
-A gateway follows an operator's change within `EVERY` seconds. Nobody is asked on the strength of what is older than
-`FRESH` seconds, unless the database cannot be read just then: what was read last stays in force.
+`VersionReader` reads the versions from the database again and again, so that a gateway follows an operator's change
+within `EVERY` seconds. Nobody is asked on the strength of what is older than `FRESH` seconds, unless the database
+cannot be read just then: what was read last stays in force.
+
+`checked_change` refuses a change that does not fit what stands, or a version that the conductor's server no longer
+serves; `make_change` stores the change with its author. Commands and the admin API use both.
 """
 
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 
-from app.core.pool.conductor_versions import Standing, chosen, standings
-from app.errors import StoreUnavailable
-from app.store.protocol import ConductorVersions
+from app.core.pool.catalog import Catalog
+from app.core.pool.conductor_versions import Change, ChangeKind, Standing, chosen, refusal, standings
+from app.core.records import changed, record
+from app.errors import ConfigInvalid, StoreUnavailable
+from app.store.protocol import Actor, ConductorVersions, Store
 from app.telemetry import Telemetry
 
 EVERY = 2.0
@@ -57,3 +63,40 @@ class VersionReader:
             with suppress(TimeoutError):
                 async with asyncio.timeout(EVERY):
                     await stopping.wait()
+
+
+@record(frozen=True, slots=True)
+class Wanted:
+    """A change that somebody asks for. `share` is that of a canary; a rollback names no version."""
+
+    conductor: str
+    kind: ChangeKind
+    version: str = ""
+    share: float = 0.0
+
+
+def conducted(catalog: Catalog) -> frozenset[str]:
+    """Return the workers that plan for a tier, alone or as one of a selector's choices."""
+    return frozenset(tier.conductor.worker for tier in catalog.tiers.values() if tier.conductor.worker is not None)
+
+
+async def checked_change(store: Store, wanted: Wanted, served: Callable[[], Collection[str]]) -> Wanted:
+    """The change with its version, if it is possible; else raises `ConfigInvalid` with the reason.
+
+    `served` asks the conductor's server for the names of its models, and blocks. It is not asked for a rollback, which
+    must be possible while the server is away.
+    """
+    known = standings(await store.changes()).get(wanted.conductor, Standing())
+    reason = refusal(known, wanted.kind, wanted.version)
+    if reason:
+        raise ConfigInvalid([reason])
+    if wanted.kind in ("canary", "promoted") and wanted.version not in await asyncio.to_thread(served):
+        raise ConfigInvalid([f"the server no longer answers to {wanted.version}; deploy it again"])
+    return changed(wanted, version=wanted.version or known.canary or known.live)
+
+
+async def make_change(store: Store, wanted: Wanted, *, name: str, by: Actor, note: str = "") -> None:
+    """Store a change with the time of the database's clock: changes are ordered by it, and clocks differ."""
+    at = await store.clock()
+    change = Change(name, at, by.id, wanted.conductor, wanted.kind, wanted.version, wanted.share, note)
+    await store.change(change, by=by)

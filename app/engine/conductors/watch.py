@@ -16,9 +16,9 @@ import orjson
 from app.core.pool.catalog import Catalog, Tier
 from app.core.pool.conductor_versions import Standing, standings
 from app.core.rating.promotion import Condition, breaches, conditions, promotable
-from app.engine.conductors import changes
-from app.engine.conductors.changes import Wanted
+from app.engine.conductors import versions
 from app.engine.conductors.trials import Candidate, Judged, candidate_of, judged, versions_apart
+from app.engine.conductors.versions import Wanted
 from app.engine.context import EngineContext, Leadership
 from app.errors import OursError
 from app.store.protocol import PROCESS, Store
@@ -105,7 +105,7 @@ class PromotionWatch:
     async def look(self) -> None:
         """Judge each canary, and each recent promotion, once, unless another engine does."""
         catalog = self._context.catalog()
-        conductors = sorted(changes.conducted(catalog))
+        conductors = sorted(versions.conducted(catalog))
         tiers = {name: found for name in conductors if (found := watched(catalog, name))}
         if not tiers or not self._context.timed() or not await self._leadership.held():
             return
@@ -134,12 +134,12 @@ class PromotionWatch:
         context = self._context
         identity = f"{candidate.conductor}|{candidate.version}|{candidate.since!r}|{candidate.share!r}"
         name = f"change_{hashlib.sha256(identity.encode()).hexdigest()[:24]}"
-        wanted = await changes.checked(context.store, Wanted(candidate.conductor, "rolled_back"), tuple)
+        wanted = await versions.checked_change(context.store, Wanted(candidate.conductor, "rolled_back"), tuple)
         if wanted.version != candidate.version:  # somebody has changed it meanwhile
             return
         names = [one.name for one in broken]
         evidence = note([found], breached=names)
-        await changes.made(context.store, wanted, name=name, by=PROCESS, note=evidence)
+        await versions.make_change(context.store, wanted, name=name, by=PROCESS, note=evidence)
         for one in names:
             context.telemetry.count("baton_rollbacks_total", candidate.conductor, one)
         context.telemetry.log(

@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from app.core.pool.catalog import Catalog, Worker
 from app.core.pool.conductor_versions import ChangeKind, Standing, standings
-from app.engine.conductors import changes, watch
+from app.engine.conductors import versions, watch
 from app.errors import ConfigInvalid, Conflict, NotFound
 from app.gateway.admin import replies
 from app.gateway.admin.context import AdminContext
@@ -84,7 +84,7 @@ def _conductors(router: APIRouter, context: AdminContext, keys: Keys) -> None:
     async def list_conductors(caller: Annotated[Caller, keys.needs("conductors:read")]) -> Any:
         """For each conductor of the pool file the version in force, the canary, and the versions that are loaded."""
         known = standings(await context.gateway.store.changes())
-        names = sorted(changes.conducted(context.gateway.catalog()))
+        names = sorted(versions.conducted(context.gateway.catalog()))
         return page([_standing(name, known.get(name, Standing())) for name in names], "name", has_more=False)
 
     @router.get(
@@ -102,9 +102,9 @@ def _conductors(router: APIRouter, context: AdminContext, keys: Keys) -> None:
         """The conditions of each tier that the conductor plans for, and whether they hold for a version now. The runs
         of all tenants are the evidence, so it is for callers of all tenants, as a promotion is."""
         gateway = context.gateway
-        if conductor not in changes.conducted(gateway.catalog()):
+        if conductor not in versions.conducted(gateway.catalog()):
             raise NotFound("No tier of the pool file has this conductor.")
-        wanted = changes.Wanted(conductor, "promoted", filters.version, 0.0)
+        wanted = versions.Wanted(conductor, "promoted", filters.version, 0.0)
         found = await watch.gate(gateway.store, gateway.catalog(), wanted, gateway.now())
         tiers = [one.decision() | {"promotable": watch.held((one,))} for one in found]
         return as_json({"object": "conductor.evidence", "name": conductor, "version": filters.version, "tiers": tiers})
@@ -141,9 +141,9 @@ def _conductor_change(
         """Engines follow within two seconds. The same rules hold as for `baton conductor`. With an `Idempotency-Key`
         the same request changes it once."""
         asked = read(model, given)
-        if conductor not in changes.conducted(context.gateway.catalog()):
+        if conductor not in versions.conducted(context.gateway.catalog()):
             raise NotFound("No tier of the pool file has this conductor.")
-        wanted = changes.Wanted(conductor, kind, getattr(asked, "version", ""), getattr(asked, "share", 0.0))
+        wanted = versions.Wanted(conductor, kind, getattr(asked, "version", ""), getattr(asked, "share", 0.0))
 
         async def change() -> Response:
             return await _change(context, wanted, getattr(asked, "force", None), caller)
@@ -151,20 +151,20 @@ def _conductor_change(
         return await idempotency.reply(request, caller, given, change)
 
 
-async def _change(context: AdminContext, wanted: changes.Wanted, forced: str | None, caller: Caller) -> Response:
+async def _change(context: AdminContext, wanted: versions.Wanted, forced: str | None, caller: Caller) -> Response:
     """Make a change of the version that conducts. Raises `Conflict` if it is not possible."""
     store, conductor = context.gateway.store, wanted.conductor
     try:
-        checked = await changes.checked(store, wanted, lambda: context.versions(conductor))
+        checked = await versions.checked_change(store, wanted, lambda: context.versions(conductor))
         note = await _evidence(context, checked, forced)
     except ConfigInvalid as error:
         raise Conflict(f"The version cannot be changed: {'; '.join(error.faults)}.", code="change_refused") from None
-    await changes.made(store, checked, name=context.gateway.name("change"), by=caller.actor, note=note)
+    await versions.make_change(store, checked, name=context.gateway.name("change"), by=caller.actor, note=note)
     known = standings(await store.changes())
     return as_json(_standing(conductor, known.get(conductor, Standing())))
 
 
-async def _evidence(context: AdminContext, wanted: changes.Wanted, forced: str | None) -> str:
+async def _evidence(context: AdminContext, wanted: versions.Wanted, forced: str | None) -> str:
     """The note of a change. Raises `ConfigInvalid` for a promotion whose conditions do not hold."""
     gateway = context.gateway
     found = await watch.gate(gateway.store, gateway.catalog(), wanted, gateway.now())
