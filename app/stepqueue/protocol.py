@@ -13,8 +13,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
-from app.core.message.chat import ToolDelta
-from app.core.message.logprobs import Decoded
+from app.core.message.chat import Decoded, ToolDelta
 from app.core.records import record
 from app.core.run.events import Event
 from app.core.run.trace import NO_TRACE, Trace

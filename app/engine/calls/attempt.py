@@ -22,8 +22,22 @@ import orjson
 
 from app.core.buffers import fitted
 from app.core.message import tools
-from app.core.message.chat import Chosen, End, Keepsake, Message, Piece, Text, ToolCall, ToolDelta, Usage, Words, gather
-from app.core.message.logprobs import Decoded, decoded, size
+from app.core.message.chat import (
+    Chosen,
+    Decoded,
+    End,
+    Keepsake,
+    Message,
+    Piece,
+    Text,
+    ToolCall,
+    ToolDelta,
+    Usage,
+    Words,
+    decoded,
+    decoded_size,
+    gather,
+)
 from app.core.message.response_format import Flaw, faults
 from app.core.message.tools import Gathering
 from app.core.plan.workflow import Access
@@ -126,7 +140,7 @@ class Reply:
                 self._keepsake = piece
             elif isinstance(piece, Chosen) and self._decodes:
                 self._decoded.append(decoded(piece))
-                self._decoded_room -= size(self._decoded[-1])
+                self._decoded_room -= decoded_size(self._decoded[-1])
             elif isinstance(piece, End):
                 self.end = piece
         self._object(fault)

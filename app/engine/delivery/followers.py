@@ -21,8 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from app.core.message.chat import ToolDelta, gather
-from app.core.message.logprobs import Decoded, spoken
+from app.core.message.chat import Decoded, ToolDelta, gather, spoken
 from app.core.message.tools import untold
 from app.core.run import position
 from app.core.run.events import Event

@@ -7,8 +7,7 @@ import asyncio
 from collections.abc import Mapping
 from typing import Generic, TypeVar
 
-from app.core.message.chat import ToolCall, ToolDelta
-from app.core.message.logprobs import Decoded
+from app.core.message.chat import Decoded, ToolCall, ToolDelta
 from app.core.records import record
 from app.core.run.bill import Bill
 from app.core.run.events import Kind

@@ -4,8 +4,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from app.core.message.chat import Piece, ToolDelta, Words
-from app.core.message.logprobs import spoken
+from app.core.message.chat import Piece, ToolDelta, Words, spoken
 from app.core.pool.catalog import MILLION
 from app.core.records import record
 from app.core.run.events import CallFinished, CallIntended, StepAwaitingTool, StepDone, StepFailed

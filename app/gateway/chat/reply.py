@@ -10,8 +10,7 @@ from typing import Any
 
 import orjson
 
-from app.core.message.chat import ToolDelta, Usage, gather, summed
-from app.core.message.logprobs import Decoded
+from app.core.message.chat import Decoded, ToolDelta, Usage, gather, summed
 from app.core.pool.catalog import MILLION
 from app.core.run import position
 from app.core.run.bill import Bill
