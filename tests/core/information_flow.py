@@ -16,7 +16,6 @@ from app.core.plan.workflow import Access, Step
 from app.core.pool.catalog import Catalog, Limits, Worker
 from app.core.pool.policy import permits
 from app.core.run import drafts
-from app.core.run.commands import Propose
 from app.core.run.events import (
     CallFinished,
     CallIntended,
@@ -31,6 +30,7 @@ from app.core.run.events import (
 )
 from app.core.run.facts import Fact, NamedCall
 from app.core.run.labels import Flow, conversation, reading_of, refusals
+from app.core.run.progress import Propose
 from app.core.run.state import RunState, Turn, tentative
 
 MARK = re.compile(r"\[\[([^\]]+)\]\]")

@@ -14,7 +14,6 @@ from app.core.plan.workflow import CONDUCTOR, Access, Step
 from app.core.pool.catalog import Limits
 from app.core.run import drafts
 from app.core.run.bill import bill
-from app.core.run.commands import Await, Command, Conclude, Finish, Propose, Queue, Skip
 from app.core.run.events import (
     CallFinished,
     CallIntended,
@@ -29,7 +28,19 @@ from app.core.run.events import (
     StepToolResults,
 )
 from app.core.run.facts import Fact, NamedCall
-from app.core.run.progress import decide, depth, may_nest, parent_of
+from app.core.run.progress import (
+    Await,
+    Command,
+    Conclude,
+    Finish,
+    Propose,
+    Queue,
+    Skip,
+    decide,
+    depth,
+    may_nest,
+    parent_of,
+)
 from app.core.run.state import DRIVER_LOST, RUN_ENDED, Call, Proposal, RunState, StepState, Turn, advance, begin
 
 POOL = ("ada", "bob", "cyd")

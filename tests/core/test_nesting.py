@@ -7,12 +7,25 @@ import pytest
 from app.core.plan.workflow import CONDUCTOR, Access, Step
 from app.core.pool.catalog import Limits
 from app.core.run import drafts, position
-from app.core.run.commands import Conclude, Finish, Propose, Queue, Skip
 from app.core.run.events import Event, Kind, fact_from_json
 from app.core.run.facts import Fact
 from app.core.run.kinds import Mode
 from app.core.run.position import Position
-from app.core.run.progress import confirmed, decide, depth, granted, may_nest, parent_of, room, speaks
+from app.core.run.progress import (
+    Conclude,
+    Finish,
+    Propose,
+    Queue,
+    Skip,
+    confirmed,
+    decide,
+    depth,
+    granted,
+    may_nest,
+    parent_of,
+    room,
+    speaks,
+)
 from app.core.run.state import DRIVER_LOST, ROUND_OVER, RunState, advance
 from tests.core.play import POOL, done, failed, intent, outcome
 from tests.core.test_progress import answered, planned, queued, state_of

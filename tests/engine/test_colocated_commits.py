@@ -11,9 +11,8 @@ import pytest
 from aiohttp import ClientRequest
 
 from app.core.pool.amounts import Amount
-from app.core.run.commands import Command, Finish
 from app.core.run.events import Kind
-from app.core.run.progress import decide
+from app.core.run.progress import Command, Finish, decide
 from app.core.run.state import RunState
 from app.engine.commit import run_writer
 from app.engine.commit.run_writer import RunWriter

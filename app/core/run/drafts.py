@@ -9,7 +9,6 @@ from app.core.plan.workflow import Step, asks_for_answer, topology
 from app.core.pool.catalog import Catalog
 from app.core.run import approvals
 from app.core.run.bill import bill
-from app.core.run.commands import Await, Conclude, DropPlan, Finish, Propose, Skip
 from app.core.run.events import (
     ENDS,
     PlanAccepted,
@@ -26,7 +25,7 @@ from app.core.run.events import (
     StepSkipped,
 )
 from app.core.run.facts import Fact
-from app.core.run.progress import granted
+from app.core.run.progress import Await, Conclude, DropPlan, Finish, Propose, Skip, granted
 from app.core.run.recording import Kept
 from app.core.run.state import Proposal, RunState, StepState, Turn
 

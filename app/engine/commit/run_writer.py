@@ -26,11 +26,10 @@ import orjson
 from app.core.pool.catalog import Catalog
 from app.core.records import changed
 from app.core.run import drafts
-from app.core.run.commands import Await, AwaitApproval, Conclude, DropPlan, Finish, Propose, Queue, Skip
 from app.core.run.events import CallFinished, Event, Kind, PlanStep, RunAwaitingApproval, StepQueued
 from app.core.run.facts import Fact
 from app.core.run.kinds import AFTER_THE_END
-from app.core.run.progress import decide
+from app.core.run.progress import Await, AwaitApproval, Conclude, DropPlan, Finish, Propose, Queue, Skip, decide
 from app.core.run.state import RUN_ENDED, Call, RunState, advance, possible, tentative
 from app.core.run.trace import NO_TRACE
 from app.engine.commit.colocation import BegunStep, StepStarter, commit_with_intents, held

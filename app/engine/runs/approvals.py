@@ -15,11 +15,10 @@ from app.core.plan.workflow import CONDUCTOR
 from app.core.pool.catalog import Catalog
 from app.core.records import changed, record
 from app.core.run import approvals
-from app.core.run.commands import Finish
 from app.core.run.events import Event, RunApproved, RunAwaitingApproval, RunRefused, dated
 from app.core.run.facts import Fact
 from app.core.run.kinds import ENDED
-from app.core.run.progress import decide
+from app.core.run.progress import Finish, decide
 from app.core.run.state import RunState, fold, tentative
 from app.engine.commit.run_writer import ending, projection
 from app.errors import Conflict, Forbidden, InvalidRequest, LeaseLost, Overloaded, RunEnded

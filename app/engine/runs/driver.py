@@ -28,9 +28,8 @@ from math import inf
 from app.conductor.protocol import Policy
 from app.core.message.chat import Task
 from app.core.run import drafts
-from app.core.run.commands import Finish, Propose
 from app.core.run.events import CallFinished, Event, dated
-from app.core.run.progress import confirmed
+from app.core.run.progress import Finish, Propose, confirmed
 from app.core.run.state import DRIVER_LOST, Proposal, RunState, StepState, tentative
 from app.core.run.trace import NO_TRACE, Trace
 from app.engine.calls.attempt import given_up

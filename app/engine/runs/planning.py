@@ -45,11 +45,10 @@ from app.core.rating.features import asked, placed, viewed
 from app.core.records import record
 from app.core.run import disclosures, drafts
 from app.core.run.bill import unspent
-from app.core.run.commands import Propose
 from app.core.run.events import StepSkipped
 from app.core.run.facts import Fact
 from app.core.run.labels import Flow, conversation, matters, refusals
-from app.core.run.progress import may_nest
+from app.core.run.progress import Propose, may_nest
 from app.core.run.recipients import EMBEDS
 from app.core.run.recording import RecordedPlan, places
 from app.core.run.state import CALLER, FALLBACK, REPLAY, Proposal, RunState, StepState
