@@ -37,11 +37,11 @@ from app.core.run.events import (
     StepSkipped,
     StepToolResults,
 )
-from app.core.run.exchange import Exchange
 from app.core.run.facts import Fact
 from app.core.run.kinds import AFTER_THE_END, ENDED, RUN_ARROWS, STEP_ARROWS, TERMINAL, WAITING, Kind
 from app.core.run.state_records import Answer as Answer
 from app.core.run.state_records import Call as Call
+from app.core.run.state_records import Exchange
 from app.core.run.state_records import Proposal as Proposal
 from app.core.run.state_records import StepState as StepState
 from app.core.run.state_records import Turn as Turn
