@@ -1,11 +1,11 @@
-"""Records: values that nobody assigns to once they are made. Every event of every run makes and changes several."""
+"""Records, which nobody assigns to once they are made, and bytes that are held for long: both by the thousand."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
-__all__ = ["changed", "record"]
+__all__ = ["changed", "record", "trimmed"]
 Record = TypeVar("Record")
 
 
@@ -43,3 +43,10 @@ def changed(one: Record, /, **changes: Any) -> Record:
     for name, value in changes.items():
         setattr(made, name, value)
     return made
+
+
+def trimmed(body: bytes) -> bytes:
+    """Return a copy of the bytes without spare capacity. The result of `orjson.dumps` occupies at least 4 KiB, and up
+    to eight times its length, for as long as it is referenced, so this is for bytes that live as long as a run or a
+    call."""
+    return bytes(memoryview(body))

@@ -20,7 +20,6 @@ from math import inf
 
 import orjson
 
-from app.core.buffers import fitted
 from app.core.message import tools
 from app.core.message.chat import (
     Chosen,
@@ -45,7 +44,7 @@ from app.core.pool import budget
 from app.core.pool.amounts import Amount
 from app.core.pool.breaker import Verdict
 from app.core.pool.catalog import Catalog, Deadlines, Worker
-from app.core.records import changed, record
+from app.core.records import changed, record, trimmed
 from app.core.run.disclosures import Disclosed
 from app.core.run.events import CallFinished, CallIntended
 from app.core.run.facts import PassedOver
@@ -284,7 +283,7 @@ class Attempt:
         """None: nothing was sent."""
         self.catalog = context.catalog()
         self._provider = context.provider(worker.provider)
-        self._body = fitted(self._provider.render(request))
+        self._body = trimmed(self._provider.render(request))
         schema_bytes = len(self._body) if request.form or request.toolbox.tools else 0
         self._input_bound = budget.input_bound(request.messages, schema_bytes)
         self._max_output = request.sampling.max_tokens or worker.card.max_output

@@ -7,7 +7,7 @@ from typing import Any
 
 import orjson
 
-from app.core.buffers import fitted
+from app.core.records import trimmed
 from app.core.run.events import TERMINAL, Event, Kind
 from app.store.protocol import Appended, Journal, Reader
 from app.store.writing.batch import EncodedEntry
@@ -57,7 +57,7 @@ class JournalCache:
             self.forget(entry.run)
             return
         for ref, body in entry.contents:
-            kept.contents[ref] = fitted(body)
+            kept.contents[ref] = trimmed(body)
         self._extend(entry.run, kept, appended.events, encoded.bodies)
         self._grow(entry.run, kept, sum([len(body) for _, body in entry.contents]))
 
@@ -68,7 +68,7 @@ class JournalCache:
 
     def _extend(self, run: str, kept: _Kept, events: Sequence[Event], bodies: Sequence[bytes]) -> None:
         if events and events[0].seq == len(kept.events) + 1:
-            kept.events += [(event.kind, event.at, fitted(body)) for event, body in zip(events, bodies, strict=True)]
+            kept.events += [(event.kind, event.at, trimmed(body)) for event, body in zip(events, bodies, strict=True)]
             self._grow(run, kept, EVENT_BYTES * len(events) + sum(map(len, bodies)))
 
     def journal(self, run: str, after: int = 0) -> tuple[Journal, int]:
