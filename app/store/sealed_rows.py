@@ -7,7 +7,21 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Table, Text, bindparam, cast, exists, func, or_, select, text, tuple_
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Table,
+    Text,
+    and_,
+    bindparam,
+    cast,
+    exists,
+    func,
+    or_,
+    select,
+    text,
+    tuple_,
+)
 
 from app.core.records import record
 from app.store.archive import Administration, Archive, orphans, read_administration
@@ -15,11 +29,13 @@ from app.store.protocol import ERASED_TAGS
 from app.store.rows import content, texts
 from app.store.rows.runs import clock
 from app.store.sqlkit.sealing import Open
+from app.store.sqlkit.statements import columns_of, unnested
 from app.store.sqlkit.tables import (
     ADMIN_EVENTS,
     BUDGETS,
     CATALOGS,
     CONDUCTOR_CHANGES,
+    DISCLOSURES,
     EVENTS,
     FEEDBACK,
     HOLDS,
@@ -68,6 +84,10 @@ _SQLITE_TYPES: Mapping[type, tuple[str, ...]] = {
 """The types of values that SQLite may store for a type of Python's."""
 Row = Mapping[str, Any]
 Event = tuple[int, str, float, bytes]
+Ends = tuple[str, str]
+"""The first and the last run of a page. What concerns its runs lies between them, by the order of ids."""
+Tag = tuple[str, str, str]
+"""A name, a value and the run that has them."""
 
 
 @record(frozen=True, slots=True)
@@ -197,13 +217,14 @@ class SealedRows:
 
     def _whole(self, rows: Sequence[Row], *, contents: bool) -> Iterator[SealedRun]:
         names = [row["id"] for row in rows]
+        ends = (names[0], names[-1])
         events: defaultdict[str, list[Event]] = defaultdict(list)
         columns = (EVENTS.c.run, EVENTS.c.seq, EVENTS.c.kind, EVENTS.c.at, EVENTS.c.body)
-        query = select(*columns).where(EVENTS.c.run.in_(names)).order_by(EVENTS.c.run, EVENTS.c.seq)
-        for run, seq, kind, at, body in self._conn.execute(query):
+        query = select(*columns).where(EVENTS.c.run.between(*ends)).order_by(EVENTS.c.run, EVENTS.c.seq)
+        for run, seq, kind, at, body in self._conn.execute(query).all():
             events[run].append((seq, kind, at, body))
-        entries = self.entries_about("run", names)
-        private, disclosures = self._private(names), self._disclosures(names)
+        entries = self._entries_of(LOG_LEAVES.c.subject.between(*ends), "run")
+        private, disclosures = self._private(ends), self._disclosures(ends)
         bodies = content.of_runs(self._conn, names, self._opened) if contents else {}
         threads = self._threads([row["id"] for row in rows if row["thread"] is not None])
         claims = self._claims([row["id"] for row in rows if row["ended_at"] is None])
@@ -237,33 +258,41 @@ class SealedRows:
         """All entries of this kind about the things of these ids, the oldest first."""
         row = LOG_LEAVES.c
         by_subject = row.subject if kind != "feedback" else row.id
-        query = select(LOG_LEAVES).where(by_subject.in_(ids), row.kind == kind).order_by(row.place)
+        return self._entries_of(by_subject.in_(ids), kind)
+
+    def _entries_of(self, chosen: ColumnElement[bool], kind: str) -> Mapping[str, Sequence[LogRow]]:
+        row = LOG_LEAVES.c
+        query = select(LOG_LEAVES).where(chosen, row.kind == kind).order_by(row.place)
         found: defaultdict[str, list[LogRow]] = defaultdict(list)
         for one in self._conn.execute(query):
             found[one.id].append(_log_row(one._mapping))
         return found
 
-    def _private(self, runs: Sequence[str]) -> Mapping[str, Sequence[Row]]:
+    def _private(self, ends: Ends) -> Mapping[str, Sequence[Row]]:
         of_callers = TAGS.c.name.in_(bindparam("of_callers", ERASED_TAGS, expanding=True, literal_execute=True))
-        query = select(TAGS).where(TAGS.c.run.in_(runs), of_callers)
+        query = select(TAGS).where(TAGS.c.run.between(*ends), of_callers)
         found: defaultdict[str, list[Row]] = defaultdict(list)
         for name, value, run in sorted([tuple(row) for row in self._conn.execute(query)]):
             found[run].append({"name": name, "value": value})
         return found
 
-    def _disclosures(self, runs: Sequence[str]) -> Mapping[str, Sequence[Row]]:
-        table = METADATA.tables.get("disclosures")
-        if table is None:
-            return {}
-        query = select(table).where(table.c.run.in_(runs)).order_by(table.c.run, table.c.call)
+    def _disclosures(self, ends: Ends) -> Mapping[str, Sequence[Row]]:
+        row = DISCLOSURES.c
+        query = select(DISCLOSURES).where(row.run.between(*ends)).order_by(row.run, row.call)
         found: defaultdict[str, list[Row]] = defaultdict(list)
-        for row in self._conn.execute(query).mappings():
-            found[row["run"]].append(_columns(row))
+        for one in self._conn.execute(query).mappings():
+            found[one["run"]].append(_columns(one))
         return found
 
-    def tags(self, wanted: Sequence[tuple[str, str, str]]) -> set[tuple[str, str, str]]:
-        """The tags among these that are stored, each as (name, value, run)."""
-        found: set[tuple[str, str, str]] = set()
+    def tags(self, wanted: Sequence[Tag]) -> set[Tag]:
+        """The tags among these that are stored."""
+        if self._conn.dialect.name == "postgresql":  # a join with arrays costs it a tenth of a long list
+            rows, names = unnested({str(one.name): one.type for one in TAGS.columns}, "")
+            its_own = [column == rows.c[column.name] for column in TAGS.columns]
+            arrays = dict(zip(names, columns_of(wanted, len(names)), strict=True))
+            query = select(TAGS).join(rows, and_(*its_own))
+            return {(name, value, run) for name, value, run in self._conn.execute(query, arrays)}
+        found: set[Tag] = set()
         key = tuple_(TAGS.c.name, TAGS.c.value, TAGS.c.run)
         for start in range(0, len(wanted), PAGE):
             query = select(TAGS).where(key.in_(wanted[start : start + PAGE]))
@@ -275,7 +304,7 @@ class SealedRows:
         query = select(func.count()).select_from(TAGS).where(TAGS.c.name.not_in(ERASED_TAGS))
         return self._conn.execute(query).scalar_one()
 
-    def all_tags(self) -> Iterator[tuple[str, str, str]]:
+    def all_tags(self) -> Iterator[Tag]:
         """Every tag, but for those that are erased with content."""
         last = ("", "", "")
         key = tuple_(TAGS.c.name, TAGS.c.value, TAGS.c.run)
