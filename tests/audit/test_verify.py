@@ -99,7 +99,10 @@ async def test_encrypted_texts_are_verified_and_those_of_destroyed_keys_are_eras
 REASONS = (("plan.step", "why"), ("plan.step", "why_withheld"), ("plan.accepted", "why"))
 
 
-@pytest.mark.parametrize(("kind", "name"), [*OTHER_REFS, *REASONS])
+OF_ONE_KIND = [(kind, name) for kind, names in OTHER_REFS.items() for name in names]
+
+
+@pytest.mark.parametrize(("kind", "name"), [*OF_ONE_KIND, *REASONS])
 def test_a_missing_text_is_found_by_every_field_that_names_one(
     conn: Connection, subject: Subject, kind: str, name: str
 ) -> None:

@@ -1,7 +1,10 @@
-"""How fast `baton audit verify` is: `python -m tests.bench.verification --runs 10000 [--postgres]`.
+"""How fast `baton audit verify` is: `python -m tests.bench.verification --runs 3000 [--postgres]`.
 
-Makes runs with twelve events each, seals them, and verifies the database as the command does, without and with texts.
-The database is an SQLite file, or a Postgres that is started for it.
+Has the real service carry out one run: a chain of three steps that a model planned, with 21 events, four calls and
+eight texts. Copies of all of its rows are stored and sealed, and the database is verified as the command does, without
+and with texts. The database is an SQLite file, or a Postgres that is started for it.
+
+The rate is that of one process, also by the CPU that it used. Postgres uses another process, whose CPU is named.
 """
 
 import argparse
@@ -9,12 +12,13 @@ import asyncio
 import os
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-import orjson
-from sqlalchemy import Connection, insert
+from sqlalchemy import Connection, create_engine, insert, select, text
 
 from app.audit.log.findings import Verified
 from app.audit.log.rows import check_database
@@ -22,66 +26,65 @@ from app.audit.log.verify import LogCheck
 from app.core.transparency.notes import Signer
 from app.store.archive import open_archive
 from app.store.sealed_rows import SealedRows, in_one_snapshot
-from app.store.sql import open_store
+from app.store.sql import SqlStore, open_store
 from app.store.sqlkit.migrate import migrate
-from app.store.sqlkit.tables import EVENTS, RUNS, TAGS
+from app.store.sqlkit.tables import METADATA
+from tests.audit.scenes import conducted
 from tests.harness import servers
+from tests.harness.in_process import pool_text, running_service
+from tests.stubs import ProviderStub
 
 SIGNER = Signer("log.example/baton", bytes(range(32)))
-EVENTS_PER_RUN = 12
 CHUNK = 500
-WORDS = orjson.dumps({"worker": "alpha", "n": 1, "ref": "0" * 64, "usage": {"input": 812, "output": 99}, "at": 1.5})
-ROW = {
-    "tenant": "acme",
-    "key": "key",
-    "tier": "baton-mini",
-    "model": "baton-mini",
-    "code": "0.3.0",
-    "salt": b"s" * 16,
-    "created_at": 1.0,
-    "deadline": 2.0,
-    "epoch": 1,
-    "driver": "",
-    "lease_until": 0.0,
-    "cap_usd": 1,
-    "cap_tokens": 1,
-    "seq": EVENTS_PER_RUN,
-    "claims": 0,
-    "held_usd": 0,
-    "held_tokens": 0,
-    "spent_usd": 0,
-    "spent_tokens": 0,
-    "state": "succeeded",
-    "degraded": False,
-    "steps": 1,
-    "ended_at": 2.0,
-}
+OF_RUNS = {"runs": "id"} | dict.fromkeys(("events", "disclosures", "tags", "contents", "shared_contents"), "run")
+"""The tables with rows of a run, and the column that names the run."""
+OTHERS = ("texts", "catalogs")
+Rows = Mapping[str, Sequence[Mapping[str, Any]]]
+"""Rows by their table."""
 
 
-def fill(conn: Connection, first: int, count: int) -> None:
-    """Store runs that have ended."""
-    names = [f"run_{number:09d}" for number in range(first, first + count)]
-    conn.execute(insert(RUNS), [ROW | {"id": name} for name in names])
-    events = []
+async def recorded(folder: Path) -> Rows:
+    """All rows that the real service stores of one run."""
+    async with ProviderStub() as stub, running_service(folder, pool_text(stub)) as opened:
+        run = await conducted(stub, opened)
+        url = opened.pool.loaded.settings.database_url
+    engine = create_engine(url)
+    found = {}
+    with engine.connect() as conn:
+        for name in (*OF_RUNS, *OTHERS):
+            table = METADATA.tables[name]
+            query = select(table)
+            if name in OF_RUNS:
+                query = query.where(table.c[OF_RUNS[name]] == run)
+            found[name] = [dict(row) for row in conn.execute(query).mappings()]
+    engine.dispose()
+    return found
+
+
+def store_rows(conn: Connection, rows: Rows, names: Sequence[str], runs: Sequence[str]) -> None:
+    """Store the rows of these tables, for each of these runs."""
     for name in names:
-        events.append({"run": name, "seq": 1, "kind": "run.admitted", "at": 1.0, "body": b'{"labels":["phi"]}'})
-        for seq in range(2, EVENTS_PER_RUN + 1):
-            kind = "plan.step" if seq == 3 else "call.finished"
-            events.append({"run": name, "seq": seq, "kind": kind, "at": 1.0 + seq, "body": WORDS})
-    conn.execute(insert(EVENTS), events)
-    tags = [{"name": "label", "value": "phi", "run": name} for name in names]
-    conn.execute(insert(TAGS), tags + [{"name": "worker", "value": "alpha", "run": name} for name in names])
+        made = [{**row, OF_RUNS[name]: run} if name in OF_RUNS else row for run in runs for row in rows[name]]
+        if made:
+            conn.execute(insert(METADATA.tables[name]), made)
 
 
-async def sealed(url: str, runs: int) -> float:
-    """Make and seal the runs. Returns the events that were sealed in a second."""
+async def fill(store: SqlStore, rows: Rows, runs: int) -> None:
+    """Store so many copies of the run."""
+    await store._write(partial(store_rows, rows=rows, names=OTHERS, runs=[""]))
+    for first in range(0, runs, CHUNK):
+        names = [f"run_{number:09d}" for number in range(first, min(first + CHUNK, runs))]
+        await store._write(partial(store_rows, rows=rows, names=list(OF_RUNS), runs=names))
+
+
+async def sealed(url: str, rows: Rows, runs: int) -> float:
+    """Store and seal the runs. Returns the events that were sealed in a second."""
     async with open_store(url) as store:
-        for first in range(0, runs, CHUNK):
-            await store._write(lambda conn, first=first: fill(conn, first, min(CHUNK, runs - first)))
+        await fill(store, rows, runs)
         began = time.monotonic()
         while (made := await store.log.seal([SIGNER], lambda: os.urandom(16))) is not None and made.more:
             pass
-        return runs * EVENTS_PER_RUN / (time.monotonic() - began)
+        return runs * len(rows["events"]) / (time.monotonic() - began)
 
 
 def verified(stored: SealedRows, *, contents: bool) -> Verified:
@@ -94,18 +97,30 @@ def verified(stored: SealedRows, *, contents: bool) -> Verified:
 def measure(stored: SealedRows) -> None:
     """Verify without and with texts, and print how fast it was."""
     for contents in (False, True):
-        began, cpu = time.monotonic(), time.process_time()
+        began, cpu, theirs = time.monotonic(), time.process_time(), server_cpu(stored)
         report = verified(stored, contents=contents)
         wall, used = time.monotonic() - began, time.process_time() - cpu
         assert report.clean, report.first
-        words = "with texts" if contents else "without texts"
+        words = f"with {report.contents:,} texts" if contents else "without texts"
         rates = f"{report.events / wall:,.0f}/s ({report.events / used:,.0f}/s of CPU)"
-        print(f"{report.events:,} events {words}: {rates}")
+        print(f"{report.events:,} events {words}: {rates}, and {server_cpu(stored) - theirs:.2f} s of CPU in Postgres")
+
+
+def server_cpu(stored: SealedRows) -> float:
+    """The seconds of CPU that the process of Postgres behind this connection has used; 0 on SQLite."""
+    conn = stored._conn
+    if conn.dialect.name != "postgresql":
+        return 0.0
+    process = conn.execute(text("SELECT pg_backend_pid()")).scalar_one()
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 async def fill_and_measure(url: str, runs: int) -> None:
     """Make the runs, seal them, and verify them."""
-    print(f"sealed at {await sealed(url, runs):,.0f} events/s")
+    with tempfile.TemporaryDirectory() as folder:
+        rows = await recorded(Path(folder))
+    print(f"sealed at {await sealed(url, rows, runs):,.0f} events/s")
     async with open_archive(url) as archive:
         await in_one_snapshot(archive, measure)
 
@@ -125,7 +140,7 @@ def database(*, postgres: bool) -> Iterator[str]:
 def main() -> None:
     """Print the figures."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--runs", type=int, default=10_000)
+    parser.add_argument("--runs", type=int, default=3_000)
     parser.add_argument("--postgres", action="store_true", help="on Postgres instead of SQLite")
     options = parser.parse_args()
     with database(postgres=options.postgres) as url:

@@ -40,12 +40,12 @@ WORDS = {"feedback": ("comment",)}
 """Columns that are erased with the content of a run, by the kind of the row."""
 REFS = ("task", "subtask", "output", "logprobs", "said", "results", "answer", "why", "why_withheld")
 """Fields of events that name a content."""
-OTHER_REFS = (
-    ("run.admitted", "plan"),
-    ("run.resumed", "request"),
-    ("run.approved", "reason"),
-    ("run.refused", "reason"),
-)
+OTHER_REFS: Mapping[str, tuple[str, ...]] = {
+    "run.admitted": ("plan",),
+    "run.resumed": ("request",),
+    "run.approved": ("reason",),
+    "run.refused": ("reason",),
+}
 """Fields that name a content in events of one kind, and something else, or nothing, in others."""
 INTENT = "call.intended"
 LEDGER = "ledger"
@@ -63,7 +63,7 @@ class RowCheck:
     sealed_at: float
     """When the last entry was sealed, in seconds since 1970."""
     contents: bool = True
-    """True if texts and the ledger of disclosures are checked as well."""
+    """True if texts are checked as well, and runs that go on in full."""
     settled: bool = False
     """True if nothing writes to the database, so that all of it must be sealed."""
     _tags: int = 0
@@ -139,9 +139,11 @@ class RowCheck:
         self._events(name, run, entries)
         self._row(name, run, entries)
         self._expect_tags(name, run.events)
+        is_ledger_proven = self._ledger(f"run {name}", run, entries[-1])
         if self.contents:
             self._texts(name, run, entries[-1].place)
-            self._follows(name, run, entries[-1].place)
+            if not is_ledger_proven or run.row["ended_at"] is None:
+                self._follows(name, run, entries[-1].place)
 
     def _events(self, name: str, run: SealedRun, entries: Sequence[Sealed]) -> None:
         """The events are those that were sealed, one batch after the other."""
@@ -218,16 +220,12 @@ class RowCheck:
             self._add("altered", thing, "its row has another `thread` than its texts", last.place)
 
     def _end(self, thing: str, run: SealedRun, last: Sealed, salt: bytes) -> None:
-        """The end of a run, and its ledger, all of whose events are sealed."""
+        """The end of a run, all of whose events are sealed."""
         ended = {column: run.row[column] for column in ENDED}
         if (END in last.fields) != (run.row["ended_at"] is not None):
             self._add("altered", thing, "its row does not say whether it has ended as it was sealed", last.place)
         elif END in last.fields and not fits(last, END, ended, salt):
             self._add("altered", thing, f"its end ({', '.join(ENDED)}) is not as it was sealed", last.place)
-        if DISCLOSURES not in last.fields or fits(last, DISCLOSURES, run.disclosures, salt):
-            return
-        if not self._is_changing(LEDGER, last.id):
-            self._add("altered", thing, "its rows in the ledger of disclosures are not as they were sealed", last.place)
 
     def _private(self, thing: str, run: SealedRun, last: Sealed) -> None:
         """The tags with words of the caller's are as they were sealed, or erased with the content."""
@@ -257,9 +255,21 @@ class RowCheck:
             if ref not in run.contents:
                 self._add("content", thing, f"the text {ref[:12]} is not stored, and the run was not erased", place)
 
+    def _ledger(self, thing: str, run: SealedRun, last: Sealed) -> bool:
+        """Return True if the run's rows in the ledger of disclosures are as they were sealed with its last event."""
+        if len(run.events) != last.events or last.salt is None:
+            return False
+        if DISCLOSURES not in last.fields:
+            return not run.disclosures
+        if fits(last, DISCLOSURES, run.disclosures, last.salt):
+            return True
+        if not self._is_changing(LEDGER, last.id):
+            self._add("altered", thing, "its rows in the ledger of disclosures are not as they were sealed", last.place)
+        return False
+
     def _follows(self, name: str, run: SealedRun, place: int) -> None:
         """The ledger of disclosures says what the events say, which were compared with the log before. So does the row
-        of a run that goes on: no entry stands for it but for its admission."""
+        of a run that goes on, of which only the admission is sealed."""
         thing = f"run {name}"
         events = tuple([Stored(*event) for event in run.events])
         record = Record(row=run.row, events=events, contents={}, tickets=(), disclosures=tuple(run.disclosures))
@@ -475,18 +485,20 @@ def _tags(kind: str, raw: bytes) -> Iterator[tuple[str, str]]:
 def _named(events: Sequence[Event]) -> Iterator[str]:
     """The refs of all contents that events name."""
     for _, kind, _, raw in events:
+        if kind == INTENT:
+            continue
         try:
             body: dict[str, Any] = orjson.loads(raw)
         except orjson.JSONDecodeError:
             continue
-        if kind == INTENT:
-            continue
+        for name in (*REFS, *OTHER_REFS.get(kind, ())):
+            ref = body.get(name)
+            if ref and isinstance(ref, str):
+                yield ref
         decision = body.get("decision")
         features = decision.get("features") if isinstance(decision, dict) else None
-        others = [body.get(name) for its_kind, name in OTHER_REFS if its_kind == kind]
-        for ref in [body.get(name) for name in REFS] + [features, *others]:
-            if isinstance(ref, str) and ref:
-                yield ref
+        if features and isinstance(features, str):
+            yield features
 
 
 def _is_frontier(stored: bytes | None, last: Sealed) -> bool:
