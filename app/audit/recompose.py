@@ -14,7 +14,7 @@ from typing import Any
 import orjson
 
 from app.audit.account import Account, Call, Proposal, Step
-from app.conductor.prompt import ALTERNATIVES
+from app.conductor.prompt import ALTERNATIVES, left_out
 from app.conductor.protocol import Brief, PastStep, Previous
 from app.conductor.styles import STYLES
 from app.core.message.chat import (
@@ -37,6 +37,8 @@ from app.providers.protocol import Request
 ERASED = "erased"
 EMBEDS = "features-1"
 """The template of an embedding of the caller's last message, or of the beginning and the end of a long one."""
+PARTS = "-parts"
+"""The end of the name of a prompt in which a message is shown in parts."""
 SEEN = 4_000
 INTRODUCTION = (
     "You are one of several experts working on a task. Below are the earlier steps that you may see, each with its "
@@ -228,10 +230,14 @@ def _plan_request(run: Account, call: Call, catalog: Catalog, worker: Worker) ->
     tier = tier_of(catalog, run.admitted["tier"], run.admitted["model"])
     if proposal is None or tier is None:
         raise Unverifiable("no such proposal or tier")
-    brief = _brief(run, call, proposal, catalog)
+    brief, shortens = _brief(run, call, proposal, catalog), call.intent.body["template"].endswith(PARTS)
+    if shortens:  # journals of before it was a setting have other templates
+        brief = replace(brief, message_chars=tier.conductor.message_chars)
     style = STYLES[tier.conductor.prompt]
     if style.template(brief) != call.intent.body["template"]:
         raise UnknownTemplate
+    if call.intent.body.get("left_out", 0) != (left_out(brief.task.messages, brief.message_chars) if shortens else 0):
+        raise ValueError("the conductor was shown another part of the conversation")
     options = catalog.providers[worker.provider].options
     temperature, most = tier.conductor.temperature, style.most_tokens(brief)
     sampling = Sampling(temperature=temperature, top_p=1.0 if temperature else None, max_tokens=most)
@@ -318,6 +324,8 @@ TEMPLATES: Mapping[str, Recipe] = {
     "nesting-2": _plan_request,
     "nesting-further-2": _plan_request,
     **{f"{name}-{number}-reasons": _plan_request for name in PLAN_PROMPTS for number in (1, 2)},
+    **{f"{name}-{number}{PARTS}": _plan_request for name in PLAN_PROMPTS for number in (1, 2)},
+    **{f"{name}-{number}-reasons{PARTS}": _plan_request for name in PLAN_PROMPTS for number in (1, 2)},
     EMBEDS: _features_request,
 }
 """The functions that make requests, by the template that their intents name. Old templates stay as long as their

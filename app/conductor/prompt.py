@@ -2,10 +2,14 @@
 
 Workers are shown as ordinals in a shuffled order and never by name, because names bring prejudice (arXiv 2512.04388).
 The fixed part comes first and the task last, so that a server's prefix cache can serve it. The caller's messages stand
-between `<question>` lines. The schema, not the prompt, is what keeps a plan valid.
+between `<question>` lines; of a long one the conductor is shown parts (`shortened`), because it only plans, and the
+workers to whom the plan grants the conversation are shown all of it. The schema, not the prompt, is what keeps a plan
+valid.
 """
 
 import hashlib
+import re
+from collections.abc import Sequence
 
 from app.conductor.protocol import Brief, PastStep, Previous
 from app.core.message.chat import Document, Image, Message, Text, Toolbox
@@ -21,10 +25,16 @@ TIMED = {TEMPLATE: "plan-2", FURTHER: "further-2", NESTING: "nesting-2", NESTING
 """The names of the same prompts where they say how much time is left."""
 REASONED = {name: f"{name}-reasons" for name in (*TIMED, *TIMED.values())}
 """The names of all these prompts where they ask for reasons."""
-TEMPLATES = (*REASONED, *REASONED.values())
+PARTLY = {name: f"{name}-parts" for name in (*REASONED, *REASONED.values())}
+"""The names of all these prompts where a message is shown in parts."""
+TEMPLATES = (*PARTLY, *PARTLY.values())
 PREVIOUS_CHARS = 16_000
 """Characters of the previous answer that are shown, half from its beginning and half from its end. A worker that may
 see the answer sees all of it."""
+HEADING = re.compile(r"^(#{1,6} .+|(?:\d+\.)+\d*\s+\S.*|(?:Chapter|Section|Part|Appendix) .+|[A-Z][A-Z0-9 ,&-]{3,})$")
+"""A line that is taken for a heading: of Markdown, with a number, or in capitals."""
+HEADING_CHARS = 80
+"""Characters of a heading in an outline."""
 SUBTASK_CHARS = 600
 """Characters that the schema allows for one subtask; a plan that a caller sends may have longer ones."""
 TOKENS_PER_STEP = 24 + SUBTASK_CHARS
@@ -98,7 +108,42 @@ def template(brief: Brief) -> str:
     if brief.nests:
         name = NESTING_FURTHER if brief.previous is not None else NESTING
     name = name if brief.seconds_left is None else TIMED[name]
-    return REASONED[name] if brief.reasons else name
+    name = REASONED[name] if brief.reasons else name
+    return PARTLY[name] if left_out(brief.task.messages, brief.message_chars) else name
+
+
+def left_out(messages: Sequence[Message], message_chars: int) -> int:
+    """Return the number of characters of a conversation that a conductor is not shown."""
+    lengths = [len(message.text) for message in messages]
+    kept = sum(_ends(message_chars))
+    return sum([length - kept for length in lengths if length > message_chars]) if message_chars else 0
+
+
+def shortened(text: str, message_chars: int) -> str:
+    """Return a message as a conductor is shown it: the whole text if it has no more than `message_chars` characters,
+    else its beginning and its end, and between them the number of the characters and lines that are left out, with as
+    many of their headings as a quarter of `message_chars` has room for. 0 stands for no limit."""
+    if not message_chars or len(text) <= message_chars:
+        return text
+    first, last = _ends(message_chars)
+    middle = text[first:-last]
+    note = f"[{len(middle)} characters are left out here, in {middle.count(chr(10)) + 1} lines"
+    outline = _outline(middle, message_chars - first - last)
+    note += f"; of their headings:\n{outline}]" if outline else "]"
+    return f"{text[:first]}\n{note}\n{text[-last:]}"
+
+
+def _ends(message_chars: int) -> tuple[int, int]:
+    """The characters of the beginning and of the end of a message that is shown in parts."""
+    return message_chars // 2, message_chars // 4
+
+
+def _outline(text: str, most: int) -> str:
+    """Headings of a text, evenly thinned until they have at most so many characters."""
+    found = [line.strip()[:HEADING_CHARS] for line in text.splitlines() if HEADING.match(line.strip())]
+    while sum([len(line) + 1 for line in found]) > most:
+        found = found[::2] if len(found) > 1 else []
+    return "\n".join(found)
 
 
 def answer_tokens(steps: int) -> int:
@@ -152,17 +197,17 @@ def _mark(answer: str) -> str:
 
 
 def _question(brief: Brief) -> str:
-    turns = "\n\n".join(_turn(message) for message in brief.task.messages)
+    turns = "\n\n".join(_turn(message, brief.message_chars) for message in brief.task.messages)
     return f"<question>\n{turns}\n</question>"
 
 
-def _turn(message: Message) -> str:
+def _turn(message: Message, message_chars: int) -> str:
     pictures = sum(isinstance(part, Image) for part in message.parts)
     note = f" [{pictures} image(s) attached]" if pictures else ""
     documents = sum(isinstance(part, Document) for part in message.parts)
     note += f" [{documents} PDF(s) attached]" if documents else ""
     called = "".join(f" [calls {call.name}({call.arguments})]" for call in message.calls)
-    return f"{message.role}: {message.text}{called}{note}"
+    return f"{message.role}: {shortened(message.text, message_chars)}{called}{note}"
 
 
 def _tools(toolbox: Toolbox) -> str:

@@ -83,6 +83,8 @@ class Brief:
     """True if the conductor is asked for the reasons of its plan."""
     tenant: str = ""
     """The tenant of the run, for a chooser that learns from ratings."""
+    message_chars: int = 0
+    """Characters of one message that a model is shown, as the general prompt says; 0: all of every message."""
 
 
 @record(frozen=True, slots=True)

@@ -93,6 +93,7 @@ CASES: tuple[Case, ...] = (
     case("answer-wrong", "another step stands in", "cut_short", lambda run: run.end.update(step=1)),
     case("degraded-wrong", "not degraded though cut short", "cut_short", lambda run: run.end.update(degraded=False)),
     case("queued-too-early", "before the plan is accepted", "conducted", in_first(OPENED, put(waits=True))),
+    case("request-altered", "not all was shown", "conducted", in_first(INTENDED, put(left_out=7), n=None)),
     case("brief-wrong", "more time than the run has", "conducted", in_first(INTENDED, put(seconds_left=99), n=None)),
     case("cut-wrong", "below the floor", "chosen_within_means", in_first(INTENDED, put(max_tokens=255))),
     case("cut-wrong", "not cut at all", "chosen_within_means", in_first(INTENDED, lambda one: one.update(

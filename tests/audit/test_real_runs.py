@@ -36,6 +36,25 @@ async def test_a_conducted_run_while_it_streams_and_after(stub: ProviderStub, op
     await clean(opened, calls=3)
 
 
+async def test_a_conductor_that_is_shown_parts_of_a_long_message(stub: ProviderStub, opened: Runtime) -> None:
+    """It only plans, so it reads both ends and the outline; the worker reads all of it. The journal has the number."""
+    stub.script("planner", Reply(chunks=(plan_text((0, "Solve it", ["user"])),)))
+    text = "Sum this up.\n" + "The minutes of a meeting. " * 2_000
+    task = Task((Message("user", (Text(text),)),))
+    driven = await opened.runs.start(order(opened, "baton-ultra", task=task))
+    await finish(driven)
+    asked, answered = [received.json for received in stub.requests if "messages" in received.json]
+    assert len(json.dumps(asked["messages"])) < 12_000
+    assert text[-2_000:] in asked["messages"][1]["content"]
+    assert any(message["content"] == text for message in answered["messages"])
+    facts = [event.body for event in await events(opened, driven.run) if event.kind is Kind.CALL_INTENDED]
+    assert [(fact["template"], fact.get("left_out", 0)) for fact in facts] == [
+        ("plan-2-parts", len(text) - 6_000),
+        ("step-1", 0),
+    ]
+    await clean(opened, calls=2)
+
+
 async def test_a_repaired_plan(stub: ProviderStub, opened: Runtime) -> None:
     stub.script("planner", Reply(chunks=(plan_text((7, "Solve it", ["user"])),)))
     stub.script("planner", Reply(chunks=(plan_text((0, "Solve it", ["user"])),)))

@@ -47,6 +47,22 @@ MADE = {
     "nesting-2-reasons": "47720d261ca9f5cfccc52b76fba2816a3f1c636ef4445b38f13656ca5a265996",
     "further-2-reasons": "8d243534bb8671693b50b0075852f3e421d3181d04a677f632f48d82eaa741d8",
     "nesting-further-2-reasons": "ce3a1f324ffc6cb2201b76a78666075f454313b94deca4ce8ee04d240130607e",
+    "plan-1-parts": "993a472ce449c2b2ddaabc99b36fbd057db97031edc5293080517b85fd8c04e4",
+    "nesting-1-parts": "c7c5f718b08621e4f7b25916ff0f88da336b4ae9fc3e0055aa486e409beba8ce",
+    "further-1-parts": "ab69222fb7c1e93da8b2064b6c62578186d4507bddd7c0b31aca34a95dde0009",
+    "nesting-further-1-parts": "5456ba7921237de74e4358db58791ba0b959a093b8e829f617349927ac6beb86",
+    "plan-1-reasons-parts": "a4c2cff8d6d7c80012131fe43657ade23d8e4ed50a38e0e74f5791da68da7648",
+    "nesting-1-reasons-parts": "bdc8b401ffe0f6fb90e75dc2626cfcf45ca50830eadcc5d60bb38d7f82c27e88",
+    "further-1-reasons-parts": "5e66c219c80c1afa61bb668d00147c8e59981c9626c274847081a9c2b6987b14",
+    "nesting-further-1-reasons-parts": "be76367fcc37a771e6344905cc02486b7b77e5bcc1b97c1c0b93aeb9878006cf",
+    "plan-2-parts": "57388debc25ea13f944a6f60958fca5ebbbe2dddce3922bc79dee26c7568e664",
+    "nesting-2-parts": "29eb657616d72224d686f9242f97b15e92e8c5ee43a1dc8a41fb18142d1c7c20",
+    "further-2-parts": "bc02e98ff71d08482e2bf758e29ee820399d6c9db5163ddd1d4ca3f12d6bf1c2",
+    "nesting-further-2-parts": "c5082f93258a2eea5b4e3f08e3d36cfe6ab8119fc31984e86b81b1469be7c125",
+    "plan-2-reasons-parts": "1b25a0ad82acc5c416b28a10de3e9f97721f557583c22a9e6168eb1fe0933765",
+    "nesting-2-reasons-parts": "e5f69316dac93185ebc83cc13961ec6edcb308c18850b3e0597b2dba4f995cd2",
+    "further-2-reasons-parts": "c4d96cc4b932f10026add335d5bb113a2da46ded4bfdf70f11dd65f2e2d8287d",
+    "nesting-further-2-reasons-parts": "c0388ac3105d787abb5b16efc5e3971bee0f5ddf9298fee4b3612d5cc21773a2",
 }
 
 
@@ -80,7 +96,14 @@ def nested_steps() -> str:
     return digest(*(visibility.compose(Task(view), "Answer", one) for view in around for one in ((), seen)))
 
 
-def plans(*, nests: bool = False, timed: bool = False, reasons: bool = False) -> str:
+def in_parts(brief: Brief) -> Brief:
+    """The same brief with a document in the conversation, of which a conductor is shown parts."""
+    lines = [f"# Part {n}\nThe {n}th part says little.\n" for n in range(400)]
+    said = Message("user", (Text("".join(lines)),))
+    return replace(brief, task=replace(brief.task, messages=(*brief.task.messages, said)), message_chars=2_000)
+
+
+def plans(*, nests: bool = False, timed: bool = False, reasons: bool = False, parts: bool = False) -> str:
     workers = (Worker("a", "p", "m", Price(1, 2, 3), Card(("code",), speed=3.5)), Worker("b", "p", "m"))
     brief = Brief(TASK, workers, Limits(), 1_500_000)
     repair = Brief(TASK, workers, Limits(), 1_500_000, ("step 0: unknown field",), "{}")
@@ -88,10 +111,10 @@ def plans(*, nests: bool = False, timed: bool = False, reasons: bool = False) ->
     offered = Brief(Task(CONVERSATION, toolbox=tools), workers, Limits(), 0)
     left = 17.0 if timed else None
     briefs = [replace(one, nests=nests, seconds_left=left, reasons=reasons) for one in (brief, repair, offered)]
-    return digest(*map(prompt.messages, briefs))
+    return digest(*map(prompt.messages, map(in_parts, briefs) if parts else briefs))
 
 
-def further_plans(*, nests: bool = False, timed: bool = False, reasons: bool = False) -> str:
+def further_plans(*, nests: bool = False, timed: bool = False, reasons: bool = False, parts: bool = False) -> str:
     last = PastStep(CONDUCTOR if nests else "c", "", ("user", "previous", 0), False)
     past = (PastStep("b", "Draft", ("user",), True), last)
     briefs = [
@@ -101,7 +124,7 @@ def further_plans(*, nests: bool = False, timed: bool = False, reasons: bool = F
     ]
     left = 17.0 if timed else None
     asked_of = [replace(one, nests=nests, seconds_left=left, reasons=reasons) for one in briefs]
-    return digest(*map(prompt.messages, asked_of))
+    return digest(*map(prompt.messages, map(in_parts, asked_of) if parts else asked_of))
 
 
 def compact_plans() -> str:
@@ -130,10 +153,12 @@ def test_a_template_is_what_it_was() -> None:
     made |= {"nesting-2": plans(nests=True, timed=True)}
     made |= {"nesting-further-2": further_plans(nests=True, timed=True)}
     for number, timed in ((1, False), (2, True)):
-        made[f"plan-{number}-reasons"] = plans(timed=timed, reasons=True)
-        made[f"nesting-{number}-reasons"] = plans(nests=True, timed=timed, reasons=True)
-        made[f"further-{number}-reasons"] = further_plans(timed=timed, reasons=True)
-        made[f"nesting-further-{number}-reasons"] = further_plans(nests=True, timed=timed, reasons=True)
+        for end, asks in (("-reasons", (True, False)), ("-parts", (False, True)), ("-reasons-parts", (True, True))):
+            more = {"timed": timed, "reasons": asks[0], "parts": asks[1]}
+            made[f"plan-{number}{end}"] = plans(**more)
+            made[f"nesting-{number}{end}"] = plans(nests=True, **more)
+            made[f"further-{number}{end}"] = further_plans(**more)
+            made[f"nesting-further-{number}{end}"] = further_plans(nests=True, **more)
     assert made == MADE
     assert calibrated_plans() == CALIBRATED
 

@@ -452,6 +452,9 @@ class ConductorSpec:
     that was left when its plan was requested. The rest is for the steps."""
     reasons: bool = False
     """True if a model is asked for the reasons of its plan, which are shown to auditors and to nobody else."""
+    message_chars: int = 8_000
+    """Characters of one message of the conversation that a model with the general prompt is shown; of a longer one it
+    is shown the beginning and the end, and the length and the outline of what is left out. 0: all of every message."""
     probe: float = 2.5
     """Seconds that a probe for one token may take before a conductor that sends nothing else counts as unavailable; 0
     disables the probe."""

@@ -393,6 +393,8 @@ class CallIntended(Fact):
     """Of a planning call: the seconds that the conductor was told are left."""
     rejected: str = optional("", along="usd_left")
     """Of a planning call: ref of the rejected text that it is to repair."""
+    left_out: int = optional(0)
+    """Of a planning call: characters of the conversation that the conductor was not shown."""
     version: str = optional("")
     """Of a planning call: the version of the conductor's model, where there are several."""
     passed_over: PassedOver = optional(())

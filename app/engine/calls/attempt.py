@@ -80,6 +80,7 @@ class Purpose:
     usd_left: int | None = None
     seconds_left: int | None = None
     rejected: str = ""
+    left_out: int = 0
     version: str = ""
     passed_over: PassedOver = ()
     despite: str = ""
@@ -379,6 +380,7 @@ class Attempt:
             usd_left=self._purpose.usd_left,
             seconds_left=self._purpose.seconds_left,
             rejected=self._purpose.rejected,
+            left_out=self._purpose.left_out,
             version=self._purpose.version,
             passed_over=self._purpose.passed_over,
             despite=self._purpose.despite,

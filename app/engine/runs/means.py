@@ -8,6 +8,7 @@ take no time, so that nothing is refused for what nobody knows.
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 
+from app.conductor.prompt import left_out
 from app.core.message.chat import Task
 from app.core.plan.arms import tier_of
 from app.core.plan.pricing import ample, best_alone, least, plan_price, plan_seconds, question_tokens
@@ -65,9 +66,14 @@ class Means:
         worker = self.planner(state)
         if worker is None:
             return Amount()
-        prompt = self.question + PROMPT_BYTES + CARD_BYTES * len(workers)
+        prompt = self.question - self._left_out(state) + PROMPT_BYTES + CARD_BYTES * len(workers)
         size = 2 * prompt  # a request with a schema counts with all of its bytes once more: see `Attempt`
         return least(worker, size, max(PLAN_TOKENS, state.admitted.limits.floor))
+
+    def _left_out(self, state: RunState) -> int:
+        """The characters of the conversation that the model is not shown."""
+        tier = tier_of(self._context.catalog(), state.admitted.tier, state.admitted.model)
+        return left_out(self._task.messages, tier.conductor.message_chars) if tier is not None else 0
 
     def planning_seconds(self, state: RunState) -> float:
         """The seconds that such a call is likely to take."""

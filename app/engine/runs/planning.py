@@ -19,6 +19,7 @@ from typing import Any
 
 import orjson
 
+from app.conductor.prompt import PARTLY, left_out
 from app.conductor.protocol import (
     Brief,
     Chooser,
@@ -431,16 +432,14 @@ class Planner:
             self._context.catalog(), self._task, state, command, instant=conductor.instant, rejected=self._text
         )
         ejected = self._ejected_for(state, command, known.workers)
+        tier = tier_of(self._context.catalog(), state.admitted.tier, state.admitted.model)
+        spec = tier.conductor if tier is not None else None
         return replace(
             known,
             workers=tuple(worker for worker in known.workers if worker.name not in ejected),
-            reasons=not conductor.instant and self._asks_for_reasons(state),
+            reasons=not conductor.instant and spec is not None and spec.reasons,
+            message_chars=spec.message_chars if spec is not None else 0,
         )
-
-    def _asks_for_reasons(self, state: RunState) -> bool:
-        """True if the tier asks its model for the reasons of its plans."""
-        tier = tier_of(self._context.catalog(), state.admitted.tier, state.admitted.model)
-        return tier is not None and tier.conductor.reasons
 
     def _ejected_for(self, state: RunState, command: Propose, workers: Sequence[Worker]) -> Mapping[str, str]:
         """The workers that are left out because they fail, with the reasons: decided once for each proposal.
@@ -554,6 +553,7 @@ class Planner:
             usd_left=told.usd_left,
             seconds_left=int(told.seconds_left) if told.seconds_left is not None else None,
             rejected=self._ref(told.rejected),
+            left_out=left_out(told.task.messages, told.message_chars) if template in PARTLY.values() else 0,
             version=version or "",
             tenant=state.admitted.tenant,
             shadow=state.admitted.origin_kind == "shadow",

@@ -118,6 +118,12 @@ def _distinct(value: list[str]) -> list[str]:
     return value
 
 
+def _message_chars(value: int) -> int:
+    if 0 < value < LEAST_MESSAGE_CHARS:
+        raise ValueError(f"must be 0, for all of every message, or at least {LEAST_MESSAGE_CHARS}")
+    return value
+
+
 def _parameter(value: str) -> str:
     if value not in PARAMETERS:
         raise ValueError(f"is no sampling parameter; use one of {', '.join(PARAMETERS)}")
@@ -142,7 +148,8 @@ Parameters = dict[Annotated[str, AfterValidator(_parameter)], Literal["take", "d
 CHOICES = SelectorSpec()
 """A selector's defaults."""
 CHOOSING = frozenset(field.name for field in fields(SelectorSpec))
-_MODEL = frozenset({"worker", "share", "probe", "temperature", "prompt", "reasons"})
+_MODEL = frozenset({"worker", "share", "probe", "temperature", "prompt", "reasons", "message_chars"})
+LEAST_MESSAGE_CHARS = 1_000
 USES: Mapping[str, frozenset[str]] = {
     "model": _MODEL,
     "fixed": frozenset({"shape", "workers", "width", "again", "temperature"}),
@@ -348,6 +355,7 @@ class ConductorEntry(Entry):
     temperature: Annotated[Number, Field(ge=0, le=2, allow_inf_nan=False)] = 0.0
     prompt: Literal["general", "compact", "worded"] = "general"
     reasons: bool = False
+    message_chars: Annotated[int, Field(ge=0), AfterValidator(_message_chars)] = 8_000
     share: Annotated[Number, Field(gt=0, le=1, allow_inf_nan=False)] = 0.4
     probe: Annotated[Number, Field(ge=0, le=60, allow_inf_nan=False)] = 2.5
     templates: Annotated[list[Template], AfterValidator(_distinct), Field(min_length=1)] = list(CHOICES.templates)
