@@ -44,7 +44,6 @@ STILL_ASLEEP: Final = {
     "tests/engine/test_colocated_commits.py",
     "tests/engine/test_recovery.py",
     "tests/engine/test_remote_runs.py",
-    "tests/engine/test_speculative_commits.py",
     "tests/engine/test_ticket_delivery.py",
     "tests/store/test_connections.py",
     "tests/store/test_statements.py",

@@ -28,7 +28,7 @@ from app.stepqueue.protocol import Live, Stop
 from app.store.protocol import Appended, Entry
 from tests.harness.conversations import Talk, calling, look
 from tests.harness.in_process import events, finish, kinds, narrowed, order, plan, plan_text, pool_text, running_service
-from tests.harness.waiting import PATIENCE_SECONDS
+from tests.harness.waiting import PATIENCE_SECONDS, until
 from tests.stubs import Hang, ProviderStub, Reply
 
 ONE_TWO_ONE = plan(
@@ -258,10 +258,12 @@ async def test_both_fences_hold_for_a_joined_entry(stub: ProviderStub, tmp_path:
         assert await opened.context.store.take_over(
             "another", now + 100, now + 200, 10, [("baton-ultra", opened.context.code)]
         )
-        for _ in range(100):
-            await asyncio.sleep(0.05)
-            if Kind.STEP_DONE in kinds(journal := await events(opened, driven.run)):
-                break
+
+        async def has_ended() -> bool:
+            return Kind.STEP_DONE in kinds(await events(opened, driven.run))
+
+        await until(has_ended)
+        journal = await events(opened, driven.run)
     assert [entry.epoch for entry in seen[-2:]] == [1, None]
     assert kinds(journal).count(Kind.STEP_QUEUED) == 1
 

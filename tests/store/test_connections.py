@@ -93,7 +93,7 @@ async def test_a_connection_is_not_used_again_whose_statement_was_broken_off(
     async with opened(migrated_postgres_url, 1, work_seconds=0.3) as runner:
         before = await runner.read(ask(runner, PID))
         if leaves:
-            going = asyncio.create_task(runner.read(ask(runner, "pg_sleep(0.25)")))
+            going = asyncio.create_task(runner.read(ask(runner, "pg_sleep(5)")))
             await asyncio.sleep(0.05)
             going.cancel()
             with pytest.raises(asyncio.CancelledError):
@@ -101,7 +101,7 @@ async def test_a_connection_is_not_used_again_whose_statement_was_broken_off(
         else:
             runner._seconds = 0.1
             with pytest.raises(Fault, match="down"):
-                await runner.read(ask(runner, "pg_sleep(0.25)"))
+                await runner.read(ask(runner, "pg_sleep(5)"))
             runner._seconds = 5.0
         assert await runner.read(ask(runner, PID)) != before
 
