@@ -90,7 +90,7 @@ async def test_one_connection_is_enough_for_one_at_a_time(migrated_postgres_url:
 async def test_a_connection_is_not_used_again_whose_statement_was_broken_off(
     migrated_postgres_url: str, leaves: bool
 ) -> None:
-    async with opened(migrated_postgres_url, 1, work_seconds=0.3) as runner:
+    async with opened(migrated_postgres_url, 1) as runner:
         before = await runner.read(ask(runner, PID))
         if leaves:
             going = asyncio.create_task(runner.read(ask(runner, "pg_sleep(5)")))
@@ -102,7 +102,7 @@ async def test_a_connection_is_not_used_again_whose_statement_was_broken_off(
             runner._seconds = 0.1
             with pytest.raises(Fault, match="down"):
                 await runner.read(ask(runner, "pg_sleep(5)"))
-            runner._seconds = 5.0
+            runner._seconds = PATIENCE_SECONDS
         assert await runner.read(ask(runner, PID)) != before
 
 
