@@ -1,23 +1,21 @@
 """The adapter of each wire format, by the name of the format in the pool file."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
-from app.core.pool.catalog import ProviderSpec
-from app.providers.anthropic import AnthropicProvider
-from app.providers.embeddings import EmbeddingsProvider
+from app.core.pool.catalog import ProviderSpec, WireFormat
+from app.providers.adapters.anthropic import AnthropicProvider
+from app.providers.adapters.embeddings import EmbeddingsProvider
+from app.providers.adapters.gemini import GeminiProvider
+from app.providers.adapters.openai import OpenAIProvider
+from app.providers.adapters.responses import ResponsesProvider
 from app.providers.endpoints import Endpoints
-from app.providers.gemini import GeminiProvider
-from app.providers.openai import OpenAIProvider
+from app.providers.protocol import ClosableProvider
 from app.providers.rehearsal.provider import RehearsalProvider
-from app.providers.responses import ResponsesProvider
 
 NO_KEYS: Mapping[str, str] = MappingProxyType({})
-Adapter = (
-    OpenAIProvider | ResponsesProvider | AnthropicProvider | GeminiProvider | RehearsalProvider | EmbeddingsProvider
-)
-ADAPTERS: Mapping[str, type[Adapter]] = {
+ADAPTERS: Mapping[WireFormat, Callable[[ProviderSpec, str | None, str | None], ClosableProvider]] = {
     "openai": OpenAIProvider,
     "responses": ResponsesProvider,
     "anthropic": AnthropicProvider,
@@ -25,6 +23,7 @@ ADAPTERS: Mapping[str, type[Adapter]] = {
     "rehearsal": RehearsalProvider,
     "embeddings": EmbeddingsProvider,
 }
+"""Each is made of a provider's entry in the pool file, its key, and the credentials of its proxy."""
 
 
 def adapter(
@@ -32,7 +31,7 @@ def adapter(
     key: str | None = None,
     proxy_credentials: str | None = None,
     keys: Mapping[str, str] = NO_KEYS,
-) -> Adapter | Endpoints:
+) -> ClosableProvider:
     """Return the adapter of a provider; without its key it renders requests all the same. Raises `ConfigInvalid`.
 
     `keys` are those of endpoints that have keys of their own, by the endpoint's name.

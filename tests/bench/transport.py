@@ -22,7 +22,7 @@ from httpx_aiohttp import AiohttpTransport
 
 from app.core.message.chat import Message, Sampling, Text
 from app.core.pool.catalog import Deadlines, ProviderSpec, Worker
-from app.providers.openai import OpenAIProvider
+from app.providers.adapters.openai import OpenAIProvider
 from app.providers.protocol import Request
 
 from .processes import upstream

@@ -11,9 +11,9 @@ from app.cli.run_words import attempt
 from app.core.pool.catalog import EndpointSpec, ProviderSpec
 from app.errors import ConfigInvalid, WorkerError, WorkerMisconfigured, WorkerUnavailable
 from app.process.config import configure, endpoint_secret
+from app.providers.adapters.openai import OpenAIProvider
 from app.providers.endpoints import Endpoints
 from app.providers.formats import adapter
-from app.providers.openai import OpenAIProvider
 from tests.conformance.wire_formats import PATIENT, request, said
 from tests.harness.in_process import calling, running_service
 from tests.stubs import KEYS, Fail, ProviderStub, Reply

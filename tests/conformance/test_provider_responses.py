@@ -9,7 +9,7 @@ import pytest
 from app.core.message.chat import Form, Image, Message, Piece, Sampling, Text, Tool, Toolbox, ToolCall
 from app.core.pool.catalog import ProviderSpec
 from app.errors import WorkerError, WorkerMalformed, WorkerRateLimited, WorkerRefused, WorkerUnavailable
-from app.providers.responses import Response, ResponsesProvider
+from app.providers.adapters.responses import Response, ResponsesProvider
 from tests.conformance.test_provider_tools import ASK, BOX, PIXEL, TWO, gathered, kept, past
 from tests.conformance.wire_formats import FORMATS, connected, ending, request, said
 from tests.harness.in_process import calling, running_service

@@ -10,8 +10,8 @@ from app.core.message.chat import Image, Keepsake, Message, Piece, Sampling, Tex
 from app.core.message.tools import Gathering
 from app.core.pool.catalog import ProviderSpec, Worker
 from app.errors import WorkerMalformed
+from app.providers.adapters.openai import Completion
 from app.providers.http import Reading
-from app.providers.openai import Completion
 from tests.conformance.wire_formats import FORMATS, Line, connected, ending, request, said
 from tests.stubs import ProviderStub, Reply, Trickle
 from tests.stubs import ToolCall as Calls

@@ -7,12 +7,12 @@ from typing import Any
 
 from app.core.message.chat import Chosen, End, Message, Piece, Sampling, Text, Words
 from app.core.pool.catalog import Deadlines, ProviderSpec, Worker
-from app.providers.anthropic import AnthropicProvider, Reply
-from app.providers.gemini import Candidate, GeminiProvider
+from app.providers.adapters.anthropic import AnthropicProvider, Reply
+from app.providers.adapters.gemini import Candidate, GeminiProvider
+from app.providers.adapters.openai import Completion, OpenAIProvider
+from app.providers.adapters.responses import Response, ResponsesProvider
 from app.providers.http import Reading
-from app.providers.openai import Completion, OpenAIProvider
 from app.providers.protocol import Request
-from app.providers.responses import Response, ResponsesProvider
 from tests.harness.waiting import PATIENCE_SECONDS
 from tests.stubs import KEYS, ProviderStub
 

@@ -10,7 +10,7 @@ import pytest
 from app.core.message.chat import Piece, Words
 from app.core.run.events import Event, Kind
 from app.process.wiring import Runtime
-from app.providers.openai import OpenAIProvider
+from app.providers.adapters.openai import OpenAIProvider
 from app.providers.protocol import Deadlines, Request
 from tests.harness.in_process import Outcome, events, finish, order
 

@@ -11,7 +11,7 @@ from app.core.pool.policy import Overrides
 from app.core.run.events import Kind
 from app.engine.calls.attempt import SPARE_CHARS, TOKEN_CHARS
 from app.process.wiring import Runtime
-from app.providers.openai import OpenAIProvider
+from app.providers.adapters.openai import OpenAIProvider
 from app.providers.protocol import Request
 from tests.harness.in_process import events, finish, narrowed, of, order, plan, pool_text, running_service
 from tests.harness.waiting import until

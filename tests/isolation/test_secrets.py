@@ -18,7 +18,7 @@ import httpx
 import pytest
 
 from app.__main__ import main
-from app.providers.openai import OpenAIProvider
+from app.providers.adapters.openai import OpenAIProvider
 from tests.harness.in_process import calling, running_service
 from tests.harness.processes import environment
 from tests.harness.spans import Spans

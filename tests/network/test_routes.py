@@ -9,7 +9,7 @@ import pytest
 from app.core.pool.catalog import ProviderSpec, Route
 from app.errors import ConfigInvalid, WorkerUnavailable
 from app.network import tls
-from app.providers.openai import OpenAIProvider
+from app.providers.adapters.openai import OpenAIProvider
 from app.providers.vllm import Management
 from tests.conformance.wire_formats import PATIENT, request, said
 from tests.harness.authority import Authority
