@@ -42,8 +42,8 @@ class PassLimits:
 IN_LOOP = PassLimits(changes=200, events=1_000)
 """On SQLite a pass holds the loop of its process: some 10 ms."""
 BETWEEN_AWAITS = PassLimits(changes=400, events=2_000)
-"""On Postgres only hashing holds the loop, and each of a pass's 15 statements is a round trip: fewer and larger passes
-seal a backlog a quarter faster."""
+"""On Postgres only hashing holds the loop, and each of a pass's 15 statements is a round trip: sealing a backlog takes
+a quarter less CPU than in passes as on SQLite (`python -m tests.bench.sealing`)."""
 ENTRY = LOG_LEAVES.columns.keys().index("entry") - 1
 """The place of an entry's bytes among its columns behind `place`."""
 Fresh = Callable[[], bytes]
