@@ -86,7 +86,7 @@ class Api:
         """The JSON of one reply. Raises `ApiError`, also where the API has no answer `within` that many seconds."""
         further = await self._headers(session, method, headers)
         sent = b"" if body is None else orjson.dumps(body)
-        exchange = _Exchange(_scope(session, method, path, query or {}, further), sent)
+        exchange = _Exchange(_scope(session, method, path, query or {}, further, len(sent)), sent)
         try:
             async with asyncio.timeout(within):
                 await self._app(exchange.scope, exchange.receive, exchange.collect)
@@ -150,7 +150,7 @@ class Api:
         further = await self._headers(session, method, headers)
         further["accept"] = "text/event-stream"
         sent = b"" if body is None else orjson.dumps(body)
-        exchange = _Exchange(_scope(session, method, path, query or {}, further), sent)
+        exchange = _Exchange(_scope(session, method, path, query or {}, further, len(sent)), sent)
         failure: Exception | None = None
         async with asyncio.TaskGroup() as group:
             serving = group.create_task(self._serve(exchange))
@@ -283,10 +283,11 @@ def segment(text: str) -> str:
 
 
 def _scope(
-    session: Session, method: str, path: str, query: Mapping[str, object], headers: Mapping[str, str]
+    session: Session, method: str, path: str, query: Mapping[str, object], headers: Mapping[str, str], size: int
 ) -> dict[str, Any]:
-    """The ASGI scope of a request. `path` is as in an address: its segments are quoted."""
+    """The ASGI scope of a request with a body of `size` bytes. `path` is as in an address: its segments are quoted."""
     given = {"host": "console", "content-type": "application/json", **dict(session.headers), **_hyphenated(headers)}
+    given["content-length"] = str(size)  # a route whose body is optional reads none where none is announced
     pairs = [(name, value) for name, value in query.items() if value is not None and value != ""]
     return {
         "type": "http",
