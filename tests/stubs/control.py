@@ -36,6 +36,10 @@ class StubControl:
         """Forget scripts and records."""
         self._post("clear", {})
 
+    def release(self) -> None:
+        """Let all streams go on that stall without an end."""
+        self._post("release", {})
+
     def requests(self, model: str | None = None) -> list[dict[str, Any]]:
         """All records as JSON (see `Received.as_json`)."""
         with urlopen(f"{self.url}/_stub/requests{f'?model={model}' if model else ''}", timeout=10) as answer:

@@ -43,7 +43,8 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class Stall:
-    """Say nothing more, with the connection open, for so many seconds or until the event is set (None: for ever)."""
+    """Say nothing more, with the connection open, for so many seconds, until the event is set, or until `release`
+    (None)."""
 
     after: Point = 1
     seconds: float | asyncio.Event | None = None

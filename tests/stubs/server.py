@@ -7,6 +7,7 @@ import json
 import ssl
 import time
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any, Self
 
 from aiohttp import web
@@ -19,7 +20,7 @@ from .gemini_wire import GeminiWire
 from .openai_wire import CREATED, OpenAIWire
 from .record import Received
 from .responses_wire import ResponsesWire
-from .script import Choice, Drop, Fail, Hang, Raw, Script, from_json
+from .script import Behaviour, Choice, Drop, Fail, Hang, Raw, Reply, Script, Stall, from_json
 from .wire import Refused, Wire
 
 KEYS = {"openai": "sk-stub-openai", "responses": "sk-stub-openai", "anthropic": "sk-ant-stub", "gemini": "AIza-stub"}
@@ -44,6 +45,7 @@ class ProviderStub:
         self._port = port
         self._arrived = asyncio.Condition()
         self._closing = False
+        self._released = asyncio.Event()
         self._runner: web.AppRunner | None = None
         keys = {name: None if any_key else frozenset((key,)) for name, key in KEYS.items()}
         self._wires: dict[str, Wire] = {
@@ -101,6 +103,11 @@ class ProviderStub:
         self._script.clear()
         self.requests.clear()
 
+    def release(self) -> None:
+        """Let all streams go on that stall without an end."""
+        self._released.set()
+        self._released = asyncio.Event()
+
     def of(self, model: str) -> list[Received]:
         """The requests for that model, in order of arrival."""
         return [received for received in self.requests if received.model == model]
@@ -129,7 +136,7 @@ class ProviderStub:
                 web.get("/vllm/health", self._health),
                 web.post("/anthropic/v1/messages", self._answer),
                 web.post("/gemini/{version:v1|v1beta}/models/{call}", self._answer),
-                web.post("/_stub/{verb:script|always|clear}", self._control),
+                web.post("/_stub/{verb:script|always|clear|release}", self._control),
                 web.get("/_stub/requests", self._records),
             ]
         )
@@ -169,7 +176,7 @@ class ProviderStub:
         except Refused as refused:
             await self._note(received)
             return await exchange.refuse(refused)
-        act = self._script.next(received)
+        act = self._releasable(self._script.next(received))
         await self._note(received)
         if isinstance(act, Fail):
             return await exchange.fail(act)
@@ -182,6 +189,12 @@ class ProviderStub:
             return await exchange.refuse(Refused(504, "timed out"))
         assert not isinstance(act, Drop)
         return await exchange.reply(act)
+
+    def _releasable(self, act: Behaviour) -> Behaviour:
+        """The act, whose stall without an end lasts until `release`."""
+        if isinstance(act, Reply) and isinstance(act.fault, Stall) and act.fault.seconds is None:
+            return replace(act, fault=replace(act.fault, seconds=self._released))
+        return act
 
     def _check_model(self, model: str) -> None:
         if self._models is not None and model not in self._models:
@@ -204,6 +217,8 @@ class ProviderStub:
         """`{"model": ..., "acts": [...]}` in the JSON form of `script.to_json`."""
         document: dict[str, Any] = await request.json()
         match request.match_info["verb"]:
+            case "release":
+                self.release()
             case "script":
                 self.script(document["model"], *from_json(document["acts"]))
             case "always":
