@@ -21,7 +21,7 @@ SHOWN_CHARS: Final = 100_000
 """Characters of an answer that the page shows; it says how many are left out."""
 READ_SECONDS: Final = 20.0
 """The longest that a page waits for the stream of a run that has ended."""
-APPROVAL_POLL_SECONDS: Final = 5.0
+APPROVAL_POLL_SECONDS: Final = 2.0
 """Time between two looks at a run that waits for an approval, of which no stream tells."""
 OVER: Final = frozenset({"succeeded", "failed", "cancelled", "expired", "over_budget"})
 """The states in which a run stays."""
