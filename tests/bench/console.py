@@ -12,28 +12,22 @@ import asyncio
 import re
 import statistics
 import sys
-import tempfile
 import threading
 import time
-import uuid
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
 
 import asyncpg
 import httpx
 import psutil
-from sqlalchemy.engine import make_url
 
-from app.store.sqlkit.migrate import migrate
 from tests.browser.distributed import Service, serving
 from tests.harness import servers
 from tests.harness.processes import KEY
 from tests.harness.waiting import wait_until
 from tests.integration import installation
 from tests.stubs import Reply, Stall, plan_reply
-from tests.stubs.control import StubControl, stub_process
 
 ROUNDS, STEPS = 4, 25
 DAYS_SECONDS = 30 * 86_400.0
@@ -63,36 +57,11 @@ class Pace:
 
 
 @contextmanager
-def service() -> Iterator[tuple[Service, str]]:
+def service() -> Iterator[Service]:
     """The distributed service, with a tier whose runs have a hundred steps."""
-    with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        stub = stack.enter_context(stub_process())
-        postgres, redis = stack.enter_context(servers.postgres()), stack.enter_context(servers.redis())
-        name = f"console_{uuid.uuid4().hex[:8]}"
-        asyncio.run(installation.execute(postgres.url, f"CREATE DATABASE {name}"))
-        url = make_url(postgres.url).set(database=name).render_as_string(hide_password=False)
-        migrate(url)
-        stack.enter_context(_large_tier(stub))
-        yield stack.enter_context(serving(folder, stub, url, redis.url)), url
-
-
-@contextmanager
-def _large_tier(stub: StubControl) -> Iterator[None]:
-    """Let the pool file of the service have limits for runs of a hundred steps."""
-    usual = installation.pool
-
-    def pool(given: StubControl) -> str:
-        limits = f"limits = {{ seconds = 600, steps = {STEPS}, rounds = {ROUNDS}, tokens = 10000000, usd = 100 }}"
-        whole = usual(given)
-        at = whole.rindex("limits = {")
-        return whole[:at] + limits + "\n"
-
-    installation.pool = pool
-    try:
-        yield
-    finally:
-        installation.pool = usual
+    limits = f"limits = {{ seconds = 600, steps = {STEPS}, rounds = {ROUNDS}, tokens = 10000000, usd = 100 }}"
+    with servers.postgres() as postgres, servers.redis() as redis, serving(postgres.url, redis.url, limits) as made:
+        yield made
 
 
 def largest(made: Service) -> str:
@@ -316,10 +285,10 @@ def main() -> None:
     parser.add_argument("--live", type=int, default=50)
     parser.add_argument("--browser", default="", help="Chromium's program, for first paints")
     given = parser.parse_args()
-    with service() as (made, url):
+    with service() as made:
         large = largest(made)
         small = smaller(made)
-        asyncio.run(copied(url, small, given.runs))
+        asyncio.run(copied(made.database, small, given.runs))
         client = signed_in(made.url)
         pages = addresses(large, small)
         print(f"{given.runs:,} runs; the server's time of a page, over HTTP:")
