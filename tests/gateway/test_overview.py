@@ -78,6 +78,32 @@ async def test_what_is_left_out_is_said(opened: Runtime, monkeypatch: pytest.Mon
     assert (figures.total.runs, figures.runs_since) == (1, row["created_at"])
 
 
+async def test_many_overviews_of_a_tenant_leave_room_for_another_one(
+    opened: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(overview_route, "MOST_WAITING", 4)
+    held, made = asyncio.Event(), overview_route.figures
+
+    async def slow(lists: Any, asked: Any, *more: Any) -> Any:
+        if asked.tenant == "acme":
+            await held.wait()
+        return await made(lists, asked, *more)
+
+    monkeypatch.setattr(overview_route, "figures", slow)
+    async with (
+        calling(opened) as client,
+        calling(opened, "another", tenant="other") as another,
+        asyncio.TaskGroup() as group,
+    ):
+        flood = [group.create_task(client.get("/v1/overview?period=month")) for _ in range(6)]
+        assert (await got(another)).total.runs == 0, "it waits for the month of another tenant"
+        refused, _ = await asyncio.wait(flood, return_when=asyncio.FIRST_COMPLETED)
+        held.set()
+        await asyncio.wait(flood)
+    assert refused.pop().result().json()["error"]["code"] == "overloaded"
+    assert sorted(one.result().status_code for one in flood) == [200] * 4 + [503] * 2
+
+
 def test_percentiles_are_nearest_ranks() -> None:
     values = [float(n) for n in range(1, 101)]
     assert overview.percentiles(values) == {"count": 100, "p50": 50.0, "p95": 95.0, "p99": 99.0}

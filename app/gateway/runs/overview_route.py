@@ -2,11 +2,13 @@
 
 A key sees the figures of its tenant's runs, a key of all tenants those of every run. Parts about what tenants share are
 shown to the keys that may read them; `hidden` says of each other part why it is null. Figures are made by a few
-statements over the newest runs and calls, and a process makes them one at a time.
+statements over the newest runs and calls; a process makes two overviews at a time, and one of each tenant.
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections import Counter, defaultdict
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from typing import Annotated, Any, Final
 
 import orjson
@@ -30,7 +32,11 @@ MOST_RUNS: Final = 20_000
 MOST_CALLS: Final = 50_000
 """The newest calls, and ratings, that one overview is about."""
 SECONDS: Final = 20.0
-"""The longest time until an overview is ready, the wait for the one before it included."""
+"""The longest time until an overview is ready, the wait for those before it included."""
+AT_ONCE: Final = 2
+"""Overviews that a process makes at the same time, each for another tenant."""
+MOST_WAITING: Final = 16
+"""Overviews of one tenant that are made or wait; another one is refused."""
 BUDGETS: Final = 30
 """The most budgets of an overview: each is looked up by itself."""
 QUEUE: Final = 10_000
@@ -52,7 +58,7 @@ def routes(context: GatewayContext, keys: Keys) -> APIRouter:
     """The route of the overview."""
     router = APIRouter(prefix="/v1/overview", tags=["runs"])
     reader = Annotated[Caller, keys.needs("runs:read")]
-    one_at_a_time = asyncio.Semaphore(1)
+    turns = _Turns()
 
     @router.get(
         "",
@@ -65,15 +71,38 @@ def routes(context: GatewayContext, keys: Keys) -> APIRouter:
         """Over the runs of the key's tenant; of a key of all tenants, over those of every tenant."""
         if asked.tenant is not None and not caller.sees(asked.tenant):
             raise InvalidRequest("Only a key of all tenants sees another tenant's runs.", param="tenant")
-        try:
-            async with asyncio.timeout(SECONDS), one_at_a_time:
-                shown = await _overview(context, asked, caller)
-        except TimeoutError:
-            message = f"The overview was not ready within {SECONDS:.0f} seconds; choose a shorter period."
-            raise Overloaded(message, retry_after=SECONDS) from None
+        async with turns.turn(caller.tenant):
+            shown = await _overview(context, asked, caller)
         return Response(orjson.dumps(shown), media_type="application/json")
 
     return router
+
+
+class _Turns:
+    """Lets two overviews at a time be made, and one of each tenant, so that none waits for many of another."""
+
+    def __init__(self) -> None:
+        self._places = asyncio.Semaphore(AT_ONCE)
+        self._one_of_tenant: defaultdict[str | None, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._asked: Counter[str | None] = Counter()
+
+    @asynccontextmanager
+    async def turn(self, tenant: str | None) -> AsyncIterator[None]:
+        """Wait for a turn of the tenant's, and hold it. Raises `Overloaded` after `SECONDS`, or at once if the tenant
+        has too many overviews that wait."""
+        if self._asked[tenant] >= MOST_WAITING:
+            raise Overloaded("Too many overviews of this tenant are being made already.", retry_after=SECONDS)
+        self._asked[tenant] += 1
+        try:
+            async with asyncio.timeout(SECONDS), self._one_of_tenant[tenant], self._places:
+                yield
+        except TimeoutError:
+            message = f"The overview was not ready within {SECONDS:.0f} seconds; choose a shorter period."
+            raise Overloaded(message, retry_after=SECONDS) from None
+        finally:
+            self._asked[tenant] -= 1
+            if not self._asked[tenant]:
+                del self._asked[tenant], self._one_of_tenant[tenant]
 
 
 async def _overview(context: GatewayContext, asked: query.OverviewFilters, caller: Caller) -> Json:
