@@ -55,6 +55,7 @@ CANCEL_SECONDS = 4.0
 """Seconds that a cancelled run needs at most, in addition to the lease of its owner."""
 FILTERS = ("tenant", "state", "tier", "topology", "model", "user", "request_id", "trace_id")
 """Options whose values are filters of the same name."""
+PREVIEWS = {None: None, "only": True, "none": False}
 TAGS = ("worker", "label", METADATA_TAG)
 """Options whose values are tags of the same name."""
 COLUMNS = ("run", "when", "tier", "key", "state", "shape", "took", "tokens", "cost")
@@ -146,6 +147,7 @@ def query_of(asked: Asked, keys: Sequence[KeyRow], now: float) -> RunQuery:
         max_usd=getattr(asked, "max_cost", None),
         key=_key_id(keys, asked.key, now),
         degraded=True if getattr(asked, "degraded", False) else None,
+        preview=PREVIEWS[getattr(asked, "previews", None)],
         origin_kind="" if origin == "none" else origin,
         origin_run=getattr(asked, "origin_run", None),
         tags=tuple(tags),

@@ -62,6 +62,8 @@ FURTHER: Final = (
     ),
     Field("origin_run", "Follows from the run"),
     Field("degraded", "Degraded", (("", "any"), ("true", "yes: a fallback planned"), ("false", "no"))),
+    Field("preview", "Previews", (("", "any"), ("true", "only plans that were not executed"), ("false", "none"))),
+    Field("outcome", "With a call that ended", _named(("ok", "error", "truncated", "cancelled", "unknown", "open"))),
     Field("error", "Error (its code)"),
     Field("request_id", "Request id"),
     Field("trace_id", "Trace id"),

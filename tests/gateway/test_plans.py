@@ -57,7 +57,14 @@ async def test_what_runs_is_what_was_shown(stub: ProviderStub, client: httpx.Asy
     run = await client.post(f"/v1/plans/{shown['id']}/run", json={"digest": shown["digest"]})
     assert run.json()["choices"][0]["message"]["content"] == "The first answer."
     whole = (await client.get(f"/v1/runs/{run.json()['baton']['run']}")).json()
-    assert whole["origin"] == {"kind": "plan", "run": shown["run"]}
+    assert (whole["origin"], whole["preview"]) == ({"kind": "plan", "run": shown["run"]}, False)
+    assert (await client.get(f"/v1/runs/{shown['run']}")).json()["preview"] is True
+    for given, names in (("true", [shown["run"]]), ("false", [whole["id"]])):
+        listed = (await client.get("/v1/runs", params={"preview": given, "include": "preview"})).json()["data"]
+        assert [(one["id"], one["preview"]) for one in listed] == [(name, given == "true") for name in names]
+    for outcome, found in (("ok", 1), ("error", 0), ("open", 0)):
+        listed = (await client.get("/v1/runs", params={"worker": "beta", "outcome": outcome})).json()["data"]
+        assert len(listed) == found
     state = await opened.gateway.store.journal(whole["id"])
     steps = [
         Step(one["worker"], text, Access("user" in one["access"], tuple(one["access"][1:])), answers=bool(one["n"]))

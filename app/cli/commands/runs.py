@@ -76,6 +76,7 @@ def define(root: Group) -> None:
     @option("--trace-id", metavar="ID", help="Only runs that a request of this trace began or continued.")
     @FOLLOWING
     @flag("--degraded", help="Only runs that a fallback decided.")
+    @option("--previews", type=click.Choice(["only", "none"]), help="Only plans not executed, or none of them.")
     @SINCE
     @option(
         "--sort",

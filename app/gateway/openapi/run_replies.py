@@ -253,6 +253,8 @@ class WholeRun(Run):
     """The id of the trace to which the run belongs."""
     erased: bool
     """True once the content was erased."""
+    preview: bool
+    """True if the run was only planned: nothing of the plan was executed."""
     seq: int
     """The number of the latest event."""
     effort: str | None

@@ -75,6 +75,7 @@ def whole(row: RunRow, journal: Journal, given: Sequence[Feedback] = ()) -> dict
         "request_id": admitted.request_id or None,
         "trace_id": continued(admitted.trace, state.turn.trace).id or None,
         "erased": not journal.salt,
+        "preview": admitted.preview,
         "seq": state.seq,
         "effort": admitted.effort,
         "limits": limits | {"usd": limits["usd"] / MILLION},

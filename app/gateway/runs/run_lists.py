@@ -192,6 +192,8 @@ async def _run_query(context: GatewayContext, filters: query.RunFilters, caller:
         sort=filters.sort,
         ascending=filters.order == "asc",
         degraded=filters.degraded,
+        preview=filters.preview,
+        outcome=filters.outcome,
         error=filters.error,
         origin_kind="" if filters.origin_kind == "none" else filters.origin_kind,
         origin_run=filters.origin_run,

@@ -209,6 +209,10 @@ class RunFilters(Parameters):
     """Runs that follow from this run: replays of it, shadows, and runs of its plan."""
     degraded: Truth | None = None
     """`true`: runs that a fallback planned; `false`: the others."""
+    preview: Truth | None = None
+    """`true`: plans that were made by `POST /v1/plans` or an edit, and not executed; `false`: the other runs."""
+    outcome: Literal["ok", "error", "truncated", "cancelled", "unknown", "open"] | None = None
+    """Runs with a call of this outcome; `open`: one that has not ended. Together with `worker`: a call of that one."""
     error: Text | None = None
     """Runs that ended with the error of this code."""
     sort: RunSort = "time"
@@ -251,6 +255,17 @@ class OverviewFilters(Parameters):
     """The end of the period; by default now."""
     tenant: Text | None = None
     """Runs of this tenant; only a key of all tenants may ask for another one than its own."""
+
+
+class LiveOverviewFilters(Parameters):
+    """The period of an overview that is followed; it ends now."""
+
+    period: Literal["hour", "day", "week", "month"] = "day"
+    """The length of the period; a month has 30 days."""
+    tenant: Text | None = None
+    """Runs of this tenant; only a key of all tenants may ask for another one than its own."""
+    seconds: Annotated[Whole, Field(ge=0, le=86_400)] | None = None
+    """The time after which the stream ends; without it, it goes on until the client disconnects."""
 
 
 def grouping(value: str) -> str:

@@ -124,6 +124,10 @@ class RunQuery:
     user: str | None = None
     """An end user whom the request named, by `user` or by `safety_identifier`."""
     degraded: bool | None = None
+    preview: bool | None = None
+    """True: only runs that made a plan for `POST /v1/plans` or an edit and executed nothing. False: the others."""
+    outcome: str | None = None
+    """The outcome of some call; `open`: a call has not ended. With the tag of a worker: of some call of that one."""
     error: str | None = None
     """The code of the error with which a run ended."""
     origin_kind: OriginKind | None = None

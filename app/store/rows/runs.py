@@ -30,6 +30,7 @@ from app.core.run.kinds import WAITING
 from app.errors import NotFound
 from app.store.protocol import (
     BRIEF,
+    PLAN_TAG,
     REQUEST_TAG,
     TRACE_TAG,
     USER_TAG,
@@ -312,7 +313,20 @@ def selected(query: RunQuery) -> list[ColumnElement[bool]]:
     for name, value in query.tags:
         tagged = exists().where(TAGS.c.name == name, TAGS.c.value == value, TAGS.c.run == column.id)
         found.append(_called(value, tagged) if name == WORKER_TAG else tagged)
+    if query.preview is not None:
+        planned = exists().where(TAGS.c.name == PLAN_TAG, TAGS.c.run == column.id)
+        found.append(planned if query.preview else ~planned)
+    if query.outcome is not None:
+        found.append(_has_call(query.outcome, dict(query.tags).get(WORKER_TAG)))
     return found
+
+
+def _has_call(outcome: str, worker: str | None) -> ColumnElement[bool]:
+    """The condition for runs with a call of this outcome, of this worker if one is named."""
+    call = DISCLOSURES.c
+    ended = call.outcome.is_(None) if outcome == "open" else call.outcome == outcome
+    conditions = [call.run == RUNS.c.id, ended, *([call.recipient == worker] if worker is not None else [])]
+    return exists().where(*conditions)
 
 
 def _called(worker: str, planned: ColumnElement[bool]) -> ColumnElement[bool]:
