@@ -4,15 +4,20 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 from urllib.parse import urlencode
 
+import orjson
 from starlette.requests import Request
 from starlette.routing import Route
 
-from app.console.api import ApiError, Session
+from app.console.api import ApiError, Event, Session
+from app.console.forms import number
+from app.console.live import Live, Regions
 from app.console.pages import Pages, form
 from app.console.session import PATH
+from app.core.pool.budgets import ALL_TENANTS, EVERYBODY, TEAM_FIELD
 
 PERIODS: Final = ("hour", "day", "week", "month")
-DEFAULT: Final = "day"
+REGIONS: Final = ("now", "sums", "buckets", "tables")
+"""The parts of the page that change; each has a template, and the id `overview-` with its name."""
 Json = Mapping[str, Any]
 
 
@@ -38,6 +43,8 @@ def routes(pages: Pages) -> list[Route]:
 async def _overview(pages: Pages, request: Request, session: Session, verified: Json | None = None) -> Any:
     asked = {name: request.query_params[name] for name in ("period", "until", "tenant") if name in request.query_params}
     asked = {name: value.strip() for name, value in asked.items() if value.strip()}
+    if "live" in request.query_params:
+        return _live(pages, session, asked, request.query_params["live"])
     me = await pages.api.get(session, "/v1/me")
     fault, status = "", 200
     try:
@@ -51,16 +58,44 @@ async def _overview(pages: Pages, request: Request, session: Session, verified: 
         request,
         "overview.html",
         status,
-        found=found,
         fault=fault,
         verified=verified,
         asked=asked,
         periods=[(name, _address(asked, name), name == found["period"]) for name in PERIODS],
         sees_tenants=me["all_tenants"],
-        runs=_links(found, asked),
-        by_state={one["state"]: one for one in found["open"]},
-        out=[one for one in found["breakers"] or () if one["state"] != "closed"],
+        live="" if "until" in asked else f"{PATH}?{urlencode({**asked, 'live': found['until']})}",
+        **_values(found, asked),
     )
+
+
+def _live(pages: Pages, session: Session, asked: Mapping[str, str], shown: str) -> Live:
+    """The overview as it changes. One that is older than the page's, whose `until` is `shown`, is not sent: others
+    who follow the same figures may have had it made before."""
+    try:
+        since = number(shown)
+    except ValueError:
+        since = 0
+
+    async def render(event: Event) -> Regions:
+        found = orjson.loads(event.data)
+        if found["until"] <= since:
+            return {}
+        values = _values(found, asked)
+        return {f"overview-{name}": pages.region(f"overview_{name}.html", **values) for name in REGIONS}
+
+    return Live(pages.api.events(session, "GET", "/v1/overview/live", query=asked), render)
+
+
+def _values(found: Json, asked: Json) -> dict[str, Any]:
+    """The values of the templates of an overview's parts."""
+    return {
+        "found": found,
+        "runs": _links(found, asked, found["runs_since"]),
+        "calls": _links(found, asked, found["calls_since"]),
+        "spent": lambda budget: _spent(found, budget),
+        "by_state": {one["state"]: one for one in found["open"]},
+        "out": [one for one in found["breakers"] or () if one["state"] != "closed"],
+    }
 
 
 def _address(asked: Json, period: str) -> str:
@@ -68,13 +103,30 @@ def _address(asked: Json, period: str) -> str:
     return f"{PATH}?{urlencode({**asked, 'period': period})}"
 
 
-def _links(found: Json, asked: Json) -> Callable[..., str]:
+def _links(found: Json, asked: Json, since: float) -> Callable[..., str]:
     """The function that makes the address of the list of the runs behind a number; without a filter of its own, those
-    of the period. `since=""` leaves the period away."""
+    of the period since this time. `since=""` leaves the period away."""
 
     def link(**filters: object) -> str:
-        whole = {"since": found["runs_since"], "until": found["until"], "tenant": asked.get("tenant"), **filters}
-        chosen = {name: value for name, value in whole.items() if value not in (None, "")}
-        return f"{PATH}/runs?{urlencode(chosen)}"
+        return _list({"since": since, "until": found["until"], "tenant": asked.get("tenant"), **filters})
 
     return link
+
+
+def _spent(found: Json, budget: Json) -> str:
+    """The address of the list of the runs that have spent of a budget in its present window, the dearest first."""
+    tenant = budget["tenant"] if budget["tenant"] != ALL_TENANTS else None
+    filters = {"since": budget["since"], "until": found["until"], "tenant": tenant, "sort": "cost"}
+    if budget["name"] != EVERYBODY:
+        named = {"key": "key", "user": "user", "team": "metadata"}.get(budget["scope"])
+        name = f"{TEAM_FIELD}={budget['name']}" if named == "metadata" else budget["name"]
+        filters |= {named: name} if named else {}
+    if budget["scope"] == "shadow":
+        filters["origin_kind"] = "shadow"
+    return _list(filters)
+
+
+def _list(filters: Json) -> str:
+    """The address of the list of runs with these filters; those that are empty are left out."""
+    chosen = {name: value for name, value in filters.items() if value not in (None, "")}
+    return f"{PATH}/runs?{urlencode(chosen)}"

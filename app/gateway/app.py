@@ -60,6 +60,7 @@ SCHEMAS: Final[operations.Schemas] = {
     **runs.SCHEMAS,
     **plans.SCHEMAS,
     **approvals.SCHEMAS,
+    **overview_route.SCHEMAS,
 }
 SHARED_FAMILIES: Final = frozenset({"models", "files", "skills", "complete"})
 """First segments behind /v1 of routes that Anthropic's clients ask for too; they name themselves by a header."""

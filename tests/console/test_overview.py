@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from urllib.parse import parse_qsl
 
 import httpx
 import pytest
@@ -14,8 +15,10 @@ import pytest
 from app.console.api import Api, Session
 from app.console.app import Console
 from app.console.session import COOKIE
+from app.core.pool.budgets import Budget
 from app.engine.sealer import Sealer
 from app.gateway.http.api_keys import mint
+from app.gateway.runs import overview_route
 from app.process.wiring import Runtime
 from tests.harness.console import ORIGIN, SAME_ORIGIN, browsing, sign_in, words
 from tests.harness.in_process import app_over, ask, calling, pool_text, running_service, speak
@@ -43,6 +46,7 @@ async def page_of(client: httpx.AsyncClient, path: str) -> str:
 
 
 async def test_every_link_of_the_overview_leads_to_runs_and_the_log_is_checked(opened: Runtime) -> None:
+    await opened.gateway.store.set_budget(Budget("acme", "tenant", "", "day", 5_000_000))
     async with calling(opened) as caller:
         await ask(caller)
     await Sealer(opened.context, ()).look(asyncio.Event())
@@ -55,7 +59,10 @@ async def test_every_link_of_the_overview_leads_to_runs_and_the_log_is_checked(o
             counts = {}
             for link in [html.unescape(one) for one in links]:
                 counts[link] = "Runs 1 to 1 of 1" in words(await page_of(client, link))
-            assert all(counts[link] for link in counts if "tier=baton-mini" in link or "worker=" in link), counts
+            ours = [link for link in counts if "tier=baton-mini" in link or "worker=" in link or "metadata=" in link]
+            assert all(counts[link] for link in ours), counts
+            for part in ("outcome=ok", "topology=single", "tier=baton-mini&state=succeeded", "tenant=acme&sort=cost"):
+                assert any(part in link for link in counts), part
             form = dict(re.findall(r'<input type="hidden" name="(size|root)" value="([^"]+)">', page))
             checked = await client.post("/console/verify", data=form, headers=SAME_ORIGIN)
             assert "and its root fits the log. The log that this page has shown before is its beginning" in words(
@@ -94,6 +101,29 @@ async def test_a_list_that_is_followed_is_patched_to_what_a_fresh_page_shows(ope
     region = re.search(r'<div id="runs">.*</nav>', patch, re.DOTALL)
     assert region is not None
     assert region[0] in page
+
+
+async def test_an_overview_is_patched_to_what_a_fresh_page_shows(
+    opened: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(overview_route, "REFRESH_SECONDS", 0.0)
+    async with calling(opened) as caller, browsed(opened) as (console, client):
+        await sign_in(client, await wide_key(opened))
+        session = Session((("cookie", f"{COOKIE}={client.cookies[COOKIE]}"),))
+        empty = await page_of(client, "/console?period=hour")
+        live = re.search(r'hx-sse:connect="([^"]+)"', empty)
+        assert live is not None
+        query = dict(parse_qsl(html.unescape(live[1]).partition("?")[2]))
+        async with Api(console).events(session, "GET", "/console", query=query) as patches:
+            await ask(caller)
+            patch = ""
+            while "worker=alpha" not in patch and "outcome=ok" not in patch:
+                patch = (await anext(patches)).data
+        page = await page_of(client, "/console?period=hour")
+    assert "No call was made in this period." in empty
+    for region in ("overview-now", "overview-sums", "overview-buckets", "overview-tables"):
+        assert f'hx-target="#{region}"' in patch
+        assert page.count(f'id="{region}"') == patch.count(f'id="{region}"') == 1
 
 
 @asynccontextmanager

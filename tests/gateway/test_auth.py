@@ -39,6 +39,7 @@ NEEDS = {
     ("POST", "/v1/approvals/{approval}"): {"approvals:decide"},
     ("GET", "/v1/reports"): {"runs:read"},
     ("GET", "/v1/overview"): {"runs:read"},
+    ("GET", "/v1/overview/live"): {"runs:read"},
     ("GET", "/v1/me"): set(),
     ("GET", "/v1/models"): set(),
     ("GET", "/v1/models/{model:path}"): set(),
@@ -140,7 +141,11 @@ def said(reply: httpx.Response) -> str:
     return error["code"] if "code" in error else CODES[error["type"]]
 
 
-QUERIES = {"/v1/runs/compare": f"?a={EXAMPLES['run']}&b={EXAMPLES['run']}", "/v1/runs/live": "?seconds=0"}
+QUERIES = {
+    "/v1/runs/compare": f"?a={EXAMPLES['run']}&b={EXAMPLES['run']}",
+    "/v1/runs/live": "?seconds=0",
+    "/v1/overview/live": "?seconds=0",
+}
 
 
 async def knock(gateway: GatewayStandIn, method: str, path: str, headers: dict[str, str]) -> httpx.Response:

@@ -1,7 +1,9 @@
 """`GET /v1/overview`: whose figures it shows, what it says of what it hides, and what it leaves out."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
+from app.console.api import Api, Session
 from app.core.pool.budgets import Budget
 from app.engine.sealer import Sealer
 from app.gateway.http.api_keys import mint
@@ -16,7 +19,7 @@ from app.gateway.openapi.overview_replies import Overview
 from app.gateway.runs import overview, overview_route
 from app.process.wiring import Runtime
 from app.store.sqlkit.tables import LOG_TILES
-from tests.harness.in_process import ask, calling, finish, order, pool_text, running_service, speak
+from tests.harness.in_process import app_over, ask, calling, finish, order, pool_text, running_service, speak
 from tests.stubs import ProviderStub
 
 
@@ -102,6 +105,28 @@ async def test_many_overviews_of_a_tenant_leave_room_for_another_one(
         await asyncio.wait(flood)
     assert refused.pop().result().json()["error"]["code"] == "overloaded"
     assert sorted(one.result().status_code for one in flood) == [200] * 4 + [503] * 2
+
+
+async def test_streams_of_the_same_overview_share_its_making(opened: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(overview_route, "REFRESH_SECONDS", 0.0)
+    made, figures = [0], overview_route.figures
+
+    async def counted(*more: Any) -> Any:
+        made[0] += 1
+        return await figures(*more)
+
+    monkeypatch.setattr(overview_route, "figures", counted)
+    async with calling(opened) as client, AsyncExitStack() as stack:
+        session = Session((("authorization", client.headers["authorization"]),))
+        api = Api(stack.enter_context(app_over(opened.gateway)))
+        streams = [await stack.enter_async_context(api.events(session, "GET", "/v1/overview/live")) for _ in range(8)]
+        assert {json.loads((await anext(one)).data)["total"]["runs"] for one in streams} == {0}
+        assert made == [1]
+        await ask(client)
+        for one in streams:
+            while json.loads((await anext(one)).data or "{}").get("total", {}).get("ended") != 1:
+                pass
+        assert made[0] < 8
 
 
 def test_percentiles_are_nearest_ranks() -> None:

@@ -175,6 +175,9 @@ REQUESTS: Mapping[tuple[str, str], Request] = {
         chosen(["?by=user", "?by=key", f"?tenant={theirs.name}", f"?user={theirs.word}"])
     ),
     ("GET", "/v1/overview"): lambda _mine, theirs, chosen: Asked(chosen(["", f"?tenant={theirs.name}"])),
+    ("GET", "/v1/overview/live"): lambda _mine, theirs, chosen: Asked(
+        chosen(["?seconds=0", f"?seconds=0&tenant={theirs.name}"])
+    ),
     ("GET", "/v1/disclosures"): lambda _mine, theirs, chosen: Asked(
         chosen(["", f"?run={chosen(theirs.runs or ['run_0'])}", f"?tenant={theirs.name}", f"?user={theirs.word}"])
     ),

@@ -1,8 +1,7 @@
 // Draws the overview's charts from the table of the same figures, which stays for those who do not see charts.
 "use strict";
 addEventListener("DOMContentLoaded", () => {
-  const rows = [...document.querySelectorAll("#buckets tbody tr")];
-  const numbers = (name) => rows.map((row) => {
+  const numbers = (name) => [...document.querySelectorAll("#buckets tbody tr")].map((row) => {
     const value = row.querySelector(`[data-name="${name}"]`).dataset.value;
     return value === "" ? null : Number(value);
   });
@@ -19,6 +18,7 @@ addEventListener("DOMContentLoaded", () => {
     probe.remove();
     return found;
   };
+  const drawn = [];
   for (const place of document.querySelectorAll(".chart[data-series]")) {
     const names = place.dataset.series.split(" ");
     const labels = place.dataset.labels.split("|");
@@ -26,7 +26,7 @@ addEventListener("DOMContentLoaded", () => {
     const write = (value) => value == null ? "–" : unit === "$" ? `$${Number(value.toPrecision(2))}` : `${Number(value.toPrecision(4))}${unit}`;
     const axis = { stroke: colour("ink"), grid: { stroke: colour("rule"), width: 1 }, ticks: { stroke: colour("rule"), width: 1 } };
     const series = names.map((name, at) => ({
-      label: labels[at], stroke: colour(`line-${at}`), width: 2, dash: at ? [6, 4] : [], points: { show: rows.length < 40 },
+      label: labels[at], stroke: colour(`line-${at}`), width: 2, dash: at ? [6, 4] : [], points: { show: times.length < 40 },
       value: (_, value) => write(value),
     }));
     const options = {
@@ -36,6 +36,10 @@ addEventListener("DOMContentLoaded", () => {
       scales: { y: { range: (_, low, high) => [0, high > 0 ? high * 1.05 : 1] } },
     };
     const chart = new uPlot(options, [times, ...names.map(numbers)], place);
+    drawn.push(() => chart.setData([numbers("since"), ...names.map(numbers)]));
     addEventListener("resize", () => chart.setSize({ width: place.clientWidth, height: 180 }));
   }
+  // The table is replaced when the page is patched.
+  const holder = document.getElementById("overview-buckets").parentElement;
+  new MutationObserver(() => drawn.forEach((draw) => draw())).observe(holder, { childList: true, subtree: true, attributes: true });
 });

@@ -103,6 +103,8 @@ class BudgetLeft(Reply):
     scope: Literal["key", "user", "team", "tenant", "shadow"]
     name: str
     period: Literal["hour", "day", "month"]
+    since: float | None
+    """The beginning of the present window; null if nothing was spent in it yet."""
     usd: float
     used_usd: float
     left_usd: float

@@ -7,26 +7,30 @@ statements over the newest runs and calls; a process makes two overviews at a ti
 
 import asyncio
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Annotated, Any, Final
+from weakref import WeakValueDictionary
 
 import orjson
 from fastapi import APIRouter, Query
+from starlette.requests import Request
 from starlette.responses import Response
 
 from app.core.pool.catalog import MILLION, Price
 from app.core.pool.conductor_versions import Standing, standings
 from app.core.transparency.notes import NoteInvalid, parse_checkpoint
-from app.errors import InvalidRequest, Overloaded
+from app.errors import InvalidRequest, Overloaded, StoreUnavailable
 from app.gateway.http.api_keys import Caller
 from app.gateway.http.auth import Keys
 from app.gateway.http.context import GatewayContext
 from app.gateway.openapi import operations, overview_replies
 from app.gateway.runs import overview
+from app.gateway.runs.open_streams import OpenStream, OpenStreams
 from app.gateway.wire import query
 from app.store.protocol import Period, RunLists, Store
 
+SCHEMAS: Final[operations.Schemas] = {"OverviewEvent": lambda: operations.event_schema(overview_replies.Overview)}
 MOST_RUNS: Final = 20_000
 """The newest runs that one overview is about."""
 MOST_CALLS: Final = 50_000
@@ -35,6 +39,10 @@ SECONDS: Final = 20.0
 """The longest time until an overview is ready, the wait for those before it included."""
 AT_ONCE: Final = 2
 """Overviews that a process makes at the same time, each for another tenant."""
+REFRESH_SECONDS: Final = 10.0
+"""The least time between two makings of an overview that is followed."""
+STALE_SECONDS: Final = 60.0
+"""The time after which a followed overview is made again though no run has changed: budgets and breakers may have."""
 MOST_WAITING: Final = 16
 """Overviews of one tenant that are made or wait; another one is refused."""
 BUDGETS: Final = 30
@@ -58,7 +66,8 @@ def routes(context: GatewayContext, keys: Keys) -> APIRouter:
     """The route of the overview."""
     router = APIRouter(prefix="/v1/overview", tags=["runs"])
     reader = Annotated[Caller, keys.needs("runs:read")]
-    turns = _Turns()
+    turns, streams = _Turns(), OpenStreams(context, keys)
+    shared: WeakValueDictionary[object, _SharedOverview] = WeakValueDictionary()
 
     @router.get(
         "",
@@ -69,13 +78,43 @@ def routes(context: GatewayContext, keys: Keys) -> APIRouter:
     )
     async def get_overview(asked: Annotated[query.OverviewFilters, Query()], caller: reader) -> Response:
         """Over the runs of the key's tenant; of a key of all tenants, over those of every tenant."""
-        if asked.tenant is not None and not caller.sees(asked.tenant):
-            raise InvalidRequest("Only a key of all tenants sees another tenant's runs.", param="tenant")
+        _check_tenant(asked.tenant, caller)
         async with turns.turn(caller.tenant):
             shown = await _overview(context, asked, caller)
         return Response(orjson.dumps(shown), media_type="application/json")
 
+    @router.get(
+        "/live",
+        operation_id="follow_overview",
+        summary="Follow an overview.",
+        status_code=200,
+        response_class=OpenStream,
+        responses=operations.replies(*operations.READING, 429, events="OverviewEvent"),
+    )
+    async def follow_overview(
+        asked: Annotated[query.LiveOverviewFilters, Query()], caller: reader, request: Request
+    ) -> Response:
+        """The overview of the period up to now, and again when runs have changed: ten seconds after the one before at
+        the earliest. Streams of the same figures share their making. A stream ends within five seconds of its key's
+        revocation."""
+        _check_tenant(asked.tenant, caller)
+        if request.method == "HEAD":  # which would wait for a stream's end, and for no body
+            return Response(media_type="text/event-stream")
+        filters = query.OverviewFilters(period=asked.period, tenant=asked.tenant)
+        key = (caller.tenant, asked.tenant, asked.period, tuple(_hidden(caller).items()))
+        followed = shared.get(key)
+        if followed is None:
+            followed = shared[key] = _SharedOverview(context, turns, filters, caller)
+        number, first = await followed.at(0)
+        seconds = None if asked.seconds is None else float(asked.seconds)
+        return streams.begin(request, caller, _followed(context, followed, number, first), seconds)
+
     return router
+
+
+def _check_tenant(tenant: str | None, caller: Caller) -> None:
+    if tenant is not None and not caller.sees(tenant):
+        raise InvalidRequest("Only a key of all tenants sees another tenant's runs.", param="tenant")
 
 
 class _Turns:
@@ -103,6 +142,52 @@ class _Turns:
             self._asked[tenant] -= 1
             if not self._asked[tenant]:
                 del self._asked[tenant], self._one_of_tenant[tenant]
+
+
+class _SharedOverview:
+    """An overview that some streams follow. It is made once for all of them, every `REFRESH_SECONDS` at most."""
+
+    def __init__(self, context: GatewayContext, turns: _Turns, asked: query.OverviewFilters, caller: Caller) -> None:
+        self._context = context
+        self._turns = turns
+        self._asked = asked
+        self._caller = caller
+        self._making = asyncio.Lock()
+        self._number = -1
+        self._made: dict[str, Any] = {}
+        self._made_at = -REFRESH_SECONDS
+
+    async def at(self, number: int) -> tuple[int, Json]:
+        """The overview after this change of runs or a later one, and the number of that. Raises `Overloaded` and
+        `StoreUnavailable`."""
+        tick = self._context.tick
+        async with self._making:
+            is_old = tick() - self._made_at >= STALE_SECONDS
+            if self._number < number or is_old:
+                await asyncio.sleep(max(self._made_at + REFRESH_SECONDS - tick(), 0.0))
+                latest = self._context.runs.changes.number
+                async with self._turns.turn(self._caller.tenant):
+                    self._made = await _overview(self._context, self._asked, self._caller)
+                self._number, self._made_at = latest, tick()
+            return self._number, self._made
+
+
+async def _followed(
+    context: GatewayContext, followed: _SharedOverview, number: int, shown: Json
+) -> AsyncGenerator[bytes]:
+    """The frames of a stream: the overview that is `shown` first, made after change `number`, and each later one."""
+    yield b"event: overview\ndata: %b\n\n" % orjson.dumps(shown)
+    while True:
+        latest = await context.runs.changes.after(number, context.ping)
+        try:
+            number, now = await followed.at(latest)
+        except (Overloaded, StoreUnavailable):
+            now = shown
+        if now is shown:
+            yield b": ping\n"
+        else:
+            shown = now
+            yield b"event: overview\ndata: %b\n\n" % orjson.dumps(shown)
 
 
 async def _overview(context: GatewayContext, asked: query.OverviewFilters, caller: Caller) -> Json:
@@ -155,15 +240,7 @@ async def of_database(store: Store, asked: query.OverviewFilters, now: float) ->
 
 async def _shared(context: GatewayContext, caller: Caller, tenant: str | None) -> Json:
     """The parts for which a key needs more than `runs:read`, and why those that are hidden are."""
-    is_wide = caller.key.all_tenants
-    hidden = {
-        "budgets": "" if caller.may("budgets:read") else LACKING.format("budgets:read"),
-        "queue": "" if is_wide else SHARED,
-        "breakers": "" if caller.may("workers:read") else LACKING.format("workers:read"),
-        "conductors": "" if caller.may("conductors:read") else LACKING.format("conductors:read"),
-        "log": "" if caller.may("audit:read") else LACKING.format("audit:read"),
-        "service": "" if is_wide else SHARED,
-    }
+    hidden = _hidden(caller)
     breakers = context.breakers() if not hidden["breakers"] else None
     if breakers is None and not hidden["breakers"]:
         hidden["breakers"] = "This process executes no steps, so it measures no worker; ask an engine's metrics."
@@ -182,13 +259,27 @@ async def _shared(context: GatewayContext, caller: Caller, tenant: str | None) -
     }
 
 
+def _hidden(caller: Caller) -> dict[str, str]:
+    """The reason for which each part is not shown to a caller; empty for those that are."""
+    is_wide = caller.key.all_tenants
+    return {
+        "budgets": "" if caller.may("budgets:read") else LACKING.format("budgets:read"),
+        "queue": "" if is_wide else SHARED,
+        "breakers": "" if caller.may("workers:read") else LACKING.format("workers:read"),
+        "conductors": "" if caller.may("conductors:read") else LACKING.format("conductors:read"),
+        "log": "" if caller.may("audit:read") else LACKING.format("audit:read"),
+        "service": "" if is_wide else SHARED,
+    }
+
+
 async def _budgets(store: Store, now: float, tenant: str | None) -> Json:
     """The latest window of each budget's dearest account, those with the least left first; and how many there are."""
     shown: list[Json] = []
     budgets = await store.budgets(tenant)
     for one in budgets[:BUDGETS]:
         windows = await store.budget_use(one.id, 1)
-        used = sum(window.held + window.spent for window in windows if window.start <= now < window.end)
+        present = [window for window in windows if window.start <= now < window.end]
+        used = sum(window.held + window.spent for window in present)
         shown.append(
             {
                 "id": one.id,
@@ -196,6 +287,7 @@ async def _budgets(store: Store, now: float, tenant: str | None) -> Json:
                 "scope": one.scope,
                 "name": one.name,
                 "period": one.period,
+                "since": present[0].start if present else None,
                 "usd": one.usd / MILLION,
                 "used_usd": used / MILLION,
                 "left_usd": (one.usd - used) / MILLION,
