@@ -223,10 +223,12 @@ def _answer(run: Account, end: Fact) -> Iterator[Violation]:
 def degraded(run: Account) -> set[bool]:
     """Return the values that `degraded` may have.
 
-    A run is degraded if a fallback decided, a step was lost or the last round failed. Both values are possible if the
-    run's owner and the executor of a step wrote different ends of it.
+    A run is degraded if a fallback decided, a step was lost, the last round failed or the time was over before a text
+    was complete. Both values are possible if the run's owner and the executor of a step wrote different ends of it.
     """
     if run.end is not None and run.end.body.get("stopped"):
+        return {True}
+    if any(call.outcome.body.get("out_of_time") for call in run.calls.values() if call.outcome is not None):
         return {True}
     latest = [tries[-1] for n in (None, *(step.n for step in run.openers)) if (tries := run.tries(n))]
     if any(FALLBACK in (one.opened.body["mode"], one.opened.body["conductor"]) for one in latest):

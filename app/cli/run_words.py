@@ -91,6 +91,7 @@ def attempt(record: Record) -> str:
         *([f"endpoint {record['endpoint']}"] if record.get("endpoint") else []),
         *([f"ended by {record['finish']}"] if record.get("finish") not in (None, "stop") else []),
         *([f"cut to {record['max_tokens']:,} output tokens by the budget"] if record.get("wanted_tokens") else []),
+        *(["cut off because the time was over"] if record.get("out_of_time") else []),
         *(["refused to answer"] if record.get("refused") else []),
         *([f"called although it was ejected ({record['despite']})"] if record.get("despite") else []),
         *passed_over(record),

@@ -111,10 +111,12 @@ class Health:
         """Seconds since its last sign of life."""
         return self._tick() - self._signs.get(_key(worker), float("-inf"))
 
-    def took(self, worker: Worker, seconds: float, patience: float) -> None:
-        """The worker has replied, or was given up, after so many seconds; `patience` are those that it may be silent
-        for."""
-        self._took.setdefault(_key(worker), deque(maxlen=LATEST)).append(seconds)
+    def took(self, worker: Worker, seconds: float, patience: float, *, whole: bool = True) -> None:
+        """The worker has replied, or unless the reply is `whole` was given up, after so many seconds; `patience` are
+        those that it may be silent for. That it was given up sooner than it usually replies says nothing of its
+        pace."""
+        if whole or seconds > self.usual_seconds(worker):
+            self._took.setdefault(_key(worker), deque(maxlen=LATEST)).append(seconds)
         if seconds > QUICK_SHARE * patience:
             self._slow[_key(worker)] = self._tick()
         else:
@@ -178,8 +180,8 @@ class Health:
         return self._of(_key(worker)).hopeless
 
     def usual_seconds(self, worker: Worker) -> float:
-        """The seconds that nine in ten of its latest calls took at the most, those included that were given up; where
-        too few are known, the estimate by the speed on its card; 0 if neither is known."""
+        """The seconds that nine in ten of its latest calls took at the most, those included that were given up after
+        longer than that; where too few are known, the estimate by the speed on its card; 0 if neither is known."""
         took = sorted(self._took.get(_key(worker), ()))
         if len(took) >= TIMED:
             return took[len(took) * 9 // 10]

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from app.core.message.chat import Message, Task, Text, Tool, Toolbox
+from app.core.message.chat import Form, Message, Task, Text, Tool, Toolbox
 from app.core.pool.conductor_versions import Change, ChangeKind
 from app.core.run.state import fold
 from app.engine.runs import replays
@@ -196,7 +196,10 @@ async def cancelled(stub: ProviderStub, opened: Runtime) -> str:
 
 async def expired(stub: ProviderStub, opened: Runtime) -> str:
     stub.always("*", Hang())
-    return await _run(opened, "baton-mini", limits=narrowed(opened, "baton-mini", seconds=0.4, attempts=1))
+    """JSON is not cut off when the time is over, so the run waits for it until then."""
+    task = Task((Message("user", (Text("What is 2 + 2?"),)),), form=Form())
+    limits = narrowed(opened, "baton-mini", seconds=0.4, attempts=1)
+    return await _run(opened, "baton-mini", limits=limits, task=task)
 
 
 async def over_budget(stub: ProviderStub, opened: Runtime) -> str:

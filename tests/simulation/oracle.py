@@ -195,13 +195,16 @@ def what_was_billed_was_counted(case: Case) -> Iterator[str]:
 
 
 def answers_are_the_workers(case: Case) -> Iterator[str]:
-    """What the journal has as a step's output was said by a worker in this run, in whole."""
+    """What the journal has as a step's output was said by a worker in this run, in whole, or as far as the caller's
+    time went."""
     said = {call.text for call in case.received}
+    cut = {body["call"] for body in case.bodies("call.finished") if body.get("out_of_time")}
     for body in case.bodies("step.done"):
         text = case.texts.get(body["output"], "")
         if case.erased and body["output"] not in case.texts:
             continue  # it was written when nothing was to be kept any more
-        if text not in said or len(text) != body["chars"]:
+        whole = text in said or (body["call"] in cut and any(one.startswith(text) for one in said))
+        if not whole or len(text) != body["chars"]:
             yield f"step {body['n']} is done with words that no worker said"
 
 

@@ -465,6 +465,8 @@ class CallFinished(Fact):
     """The provider's id of a request that failed."""
     excerpt: str = optional("")
     """The beginning of the provider's error message, without anything of the request and without keys."""
+    out_of_time: bool = optional(False)
+    """True if the time of the run was over before the text was complete, and what there was of it is the answer."""
 
 
 # -- steps

@@ -228,14 +228,16 @@ class RunState:
 
     @property
     def degraded(self) -> bool:
-        """True if a fallback decided, a step failed, or the last round has no answer. Steps that were skipped because
-        the run or their round had ended do not count."""
+        """True if a fallback decided, a step failed, the last round has no answer, or a text is cut off because time
+        was over. Steps that were skipped because the run or their round had ended do not count."""
         last = self.proposal
         if (self.end is not None and self.end.stopped) or (
             last is not None and FALLBACK in (last.mode, last.conductor)
         ):
             return True
         if any(tries[-1].mode == FALLBACK for tries in self.nested.values()):
+            return True
+        if any(call.out_of_time for call in self.calls.values()):
             return True
         spared = (RUN_ENDED, ROUND_OVER)
         return any(step.state in ("failed", "skipped") and step.error not in spared for step in self.planned)
@@ -517,7 +519,8 @@ def _call_finished(state: RunState, fact: CallFinished) -> Changes:
     limited = fact.error == RATE_LIMITED
     empty = fact.outcome == "ok" and not fact.output
     settled = changed(known, outcome=fact.outcome, usage=fact.usage, usd=fact.usd, seconds=fact.seconds)
-    call = changed(settled, limited=limited, empty=empty) if limited or empty else settled
+    unusual = limited or empty or fact.out_of_time
+    call = changed(settled, limited=limited, empty=empty, out_of_time=fact.out_of_time) if unusual else settled
     return {"calls": {**state.calls, call.id: call}}
 
 

@@ -51,6 +51,8 @@ class Call:
     """True if its provider refused it because of a rate limit."""
     empty: bool = False
     """True if it went well and has no text. It may have called tools."""
+    out_of_time: bool = False
+    """True if its text is cut off because the time of the run was over."""
 
     @property
     def failed(self) -> bool:

@@ -93,6 +93,9 @@ class Purpose:
     disclosed: Disclosed = Disclosed()
 
 
+CUT_SECONDS, CUT_SHARE, CUT_TOLERANCE_SECONDS = 0.25, 0.02, 0.01
+"""A call whose text may be cut off at the end of the run's time ends so many seconds before it, and at most this share
+of the time that is left, so that the answer is written in time; it has ended by that if it took this much less."""
 SPARE_TOKENS, DECODED_CHARS = 256, 2_048
 """Bounds of tokens with log-probabilities: so many more than were asked for, and so many characters each."""
 TOKEN_CHARS, SPARE_CHARS = 64, 65_536
@@ -153,6 +156,15 @@ class Reply:
         self._gathering.take(piece)
         self._room -= len(piece.name) + len(piece.arguments)
         return tools.fault([ToolCall("", piece.name)], self._toolbox) if piece.name else ""
+
+    def cut(self) -> None:
+        """End it where it is: the text that has come is all of it."""
+        self.end = End("length", usage=None)
+
+    @property
+    def can_be_cut(self) -> bool:
+        """True if what has come is text alone, and of an answer."""
+        return bool(self._texts) and not self.refuses and not len(self._gathering)
 
     def judge(self) -> None:
         """Raise `WorkerMalformed` for tool calls that cannot be handed on, for missing ones, and for an answer that has
@@ -260,12 +272,13 @@ class Attempt:
         purpose: Purpose,
         extra: bool = False,
         tier_seconds: float = inf,
+        cuts: bool = False,
         trace: Trace = NO_TRACE,
     ) -> None:
         """`deadline` is the run's, in seconds since 1970; `number` counts a step's attempts from 1; `spare` says that
         something else could be done if this worker hangs; `purpose` is what else belongs into the intent; `extra` is
-        the choice's. `tier_seconds` is how long runs of its tier and effort may take. `trace` is the span of which the
-        call is a part.
+        the choice's. `tier_seconds` is how long runs of its tier and effort may take; with `cuts` the text that has
+        come by the end of the run's time is the answer. `trace` is the span of which the call is a part.
         """
         self.call = call
         self.step = step
@@ -279,6 +292,7 @@ class Attempt:
         self._extra = extra
         self._purpose = purpose
         self._tier_seconds = tier_seconds
+        self._cuts, self._out_of_time = cuts, False
         self._trace = trace
         self._given: Deadlines | None = None
         """None: nothing was sent."""
@@ -341,6 +355,7 @@ class Attempt:
             purpose=changed(self._purpose, wanted_tokens=self._max_output),
             extra=self._extra,
             tier_seconds=self._tier_seconds,
+            cuts=self._cuts,
             trace=self._trace,
         )
 
@@ -433,6 +448,8 @@ class Attempt:
                 self.reply.judge()
             self.outcome = "ok"
         except BatonError as error:
+            if self._is_cut(error):
+                return
             self.error = error
             self.outcome = "truncated" if isinstance(error, WorkerTruncated) else "error"
             raise
@@ -444,6 +461,17 @@ class Attempt:
             self._judge()
             if span.is_wanted:
                 span.end(self.finished(), self._number, self.reply.end)
+
+    def _is_cut(self, error: BatonError) -> bool:
+        """End the reply with what has come, if the run's time is over and that may be the answer; return whether it
+        is."""
+        taken = self._context.tick() - self._began
+        over = self._cuts and self._given is not None and taken >= self._given.total - CUT_TOLERANCE_SECONDS
+        if not (over and isinstance(error, WorkerTimeout) and self.reply.can_be_cut):
+            return False
+        self.reply.cut()
+        self.outcome, self._out_of_time = "ok", True
+        return True
 
     def _broken(self, bug: Exception) -> None:
         """A bug of ours in the adapter: to the run a worker that cannot be understood. One that came of a cancellation
@@ -467,6 +495,8 @@ class Attempt:
         left = self._deadline - self._context.now()
         if left <= 0:
             raise WorkerTimeout()
+        if self._cuts:
+            left -= min(CUT_SECONDS, left * CUT_SHARE)
         own, live = self.worker.deadlines, self._request.live
         self._given = own.within(left, live=live, spare=self._spare, patience=self._patience)
         return self._given
@@ -492,7 +522,8 @@ class Attempt:
             if given is None or not own.fair(given, self._seconds, silence, self._patience):
                 self.verdict = "silent"
         if self.outcome == "ok" or isinstance(self.error, WorkerTimeout):
-            self._context.health.took(self.worker, self._seconds, self._patience)
+            whole = self.outcome == "ok" and not self._out_of_time
+            self._context.health.took(self.worker, self._seconds, self._patience, whole=whole)
         if self._elsewhere:  # the worker has another endpoint, which is healthy
             self.verdict = "silent"
         self._context.health.settle(
@@ -535,9 +566,10 @@ class Attempt:
         written = self.reply.written
         if self.reply.end is not None and self.reply.end.usage is not None:
             return self.reply.end.usage
-        if self.outcome == "ok":
+        if self.outcome == "ok" and not self._out_of_time:
             return budget.estimate(self._request.messages, written)
-        if self.outcome == "cancelled" and self._given is not None and self._request.live:
+        stopped = self._out_of_time or self.outcome == "cancelled"
+        if stopped and self._given is not None and self._request.live:
             return budget.cancelled(self._request.messages, self._max_output, written)
         broke = self.error is not None and self.error.public_code == ADAPTER_BROKE
         given_up = broke or isinstance(self.error, WorkerTimeout)
@@ -574,6 +606,7 @@ class Attempt:
             seconds=round(self._seconds, 6),
             first=round(self._first, 6),
             finish=self.reply.finish,
+            out_of_time=self._out_of_time,
             output=self.output,
             logprobs=self.logprobs,
             refused=self.reply.end is not None and self.reply.end.refused,

@@ -415,7 +415,14 @@ class Execution:
             flaw = flawed.reply.flaw
         request = view.request(worker, state.admitted.limits, streams=state.streams, provider=provider, flaw=flaw)
         quick = number == 1 and self._context.health.is_quick(worker)
+        most_seconds = tier_seconds(self._context.catalog(), state)
+        cuts = (
+            (view.step.answers or view.step.complete)
+            and request.form is None
+            and state.admitted.limits.seconds < most_seconds
+        )
         watched = course.candidates.spare and not quick and is_long(request, provider)
+        watched = watched or (cuts and provider.streams and not request.live)
         return Attempt(
             self._context,
             call=self._context.name("call"),
@@ -428,7 +435,8 @@ class Execution:
             deadline=state.deadline,
             spare=course.candidates.spare,
             extra=choice.extra,
-            tier_seconds=tier_seconds(self._context.catalog(), state),
+            tier_seconds=most_seconds,
+            cuts=cuts,
             trace=self._trace(state),
             purpose=Purpose(
                 template=view.template(worker, provider=provider, flaw=flaw),

@@ -171,6 +171,8 @@ class Attempt(Reply):
     seconds: float | None = None
     first_delta_seconds: float | None = None
     finish: str | None = None
+    out_of_time: bool | None = None
+    """True if the time of the run was over before the text was complete, and what there was of it is the answer."""
     refused: bool | None = None
     output: str | None = None
     """The text that the worker wrote; only in a step that is read in full."""

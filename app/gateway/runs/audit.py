@@ -256,6 +256,7 @@ def _outcome(finished: CallFinished) -> dict[str, Any]:
         "seconds": finished.seconds,
         "first_delta_seconds": finished.first,
         "finish": finished.finish or None,
+        "out_of_time": finished.out_of_time,
         "refused": finished.refused,
     }
 
