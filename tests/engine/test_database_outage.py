@@ -16,7 +16,7 @@ from app.engine.commit import run_writer
 from app.engine.delivery.messages import Driven
 from app.engine.runs import driver
 from app.engine.steps import pending_outcomes
-from app.engine.steps.pending_outcomes import Outcomes
+from app.engine.steps.pending_outcomes import PendingOutcomes
 from app.errors import StoreUnavailable
 from app.process.wiring import Runtime
 from app.store.protocol import Appended, Entry, Store
@@ -255,11 +255,11 @@ def outcome(size: int = 0) -> Entry:
 
 
 @contextmanager
-def kept(shelf: Shelf, **bounds: int) -> Iterator[tuple[Outcomes, list[int]]]:
+def kept(shelf: Shelf, **bounds: int) -> Iterator[tuple[PendingOutcomes, list[int]]]:
     """Outcomes over a shelf, and their depth whenever it changed."""
     depths: list[int] = []
     telemetry = Telemetry()
-    made = Outcomes(
+    made = PendingOutcomes(
         cast(Store, shelf), telemetry, tick=time.monotonic, freed=lambda: depths.append(len(made)), **bounds
     )
     yield made, depths

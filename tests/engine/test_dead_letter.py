@@ -9,7 +9,7 @@ import pytest
 
 from app.core.run.events import Kind, fact_from_json
 from app.engine.delivery.messages import Driven
-from app.engine.steps.execution import DELIVERIES, Execution
+from app.engine.steps.execution import MOST_DELIVERIES, Execution
 from app.errors import NotFound
 from app.process.wiring import Runtime
 from app.store.protocol import Entry, Ledger, Move
@@ -53,7 +53,7 @@ async def ended(opened: Runtime, driven: Driven) -> str:
 async def test_a_step_that_silences_its_dispatchers_is_given_up(stub: ProviderStub, tmp_path: Path) -> None:
     async with silent_house(stub, tmp_path) as opened:
         driven = await opened.runs.start(order(opened, "baton-mini"))
-        await die(opened, driven.run, DELIVERIES - 1)
+        await die(opened, driven.run, MOST_DELIVERIES - 1)
         await die(opened, driven.run, 1, with_intent=True)
         assert await ended(opened, driven) == "failed dead_letter"
         assert stub.requests == []
@@ -61,7 +61,7 @@ async def test_a_step_that_silences_its_dispatchers_is_given_up(stub: ProviderSt
         tail = [(event.kind, event.body) for event in journal if event.kind in (Kind.CALL_FINISHED, Kind.STEP_FAILED)]
         assert [kind for kind, _ in tail] == [Kind.CALL_FINISHED, Kind.STEP_FAILED]
         assert (tail[0][1]["call"], tail[0][1]["outcome"], tail[0][1]["usd"]) == ("call_0", "unknown", 5)
-        assert tail[1][1] == {"n": 0, "error": "dead_letter", "deliveries": DELIVERIES}
+        assert tail[1][1] == {"n": 0, "error": "dead_letter", "deliveries": MOST_DELIVERIES}
         row = await opened.context.store.run(driven.run)
         assert (row.held, row.spent) == (Ledger(), Ledger(5, 7))
         assert await opened.context.store.due(driven.run, 0) is None
@@ -71,7 +71,7 @@ async def test_a_step_that_silences_its_dispatchers_is_given_up(stub: ProviderSt
 async def test_one_dispatcher_less_and_the_step_is_tried_again(stub: ProviderStub, tmp_path: Path) -> None:
     async with silent_house(stub, tmp_path) as opened:
         driven = await opened.runs.start(order(opened, "baton-mini"))
-        await die(opened, driven.run, DELIVERIES - 1)
+        await die(opened, driven.run, MOST_DELIVERIES - 1)
         assert await ended(opened, driven) == "succeeded"
 
 
@@ -80,7 +80,7 @@ async def test_other_runs_and_steps_go_on(stub: ProviderStub, tmp_path: Path) ->
         brave = plan(("alpha", "Die.", ["user"]), ("beta", "Answer.", ["user", 0]))
         poisoned = await opened.runs.start(order(opened, "baton-mini", plan=brave))
         other = await opened.runs.start(order(opened, "baton-mini"))
-        await die(opened, poisoned.run, DELIVERIES)
+        await die(opened, poisoned.run, MOST_DELIVERIES)
         assert await ended(opened, other) == "succeeded"
         assert await ended(opened, poisoned) == "succeeded"
         assert Kind.STEP_FAILED in kinds(await events(opened, poisoned.run))
@@ -106,14 +106,14 @@ async def test_steps_that_were_lost_together_are_executed_one_by_one_before_one_
         pair = plan(("alpha", "Live.", ["user"]), ("beta", "Die.", ["user"]))
         driven = await opened.runs.start(order(opened, "baton-mini", plan=pair))
         for step in (0, 1):
-            await die(opened, driven.run, DELIVERIES - 1, step=step)
+            await die(opened, driven.run, MOST_DELIVERIES - 1, step=step)
         async with asyncio.TaskGroup() as group:
             ending = group.create_task(ended(opened, driven))
             await until(lambda: stub.requests and (returned or len(stub.requests) > 1))
             assert (len(returned), len(stub.requests)) == (1, 1)
             postponed = await opened.context.store.due(driven.run, returned[0])
             assert postponed is not None
-            assert postponed.holder == f"dead-{DELIVERIES - 2}", "nobody has claimed it"
+            assert postponed.holder == f"dead-{MOST_DELIVERIES - 2}", "nobody has claimed it"
             let_go.set()
         assert ending.result() == "succeeded"
         assert sorted(one.model for one in stub.requests) == workers

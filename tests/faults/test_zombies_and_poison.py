@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import pytest
 
 from app.core.run.events import TERMINAL, Kind
-from app.engine.steps.execution import DELIVERIES
+from app.engine.steps.execution import MOST_DELIVERIES
 from tests.faults.accounts import account, accounts, settle
 from tests.faults.points import at, case
 from tests.faults.scene import CHAIN, LEASE, SPREAD, WORKERS, Scene, ask, scene
@@ -131,7 +131,7 @@ def dies(how: str) -> object:
         how,
         family="F-33",
         place=f"step that {'kills' if how == 'kill' else 'breaks'} every dispatcher",
-        expectation=f"a dead letter after {DELIVERIES}; others unaffected",
+        expectation=f"a dead letter after {MOST_DELIVERIES}; others unaffected",
         ci=True,
         name=how,
     )
@@ -153,10 +153,10 @@ def test_a_poisoned_step_is_given_up(system: Scene, how: str, record_property: R
     assert {other.status for other in others} == {200}
     system.mend()
     assert settle(system) == []
-    assert len(system.orders.taken) == DELIVERIES
+    assert len(system.orders.taken) == MOST_DELIVERIES
     (poisoned,) = [one for one in accounts(system.database) if one.row["state"] == "failed"]
     (failed,) = poisoned.bodies(Kind.STEP_FAILED)
-    assert (failed["error"], failed["deliveries"]) == ("dead_letter", DELIVERIES)
+    assert (failed["error"], failed["deliveries"]) == ("dead_letter", MOST_DELIVERIES)
     assert system.stub.requests("epsilon") == []
 
 
@@ -174,7 +174,7 @@ def test_only_the_poisoned_one_of_two_steps_is_given_up(system: Scene) -> None:
     assert settle(system) == []
     (poisoned,) = accounts(system.database)
     (failed,) = poisoned.bodies(Kind.STEP_FAILED)
-    assert (failed["n"], failed["deliveries"]) == (1, DELIVERIES)
+    assert (failed["n"], failed["deliveries"]) == (1, MOST_DELIVERIES)
     assert [step["n"] for step in poisoned.bodies(Kind.STEP_DONE)] == [0]
 
 

@@ -30,7 +30,7 @@ from app.engine.runs.recovery import Recovery
 from app.engine.steps import execution
 from app.engine.steps.dispatcher import Dispatcher
 from app.engine.steps.execution import Execution
-from app.engine.steps.pending_outcomes import Outcomes
+from app.engine.steps.pending_outcomes import PendingOutcomes
 from app.errors import LeaseLost, RunOverBudget, StoreUnavailable
 from app.store.protocol import Appended, Entry, Ledger, Move
 from app.store.rows import content, runs
@@ -236,7 +236,7 @@ def do_a_step_again_when_it_is_done(patch: Patch) -> None:
         move(rows, run, ticket, replace(given, verb="release", until=0.0) if given.verb == "finish" else given)
 
     patch.setattr(batch.RowBatch, "_move", kept)
-    patch.setattr(Execution, "_idle", lambda _self, state: state.ended)
+    patch.setattr(Execution, "_needs_nothing", lambda _self, state: state.ended)
 
 
 def use_an_attempt_number_again(patch: Patch) -> None:
@@ -260,10 +260,10 @@ def forget_lost_calls(patch: Patch) -> None:
 
 
 def lose_an_outcome_in_an_outage(patch: Patch) -> None:
-    async def lost(_self: Outcomes, _entry: Entry, _append: Callable[[], Any]) -> None:
+    async def lost(_self: PendingOutcomes, _entry: Entry, _append: Callable[[], Any]) -> None:
         raise StoreUnavailable
 
-    patch.setattr(Outcomes, "write_later", lost)
+    patch.setattr(PendingOutcomes, "write_later", lost)
 
 
 def bury_a_dead_letter_in_silence(patch: Patch) -> None:

@@ -112,8 +112,8 @@ class Candidates:
             return None
         return min((round(max(left - then, 0.0), 3) for then in self._told.values()), default=None)
 
-    def failed(self, worker: Worker, error: BatonError | None, *, told: bool, chance: float, left: float) -> None:
-        """Note a failed attempt; `told` says that the answer has begun to reach the caller, so that no other may
+    def failed(self, worker: Worker, error: BatonError | None, *, streamed: bool, chance: float, left: float) -> None:
+        """Note a failed attempt; `streamed` says that the answer has begun to reach the caller, so that no other may
         follow."""
         if isinstance(error, WorkerRateLimited) and self._free > 0:
             self._free -= 1
@@ -125,7 +125,7 @@ class Candidates:
         if isinstance(error, WorkerRateLimited) and error.retry_after is not None:
             self._told[worker.name] = left - error.retry_after
         wait = self._patience(worker, error, chance, left)
-        if told:
+        if streamed:
             self._workers, self._unpaid = [], {}
         elif wait is None:
             self._workers = [other for other in self._workers if other is not worker]

@@ -23,7 +23,7 @@ from app.engine.commit.colocation import BegunStep, LocalRuns
 from app.engine.commit.tickets import due_ticket
 from app.engine.context import EngineContext
 from app.engine.steps.execution import Execution
-from app.engine.steps.pending_outcomes import Outcomes
+from app.engine.steps.pending_outcomes import PendingOutcomes
 from app.engine.steps.work import Relay, Work
 from app.errors import BatonError, LeaseLost, QueueUnavailable, RunEnded, StoreUnavailable
 from app.stepqueue.protocol import AGAIN, DISPATCHERS, WHOLE_RUN, Adopted, Listen, Live, Stop, Ticket
@@ -76,7 +76,7 @@ class Dispatcher:
         """The group of the tasks, while steps are taken."""
         self._interrupting = self._ended = False
         self._freed = asyncio.Event()
-        self._outcomes = Outcomes(context.store, context.telemetry, tick=context.tick, freed=self._freed.set)
+        self._outcomes = PendingOutcomes(context.store, context.telemetry, tick=context.tick, freed=self._freed.set)
         self._drained = asyncio.Event()
         context.telemetry.watch("baton_steps_running", self.__len__)
 

@@ -44,8 +44,8 @@ from app.engine.calls.candidates import Candidates
 from app.engine.calls.step_request import NOTHING, is_long, look
 from app.engine.commit.colocation import LocalRuns
 from app.engine.context import EngineContext
-from app.engine.steps.pending_outcomes import Outcomes
-from app.engine.steps.work import Course, Relay, StepLog, Work
+from app.engine.steps.pending_outcomes import PendingOutcomes
+from app.engine.steps.work import Relay, StepBasis, StepLog, Work
 from app.engine.worker_health import Choice
 from app.errors import (
     BatonError,
@@ -61,13 +61,13 @@ from app.stepqueue.protocol import AGAIN, Committed, Live
 from app.store.protocol import Due, Entry, Ledger, Move
 from app.store.rows.content import address
 
-SECRET = 1.0
+OUTCOME_DELAY_SECONDS = 1.0
 """Seconds for which an outcome may wait for the next entry of its step."""
-DELIVERIES = 3
+MOST_DELIVERIES = 3
 """Dispatchers that may stop while they execute one step before it is given up as a dead letter."""
-REFUSALS = 2
+MOST_REFUSALS = 2
 """Refused reservations after which a step fails for want of money; each time it asks for a share of what is left."""
-CLAIMS = 3
+CLAIM_TRIES = 3
 """Tries at a claim that others move at the same time."""
 
 
@@ -81,21 +81,21 @@ class Execution:
         work: Work,
         *,
         local: LocalRuns,
-        outcomes: Outcomes,
+        outcomes: PendingOutcomes,
         has_last_delivery: Callable[[], bool],
     ) -> None:
         """`name` is the dispatcher's; `local` finds the runs that are driven in this process. `has_last_delivery` says
         if the dispatcher works on a step that is given up if this engine stops."""
         self._context = context
         self._has_last_delivery = has_last_delivery
-        self._kept = outcomes
+        self._pending = outcomes
         self._name = name
         self._local = local
         self._ticket = work.ticket
         self._work = work
         self._version = work.ticket.version
         self._salt = b""
-        self._along: Mapping[str, bytes] = NOTHING
+        self._contents: Mapping[str, bytes] = NOTHING
         """Contents that were read together with the journal."""
         self._reading = Reading()
         """The labels of what the step may see; nothing where that can exclude nobody."""
@@ -106,13 +106,13 @@ class Execution:
         """At most one attempt whose outcome travels in the next entry."""
         self._empty: Attempt | None = None
         """The attempt whose answer was empty, after which another worker is asked."""
-        self._heard = False
+        self._was_streamed = False
         """True if text of the latest attempt may have been sent to a caller, so that it cannot be taken back."""
         self._number = 0
         """The number of the latest attempt."""
         self._gateway: tuple[str, ...] = ()
         """The address of the gateway that follows the run, of one that is driven elsewhere."""
-        self._begun: tuple[Course, Attempt] | None = None
+        self._begun: tuple[StepBasis, Attempt] | None = None
         self._log = StepLog(context)
 
     async def begin(self, state: RunState, salt: bytes, fresh: Mapping[str, bytes]) -> Attempt | None:
@@ -122,15 +122,15 @@ class Execution:
         """
         self._salt = salt
         self._gateway = (state.turn.gateway,) if state.turn.gateway else ()
-        course = await self._course(state, fresh)
-        if (left := self._left(state)) <= 0 or course.candidates.pause(left):
+        basis = await self._basis(state, fresh)
+        if (left := self._left(state)) <= 0 or basis.candidates.pause(left):
             return None
-        attempt = self._affordable(course, left)
+        attempt = self._affordable(basis, left)
         if isinstance(attempt, Choice):
             return None
         with attempt.promised():
             await self._context.pin(attempt.catalog)
-        self._begun = course, attempt
+        self._begun = basis, attempt
         self._log.begin(state, self._ticket.step)
         self._log.call(attempt.worker.name)
         return attempt
@@ -138,14 +138,14 @@ class Execution:
     async def perform(self) -> None:
         """Claim the step and bring it to its end, unless there is nothing to do or another engine has it."""
         if self._begun is not None:
-            return await self._recorded(self._follow(*self._begun))
+            return await self._keeping_outcomes(self._call_until_done(*self._begun))
         if self._version != AGAIN:
             state = await self._fold(self._ticket.seq)
-            if self._unripe(state):
+            if self._is_not_queued(state):
                 state = await self._fold(None)
             try:
-                if not (self._unripe(state) or self._idle(state)):
-                    return await self._recorded(self._calls(state))
+                if not (self._is_not_queued(state) or self._needs_nothing(state)):
+                    return await self._keeping_outcomes(self._begin_calls(state))
             except LeaseLost:
                 if self._work.claim:
                     raise
@@ -157,9 +157,9 @@ class Execution:
             return
         due, state = claimed
         lost_calls, deliveries = self._lost(state, state.steps[due.step]), _deliveries(due)
-        if self._idle(state):  # the step is not needed any more: only calls of a lost dispatcher are closed
+        if self._needs_nothing(state):  # the step is not needed any more: only calls of a lost dispatcher are closed
             await self._append(self._entry(lost_calls, move=Move(due.step, "finish", claim=self._work.claim)))
-        elif deliveries >= DELIVERIES:
+        elif deliveries >= MOST_DELIVERIES:
             self._log.begin(state, due.step)
             self._context.telemetry.count("baton_dead_letters_total", due.tier)
             self._context.telemetry.log(
@@ -170,11 +170,11 @@ class Execution:
             )
             await self._fail(StepFailed(due.step, "dead_letter", deliveries=deliveries), lost_calls)
         else:
-            await self._recorded(self._calls(state))
+            await self._keeping_outcomes(self._begin_calls(state))
 
     async def _claim(self) -> tuple[Due, RunState] | None:
         """Take the ticket as its row is now, with the state from which to go on; None if another engine has it."""
-        for _ in range(CLAIMS):
+        for _ in range(CLAIM_TRIES):
             due = await self._context.store.due(self._ticket.run, self._ticket.step)
             if due is None or due.until > self._context.now():
                 return None
@@ -201,7 +201,7 @@ class Execution:
         engine to itself, as far as such steps are concerned, so that only the cause is given up.
         """
         self._work.is_last_delivery = False
-        if _deliveries(due) != DELIVERIES - 1:
+        if _deliveries(due) != MOST_DELIVERIES - 1:
             return False
         if self._has_last_delivery():
             return True
@@ -215,23 +215,23 @@ class Execution:
             self._salt = known.salt
             return known.state
         read = await self._context.store.step_input(self._ticket.run)
-        self._salt, self._along = read.salt, read.contents
+        self._salt, self._contents = read.salt, read.contents
         state = fold(read.events)
         self._gateway = (state.turn.gateway,) if state.turn.gateway else ()
         return state
 
-    def _unripe(self, state: RunState) -> bool:
+    def _is_not_queued(self, state: RunState) -> bool:
         """True if the step was not queued yet in that state, or not in this turn. How far to read is only what a ticket
         says, and everything that the step may see must have been folded."""
         step = state.steps.get(self._ticket.step)
         return step is None or step.state == "waiting" or state.turn.number != self._version
 
-    def _idle(self, state: RunState) -> bool:
+    def _needs_nothing(self, state: RunState) -> bool:
         step = state.steps.get(self._ticket.step)
         over = state.ended or state.cancel_asked
         return over or step is None or step.settled or step.state == "awaiting_tool"
 
-    async def _recorded(self, calls: Coroutine[Any, Any, None]) -> None:
+    async def _keeping_outcomes(self, calls: Coroutine[Any, Any, None]) -> None:
         """Make calls, of which none is made that could not be recorded. The outcome of the one before is kept until the
         database is back, and then the step is left to any engine with a free slot."""
         try:
@@ -239,9 +239,9 @@ class Execution:
         except StoreUnavailable:
             if not (self._settled and self._work.claim):
                 raise
-            await self._kept.write_later(self._entry(self._outcomes()), self._settle_and_release)
+            await self._pending.write_later(self._entry(self._outcomes()), self._settle_and_release)
 
-    async def _calls(self, state: RunState) -> None:
+    async def _begin_calls(self, state: RunState) -> None:
         self._log.begin(state, self._ticket.step)
         ticket = self._ticket
         if ticket.at and ticket.version != AGAIN:
@@ -249,13 +249,13 @@ class Execution:
             self._context.tracing.waited(self._trace(state), ticket.at, self._context.now(), waited)
         openers = self._lost(state, state.steps[self._ticket.step])
         try:
-            course = await self._course(state, self._along)
+            basis = await self._basis(state, self._contents)
         except NotFound:
             return await self._fail(StepFailed(self._ticket.step, "content_erased"), openers)
-        if (attempt := await self._next(course, openers)) is not None:
-            await self._follow(course, attempt)
+        if (attempt := await self._next(basis, openers)) is not None:
+            await self._call_until_done(basis, attempt)
 
-    async def _course(self, state: RunState, fresh: Mapping[str, bytes] = NOTHING) -> Course:
+    async def _basis(self, state: RunState, fresh: Mapping[str, bytes] = NOTHING) -> StepBasis:
         view = await look(self._context.store, state, self._ticket.step, fresh)
         made = [call for call in state.calls.values() if call.step == view.step.n]
         self._number = len(made)
@@ -268,45 +268,47 @@ class Execution:
         self._reading, workers, excluded = readers(state, view.step.n, approved)
         answered_nothing = {call.worker for call in now if call.empty}  # before the engine stopped that executed it
         workers = [worker for worker in workers if worker.name not in answered_nothing] or workers
-        return Course(state, view, Candidates(self._context.health, workers, attempts, free), (*others, *excluded))
+        return StepBasis(state, view, Candidates(self._context.health, workers, attempts, free), (*others, *excluded))
 
-    async def _follow(self, course: Course, attempt: Attempt) -> None:
+    async def _call_until_done(self, basis: StepBasis, attempt: Attempt) -> None:
         """Make one call after the other, from a committed intent to the step's end."""
         following: Attempt | None = attempt
         while following is not None:
             attempt = following
-            answered = await self._stream(course.state, course.step, attempt)
-            if answered and not self._asks_another(course.candidates, attempt):
-                return await self._write(self._last(course.step, attempt))
+            answered = await self._stream(basis.state, basis.step, attempt)
+            if answered and not self._asks_another(basis.candidates, attempt):
+                return await self._write(self._last(basis.step, attempt))
             self._settled = (attempt,)
             if answered:
-                following = await self._next(course)
+                following = await self._next(basis)
                 continue
             self._flawed = attempt if attempt.reply.flaw is not None else None
-            left, chance = self._left(course.state), self._context.chance()
-            course.candidates.failed(attempt.worker, attempt.error, told=self._heard, chance=chance, left=left)
-            following = await self._next(course)
+            left, chance = self._left(basis.state), self._context.chance()
+            basis.candidates.failed(
+                attempt.worker, attempt.error, streamed=self._was_streamed, chance=chance, left=left
+            )
+            following = await self._next(basis)
 
-    async def _next(self, course: Course, openers: tuple[Fact, ...] = (), refusals: int = 0) -> Attempt | None:
+    async def _next(self, basis: StepBasis, openers: tuple[Fact, ...] = (), refusals: int = 0) -> Attempt | None:
         """The next attempt, its intent committed; None if there is none, and what becomes of the step is written.
 
         `refusals` counts how often the store has refused to reserve for it.
         """
-        state, candidates, n = course.state, course.candidates, self._ticket.step
+        state, candidates, n = basis.state, basis.candidates, self._ticket.step
         await self._pause(candidates, state)
         if self._work.interrupted:
             await self._withdraw(openers)
         elif (left := self._left(state)) <= 0:
             await self._fail(StepFailed(n, "run_expired"), openers)
-        elif isinstance(attempt := self._affordable(course, left), Choice):
+        elif isinstance(attempt := self._affordable(basis, left), Choice):
             error = candidates.error(attempt)
-            short = course.short if error == RunOverBudget.code else None
+            short = basis.short if error == RunOverBudget.code else None
             failed = StepFailed(
                 n=n,
                 error=error,
                 retry_after=candidates.retry_after(error, left),
                 left=round(left, 3),
-                passed_over=(*course.excluded, *attempt.passed_over),
+                passed_over=(*basis.excluded, *attempt.passed_over),
                 despite=attempt.despite,
                 budget=short.budget if short is not None else "",
                 budget_until=short.until if short is not None else None,
@@ -318,20 +320,20 @@ class Execution:
                 return attempt
             except RunOverBudget as refused:
                 self._number -= 1  # this attempt was not recorded
-                if refusals < REFUSALS:  # calls that were not known here hold what this one was to have
-                    fresh = changed(course, state=await self._fold(None), short=refused)
+                if refusals < MOST_REFUSALS:  # calls that were not known here hold what this one was to have
+                    fresh = changed(basis, state=await self._fold(None), short=refused)
                     return await self._next(fresh, openers, refusals + 1)
                 failed = StepFailed(n, RunOverBudget.code, budget=refused.budget, budget_until=refused.until)
                 await self._fail(failed, openers)
         return None
 
-    def _affordable(self, course: Course, left: float) -> Attempt | Choice:
+    def _affordable(self, basis: StepBasis, left: float) -> Attempt | Choice:
         """The next attempt by the first worker that the run's money pays for, its output cut to what is left of it; the
         choice that names nobody if there is none. `left` are the run's seconds."""
-        candidates = course.candidates
+        candidates = basis.candidates
         while (choice := candidates.choose(left)).worker is not None:
             try:
-                attempt = self._within_means(course, choice)
+                attempt = self._within_means(basis, choice)
             except BaseException:
                 self._context.health.forgo(choice.worker, extra=choice.extra)
                 raise
@@ -342,17 +344,17 @@ class Execution:
             candidates.unaffordable(choice.worker)
         return choice
 
-    def _within_means(self, course: Course, choice: Choice) -> Attempt | None:
+    def _within_means(self, basis: StepBasis, choice: Choice) -> Attempt | None:
         """The attempt that calls this worker within the step's share of the money, and within what is left in a budget
         over several runs that has refused; None if that is too little."""
-        attempt, state = self._attempt(course, choice), self._newest(course.state)
+        attempt, state = self._attempt(basis, choice), self._newest(basis.state)
         left = self._unspent(state)
         if len(state.live) > 1:
             floor = attempt.least(state.admitted.limits.floor)
             workers = self._context.catalog().workers
-            left = share(state, course.step.n, left, floor, workers, question_tokens(course.view.task))
-        if isinstance(course.short, BudgetExhausted):
-            left = Amount(min(left.usd, course.short.left), left.tokens)
+            left = share(state, basis.step.n, left, floor, workers, question_tokens(basis.view.task))
+        if isinstance(basis.short, BudgetExhausted):
+            left = Amount(min(left.usd, basis.short.left), left.tokens)
         return attempt.within(left, state.admitted.limits.floor)
 
     def _newest(self, state: RunState) -> RunState:
@@ -377,7 +379,7 @@ class Execution:
         """Wait until a worker should be called. A stop interrupts the wait, and the outcome of the attempt before is
         committed first if the wait is long."""
         while (seconds := candidates.pause(self._left(state))) and not self._work.interrupted:
-            if seconds > SECRET and self._settled:
+            if seconds > OUTCOME_DELAY_SECONDS and self._settled:
                 await self._write(self._entry(self._outcomes()))
                 self._settled = ()
             try:
@@ -405,10 +407,10 @@ class Execution:
             if call.step == step.n
         )
 
-    def _attempt(self, course: Course, choice: Choice) -> Attempt:
+    def _attempt(self, basis: StepBasis, choice: Choice) -> Attempt:
         self._ids = []
         number = self._number + 1
-        state, view, worker = course.state, course.view, choice.called
+        state, view, worker = basis.state, basis.view, choice.called
         flawed = self._flawed if self._flawed is not None and self._flawed.worker.name == worker.name else None
         provider, flaw = self._context.catalog().providers[worker.provider], None
         if flawed is not None:
@@ -421,7 +423,7 @@ class Execution:
             and request.form is None
             and state.admitted.limits.seconds < most_seconds
         )
-        watched = course.candidates.spare and not quick and is_long(request, provider)
+        watched = basis.candidates.spare and not quick and is_long(request, provider)
         watched = watched or (cuts and provider.streams and not request.live)
         return Attempt(
             self._context,
@@ -433,14 +435,14 @@ class Execution:
             number=number,
             salt=self._salt,
             deadline=state.deadline,
-            spare=course.candidates.spare,
+            spare=basis.candidates.spare,
             extra=choice.extra,
             tier_seconds=most_seconds,
             cuts=cuts,
             trace=self._trace(state),
             purpose=Purpose(
                 template=view.template(worker, provider=provider, flaw=flaw),
-                passed_over=(*course.excluded, *choice.passed_over),
+                passed_over=(*basis.excluded, *choice.passed_over),
                 despite=choice.despite,
                 repairs=flawed.call if flawed is not None else "",
                 tenant=state.admitted.tenant,
@@ -518,7 +520,7 @@ class Execution:
                     continue
                 if (delta := relay.delta(pieces)) is not None:
                     followers = self._followers(state)
-                    relay.heard = relay.heard or bool(followers)
+                    relay.was_sent = relay.was_sent or bool(followers)
                     await self._send(followers, delta)
         except asyncio.CancelledError:
             self._settled = (attempt,)
@@ -527,7 +529,7 @@ class Execution:
         except BatonError:
             return False
         finally:
-            self._heard = relay.heard
+            self._was_streamed = relay.was_sent
             self._work.interruptible = False
             self._work.relay = None
         return True
@@ -592,7 +594,7 @@ class Execution:
         with suppress(StoreUnavailable):
             return await self._append(entry)
         try:
-            await self._kept.write_later(entry, partial(self._append, entry))
+            await self._pending.write_later(entry, partial(self._append, entry))
         except StoreUnavailable:
             self._settled = ()  # given up for good
             raise

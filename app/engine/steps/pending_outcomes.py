@@ -21,7 +21,7 @@ PAUSE, LOOK = 0.05, 1.0
 """Seconds between two tries; between two looks whether the database is there, at the most."""
 
 
-class Outcomes:
+class PendingOutcomes:
     """The last entries of a dispatcher's steps, while they cannot be written."""
 
     def __init__(

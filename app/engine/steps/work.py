@@ -34,7 +34,7 @@ class Relay:
         self._calls: list[ToolDelta] = []
         self._sent = 0
         self._held = False
-        self.heard = False
+        self.was_sent = False
         """True once text of the attempt may have been sent to a caller, so that no other attempt may follow."""
 
     def lacking(self, listener: Listen) -> Delta | None:
@@ -42,7 +42,7 @@ class Relay:
         chars, calls = (listener.chars, listener.calls) if listener.call == self._call else (0, 0)
         if chars >= self._chars and calls >= self._sent:
             return None
-        self.heard = True
+        self.was_sent = True
         tokens = self._reply.decoded(0)[: self._tokens]
         return Delta(
             *self._place,
@@ -82,7 +82,7 @@ class Relay:
 
 
 @record(frozen=True, slots=True)
-class Course:
+class StepBasis:
     """The basis of a step: the state that it began from, what it may see, and the workers that it may call."""
 
     state: RunState
