@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from app.core.message.chat import Toolbox
-from app.core.message.tools import mint, run_of
+from app.core.message.tools import run_of
 from app.core.run.events import Kind, fact_from_json
 from app.errors import InvalidRequest
 from app.process.wiring import Runtime
@@ -124,20 +124,6 @@ async def test_streams_tell_calls_as_they_come_and_every_turn_by_itself(stub: Pr
     second = await talk.say()
     assert ("".join(second.said), second.called) == ("It is 42.", [])
     assert len(second.said) > 1
-
-
-async def test_the_id_of_a_call_is_made_while_the_worker_works(
-    stub: ProviderStub, runtime: Runtime, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made: list[str] = []
-    monkeypatch.setattr("app.engine.steps.execution.mint", lambda run, token: made.append(mint(run, token)) or made[-1])
-    stub.script("alpha", calling(look("a"), header_delay=0.3), DONE)
-    talk = Talk(runtime)
-    driven = await talk.begin()
-    await until(lambda: bool(stub.of("alpha")))
-    before = list(made)
-    outcome = await finish(driven)
-    assert [call.id for call in outcome.ended.calls] == before
 
 
 async def test_what_the_caller_says_of_decoding_and_tools_holds_from_then_on(

@@ -369,11 +369,6 @@ class Attempt:
         """True if its text is streamed to the caller as it comes."""
         return self._request.live and not self._purpose.watched
 
-    @property
-    def may_call(self) -> bool:
-        """True if the worker has tools to call."""
-        return bool(self._request.toolbox.tools)
-
     def intended(self) -> CallIntended:
         """The intent: worker, access list, hash of the exact bytes, what is reserved, and what cannot be honoured."""
         unsupported, disclosed = sorted(self._provider.unsupported | self.worker.drops), self._purpose.disclosed

@@ -511,8 +511,6 @@ class Execution:
         on."""
         relay = Relay(state.run, step.n, attempt.call, attempt.reply, self._id)
         self._work.relay = relay if attempt.live else None
-        if attempt.may_call:  # an id is made while the worker is busy, so that there is one when it calls
-            asyncio.get_running_loop().call_later(0.0, self._id, 0)
         try:
             self._work.waits()
             async for pieces in attempt.stream():
