@@ -79,11 +79,12 @@ from app.store.sqlkit.runner import AWAY, Fault, Runner, parse_url
 from app.store.sqlkit.sealing import MasterKey, UnknownKeys
 from app.store.sqlkit.sqlite import Sqlite
 from app.store.sqlkit.statements import Statements
-from app.store.writing.batch import EncodedEntry, RowCache, encode
+from app.store.writing.batch import EncodedEntry, encode
 from app.store.writing.budget_ledger import Signal
 from app.store.writing.group_commit import DatabaseAvailability, GroupCommit
 from app.store.writing.journal_cache import JournalCache
 from app.store.writing.log_writer import DatabaseLog
+from app.store.writing.row_cache import RowCache
 from app.store.writing.tenant_keys import TenantKeys
 from app.telemetry import PoolUse
 

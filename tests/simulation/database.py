@@ -20,7 +20,7 @@ from app.store.sql import SqlStore
 from app.store.sqlkit.runner import Fault, Runner, reason_of
 from app.store.sqlkit.statements import Statements
 from app.store.sqlkit.tables import METADATA
-from app.store.writing.batch import RowCache
+from app.store.writing.row_cache import RowCache
 from app.telemetry import PoolUse
 from tests.simulation.loop import EPOCH
 from tests.simulation.seam import Seam

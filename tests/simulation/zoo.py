@@ -144,8 +144,8 @@ def take_over_without_raising_the_epoch(patch: Patch) -> None:
 
 
 def ring_without_an_outbox_row(patch: Patch) -> None:
-    file = batch.RowBatch._file
-    patch.setattr(batch.RowBatch, "_file", lambda rows, run, entry: file(rows, run, replace(entry, outbox=())))
+    file = batch.RowBatch._apply_rows
+    patch.setattr(batch.RowBatch, "_apply_rows", lambda rows, run, entry: file(rows, run, replace(entry, outbox=())))
 
 
 def write_after_the_end(patch: Patch) -> None:
@@ -382,7 +382,7 @@ def nest_without_end(patch: Patch) -> None:
 
 
 def end_without_a_notice(patch: Patch) -> None:
-    patch.setattr(batch.RowBatch, "_watch", lambda *_: None)
+    patch.setattr(batch.RowBatch, "_add_notice", lambda *_: None)
 
 
 def forget_a_notice_with_its_process(patch: Patch) -> None:
@@ -413,13 +413,13 @@ def erase_the_words_and_not_the_salt(patch: Patch) -> None:
 
 
 def write_after_the_erasure(patch: Patch) -> None:
-    file = batch.RowBatch._file
+    file = batch.RowBatch._apply_rows
 
     def late(rows: Any, run: Any, entry: Entry) -> Any:
         run.salt = b""
         return file(rows, run, entry)
 
-    patch.setattr(batch.RowBatch, "_file", late)
+    patch.setattr(batch.RowBatch, "_apply_rows", late)
 
 
 def log_in_vain(patch: Patch) -> None:

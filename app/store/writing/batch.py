@@ -49,7 +49,7 @@ from app.store.sqlkit.tables import EVENTS, RUNS
 from app.store.writing import budget_ledger
 from app.store.writing.budget_ledger import BudgetLedger, Charge, Signal
 from app.store.writing.disclosures import Disclosures
-from app.store.writing.row_cache import RowCache as RowCache
+from app.store.writing.row_cache import RowCache
 
 Outcome = Appended | Exception
 
@@ -253,9 +253,9 @@ class RowBatch:
             run.epoch, run.lease = run.epoch + 1, entry.lease
         elif not fenced(entry):
             run.wished_at = entry.at
-        events = self._record(run, encoded)
+        events = self._append_events(run, encoded)
         self._key = encoded.key
-        taken = self._file(run, entry)
+        taken = self._apply_rows(run, entry)
         self._idempotency.add(entry.once, run.id)
         if entry.tenant is not None and run.id not in self._born:
             self.owned.add((run.id, entry.tenant))
@@ -268,11 +268,11 @@ class RowBatch:
         runs = [self._runs[name] for name in sorted(self._changed - self._born.keys())]
         handed = [run for run in runs if run.lease is not None]
         return [
-            (statements.new_run, [_born(self._runs[name], *admitted) for name, admitted in self._born.items()]),
+            (statements.new_run, [_new_run_row(self._runs[name], *admitted) for name, admitted in self._born.items()]),
             (statements.change_run, [_CHANGE_OF(run) for run in runs if run.lease is None and run.ended_at is None]),
             (statements.end_run, [_END_OF(run) for run in runs if run.lease is None and run.ended_at is not None]),
-            (statements.hand_run, [_handed(run) + _CHANGE_OF(run) for run in handed if run.ended_at is None]),
-            (statements.hand_ended, [_handed(run) + _END_OF(run) for run in handed if run.ended_at is not None]),
+            (statements.hand_run, [_lease_change(run) + _CHANGE_OF(run) for run in handed if run.ended_at is None]),
+            (statements.hand_ended, [_lease_change(run) + _END_OF(run) for run in handed if run.ended_at is not None]),
             (statements.new_event, self._events),
             *self._disclosures.writes(statements),
             (statements.new_content, self._contents),
@@ -287,20 +287,20 @@ class RowBatch:
             (statements.new_ticket, [_TICKET_OF(t) for t in kept if not t.stored]),
         ]
 
-    def left(self) -> dict[str, CachedRows | None]:
+    def cacheable(self) -> dict[str, CachedRows | None]:
         """The rows of these runs after the write, for the row cache. None for a run that has ended or was erased."""
         tickets: dict[str, list[Row]] = {run: [] for run in self._ticketed}
         for ticket in self._tickets.values():
             if not ticket.gone and ticket.run in tickets:
                 tickets[ticket.run].append(_TICKET_OF(ticket))
-        left: dict[str, CachedRows | None] = {}
+        found: dict[str, CachedRows | None] = {}
         for name, run in self._runs.items():
             live = run.ended_at is None and run.salt is not None
             its = tuple(tickets[name]) if name in tickets else None
-            left[name] = CachedRows(_SEEN_OF(run), its) if live else None
-        return left
+            found[name] = CachedRows(_SEEN_OF(run), its) if live else None
+        return found
 
-    def write_later(self, conn: Connection, statements: Statements) -> None:
+    def hasten_wishes(self, conn: Connection, statements: Statements) -> None:
         """Write again to runs that got a wish and have no driver, after a change of hands: they are due at once."""
         runs = [self._runs[name] for name in sorted(self._changed)]
         statements.hasten.each(conn, [(run.wished_at, run.id) for run in runs if run.wished_at is not None])
@@ -369,20 +369,20 @@ class RowBatch:
         elif move.verb == "finish":
             ticket.gone = True
 
-    def _record(self, run: _Run, encoded: EncodedEntry) -> tuple[Event, ...]:
+    def _append_events(self, run: _Run, encoded: EncodedEntry) -> tuple[Event, ...]:
         entry, at = encoded.entry, encoded.entry.at
         events = tuple([Event.of(run.id, seq, at, draft) for seq, draft in enumerate(entry.events, run.seq + 1)])
         for event, draft, body in zip(events, entry.events, encoded.bodies, strict=True):
             self._events.append((run.id, event.seq, draft.kind.value, at, body))
             if draft.kind in TERMINAL:
                 run.state, run.ended_at = TERMINAL[draft.kind], at
-                self._drop_untaken(run.id)
-            self._watch(run, draft, entry)
+                self._delete_untaken(run.id)
+            self._add_notice(run, draft, entry)
             self._disclosures.note(run.id, run.tenant, run.key, draft, at)
         run.seq += len(events)
         return events
 
-    def _watch(self, run: _Run, draft: Fact, entry: Entry) -> None:
+    def _add_notice(self, run: _Run, draft: Fact, entry: Entry) -> None:
         """Write the notice of a turn together with the event that ends it, if the turn began with `Entry.notify`."""
         if draft.kind in BEGINNINGS:
             turn = draft.turn if isinstance(draft, RunResumed) else 0
@@ -397,7 +397,7 @@ class RowBatch:
             self._notices.append((run.id, run.notify_turn, word, entry.at, 0, entry.at, None, None, None))
             run.notify_turn = None
 
-    def _share(self, run: _Run, entry: Entry) -> None:
+    def _store_contents(self, run: _Run, entry: Entry) -> None:
         """Store the contents of an entry, some of them in parts."""
         outputs = {draft.output for draft in entry.events if isinstance(draft, StepDone)}
         for ref, body in entry.contents:
@@ -429,21 +429,21 @@ class RowBatch:
         self.locks.add(lock)
         return True
 
-    def _drop_untaken(self, run: str) -> None:
+    def _delete_untaken(self, run: str) -> None:
         """Delete a run's tickets that were never taken. The others stay until the outcome of their call is recorded."""
         for place, ticket in self._tickets.items():
             if ticket.run == run and ticket.claim == 0:
                 ticket.gone = True
                 self._touched.add(place)
 
-    def _file(self, run: _Run, entry: Entry) -> tuple[int, ...]:
+    def _apply_rows(self, run: _Run, entry: Entry) -> tuple[int, ...]:
         """Apply everything but the events. Returns the claims on tickets that were taken as they were written."""
         if run.salt is not None and (entry.shared is not None or run.thread is not None):
-            self._share(run, entry)
+            self._store_contents(run, entry)
         elif run.salt is not None:
             self._contents += [self._content(run.id, ref, body) for ref, body in entry.contents]
         self._tags += [(name, value, run.id) for name, value in entry.tags]
-        _project(run, entry.row)
+        _apply_projection(run, entry.row)
         taken = []
         for outbox in entry.outbox:
             place = (run.id, outbox.step)
@@ -507,7 +507,7 @@ def _balance(run: _Run, entry: Entry) -> tuple[int, int, int, int]:
     return held_usd, held_tokens, spent_usd, spent_tokens
 
 
-def _born(run: _Run, new: NewRun, at: float) -> tuple[Any, ...]:
+def _new_run_row(run: _Run, new: NewRun, at: float) -> tuple[Any, ...]:
     """All columns of a new run, in table order. A later entry of the batch may have changed its lease."""
     described = (run.id, new.tenant, new.key, new.tier, new.model, new.code, new.salt, run.thread, run.budgets)
     origin = (new.origin_kind or None, new.origin_run or None, at)
@@ -521,12 +521,12 @@ def _lease(run: _Run) -> tuple[Any, ...]:
     return run.lease.deadline, run.epoch, run.lease.driver, run.lease.until
 
 
-def _handed(run: _Run) -> tuple[Any, ...]:
+def _lease_change(run: _Run) -> tuple[Any, ...]:
     """The columns that change with the lease: the lease, and what the run may cost after an approval."""
     return (*_lease(run), run.cap_usd)
 
 
-def _project(run: _Run, row: Projection) -> None:
+def _apply_projection(run: _Run, row: Projection) -> None:
     if row.state is not None:
         run.state = row.state
     if row.topology is not None:
@@ -549,9 +549,9 @@ class Applied:
     """Refusals, warnings and overruns of budgets."""
 
     @property
-    def left(self) -> Mapping[str, CachedRows | None]:
-        """The rows after the write, for the row cache (see `RowBatch.left`)."""
-        return self.rows.left()
+    def cacheable(self) -> Mapping[str, CachedRows | None]:
+        """The rows after the write, for the row cache (see `RowBatch.cacheable`)."""
+        return self.rows.cacheable()
 
 
 def commit(conn: Connection, statements: Statements, batch: Sequence[EncodedEntry]) -> Applied:
@@ -575,7 +575,7 @@ def commit(conn: Connection, statements: Statements, batch: Sequence[EncodedEntr
     outcomes = [rows.apply(encoded) for encoded in batch]
     if not statements.write_if_owned(conn, sorted(rows.owned), *rows.writes(statements)):
         raise NotFound
-    rows.write_later(conn, statements)
+    rows.hasten_wishes(conn, statements)
     if budgets is None:
         return Applied(outcomes, rows)
     budgets.write(conn)

@@ -26,7 +26,6 @@ from app.store.writing.batch import (
     Applied,
     EncodedEntry,
     Outcome,
-    RowCache,
     Speculative,
     apply_to_cached_rows,
     commit,
@@ -34,6 +33,7 @@ from app.store.writing.batch import (
     was_committed,
 )
 from app.store.writing.budget_ledger import Signal
+from app.store.writing.row_cache import RowCache
 
 logger = logging.getLogger(__name__)
 
@@ -291,7 +291,7 @@ class GroupCommit:
                 self._row_cache.clear()
             raise
         if self._row_cache is not None:
-            self._row_cache.update(applied.left)
+            self._row_cache.update(applied.cacheable)
         for signal in applied.signals:
             self._signalled(signal)
         return applied.outcomes
