@@ -30,7 +30,7 @@ from app.core.pool.policy import Overrides
 from app.core.rating.calibration import SOURCE, Rate, Trial, alike, of_worker, rates
 from app.core.rating.feedback import derived
 from app.core.rating.forecast import OUTPUT_TOKENS
-from app.engine.delivery.messages import Ended
+from app.engine.delivery.messages import TurnEnd
 from app.engine.runs.admission import Order
 from app.errors import BatonError, ConfigInvalid
 from app.lab.calibration_tasks import BuiltIn, built_in
@@ -254,7 +254,7 @@ def _order(one: Assignment) -> Order:
     )
 
 
-def _trial(one: Assignment, ended: Ended, at: float, score: float) -> Trial:
+def _trial(one: Assignment, ended: TurnEnd, at: float, score: float) -> Trial:
     task = one.built_in
     return Trial(
         *one.key,

@@ -17,7 +17,7 @@ from app.core.pool.catalog import MILLION, Catalog
 from app.core.records import changed
 from app.core.roles import SCOPES
 from app.engine.calls.step_request import task_of
-from app.engine.delivery.messages import Ended
+from app.engine.delivery.messages import TurnEnd
 from app.engine.runs.admission import Order
 from app.errors import ConfigInvalid, Conflict, InvalidRequest, NotFound
 from app.gateway.http.api_keys import Caller
@@ -140,7 +140,7 @@ async def _execute(loaded: Loaded, asked: Asked) -> int:
     return 0
 
 
-def _checked(ended: Ended) -> Ended:
+def _checked(ended: TurnEnd) -> TurnEnd:
     """The end of a run; raises the error that it ended with."""
     if ended.error is not None:
         raise ended.error

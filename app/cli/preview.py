@@ -14,7 +14,7 @@ from app.core.message.chat import Text as Said
 from app.core.plan.arms import tier_for
 from app.core.pool.catalog import MILLION, Catalog, Tier
 from app.core.pool.policy import Overrides
-from app.engine.delivery.messages import Ended
+from app.engine.delivery.messages import TurnEnd
 from app.engine.runs.admission import Order
 from app.errors import ConfigInvalid
 from app.gateway.plans import forecasts, reply, revisions
@@ -62,7 +62,7 @@ def _tier(catalog: Catalog, asked: Asked) -> tuple[Tier, str]:
     return tier, effort
 
 
-async def _preview(loaded: Loaded, order: Order) -> tuple[Ended, Tree, dict[str, Any]]:
+async def _preview(loaded: Loaded, order: Order) -> tuple[TurnEnd, Tree, dict[str, Any]]:
     async with storage.used(loaded.settings), private_engine.at_work(loaded, 1) as opened:
         ended = await private_engine.carried_out(opened, order)
         store = opened.context.store
@@ -73,7 +73,7 @@ async def _preview(loaded: Loaded, order: Order) -> tuple[Ended, Tree, dict[str,
         return ended, drawn, shown
 
 
-async def _estimate(opened: Runtime, ended: Ended, order: Order) -> Text:
+async def _estimate(opened: Runtime, ended: TurnEnd, order: Order) -> Text:
     store = opened.context.store.of_tenant(order.tenant)
     steps = await revisions.steps_of(store, revisions.of_state(ended.state, order.key))
     history = await forecasts.read_history(store, order.tenant)

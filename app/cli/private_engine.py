@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
-from app.engine.delivery.messages import Driven, Ended
+from app.engine.delivery.messages import FollowedRun, TurnEnd
 from app.engine.runs.admission import Order
 from app.errors import Overloaded, RunExpired
 from app.process.config import Loaded
@@ -43,20 +43,20 @@ async def at_work(loaded: Loaded, runs: int, *, dispatches: bool = False) -> Asy
                 runs_over.set()
 
 
-async def carried_out(opened: Runtime, order: Order) -> Ended:
+async def carried_out(opened: Runtime, order: Order) -> TurnEnd:
     """One run to its end; `RunExpired` if it does not end in its time."""
     driven = await _start(opened, order)
     try:
         async with asyncio.timeout(order.limits.seconds + START_SECONDS):
             while True:
                 for told in await driven.line.take(1.0):
-                    if isinstance(told, Ended):
+                    if isinstance(told, TurnEnd):
                         return told
     except TimeoutError:
         raise RunExpired() from None
 
 
-async def _start(opened: Runtime, order: Order) -> Driven:
+async def _start(opened: Runtime, order: Order) -> FollowedRun:
     """Begin a run: the engine needs a moment until it is ready."""
     async with asyncio.timeout(START_SECONDS):
         while True:

@@ -16,7 +16,7 @@ from app.core.message.chat import (
     task_from_json,
     task_to_json,
 )
-from app.core.message.tools import MOST_CALLS, Gathering, fault, kept, mint, run_of, untold
+from app.core.message.tools import MOST_CALLS, Gathering, fault, kept, mint, run_of, unsent
 
 ADD = Tool("add", "Adds.", {"type": "object", "properties": {"a": {"type": "integer"}}}, strict=True)
 LOOK = Tool("look")
@@ -81,12 +81,12 @@ def test_what_was_told_and_what_is_left_make_the_whole(chars: int, begun: int) -
     for index, call in enumerate(calls[:begun]):
         told += [ToolDelta(index, call.id, call.name), ToolDelta(index, arguments=call.arguments[:chars])]
     whole = Gathering()
-    for delta in (*told, *untold(calls, told)):
+    for delta in (*told, *unsent(calls, told)):
         whole.take(delta)
     assert [(call.id, call.name, call.arguments.removesuffix("{}")) for call in whole.calls] == [
         (call.id, call.name, call.arguments) for call in calls
     ]
-    assert untold(calls, (*told, *untold(calls, told))) == ()
+    assert unsent(calls, (*told, *unsent(calls, told))) == ()
 
 
 def test_where_one_call_is_allowed_the_first_one_counts() -> None:

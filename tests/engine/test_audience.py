@@ -9,7 +9,7 @@ from app.core.run.position import ATTEMPT, DONE, Position
 from app.core.run.state import RunState
 from app.engine.delivery import followers as module
 from app.engine.delivery.followers import Audience
-from app.engine.delivery.messages import Ended, Mailbox, Noted, Said, Told
+from app.engine.delivery.messages import AnswerPart, CallerMessage, Mailbox, StepEvent, TurnEnd
 from app.errors import BatonError, QueueUnavailable, RunFailed
 from app.stepqueue.protocol import Delta, Live
 from tests.harness.stand_ins import TEXTS, journal_of, state_of
@@ -30,20 +30,20 @@ def words(text: str, offset: int = 0, call: str = ONE, step: int = 1) -> Delta:
     return Delta(RUN, step, call, offset, text)
 
 
-def ended(answer: str = ANSWER, call: str = ONE, error: BatonError | None = None) -> Ended:
+def ended(answer: str = ANSWER, call: str = ONE, error: BatonError | None = None) -> TurnEnd:
     step = replace(WHOLE.steps[1], call=call, chars=len(answer))
     state = replace(WHOLE, calls=CALLS, steps={**WHOLE.steps, 1: step})
-    return Ended(state, answer if error is None else "", "stop", bill(WHOLE), error)
+    return TurnEnd(state, answer if error is None else "", "stop", bill(WHOLE), error)
 
 
 class Subscriber:
     """A caller, and what it was told."""
 
     def __init__(self, audience: Audience, at: Position = Position(), *, notes: bool = False, room: int = 100) -> None:
-        self.line: Mailbox[Told] = Mailbox(room)
+        self.line: Mailbox[CallerMessage] = Mailbox(room)
         audience.admit(self.line, at, notes=notes)
 
-    def told(self) -> list[Told]:
+    def told(self) -> list[CallerMessage]:
         """Everything since the last look."""
         items = list(self.line._items)
         self.line._items.clear()
@@ -51,15 +51,15 @@ class Subscriber:
 
     def said(self) -> list[tuple[str, int]]:
         """The words among it, each with its event number."""
-        return [(one.text, one.at) for one in self.told() if isinstance(one, Said)]
+        return [(one.text, one.at) for one in self.told() if isinstance(one, AnswerPart)]
 
     def heard_out(self) -> tuple[str, str | None]:
         """All words until the end, and the code of the error there."""
         told = self.told()
-        assert isinstance(told[-1], Ended)
-        assert sum(isinstance(one, Ended) for one in told) == 1
+        assert isinstance(told[-1], TurnEnd)
+        assert sum(isinstance(one, TurnEnd) for one in told) == 1
         error = told[-1].error
-        return "".join(one.text for one in told if isinstance(one, Said)), error.public_code if error else None
+        return "".join(one.text for one in told if isinstance(one, AnswerPart)), error.public_code if error else None
 
 
 def test_everybody_is_told_everything_from_wherever_it_begins() -> None:
@@ -178,7 +178,7 @@ def test_a_caller_may_have_heard_part_of_the_end(behind: int) -> None:
 
 
 def test_the_error_says_where_the_answer_is() -> None:
-    message = module.changed(RUN).message
+    message = module.answer_changed(RUN).message
     assert f"GET /v1/runs/{RUN}/stream" in message
     assert "has succeeded" in message
     assert "Idempotency-Key" in message
@@ -212,7 +212,7 @@ def test_who_is_gone_is_told_the_end_and_nothing_before_it() -> None:
     audience.leave(other.line)
     assert not len(audience)
     audience.end(ended())
-    assert isinstance(ear.told()[-1], Ended)
+    assert isinstance(ear.told()[-1], TurnEnd)
 
 
 def test_events_are_noted_once_for_those_who_asked() -> None:
@@ -221,7 +221,11 @@ def test_events_are_noted_once_for_those_who_asked() -> None:
     journal = journal_of(RUN, TEXTS)
     for event in (*journal[:5], *journal[2:6]):
         audience.note(event)
-    assert [one.kind for one in asked.told() if isinstance(one, Noted)] == ["plan.step", "plan.step", "plan.accepted"]
+    assert [one.kind for one in asked.told() if isinstance(one, StepEvent)] == [
+        "plan.step",
+        "plan.step",
+        "plan.accepted",
+    ]
     assert other.told() == []
 
 

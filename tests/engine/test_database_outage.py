@@ -13,7 +13,7 @@ import pytest
 from app.core.run.events import Kind
 from app.core.run.state import fold
 from app.engine.commit import run_writer
-from app.engine.delivery.messages import Driven
+from app.engine.delivery.messages import FollowedRun
 from app.engine.runs import driver
 from app.engine.steps import pending_outcomes
 from app.engine.steps.pending_outcomes import PendingOutcomes
@@ -59,7 +59,7 @@ def metric(opened: Runtime, name: str) -> float:
     return float(next(line.rpartition(" ")[2] for line in lines if line.startswith(f"{name} ")))
 
 
-async def came_to(opened: Runtime, driven: Driven) -> list[str | None]:
+async def came_to(opened: Runtime, driven: FollowedRun) -> list[str | None]:
     """What the calls came to, in the order in which they were made."""
     return [call.outcome for call in fold(await events(opened, driven.run)).calls.values()]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from app.core.run.events import Kind, fact_from_json
-from app.engine.delivery.messages import Driven
+from app.engine.delivery.messages import FollowedRun
 from app.engine.steps.execution import MOST_DELIVERIES, Execution
 from app.errors import NotFound
 from app.process.wiring import Runtime
@@ -40,7 +40,7 @@ async def die(opened: Runtime, run: str, times: int, *, with_intent: bool = Fals
         await store.append(Entry(run, now, intent, move=move, hold=Ledger(5, 7) if with_intent else Ledger()))
 
 
-async def ended(opened: Runtime, driven: Driven) -> str:
+async def ended(opened: Runtime, driven: FollowedRun) -> str:
     """Let the dispatcher work; the state in which the run ends, and why."""
     stopping = asyncio.Event()
     async with asyncio.TaskGroup() as group:

@@ -33,7 +33,7 @@ from app.core.run.state import fold
 from app.engine.calls.attempt import Reply
 from app.engine.context import EngineContext
 from app.engine.delivery.followers import Audience, Follower
-from app.engine.delivery.messages import Ended, Mailbox, Said, Told
+from app.engine.delivery.messages import AnswerPart, CallerMessage, Mailbox, TurnEnd
 from app.engine.runs.client import RunClient
 from app.engine.runs.driver import Driver
 from app.engine.runs.registry import Drivers
@@ -135,17 +135,17 @@ async def nothing() -> None:
 class Caller:
     """A caller, and what it was sent."""
 
-    def __init__(self, line: Mailbox[Told]) -> None:
+    def __init__(self, line: Mailbox[CallerMessage]) -> None:
         self.line = line
 
     @property
     def words(self) -> str:
-        return "".join(one.text for one in self.line._items if isinstance(one, Said))
+        return "".join(one.text for one in self.line._items if isinstance(one, AnswerPart))
 
     @property
     def error(self) -> str | None:
         last = self.line._items[-1]
-        assert isinstance(last, Ended)
+        assert isinstance(last, TurnEnd)
         return last.error.public_code if last.error is not None else None
 
 
@@ -282,7 +282,7 @@ async def test_a_turn_that_ends_while_its_engine_is_asked_ends_for_who_asks() ->
         here.store.committed = (*BEFORE, *LOSS, *END)
         await driver.writer.receive((*LOSS, *END))
         follower = here.followers.follow(fold(BEFORE), SALT, audience := Audience(RUN))
-        audience.admit(line := Mailbox[Told](9))
+        audience.admit(line := Mailbox[CallerMessage](9))
         follower.engine, follower.engine_answers = "heir", True
         await here.followers.ask(follower)
         await here.ended()

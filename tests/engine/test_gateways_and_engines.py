@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from app.core.run.events import Kind, fact_from_json
-from app.engine.delivery.messages import Driven
+from app.engine.delivery.messages import FollowedRun
 from app.errors import OverQuota, QueueUnavailable, RunUndecided, StoreUnavailable
 from app.process.wiring import Runtime
 from app.stepqueue.protocol import AGAIN, WHOLE_RUN, Live, Ticket
@@ -48,7 +48,7 @@ class Two:
 
         runtime.context.store.append = noted  # type: ignore[method-assign]
 
-    async def run(self, tier: str = "baton-mini", **changes: object) -> Driven:
+    async def run(self, tier: str = "baton-mini", **changes: object) -> FollowedRun:
         return await self.gateway.runs.start(order(self.gateway, tier, **changes))
 
 
@@ -201,7 +201,7 @@ async def test_a_flood_of_one_tenant_does_not_keep_anothers_run_waiting(
     settings = {"BATON_CONCURRENT_STEPS": "1"} | queue_settings
     async with running_service(tmp_path, pool_text(stub), settings) as engine:
 
-        async def begin(tenant: str) -> Driven:
+        async def begin(tenant: str) -> FollowedRun:
             return await engine.runs.start(replace(order(engine, "baton-mini", tenant), tenant=tenant))
 
         first = await begin("flood")

@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from app.core.pool.rates import RateLimits
-from app.engine.delivery.messages import Mailbox, Told
+from app.engine.delivery.messages import CallerMessage, Mailbox
 from app.engine.runs.admission import Order
 from app.errors import ConfigInvalid, StoreUnavailable
 from app.gateway.http.context import Rates
@@ -145,7 +145,7 @@ async def together(gateway: GatewayStandIn, keys: list[str], **more: Any) -> lis
     """Statuses of requests that run at the same time."""
     release, running = asyncio.Event(), []
 
-    async def script(_order: Order, run: str, line: Mailbox[Told]) -> None:
+    async def script(_order: Order, run: str, line: Mailbox[CallerMessage]) -> None:
         running.append(run)
         await release.wait()
         line.put(ended(run))

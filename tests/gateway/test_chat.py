@@ -9,7 +9,7 @@ import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from app.core.pool.catalog import MILLION
-from app.engine.delivery.messages import Mailbox, Noted, Said, Told
+from app.engine.delivery.messages import AnswerPart, CallerMessage, Mailbox, StepEvent
 from app.engine.runs.admission import Order
 from app.errors import Overloaded, PlanRejected, RunFailed, StoreUnavailable
 from app.gateway.http.context import Rates
@@ -104,10 +104,10 @@ async def test_usage_comes_in_a_last_chunk_if_asked_for(gateway: GatewayStandIn,
 
 
 async def test_steps_are_told_on_empty_deltas(gateway: GatewayStandIn, key: str) -> None:
-    async def script(order: Order, run: str, line: Mailbox[Told]) -> None:
+    async def script(order: Order, run: str, line: Mailbox[CallerMessage]) -> None:
         assert order.stream_steps
-        line.put(Noted("step.done", {"n": 0, "chars": 3}))
-        line.put(Said("Four."))
+        line.put(StepEvent("step.done", {"n": 0, "chars": 3}))
+        line.put(AnswerPart("Four."))
         line.put(ended(run))
 
     gateway.runs.script = script
@@ -119,7 +119,7 @@ async def test_steps_are_told_on_empty_deltas(gateway: GatewayStandIn, key: str)
 
 
 async def test_a_failed_run_is_an_error_reply(gateway: GatewayStandIn, key: str) -> None:
-    async def script(_order: Order, run: str, line: Mailbox[Told]) -> None:
+    async def script(_order: Order, run: str, line: Mailbox[CallerMessage]) -> None:
         line.put(ended(run, "", RunFailed(code="worker_refused")))
 
     gateway.runs.script = script
@@ -130,8 +130,8 @@ async def test_a_failed_run_is_an_error_reply(gateway: GatewayStandIn, key: str)
 
 
 async def test_an_error_after_the_first_byte_is_an_event_and_no_done(gateway: GatewayStandIn, key: str) -> None:
-    async def script(_order: Order, run: str, line: Mailbox[Told]) -> None:
-        line.put(Said("Fo"))
+    async def script(_order: Order, run: str, line: Mailbox[CallerMessage]) -> None:
+        line.put(AnswerPart("Fo"))
         line.put(ended(run, "", RunFailed()))
 
     gateway.runs.script = script
@@ -170,9 +170,9 @@ async def test_a_silent_stream_is_kept_alive_by_comments() -> None:
 
     speaks, ends = asyncio.Event(), asyncio.Event()
 
-    async def script(_order: Order, run: str, line: Mailbox[Told]) -> None:
+    async def script(_order: Order, run: str, line: Mailbox[CallerMessage]) -> None:
         await speaks.wait()
-        line.put(Said("Four."))
+        line.put(AnswerPart("Four."))
         await ends.wait()
         line.put(ended(run))
 
@@ -197,7 +197,7 @@ async def test_a_silent_stream_is_kept_alive_by_comments() -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_client_that_leaves_cancels_its_run(gateway: GatewayStandIn, key: str, stream: bool) -> None:
-    async def script(_order: Order, _run: str, _line: Mailbox[Told]) -> None:
+    async def script(_order: Order, _run: str, _line: Mailbox[CallerMessage]) -> None:
         await asyncio.Event().wait()
 
     gateway.runs.script = script
@@ -213,7 +213,7 @@ async def test_a_client_that_leaves_cancels_its_run(gateway: GatewayStandIn, key
 async def test_the_first_frame_is_not_held_back(gateway: GatewayStandIn, key: str) -> None:
     ends = asyncio.Event()
 
-    async def script(_order: Order, run: str, line: Mailbox[Told]) -> None:
+    async def script(_order: Order, run: str, line: Mailbox[CallerMessage]) -> None:
         await ends.wait()
         line.put(ended(run))
 
@@ -231,7 +231,7 @@ async def test_a_run_that_never_ends_is_given_up_on() -> None:
     gateway = GatewayStandIn(grace=0.0)
     key = gateway.add_key()
 
-    async def script(_order: Order, _run: str, _line: Mailbox[Told]) -> None:
+    async def script(_order: Order, _run: str, _line: Mailbox[CallerMessage]) -> None:
         await asyncio.Event().wait()
 
     gateway.runs.script = script
@@ -314,9 +314,9 @@ async def test_a_client_that_reads_nothing_holds_no_place() -> None:
     gateway = GatewayStandIn(grace=0.0, rates=Rates(running=1))
     key = gateway.add_key()
 
-    async def script(_order: Order, _run: str, line: Mailbox[Told]) -> None:
+    async def script(_order: Order, _run: str, line: Mailbox[CallerMessage]) -> None:
         while True:
-            line.put(Said("x" * 100_000))
+            line.put(AnswerPart("x" * 100_000))
             await asyncio.sleep(GAP_SECONDS)
 
     gateway.runs.script = script

@@ -7,7 +7,7 @@ import openai
 import pytest
 from openai import AsyncOpenAI, OpenAI
 
-from app.engine.delivery.messages import Mailbox, Said, Told
+from app.engine.delivery.messages import AnswerPart, CallerMessage, Mailbox
 from app.engine.runs.admission import Order
 from app.errors import RunFailed
 from tests.harness.stand_ins import GatewayStandIn, ended
@@ -58,10 +58,10 @@ async def test_a_silence_within_an_answer(silence: float) -> None:
     gateway = GatewayStandIn(ping=0.05)
     key = gateway.add_key()
 
-    async def script(_order: Order, run: str, line: Mailbox[Told]) -> None:
-        line.put(Said("Fo", at=2))
+    async def script(_order: Order, run: str, line: Mailbox[CallerMessage]) -> None:
+        line.put(AnswerPart("Fo", at=2))
         await asyncio.sleep(silence)
-        line.put(Said("ur.", at=5))
+        line.put(AnswerPart("ur.", at=5))
         line.put(ended(run))
 
     gateway.runs.script = script
@@ -106,8 +106,8 @@ async def test_errors_are_the_clients_own(client: AsyncOpenAI, url: str) -> None
 
 
 async def test_an_error_in_a_stream_is_raised(gateway: GatewayStandIn, client: AsyncOpenAI) -> None:
-    async def script(_order: Order, run: str, line: Mailbox[Told]) -> None:
-        line.put(Said("Fo"))
+    async def script(_order: Order, run: str, line: Mailbox[CallerMessage]) -> None:
+        line.put(AnswerPart("Fo"))
         line.put(ended(run, "", RunFailed()))
 
     gateway.runs.script = script
@@ -125,9 +125,9 @@ async def test_an_error_in_a_stream_is_raised(gateway: GatewayStandIn, client: A
 
 
 async def test_closing_a_stream_cancels_the_run(gateway: GatewayStandIn, client: AsyncOpenAI) -> None:
-    async def script(_order: Order, _run: str, line: Mailbox[Told]) -> None:
+    async def script(_order: Order, _run: str, line: Mailbox[CallerMessage]) -> None:
         for _ in range(1_000):
-            line.put(Said("more "))
+            line.put(AnswerPart("more "))
             await asyncio.sleep(GAP_SECONDS)
 
     gateway.runs.script = script

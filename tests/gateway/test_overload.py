@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from app.engine.delivery.messages import Mailbox, Told
+from app.engine.delivery.messages import CallerMessage, Mailbox
 from app.engine.runs.admission import Order
 from app.errors import StoreUnavailable
 from app.gateway.http.auth import LOOKUPS
@@ -31,7 +31,7 @@ class Busy(GatewayStandIn):
         self.done = asyncio.Event()
         self.runs.script = self._wait
 
-    async def _wait(self, _order: Order, run: str, line: Mailbox[Told]) -> None:
+    async def _wait(self, _order: Order, run: str, line: Mailbox[CallerMessage]) -> None:
         await self.done.wait()
         line.put(ended(run))
 

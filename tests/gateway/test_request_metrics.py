@@ -1,6 +1,6 @@
 """Metrics of HTTP requests: durations, first words, and refusals by reason."""
 
-from app.engine.delivery.messages import Mailbox, Told
+from app.engine.delivery.messages import CallerMessage, Mailbox
 from app.engine.runs.admission import Order
 from app.errors import InvalidRequest, OverQuota, RunOverBudget
 from app.gateway.http.request_log import REASONS
@@ -63,7 +63,7 @@ async def test_durations_are_told_apart_by_route_method_and_status(gateway: Gate
         await client.get("/v1/runs/run_none")
         await client.head("/healthz")
 
-        async def play(order: Order, run: str, line: Mailbox[Told]) -> None:
+        async def play(order: Order, run: str, line: Mailbox[CallerMessage]) -> None:
             gateway.ticks += 2.0
             await say_four(order, run, line)
 

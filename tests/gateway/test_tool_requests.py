@@ -10,7 +10,7 @@ from openai import AsyncOpenAI
 from app.core.message.chat import Image, Message, Text, Tool, Toolbox, ToolCall, ToolDelta
 from app.core.message.tools import mint
 from app.core.run.tool_results import returned
-from app.engine.delivery.messages import Ended, Mailbox, Said, Told
+from app.engine.delivery.messages import AnswerPart, CallerMessage, Mailbox, TurnEnd
 from app.engine.runs.admission import Order
 from app.gateway.chat.request import LazyConversation
 from tests.harness.stand_ins import GatewayStandIn, ask, ended
@@ -120,24 +120,24 @@ async def test_missing_results_of_our_own_calls_are_named(gateway: GatewayStandI
 CALLS = (ToolCall("call_bt1", "look", '{"q":"é"}'), ToolCall("call_bt2", "add", "{}"))
 
 
-def wants(run: str, words: str = "") -> Ended:
+def wants(run: str, words: str = "") -> TurnEnd:
     """The end of a turn that calls tools."""
     return replace(ended(run, words), finish="tool_calls", calls=CALLS)
 
 
-async def calling(_order: Order, run: str, line: Mailbox[Told]) -> None:
+async def calling(_order: Order, run: str, line: Mailbox[CallerMessage]) -> None:
     """Words, then two calls in pieces."""
-    line.put(Said("Let me ", at=7))
+    line.put(AnswerPart("Let me ", at=7))
     deltas = (ToolDelta(0, "call_bt1", "look"), ToolDelta(0, arguments='{"q":'))
-    line.put(Said("see.", at=11, calls=deltas))
-    line.put(Said("", at=11, calls=(ToolDelta(0, arguments='"é"}'), ToolDelta(1, "call_bt2", "add", "{}"))))
+    line.put(AnswerPart("see.", at=11, calls=deltas))
+    line.put(AnswerPart("", at=11, calls=(ToolDelta(0, arguments='"é"}'), ToolDelta(1, "call_bt2", "add", "{}"))))
     line.put(wants(run, "Let me see."))
 
 
 async def test_a_whole_reply_with_calls(gateway: GatewayStandIn, key: str) -> None:
     for words, content in (("", None), ("Let me see.", "Let me see.")):
 
-        async def script(_order: Order, run: str, line: Mailbox[Told], words: str = words) -> None:
+        async def script(_order: Order, run: str, line: Mailbox[CallerMessage], words: str = words) -> None:
             line.put(wants(run, words))
 
         gateway.runs.script = script

@@ -6,7 +6,7 @@ from typing import Any
 
 from app.core.message.chat import Message, Task, Text, Tool, Toolbox, ToolDelta
 from app.core.message.tools import Gathering
-from app.engine.delivery.messages import Driven
+from app.engine.delivery.messages import FollowedRun
 from app.engine.runs.admission import Order
 from app.process.wiring import Runtime
 from tests.harness.in_process import Outcome, finish, order
@@ -42,7 +42,7 @@ class Talk:
         task = Task(tuple(self.messages), toolbox=self.toolbox)
         return order(self.runtime, self.tier, task=task, **self.extra | changes)
 
-    async def begin(self, **changes: Any) -> Driven:
+    async def begin(self, **changes: Any) -> FollowedRun:
         """Start the next turn."""
         return await self.runtime.runs.start(self.order(**changes))
 

@@ -17,7 +17,7 @@ import httpx
 from app.core.message.chat import Message, Task, Text, ToolDelta
 from app.core.pool.catalog import Limits
 from app.core.run.events import Event, Kind
-from app.engine.delivery.messages import Driven, Ended, Noted, Said
+from app.engine.delivery.messages import AnswerPart, FollowedRun, StepEvent, TurnEnd
 from app.engine.runs.admission import Order
 from app.gateway.http.api_keys import mint
 from app.process.config import configure
@@ -183,24 +183,24 @@ def narrowed(opened: Runtime, tier: str, **limits: Any) -> Limits:
 class Outcome:
     """Everything that a caller received of a run."""
 
-    ended: Ended
+    ended: TurnEnd
     said: list[str] = field(default_factory=list)
-    noted: list[Noted] = field(default_factory=list)
+    noted: list[StepEvent] = field(default_factory=list)
     called: list[ToolDelta] = field(default_factory=list)
 
 
-async def finish(driven: Driven, within: float = PATIENCE_SECONDS) -> Outcome:
+async def finish(driven: FollowedRun, within: float = PATIENCE_SECONDS) -> Outcome:
     """Read a run's messages until it has ended; raises TimeoutError after `within` seconds."""
     said: list[str] = []
-    noted: list[Noted] = []
+    noted: list[StepEvent] = []
     called: list[ToolDelta] = []
     async with asyncio.timeout(within):
         while True:
             for told in await driven.line.take(1.0):
-                if isinstance(told, Said):
+                if isinstance(told, AnswerPart):
                     said += [told.text] if told.text or not told.calls else []
                     called += told.calls
-                elif isinstance(told, Noted):
+                elif isinstance(told, StepEvent):
                     noted.append(told)
                 else:
                     return Outcome(told, said, noted, called)

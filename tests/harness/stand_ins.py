@@ -24,7 +24,7 @@ from app.core.run.events import Event, Kind, fact_from_json
 from app.core.run.facts import Fact
 from app.core.run.position import Position
 from app.core.run.state import RunState, fold
-from app.engine.delivery.messages import Driven, Ended, Mailbox, Said, Told
+from app.engine.delivery.messages import AnswerPart, CallerMessage, FollowedRun, Mailbox, TurnEnd
 from app.engine.runs.admission import Order
 from app.engine.runs.approvals import Decision
 from app.engine.runs.client import RunClient
@@ -171,21 +171,21 @@ def state_of(run: str, state: Kind = Kind.SUCCEEDED) -> RunState:
     return fold(journal_of(run, TEXTS, state=state))
 
 
-def ended(run: str, answer: str = "Four.", error: BatonError | None = None) -> Ended:
+def ended(run: str, answer: str = "Four.", error: BatonError | None = None) -> TurnEnd:
     """Return the message that ends a run."""
     state = state_of(run, Kind.SUCCEEDED if error is None else Kind.FAILED)
-    return Ended(state, answer, "stop", bill(state), error)
+    return TurnEnd(state, answer, "stop", bill(state), error)
 
 
 USED = 53
 """Tokens of each run."""
-Script = Callable[[Order, str, Mailbox[Told]], Awaitable[None]]
+Script = Callable[[Order, str, Mailbox[CallerMessage]], Awaitable[None]]
 
 
-async def say_four(_order: Order, run: str, line: Mailbox[Told]) -> None:
+async def say_four(_order: Order, run: str, line: Mailbox[CallerMessage]) -> None:
     """Answer "Four." in three pieces: the script of a run that has no other."""
     for text, at in (("Fo", 2), ("ur", 4), (".", 5)):
-        line.put(Said(text, at=at))
+        line.put(AnswerPart(text, at=at))
     line.put(ended(run))
 
 
@@ -215,9 +215,9 @@ class ScriptedDrivers:
         self.listed: Callable[[str, Order], None] = lambda run, order: None
         """Is called with each run that is begun."""
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._lines: dict[str, Mailbox[Told]] = {}
+        self._lines: dict[str, Mailbox[CallerMessage]] = {}
 
-    async def start(self, order: Order) -> Driven:
+    async def start(self, order: Order) -> FollowedRun:
         """Start a run and its script."""
         if self.refusal is not None:
             raise self.refusal
@@ -232,22 +232,22 @@ class ScriptedDrivers:
             await self._play(order, run, line)
         else:
             self._tasks[run] = asyncio.create_task(self._play(order, run, line))
-        return Driven(run, line, replace(state, turn=turn))
+        return FollowedRun(run, line, replace(state, turn=turn))
 
-    async def _play(self, order: Order, run: str, line: Mailbox[Told]) -> None:
+    async def _play(self, order: Order, run: str, line: Mailbox[CallerMessage]) -> None:
         await self.script(order, run, line)
         self.uses[run] = RunUse(seq=2, tokens=USED, waits=False, ended_at=self.now())
 
-    async def attach(self, run: str, at: Position = Position(), **_which: object) -> Driven:
+    async def attach(self, run: str, at: Position = Position(), **_which: object) -> FollowedRun:
         """Follow a run that has ended."""
-        line: Mailbox[Told] = Mailbox(10)
+        line: Mailbox[CallerMessage] = Mailbox(10)
         line.put(ended(run))
-        return Driven(run, line, state_of(run), replayed=True)
+        return FollowedRun(run, line, state_of(run), replayed=True)
 
     async def decide(self, run: str, tenant: str | None, decision: Decision) -> None:
         """Take a decision on a plan."""
 
-    def leave(self, driven: Driven) -> None:
+    def leave(self, driven: FollowedRun) -> None:
         """Cancel the run: nobody else follows it, and it is to end then."""
         self.cancel(driven.run, "client")
 

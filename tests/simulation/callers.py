@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from app.core.message.chat import NO_TOOLS, Message, Task, Text, Tool, Toolbox
 from app.core.pool.catalog import Catalog, Limits
-from app.engine.delivery.messages import Driven, Ended, Said, Told
+from app.engine.delivery.messages import AnswerPart, CallerMessage, FollowedRun, TurnEnd
 from app.engine.runs.admission import Order
 from app.errors import BatonError, Conflict
 from app.gateway.runs.cancel import ask
@@ -51,14 +51,14 @@ class Hearing:
     run: str = ""
     refused: str = ""
     told: str = ""
-    ended: list[Ended] = field(default_factory=list)
+    ended: list[TurnEnd] = field(default_factory=list)
     left: bool = False
     """Whether the caller went away before the end."""
     gave_up: bool = False
     over: bool = False
     """Whether the gateway's handler has come to its end."""
 
-    async def listen(self, driven: Driven, seconds: float, pause: float = 0.0) -> None:
+    async def listen(self, driven: FollowedRun, seconds: float, pause: float = 0.0) -> None:
         """Hear a run to its end."""
         self.run = driven.run
         try:
@@ -71,11 +71,11 @@ class Hearing:
             self.gave_up = True
         self._hear(await driven.line.take(0.0))  # after the end there must be nothing
 
-    def _hear(self, batch: list[Told]) -> None:
+    def _hear(self, batch: list[CallerMessage]) -> None:
         for told in batch:
-            if isinstance(told, Said):
+            if isinstance(told, AnswerPart):
                 self.told += told.text
-            elif isinstance(told, Ended):
+            elif isinstance(told, TurnEnd):
                 self.ended.append(told)
 
 
@@ -125,7 +125,7 @@ class Visit:
         if hearing.ended and hearing.ended[-1].calls:
             self.calls(self, hearing)
 
-    async def _begin(self, process: "Process", order: Order) -> Driven:
+    async def _begin(self, process: "Process", order: Order) -> FollowedRun:
         """As `http/admission.py` does it."""
         once, store, runs = order.once, process.store, process.running
         if once is None:
@@ -166,7 +166,7 @@ class Visit:
         hearing.left = True
         listening.cancel()
 
-    def goes_on(self, ended: Ended, results: Mapping[str, str], order: Order) -> Order:
+    def goes_on(self, ended: TurnEnd, results: Mapping[str, str], order: Order) -> Order:
         """The request that brings results: the conversation so far, the calls as they were told, and what came."""
         words = (Text(ended.answer),) if ended.answer else ()
         said = Message("assistant", words, calls=ended.calls)

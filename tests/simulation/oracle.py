@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from app.core.run.kinds import OUTCOMES
-from app.engine.delivery.messages import Ended
+from app.engine.delivery.messages import TurnEnd
 from tests.simulation.callers import Hearing
 from tests.simulation.case import Case, cases_of
 from tests.simulation.loop import EPOCH
@@ -309,7 +309,7 @@ def who_stops_leaves_nothing_behind(case: Case) -> Iterator[str]:
         yield from (f"{process} has stopped and {what} it" for process, what, run in case.world.left if run == case.run)
 
 
-def _told_of_calls(case: Case, hearing: Hearing, ended: Ended) -> Iterator[str]:
+def _told_of_calls(case: Case, hearing: Hearing, ended: TurnEnd) -> Iterator[str]:
     """A turn that ended with calls of the caller's tools is told as it was journaled."""
     ids = [call.id for call in ended.calls]
     turns: list[list[dict[str, Any]]] = []

@@ -81,10 +81,10 @@ class Gathering:
         )
 
 
-def untold(calls: Iterable[ToolCall], told: Iterable[ToolDelta]) -> tuple[ToolDelta, ...]:
+def unsent(calls: Iterable[ToolCall], sent: Iterable[ToolDelta]) -> tuple[ToolDelta, ...]:
     """Return the pieces of these calls that a caller has not received yet, given what it has."""
     chars: dict[int, int] = {}
-    for delta in told:
+    for delta in sent:
         chars[delta.index] = chars.get(delta.index, 0) + len(delta.arguments)
     rest = []
     for index, call in enumerate(calls):

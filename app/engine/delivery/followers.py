@@ -22,14 +22,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from app.core.message.chat import Decoded, ToolDelta, gather, spoken
-from app.core.message.tools import untold
+from app.core.message.tools import unsent
 from app.core.run import position
 from app.core.run.events import Event
 from app.core.run.position import Position
 from app.core.run.state import RunState, advance
 from app.engine.context import EngineContext
 from app.engine.delivery import turn_result
-from app.engine.delivery.messages import NOTED, Ended, Mailbox, Noted, Said, Told
+from app.engine.delivery.messages import PUBLIC_FIELDS, AnswerPart, CallerMessage, Mailbox, StepEvent, TurnEnd
 from app.errors import (
     BatonError,
     LeaseLost,
@@ -65,7 +65,7 @@ class Listener:
     `received` is the text that it was sent of an attempt which was replaced, None where that is not known.
     """
 
-    line: Mailbox[Told]
+    line: Mailbox[CallerMessage]
     notes: bool
     attempt: int
     chars: int
@@ -74,7 +74,7 @@ class Listener:
     received: str | None = None
     gone: bool = False
 
-    def tokens_told(self, tokens: Sequence[Decoded]) -> int:
+    def tokens_sent(self, tokens: Sequence[Decoded]) -> int:
         """The number of the answer's tokens that it was sent."""
         return spoken(tokens, self.chars) if self.tokens is None else self.tokens
 
@@ -84,7 +84,7 @@ class Audience:
 
     def __init__(self, run: str) -> None:
         self._run = run
-        self._ended: Ended | None = None
+        self._ended: TurnEnd | None = None
         self._listeners: list[Listener] = []
         self._noted = 0
         self._attempt = 0
@@ -114,15 +114,15 @@ class Audience:
 
     # -- callers
 
-    def admit(self, line: Mailbox[Told], at: Position = Position(), *, notes: bool = False) -> None:
+    def admit(self, line: Mailbox[CallerMessage], at: Position = Position(), *, notes: bool = False) -> None:
         """Add a caller, who has what is before `at` already. It is sent at once what can be sent."""
         listener = Listener(line, notes, at.attempt, at.chars)
         if self._ended is not None:
             return self._end(listener, self._ended)
         self._listeners.append(listener)
-        self._tell(listener)
+        self._send(listener)
 
-    def remove(self, line: Mailbox[Told]) -> None:
+    def remove(self, line: Mailbox[CallerMessage]) -> None:
         """Forget a caller who is gone and holds nothing that is to be given back with the end."""
         self._listeners = [listener for listener in self._listeners if listener.line is not line]
 
@@ -131,7 +131,7 @@ class Audience:
         """True if nobody here waits for the end, not even on behalf of a caller who is gone."""
         return not self._listeners
 
-    def leave(self, line: Mailbox[Told]) -> None:
+    def leave(self, line: Mailbox[CallerMessage]) -> None:
         """Note that a caller is gone. It is still sent the end, because places are given back with it, but no more
         text."""
         for listener in self._listeners:
@@ -161,7 +161,7 @@ class Audience:
         self._calls += calls
         self.chars += len(fresh)
         for listener in self._listeners:
-            self._tell(listener, Said(fresh, tokens, Position(self._attempt, self.chars).number, calls))
+            self._send(listener, AnswerPart(fresh, tokens, Position(self._attempt, self.chars).number, calls))
         return True
 
     def lacks(self, delta: Delta) -> bool:
@@ -187,19 +187,19 @@ class Audience:
         self._attempt, self.call = attempt, call
         self._pieces, self._tokens, self._calls, self.chars = [], [], [], 0
 
-    def _tell(self, listener: Listener, said: Said | None = None) -> None:
-        """Send a listener what it lacks: what was `said` last, or more if it is behind."""
+    def _send(self, listener: Listener, part: AnswerPart | None = None) -> None:
+        """Send a listener what it lacks: the latest `part`, or more if it is behind."""
         if listener.attempt != self._attempt and not listener.chars and not listener.called:
             listener.attempt, listener.tokens, listener.received = self._attempt, None, None
         chars, calls = self.chars - listener.chars, len(self._calls) - listener.called
         if listener.gone or listener.attempt != self._attempt or (chars <= 0 and calls <= 0):
             return
-        told = listener.tokens_told(self._tokens)
-        if said is None or (chars, calls) != (len(said.text), len(said.calls)):
-            words = (self.text[listener.chars :], tuple(self._tokens[told:]))
-            said = Said(*words, Position(self._attempt, self.chars).number, tuple(self._calls[listener.called :]))
-        if listener.line.put(said):
-            listener.chars, listener.tokens = max(self.chars, listener.chars), told + len(said.logprobs)
+        sent = listener.tokens_sent(self._tokens)
+        if part is None or (chars, calls) != (len(part.text), len(part.calls)):
+            words = (self.text[listener.chars :], tuple(self._tokens[sent:]))
+            part = AnswerPart(*words, Position(self._attempt, self.chars).number, tuple(self._calls[listener.called :]))
+        if listener.line.put(part):
+            listener.chars, listener.tokens = max(self.chars, listener.chars), sent + len(part.logprobs)
             listener.called = len(self._calls)
 
     def note(self, event: Event) -> None:
@@ -208,33 +208,33 @@ class Audience:
             return
         self._noted = event.seq
         listeners = [listener for listener in self._listeners if listener.notes and not listener.gone]
-        if listeners and (noted := public(event)) is not None:
+        if listeners and (noted := step_event(event)) is not None:
             for listener in listeners:
                 listener.line.put(noted)
 
     # -- the end
 
-    def end(self, ended: Ended) -> None:
+    def end(self, ended: TurnEnd) -> None:
         """End the turn: every caller here is sent what is left of the answer, and the end. Done once."""
         if self._ended is None:
             self._ended = ended
             for listener in self._listeners:
                 self._end(listener, ended)
 
-    def _end(self, listener: Listener, ended: Ended) -> None:
+    def _end(self, listener: Listener, ended: TurnEnd) -> None:
         at, answer = position.end_of(ended.state), ended.answer
         error = ended.error or self._objection(listener, at, answer)
         tokens = ended.logprobs or ()
-        rest = tokens[listener.tokens_told(tokens) :]
-        calls = untold(ended.calls, self._calls[: listener.called])
+        rest = tokens[listener.tokens_sent(tokens) :]
+        calls = unsent(ended.calls, self._calls[: listener.called])
         if error is None and (len(answer) > listener.chars or rest or calls):
-            listener.line.push(Said(answer[listener.chars :], rest, at.number, calls, ended.refusal))
-        listener.line.push(ended if error is ended.error else Ended(ended.state, "", "stop", ended.bill, error))
+            listener.line.push(AnswerPart(answer[listener.chars :], rest, at.number, calls, ended.refusal))
+        listener.line.push(ended if error is ended.error else TurnEnd(ended.state, "", "stop", ended.bill, error))
 
     def _objection(self, listener: Listener, at: Position, answer: str) -> BatonError | None:
         """The error of a listener whose text cannot be continued to the answer; None if it can."""
         if listener.called and listener.attempt != at.attempt:
-            return changed(self._run)
+            return answer_changed(self._run)
         if not listener.chars:
             return None
         received = listener.received
@@ -243,19 +243,19 @@ class Audience:
         if listener.attempt == at.attempt:
             if listener.chars > len(answer) + position.DONE:
                 return position.unknown()
-            return None if received is None or answer.startswith(received) else changed(self._run)
-        return None if received is not None and answer.startswith(received) else changed(self._run)
+            return None if received is None or answer.startswith(received) else answer_changed(self._run)
+        return None if received is not None and answer.startswith(received) else answer_changed(self._run)
 
 
-def public(event: Event) -> Noted | None:
+def step_event(event: Event) -> StepEvent | None:
     """An event as it is sent to callers who asked for steps; None if it is not public."""
-    if event.kind not in NOTED:
+    if event.kind not in PUBLIC_FIELDS:
         return None
-    shown = {name: event.body[name] for name in NOTED[event.kind] if event.body.get(name) is not None}
-    return Noted(event.kind.value, shown)
+    shown = {name: event.body[name] for name in PUBLIC_FIELDS[event.kind] if event.body.get(name) is not None}
+    return StepEvent(event.kind.value, shown)
 
 
-def changed(run: str) -> RunEnded:
+def answer_changed(run: str) -> RunEnded:
     """The error of a caller whose stream cannot be completed."""
     return RunEnded(
         "The answer changed while it was streamed: the attempt that was streamed was lost, and another one gave the "
@@ -350,7 +350,7 @@ class Follower:
     def finish(self) -> bool:
         """End the audience's turn with what has been received; False if the reply has to be read first."""
         try:
-            self.audience.end(turn_result.told(self.state, self._contents))
+            self.audience.end(turn_result.turn_end(self.state, self._contents))
         except NotFound:
             return False
         return True

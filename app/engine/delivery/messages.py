@@ -75,7 +75,7 @@ def _wake(waiting: asyncio.Future[None]) -> None:
 
 
 @record(frozen=True, slots=True)
-class Said:
+class AnswerPart:
     """More of the answer, with the log-probabilities of its tokens where the caller asked for them; `at` is the event
     number behind it (`run/position.py`)."""
 
@@ -89,7 +89,7 @@ class Said:
 
 
 @record(frozen=True, slots=True)
-class Noted:
+class StepEvent:
     """An event of the run, sent only when the caller asked for steps: `kind` and public fields."""
 
     kind: str
@@ -97,7 +97,7 @@ class Noted:
 
 
 @record(frozen=True, slots=True)
-class Ended:
+class TurnEnd:
     """A turn is over: the run has ended, or waits for the results of `calls`; the event is committed. `error` is None
     for a success."""
 
@@ -116,24 +116,24 @@ class Ended:
     """The place, among those of the request, of the stop sequence that ended the answer, where the provider says so."""
 
 
-Told = Said | Noted | Ended
+CallerMessage = AnswerPart | StepEvent | TurnEnd
 
 
 @record(frozen=True, slots=True)
-class Driven:
-    """A run as one caller receives it, whichever engine drives it. Take batches from `line` until `Ended` comes.
+class FollowedRun:
+    """A run as one caller receives it, whichever engine drives it. Take batches from `line` until `TurnEnd` comes.
 
     `state` is the run's state when the caller began to follow it; `replayed` says that it was not begun by this
     request.
     """
 
     run: str
-    line: Mailbox[Told]
+    line: Mailbox[CallerMessage]
     state: RunState
     replayed: bool = False
 
 
-NOTED: Mapping[Kind, tuple[str, ...]] = {
+PUBLIC_FIELDS: Mapping[Kind, tuple[str, ...]] = {
     Kind.PLAN_STEP: ("n", "worker", "access", "answers", "parent"),
     Kind.PLAN_ACCEPTED: ("topology", "steps"),
     Kind.PLAN_REJECTED: ("reasons",),

@@ -17,7 +17,7 @@ from app.core.run import position
 from app.core.run.bill import bill
 from app.core.run.events import TERMINAL, Event, RunAwaitingTool, RunResumed
 from app.core.run.state import NO_RESULTS, RunState, StepState, fold
-from app.engine.delivery.messages import Ended
+from app.engine.delivery.messages import TurnEnd
 from app.errors import BatonError, NotFound
 from app.store.protocol import ContentReads
 from app.telemetry import Telemetry
@@ -53,10 +53,10 @@ def of_turn(events: Sequence[Event], turn: int) -> Sequence[Event]:
     return events[begins[0] :] if begins else events
 
 
-async def read(store: ContentReads, state: RunState) -> Ended:
+async def read(store: ContentReads, state: RunState) -> TurnEnd:
     """A turn's end from the state; `NotFound` if its answer was erased."""
     wanted = refs(state)
-    return told(state, await store.contents(state.run, wanted) if wanted else {})
+    return turn_end(state, await store.contents(state.run, wanted) if wanted else {})
 
 
 def refs(state: RunState) -> list[str]:
@@ -72,7 +72,7 @@ def of_step(step: StepState) -> list[str]:
     return [ref for ref in (step.output, step.logprobs) if ref]
 
 
-def told(state: RunState, contents: Mapping[str, bytes]) -> Ended:
+def turn_end(state: RunState, contents: Mapping[str, bytes]) -> TurnEnd:
     """The end of a turn whose reply is at hand, by the refs of its parts."""
     if not contents.keys() >= set(refs(state)):
         raise NotFound("The content of this run was erased; its journal remains.", code="content_erased")
@@ -80,10 +80,10 @@ def told(state: RunState, contents: Mapping[str, bytes]) -> Ended:
     if state.state == "awaiting_tool":
         return _calling(state, contents)
     if step is None:
-        return Ended(state, "", finish, bill(state), ending_error(state))
+        return TurnEnd(state, "", finish, bill(state), ending_error(state))
     answer = contents[step.output].decode() if step.output else ""
     logprobs = tuple(orjson.loads(contents[step.logprobs])) if step.logprobs else None
-    return Ended(
+    return TurnEnd(
         state,
         answer,
         finish,
@@ -95,7 +95,7 @@ def told(state: RunState, contents: Mapping[str, bytes]) -> Ended:
     )
 
 
-def _calling(state: RunState, contents: Mapping[str, bytes]) -> Ended:
+def _calling(state: RunState, contents: Mapping[str, bytes]) -> TurnEnd:
     """All tool calls of a turn in one reply, and the words of the answering step, if it is among those that call."""
     words, calls = "", []
     for step in _callers(state):
@@ -103,7 +103,7 @@ def _calling(state: RunState, contents: Mapping[str, bytes]) -> Ended:
         said = message_from_json(orjson.loads(contents[exchange.said]))
         words = said.text if step.answers else words
         calls += [replace(call, id=id_) for call, id_ in zip(said.calls, exchange.ids, strict=True)]
-    return Ended(state, words, "tool_calls", bill(state), None, calls=tuple(calls))
+    return TurnEnd(state, words, "tool_calls", bill(state), None, calls=tuple(calls))
 
 
 def _callers(state: RunState) -> list[StepState]:
@@ -133,9 +133,9 @@ def count(telemetry: Telemetry, state: RunState, seconds: float) -> None:
         telemetry.count("baton_rounds_total", tier, "stopped")
 
 
-def without(state: RunState, error: BatonError) -> Ended:
+def without(state: RunState, error: BatonError) -> TurnEnd:
     """The end of a stream whose run this process cannot follow any longer; the run itself goes on elsewhere."""
-    return Ended(state, "", "stop", bill(state), error)
+    return TurnEnd(state, "", "stop", bill(state), error)
 
 
 def ending_error(state: RunState) -> BatonError | None:

@@ -20,8 +20,8 @@ from app.engine.commit.waiting_runs import Waiting
 from app.engine.context import EngineContext
 from app.engine.delivery import turn_result
 from app.engine.delivery.changes import RunChanges
-from app.engine.delivery.followers import Audience, Follower, Followers, public
-from app.engine.delivery.messages import Driven, Mailbox, Told
+from app.engine.delivery.followers import Audience, Follower, Followers, step_event
+from app.engine.delivery.messages import CallerMessage, FollowedRun, Mailbox
 from app.engine.runs import admission, approvals, tool_results
 from app.engine.runs.admission import Order, Owner
 from app.engine.runs.approvals import Decided, Decision
@@ -99,7 +99,7 @@ class RunClient:
             await stopping.wait()
             self._open = False
 
-    async def start(self, order: Order) -> Driven:
+    async def start(self, order: Order) -> FollowedRun:
         """Admit a run, or begin the next turn of the one whose tool calls the conversation's end answers.
 
         Raises `InvalidRequest` (nobody eligible, a bad plan, or tool results that belong nowhere), `Overloaded`,
@@ -124,7 +124,7 @@ class RunClient:
 
     # -- a new run
 
-    async def _begin(self, order: Order) -> Driven:
+    async def _begin(self, order: Order) -> FollowedRun:
         await self._check_untaken(order.tenant)
         order = await admission.with_budgets(self._context, order)
         catalog, choice = self._context.catalog(), admission.choose(self._context, order)
@@ -145,7 +145,7 @@ class RunClient:
             self._forget(follower)
             raise
         follower.is_recorded = True
-        return Driven(entry.run, line, follower.state)
+        return FollowedRun(entry.run, line, follower.state)
 
     @property
     def _can_take_now(self) -> bool:
@@ -172,7 +172,7 @@ class RunClient:
 
     # -- the next turn
 
-    async def _go_on(self, order: Order, came: Returned) -> Driven | None:
+    async def _go_on(self, order: Order, came: Returned) -> FollowedRun | None:
         """Begin the turn that these results begin; None if they are only the history of a new run."""
         alone = self._turning.setdefault(came.run, asyncio.Lock())
         for _ in range(RACES):
@@ -194,7 +194,7 @@ class RunClient:
             return await self.attach(came.run, turn=found.state.turn.number, tenant=order.tenant)
         raise Overloaded(retry_after=1.0)
 
-    async def _resume(self, order: Order, found: Found) -> Driven:
+    async def _resume(self, order: Order, found: Found) -> FollowedRun:
         """Begin the run's next turn, with the results of its caller, in one entry."""
         run, known = found.state.run, found.known
         begun = tool_results.begin(self._context, order, found, self._home if order.followed else "")
@@ -213,7 +213,7 @@ class RunClient:
             self._forget(follower)
             raise
         follower.is_recorded = True
-        return Driven(run, line, follower.state)
+        return FollowedRun(run, line, follower.state)
 
     async def _commit_turn(self, begun: Beginning, found: Found, follower: Follower) -> None:
         """Write the turn, and offer it first to the engine that still holds the run's state."""
@@ -236,7 +236,7 @@ class RunClient:
         tenant: str | None,
         turn: int | None = None,
         once: str | None = None,
-    ) -> Driven:
+    ) -> FollowedRun:
         """Follow a run's turn from `at` on, whichever engine drives it and whether or not it is over.
 
         It is the latest turn, unless `turn` or the claim `once` that began it says which. The run is read as callers of
@@ -259,10 +259,10 @@ class RunClient:
             self._followers.fold(present, journal.events)
             state = present.state
         position.check(state, at)
-        line: Mailbox[Told] = Mailbox(LINE)
+        line: Mailbox[CallerMessage] = Mailbox(LINE)
         notes = bool(state.turn.wire.get("steps"))
         for event in turn_result.of_turn(journal.events, state.turn.number) if notes and not at.chars else ():
-            if event.seq <= state.seq and (noted := public(event)) is not None:
+            if event.seq <= state.seq and (noted := step_event(event)) is not None:
                 line.push(noted)
         audience = present.audience if present is not None else Audience(run)
         audience.admit(line, at, notes=notes)
@@ -272,9 +272,9 @@ class RunClient:
             if len(self._followers) >= self._bound:
                 raise Overloaded(retry_after=1.0)
             await self._followers.ask(self._followers.follow(state, journal.salt, audience))
-        return Driven(run, line, state, replayed=True)
+        return FollowedRun(run, line, state, replayed=True)
 
-    def leave(self, driven: Driven) -> None:
+    def leave(self, driven: FollowedRun) -> None:
         """Note that a caller is gone. If it was the last one, the run goes on or stops as its admission says."""
         follower = self._followers.of(driven.run)
         if driven.replayed:  # it holds no place that is to be kept until the run has ended
@@ -310,9 +310,9 @@ class RunClient:
             self.changes.notice()
         self._followers.receive(message)
 
-    def _follow(self, order: Order, state: RunState, salt: bytes) -> tuple[Mailbox[Told], Follower]:
+    def _follow(self, order: Order, state: RunState, salt: bytes) -> tuple[Mailbox[CallerMessage], Follower]:
         """Follow a turn that is about to be begun: an engine may be done with it before its commit has returned."""
-        line: Mailbox[Told] = Mailbox(LINE)
+        line: Mailbox[CallerMessage] = Mailbox(LINE)
         audience = Audience(state.run)
         audience.admit(line, notes=order.stream_steps)
         follower = self._followers.follow(state, salt, audience, is_new=True)

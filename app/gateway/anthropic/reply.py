@@ -15,7 +15,7 @@ from starlette.responses import Response
 from app.core.run import position
 from app.core.run.bill import Bill
 from app.core.run.state import RunState
-from app.engine.delivery.messages import Ended, Noted, Said
+from app.engine.delivery.messages import AnswerPart, StepEvent, TurnEnd
 from app.errors import BatonError
 from app.gateway.anthropic.request import UNTHREADED
 from app.gateway.chat.reply import extension, words_of
@@ -41,7 +41,7 @@ TYPES: Final[Mapping[int, str]] = {
 """By status; any other is an `api_error`, or the request's own fault."""
 
 
-def message(ended: Ended, stops: Sequence[str]) -> bytes:
+def message(ended: TurnEnd, stops: Sequence[str]) -> bytes:
     """A whole message; `stops` are the stop sequences of the request."""
     content: list[dict[str, Any]] = []
     if words := words_of(ended):
@@ -118,7 +118,7 @@ def _tool_use(call: str, name: str) -> dict[str, Any]:
     return {"type": "tool_use", "id": call, "name": name, "input": {}, "caller": {"type": "direct"}}
 
 
-def _stopped(ended: Ended, stops: Sequence[str]) -> dict[str, Any]:
+def _stopped(ended: TurnEnd, stops: Sequence[str]) -> dict[str, Any]:
     """Why the message stopped. Only some workers say at which stop sequence they stopped; else it is `end_turn`."""
     reason, sequence, place = STOPS.get(ended.finish, "end_turn"), None, ended.stop_sequence
     if ended.finish == "stop" and place is not None and place < len(stops):
@@ -154,7 +154,7 @@ class Events:
         usage = nothing | {"output_tokens": 0, "service_tier": "standard"}
         return self._numbered(0, _event("message_start", message=_head(self._state) | empty | {"usage": usage}))
 
-    def said(self, said: Said) -> bytes:
+    def said(self, said: AnswerPart) -> bytes:
         """More of the text, or of the tool calls behind it."""
         frames = b""
         if said.text:
@@ -168,11 +168,11 @@ class Events:
                 frames += self._delta({"type": "input_json_delta", "partial_json": delta.arguments})
         return frames
 
-    def noted(self, noted: Noted) -> bytes:
+    def noted(self, noted: StepEvent) -> bytes:
         """A step's event, on a ping: clients that do not know `baton` see nothing new in it."""
         return _event("ping", baton={"event": noted.kind, **noted.body})
 
-    def ended(self, ended: Ended) -> bytes:
+    def ended(self, ended: TurnEnd) -> bytes:
         """The last block's end, why the message stopped, and the terminal marker; without numbers while a plan waits
         for an approval, so that the stream goes on behind the same event once it is approved."""
         delta = _stopped(ended, self._stops) | {"container": None}
@@ -187,7 +187,7 @@ class Events:
         finish = self._numbered(behind + position.FINISH, last)
         return border + finish + self._numbered(behind + position.DONE, _event("message_stop"))
 
-    def failed(self, error: BatonError, ended: Ended) -> bytes:
+    def failed(self, error: BatonError, ended: TurnEnd) -> bytes:
         """The last event of a stream that failed."""
         return b"event: error\ndata: " + orjson.dumps(described(error, self._request_id)) + b"\n\n"
 

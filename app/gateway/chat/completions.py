@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from app.core.run.reply_ids import formatted
 from app.core.run.state import RunState
-from app.engine.delivery.messages import Ended, Said
+from app.engine.delivery.messages import AnswerPart, TurnEnd
 from app.engine.runs.admission import Order
 from app.errors import InvalidRequest
 from app.gateway.chat.reply import Chunks, extension, usage_of, words_of
@@ -103,7 +103,7 @@ def _prompt(value: object) -> str:
     return value
 
 
-def text_completion(ended: Ended) -> bytes:
+def text_completion(ended: TurnEnd) -> bytes:
     """A whole `text_completion`."""
     choice = _choice(words_of(ended), ended.finish or "stop")
     return orjson.dumps(
@@ -136,7 +136,7 @@ class TextChunks(Chunks):
         """Nobody speaks in this format."""
         return b""
 
-    def said(self, said: Said) -> bytes:
+    def said(self, said: AnswerPart) -> bytes:
         """More of the answer."""
         self._at = said.at
         return b"id: %d\n" % said.at + self._frame(_choice(said.text, None), b"")

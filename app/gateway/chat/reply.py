@@ -17,7 +17,7 @@ from app.core.run.bill import Bill
 from app.core.run.progress import parent_of
 from app.core.run.reply_ids import formatted
 from app.core.run.state import RunState, StepState
-from app.engine.delivery.messages import Ended, Noted, Said
+from app.engine.delivery.messages import AnswerPart, StepEvent, TurnEnd
 from app.errors import BatonError
 from app.gateway.chat.tools import wire_calls
 from app.gateway.http import fault
@@ -59,7 +59,7 @@ def figures(usage: Usage) -> dict[str, int | bool]:
     }
 
 
-def extension(ended: Ended) -> dict[str, Any]:
+def extension(ended: TurnEnd) -> dict[str, Any]:
     """The `baton` field of a reply."""
     state = ended.state
     proposal = state.proposal
@@ -95,7 +95,7 @@ def extension(ended: Ended) -> dict[str, Any]:
     return field
 
 
-def words_of(ended: Ended) -> str:
+def words_of(ended: TurnEnd) -> str:
     """The text of a reply: the answer, or a sentence where a plan waits for an approval, for people who read only
     that."""
     if ended.state.state != "awaiting_approval":
@@ -150,7 +150,7 @@ def custom_of(state: RunState) -> frozenset[str]:
     return frozenset(state.turn.wire.get("custom", ()))
 
 
-def completion(ended: Ended) -> bytes:
+def completion(ended: TurnEnd) -> bytes:
     """A whole `chat.completion`: the same bytes whenever it is made, since all of it is in the journal."""
     state = ended.state
     message: dict[str, Any] = {"role": "assistant", "content": words_of(ended), "refusal": None}
@@ -214,7 +214,7 @@ class Chunks:
         delta = {"role": "assistant", "content": "", "refusal": None}
         return b"" if self._after >= 0 else b"id: 0\n" + self._chunk(delta, None, b"")
 
-    def said(self, said: Said) -> bytes:
+    def said(self, said: AnswerPart) -> bytes:
         """More of the answer, with the log-probabilities of its tokens if they were asked for; then more of tool calls,
         which have no event number of their own."""
         self._at = said.at
@@ -252,11 +252,11 @@ class Chunks:
         typed = {"type": kind} if head else {}
         return self._chunk({"tool_calls": [{"index": index, **head, **typed, kind: body}]}, None, b"")
 
-    def noted(self, noted: Noted) -> bytes:
+    def noted(self, noted: StepEvent) -> bytes:
         """A step's event, on a chunk whose delta is empty: clients that do not know `baton` see nothing new in it."""
         return b"id: %d\n" % self._at + self._chunk({}, None, _baton({"event": noted.kind, **noted.body}))
 
-    def ended(self, ended: Ended) -> bytes:
+    def ended(self, ended: TurnEnd) -> bytes:
         """The chunk with the finish reason, the usage chunk if asked for, and the terminal marker. While a plan waits
         for an approval none of them has a number: the stream goes on behind the same event once it is approved."""
         if ended.state.state == "awaiting_approval":
@@ -274,7 +274,7 @@ class Chunks:
             if behind + place > self._after and (place != position.USAGE or self._usage)
         )
 
-    def failed(self, error: BatonError, ended: Ended) -> bytes:
+    def failed(self, error: BatonError, ended: TurnEnd) -> bytes:
         """An error event; no terminal marker follows."""
         return b"data: " + orjson.dumps(fault.describe(error)) + b"\n\n"
 

@@ -35,7 +35,7 @@ from app.core.pool.rates import RateRequest
 from app.core.records import changed, record
 from app.core.run import position
 from app.core.run.position import Position
-from app.engine.delivery.messages import Driven
+from app.engine.delivery.messages import FollowedRun
 from app.engine.runs.admission import Order
 from app.errors import (
     BatonError,
@@ -171,7 +171,7 @@ class Admission:
 class Begun:
     """A run that this request has begun or follows. `permit` must be released when the reply is over."""
 
-    driven: Driven
+    driven: FollowedRun
     permit: Permit
     seconds: float
     """The time that the run has left."""
@@ -315,7 +315,7 @@ class Idempotency:
         request_span.belongs_to(request.scope, driven.state)
         return Begun(driven, permit, order.limits.seconds, log)
 
-    async def _start(self, order: Order, permit: Permit) -> Driven:
+    async def _start(self, order: Order, permit: Permit) -> FollowedRun:
         """Begin the run of an order, under the id under which it was counted; what was not begun is given back."""
         if permit.counted is not None:
             order = changed(order, run=permit.counted.run)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from app.core.pool.catalog import MILLION
-from app.engine.delivery.messages import Driven, Ended
+from app.engine.delivery.messages import FollowedRun, TurnEnd
 from app.errors import BatonError, OverQuota
 from app.store.protocol import KeyRow
 from app.telemetry import Telemetry
@@ -49,11 +49,11 @@ class RequestLog:
     is_disconnected: bool = False
     """True if the client has left before that."""
 
-    def follow(self, driven: Driven) -> None:
+    def follow(self, driven: FollowedRun) -> None:
         """Note the run of the request."""
         self.run, self.tier = driven.run, driven.state.admitted.tier
 
-    def end(self, driven: Driven, ended: Ended) -> None:
+    def end(self, driven: FollowedRun, ended: TurnEnd) -> None:
         """Note the end of its turn. What it has cost belongs to the request that has begun it."""
         if not driven.replayed:
             self.usd = ended.bill.turn_usd

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from app.engine.delivery.messages import Driven, Ended, Noted, Said, Told
+from app.engine.delivery.messages import AnswerPart, CallerMessage, FollowedRun, StepEvent, TurnEnd
 from app.engine.delivery.turn_result import without
 from app.errors import BatonError, RunExpired
 from app.gateway.http.admission import Begun, Permit
@@ -32,7 +32,7 @@ STREAM_HEADERS = [
 ]
 
 
-async def collect(context: GatewayContext, begun: Begun, receive: Receive) -> Ended:
+async def collect(context: GatewayContext, begun: Begun, receive: Receive) -> TurnEnd:
     """The end of a turn that is not streamed; its permit is released.
 
     Raises the error that it ended with, or `RunExpired` if it has no end `GatewayContext.grace` after its time limit.
@@ -47,8 +47,8 @@ async def collect(context: GatewayContext, begun: Begun, receive: Receive) -> En
     return ended
 
 
-async def _end(context: GatewayContext, begun: Begun, receive: Receive) -> Ended:
-    ended: Ended | None = None
+async def _end(context: GatewayContext, begun: Begun, receive: Receive) -> TurnEnd:
+    ended: TurnEnd | None = None
     driven, seconds = begun.driven, begun.seconds + context.grace
     try:
         ended = _end_in(await driven.line.take(UNWATCHED))
@@ -61,7 +61,7 @@ async def _end(context: GatewayContext, begun: Begun, receive: Receive) -> Ended
             context.runs.leave(driven)
 
 
-async def _until_end(driven: Driven, seconds: float) -> Ended | None:
+async def _until_end(driven: FollowedRun, seconds: float) -> TurnEnd | None:
     try:
         async with asyncio.timeout(seconds):
             while True:
@@ -71,13 +71,13 @@ async def _until_end(driven: Driven, seconds: float) -> Ended | None:
         return None
 
 
-def _end_in(batch: Sequence[Told]) -> Ended | None:
-    return batch[-1] if batch and isinstance(batch[-1], Ended) else None
+def _end_in(batch: Sequence[CallerMessage]) -> TurnEnd | None:
+    return batch[-1] if batch and isinstance(batch[-1], TurnEnd) else None
 
 
 async def _watching(
-    driven: Driven, watch: Coroutine[Any, Any, None], work: Callable[[], Awaitable[Ended | None]]
-) -> Ended:
+    driven: FollowedRun, watch: Coroutine[Any, Any, None], work: Callable[[], Awaitable[TurnEnd | None]]
+) -> TurnEnd:
     """Do `work` and `watch` the connection; when the client disconnects, the mailbox gets an end before long."""
     async with asyncio.TaskGroup() as group:
         watcher = group.create_task(watch)
@@ -90,7 +90,7 @@ async def _watching(
     return ended
 
 
-async def _watch(context: GatewayContext, driven: Driven, receive: Receive, log: RequestLog) -> None:
+async def _watch(context: GatewayContext, driven: FollowedRun, receive: Receive, log: RequestLog) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
     log.is_disconnected = True
@@ -108,19 +108,19 @@ class Frames(Protocol):
         """The opening event."""
         ...
 
-    def said(self, said: Said) -> bytes:
+    def said(self, said: AnswerPart) -> bytes:
         """More of the answer."""
         ...
 
-    def noted(self, noted: Noted) -> bytes:
+    def noted(self, noted: StepEvent) -> bytes:
         """An event of the run, for a caller that asked for them."""
         ...
 
-    def ended(self, ended: Ended) -> bytes:
+    def ended(self, ended: TurnEnd) -> bytes:
         """All events that follow the answer."""
         ...
 
-    def failed(self, error: BatonError, ended: Ended) -> bytes:
+    def failed(self, error: BatonError, ended: TurnEnd) -> bytes:
         """The last event of a stream that failed after its first byte."""
         ...
 
@@ -130,7 +130,9 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, context: GatewayContext, driven: Driven, frames: Frames, permit: Permit, seconds: float) -> None:
+    def __init__(
+        self, context: GatewayContext, driven: FollowedRun, frames: Frames, permit: Permit, seconds: float
+    ) -> None:
         """`seconds` is the run's time limit. The stream owns `permit` and releases it when it is over."""
         self.status_code = 200
         self.background = None
@@ -140,7 +142,7 @@ class EventStream(Response):
         self._wire = frames
         self._permit = permit
         self._seconds = seconds
-        self._ended: Ended | None = None
+        self._ended: TurnEnd | None = None
         self._complete = False
         self._log: RequestLog
         self._route = ""
@@ -167,7 +169,7 @@ class EventStream(Response):
                 async with asyncio.timeout(LINGER):
                     await _write(send, last, more=False)
 
-    async def _relay(self, send: Send) -> Ended | None:
+    async def _relay(self, send: Send) -> TurnEnd | None:
         try:
             async with asyncio.timeout(self._seconds + self._context.grace):
                 while self._ended is None:
@@ -179,14 +181,14 @@ class EventStream(Response):
             return None
         return self._ended
 
-    def _frames(self, batch: Sequence[Told]) -> bytes:
+    def _frames(self, batch: Sequence[CallerMessage]) -> bytes:
         wire = self._wire
         frames: list[bytes] = []
         for told in batch:
-            if isinstance(told, Said):
+            if isinstance(told, AnswerPart):
                 self._note_first_text()
                 frames.append(wire.said(told))
-            elif isinstance(told, Noted):
+            elif isinstance(told, StepEvent):
                 frames.append(wire.noted(told))
             else:
                 self._ended = told
@@ -201,7 +203,7 @@ class EventStream(Response):
             seconds = self._context.tick() - self._log.began
             self._context.telemetry.observe("baton_stream_first_text_seconds", seconds, self._route)
 
-    def _last(self, ended: Ended) -> bytes:
+    def _last(self, ended: TurnEnd) -> bytes:
         return self._wire.ended(ended) if ended.error is None else self._wire.failed(ended.error, ended)
 
 

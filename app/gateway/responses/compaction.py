@@ -13,7 +13,7 @@ from pydantic import Field
 
 from app.core.message.chat import Message, Task, Text
 from app.core.run.reply_ids import formatted
-from app.engine.delivery.messages import Ended
+from app.engine.delivery.messages import TurnEnd
 from app.errors import InvalidRequest
 from app.gateway.chat.reply import extension
 from app.gateway.responses.calls import paired, unknown_call
@@ -73,7 +73,7 @@ def _renamed(messages: Iterable[Message]) -> list[Message]:
     return found
 
 
-def compacted(of: Subject, ended: Ended) -> bytes:
+def compacted(of: Subject, ended: TurnEnd) -> bytes:
     """A `response.compaction`: the user's messages, and the item that stands for everything else."""
     run, conversation = of.state.run, of.task.messages[:-1]
     labels = sorted(of.state.admitted.labels)

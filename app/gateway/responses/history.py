@@ -11,7 +11,7 @@ from app.core.run.labels import carried
 from app.core.run.state import RunState
 from app.core.run.state_records import Exchange
 from app.engine.calls.step_request import texts_of
-from app.engine.delivery.messages import Ended
+from app.engine.delivery.messages import TurnEnd
 from app.gateway.responses.reply import Subject
 from app.store.protocol import ContentReads
 
@@ -22,7 +22,7 @@ class StoredResponse:
     its end, where the caller of `conversation` added it."""
 
     subject: Subject
-    ended: Ended | None
+    ended: TurnEnd | None
     messages: tuple[Message, ...] = ()
 
     @property

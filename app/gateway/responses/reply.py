@@ -27,7 +27,7 @@ from app.core.run import position
 from app.core.run.bill import Bill
 from app.core.run.notices import response_id
 from app.core.run.state import RunState
-from app.engine.delivery.messages import Ended, Noted, Said
+from app.engine.delivery.messages import AnswerPart, StepEvent, TurnEnd
 from app.errors import BatonError, RunOutOfQuota, RunOverBudget, RunRefused, RunTooLong
 from app.gateway.chat.reply import extension
 from app.gateway.http import fault
@@ -68,12 +68,12 @@ class Subject:
         return self.task.messages[0].text if self.state.admitted.wire.get("instructions") else None
 
 
-def whole(of: Subject, ended: Ended | None) -> bytes:
+def whole(of: Subject, ended: TurnEnd | None) -> bytes:
     """The response object: as it ended, or, with None, under way."""
     return orjson.dumps(document(of, ended))
 
 
-def document(of: Subject, ended: Ended | None) -> dict[str, Any]:
+def document(of: Subject, ended: TurnEnd | None) -> dict[str, Any]:
     """The response object as JSON values."""
     state, wire = of.state, of.state.turn.wire
     status = status_of(of, ended)
@@ -117,7 +117,7 @@ def _message_status(status: str) -> str:
     return "incomplete" if status == "incomplete" else "completed"
 
 
-def status_of(of: Subject, ended: Ended | None) -> str:
+def status_of(of: Subject, ended: TurnEnd | None) -> str:
     """OpenAI's word for what the turn has come to: a background one is queued until somebody works on it."""
     if ended is None:
         return "queued" if of.state.turn.wire.get("background") and not of.state.calls else "in_progress"
@@ -128,7 +128,7 @@ def status_of(of: Subject, ended: Ended | None) -> str:
     return "incomplete" if ended.finish in INCOMPLETE else "completed"
 
 
-def items(of: Subject, ended: Ended, status: str) -> list[dict[str, Any]]:
+def items(of: Subject, ended: TurnEnd, status: str) -> list[dict[str, Any]]:
     """The output: the message, if anything was said, then the calls, behind what has found their tools."""
     found: list[dict[str, Any]] = []
     if ended.state.state == "awaiting_approval":
@@ -197,7 +197,7 @@ def _bare(one: Mapping[str, Any]) -> dict[str, Any]:
     return {"token": one["token"], "logprob": one["logprob"]}
 
 
-def _error(ended: Ended | None) -> dict[str, Any] | None:
+def _error(ended: TurnEnd | None) -> dict[str, Any] | None:
     if ended is None or ended.error is None or ended.state.state == "cancelled":
         return None
     told = fault.describe(ended.error)["error"]
@@ -216,7 +216,7 @@ def _code(error: BatonError) -> str:
     return "rate_limit_exceeded" if error.status == 429 else "server_error"
 
 
-def _incomplete(ended: Ended | None, status: str) -> dict[str, Any] | None:
+def _incomplete(ended: TurnEnd | None, status: str) -> dict[str, Any] | None:
     return {"reason": INCOMPLETE[ended.finish]} if ended is not None and status == "incomplete" else None
 
 
@@ -255,7 +255,7 @@ class Events:
         created = self._event("response.created", 0, response=under_way)
         return created + self._event("response.in_progress", IN_PROGRESS, response=under_way)
 
-    def said(self, said: Said) -> bytes:
+    def said(self, said: AnswerPart) -> bytes:
         """More of the text, or of the calls behind it."""
         self._base = said.at - said.at % position.ATTEMPT if said.at else self._base
         self._refused |= said.refusal
@@ -266,11 +266,11 @@ class Events:
             frames += self._more_arguments(delta.arguments) if delta.arguments else b""
         return frames
 
-    def noted(self, noted: Noted) -> bytes:
+    def noted(self, noted: StepEvent) -> bytes:
         """A step's event, as a comment: clients check the types of events."""
         return b": baton " + orjson.dumps({"event": noted.kind, **noted.body}) + b"\n\n"
 
-    def ended(self, ended: Ended) -> bytes:
+    def ended(self, ended: TurnEnd) -> bytes:
         """All events that were not sent yet, and the end. While a plan waits for an approval that is
         `response.queued`, with the number of the event before it, behind which the stream goes on once it is
         approved."""
@@ -287,7 +287,7 @@ class Events:
         frames += self._end_block(ended.logprobs, body["status"], FINAL)
         return frames + self._event(f"response.{body['status']}", self._at + 1, response=body)
 
-    def failed(self, error: BatonError, ended: Ended) -> bytes:
+    def failed(self, error: BatonError, ended: TurnEnd) -> bytes:
         """The end of a run that failed, or of a stream that is broken."""
         if ended.state.ended and ended.state.state != "succeeded":
             return self._event("response.failed", self._at + 1, response=document(self._of_end(ended), ended))
@@ -295,7 +295,7 @@ class Events:
         body = told | {"type": "error", "sequence_number": self._base + self._at}
         return b"event: error\ndata: %s\n\n" % orjson.dumps(body)
 
-    def _of_end(self, ended: Ended) -> Subject:
+    def _of_end(self, ended: TurnEnd) -> Subject:
         return Subject(ended.state, self._of.task, self._of.asked)
 
     def _begin_message(self) -> bytes:
@@ -307,7 +307,7 @@ class Events:
         part = _part("", (), self._refused)
         return added + self._event("response.content_part.added", TEXT, **self._place(), part=part)
 
-    def _more_text(self, said: Said) -> bytes:
+    def _more_text(self, said: AnswerPart) -> bytes:
         frames = b"" if self._spoken else self._begin_message()
         told = max(self._after - self._base - TEXT - len(self._text), 0)
         self._text += said.text
