@@ -70,7 +70,9 @@ def command(asked: Asked) -> tuple[list[str], dict[str, str]]:
         "--max-model-len": str(min(config["max_position_embeddings"], asked.context)),
         "--structured-outputs-config": STRUCTURED[card.grammar],
     }
-    if card.prompt != "general":  # trained here, in full precision; it is small
+    if card.prompt == "general":  # a chat model, which was trained without thoughts before its plan
+        flags["--default-chat-template-kwargs"] = '{"enable_thinking": false}'
+    else:  # trained here, in full precision; it is small
         flags["--dtype"] = "float32"
     words = [asked.python, "-m", "vllm.entrypoints.openai.api_server", "--enable-prefix-caching"]
     words += ["--served-model-name", asked.name, card.name]

@@ -44,7 +44,7 @@ class Place:
     """The base URL of the service, without /v1."""
     key: str
     tier: str
-    concurrency: int = 16
+    concurrency: int = 128
     deadline: float = 120.0
     """Seconds for one plan."""
 

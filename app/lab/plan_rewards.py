@@ -21,6 +21,8 @@ from app.lab.world import Weights
 
 PATIENCE = 3
 """Batches in a row in which every plan that could be read met an outage, before training is given up."""
+COLLAPSED = 5
+"""Batches in a row in which all plans are alike, before training ends."""
 VERDICTS: tuple[Verdict, ...] = ("malformed", "wrong", "right", "outage")
 
 
@@ -38,6 +40,13 @@ class Scorer:
     transport: httpx.AsyncBaseTransport | None = None
     """In place of the network."""
     _out: int = 0
+    _alike: int = 0
+    """Batches in a row in which all plans were alike."""
+
+    @property
+    def collapsed(self) -> bool:
+        """True if the last batches had one plan for all of their questions: nothing more can be learned from them."""
+        return self._alike >= COLLAPSED
 
     async def executor_reward(
         self, completions: Sequence[Any], row: Sequence[int], trainer_state: Any = None, **more: Any
@@ -51,6 +60,9 @@ class Scorer:
         step, steps = (trainer_state.global_step, trainer_state.max_steps) if trainer_state is not None else (1, 1)
         weights = ramped(self.weights, step / max(steps, 1), self.ramp)
         rewards = [reward(one.verdict, one.usd, one.seconds, weights) for one in found]
+        self._alike = self._alike + 1 if len(texts) > 1 and len(set(texts)) == 1 else 0
+        if self._alike == COLLAPSED:
+            self.tell(f"step {step}: for {COLLAPSED} batches all plans were alike; training ends here")
         self._note(step, found, len(set(texts)), more.get("log_metric"))
         return rewards
 

@@ -4,7 +4,7 @@ Imitation is the supervised warm start (every example counts alike) and advantag
 weight): the weighted negative log-likelihood of the plan's tokens, the prompt's being left out.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -20,6 +20,8 @@ from app.lab.rollouts import Example, Turns
 from app.lab.training_options import Recipe
 
 Say = Callable[[str], None]
+PLAIN: Mapping[str, bool] = {"enable_thinking": False}
+"""What a chat template is told: models that can think before they answer write the plan at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +34,7 @@ class Pupil:
     def tokens(self, messages: Turns) -> list[int]:
         """The prompt as the server's chat template writes it."""
         turns = [dict(turn) for turn in messages]
-        text = self.tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+        text = self.tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True, **PLAIN)
         return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def likeliest(self, messages: Turns, most: int) -> tuple[str, float]:
@@ -54,11 +56,16 @@ class Pupil:
 
 
 def pupil(recipe: Recipe) -> Pupil:
-    """The recipe's model, with fresh adapters if it has some. `ConfigInvalid` if it cannot be loaded."""
+    """The recipe's model, with fresh adapters if it has some. `ConfigInvalid` if it cannot be loaded.
+
+    Weights are float32 on a GPU, too, which computes with them in bfloat16 (`computing`): the steps of training are
+    smaller than what bfloat16 can add to a weight, and adapters that are merged into the base for vLLM, and out of it
+    again, would change a base of bfloat16 each time.
+    """
     set_seed(recipe.seed)
     try:
         tokenizer = AutoTokenizer.from_pretrained(recipe.model, padding_side="left", truncation_side="left")
-        model = AutoModelForCausalLM.from_pretrained(recipe.model, dtype=_dtype())
+        model = AutoModelForCausalLM.from_pretrained(recipe.model, dtype=torch.float32)
     except (OSError, ValueError) as error:
         raise ConfigInvalid([f"--model {recipe.model}: {str(error).splitlines()[0]}"]) from None
     if tokenizer.chat_template is None:
@@ -78,9 +85,9 @@ def place(model: str) -> Path:
     return Path(model) if Path(model).is_dir() else Path(str(cached_file(model, "config.json"))).parent
 
 
-def _dtype() -> Any:
-    """Without a GPU bfloat16 saves nothing, and costs precision."""
-    return torch.bfloat16 if torch.cuda.is_available() else torch.float32
+def computing(device: str) -> Any:
+    """The block in which a model computes: in bfloat16 on a GPU; without one bfloat16 saves little."""
+    return torch.autocast(device, dtype=torch.bfloat16, enabled=device == "cuda")
 
 
 def save(taught: Pupil, out: Path) -> Path:
@@ -130,7 +137,8 @@ def _batches(examples: Sequence[Example], recipe: Recipe) -> Iterator[list[Examp
 def _loss(taught: Pupil, examples: Sequence[Example]) -> Any:
     """The sum over the examples of weight times mean negative log-likelihood of a plan's tokens."""
     ids, mask, spoken = _padded(taught, examples)
-    logits = taught.model(input_ids=ids, attention_mask=mask).logits[:, :-1].float()
+    with computing(ids.device.type):
+        logits = taught.model(input_ids=ids, attention_mask=mask).logits[:, :-1].float()
     wanted = ids[:, 1:]
     each = torch.nn.functional.cross_entropy(logits.transpose(1, 2), wanted, reduction="none")
     told = spoken[:, 1:]

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from datasets import Dataset
-from transformers import PrinterCallback
+from transformers import PrinterCallback, TrainerCallback
 from transformers.trainer_utils import get_last_checkpoint
 from trl import GRPOConfig, GRPOTrainer
 
@@ -26,7 +26,7 @@ from app.lab.manifest import Manifest
 from app.lab.plan_execution import Place
 from app.lab.plan_rewards import Scorer
 from app.lab.rollouts import SCHEMA, Example, effective
-from app.lab.train_chat import Pupil, imitate, place, pupil, save
+from app.lab.train_chat import PLAIN, Pupil, imitate, place, pupil, save
 from app.lab.training_options import Recipe
 from app.lab.training_questions import Question
 
@@ -114,12 +114,25 @@ def _improve(taught: Pupil, order: Order, scorer: Scorer, last: str | None) -> l
         processing_class=taught.tokenizer,
     )
     trainer.remove_callback(PrinterCallback)
+    trainer.add_callback(_Collapse(scorer))
     trainer.train(resume_from_checkpoint=last)
     curve = []
     for logged in trainer.state.log_history:
         if "reward" in logged:
             curve.append({name: value for name, value in logged.items() if not isinstance(value, dict)})
     return curve
+
+
+class _Collapse(TrainerCallback):  # type: ignore[misc]
+    """Ends training where the conductor has come to write one plan for every question."""
+
+    def __init__(self, scorer: Scorer) -> None:
+        self._scorer = scorer
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+        """Save what there is, and stop."""
+        if self._scorer.collapsed:
+            control.should_save = control.should_training_stop = True
 
 
 def settings(recipe: Recipe, out: Path) -> dict[str, Any]:
@@ -157,10 +170,11 @@ def settings(recipe: Recipe, out: Path) -> dict[str, Any]:
         "bf16": cuda,
         "use_cpu": not cuda,
         "gradient_checkpointing": cuda,
+        "chat_template_kwargs": dict(PLAIN),
         "disable_tqdm": True,
     }
     if recipe.vllm != "none":
-        chosen |= {"use_vllm": True, "vllm_mode": recipe.vllm}
+        chosen |= {"use_vllm": True, "vllm_mode": recipe.vllm, "vllm_importance_sampling_mode": "token_truncate"}
     if recipe.vllm == "server":
         chosen["vllm_server_base_url"] = recipe.vllm_url
     return chosen

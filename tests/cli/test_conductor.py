@@ -254,6 +254,7 @@ def test_serve_prints_what_it_would_start(bench: Bench, capsys: pytest.CaptureFi
         f"--served-model-name conductor {card['name']} --model {base} --host 127.0.0.1 --port 8123 "
         "--max-model-len 4096 --structured-outputs-config "
         """'{"backend":"guidance","disable_any_whitespace":true}' """
+        """--default-chat-template-kwargs '{"enable_thinking": false}' """
         "--enable-lora --max-loras 4 --max-lora-rank 32 --enforce-eager"
     )
     assert bench.run("serve", str(bench.folder / "adapter"), "--dry-run") == 2

@@ -17,7 +17,7 @@ from app.gateway.http.api_keys import mint
 from app.lab import world_file
 from app.lab.grading import grader
 from app.lab.plan_execution import Executor, Place
-from app.lab.plan_rewards import PATIENCE, Scorer
+from app.lab.plan_rewards import COLLAPSED, PATIENCE, Scorer
 from app.lab.reward import MALFORMED
 from app.lab.training_questions import Question, Rule, of_rollouts, of_world, posed
 from app.lab.world import Weights, profiles
@@ -164,6 +164,18 @@ async def test_an_outage_gives_no_reward_and_a_lasting_one_ends_training() -> No
         assert await scorer.executor_reward([text], [0]) == [None]
     with pytest.raises(WorkerUnavailable):
         await scorer.executor_reward([text], [0])
+
+
+async def test_a_conductor_with_one_plan_for_everything_has_collapsed() -> None:
+    """Single plans and batches with a second plan are no sign of it."""
+    told: list[str] = []
+    scorer = Scorer([question()], Place("http://b", "k", "t"), Weights(), 0.0, told.append)
+    for texts in (["?", "?"], ["?", "!"], *[["?", "?"]] * (COLLAPSED - 1), ["?"], *[["?", "?"]] * (COLLAPSED - 1)):
+        await scorer.executor_reward(texts, [0] * len(texts))
+        assert not scorer.collapsed
+    await scorer.executor_reward(["?", "?"], [0, 0])
+    assert scorer.collapsed
+    assert sum("training ends here" in line for line in told) == 1
 
 
 async def test_cost_counts_only_as_far_as_training_has_come() -> None:
