@@ -1,14 +1,15 @@
 """The prompts for a model conductor, by their names in the pool file.
 
 `general` explains everything in words, for any chat model. `compact` and `worded` are for models that were trained on
-the compact prompt and write a subtask as one token or word by word. The engine and the auditor both take a style from
-here, so that a planning request can be made again from its brief.
+the compact prompt and write a subtask as one token or word by word; `cards` is for models that were trained to plan by
+the workers' measured cards. The engine and the auditor both take a style from here, so that a planning request can be
+made again from its brief.
 """
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from app.conductor import compact, prompt
+from app.conductor import cards, compact, prompt
 from app.conductor.protocol import Brief
 from app.core.message.chat import Message
 from app.core.plan import parse
@@ -76,6 +77,14 @@ STYLES: Mapping[str, Style] = {
         (compact.TEMPLATE,),
         compact.worded_tokens,
         compact.SUBTASK_CHARS,
+        offers_tools=False,
+    ),
+    "cards": Style(
+        cards.messages,
+        lambda _: cards.TEMPLATE,
+        (cards.TEMPLATE,),
+        cards.answer_tokens,
+        cards.SUBTASK_CHARS,
         offers_tools=False,
     ),
 }

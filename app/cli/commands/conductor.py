@@ -56,7 +56,7 @@ def _folders(conductor: Group) -> None:
     @option("--title", help="The version's name, before the hash of its weights (default: conductor).")
     @option(
         "--prompt",
-        type=click.Choice(["general", "compact", "worded"]),
+        type=click.Choice(["general", "compact", "worded", "cards"]),
         help="The prompt that it reads (default: general).",
     )
     @option(

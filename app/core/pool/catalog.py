@@ -444,7 +444,7 @@ class ConductorSpec:
     again: bool = False
     """True if a fixed conductor has the answer checked in all further rounds that the limits allow."""
     temperature: float = 0.0
-    prompt: Literal["general", "compact", "worded"] = "general"
+    prompt: Literal["general", "compact", "worded", "cards"] = "general"
     """The form of a model's prompt: words that any chat model understands, or the tokens of a model that was trained
     here."""
     share: float = 0.4

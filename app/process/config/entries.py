@@ -353,7 +353,7 @@ class ConductorEntry(Entry):
     width: Annotated[int, Field(ge=1, le=16)] = 3
     again: bool = False
     temperature: Annotated[Number, Field(ge=0, le=2, allow_inf_nan=False)] = 0.0
-    prompt: Literal["general", "compact", "worded"] = "general"
+    prompt: Literal["general", "compact", "worded", "cards"] = "general"
     reasons: bool = False
     message_chars: Annotated[int, Field(ge=0), AfterValidator(_message_chars)] = 8_000
     share: Annotated[Number, Field(gt=0, le=1, allow_inf_nan=False)] = 0.4

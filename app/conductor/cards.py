@@ -1,0 +1,63 @@
+"""The prompt of cards: what was measured of each worker, in numbers and words, and the question. It explains no rules.
+
+Conductors that were trained to plan by cards (`app/lab/world2/words.py`) read it. It says nothing that only one pool or
+one world could say: no names, and the domains, rates, prices and speeds of whatever was calibrated. Of a long question
+both ends and the headings are shown, so that a document does not go to the conductor whole. The prompt does not
+mention tools, pictures, earlier turns or the budget, so the schema does not ask for them.
+"""
+
+from app.conductor.prompt import shortened
+from app.conductor.protocol import Brief
+from app.core.message.chat import Message, Text
+from app.core.pool.catalog import MILLION, Worker
+
+TEMPLATE = "cards-1"
+"""The name of the prompt, recorded with each call. Whoever changes the words must change the name."""
+QUESTION_CHARS = 1_600
+"""Characters of a question from which on it is shown in parts."""
+SUBTASK_CHARS = 120
+"""Characters of a subtask. (xgrammar 0.2.8 cannot compile 600.)"""
+TOKENS_PER_STEP, MARGIN = 64, 16
+"""The most tokens of one step and of the rest of a plan, for a tokenizer that knows common words."""
+
+
+def messages(brief: Brief) -> tuple[Message, ...]:
+    """Return the conductor's conversation for this brief: the cards, and the caller's last message."""
+    asked = [message.text for message in brief.task.messages if message.role == "user"]
+    cards = "\n".join(card(ordinal, worker) for ordinal, worker in enumerate(brief.workers))
+    return Message("system", (Text(cards),)), Message("user", (Text(question(asked[-1] if asked else "")),))
+
+
+def question(text: str) -> str:
+    """Return what is shown of a question."""
+    return shortened(text, QUESTION_CHARS)
+
+
+def card(ordinal: int, worker: Worker) -> str:
+    """Return the line of one worker: pass rates by domain with the number of tasks, price, speed, context, and whether
+    the worker retains what it reads."""
+    known = worker.card
+    facts = []
+    if known.strengths:
+        facts.append(f"good at {', '.join(known.strengths)}")
+    rates = [(one.domain, one.passed / one.tried, one.tried) for one in known.measured if one.tried]
+    if len({tried for _, _, tried in rates}) == 1:
+        facts.append(f"of {rates[0][2]} tasks each " + ", ".join(f"{domain} {rate:.0%}" for domain, rate, _ in rates))
+    elif rates:
+        facts.append(", ".join(f"{domain} {rate:.0%} of {tried} tasks" for domain, rate, tried in rates))
+    facts.append(f"${_rounded(worker.price.output / MILLION)} per million output tokens")
+    if known.speed:
+        facts.append(f"{_rounded(known.speed)} tokens a second")
+    facts.append(f"context {known.context}")
+    facts.append("retains nothing" if known.retention == "none" else "may retain data")
+    return f"Worker {ordinal}: {'; '.join(facts)}"
+
+
+def answer_tokens(steps: int) -> int:
+    """Return the most tokens that a plan of so many steps may take."""
+    return MARGIN + TOKENS_PER_STEP * steps
+
+
+def _rounded(value: float) -> str:
+    """Two significant digits."""
+    return f"{float(f'{value:.2g}'):g}"
