@@ -9,5 +9,6 @@ execution   the same world as workers that read messages; every call has dice of
 baselines   the policies to compare with; `texts`, `product_selector` and `evolution` are parts of it
 learning    a policy that learns from one verdict an execution, by `reading` and `gradients`
 bounds      the share of the gap that can be closed by what such a policy may know
+words       a conductor that reads cards and tasks as the service sends them, and writes plans in words; needs torch
 standings   seeds, clustered intervals and one table: `python -m app.lab.world2`
 """

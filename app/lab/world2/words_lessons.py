@@ -1,0 +1,184 @@
+"""Lessons for a conductor of words in world 2: prompts as the service writes them, and plans to imitate as JSON.
+
+The teacher is the policy of `learning.py`: it has executed plans over pools of training once each, and was told the
+verdicts of a judge who errs. For a lesson it knows what the operator knows of its own training texts (families and
+confidence are labels there), and of workers only their cards: those of a lesson are invented around the cards of
+training workers, so that a conductor has nobody to recognise and must read numbers. Its plans are drawn by how good it
+believes them to be. Nothing here knows a worker's hidden skills, nor the searched optimum.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from random import Random
+
+import numpy as np
+
+from app.conductor import cards
+from app.core.plan import parse
+from app.core.pool import catalog
+from app.errors import PlanRejected
+from app.lab.world2.constants import DOMAINS, constants
+from app.lab.world2.execution import role_of
+from app.lab.world2.learning import READ_TASKS, Learner
+from app.lab.world2.outcome import everything, plans
+from app.lab.world2.reading import Read
+from app.lab.world2.rules import read, size_of, written_at
+from app.lab.world2.shapes import MOST_STEPS, SUBTASKS, Plan, ShapeStep, catalogue
+from app.lab.world2.tasks import Task, task
+from app.lab.world2.workers import LARGEST, SAMPLES, SMALLEST, Card, Pool, Worker, workers
+
+TEMPERATURE = 0.004
+"""Reward: a plan that is believed to be worth so much less than the best is imitated 1/e as often."""
+SHOWN = 12
+"""The best plans of a task, among which the imitated one is drawn."""
+SPREAD, EDGE = 0.12, 0.08
+"""How far an invented worker's pass rates are from those of the training worker that it is like: all, and each."""
+DOUBLINGS = 0.5
+"""The same of its price and speed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Posed:
+    """One task of a lesson: its text, plans with the chances that they are imitated, and what the text says."""
+
+    text: str
+    plans: tuple[Plan, ...]
+    chances: tuple[float, ...]
+    families: tuple[int, ...]
+    """Places among the families of training, one for each part."""
+    document: int
+    confidential: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Lesson:
+    """One pool with several tasks. `facts` are what its cards say, one row for each worker."""
+
+    pool: Pool
+    posed: tuple[Posed, ...]
+    facts: tuple[tuple[float, ...], ...]
+
+
+class Teacher:
+    """A policy that has learned from some verdicts (0: from none), which makes lessons of its beliefs."""
+
+    def __init__(self, seed: int, verdicts: int, texts: int = READ_TASKS) -> None:
+        self._learner = Learner(seed, [], texts)
+        if verdicts:
+            self._learner.grow(verdicts)
+        families = self._learner.reader.families
+        self._places: Mapping[str, int] = {family.name: place for place, family in enumerate(families)}
+
+    @property
+    def families(self) -> int:
+        """The number of families of training."""
+        return len(self._places)
+
+    def lesson(self, random: Random, tasks: int) -> Lesson:
+        """Return one pool of invented workers with so many tasks of training."""
+        pool = tuple(invented(random) for _ in range(random.randint(SMALLEST, LARGEST)))
+        believed = self._learner.believed(pool)
+        every, posed = plans(len(pool)), []
+        for _ in range(tasks):
+            one = task(random, "train")
+            read = self._labelled(one)
+            worth = everything(believed, self._learner.understood(one, read)).astype(np.float64)
+            best = np.argpartition(-worth, SHOWN)[:SHOWN]
+            weights = np.exp((worth[best] - worth[best].max()) / TEMPERATURE)
+            chosen, chances = tuple(every[place] for place in best), tuple((weights / weights.sum()).tolist())
+            posed.append(Posed(one.text, chosen, chances, read.families, read.document, read.confidential))
+        return Lesson(pool, tuple(posed), tuple(_facts(worker) for worker in believed.pool))
+
+    def _labelled(self, one: Task) -> Read:
+        families = tuple(self._places[part.family.name] for part in one.parts)
+        return Read(families, one.document, one.confidential)
+
+
+def invented(random: Random) -> Worker:
+    """Return a worker whom nobody has met: a card like those of training workers, and no skills."""
+    like, priced = random.choice(workers(unseen=False)), random.choice(workers(unseen=False))
+    priced = like if random.random() < 0.5 else priced
+    asked, better = random.choice(SAMPLES), random.gauss(0, SPREAD)
+    right = []
+    for counted in like.card.right:
+        rate = min(0.98, max(0.02, counted / like.card.asked + better + random.gauss(0, EDGE)))
+        right.append(sum(random.random() < rate for _ in range(asked)))
+    card = Card(
+        right=tuple(right),
+        asked=asked,
+        price=round(priced.card.price * 2 ** random.gauss(0, DOUBLINGS), 3),
+        speed=round(priced.card.speed * 2 ** random.gauss(0, DOUBLINGS / 2)),
+        context=priced.card.context,
+        retains=random.random() < 0.5,
+    )
+    return Worker("invented", 0.0, (0.0,) * len(DOMAINS), card)
+
+
+def _facts(worker: Worker) -> tuple[float, ...]:
+    """What is believed of a worker by its card: skill in each domain, price, speed and context by ratio, retention."""
+    card = worker.card
+    skills = [worker.ability + edge for edge in worker.edges]
+    sizes = [float(np.log2(card.price)), float(np.log2(card.speed / 100)), float(np.log2(card.context / 32_000))]
+    return (*skills, *sizes, float(card.retains))
+
+
+# Prompts and plans as the service has them.
+
+
+def prompt(pool: Pool, order: Sequence[int]) -> str:
+    """Return the cards as the service writes them, where ordinal n stands for the worker `pool[order[n]]`."""
+    return "\n".join(cards.card(ordinal, as_catalog(pool[place])) for ordinal, place in enumerate(order))
+
+
+@cache
+def as_catalog(worker: Worker) -> catalog.Worker:
+    """Return the worker as the service's catalog has it once it was calibrated."""
+    rates = zip(DOMAINS, worker.card.right, strict=True)
+    measured = [catalog.Measured(name, float(right), worker.card.asked) for name, right in sorted(rates)]
+    price = catalog.Price(round(worker.price * constants().input_share * 1e6), round(worker.price * 1e6))
+    card = catalog.Card(
+        context=worker.card.context,
+        speed=float(worker.card.speed),
+        retention=None if worker.card.retains else "none",
+        measured=tuple(measured),
+    )
+    return catalog.Worker(worker.name, "world", worker.name, price, card)
+
+
+def plan_text(plan: Plan, order: Sequence[int]) -> str:
+    """Return a plan over places of the pool as the conductor writes it, over ordinals."""
+    steps = []
+    for (role, sees, user), place in zip(catalogue()[plan.shape], plan.workers, strict=True):
+        access = [*(["user"] if user else []), *sees]
+        steps.append({"worker": list(order).index(place), "subtask": SUBTASKS[role], "access": access})
+    return json.dumps({"steps": steps}, separators=(",", ":"))
+
+
+def plan_of(text: str, order: Sequence[int]) -> Plan | None:
+    """Return the plan that a text states, over places of the pool; None if it is none of `shapes.catalogue`."""
+    names = [str(place) for place in order]
+    try:
+        steps = parse.read_plan(json.loads(text), parse.by_ordinal(names), MOST_STEPS)
+    except (ValueError, PlanRejected):
+        return None
+    found = []
+    for step in steps:
+        found.append(ShapeStep(role_of(step.subtask), step.access.steps, step.access.user))
+    shape = _shapes().get(tuple(found))
+    return Plan(shape, tuple(int(step.worker) for step in steps)) if shape else None
+
+
+def tokens(plan: Plan, one: Task, pool: Pool) -> float:
+    """Return the tokens that the workers of a plan read and write."""
+    shape, size, total = catalogue()[plan.shape], size_of(one), 0.0
+    for step, place in zip(shape, plan.workers, strict=True):
+        shown = min(float(pool[place].card.context), read(shape, step, size))
+        total += shown + written_at(shape, step, size.parts)
+    return total
+
+
+@cache
+def _shapes() -> Mapping[tuple[ShapeStep, ...], str]:
+    return {steps: name for name, steps in catalogue().items()}

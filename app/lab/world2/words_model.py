@@ -1,0 +1,307 @@
+"""The conductor of words: a Llama of `transformers` from scratch over a byte-level BPE, taught by imitation.
+
+The tokenizer is learned from the words of training texts, cards and plans; whatever it has no word for it spells in
+bytes, so that every prompt can be read and every plan can be written. It is used through a chat template, like that of
+any chat model. Cards stand first, so that the tasks of a lesson share one reading of them, as they do in a server's
+prefix cache.
+
+While it is taught, two linear readers stand beside it that are not kept: one has to tell from the end of each card what
+the card says, the other from the end of a question which families, document and confidence it has. Without them a small
+model learns to read numbers from plans alone, which takes many times as long.
+
+`Tensor` is torch's: the type checker runs where torch is not installed, so this is where types end.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import torch
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers.utils.logging import disable_progress_bar
+
+from app.lab.world2.constants import DOCUMENT_TOKENS
+from app.lab.world2.tasks import MOST_PARTS
+from app.lab.world2.words_lessons import Lesson, plan_text, prompt
+
+Tensor = Any
+CONTEXT = 2_048
+VOCABULARY = 2_048
+THETA = 1_000.0
+PAD, SYSTEM, USER, PLAN, END = "<|pad|>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>"
+CHAT_TEMPLATE = (
+    "{% for message in messages %}{{ '<|' + message['role'] + '|>' + message['content'] + '<|end|>' }}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+SPLIT = (
+    r'(?<="subtask":")[^"\\]+|[{}\[\]",:]+(?:(?:steps|worker|subtask|access|user)[{}\[\]",:]+)+'
+    r"| ?\p{L}+| ?\$?\p{N}+(?:\.\p{N}+)?%?| ?[^\s\p{L}\p{N}]+|\s"
+)
+"""How texts are cut before pairs are merged: a plan's keys with the signs around them, subtasks, words, numbers. So a
+subtask that is frequent in training becomes one token or few, and any other one is spelled by syllables and bytes."""
+LOOKS = ((1.5, 4.6, 1.0), (18.0, 2.0, 16.0))
+"""For the first two layers: the mean distance at which one head begins by looking back, its strength, and the longest
+wave by which it does so in parts of the shortest."""
+FACTS = 9
+"""What the reader of cards tells: see `words_lessons`."""
+CHOICES = 10
+"""About so many tokens of a plan are choices."""
+DISTURBED = 0.4
+"""The greatest share of a question's tokens that training exchanges for any others."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """The size of the model, and of its training."""
+
+    hidden: int = 128
+    layers: int = 3
+    heads: int = 2
+    pools: int = 8
+    """Lessons of a step."""
+    rate: float = 2e-3
+    reading: float = 1.0
+    """The weight of the two readers' losses, at the beginning; at the end it is a tenth."""
+
+
+def tokenizer(texts: Sequence[str]) -> PreTrainedTokenizerFast:
+    """Learn a byte-level BPE from these texts."""
+    made = Tokenizer(models.BPE())
+    cut = pre_tokenizers.Split(Regex(SPLIT), behavior="isolated")
+    made.pre_tokenizer = pre_tokenizers.Sequence(
+        [cut, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
+    made.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY,
+        min_frequency=5,
+        special_tokens=[PAD, SYSTEM, USER, PLAN, END],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    made.train_from_iterator(texts, trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=made,
+        eos_token=END,
+        pad_token=PAD,
+        chat_template=CHAT_TEMPLATE,
+        model_max_length=CONTEXT,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Lessons as tokens. Cards are padded at their beginnings, questions with their plans at their ends."""
+
+    cards: Tensor
+    """[lessons, longest]"""
+    facts: Tensor
+    """[workers of all lessons, FACTS], in the order of the ends of cards."""
+    tasks: Tensor
+    """[lessons x tasks, longest]: question, plan, end."""
+    plans: Tensor
+    """The same shape: true for the tokens that are the plan's."""
+    asked: Tensor
+    """[lessons x tasks]: the place of the end of the question."""
+    said: Tensor
+    """[lessons x tasks, what the reader of questions tells]."""
+
+
+class Words:
+    """A model with its tokenizer, and what stands beside them while they are taught."""
+
+    def __init__(self, model: LlamaForCausalLM, known: PreTrainedTokenizerFast, families: int = 0) -> None:
+        self.model, self.tokenizer = model, known
+        hidden, said = model.config.hidden_size, MOST_PARTS * families + len(DOCUMENT_TOKENS) + 1
+        self._families = families
+        self.readers = torch.nn.ModuleList([torch.nn.Linear(hidden, FACTS), torch.nn.Linear(hidden, said)])
+        self._pad, self._end = known.pad_token_id, known.eos_token_id
+        (self._line,) = known("\n", add_special_tokens=False)["input_ids"]
+
+    @classmethod
+    def fresh(cls, sizes: Sizes, known: PreTrainedTokenizerFast, families: int, seed: int) -> "Words":
+        """A model with random weights that depend on the seed alone."""
+        torch.manual_seed(seed)
+        model = LlamaForCausalLM(
+            LlamaConfig(
+                vocab_size=len(known),
+                hidden_size=sizes.hidden,
+                intermediate_size=2 * sizes.hidden,
+                num_hidden_layers=sizes.layers,
+                num_attention_heads=sizes.heads,
+                max_position_embeddings=CONTEXT,
+                rope_parameters={"rope_type": "default", "rope_theta": THETA},
+                initializer_range=sizes.hidden**-0.5 / 2,
+                attention_bias=True,
+                tie_word_embeddings=True,
+                bos_token_id=None,
+                eos_token_id=known.eos_token_id,
+                pad_token_id=known.pad_token_id,
+            )
+        )
+        _begin(model)
+        return cls(model, known, families)
+
+    @classmethod
+    def saved(cls, folder: Path) -> "Words":
+        """The model of an exported folder, in full precision."""
+        disable_progress_bar()
+        model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        return cls(model, PreTrainedTokenizerFast.from_pretrained(folder))
+
+    @property
+    def parameters(self) -> int:
+        """The number of weights."""
+        return sum(weights.numel() for weights in self.model.parameters())
+
+    # Teaching.
+
+    def batch(self, lessons: Sequence[Lesson], random: Random) -> Batch:
+        """Return lessons as tokens: each pool in an order of its own, each task with a plan that is drawn."""
+        cards, facts, tasks, asked, plans, said = [], [], [], [], [], []
+        for lesson in lessons:
+            order = random.sample(range(len(lesson.pool)), len(lesson.pool))
+            cards.append(self._tokens(f"{SYSTEM}{prompt(lesson.pool, order)}{END}"))
+            facts += [lesson.facts[place] for place in order]
+            for posed in lesson.posed:
+                question = self._disturbed(self._tokens(posed.text), random)
+                question = [self.tokenizer.convert_tokens_to_ids(USER), *question, self._end]
+                (plan,) = random.choices(posed.plans, posed.chances)
+                answer = self._tokens(f"{PLAN}{plan_text(plan, order)}{END}")
+                tasks.append(question + answer)
+                asked.append(len(question) - 1)
+                plans.append([False] * (len(question) + 1) + [True] * (len(answer) - 1))
+                said.append(self._said(posed.families, posed.document, posed.confidential))
+        return Batch(
+            torch.tensor(_padded(cards, self._pad, left=True)),
+            torch.tensor(facts),
+            torch.tensor(_padded(tasks, self._pad)),
+            torch.tensor(_padded(plans, 0)).bool(),
+            torch.tensor(asked),
+            torch.tensor(said),
+        )
+
+    def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Return the mean negative log-likelihood of a plan, and the loss of the two readers."""
+        pools, tasks = batch.cards.shape[0], batch.tasks.shape[0]
+        shown = batch.cards != self._pad
+        places = (shown.cumsum(1) - 1).clamp(min=0)
+        read = self.model.model(input_ids=batch.cards, attention_mask=shown.long(), position_ids=places, use_cache=True)
+        memory = read.past_key_values
+        memory.batch_repeat_interleave(tasks // pools)
+        known = torch.cat([shown.repeat_interleave(tasks // pools, 0), batch.tasks != self._pad], 1)
+        begins = shown.sum(1).repeat_interleave(tasks // pools)
+        places = begins[:, None] + torch.arange(batch.tasks.shape[1])[None]
+        states = self.model.model(
+            input_ids=batch.tasks,
+            attention_mask=known.long(),
+            position_ids=places,
+            past_key_values=memory,
+            use_cache=True,
+        ).last_hidden_state
+        logits = self.model.lm_head(states[:, :-1][batch.plans[:, 1:]])
+        plain = torch.nn.functional.cross_entropy(logits, batch.tasks[:, 1:][batch.plans[:, 1:]], reduction="sum")
+        ends = (batch.cards == self._line) | (batch.cards == self._end)
+        told = self.readers[0](read.last_hidden_state[ends])
+        asked = self.readers[1](states[torch.arange(tasks), batch.asked])
+        beside = torch.nn.functional.mse_loss(told, batch.facts)
+        beside = beside + 4 * torch.nn.functional.binary_cross_entropy_with_logits(asked, batch.said)
+        return plain / tasks, beside
+
+    def _tokens(self, text: str) -> list[int]:
+        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    def _disturbed(self, tokens: list[int], random: Random) -> list[int]:
+        """Exchange some tokens for any others, as an unknown phrasing might."""
+        share = random.random() * DISTURBED if random.random() < 0.5 else 0.0
+        least, most = self._end + 1, len(self.tokenizer)
+        return [random.randrange(least, most) if random.random() < share else token for token in tokens]
+
+    def _said(self, families: Sequence[int], document: int, confidential: bool) -> list[float]:
+        """What a question says, as zeros and ones."""
+        said = [0.0] * (MOST_PARTS * self._families + len(DOCUMENT_TOKENS) + 1)
+        for part, family in enumerate(families):
+            said[part * self._families + family] = 1.0
+        said[MOST_PARTS * self._families + document] = 1.0
+        said[-1] = float(confidential)
+        return said
+
+    # Planning.
+
+    @torch.no_grad()  # type: ignore[untyped-decorator]
+    def likeliest(self, asked: Sequence[tuple[str, str]], most: int = 160) -> list[str]:
+        """Return the likeliest plan for each pair of cards and question, token by token, without a grammar."""
+        found: list[str] = []
+        for start in range(0, len(asked), 32):
+            some = asked[start : start + 32]
+            prompts = [self._tokens(f"{SYSTEM}{cards}{END}{USER}{question}{END}{PLAN}") for cards, question in some]
+            ids = torch.tensor(_padded(prompts, self._pad, left=True))
+            written = self.model.eval().generate(
+                input_ids=ids,
+                attention_mask=(ids != self._pad).long(),
+                do_sample=False,
+                max_new_tokens=most,
+                pad_token_id=self._pad,
+                use_cache=True,
+            )
+            found += self.tokenizer.batch_decode(written[:, ids.shape[1] :], skip_special_tokens=True)
+        return found
+
+    def save(self, folder: Path) -> None:
+        """Write model and tokenizer as Hugging Face's libraries and vLLM read them."""
+        self.model.save_pretrained(folder)
+        self.tokenizer.save_pretrained(folder)
+
+
+def teach(
+    words: Words, lessons: Sequence[Lesson], sizes: Sizes, steps: int, seed: int
+) -> Iterator[tuple[float, float]]:
+    """Teach for so many steps, and yield the losses of each. The lessons are met in random order, again and again.
+
+    The weights are float32 and what is computed with them bfloat16, so that small changes are not rounded off."""
+    random = Random(f"words|{seed}")
+    trained = [*words.model.parameters(), *words.readers.parameters()]
+    optimizer = torch.optim.AdamW(trained, lr=sizes.rate, betas=(0.9, 0.98), weight_decay=0.01)
+    words.model.train()
+    for step in range(steps):
+        for group in optimizer.param_groups:
+            group["lr"] = sizes.rate * min((step + 1) / 50, 1.0) * (1 - 0.95 * step / steps)
+        batch = words.batch(random.sample(lessons, sizes.pools), random)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            plain, beside = words.loss(batch)
+        optimizer.zero_grad()
+        (plain / CHOICES + sizes.reading * (1 - 0.9 * step / steps) * beside).backward()
+        torch.nn.utils.clip_grad_norm_(trained, 1.0)
+        optimizer.step()
+        yield float(plain.detach()), float(beside.detach())
+
+
+def _begin(model: LlamaForCausalLM) -> None:
+    """Two changes of the library's random weights, both of which training may undo: what a layer adds to the stream is
+    scaled down by the depth, and one head of each of the first two layers looks back, from a number to the domain
+    before it and from the end of a card over all of it. To find that out takes thousands of steps otherwise."""
+    half = model.config.hidden_size // model.config.num_attention_heads // 2
+    turns = THETA ** (-torch.arange(half).float() / half)
+    deep = (2 * len(model.model.layers)) ** -0.5
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.self_attn.o_proj.weight.mul_(deep)
+            layer.mlp.down_proj.weight.mul_(deep)
+        for layer, (back, strength, longest) in zip(model.model.layers, LOOKS, strict=False):
+            used = (turns <= turns[0] / longest * 2) & (turns >= turns[0] / longest / 4)
+            attention = layer.self_attn
+            attention.q_proj.bias[:half] = strength * used
+            attention.k_proj.bias[:half] = strength * used * (back * turns).cos()
+            attention.k_proj.bias[half : 2 * half] = strength * used * (back * turns).sin()
+
+
+def _padded(rows: Sequence[Sequence[Any]], fill: int, *, left: bool = False) -> list[list[Any]]:
+    """Rows of one length."""
+    longest = max(map(len, rows))
+    if left:
+        return [[fill] * (longest - len(row)) + list(row) for row in rows]
+    return [list(row) + [fill] * (longest - len(row)) for row in rows]

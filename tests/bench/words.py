@@ -1,0 +1,320 @@
+"""`python -m tests.bench.words FOLDER`: a conductor of words (`app/lab/world2/words.py`) in a real vLLM on CPU.
+
+The folder is what `python -m app.lab.world2.words --out FOLDER` has left. vLLM serves it (`tests/vllm/run` builds its
+environment), a process of the service conducts with it over the workers of world 2, and held-out tasks are asked over
+HTTP, over several pools of workers that training has never met. The cards are those of the world, stored as trials of a
+calibration. Printed are: valid plans; the exact expected reward of the plans that the journal has, and of those that
+the trainer's own decoding of the same weights writes for the same prompts; answers that were right; and tokens of whole
+runs, the conductor's included. The tuned mixture of agents answers the first `--mixture` tasks through the same
+service; it is the best mixture for each pool, by exact rewards of tasks that are not asked.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+
+from app.conductor import cards
+from app.core.rating.calibration import Trial
+from app.lab.world2.baselines import Setting, fixed_plans
+from app.lab.world2.constants import DOMAINS, constants
+from app.lab.world2.execution import final
+from app.lab.world2.outcome import Rewards, expected
+from app.lab.world2.provider import posed
+from app.lab.world2.shapes import MOST_STEPS, Plan, workflow
+from app.lab.world2.tasks import Task, tasks
+from app.lab.world2.words_lessons import plan_of, prompt
+from app.lab.world2.workers import Pool, pool
+from app.store.sql import open_store
+from tests.harness.processes import KEY, Caller, calling, environment, running
+from tests.vllm.server import OFFLINE, PYTHON, ROOT, VllmServer, serve
+
+POOLS = 8
+THREADS = 4
+SECONDS = 300.0
+MIXTURE = "mixture of agents"
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One task through the service: the plan that was carried out, and what came of it."""
+
+    order: tuple[int, ...]
+    """The place in the pool of each ordinal."""
+    valid: bool
+    """True if the model's first proposal was accepted."""
+    plan: Plan | None
+    """None for a plan that is none of the world's catalogue."""
+    right: bool
+    tokens: int
+    """Of the whole run, the conductor's included."""
+    usd: float
+    conducting: int
+    """The conductor's tokens."""
+
+
+def main() -> int:
+    """Serve a conductor of words in a real vLLM, and ask held-out tasks through the service."""
+    parser = argparse.ArgumentParser(prog="python -m tests.bench.words", description=main.__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--tasks", type=int, default=1_000)
+    parser.add_argument("--mixture", type=int, default=200, help="tasks that the tuned mixture of agents answers")
+    parser.add_argument("--url", help="a vLLM that serves the folder already, with /v1")
+    parser.add_argument("--seed", type=int, default=0, help="of the pools")
+    asked = parser.parse_args()
+    random = Random(f"words|bench|{asked.seed}")
+    pools = [pool(random, unseen_workers=True) for _ in range(POOLS)]
+    if asked.url:
+        _measure(asked, pools, VllmServer(asked.url))
+        return 0
+    with serve(_say, asked.folder) as server:
+        _measure(asked, pools, server)
+    return 0
+
+
+def _measure(asked: argparse.Namespace, pools: Sequence[Pool], server: VllmServer) -> None:
+    held_out = posed("fresh")[: asked.tasks]
+    over = [pools[place % POOLS] for place in range(len(held_out))]
+    mixtures = [_mixture(one) for one in pools]
+    with tempfile.TemporaryDirectory(prefix="baton-words-") as name:
+        folder = Path(name)
+        (folder / "pool.toml").write_text(pool_file(pools, server))
+        environ = environment(folder, BATON_POOL=str(folder / "pool.toml"), BATON_BOOTSTRAP_KEY=KEY)
+        environ |= {"BATON_DATABASE_URL": f"sqlite:///{folder / 'baton.db'}", "BATON_LOG_LEVEL": "error"}
+        asyncio.run(_calibrated(environ["BATON_DATABASE_URL"], pools))
+        with running("serve", folder, environ) as process, calling(process.url, timeout=SECONDS) as caller:
+
+            def conducted(place: int) -> Asked:
+                return _ask(caller, place % POOLS, over[place], held_out[place], None)
+
+            def mixed(place: int) -> Asked:
+                return _ask(caller, place % POOLS, over[place], held_out[place], mixtures[place % POOLS])
+
+            found = _together(conducted, len(held_out))
+            beside = _together(mixed, min(asked.mixture, len(held_out)))
+    trainers = _of_the_trainer(asked.folder, held_out, over, found)
+    print(json.dumps(report(held_out, over, found, trainers, beside), indent=1))
+
+
+def report(
+    held_out: Sequence[Task],
+    over: Sequence[Pool],
+    found: Sequence[Asked],
+    trainers: Sequence[Plan | None],
+    mixed: Sequence[Asked],
+) -> dict[str, Any]:
+    """Return what was measured; intervals are of 95 %, by a bootstrap over tasks."""
+    served = _rewards(held_out, over, [one.plan for one in found])
+    trained = _rewards(held_out, over, trainers)
+    return {
+        "tasks": len(found),
+        "valid plans": sum(one.valid for one in found),
+        "plans of the catalogue": sum(one.plan is not None for one in found),
+        "plans as the trainer's": sum(one.plan == theirs for one, theirs in zip(found, trainers, strict=True)),
+        "shapes": len({one.plan.shape for one in found if one.plan}),
+        "expected reward": _interval(served),
+        "expected reward of the trainer's plans": _interval(trained),
+        "difference": _interval(served - trained),
+        "accuracy": _interval(np.array([float(one.right) for one in found])),
+        "tokens": _interval(np.array([float(one.tokens) for one in found])),
+        "of them the conductor's": round(sum(one.conducting for one in found) / len(found), 1),
+        "usd": round(sum(one.usd for one in found) / len(found), 6),
+        "tuned mixture of agents": _compared(found[: len(mixed)], mixed),
+    }
+
+
+def _compared(found: Sequence[Asked], mixed: Sequence[Asked]) -> dict[str, Any]:
+    """Both over the same tasks."""
+    ours, theirs = (np.array([float(one.tokens) for one in some]) for some in (found, mixed))
+    right = np.array([float(one.right) - float(other.right) for one, other in zip(found, mixed, strict=True)])
+    return {
+        "tasks": len(mixed),
+        "accuracy": round(sum(one.right for one in mixed) / max(1, len(mixed)), 3),
+        "accuracy of the conductor less the mixture's": _interval(right),
+        "tokens": round(float(theirs.mean()), 1) if len(mixed) else None,
+        "tokens of the conductor in parts of the mixture's": round(float(ours.sum() / theirs.sum()), 3)
+        if len(mixed)
+        else None,
+        "usd": round(sum(one.usd for one in mixed) / max(1, len(mixed)), 6),
+    }
+
+
+def _interval(values: np.ndarray[Any, Any]) -> list[float]:
+    """The mean with the ends of its interval."""
+    if not len(values):
+        return []
+    random = np.random.default_rng(0)
+    means = [values[random.integers(0, len(values), len(values))].mean() for _ in range(2_000)]
+    low, high = np.quantile(means, [0.025, 0.975])
+    return [round(float(value), 4) for value in (values.mean(), low, high)]
+
+
+def _rewards(held_out: Sequence[Task], over: Sequence[Pool], plans: Sequence[Plan | None]) -> np.ndarray[Any, Any]:
+    """The exact expected rewards; a plan that is none of the catalogue counts as wrong."""
+    known = {id(one): Rewards(one) for one in over}
+    found = []
+    for task, one, plan in zip(held_out, over, plans, strict=True):
+        found.append(expected(plan, task, known[id(one)]) if plan else 0.0)
+    return np.array(found)
+
+
+def _mixture(one: Pool) -> Plan:
+    """The best mixture of agents over a pool, for tasks of training."""
+    setting = Setting(one, tasks("train", "words|mixture", 60), tasks("train", "words|mixture|validation", 30))
+    (tuned,) = [policy for policy in fixed_plans() if policy.name == MIXTURE]
+    return setting.plans[int(tuned.choose(setting, setting.validation)[0])]
+
+
+def _together(ask: Callable[[int], Asked], count: int) -> list[Asked]:
+    with ThreadPoolExecutor(THREADS) as threads:
+        return list(threads.map(ask, range(count)))
+
+
+def _ask(caller: Caller, place: int, chosen: Pool, task: Task, plan: Plan | None) -> Asked:
+    """Ask the service, and read from its journal what it did. With a plan, nobody conducts."""
+    names = [f"{worker.name}-{place}" for worker in chosen]
+    more: dict[str, Any] = {}
+    if plan is not None:
+        steps = workflow(plan, tuple(names)).steps
+        written = [{"worker": one.worker, "subtask": one.subtask, "access": one.access.as_list()} for one in steps]
+        more = {"extra_body": {"baton": {"plan": {"steps": written}}}}
+    said, reply = caller.whole(f"words-{place}", task.text, **more)
+    run = caller.run(reply["baton"]["run"])
+    first = run["proposals"][0]
+    order = tuple(names.index(name) for name in first["order"]) if plan is None else ()
+    conducting = sum(_tokens(attempt["usage"]) for one in run["proposals"] for attempt in one["attempts"])
+    return Asked(
+        order,
+        first["state"] == "accepted" and not run["degraded"],
+        plan or _played(caller, run, names),
+        final(said) == task.answer,
+        run["spent"]["tokens"],
+        run["cost_usd"],
+        conducting,
+    )
+
+
+def _tokens(usage: dict[str, Any]) -> int:
+    return int(usage["input"]) + int(usage["output"])
+
+
+def _played(caller: Caller, run: dict[str, Any], names: Sequence[str]) -> Plan | None:
+    """The plan of a run as the world has it."""
+    steps = []
+    for step in run["steps"]:
+        subtask = caller.read(f"/v1/runs/{run['id']}/steps/{step['n']}")["subtask"]
+        steps.append({"worker": names.index(step["planned_worker"]), "subtask": subtask, "access": step["access"]})
+    return plan_of(json.dumps({"steps": steps}), range(len(names)))
+
+
+def _of_the_trainer(
+    folder: Path, held_out: Sequence[Task], over: Sequence[Pool], found: Sequence[Asked]
+) -> list[Plan | None]:
+    """The plans that the trainer's own decoding writes for the prompts that the service has sent."""
+    asked = []
+    for task, one, done in zip(held_out, over, found, strict=True):
+        asked.append([prompt(one, done.order), cards.question(task.text)])
+    ran = subprocess.run(
+        [str(PYTHON), "-m", "app.lab.world2.words", "--plan", str(folder)],
+        input=json.dumps(asked),
+        env=os.environ | OFFLINE | {"PYTHONPATH": str(ROOT)},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=1_800,
+        check=False,
+    )
+    if ran.returncode:
+        raise RuntimeError(ran.stderr[-2_000:])
+    return [plan_of(text, done.order) for text, done in zip(json.loads(ran.stdout), found, strict=True)]
+
+
+# The service: one tier for each pool, and cards as a calibration leaves them.
+
+
+def pool_file(pools: Sequence[Pool], server: VllmServer) -> str:
+    """Return the pool file: all workers under the names of their pools, since their prices differ."""
+    parts = [PROVIDERS.format(url=server.base_url, model=server.model)]
+    for place, one in enumerate(pools):
+        names = []
+        for worker in one:
+            names.append(f"{worker.name}-{place}")
+            parts.append(
+                WORKER.format(
+                    place=place,
+                    name=names[-1],
+                    model=worker.name,
+                    input=worker.price * constants().input_share,
+                    output=worker.price,
+                    context=worker.card.context,
+                    speed=worker.card.speed,
+                    retention="" if worker.card.retains else 'retention = "none"\n',
+                )
+            )
+        parts.append(TIER.format(place=place, names=json.dumps(names), first=names[0], steps=MOST_STEPS))
+    return "".join(parts)
+
+
+async def _calibrated(url: str, pools: Sequence[Pool]) -> None:
+    """Store the trials that the cards of the world stand for."""
+    async with open_store(url) as store:
+        for place, one in enumerate(pools):
+            for worker in one:
+                for domain, right in zip(DOMAINS, worker.card.right, strict=True):
+                    for number in range(worker.card.asked):
+                        score = float(number < right)
+                        name, task = f"{worker.name}-{place}", f"{domain} {number}"
+                        await store.note_trial(
+                            Trial(name, worker.name, "world-2", task, domain, domain, 0, "", "", 1.0, score, 0, 1.0)
+                        )
+
+
+PROVIDERS = """[providers.vllm]
+format = "openai"
+base_url = "{url}"
+options = {{ positional = true, logprobs = true }}
+[workers.conductor]
+provider = "vllm"
+model = "{model}"
+price = {{ input = 0, output = 0 }}
+pooled = false
+"""
+WORKER = """
+[workers.{name}]
+provider = "world-{place}"
+model = "{model}"
+price = {{ input = {input:.6f}, output = {output:.6f}, cached = 0 }}
+context = {context}
+speed = {speed:g}
+{retention}"""
+TIER = """
+[providers.world-{place}]
+format = "rehearsal"
+options = {{ world = "2", delay = "0", seed = "{place}" }}
+[tiers.words-{place}]
+pool = {names}
+conductor = {{ kind = "model", worker = "conductor", prompt = "cards" }}
+fallback = "{first}"
+limits = {{ steps = {steps}, attempts = 2, seconds = 240, output_tokens = 1000, tokens = 400000, usd = 5.0 }}
+"""
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,86 @@
+"""The lessons of a conductor of words: the service's own prompt, plans as JSON, and no worker to recognise."""
+
+import json
+from dataclasses import replace
+from random import Random
+
+import pytest
+
+from app.conductor.protocol import Brief
+from app.conductor.styles import STYLES
+from app.core.message.chat import Message, Text
+from app.core.message.chat import Task as Request
+from app.core.plan import parse
+from app.core.pool import catalog
+from app.core.pool.catalog import Catalog, Limits
+from app.core.rating.calibration import Trial, measured
+from app.lab.world2.constants import DOMAINS
+from app.lab.world2.outcome import plans, size_of
+from app.lab.world2.shapes import MOST_STEPS, Plan, catalogue, workflow
+from app.lab.world2.tasks import tasks
+from app.lab.world2.words_lessons import Teacher, as_catalog, plan_of, plan_text, prompt, tokens
+from app.lab.world2.workers import Worker, pool, workers
+
+ORDER = (2, 0, 1)
+
+
+def test_each_plan_of_the_world_is_written_as_the_service_reads_it() -> None:
+    names = [f"worker {place}" for place in range(3)]
+    shuffled = parse.by_ordinal([names[place] for place in ORDER])
+    for shape, steps in catalogue().items():
+        plan = Plan(shape, (2, 0, 1, 2)[: len(steps)])
+        text = plan_text(plan, ORDER)
+        read = parse.read_plan(json.loads(text), shuffled, MOST_STEPS)
+        assert [replace(step, answers=False) for step in read] == list(workflow(plan, tuple(names)).steps)
+        assert plan_of(text, ORDER) == plan
+
+
+@pytest.mark.parametrize("text", ["", "{", '{"steps":[]}', '{"steps":[{"worker":3,"subtask":"x","access":["user"]}]}'])
+def test_what_is_no_plan_of_the_world_is_none(text: str) -> None:
+    assert plan_of(text, ORDER) is None
+
+
+def test_a_prompt_is_what_the_service_sends_once_the_workers_are_calibrated() -> None:
+    """The trials that a card stands for come to the numbers that the trainer shows."""
+    chosen, task = pool(Random(5), unseen_workers=True), tasks("fresh", "words", 1)[0]
+    order = Random(6).sample(range(len(chosen)), len(chosen))
+    bare = {worker.name: _without_rates(worker) for worker in chosen}
+    trials = [trial for worker in chosen for trial in _trials(worker)]
+    known = measured(Catalog({}, bare, {}, {}, ""), trials).workers
+    brief = Brief(
+        Request((Message("user", (Text(task.text),)),)), tuple(known[chosen[n].name] for n in order), Limits(), 9
+    )
+    cards, question = STYLES["cards"].messages(brief)
+    assert (cards.text, question.text) == (prompt(chosen, order), task.text)
+
+
+def test_a_lesson_shows_nobody_of_the_world_and_believes_in_cards_alone() -> None:
+    lesson = Teacher(0, 0, texts=100).lesson(Random(1), 2)
+    everyone = {worker.card for unseen in (False, True) for worker in workers(unseen=unseen)}
+    assert everyone.isdisjoint(worker.card for worker in lesson.pool)
+    for posed in lesson.posed:
+        assert sum(posed.chances) == pytest.approx(1)
+        assert set(posed.plans) <= set(plans(len(lesson.pool)))
+
+
+def test_tokens_are_those_that_workers_read_and_write() -> None:
+    chosen = pool(Random(5))
+    task = next(task for task in tasks("fresh", "words", 20) if not task.document and len(task.parts) == 1)
+    alone = tokens(Plan("solve", (0,)), task, chosen)
+    assert alone == size_of(task).tokens + 60
+    assert tokens(Plan("solve+solve combine", (0, 1, 2)), task, chosen) > 3 * alone
+
+
+def _without_rates(worker: Worker) -> catalog.Worker:
+    known = as_catalog(worker)
+    return replace(known, card=replace(known.card, measured=()))
+
+
+def _trials(worker: Worker) -> list[Trial]:
+    found = []
+    for domain, right in zip(DOMAINS, worker.card.right, strict=True):
+        for number in range(worker.card.asked):
+            score = float(number < right)
+            task = f"{domain} {number}"
+            found.append(Trial(worker.name, worker.name, "1", task, domain, domain, 0, "", "", 1.0, score, 0, 1.0))
+    return found
