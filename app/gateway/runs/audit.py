@@ -65,9 +65,12 @@ def _ledger(ledger: Ledger) -> dict[str, Any]:
     return {"usd": dollars(ledger.usd), "tokens": ledger.tokens}
 
 
-def whole(row: RunRow, journal: Journal, given: Sequence[Feedback] = ()) -> dict[str, Any]:
-    """A run with everything that is known of it but its content, and the ratings that it was given."""
-    state = fold(journal.events)
+def whole(
+    row: RunRow, journal: Journal, given: Sequence[Feedback] = (), state: RunState | None = None
+) -> dict[str, Any]:
+    """A run with everything that is known of it but its content, and the ratings that it was given. `state` is the fold
+    of the journal where it is known already."""
+    state = state or fold(journal.events)
     known, admitted = _known(state, journal.events), state.admitted
     split = bill(state)
     limits = asdict(admitted.limits)

@@ -75,7 +75,18 @@ def explained(
 ) -> Data:
     """The explanation from what was read. `pool` are the workers of the pool's snapshot, None if there is none that can
     be read; `texts` are the reasons by their refs, None if the reader may not read them."""
-    known = _Known(row, fold(journal.events), journal.events, audit.whole(row, journal, given), pool or {}, texts)
+    state = fold(journal.events)
+    known = _Known(
+        row=row,
+        state=state,
+        events=journal.events,
+        whole=audit.whole(row, journal, given, state),
+        pool=pool or {},
+        texts=texts,
+        steps=state.planned,
+        plan_steps={fact.n: fact for fact in facts(journal.events, PlanStep)},
+        openings={fact.proposal: fact for fact in facts(journal.events, PlanOpened)},
+    )
     data = {
         "object": "run.explanation",
         "run": row.id,
@@ -89,7 +100,7 @@ def explained(
         "pool": _pool(known),
         "excluded": _excluded(known),
         "approvals": [_approval(known, fact) for fact in facts(known.events, RunAwaitingApproval)],
-        "steps": [_step(known, step) for step in known.steps],
+        "steps": _steps(known),
         "cost": _cost(known),
         "answer": _answer(known),
     }
@@ -109,15 +120,12 @@ class _Known:
     """The run as `GET /v1/runs/{id}` shows it."""
     pool: Mapping[str, Worker]
     texts: Mapping[str, str] | None
-
-    @property
-    def steps(self) -> Sequence[StepState]:
-        """The steps of the workflows of all rounds, and of what is nested in them."""
-        return self.state.planned
-
-    def opened(self, number: int) -> PlanOpened | None:
-        """The opening of a proposal."""
-        return next((fact for fact in facts(self.events, PlanOpened) if fact.proposal == number), None)
+    steps: Sequence[StepState]
+    """The steps of the workflows of all rounds, and of what is nested in them."""
+    plan_steps: Mapping[int, PlanStep]
+    """The steps as they were planned, by their numbers."""
+    openings: Mapping[int, PlanOpened]
+    """The openings of the proposals, by their numbers."""
 
     def reason(self, ref: str, *, asked: bool) -> Data:
         """A reason with its state: `given`, `none` (asked for, and not given), `not_asked`, `erased`, `not_shown`."""
@@ -155,7 +163,7 @@ def _shape(known: _Known) -> Data:
     made = known.state.all_proposals
     kept = next((one for one in reversed(known.state.proposals) if one.topology), known.state.proposal)
     accepted = {fact.proposal: fact.why for fact in facts(known.events, PlanAccepted)}
-    opened = known.opened(kept.number) if kept is not None else None
+    opened = known.openings.get(kept.number) if kept is not None else None
     asked = opened.reasons if opened is not None else False
     shown = {one["number"]: one for one in known.whole["proposals"]}
     call = next(iter(shown[kept.number]["attempts"]), None) if kept is not None else None
@@ -276,11 +284,15 @@ def _approval(known: _Known, asked: RunAwaitingApproval) -> Data:
 # -- the steps
 
 
-def _step(known: _Known, step: StepState) -> Data:
-    shown = next(one for one in known.whole["steps"] if one["n"] == step.n)
-    planned = next(fact for fact in facts(known.events, PlanStep) if fact.n == step.n)
+def _steps(known: _Known) -> list[Data]:
+    shown = {one["n"]: one for one in known.whole["steps"]}
+    return [_step(known, step, shown[step.n]) for step in known.steps]
+
+
+def _step(known: _Known, step: StepState, shown: Data) -> Data:
+    planned = known.plan_steps[step.n]
     proposal = next(one for one in known.state.all_proposals if one.number == step.proposal)
-    opened = known.opened(step.proposal)
+    opened = known.openings.get(step.proposal)
     asked = opened.reasons if opened is not None else False
     by = decided_by(proposal, known.events)
     return {
