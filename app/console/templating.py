@@ -56,6 +56,8 @@ def usd(amount: float | None) -> str:
     sign, size = "-" if amount < 0 else "", abs(amount)
     if size >= 10:
         return f"{sign}${size:,.2f}"
+    if round(size, 2) == size:
+        return f"{sign}${size:.2f}"
     return f"{sign}${size:.4f}" if size >= 0.01 else f"{sign}${size:.6f}"
 
 

@@ -76,7 +76,15 @@ def test_a_long_text_says_how_much_is_left_out() -> None:
 
 @pytest.mark.parametrize(
     ("amount", "shown"),
-    [(None, NOTHING), (0, "$0"), (0.000012, "$0.000012"), (0.25, "$0.2500"), (1234.5, "$1,234.50"), (-0.5, "-$0.5000")],
+    [
+        (None, NOTHING),
+        (0, "$0"),
+        (0.000012, "$0.000012"),
+        (0.25, "$0.25"),
+        (0.2512, "$0.2512"),
+        (1234.5, "$1,234.50"),
+        (-0.5, "-$0.50"),
+    ],
 )
 def test_money_has_the_digits_that_it_needs(amount: float | None, shown: str) -> None:
     assert usd(amount) == shown
