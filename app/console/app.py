@@ -14,7 +14,7 @@ from starlette.responses import FileResponse, RedirectResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.console import admin, approvals, overview, plans, playground, run, runs
+from app.console import admin, approvals, disclosures, overview, plans, playground, run, runs
 from app.console.api import Api, ApiError, Session
 from app.console.pages import HEADERS, SMALL_FORM_BYTES, THEME_COOKIE, THEMES, Pages, Place, form, to
 from app.console.session import PATH, Sessions, is_https, may_change
@@ -38,7 +38,11 @@ LOGINS: Final = ("/admin/login", "/admin/callback")
 """The steps of a login at the OpenID provider, to which browsers are led."""
 THEME_SECONDS: Final = 365 * 86_400
 START: Final = (Place("Overview", PATH),)
-PLACES: Final = (Place("Runs", f"{PATH}/runs"), Place("Approvals", f"{PATH}/approvals"))
+PLACES: Final = (
+    Place("Runs", f"{PATH}/runs"),
+    Place("Disclosures", f"{PATH}/disclosures"),
+    Place("Approvals", f"{PATH}/approvals"),
+)
 PUBLIC_PLACES: Final = (Place("Playground", f"{PATH}/playground"), Place("Plans", f"{PATH}/plans"))
 """Pages of what only the public listener's API has."""
 ADMIN_PLACES: Final = (Place("Administration", f"{PATH}/admin"),)
@@ -74,6 +78,7 @@ class Console:
                 *([] if is_admin else [*playground.routes(pages), *plans.routes(pages)]),
                 *run.routes(pages),
                 *runs.routes(pages),
+                *disclosures.routes(pages),
                 *approvals.routes(pages, "/admin/v1/approvals" if is_admin else "/v1/approvals"),
                 *(admin.routes(pages) if is_admin else ()),
                 *(_asset(name) for name in ASSETS),

@@ -8,6 +8,7 @@ so that a page that has missed patches is right after the next one.
 """
 
 import asyncio
+import secrets
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Final
@@ -24,6 +25,7 @@ from app.console.pages import HEADERS, Pages, form, to
 from app.console.session import PATH
 from app.core.records import record
 
+TOKEN_BYTES: Final = 16
 AGAIN_SECONDS: Final = 1.0
 """Pause before a stream of the API that has ended is asked for again."""
 PART_HEADERS: Final = {**HEADERS, "content-security-policy": "default-src 'none'; frame-ancestors 'none'"}
@@ -70,7 +72,8 @@ def routes(pages: Pages) -> list[Route]:
         cursor = _cursor(request)
         shown = await reader.read(session, cursor)
         live = not shown["has_ended"] and cursor.t is None
-        return pages.show(request, "run.html", live=live, addresses=_addresses(cursor, shown), **shown)
+        once = secrets.token_urlsafe(TOKEN_BYTES)
+        return pages.show(request, "run.html", live=live, once=once, addresses=_addresses(cursor, shown), **shown)
 
     async def show_views(request: Request, session: Session) -> Response:
         shown = await reader.read(session, _cursor(request))
@@ -92,6 +95,11 @@ def routes(pages: Pages) -> list[Route]:
         await pages.api.post(session, f"/v1/runs/{segment(run)}/cancel", {})
         return to(f"/runs/{segment(run)}")
 
+    async def replay(request: Request, session: Session) -> Response:
+        run, once = request.path_params["run"], (await form(request)).get("once", "")
+        made = await pages.api.post(session, f"/v1/runs/{segment(run)}/replay", {}, idempotency_key=once)
+        return to(f"/runs/{segment(made['id'])}")
+
     async def explain(request: Request, session: Session) -> Response:
         return await _explanation(pages, request, session)
 
@@ -106,6 +114,7 @@ def routes(pages: Pages) -> list[Route]:
         pages.route("/runs/{run}/explain", explain),
         pages.route("/runs/{run}/feedback", rate, "POST"),
         pages.route("/runs/{run}/cancel", stop, "POST"),
+        pages.route("/runs/{run}/replay", replay, "POST"),
     ]
 
 

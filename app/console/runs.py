@@ -18,12 +18,14 @@ from app.core.run.kinds import RUN_STATES
 
 @record(frozen=True, slots=True)
 class Field:
-    """A field of the form; `choices` are the values of a list with their words, without any it takes a text."""
+    """A field of the form; `choices` are the values of a list with their words, without any it takes a text, or with
+    `is_day` a day of the calendar."""
 
     name: str
     label: str
     choices: tuple[tuple[str, str], ...] = ()
     hint: str = ""
+    is_day: bool = False
 
 
 def _named(values: Sequence[str]) -> tuple[tuple[str, str], ...]:
@@ -37,7 +39,7 @@ USUAL: Final = (
     Field("since", "Began at or after", hint="2026-11-24T08:00Z"),
     Field("until", "Began before", hint="2026-11-25"),
     Field("sort", "Sort by", (("time", "time"), ("cost", "cost, of ended runs"))),
-    Field("order", "Order", (("desc", "newest or dearest first"), ("asc", "oldest or cheapest first"))),
+    Field("order", "Order", (("desc", "descending"), ("asc", "ascending"))),
     Field("limit", "Runs a page", (("20", "20"), ("50", "50"), ("100", "100"))),
 )
 FURTHER: Final = (

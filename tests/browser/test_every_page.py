@@ -23,6 +23,7 @@ PAGES = [
     "/console/runs/{run}?t=0.01",
     "/console/runs/{run}/explain",
     "/console/compare?a={run}&b={run}",
+    "/console/disclosures",
     "/console/approvals",
     "/console/none",
     *[f"{{admin}}/console/admin{section}" for section in ("", "/keys", "/keys/new", "/tenants", "/budgets/set")],

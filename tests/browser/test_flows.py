@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 from playwright.sync_api import expect
@@ -126,15 +127,32 @@ def test_a_replay_is_compared_with_its_origin(page: "Page", service: Service) ->
     first = service.caller.whole("baton-ultra", "Who are you?")[1]["baton"]["run"]
     for worker in WORKERS:
         service.stub.always(worker, Reply(chunks=("Somebody else.",)))
-    again = service.api("POST", f"/v1/runs/{first}/replay", json={"wait": 30}).json()["id"]
-    page.goto("/console/runs")
-    page.get_by_role("link", name=again).click()
+    page.goto(f"/console/runs/{first}")
+    page.get_by_role("button", name="Replay it").click()
+    expect(region(page, "Summary")).to_contain_text(f"replay of {first}")
+    expect(region(page, "Summary")).to_contain_text("succeeded")
     page.get_by_role("link", name="Compare with another run").click()
     figures = region(page, "Figures of both runs")
     expect(figures.get_by_role("link", name=first)).to_be_visible()
     expect(figures).to_contain_text("they differ")
     expect(region(page, "Steps of both runs").get_by_role("row")).to_have_count(4)
     expect(region(page, "Steps of both runs")).to_contain_text("the same subtask")
+
+
+def test_an_auditor_finds_who_saw_the_callers_words_on_a_day(another: Callable[..., "Page"], service: Service) -> None:
+    run = service.caller.whole("baton-mini", "My name is Ada.")[1]["baton"]["run"]
+    auditor = another("auditor", "runs:read", "audit:read")
+    today = datetime.now(UTC).date()
+    auditor.get_by_role("link", name="Disclosures").click()
+    auditor.get_by_label("Saw").select_option("the caller's words")
+    for since, rows in ((today - timedelta(days=1), 1), (today + timedelta(days=2), 0)):
+        auditor.get_by_label("From this day on").fill(str(since))
+        auditor.get_by_role("button", name="Show").click()
+        auditor.wait_for_url(re.compile(f"since={since}"))
+        expect(auditor.get_by_role("row").filter(has_text=run)).to_have_count(rows)
+    auditor.go_back()
+    auditor.get_by_role("link", name=run).click()
+    expect(auditor.locator("#run-pane").get_by_text("My name is Ada.")).to_be_visible()
 
 
 def test_a_plan_is_previewed_edited_and_run(page: "Page", service: Service) -> None:

@@ -286,3 +286,33 @@ async def test_a_part_of_the_page_runs_nothing_and_is_shown_in_no_frame(
     speak(stub)
     reply = await browser.get(f"/console/runs/{await asked(client)}/views")
     assert reply.headers["content-security-policy"] == "default-src 'none'; frame-ancestors 'none'"
+
+
+async def test_an_ended_run_is_replayed_once_however_often_the_form_is_sent(
+    stub: ProviderStub, client: httpx.AsyncClient, browser: httpx.AsyncClient
+) -> None:
+    speak(stub)
+    run = await asked(client)
+    page = (await browser.get(f"/console/runs/{run}")).text
+    once = re.search(r'name="once" value="([^"]+)"', page)
+    assert once is not None
+    path, fields = f"/console/runs/{run}/replay", {"once": once[1]}
+    replies = [await browser.post(path, data=fields, headers=SAME_ORIGIN) for _ in range(2)]
+    assert replies[0].headers["location"] == replies[1].headers["location"] != f"/console/runs/{run}"
+    _, text = await page_of(browser, replies[0].headers["location"])
+    assert f"replay of {run}" in text
+
+
+async def test_the_disclosures_of_all_runs_are_filtered_by_day_and_by_what_was_seen(
+    stub: ProviderStub, client: httpx.AsyncClient, browser: httpx.AsyncClient
+) -> None:
+    speak(stub)
+    run = await asked(client)
+    page, text = await page_of(browser, "/console/disclosures?saw=user&since=2020-01-01")
+    assert len(page.links(f"/console/runs/{run}?step=")) == 2, "two of its three steps see the conversation"
+    assert "the caller's words" in text
+    for filters in ("until=2020-01-01", "recipient=nobody", "user=nobody"):
+        assert "Nothing that fits" in (await page_of(browser, f"/console/disclosures?{filters}"))[1]
+    refused = await browser.get("/console/disclosures?since=tuesday")
+    assert refused.status_code == 400
+    assert 'role="alert"' in refused.text

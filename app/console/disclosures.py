@@ -1,0 +1,54 @@
+"""The ledger of disclosures: who was sent what, of all runs that the key may see, by day, recipient and end user."""
+
+from typing import Final
+from urllib.parse import urlencode
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from app.console.api import ApiError, Session
+from app.console.pages import Pages
+from app.console.runs import Field
+from app.console.session import PATH
+
+FIELDS: Final = (
+    Field("since", "From this day on (UTC)", is_day=True),
+    Field("until", "Before this day (UTC)", is_day=True),
+    Field("saw", "Saw", (("", "anything"), ("user", "the caller's words"), ("results", "results of tools"))),
+    Field("recipient", "Recipient"),
+    Field("recipient_kind", "Called as", tuple((one, one or "any") for one in ("", "worker", "conductor", "shadow"))),
+    Field("user", "End user"),
+    Field("key", "Key (id)"),
+    Field("run", "Run"),
+)
+LIST: Final = f"{PATH}/disclosures"
+
+
+def routes(pages: Pages) -> list[Route]:
+    """The list of disclosures with its filters."""
+
+    async def show_disclosures(request: Request, session: Session) -> Response:
+        given = request.query_params
+        names = [*[field.name for field in FIELDS], "after"]
+        asked = {name: given[name].strip() for name in names if given.get(name, "").strip()}
+        fault, status, found = "", 200, None
+        try:
+            found = await pages.api.get(session, "/v1/disclosures", **asked)
+        except ApiError as error:
+            if error.status != 400:
+                raise
+            fault, status = error.message, 400
+        following = found["next"] if found is not None and found["has_more"] else None
+        return pages.show(
+            request,
+            "disclosures.html",
+            status,
+            fields=FIELDS,
+            asked=asked,
+            fault=fault,
+            found=found,
+            following=f"{LIST}?{urlencode({**asked, 'after': following})}" if following else "",
+        )
+
+    return [pages.route("/disclosures", show_disclosures)]
