@@ -1,12 +1,13 @@
 """Text of workers and callers in every field that they can fill: nothing runs, nothing breaks a page."""
 
+import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.browser.distributed import Service
-from tests.stubs import Fail, Reply, plan_reply
+from tests.stubs import Fail, Reply, ToolCall, plan_reply
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -75,11 +76,12 @@ def addresses(runs: dict[str, str]) -> Iterator[str]:
     """Every page that shows something of these runs."""
     for name in ("steps", "failed", "long"):
         run = runs[name]
-        yield from (f"/console/runs/{run}", f"/console/runs/{run}/explain")
+        yield from (f"/console/runs/{run}", f"/console/runs/{run}/explain", f"/console/playground/{run}")
         yield from (f"/console/runs/{run}?step={step}" for step in ("0", "1", "2", "plan:0"))
     yield f"/console/runs/{runs['steps']}?t=0.01&by=money"
     yield f"/console/compare?a={runs['steps']}&b={runs['failed']}"
     yield from ("/console", "/console/runs", "/console/plans", f"/console/plans/{runs['plan']}", "/console/approvals")
+    yield "/console/disclosures"
 
 
 def test_no_page_runs_or_obeys_a_text(page: "Page", runs: dict[str, str]) -> None:
@@ -126,12 +128,25 @@ def test_a_forged_address_is_a_page_that_says_so(page: "Page", address: str) -> 
     assert page.evaluate(HARM) == []
 
 
-def test_the_playground_shows_a_hostile_answer_as_text(page: "Page", service: Service, runs: dict[str, str]) -> None:
+def test_the_playground_shows_hostile_texts_of_everybody_as_text(
+    page: "Page", service: Service, runs: dict[str, str]
+) -> None:
+    """The caller's question and tools, the worker's call of a tool, what is typed as its result, and the answer."""
     assert runs
+    typed = HOSTILE.replace("\x1b", "").replace("\x07", "").replace("\x08", "")
+    call = ToolCall("look", json.dumps({"at": HOSTILE}))
     pieces = tuple([HOSTILE[at : at + 40] for at in range(0, len(HOSTILE), 40)])
-    service.stub.always("alpha", Reply(chunks=pieces))
+    service.stub.script("alpha", Reply(chunks=pieces, tool_calls=(call,), finish="tool"), Reply(chunks=pieces))
     page.goto("/console/playground")
-    page.locator("textarea").first.fill(HOSTILE.replace("\x1b", "").replace("\x07", "").replace("\x08", ""))
-    page.locator("main button.main").first.click()
-    page.get_by_text("window.ran=1").first.wait_for()
+    page.get_by_text("System prompt, budget, labels, tools, format").click()
+    page.get_by_label("Tools").fill(json.dumps([{"name": "look", "description": typed}]))
+    page.get_by_label("System prompt").fill(typed)
+    page.get_by_label("Question").fill(typed)
+    page.get_by_label("Tier").select_option("baton-mini")
+    page.get_by_role("button", name="Ask", exact=True).click()
+    page.get_by_label("Result of look").fill(typed)
+    assert page.evaluate(HARM) == []
+    page.get_by_role("button", name="Send the results").click()
+    page.get_by_role("heading", name="Why it went so").wait_for()
+    assert "window.ran=1" in page.get_by_role("region", name="Text of the answer").inner_text()
     assert page.evaluate(HARM) == []
