@@ -34,6 +34,7 @@ class _Gathered:
     contents: dict[str, bytes] = field(default_factory=dict)
     tickets: list[Mapping[str, Any]] = field(default_factory=list)
     disclosures: list[Mapping[str, Any]] = field(default_factory=list)
+    ratings: list[Mapping[str, Any]] = field(default_factory=list)
 
     def add(self, line: Mapping[str, Any]) -> None:
         """Add one line. Raises `KeyError`, `TypeError` or `ValueError` for a line that is not part of a run."""
@@ -46,13 +47,16 @@ class _Gathered:
             self.contents[line["content"]] = _unpacked(line["body"])
         elif "disclosure" in line:
             self.disclosures.append(_decoded(line["disclosure"]))
+        elif "rating" in line:
+            self.ratings.append(_decoded(line["rating"]))
         else:
             self.tickets.append(_decoded(line["ticket"]))
 
     def record(self, *, has_ledger: bool) -> Record:
         """Return the run."""
         ledger = tuple(self.disclosures) if has_ledger else None
-        return Record(self.row, tuple(self.events), self.contents, tuple(self.tickets), ledger)
+        tickets, ratings = tuple(self.tickets), tuple(self.ratings)
+        return Record(self.row, tuple(self.events), self.contents, tickets, disclosures=ledger, ratings=ratings)
 
 
 def _chosen(name: str, created_at: float, run: str | None, since: float | None) -> bool:

@@ -9,11 +9,13 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
 import asyncpg
 from sqlalchemy import (
+    Column,
     ColumnElement,
     Connection,
     Engine,
@@ -97,6 +99,8 @@ class Record:
     tickets: tuple[Mapping[str, Any], ...]
     disclosures: tuple[Mapping[str, Any], ...] | None = None
     """None where the source has no ledger of disclosures."""
+    ratings: tuple[Mapping[str, Any], ...] = ()
+    """The rows of `feedback`. Their comments are content: they are empty where contents are left out."""
 
 
 @record(frozen=True, slots=True)
@@ -381,24 +385,37 @@ def _records(
     contents: bool = True,
 ) -> list[Record]:
     events: defaultdict[str, list[Stored]] = defaultdict(list)
-    tickets: defaultdict[str, list[Mapping[str, Any]]] = defaultdict(list)
-    ledger: defaultdict[str, list[Mapping[str, Any]]] = defaultdict(list)
     bodies = content.of_runs(conn, names, opened) if names and contents else {}
-    if names:
-        columns = (EVENTS.c.run, EVENTS.c.seq, EVENTS.c.kind, EVENTS.c.at, EVENTS.c.body)
-        query = select(*columns).where(EVENTS.c.run.in_(names)).order_by(EVENTS.c.run, EVENTS.c.seq)
-        for name, seq, kind, at, body in conn.execute(query):
-            events[name].append(Stored(seq, kind, at, body))
-        held = select(TICKETS).where(TICKETS.c.run.in_(names)).order_by(TICKETS.c.run, TICKETS.c.step)
-        for ticket in conn.execute(held).mappings():
-            tickets[ticket["run"]].append(_columns(ticket))
-        calls = select(DISCLOSURES).where(DISCLOSURES.c.run.in_(names)).order_by(DISCLOSURES.c.run, DISCLOSURES.c.call)
-        for call in conn.execute(calls).mappings():
-            ledger[call["run"]].append(_columns(call))
+    columns = (EVENTS.c.run, EVENTS.c.seq, EVENTS.c.kind, EVENTS.c.at, EVENTS.c.body)
+    query = select(*columns).where(EVENTS.c.run.in_(names)).order_by(EVENTS.c.run, EVENTS.c.seq)
+    for name, seq, kind, at, body in conn.execute(query):
+        events[name].append(Stored(seq, kind, at, body))
+    tickets, ledger = _of_runs(conn, names, TICKETS.c.step), _of_runs(conn, names, DISCLOSURES.c.call)
+    ratings = _of_runs(conn, names, FEEDBACK.c.id)
+    if not contents:
+        for rating in chain.from_iterable(ratings.values()):
+            rating["comment"] = ""
     return [
-        Record(row, tuple(events[name]), bodies.get(name, {}), tuple(tickets[name]), tuple(ledger[name]))
-        for name, row in [(row["id"], row) for row in rows]
+        Record(
+            row=row,
+            events=tuple(events[row["id"]]),
+            contents=bodies.get(row["id"], {}),
+            tickets=tuple(tickets[row["id"]]),
+            disclosures=tuple(ledger[row["id"]]),
+            ratings=tuple(ratings[row["id"]]),
+        )
+        for row in rows
     ]
+
+
+def _of_runs(conn: Connection, runs: Sequence[str], order: Column[Any]) -> defaultdict[str, list[dict[str, Any]]]:
+    """The rows of the table of this column that belong to these runs, by run, in the order of the column."""
+    found: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
+    table = order.table
+    query = select(table).where(table.c.run.in_(runs)).order_by(table.c.run, order)
+    for row in conn.execute(query).mappings():
+        found[row["run"]].append(_columns(row))
+    return found
 
 
 def _columns(row: RowMapping) -> dict[str, Any]:

@@ -8,6 +8,8 @@
     {"event": seq, "kind": ..., "at": ..., "body": ...}  its events in order
     {"content": ref, "body": base64}                     its texts, unless they were erased
     {"ticket": {column: value}}                          its tickets in the outbox
+    {"disclosure": {column: value}}                      its rows in the ledger of disclosures; none before version 3
+    {"rating": {column: value}}                          its ratings; none before version 3
     {"end": runs}                                        the last line: without it the file was cut off
 
 Each line is JSON. Bytes are written as base64. A file may be compressed with gzip; its name ends with `.gz` then.
@@ -138,6 +140,8 @@ def _lines(record: Record) -> Iterator[bytes]:
         yield _line({"ticket": _columns(ticket)})
     for row in record.disclosures or ():
         yield _line({"disclosure": _columns(row)})
+    for row in record.ratings:
+        yield _line({"rating": _columns(row)})
 
 
 def _line(value: Mapping[str, Any]) -> bytes:

@@ -128,6 +128,21 @@ async def test_runs_are_archived_and_deleted_when_they_have_ended_and_their_time
     assert len(service.archived()) == 2
 
 
+@pytest.mark.parametrize("contents", [False, True])
+async def test_the_ratings_of_a_run_are_archived_and_their_comments_only_with_the_texts(
+    service: Service, contents: bool
+) -> None:
+    run = await service.ask()
+    given = await service.client.post(f"/v1/runs/{run}/feedback", json={"score": 0.5, "comment": "too long"})
+    assert given.status_code < 300, given.text
+    await service.retention(archiving(str(service.folder), None, contents=contents)).look(asyncio.Event())
+    [path] = service.archived()
+    [record] = await records_of(path)
+    [rating] = record.ratings
+    assert (rating["run"], rating["score"]) == (run, 0.5)
+    assert rating["comment"] == ("too long" if contents else "")
+
+
 async def _ended(service: Service, run: str) -> bool:
     return (await service.opened.context.store.run(run)).ended_at is not None
 
