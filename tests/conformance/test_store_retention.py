@@ -37,7 +37,7 @@ from app.store.protocol import (
 )
 from app.store.rows import content, retention
 from app.store.rows.content import address, copies
-from app.store.sql import SqlStore
+from app.store.sql import SqlStore, open_store
 from app.store.sqlkit.tables import METADATA, RUNS
 from tests.conformance.entries import SALT, Opener, admitted, note
 from tests.harness.raw_facts import Raw
@@ -343,6 +343,26 @@ async def test_a_copy_that_is_found_at_the_second_look_is_erased_as_well(
         await store.append(copy_of("origin", "copy"))
         assert await store.erase("origin")
         assert (await store.run("copy")).erased
+
+
+async def test_an_erasure_leaves_sqlite_to_other_writers_between_its_transactions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SQLite has writers of other processes wait and look again: without a pause they hardly ever find it free."""
+    pauses: list[float] = []
+    sleep = asyncio.sleep
+
+    async def noted(seconds: float) -> None:
+        pauses.append(seconds)
+        await sleep(0)
+
+    monkeypatch.setattr(retention, "ERASED_RUNS", 1)
+    async with open_store(f"sqlite:///{tmp_path / 'baton.db'}") as store:
+        await fill(store, [asked("one"), asked("two")])
+        monkeypatch.setattr(asyncio, "sleep", noted)
+        assert await store.erase_contents(["one", "two"]) == 2
+        monkeypatch.undo()
+    assert len([seconds for seconds in pauses if seconds > 0]) == 2
 
 
 async def test_a_copy_that_is_admitted_while_a_text_is_erased_is_erased_as_well(opener: Opener) -> None:
