@@ -7,8 +7,9 @@ the switches (entries of a function, or of a coroutine that goes on, whose file 
 before), and the frames between a step's end and SQL (functions on the stack of the task that appends the step's end,
 called after the answer was read, and of the task that writes the batch). The request is streamed and its worker
 answers with 40 chunks; servers are a Postgres and a Redis. What runs in the background at the same time is counted as
-well, so the request is sent `--rounds` times and the round with the fewest switches is shown. `tracer` counts inside
-the processes. `--tree` measures another checkout by the same definition, with its own `.venv/bin/python`.
+well, so the request is sent `--rounds` times; the round with the fewest switches is shown, without the files that not
+every round has entered. `tracer` counts inside the processes. `--tree` measures another checkout by the same
+definition, with its own `.venv/bin/python`.
 """
 
 from __future__ import annotations
@@ -157,9 +158,17 @@ def _wait(made: Traced) -> None:
 
 
 def measured(tree: Tree, rounds: int) -> Entered:
-    """The round with the fewest switches."""
+    """What every round enters."""
     with traced(tree) as made:
-        return min((made.counted() for _ in range(rounds)), key=lambda path: path.switches)
+        return of_every_round([made.counted() for _ in range(rounds)])
+
+
+def of_every_round(rounds: Sequence[Entered]) -> Entered:
+    """The round with the fewest switches, without the files that only some of the rounds have entered."""
+    least = min(rounds, key=lambda entered: entered.switches)
+    files = {path: count for path, count in least.files.items() if all(path in entered.files for entered in rounds)}
+    functions = [name for name in least.functions if name.partition(":")[0] in files]
+    return Entered(Counter(files), frozenset(functions), least.frames)
 
 
 def main() -> None:

@@ -10,7 +10,7 @@ from types import ModuleType
 
 import pytest
 
-from .path import merged
+from .path import merged, of_every_round
 from .tracer import Counts
 
 PROVIDER = """
@@ -118,3 +118,10 @@ def test_counts_of_two_processes_are_added() -> None:
     other = {"files": {"b.py": 4}, "functions": ["b.py:g", "b.py:h"], "frames": ["b.py:h"]}
     both = merged([one, other])
     assert (len(both.files), len(both.functions), both.switches, both.frames) == (2, 3, 7, ("b.py:h",))
+
+
+def test_a_file_that_some_round_does_not_enter_is_background_work() -> None:
+    one = merged([{"files": {"a": 3, "sweep": 1}, "functions": ["a:f", "sweep:g"], "frames": ["a:f"]}])
+    other = merged([{"files": {"a": 5}, "functions": ["a:f"], "frames": ["a:f"]}])
+    found = of_every_round([one, other])
+    assert (found.files, found.functions, found.switches) == ({"a": 3}, {"a:f"}, 3)
