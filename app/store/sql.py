@@ -72,6 +72,7 @@ from app.store.rows import (
     texts,
     trials,
 )
+from app.store.rows.runs import RowCache
 from app.store.sqlkit import generation
 from app.store.sqlkit.migrate import migrate, newest, revision
 from app.store.sqlkit.postgres import Postgres
@@ -84,7 +85,6 @@ from app.store.writing.budget_ledger import Signal
 from app.store.writing.group_commit import DatabaseAvailability, GroupCommit
 from app.store.writing.journal_cache import JournalCache
 from app.store.writing.log_writer import DatabaseLog
-from app.store.writing.row_cache import RowCache
 from app.store.writing.tenant_keys import TenantKeys
 from app.telemetry import PoolUse
 

@@ -83,7 +83,7 @@ makes SQLite write the index of open runs anew: a quarter of the statement's tim
 RUN = ("id", "epoch", "cap_usd", "cap_tokens", *LIVE, "thread", "budgets", "tenant", "key", "salt")
 """Columns of a run that an entry is checked against."""
 SEEN = RUN[:-1]
-"""Columns of a run that the row cache holds (see `row_cache.py`): it holds no run whose salt was erased."""
+"""Columns of a run that the row cache holds (see `rows/runs.py`): it holds no run whose salt was erased."""
 TICKET = tuple(TICKETS.columns.keys())
 SETTLED = ("tier", "driver", "version", "claim", "holder", "rung_at", "lost")
 """Columns of a ticket that an entry may change without changing the end of the claim on it."""

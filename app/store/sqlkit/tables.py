@@ -103,7 +103,7 @@ _TERMINAL = text(f"kind IN ({', '.join(repr(kind.value) for kind in TERMINAL)})"
 Index("events_one_end", EVENTS.c.run, unique=True, postgresql_where=_TERMINAL, sqlite_where=_TERMINAL)
 
 # Who was sent what: one row for each recipient of a call, derived from the call's intent and outcome in the transaction
-# that writes them (`writing/disclosures.py`). The end user's name stands in `tags` alone, where it is erased.
+# that writes them (`rows/disclosures.py`). The end user's name stands in `tags` alone, where it is erased.
 DISCLOSURES = Table(
     "disclosures",
     METADATA,

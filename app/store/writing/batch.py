@@ -30,8 +30,9 @@ from app.core.run.kinds import AFTER_THE_END, ANYBODY, COPIES
 from app.errors import Conflict, LeaseLost, NotFound, RunEnded, RunOverBudget
 from app.store.protocol import MOVED, TAKEN, Appended, Entry, IdempotencyRecord, Lease, Ledger, Move, NewRun, Projection
 from app.store.rows import texts
+from app.store.rows.disclosures import DisclosureRows
 from app.store.rows.idempotency import record_row
-from app.store.rows.runs import CachedRows
+from app.store.rows.runs import CachedRows, RowCache
 from app.store.sqlkit.sealing import TEXT, ContentKey, place_of
 from app.store.sqlkit.statements import (
     ENDLESS,
@@ -48,8 +49,6 @@ from app.store.sqlkit.statements import (
 from app.store.sqlkit.tables import EVENTS, RUNS
 from app.store.writing import budget_ledger
 from app.store.writing.budget_ledger import BudgetLedger, Charge, Signal
-from app.store.writing.disclosures import Disclosures
-from app.store.writing.row_cache import RowCache
 
 Outcome = Appended | Exception
 
@@ -209,7 +208,7 @@ class RowBatch:
         self._touched: set[tuple[str, int]] = set()
         self._events: list[tuple[Any, ...]] = []
         self._contents: list[tuple[Any, ...]] = []
-        self._disclosures = Disclosures()
+        self._disclosures = DisclosureRows()
         self._shared: list[Row] = []
         self._texts: dict[str, Row] = {}
         self._locked = locked

@@ -20,6 +20,7 @@ from app.errors import BatonError, Conflict, NotFound, StoreUnavailable
 from app.network import retries
 from app.network.retries import retried
 from app.store.protocol import UNDECIDED, Appended
+from app.store.rows.runs import RowCache
 from app.store.sqlkit.runner import AWAY, Fault, Runner
 from app.store.sqlkit.statements import Statements
 from app.store.writing.batch import (
@@ -33,7 +34,6 @@ from app.store.writing.batch import (
     was_committed,
 )
 from app.store.writing.budget_ledger import Signal
-from app.store.writing.row_cache import RowCache
 
 logger = logging.getLogger(__name__)
 
