@@ -18,8 +18,7 @@ from typing import Any, Protocol
 
 from app.core.message.chat import Message, Piece, Task
 from app.core.plan.workflow import Step
-from app.core.pool.amounts import Amount
-from app.core.pool.catalog import Limits, Worker
+from app.core.pool.catalog import Amount, Limits, Worker
 from app.core.rating.decision import Choice
 from app.core.rating.features import Features
 from app.core.records import record

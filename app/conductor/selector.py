@@ -17,8 +17,7 @@ from statistics import NormalDist
 from app.conductor.protocol import Brief, Chooser, Chosen, Conductor, Given, Sight
 from app.core.plan.pricing import ample, least, plan_price, plan_seconds, question_tokens
 from app.core.plan.templates import MODEL, Arm, arms
-from app.core.pool.amounts import Amount
-from app.core.pool.catalog import SelectorSpec
+from app.core.pool.catalog import Amount, SelectorSpec
 from app.core.rating.decision import Normals, decide
 from app.core.rating.features import asked, features
 from app.core.rating.posterior import estimates

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from aiohttp import ClientRequest
 
-from app.core.pool.amounts import Amount
+from app.core.pool.catalog import Amount
 from app.core.run.events import Kind
 from app.core.run.progress import Command, Finish, decide
 from app.core.run.state import RunState

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from app.core.message.chat import Form, Message, Sampling, Task, Text, Tool, Toolbox
-from app.core.pool.amounts import Amount
 from app.core.pool.budgets import Budget
+from app.core.pool.catalog import Amount
 from app.core.run.bill import spendable
 from app.core.run.events import Kind
 from app.engine.steps import execution

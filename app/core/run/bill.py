@@ -1,7 +1,7 @@
 """The usage of a run, split into what its caller sees and what the orchestration added (DESIGN §6)."""
 
 from app.core.message.chat import Usage, summed
-from app.core.pool.amounts import Amount
+from app.core.pool.catalog import Amount
 from app.core.records import record
 from app.core.run.state import RunState
 

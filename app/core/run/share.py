@@ -7,8 +7,7 @@ between the steps that may call now, so that neither parallel steps nor later on
 from collections.abc import Mapping, Sequence
 
 from app.core.plan.pricing import FRAME_BYTES, SUBTASK_BYTES, least, seen_bytes
-from app.core.pool.amounts import Amount
-from app.core.pool.catalog import Worker
+from app.core.pool.catalog import Amount, Worker
 from app.core.run.state import RunState, StepState
 
 WIDE = 2

@@ -41,9 +41,8 @@ from app.core.message.response_format import Flaw, faults
 from app.core.message.tools import Gathering
 from app.core.plan.workflow import Access
 from app.core.pool import budget
-from app.core.pool.amounts import Amount
 from app.core.pool.breaker import Verdict
-from app.core.pool.catalog import Catalog, Deadlines, Worker
+from app.core.pool.catalog import Amount, Catalog, Deadlines, Worker
 from app.core.records import changed, record, trimmed
 from app.core.run.disclosures import Disclosed
 from app.core.run.events import CallFinished, CallIntended

@@ -13,8 +13,7 @@ from app.core.message.chat import Task
 from app.core.plan.arms import tier_of
 from app.core.plan.pricing import ample, best_alone, least, plan_price, plan_seconds, question_tokens
 from app.core.plan.workflow import Step
-from app.core.pool.amounts import Amount
-from app.core.pool.catalog import MILLION, Worker
+from app.core.pool.catalog import MILLION, Amount, Worker
 from app.core.pool.policy import permits
 from app.core.run.bill import unspent
 from app.core.run.labels import conversation

@@ -37,9 +37,8 @@ from app.core.message.chat import Form, Message, Piece, Sampling, Task, Text, Wo
 from app.core.plan.arms import tier_of
 from app.core.plan.pricing import least, question_tokens
 from app.core.plan.workflow import CONDUCTOR, PREVIOUS, Access, Step
-from app.core.pool.amounts import Amount
 from app.core.pool.breaker import NO_TIME
-from app.core.pool.catalog import Catalog, Worker
+from app.core.pool.catalog import Amount, Catalog, Worker
 from app.core.pool.policy import permits, spared
 from app.core.rating.decision import Decision
 from app.core.rating.features import asked, placed, viewed

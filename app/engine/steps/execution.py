@@ -26,8 +26,7 @@ import orjson
 from app.core.message.chat import message_to_json
 from app.core.message.tools import TOKEN_BYTES, mint
 from app.core.plan.pricing import question_tokens
-from app.core.pool.amounts import Amount
-from app.core.pool.catalog import Worker
+from app.core.pool.catalog import Amount, Worker
 from app.core.pool.rules import Reading
 from app.core.records import changed
 from app.core.run import approvals, disclosures
