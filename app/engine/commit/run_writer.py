@@ -87,8 +87,11 @@ async def patiently(store: Store, call: Callable[[], Awaitable[T]], left: Left) 
     return await retried(call, lambda: retries.database(left=left, sleep=sleep))
 
 
-class Patient:
-    """The store for the driver of one run; `left` gives the seconds for which it is still worth waiting."""
+class PatientStore:
+    """The store as a run's writer uses it: calls wait for the database while it is away.
+
+    `left` gives the seconds for which it is still worth waiting.
+    """
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -157,7 +160,7 @@ class Consequences:
     whole: bool = False
     """True if nothing more follows from `state` until its deadline, or until somebody writes to the run."""
 
-    def plain(self, command: Queue | Skip | Conclude, home: str, *, enqueues: bool) -> list[Fact]:
+    def facts_of(self, command: Queue | Skip | Conclude, home: str, *, enqueues: bool) -> list[Fact]:
         """The events of a command that needs nobody to be asked. Its tickets report to `home`; without `enqueues` they
         are not put into the queue, and dispatchers find them in the outbox."""
         if not isinstance(command, Queue):
@@ -166,13 +169,13 @@ class Consequences:
         self.outbox += [Outbox(n, tier, home, turn, enqueues) for n in command.steps]
         return [StepQueued(n) for n in command.steps]
 
-    def let_go(self, command: Await, now: float) -> Fact:
+    def await_tools(self, command: Await, now: float) -> Fact:
         """The event of a turn that ends with tool calls: nobody drives the run until its caller is back."""
         until = now + self.state.admitted.limits.tool_wait
         self.lease = Lease("", until, until)
         return drafts.awaiting(self.state, command, until)
 
-    def ask(self, command: AwaitApproval, now: float, catalog: Catalog, *, notifies: bool) -> Fact:
+    def await_approval(self, command: AwaitApproval, now: float, catalog: Catalog, *, notifies: bool) -> Fact:
         """The event of a plan that waits for an approval: nobody drives the run until there is a decision."""
         state, terms = self.state, self.state.admitted.approval
         until = now + (terms.seconds if terms is not None else 0.0)
@@ -181,7 +184,7 @@ class Consequences:
         left = max(state.deadline - now, 0.0)
         return drafts.awaiting_approval(state, proposal, until, left, catalog, notifies=notifies)
 
-    def drop(self, command: DropPlan, now: float) -> tuple[Fact, ...]:
+    def drop_plan(self, command: DropPlan, now: float) -> tuple[Fact, ...]:
         """The events of a plan that nobody has approved in time, for which another one is made."""
         dropped = drafts.plan_dropped(self.state, command, now)
         self.deadline = dropped[-1].deadline
@@ -192,7 +195,7 @@ class Consequences:
         self.events += fresh
         self.state = tentative(self.state, fresh)
 
-    def begin(self, begun: Sequence[BegunStep]) -> "Consequences":
+    def with_intents(self, begun: Sequence[BegunStep]) -> "Consequences":
         """These consequences with the intents of some steps, whose tickets are taken."""
         rows, intents = {one.row.step: one.row for one in begun}, [one.intent for one in begun]
         outbox = [rows.get(row.step, row) for row in self.outbox]
@@ -222,7 +225,7 @@ class RunWriter:
         self._context = context
         self._home = home
         self._open_plan = open_plan
-        self._store = Patient(context.store)
+        self._store = PatientStore(context.store)
         self._lock = asyncio.Lock()
         self._early: dict[int, Event] = {}
         """Events that were received before those which precede them, by number."""
@@ -259,7 +262,7 @@ class RunWriter:
 
     async def admit(self, entry: Entry) -> Consequences:
         """Commit a run's admission with all that follows from it."""
-        return await self._first(entry, changed(self.state, seq=1))
+        return await self._commit_first(entry, changed(self.state, seq=1))
 
     async def take(self, entry: Entry) -> Consequences:
         """Commit the entry that takes the run's lease, or begins its next turn, with all that follows from it.
@@ -267,9 +270,9 @@ class RunWriter:
         The entry's outbox has the tickets of steps that go on. Raises `LeaseLost` or `Conflict` if others have taken
         the run or written to it, `RunEnded`, `NotFound`, `StoreUnavailable`.
         """
-        return await self._first(entry, tentative(self.state, entry.events))
+        return await self._commit_first(entry, tentative(self.state, entry.events))
 
-    async def _first(self, entry: Entry, state: RunState) -> Consequences:
+    async def _commit_first(self, entry: Entry, state: RunState) -> Consequences:
         follows = await self._consequences(state)
         if isinstance(follows.pending, Finish):  # it was asked for before anything could begin
             entry = changed(entry, outbox=())
@@ -319,7 +322,7 @@ class RunWriter:
         async with self._lock:
             after = possible(self.state, entry.events)
             if after is None or self.over:
-                appended = await self._alone(entry)
+                appended = await self._append_alone(entry)
             else:
                 follows = self._with_end(entry, await self._consequences(after, plans=False))
                 try:
@@ -329,12 +332,12 @@ class RunWriter:
                 except (LeaseLost, RunEnded):
                     appended = await self._context.store.append(entry)
                 except Conflict:
-                    appended = await self._alone(entry)
+                    appended = await self._append_alone(entry)
         await self._enqueue(outbox)
         self.on_joined()
         return appended
 
-    async def _alone(self, entry: Entry) -> Appended:
+    async def _append_alone(self, entry: Entry) -> Appended:
         appended = await self._context.store.append(entry)
         await self.receive(appended.events)
         return appended
@@ -404,7 +407,7 @@ class RunWriter:
         self.on_folded = _ignore
         self.on_joined = _nothing
 
-    def look_again(self) -> None:
+    def decide_again(self) -> None:
         """Make the driver decide once more, although nothing was written."""
         self.state = changed(self.state)
 
@@ -438,14 +441,14 @@ class RunWriter:
                     follows.contents += contents
                     follows.pending = command if len(opened) < 2 else None
                 elif isinstance(command, Queue | Skip | Conclude):
-                    fresh += follows.plain(command, self._home, enqueues=self._context.queue.healthy)
+                    fresh += follows.facts_of(command, self._home, enqueues=self._context.queue.healthy)
                 elif isinstance(command, Await):
-                    fresh.append(follows.let_go(command, self._context.now()))
+                    fresh.append(follows.await_tools(command, self._context.now()))
                 elif isinstance(command, AwaitApproval):
                     now, catalog = self._context.now(), self._context.catalog()
-                    fresh.append(follows.ask(command, now, catalog, notifies=self._context.notifies))
+                    fresh.append(follows.await_approval(command, now, catalog, notifies=self._context.notifies))
                 elif isinstance(command, DropPlan):
-                    fresh += follows.drop(command, self._context.now())
+                    fresh += follows.drop_plan(command, self._context.now())
                 else:  # a proposal or the end: no step is to begin that is about to be stopped
                     follows.pending, follows.outbox = command, []
             follows.add(fresh)
@@ -456,7 +459,7 @@ class RunWriter:
         """Add the run's success, where nothing needs to be waited for and the answer is in the entry."""
         command, state = follows.pending, follows.state
         self.answer = fresh = dict(entry.contents)
-        if isinstance(command, Finish) and at_hand(state, command, fresh) and state.unmade is None:
+        if isinstance(command, Finish) and ends_at_once(state, command, fresh) and state.unmade is None:
             follows.add(ending(state, command))
         return follows
 
@@ -477,7 +480,7 @@ class RunWriter:
         begun = await steps.begin(follows.state, self.salt, fresh, follows.outbox)
         if begun:
             hold = changed(entry, hold=held(begun))
-            appended = await commit_with_intents(begun, self._write(hold, follows.begin(begun)))
+            appended = await commit_with_intents(begun, self._write(hold, follows.with_intents(begun)))
             if appended is not None:
                 taken = {one.row.step for one in begun}
                 follows.outbox = [row for row in follows.outbox if row.step not in taken]
@@ -491,20 +494,22 @@ class RunWriter:
         """
         ends = follows.lease is not None or (follows.state.ended and not self.state.ended)
         decides = ends or (bool(follows.events) and entry.lease is None)  # an entry that takes a run has the number
-        all_of_it = changed(whole(entry, follows), seq=self.state.seq if decides and entry.new is None else entry.seq)
+        if decides and entry.new is None:
+            entry = changed(entry, seq=self.state.seq)
+        complete = with_consequences(entry, follows)
         if entry.move is None and entry.new is None and entry.lease is None:
             try:
-                appended = await self._store.append(all_of_it, self.state.seq, self.worth_waiting, within)
+                appended = await self._store.append(complete, self.state.seq, self.worth_waiting, within)
             except RunOverBudget:  # the run ends with it later
                 raise
             except RunEnded:  # by others: nothing of this entry is needed any more
                 await self.catch_up()
                 return Appended(())
         else:  # the start of a run or a turn does not wait, and a step's end is retried by its dispatcher
-            appended = await self._context.store.append(all_of_it)
+            appended = await self._context.store.append(complete)
         if entry.lease is not None:
             self.epoch += 1
-        self._remember(all_of_it.contents)
+        self._remember(complete.contents)
         await self._committed(appended.events, follows.state)
         self.released = self.released or follows.lease is not None
         self.settled = follows.state if follows.whole else None
@@ -566,14 +571,14 @@ def _nothing() -> None:
     return
 
 
-def at_hand(state: RunState, command: Finish, contents: Mapping[str, bytes]) -> bool:
+def ends_at_once(state: RunState, command: Finish, contents: Mapping[str, bytes]) -> bool:
     """True if a run succeeds with nothing to wait for, and with an answer that is among these contents."""
     if command.kind is not Kind.SUCCEEDED or command.step is None or state.open_calls:
         return False
     return state.steps[command.step].output in contents
 
 
-def whole(entry: Entry, follows: Consequences) -> Entry:
+def with_consequences(entry: Entry, follows: Consequences) -> Entry:
     """An entry with what follows from it."""
     events = (*entry.events, *follows.events)
     lease = follows.lease or entry.lease

@@ -241,7 +241,7 @@ class Driver:
         """Journal one more step of the open proposal, or its end."""
         proposal = self.state.unmade
         if proposal is None or proposal.number != planned.proposal:
-            self.writer.look_again()  # a proposal that waited for an embedding can be opened now
+            self.writer.decide_again()  # a proposal that waited for an embedding can be opened now
             return
         current = self.state.steps_of(proposal)
         found = faults(self.state, proposal, planned) or self._planner.objections(self.state, proposal, planned)
