@@ -83,10 +83,10 @@ async def _remove(settings: Settings, asked: Asked, _now: float) -> None:
 
 
 async def _found(store: Store, wanted: str) -> Budget:
-    for budget in await store.budgets():
-        if budget.id == wanted:
-            return budget
-    raise NotFound("There is no budget of that id; `baton budgets ls` lists them.")
+    budget = await store.budget(wanted)
+    if budget is None:
+        raise NotFound("There is no budget of that id; `baton budgets ls` lists them.")
+    return budget
 
 
 # -- ls and show

@@ -7,7 +7,18 @@ from typing import TypeVar
 
 from sqlalchemy import Connection
 
-from app.store.protocol import PROCESS, Actor, AdminEvent, AdminEventQuery, KeyRow, SpendQuery, SpendRow, TenantRow
+from app.store.protocol import (
+    EVERY_KEY,
+    PROCESS,
+    Actor,
+    AdminEvent,
+    AdminEventQuery,
+    KeyQuery,
+    KeyRow,
+    SpendQuery,
+    SpendRow,
+    TenantRow,
+)
 from app.store.rows import admin_events, keys, spending, tenants
 
 T = TypeVar("T")
@@ -24,8 +35,8 @@ class Administration(ABC):
     async def _write(self, work: Callable[[Connection], T]) -> T:
         """Carry out work in a transaction of its own, and commit it."""
 
-    async def keys(self) -> tuple[KeyRow, ...]:
-        return await self._read(keys.every)
+    async def keys(self, query: KeyQuery = EVERY_KEY) -> tuple[KeyRow, ...]:
+        return await self._read(partial(keys.page, query=query))
 
     async def add_key(self, row: KeyRow, *, by: Actor = PROCESS) -> bool:
         return await self._write(partial(keys.add, key=row, by=by))
@@ -42,8 +53,10 @@ class Administration(ABC):
     async def rehash_key(self, public_id: str, *, was: bytes, digest: bytes, pepper: str) -> bool:
         return await self._write(partial(keys.rehash, public_id=public_id, was=was, digest=digest, pepper=pepper))
 
-    async def tenants(self) -> tuple[TenantRow, ...]:
-        return await self._read(tenants.every)
+    async def tenants(
+        self, name: str | None = None, *, after: str | None = None, limit: int | None = None
+    ) -> tuple[TenantRow, ...]:
+        return await self._read(partial(tenants.page, name=name, after=after, limit=limit))
 
     async def add_tenant(self, name: str, at: float, *, by: Actor = PROCESS) -> bool:
         return await self._write(partial(tenants.add, name=name, at=at, by=by))

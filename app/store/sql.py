@@ -25,6 +25,7 @@ from app.core.run.notices import FailedNotice, Notice
 from app.errors import StoreUnavailable
 from app.store.administration import Administration
 from app.store.protocol import (
+    EVERY_HOLD,
     PROCESS,
     Actor,
     Appended,
@@ -38,6 +39,7 @@ from app.store.protocol import (
     Entry,
     Held,
     Hold,
+    HoldQuery,
     IdempotencyRecord,
     Journal,
     KeyRow,
@@ -333,8 +335,8 @@ class SqlStore(Administration):
     async def release_hold(self, id_: str, at: float, *, by: Actor = PROCESS) -> Hold:
         return await self._write(partial(holds.release, id_=id_, at=at, by=by))
 
-    async def holds(self) -> tuple[Hold, ...]:
-        return await self._read(holds.every)
+    async def holds(self, query: HoldQuery = EVERY_HOLD) -> tuple[Hold, ...]:
+        return await self._read(partial(holds.page, query=query))
 
     async def held(self, runs: Sequence[str]) -> Mapping[str, str]:
         return await self._read(partial(holds.on, runs=runs, opened=self._opened))
@@ -543,8 +545,14 @@ class SqlStore(Administration):
     async def remove_budget(self, id_: str, *, by: Actor = PROCESS) -> bool:
         return await self._write(partial(budgets.remove, id_=id_, by=by))
 
-    async def budgets(self, tenant: str | None = None) -> tuple[Budget, ...]:
-        return await self._read(partial(budgets.every, tenant=tenant))
+    async def budget(self, id_: str) -> Budget | None:
+        found = await self._read(partial(budgets.named, ids=[id_]))
+        return found[0] if found else None
+
+    async def budgets(
+        self, tenant: str | None = None, *, after: str | None = None, limit: int | None = None
+    ) -> tuple[Budget, ...]:
+        return await self._read(partial(budgets.page, tenant=tenant, after=after, limit=limit))
 
     async def budget_use(self, id_: str, limit: int, account: str | None = None) -> tuple[BudgetUse, ...]:
         return await self._read(partial(budgets.use, id_=id_, limit=limit, account=account))

@@ -5,11 +5,16 @@ from typing import Any
 
 import pytest
 
+from app.core.pool.budgets import Budget
 from app.core.pool.conductor_versions import Change
+from app.errors import NotFound
 from app.store.protocol import (
     PROCESS,
     Actor,
     AdminEventQuery,
+    Hold,
+    HoldQuery,
+    KeyQuery,
     KeyRow,
     Ledger,
     SpendQuery,
@@ -93,3 +98,38 @@ async def test_spending_is_added_up_by_tenant_and_by_key(store: Store) -> None:
     assert [(row.tenant, row.key, row.runs) for row in rows] == [("acme", "k1", 1), ("acme", "k2", 1)]
     rows = await store.spending(SpendQuery(since=0.0, until=99.0, limit=1))
     assert rows == (SpendRow("acme", None, runs=2, usd=60, held=120, tokens=6),)
+
+
+async def test_lists_are_read_page_by_page(store: Store) -> None:
+    """Keys of the same second, of two tenants; what a page leaves out is the next one's."""
+    for n in range(6):
+        await store.add_key(replace(KEY, id=f"k{n}", tenant="ab"[n % 2], created_at=float(n // 4), name=f"n{n}"))
+        await store.set_budget(Budget("ab"[n % 2], "user", f"u{n}", "day", 100))
+        await store.place_hold(Hold(f"h{n}", "tenant", "ab"[n % 2], "ab"[n % 2], "why", float(n // 4), ""))
+    await store.revoke_key("k1", 9.0)
+    await store.release_hold("h1", 9.0)
+    assert [row.id for row in await store.keys()] == ["k5", "k4", "k3", "k2", "k1", "k0"]
+    assert [row.id for row in await store.keys(KeyQuery(after="k4", limit=2))] == ["k3", "k2"]
+    assert [row.id for row in await store.keys(KeyQuery("b", in_force=True, now=1.0, after="k5", limit=2))] == ["k3"]
+    assert [row.id for row in await store.keys(KeyQuery("b", name="n3"))] == ["k3"]
+    assert [row.id for row in await store.keys(KeyQuery(in_force=False))] == ["k1"]
+    assert [one.id for one in await store.holds(HoldQuery("b", in_force=True, after="h5"))] == ["h3"]
+    assert [one.name for one in await store.budgets("a", after="a/user/u0/day", limit=1)] == ["u2"]
+    assert (await store.budget("b/user/u1/day")) == (await store.budgets("b"))[0]
+    assert await store.budget("none") is None
+    for query in (KeyQuery("a", after="k5"), KeyQuery(after="none")):
+        with pytest.raises(NotFound):
+            await store.keys(query)
+    with pytest.raises(NotFound):
+        await store.holds(HoldQuery("a", after="h5"))
+
+
+async def test_tenants_are_read_page_by_page(store: Store) -> None:
+    for name in ("c", "a"):
+        await store.add_tenant(name, 1.0)
+    for n, name in enumerate(("b", "a", "b")):
+        await store.add_key(replace(KEY, id=f"k{n}", tenant=name))
+    assert await store.tenants(limit=2) == (TenantRow("a", 1.0, keys=1), TenantRow("b", None, keys=2))
+    assert await store.tenants(after="b") == (TenantRow("c", 1.0),)
+    assert await store.tenants("b") == (TenantRow("b", None, keys=2),)
+    assert await store.tenants("none") == ()

@@ -42,9 +42,11 @@ def _reads(router: APIRouter, context: AdminContext, keys: Keys) -> None:
     )
     async def list_budgets(filters: Annotated[BudgetFilters, Query()], caller: reader) -> Any:
         """The budgets of the caller's tenant; for a caller of all tenants, those of every tenant."""
-        found = [one for one in await context.gateway.store.budgets(caller.tenant) if caller.sees(one.tenant)]
-        found = [one for one in found if filters.tenant in (None, one.tenant)]
-        return as_page([_shown(one) for one in found], "id", filters.limit, filters.after)
+        if not caller.may_list(filters.tenant):
+            return as_page([], "id", filters.limit)
+        tenant = filters.tenant or caller.tenant
+        found = await context.gateway.store.budgets(tenant, after=filters.after, limit=filters.limit + 1)
+        return as_page([_shown(one) for one in found], "id", filters.limit)
 
     @router.get(
         "/{budget:path}",
@@ -120,10 +122,10 @@ def _check_rights(caller: Caller, budget: Budget) -> None:
 
 
 async def _visible(context: AdminContext, caller: Caller, wanted: str) -> Budget:
-    for budget in await context.gateway.store.budgets(caller.tenant):
-        if budget.id == wanted and caller.sees(budget.tenant):
-            return budget
-    raise NotFound("There is no such budget.")
+    budget = await context.gateway.store.budget(wanted)
+    if budget is None or not caller.sees(budget.tenant):
+        raise NotFound("There is no such budget.")
+    return budget
 
 
 def _shown(budget: Budget) -> dict[str, Any]:

@@ -11,13 +11,13 @@ from app.errors import InvalidRequest
 from app.gateway.admin import replies
 from app.gateway.admin.context import AdminContext
 from app.gateway.admin.requests import HoldFilters, HoldRequest, NoFields, read
-from app.gateway.admin.responses import as_json, as_page
+from app.gateway.admin.responses import as_json, as_page, positions
 from app.gateway.http.admission import Idempotency
 from app.gateway.http.api_keys import Caller
 from app.gateway.http.auth import Keys
 from app.gateway.http.ingress import json_body
 from app.gateway.openapi import operations
-from app.store.protocol import Hold
+from app.store.protocol import Hold, HoldQuery
 
 HoldId = Annotated[str, Path(alias="hold", description="The hold's id.")]
 
@@ -43,10 +43,13 @@ def _lists(router: APIRouter, context: AdminContext, keys: Keys) -> None:
     ) -> Any:
         """List the holds on runs of the caller's tenant, the released ones included; for a caller of all tenants, every
         one."""
-        found = [one for one in await context.gateway.store.holds() if caller.sees(one.tenant)]
-        found = [one for one in found if filters.tenant in (None, one.tenant)]
-        found = [one for one in found if filters.in_force in (None, one.released_at is None)]
-        return as_page([_shown(one) for one in found], "id", filters.limit, filters.after)
+        if not caller.may_list(filters.tenant):
+            return as_page([], "id", filters.limit)
+        tenant = filters.tenant or caller.tenant
+        query = HoldQuery(tenant, in_force=filters.in_force, after=filters.after, limit=filters.limit + 1)
+        with positions():
+            found = await context.gateway.store.holds(query)
+        return as_page([_shown(one) for one in found], "id", filters.limit)
 
 
 def _changes(router: APIRouter, context: AdminContext, keys: Keys, idempotency: Idempotency) -> None:

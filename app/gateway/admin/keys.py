@@ -16,13 +16,13 @@ from app.errors import ConfigInvalid, Conflict, Forbidden, InvalidRequest, NotFo
 from app.gateway.admin import replies
 from app.gateway.admin.context import AdminContext
 from app.gateway.admin.requests import KeyFilters, KeyRequest, NoFields, RotateRequest, read
-from app.gateway.admin.responses import as_json, as_page
+from app.gateway.admin.responses import as_json, as_page, positions
 from app.gateway.http.admission import idempotency_record
 from app.gateway.http.api_keys import Caller, is_in_force, key_to_json, mint, new_secret, pepper_mark
 from app.gateway.http.auth import Keys
 from app.gateway.http.ingress import json_body
 from app.gateway.openapi import operations
-from app.store.protocol import IdempotencyRecord, KeyRow
+from app.store.protocol import IdempotencyRecord, KeyQuery, KeyRow
 
 PUBLIC_DIGITS = 16
 """Hexadecimal digits of a key's id."""
@@ -52,12 +52,15 @@ def _reads(router: APIRouter, context: AdminContext, keys: Keys) -> None:
     )
     async def list_keys(filters: Annotated[KeyFilters, Query()], caller: reader) -> Any:
         """The keys of the caller's tenant; for a caller of all tenants, those of every tenant."""
-        rows = [row for row in await context.gateway.store.keys() if caller.sees(row.tenant)]
-        rows = [row for row in rows if filters.tenant in (None, row.tenant)]
-        rows.sort(key=lambda row: (row.created_at, row.id), reverse=True)
         now = context.gateway.now()
-        rows = [row for row in rows if filters.in_force in (None, is_in_force(row, now))]
-        return as_page([shown(row, now) for row in rows], "id", filters.limit, filters.after)
+        if not caller.may_list(filters.tenant):
+            return as_page([], "id", filters.limit)
+        tenant = filters.tenant or caller.tenant
+        after, limit = filters.after, filters.limit + 1
+        query = KeyQuery(tenant, in_force=filters.in_force, now=now, after=after, limit=limit)
+        with positions():
+            rows = await context.gateway.store.keys(query)
+        return as_page([shown(row, now) for row in rows], "id", filters.limit)
 
     @router.get(
         "/{key}",
@@ -266,7 +269,6 @@ async def _visible(context: AdminContext, caller: Caller, key: str) -> KeyRow:
 
 
 async def _check_name(context: AdminContext, new: KeyRow) -> None:
-    now = context.gateway.now()
-    for row in await context.gateway.store.keys():
-        if (row.tenant, row.name) == (new.tenant, new.name) and is_in_force(row, now):
-            raise Conflict("A key in force of this tenant has the name already; choose another one.", code="name_taken")
+    same = KeyQuery(new.tenant, name=new.name, in_force=True, now=context.gateway.now(), limit=1)
+    if await context.gateway.store.keys(same):
+        raise Conflict("A key in force of this tenant has the name already; choose another one.", code="name_taken")

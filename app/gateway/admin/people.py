@@ -115,8 +115,8 @@ class Access(Keys):
 
     async def _check_tenant(self, found: Caller) -> None:
         """Raise `Unauthorized` if the person's tenant is disabled."""
-        for row in await self._context.store.tenants() if found.tenant is not None else ():
-            if row.name == found.tenant and row.disabled_at is not None:
+        for row in await self._context.store.tenants(found.tenant) if found.tenant is not None else ():
+            if row.disabled_at is not None:
                 raise Unauthorized("The tenant is disabled; ask an owner of all tenants to enable it.")
 
     def person(self, cookie: str) -> Caller:

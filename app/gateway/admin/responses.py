@@ -1,12 +1,13 @@
 """Replies of the admin API: JSON, and pages of lists."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import orjson
 from starlette.responses import Response
 
-from app.errors import InvalidRequest
+from app.errors import InvalidRequest, NotFound
 
 
 def as_json(body: Mapping[str, Any]) -> Response:
@@ -14,17 +15,20 @@ def as_json(body: Mapping[str, Any]) -> Response:
     return Response(orjson.dumps(dict(body)), headers={"cache-control": "no-store"}, media_type="application/json")
 
 
-def as_page(entries: Sequence[Mapping[str, Any]], field: str, limit: int, after: str | None) -> Response:
-    """A page of a list that was read as a whole. `next` is the value of `field` of its last entry.
-
-    Raises `InvalidRequest` if no entry has the value `after`.
-    """
-    if after is not None:
-        places = [place for place, entry in enumerate(entries) if str(entry[field]) == after]
-        if not places:
-            raise InvalidRequest("It must be `next` of the page before.", param="after", code="invalid_value")
-        entries = entries[places[0] + 1 :]
+def as_page(entries: Sequence[Mapping[str, Any]], field: str, limit: int) -> Response:
+    """A page of at most `limit` entries, of a list of which one more was read where it goes on. `next` is the value of
+    `field` of the last entry."""
     return page(entries[:limit], field, has_more=len(entries) > limit)
+
+
+@contextmanager
+def positions() -> Iterator[None]:
+    """Raise `InvalidRequest` where the list has no entry from which it is to go on."""
+    try:
+        yield
+    except NotFound:
+        words = "It must be `next` of the page before."
+        raise InvalidRequest(words, param="after", code="invalid_value") from None
 
 
 def page(entries: Sequence[Mapping[str, Any]], field: str, *, has_more: bool) -> Response:

@@ -51,8 +51,8 @@ def _lists(router: APIRouter, context: AdminContext, keys: Keys) -> None:
         filters: Annotated[TenantFilters, Query()], caller: Annotated[Caller, keys.needs("tenants:read")]
     ) -> Any:
         """For a caller of one tenant, that tenant; else every one that was created or has keys."""
-        rows = [_shown(row) for row in await context.gateway.store.tenants() if caller.sees(row.name)]
-        return as_page(rows, "name", filters.limit, filters.after)
+        rows = await context.gateway.store.tenants(caller.tenant, after=filters.after, limit=filters.limit + 1)
+        return as_page([_shown(row) for row in rows], "name", filters.limit)
 
     @router.post(
         "/tenants",
@@ -166,9 +166,8 @@ def _spending(router: APIRouter, context: AdminContext, keys: Keys) -> None:
 
 
 async def _found(context: AdminContext, name: str) -> TenantRow:
-    for row in await context.gateway.store.tenants():
-        if row.name == name:
-            return row
+    for row in await context.gateway.store.tenants(name):
+        return row
     raise NotFound("There is no such tenant.")
 
 

@@ -46,6 +46,10 @@ class Caller:
         """True if this caller may see what belongs to a tenant."""
         return self.tenant in (None, tenant)
 
+    def may_list(self, tenant: str | None) -> bool:
+        """False if a list is to have the entries of another tenant alone, so that this caller sees none of it."""
+        return tenant is None or self.sees(tenant)
+
     def may(self, scope: str) -> bool:
         """True if the key carries `scope`; `admin` carries every one (`core/roles.py`)."""
         return permits(self.key.scopes, scope, all_tenants=self.key.all_tenants)

@@ -25,7 +25,7 @@ from app.store.protocol.entries import (
     Projection,
     Shared,
 )
-from app.store.protocol.holds import Hold, Holds, HoldScope
+from app.store.protocol.holds import EVERY_HOLD, Hold, HoldQuery, Holds, HoldScope
 from app.store.protocol.idempotency import TAKEN, IdempotencyRecord, IdempotencyRecords
 from app.store.protocol.journal import (
     APPROVAL_TAG,
@@ -46,7 +46,7 @@ from app.store.protocol.journal import (
     RunSort,
     metadata_tag,
 )
-from app.store.protocol.keys import KeyRow, Keys
+from app.store.protocol.keys import EVERY_KEY, KeyQuery, KeyRow, Keys
 from app.store.protocol.learning import Learning
 from app.store.protocol.leases import Backlog, Due, Held, Lapsed, LeasesAndOutbox
 from app.store.protocol.notices import Notices
@@ -65,6 +65,8 @@ __all__ = [
     "BRIEF",
     "CONTENT_READ",
     "ERASED_TAGS",
+    "EVERY_HOLD",
+    "EVERY_KEY",
     "FIRST_REVISION",
     "METADATA_TAG",
     "MOVED",
@@ -99,11 +101,13 @@ __all__ = [
     "Entry",
     "Held",
     "Hold",
+    "HoldQuery",
     "HoldScope",
     "Holds",
     "IdempotencyRecord",
     "IdempotencyRecords",
     "Journal",
+    "KeyQuery",
     "KeyRow",
     "Keys",
     "Lapsed",

@@ -42,8 +42,14 @@ class Budgets(Protocol):
         """
         ...
 
-    async def budgets(self, tenant: str | None = None) -> tuple[Budget, ...]:
-        """The budgets of one tenant, or of all, in the order of their ids."""
+    async def budget(self, id_: str) -> Budget | None:
+        """A budget by its id."""
+        ...
+
+    async def budgets(
+        self, tenant: str | None = None, *, after: str | None = None, limit: int | None = None
+    ) -> tuple[Budget, ...]:
+        """The budgets of one tenant, or of all, in the order of their ids, from the one that follows `after`."""
         ...
 
     async def budget_use(self, id_: str, limit: int, account: str | None = None) -> tuple[BudgetUse, ...]:

@@ -27,6 +27,22 @@ class Hold:
     released_by: str | None = None
 
 
+@record(frozen=True, slots=True)
+class HoldQuery:
+    """The holds of a list."""
+
+    tenant: str | None = None
+    """None: those of every tenant."""
+    in_force: bool | None = None
+    """True: those that were not released; false: the others."""
+    after: str | None = None
+    """The id of the last hold of the page before."""
+    limit: int | None = None
+
+
+EVERY_HOLD = HoldQuery()
+
+
 class Holds(Protocol):
     """All verbs raise `StoreUnavailable`."""
 
@@ -42,8 +58,8 @@ class Holds(Protocol):
         """End a hold, and keep its row. One that was released already stays as it is. Raises `NotFound`."""
         ...
 
-    async def holds(self) -> tuple[Hold, ...]:
-        """Every hold, those that were released included, the newest first."""
+    async def holds(self, query: HoldQuery = EVERY_HOLD) -> tuple[Hold, ...]:
+        """The holds that a query chooses, the newest first. Raises `NotFound` if it chooses no hold `after`."""
         ...
 
     async def held(self, runs: Sequence[str]) -> Mapping[str, str]:

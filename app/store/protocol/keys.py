@@ -42,6 +42,25 @@ class KeyRow:
     """The time at which its tenant was disabled, where the key was looked up by its id."""
 
 
+@record(frozen=True, slots=True)
+class KeyQuery:
+    """The keys of a list."""
+
+    tenant: str | None = None
+    """None: those of every tenant."""
+    name: str | None = None
+    in_force: bool | None = None
+    """True: those that are neither revoked nor expired at the time `now`; false: the others."""
+    now: float = 0.0
+    """In seconds since 1970."""
+    after: str | None = None
+    """The id of the last key of the page before."""
+    limit: int | None = None
+
+
+EVERY_KEY = KeyQuery()
+
+
 class Keys(Protocol):
     """All verbs raise `StoreUnavailable`. Each change is logged in its transaction, with its author `by`."""
 
@@ -49,8 +68,8 @@ class Keys(Protocol):
         """A key by its public id, revoked and expired ones included."""
         ...
 
-    async def keys(self) -> tuple[KeyRow, ...]:
-        """Every key, the newest first."""
+    async def keys(self, query: KeyQuery = EVERY_KEY) -> tuple[KeyRow, ...]:
+        """The keys that a query chooses, the newest first. Raises `NotFound` if it chooses no key `after`."""
         ...
 
     async def add_key(self, row: KeyRow, *, by: Actor = PROCESS) -> bool:

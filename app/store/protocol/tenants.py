@@ -46,8 +46,10 @@ class SpendRow:
 class Tenants(Protocol):
     """All verbs raise `StoreUnavailable`."""
 
-    async def tenants(self) -> tuple[TenantRow, ...]:
-        """Every tenant, by name."""
+    async def tenants(
+        self, name: str | None = None, *, after: str | None = None, limit: int | None = None
+    ) -> tuple[TenantRow, ...]:
+        """Every tenant, or the one of this name: in the order of their names, from the one that follows `after`."""
         ...
 
     async def add_tenant(self, name: str, at: float, *, by: Actor = PROCESS) -> bool:

@@ -48,11 +48,13 @@ def _locked(conn: Connection, id_: str) -> dict[str, Any] | None:
     return asdict(Budget(**row._mapping)) if row else None
 
 
-def every(conn: Connection, tenant: str | None) -> tuple[Budget, ...]:
-    """The budgets of one tenant, or of all, in the order of their ids."""
-    query = select(*_COLUMNS).order_by(BUDGETS.c.id)
+def page(conn: Connection, tenant: str | None, after: str | None, limit: int | None) -> tuple[Budget, ...]:
+    """The budgets of one tenant, or of all, in the order of their ids, from the one that follows `after`."""
+    query = select(*_COLUMNS).order_by(BUDGETS.c.id).limit(limit)
     if tenant is not None:
         query = query.where(BUDGETS.c.tenant == tenant)
+    if after is not None:
+        query = query.where(BUDGETS.c.id > after)
     return tuple([Budget(**row._mapping) for row in conn.execute(query)])
 
 

@@ -15,9 +15,10 @@ from sqlalchemy import ColumnElement, Connection, and_, exists, func, insert, li
 from app.core.records import changed
 from app.errors import LegalHold, NotFound
 from app.store.protocol import USER_TAG, Actor
-from app.store.protocol.holds import Hold
+from app.store.protocol.holds import Hold, HoldQuery
 from app.store.rows import end_users
 from app.store.rows.admin_events import note
+from app.store.rows.positions import follows
 from app.store.sqlkit.sealing import Open
 from app.store.sqlkit.tables import HOLDS, KEYS, RUNS, TAGS, TENANTS
 
@@ -81,10 +82,17 @@ def _fields(hold: Hold) -> dict[str, Any]:
     return {name: value for name, value in asdict(hold).items() if name != "id"}
 
 
-def every(conn: Connection) -> tuple[Hold, ...]:
-    """Every hold, the newest first."""
-    query = select(HOLDS).order_by(HOLD.placed_at.desc(), HOLD.id.desc())
-    return tuple([Hold(**row._mapping) for row in conn.execute(query)])
+def page(conn: Connection, query: HoldQuery) -> tuple[Hold, ...]:
+    """The holds that a query chooses, the newest first. Raises `NotFound` if it chooses no hold `after`."""
+    chosen: list[ColumnElement[bool]] = []
+    if query.tenant is not None:
+        chosen.append(HOLD.tenant == query.tenant)
+    if query.in_force is not None:
+        chosen.append(HOLD.released_at.is_(None) if query.in_force else HOLD.released_at.is_not(None))
+    wanted = select(HOLDS).where(*chosen).order_by(HOLD.placed_at.desc(), HOLD.id.desc()).limit(query.limit)
+    if query.after is not None:
+        wanted = wanted.where(follows(conn, HOLD.placed_at, HOLD.id, query.after, chosen))
+    return tuple([Hold(**row._mapping) for row in conn.execute(wanted)])
 
 
 def released(conn: Connection) -> int:

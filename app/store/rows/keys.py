@@ -6,11 +6,12 @@ from dataclasses import asdict, fields
 from typing import Any
 
 import orjson
-from sqlalchemy import Connection, select, update
+from sqlalchemy import Connection, and_, not_, or_, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
-from app.store.protocol import PROCESS, Actor, KeyRow
+from app.store.protocol import PROCESS, Actor, KeyQuery, KeyRow
 from app.store.rows.admin_events import note
+from app.store.rows.positions import follows
 from app.store.sqlkit.tables import KEYS, TENANTS
 
 _SETS = ("scopes", "tiers", "labels")
@@ -25,10 +26,18 @@ def find(conn: Connection, public_id: str) -> KeyRow | None:
     return _key(row._mapping) if row else None
 
 
-def every(conn: Connection) -> tuple[KeyRow, ...]:
-    """All keys, the newest first."""
-    rows = conn.execute(select(KEYS).order_by(KEYS.c.created_at.desc(), KEYS.c.id))
-    return tuple(_key(row._mapping) for row in rows)
+def page(conn: Connection, query: KeyQuery) -> tuple[KeyRow, ...]:
+    """The keys that a query chooses, the newest first. Raises `NotFound` if it chooses no key `after`."""
+    key = KEYS.c
+    named = ((key.tenant, query.tenant), (key.name, query.name))
+    chosen = [column == value for column, value in named if value is not None]
+    if query.in_force is not None:
+        accepted = and_(key.revoked_at.is_(None), or_(key.expires_at.is_(None), key.expires_at > query.now))
+        chosen.append(accepted if query.in_force else not_(accepted))
+    wanted = select(KEYS).where(*chosen).order_by(key.created_at.desc(), key.id.desc()).limit(query.limit)
+    if query.after is not None:
+        wanted = wanted.where(follows(conn, key.created_at, key.id, query.after, chosen))
+    return tuple(_key(row._mapping) for row in conn.execute(wanted))
 
 
 def add(conn: Connection, key: KeyRow, by: Actor) -> bool:

@@ -2,25 +2,25 @@
 
 from typing import Any
 
-from sqlalchemy import Connection, func, insert, select, update
+from sqlalchemy import Connection, func, insert, select, union, update
 
 from app.store.protocol import Actor, TenantRow
 from app.store.rows.admin_events import note
 from app.store.sqlkit.tables import KEYS, TENANTS
 
 
-def every(conn: Connection) -> tuple[TenantRow, ...]:
-    """Every tenant, by name: those that were created, and those that only keys have."""
-    counted = select(KEYS.c.tenant, func.count()).group_by(KEYS.c.tenant)
-    keys = {name: count for name, count in conn.execute(counted)}
-    rows = {row.name: row for row in conn.execute(select(TENANTS))}
-    return tuple(_tenant(name, rows.get(name), keys.get(name, 0)) for name in sorted({*keys, *rows}))
-
-
-def _tenant(name: str, row: Any, keys: int) -> TenantRow:
-    if row is None:
-        return TenantRow(name, created_at=None, keys=keys)
-    return TenantRow(name, row.created_at, row.disabled_at, keys)
+def page(conn: Connection, name: str | None, after: str | None, limit: int | None) -> tuple[TenantRow, ...]:
+    """Every tenant, or the one of this name, by name: those that were created, and those that only keys have."""
+    created, of_keys = select(TENANTS.c.name), select(KEYS.c.tenant.label("name"))
+    if name is not None:
+        created, of_keys = created.where(TENANTS.c.name == name), of_keys.where(KEYS.c.tenant == name)
+    if after is not None:
+        created, of_keys = created.where(TENANTS.c.name > after), of_keys.where(KEYS.c.tenant > after)
+    names = union(created, of_keys).order_by("name").limit(limit).subquery()
+    keys = select(func.count()).where(KEYS.c.tenant == names.c.name).scalar_subquery()
+    joined = names.outerjoin(TENANTS, TENANTS.c.name == names.c.name)
+    wanted = select(names.c.name, TENANTS.c.created_at, TENANTS.c.disabled_at, keys).select_from(joined)
+    return tuple([TenantRow(*row) for row in conn.execute(wanted.order_by(names.c.name))])
 
 
 def add(conn: Connection, name: str, at: float, by: Actor) -> bool:

@@ -357,6 +357,9 @@ KEYS = Table(
     Column("pepper", Text),  # mark of the pepper under which `digest` was made; NULL where 0.2 or older made it
 )
 
+Index("keys_by_time", KEYS.c.created_at, KEYS.c.id)
+Index("keys_by_tenant", KEYS.c.tenant, KEYS.c.created_at, KEYS.c.id)
+
 # What may be spent over several runs (core/pool/budgets.py), and what is held and spent of it.
 BUDGETS = Table(
     "budgets",

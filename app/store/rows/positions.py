@@ -1,0 +1,20 @@
+"""Positions in lists that are read page by page, the newest entry first."""
+
+from collections.abc import Sequence
+
+from sqlalchemy import Column, ColumnElement, Connection, select, tuple_
+
+from app.errors import NotFound
+
+
+def follows(
+    conn: Connection, time: Column[float], id_: Column[str], after: str, chosen: Sequence[ColumnElement[bool]]
+) -> ColumnElement[bool]:
+    """The condition that an entry comes after the one with the id `after`, in the order of falling times and ids.
+
+    Raises `NotFound` if there is none of this id for which the conditions `chosen` hold.
+    """
+    place = conn.execute(select(time, id_).where(id_ == after, *chosen)).one_or_none()
+    if place is None:
+        raise NotFound("The list has no entry of this id.")
+    return tuple_(time, id_) < tuple_(*place)
