@@ -2,12 +2,13 @@
 
 A login sends the person to the provider (`login_url`), who comes back with a code; `claims` exchanges it for an ID
 token and returns its claims, once signature, issuer, audience, lifetime and nonce are right. The provider's addresses
-and keys are read from its discovery document and remembered for `KNOWN_SECONDS`; keys are read again for a signature by
-a key that is not known. Imported by name where an issuer is configured.
+and keys are read from its discovery document and remembered for `KNOWN_SECONDS`; keys are read again for a signature
+that is by none of those that are known. Imported by name where an issuer is configured.
 """
 
 import asyncio
 import base64
+import logging
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Final
@@ -17,11 +18,13 @@ import httpx
 from authlib.oauth2.rfc6749.parameters import prepare_grant_uri, prepare_token_request
 from authlib.oauth2.rfc7636 import create_s256_code_challenge
 from joserfc import jwt
-from joserfc.errors import InvalidKeyIdError, JoseError
+from joserfc.errors import BadSignatureError, InvalidKeyIdError, JoseError
 from joserfc.jwk import KeySet
 
 from app.errors import Forbidden, OursError
 from app.network.http_client import async_client
+
+logger = logging.getLogger(__name__)
 
 ALGORITHMS: Final = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
 """Signatures by a key pair. A token without a signature, or with one by a shared secret, is refused."""
@@ -72,23 +75,21 @@ class OpenIdProvider:
 
     async def _exchanged(self, client: httpx.AsyncClient, code: str, verifier: str) -> str:
         """The ID token that the provider gives for a code."""
-        endpoint = str((await self._discovered(client))["token_endpoint"])
+        metadata = await self._discovered(client)
         fields = {"redirect_uri": self._redirect_url, "code": code, "code_verifier": verifier}
+        headers = {"content-type": "application/x-www-form-urlencoded"}
         if self._client_secret is None:
             fields["client_id"] = self._client_id
+        elif "client_secret_basic" in metadata.get("token_endpoint_auth_methods_supported", ["client_secret_basic"]):
+            headers["authorization"] = _basic(self._client_id, self._client_secret)
+        else:
+            fields |= {"client_id": self._client_id, "client_secret": self._client_secret}
         body: str = prepare_token_request("authorization_code", **fields)
-        headers = {"content-type": "application/x-www-form-urlencoded", **self._credentials()}
-        reply = await client.post(endpoint, content=body, headers=headers)
+        reply = await client.post(str(metadata["token_endpoint"]), content=body, headers=headers)
         if reply.is_client_error:
+            logger.warning("The identity provider refused the code of a login: HTTP %d.", reply.status_code)
             raise _refused()
         return str(_object(reply).get("id_token", ""))
-
-    def _credentials(self) -> dict[str, str]:
-        """The header by which a client with a secret proves who it is (RFC 6749, 2.3.1)."""
-        if self._client_secret is None:
-            return {}
-        pair = f"{quote(self._client_id, safe='')}:{quote(self._client_secret, safe='')}"
-        return {"authorization": f"Basic {base64.b64encode(pair.encode()).decode()}"}
 
     async def _checked(self, client: httpx.AsyncClient, token: str, nonce: str) -> Mapping[str, Any]:
         """The claims of an ID token that this provider has signed for this client and login."""
@@ -106,19 +107,24 @@ class OpenIdProvider:
             expected.validate(found.claims)
         except (JoseError, ValueError):
             raise _refused() from None
-        if found.claims.get("azp", self._client_id) != self._client_id:
+        audience = found.claims["aud"]
+        for_us_alone = audience in (self._client_id, [self._client_id])
+        if found.claims.get("azp", self._client_id if for_us_alone else None) != self._client_id:
             raise _refused()
         return dict(found.claims)
 
     async def _decoded(self, client: httpx.AsyncClient, token: str) -> jwt.Token:
-        """The token, if its signature is by a key of the provider's; unknown keys are asked for once."""
+        """The token, if its signature is by a key of the provider's, whose keys are read again once if it is by none of
+        those that are known. A new key may have the name of the one before, or none."""
         if self._keys is not None:
             try:
                 return jwt.decode(token, self._keys, algorithms=list(ALGORITHMS))
-            except InvalidKeyIdError:
+            except (InvalidKeyIdError, BadSignatureError):
                 pass
         metadata = await self._discovered(client)
         keys: Any = _object(await client.get(str(metadata["jwks_uri"])))
+        if not isinstance(keys.get("keys"), list):
+            raise OursError("The identity provider sent no list of keys.", retry_after=1.0)
         self._keys = KeySet.import_key_set(keys)
         return jwt.decode(token, self._keys, algorithms=list(ALGORITHMS))
 
@@ -155,6 +161,12 @@ def _object(reply: httpx.Response) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise OursError("The identity provider sent no JSON object.", retry_after=1.0)
     return found
+
+
+def _basic(client_id: str, secret: str) -> str:
+    """The header by which a client with a secret proves who it is (RFC 6749, 2.3.1)."""
+    pair = f"{quote(client_id, safe='')}:{quote(secret, safe='')}"
+    return f"Basic {base64.b64encode(pair.encode()).decode()}"
 
 
 def _refused() -> Forbidden:

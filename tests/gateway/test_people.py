@@ -1,5 +1,6 @@
 """People log in to the admin API at a real OpenID provider, in a process of its own."""
 
+import base64
 import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
@@ -11,9 +12,9 @@ import httpx
 import pytest
 from fastapi import FastAPI
 from joserfc import jwt
-from joserfc.jwk import ECKey, KeySet
+from joserfc.jwk import ECKey, KeySet, OctKey
 
-from app.errors import Forbidden
+from app.errors import Forbidden, OursError
 from app.gateway.admin.people import SESSION, Access, Grant, People
 from app.gateway.administration import create_admin
 from app.network.oidc import KNOWN_SECONDS, OpenIdProvider
@@ -215,45 +216,116 @@ KEY = ECKey.generate_key("P-256", {"kid": "one"})
 RIGHT: dict[str, Any] = {"iss": "https://id", "aud": "baton", "sub": "ann", "nonce": "n", "exp": 2_000, "iat": 1_000}
 
 
-@pytest.mark.parametrize(
-    ("changes", "key"),
-    [
-        ({}, KEY),
-        ({"iss": "https://else"}, KEY),
-        ({"aud": "else"}, KEY),
-        ({"aud": ["baton", "else"], "azp": "else"}, KEY),
-        ({"nonce": "m"}, KEY),
-        ({"nonce": None}, KEY),
-        ({"exp": 900}, KEY),
-        ({"sub": None}, KEY),
-        ({}, ECKey.generate_key("P-256", {"kid": "one"})),
-    ],
-)
-async def test_only_a_token_for_this_login_is_believed(changes: dict[str, Any], key: ECKey) -> None:
-    provider = OpenIdProvider("https://id", "baton", "secret", BACK, now=lambda: 1_100.0)
-    provider._keys = KeySet([KEY])
+DISCOVERED = {
+    "issuer": "https://id",
+    "authorization_endpoint": "a",
+    "token_endpoint": "https://id/token",
+    "jwks_uri": "https://id/keys",
+}
+
+
+def provider_at(seconds: float = 1_100.0) -> OpenIdProvider:
+    return OpenIdProvider("https://id", "baton", "secret", BACK, now=lambda: seconds)
+
+
+def signed(key: ECKey, kid: str | None = "one", **changes: Any) -> str:
     claims = {name: value for name, value in (RIGHT | changes).items() if value is not None}
-    token = jwt.encode({"alg": "ES256", "kid": "one"}, claims, key)
-    async with provider._client() as client:
-        if not changes and key is KEY:
-            assert (await provider._checked(client, token, "n"))["sub"] == "ann"
-            return
+    return jwt.encode({"alg": "ES256"} | ({"kid": kid} if kid else {}), claims, key)
+
+
+def serving(**replies: Any) -> httpx.AsyncClient:
+    """A client for which the provider answers with these objects, by the last part of the path."""
+    known = {"openid-configuration": DISCOVERED} | replies
+
+    def answer(asked: httpx.Request) -> httpx.Response:
+        return httpx.Response(200, json=known[asked.url.path.rpartition("/")[2]])
+
+    return httpx.AsyncClient(transport=httpx.MockTransport(answer))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"aud": ["baton"]}, {"aud": ["baton", "else"], "azp": "baton"}, {"exp": 1_050}, {"iat": 1_150}],
+    ids=str,
+)
+async def test_a_token_for_this_login_is_believed(changes: dict[str, Any]) -> None:
+    """The clocks of the provider and of the gateway may differ by a minute."""
+    async with serving(keys=KeySet([KEY]).as_dict()) as client:
+        assert (await provider_at()._checked(client, signed(KEY, **changes), "n"))["sub"] == "ann"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"iss": "https://else"},
+        {"aud": "else"},
+        {"aud": ["baton", "else"]},
+        {"aud": ["baton", "else"], "azp": "else"},
+        {"azp": "else"},
+        {"nonce": "m"},
+        {"nonce": None},
+        {"exp": 900},
+        {"exp": None},
+        {"iat": 1_300},
+        {"nbf": 1_300},
+        {"sub": None},
+    ],
+    ids=str,
+)
+async def test_no_other_token_is_believed(changes: dict[str, Any]) -> None:
+    async with serving(keys=KeySet([KEY]).as_dict()) as client:
         with pytest.raises(Forbidden):
-            await provider._checked(client, token, "n")
+            await provider_at()._checked(client, signed(KEY, **changes), "n")
+
+
+async def test_no_token_without_the_providers_signature_is_believed() -> None:
+    stranger = ECKey.generate_key("P-256", {"kid": "one"})
+    plain, body = base64.urlsafe_b64encode(b'{"alg":"none"}').decode(), signed(KEY).split(".")[1]
+    shared = jwt.encode({"alg": "HS256", "kid": "one"}, RIGHT, OctKey.import_key("the secret of the client"))
+    async with serving(keys=KeySet([KEY]).as_dict()) as client:
+        for token in (signed(stranger), f"{plain.rstrip('=')}.{body}.", shared, "", "a.b.c"):
+            with pytest.raises(Forbidden):
+                await provider_at()._checked(client, token, "n")
+
+
+@pytest.mark.parametrize("kid", ["one", "two", None])
+async def test_a_new_key_of_the_provider_is_believed_at_once(kid: str | None) -> None:
+    """Whether it has a name of its own, that of the key before, or none."""
+    fresh = ECKey.generate_key("P-256", {"kid": kid} if kid else {})
+    provider = provider_at()
+    async with serving(keys=KeySet([KEY]).as_dict()) as client:
+        await provider._checked(client, signed(KEY), "n")
+    async with serving(keys={"keys": [fresh.as_dict(private=False)]}) as client:
+        assert (await provider._checked(client, signed(fresh, kid), "n"))["sub"] == "ann"
+    async with serving(keys={}) as client:
+        with pytest.raises(OursError):
+            await provider._checked(client, signed(KEY, "three"), "n")
+
+
+@pytest.mark.parametrize(
+    ("methods", "basic"), [(None, True), (["client_secret_basic"], True), (["client_secret_post"], False)]
+)
+async def test_the_secret_is_sent_as_the_provider_wants_it(methods: list[str] | None, basic: bool) -> None:
+    found = DISCOVERED | ({"token_endpoint_auth_methods_supported": methods} if methods is not None else {})
+    asked: list[httpx.Request] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.append(request)
+        return httpx.Response(200, json=found if request.method == "GET" else {"id_token": "x"})
+
+    async with httpx.AsyncClient(transport=httpx.MockTransport(answer)) as client:
+        assert await provider_at()._exchanged(client, "code", "verifier") == "x"
+    body = asked[-1].content.decode()
+    assert ("authorization" in asked[-1].headers, "client_secret=secret" in body) == (basic, not basic)
+    assert "code_verifier=verifier" in body
 
 
 async def test_a_key_that_the_provider_has_given_up_is_not_believed_for_long() -> None:
     times, offered = [1_000.0], [KeySet([KEY])]
     provider = OpenIdProvider("https://id", "baton", "secret", BACK, now=lambda: times[0])
-    found = {
-        "issuer": "https://id",
-        "authorization_endpoint": "a",
-        "token_endpoint": "t",
-        "jwks_uri": "https://id/keys",
-    }
 
     def answer(asked: httpx.Request) -> httpx.Response:
-        return httpx.Response(200, json=offered[0].as_dict() if asked.url.path == "/keys" else found)
+        return httpx.Response(200, json=offered[0].as_dict() if asked.url.path == "/keys" else DISCOVERED)
 
     async def believed() -> bool:
         claims = RIGHT | {"exp": times[0] + 60, "iat": times[0]}
