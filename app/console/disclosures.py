@@ -13,8 +13,8 @@ from app.console.runs import Field
 from app.console.session import PATH
 
 FIELDS: Final = (
-    Field("since", "From this day on (UTC)", is_day=True),
-    Field("until", "Before this day (UTC)", is_day=True),
+    Field("since", "From day (UTC)", is_day=True),
+    Field("until", "Before day (UTC)", is_day=True),
     Field("saw", "Saw", (("", "anything"), ("user", "the caller's words"), ("results", "results of tools"))),
     Field("recipient", "Recipient"),
     Field("recipient_kind", "Called as", tuple((one, one or "any") for one in ("", "worker", "conductor", "shadow"))),

@@ -146,7 +146,7 @@ def test_an_auditor_finds_who_saw_the_callers_words_on_a_day(another: Callable[.
     auditor.get_by_role("link", name="Disclosures").click()
     auditor.get_by_label("Saw").select_option("the caller's words")
     for since, rows in ((today - timedelta(days=1), 1), (today + timedelta(days=2), 0)):
-        auditor.get_by_label("From this day on").fill(str(since))
+        auditor.get_by_label("From day").fill(str(since))
         auditor.get_by_role("button", name="Show").click()
         auditor.wait_for_url(re.compile(f"since={since}"))
         expect(auditor.get_by_role("row").filter(has_text=run)).to_have_count(rows)

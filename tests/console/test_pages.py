@@ -11,6 +11,7 @@ from app.console.templating import NOTHING, TEMPLATES, brief, plain, seconds, us
 from tests.harness.console import browsing, signed_in
 from tests.harness.stand_ins import GatewayStandIn
 
+DOCS = Path(__file__).resolve().parents[2] / "deploy/docs"
 EVERY_TEMPLATE = sorted(TEMPLATES.glob("**/*.html"))
 SHIPPED_BYTES = 60 << 10
 """The most that scripts and styles may weigh, compressed."""
@@ -95,3 +96,11 @@ def test_money_has_the_digits_that_it_needs(amount: float | None, shown: str) ->
 )
 def test_lengths_of_time_have_a_fitting_unit(length: float | None, shown: str) -> None:
     assert seconds(length) == shown
+
+
+def test_the_guide_has_a_small_picture_with_a_description_wherever_it_names_one() -> None:
+    pictures = re.findall(r"!\[([^]]*)\]\(([^)]+)\)", (DOCS / "console.md").read_text())
+    assert all(len(alt) > 10 for alt, _path in pictures)
+    stored = sorted((DOCS / "images").iterdir())
+    assert sorted(path for _alt, path in pictures) == [f"images/{one.name}" for one in stored]
+    assert sum(one.stat().st_size for one in stored) <= 600_000
