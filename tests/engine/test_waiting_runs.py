@@ -1,17 +1,17 @@
 """What is kept of runs that wait is bounded by its size."""
 
-from app.engine.commit.waiting_runs import EVENT_BYTES, Waiting
+from app.engine.commit.waiting_runs import EVENT_BYTES, WaitingRuns
 
 
 def test_what_is_taken_is_kept_no_longer() -> None:
-    waiting: Waiting[str] = Waiting()
+    waiting: WaitingRuns[str] = WaitingRuns()
     waiting.keep("run", "first", 1)
     waiting.keep("run", "second", 2)
     assert [waiting.take("run"), waiting.take("run")] == ["second", None]
 
 
 def test_the_run_that_waits_longest_goes_first() -> None:
-    waiting: Waiting[str] = Waiting(size=10 * EVENT_BYTES)
+    waiting: WaitingRuns[str] = WaitingRuns(size=10 * EVENT_BYTES)
     for run, events in (("a", 4), ("b", 4), ("a", 4), ("c", 2)):
         waiting.keep(run, f"{run} after {events}", events)
     waiting.keep("d", "d after 1", 1)
@@ -19,7 +19,7 @@ def test_the_run_that_waits_longest_goes_first() -> None:
 
 
 def test_text_counts_and_what_is_too_large_is_not_kept() -> None:
-    waiting: Waiting[str] = Waiting(size=10 * EVENT_BYTES)
+    waiting: WaitingRuns[str] = WaitingRuns(size=10 * EVENT_BYTES)
     waiting.keep("large", "large", 1, text=10 * EVENT_BYTES)
     assert waiting.take("large") is None
     for run in ("a", "b"):  # and it took no room from others

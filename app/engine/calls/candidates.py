@@ -57,7 +57,7 @@ class Candidates:
         it can be called again."""
         self._unpaid: dict[str, Worker] = {}
         """Workers that are not called because the run's money does not pay for their answer."""
-        self._told: dict[str, float] = {}
+        self._rate_limited: dict[str, float] = {}
         """Each worker whose latest answer was a rate limit, with the same seconds."""
 
     @property
@@ -110,7 +110,7 @@ class Candidates:
         None if no provider said so. `left` are the run's seconds."""
         if error != WorkerRateLimited.code:
             return None
-        return min((round(max(left - then, 0.0), 3) for then in self._told.values()), default=None)
+        return min((round(max(left - then, 0.0), 3) for then in self._rate_limited.values()), default=None)
 
     def failed(self, worker: Worker, error: BatonError | None, *, streamed: bool, chance: float, left: float) -> None:
         """Note a failed attempt; `streamed` says that the answer has begun to reach the caller, so that no other may
@@ -121,16 +121,16 @@ class Candidates:
             self._left -= 1
         self._tries[worker.name] = self._tries.get(worker.name, 0) + 1
         self._errors.append(error)
-        self._told.pop(worker.name, None)
+        self._rate_limited.pop(worker.name, None)
         if isinstance(error, WorkerRateLimited) and error.retry_after is not None:
-            self._told[worker.name] = left - error.retry_after
+            self._rate_limited[worker.name] = left - error.retry_after
         wait = self._patience(worker, error, chance, left)
         if streamed:
             self._workers, self._unpaid = [], {}
         elif wait is None:
             self._workers = [other for other in self._workers if other is not worker]
-            if worker.name in self._told:
-                self._limited[worker.name] = worker, self._told[worker.name] - chance * BACKOFF
+            if worker.name in self._rate_limited:
+                self._limited[worker.name] = worker, self._rate_limited[worker.name] - chance * BACKOFF
         elif self._health.affords(worker, "retry"):
             self._wait = wait
         self._consider_unpaid()

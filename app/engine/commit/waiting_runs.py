@@ -13,7 +13,7 @@ EVENT_BYTES = 250
 """The size that an event leaves in a run's state, roughly, in bytes."""
 
 
-class Waiting(Generic[T]):
+class WaitingRuns(Generic[T]):
     """A bounded memory by run; the one that waits longest goes first."""
 
     def __init__(self, size: int = BYTES) -> None:

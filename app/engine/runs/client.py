@@ -16,7 +16,7 @@ from app.core.run.position import Position
 from app.core.run.state import RunState, admit, advanced
 from app.core.run.tool_results import Returned, returned
 from app.engine.commit.tickets import offer_run
-from app.engine.commit.waiting_runs import Waiting
+from app.engine.commit.waiting_runs import WaitingRuns
 from app.engine.context import EngineContext
 from app.engine.delivery import turn_result
 from app.engine.delivery.changes import RunChanges
@@ -27,7 +27,7 @@ from app.engine.runs.admission import Order, Owner
 from app.engine.runs.approvals import Decided, Decision
 from app.engine.runs.cancellations import Cancellations
 from app.engine.runs.registry import Drivers
-from app.engine.runs.tool_results import Beginning, Found, Known
+from app.engine.runs.tool_results import NextTurn, Resumption, WaitingRun
 from app.errors import (
     Conflict,
     LeaseLost,
@@ -70,7 +70,7 @@ class RunClient:
         self._followers = Followers(context, home=home, ended=self._turn_over)
         self.changes = RunChanges(context)
         """Wakes those who look at lists of runs."""
-        self._waiting: Waiting[Known] = Waiting()
+        self._waiting: WaitingRuns[WaitingRun] = WaitingRuns()
         """Runs that wait for tool results of callers of this process."""
         self._owners: dict[str, Owner] = {}
         """The owners of runs that were begun here and are followed, by run."""
@@ -194,7 +194,7 @@ class RunClient:
             return await self.attach(came.run, turn=found.state.turn.number, tenant=order.tenant)
         raise Overloaded(retry_after=1.0)
 
-    async def _resume(self, order: Order, found: Found) -> FollowedRun:
+    async def _resume(self, order: Order, found: Resumption) -> FollowedRun:
         """Begin the run's next turn, with the results of its caller, in one entry."""
         run, known = found.state.run, found.known
         begun = tool_results.begin(self._context, order, found, self._home if order.followed else "")
@@ -215,7 +215,7 @@ class RunClient:
         follower.is_recorded = True
         return FollowedRun(run, line, follower.state)
 
-    async def _commit_turn(self, begun: Beginning, found: Found, follower: Follower) -> None:
+    async def _commit_turn(self, begun: NextTurn, found: Resumption, follower: Follower) -> None:
         """Write the turn, and offer it first to the engine that still holds the run's state."""
         appended = await self._context.store.append(begun.entry)
         if found.known.engine:
@@ -329,5 +329,5 @@ class RunClient:
         state = follower.state
         owner = self._owners.pop(state.run, None)
         if state.state == "awaiting_tool" and owner is not None and follower.epoch:
-            known = Known(owner, follower.salt, state, follower.epoch, follower.engine)
+            known = WaitingRun(owner, follower.salt, state, follower.epoch, follower.engine)
             self._waiting.keep(state.run, known, state.seq)

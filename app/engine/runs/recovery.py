@@ -55,7 +55,7 @@ MakeDriver = Callable[[RunState, bytes, Task, Policy, int, Mapping[str, bytes]],
 
 
 @record(frozen=True, slots=True)
-class Held:
+class HeldRun:
     """A run that waits for its caller, as the engine that drove it keeps it."""
 
     salt: bytes
@@ -73,7 +73,7 @@ class Recovery:
         self._home = home
         self._take = take
         self._stranded = 0
-        self._kept_house = 0.0
+        self._maintained_at = 0.0
 
     async def sweep(self, room: int, renew: Callable[[], Awaitable[object]]) -> bool:
         """Take over at most `room` runs; returns whether there may be more.
@@ -84,12 +84,12 @@ class Recovery:
         more = False
         if room > 0 and self._context.store.seconds_since_recovery >= self._context.lease:
             more = await self._take_over(room, renew)
-        if self._context.tick() - self._kept_house >= self._context.lease:
-            self._kept_house = self._context.tick()
-            await self._keep_house()
+        if self._context.tick() - self._maintained_at >= self._context.lease:
+            self._maintained_at = self._context.tick()
+            await self._maintain()
         return more
 
-    async def _keep_house(self) -> None:
+    async def _maintain(self) -> None:
         """Once a lease: forget idempotency records and rate windows that have run out, count what waits, notify of
         overdue tickets."""
         await self._context.store.forget_idempotency_records(self._context.now(), FORGET)

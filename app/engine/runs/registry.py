@@ -23,14 +23,14 @@ from app.core.run.state import RunState, fold, tentative
 from app.engine.calls.step_request import NOTHING
 from app.engine.commit.colocation import StepStarter
 from app.engine.commit.tickets import run_ticket
-from app.engine.commit.waiting_runs import Waiting
+from app.engine.commit.waiting_runs import WaitingRuns
 from app.engine.context import EngineContext
 from app.engine.runs import replays, tool_results
 from app.engine.runs.admission import Moved, Owner
 from app.engine.runs.driver import Driver
 from app.engine.runs.planning import Planned
-from app.engine.runs.recovery import Held, Recovery, hand_back, is_begun, overtaken_steps, resumed_steps, take_over
-from app.engine.runs.tool_results import Beginning, Found, Known
+from app.engine.runs.recovery import HeldRun, Recovery, hand_back, is_begun, overtaken_steps, resumed_steps, take_over
+from app.engine.runs.tool_results import NextTurn, Resumption, WaitingRun
 from app.engine.spans import end_run_span, start_run_span
 from app.errors import (
     BatonError,
@@ -71,7 +71,7 @@ class Drivers:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._taking: set[str] = set()
         """Runs that are just being taken; each holds one of the slots."""
-        self._held: Waiting[Held] = Waiting()
+        self._held: WaitingRuns[HeldRun] = WaitingRuns()
         """States of runs that were driven here and wait for their callers."""
         self._group: asyncio.TaskGroup | None = None
         self._recovery = Recovery(context, home=home, take=self._take_over)
@@ -138,7 +138,7 @@ class Drivers:
         driver.traced(start_run_span(self._context, state, taken_over=False))
         await self._begin(driver, entry)
 
-    async def resume(self, begun: Beginning, found: Found) -> None:
+    async def resume(self, begun: NextTurn, found: Resumption) -> None:
         """Commit a run's next turn and drive it from there; raises what `Store.append` raises."""
         known = found.known
         driver = await take_over(self._context, self._driver, known.state, known.salt, known.epoch)
@@ -339,7 +339,7 @@ class Drivers:
             await asyncio.sleep(0)  # a step that was just begun sends its call first
             await driver.drive()
             if driver.state.state == "awaiting_tool":
-                held = Held(driver.salt, driver.state, driver.writer.row_epoch)
+                held = HeldRun(driver.salt, driver.state, driver.writer.row_epoch)
                 self._held.keep(run, held, driver.state.seq)
                 self._answer_soon(held)
         except* BatonError as group:
@@ -362,15 +362,15 @@ class Drivers:
             if self._tasks.get(run) is asyncio.current_task():
                 del self._tasks[run]
 
-    def _answer_soon(self, held: Held) -> None:
+    def _answer_soon(self, held: HeldRun) -> None:
         """Let a replay that waits for tool results go on with those that were recorded, if there are any."""
         if held.state.admitted.origin_kind == "replay" and self._group is not None:
             self._group.create_task(self._answer(held))
 
-    async def _answer(self, held: Held) -> None:
+    async def _answer(self, held: HeldRun) -> None:
         state = held.state
         owner = Owner(state.admitted.tenant, "")
-        known = Known(owner, held.salt, state, held.epoch)
+        known = WaitingRun(owner, held.salt, state, held.epoch)
         try:
             if (recorded := await replays.results(self._context, known)) is not None:
                 begun = tool_results.begin(self._context, *recorded, "")

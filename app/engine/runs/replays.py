@@ -37,7 +37,7 @@ from app.engine.calls.step_request import texts_of
 from app.engine.context import EngineContext
 from app.engine.runs.admission import Order
 from app.engine.runs.recovery import recording_of
-from app.engine.runs.tool_results import Found, Known
+from app.engine.runs.tool_results import Resumption, WaitingRun
 from app.errors import Conflict, InvalidRequest, NotFound, PlanRejected
 from app.store.protocol import ContentReads, Journal
 from app.store.rows.content import address
@@ -266,7 +266,7 @@ def _within(limits: Limits, then: Limits) -> Limits:
 # -- tools
 
 
-async def results(context: EngineContext, known: Known) -> tuple[Order, Found] | None:
+async def results(context: EngineContext, known: WaitingRun) -> tuple[Order, Resumption] | None:
     """The turn of a replay that waits for tool results, if the run that it repeats has results for equal calls of every
     step that waits; else None: then the run waits for its caller, like any other."""
     state = known.state
@@ -306,7 +306,7 @@ async def results(context: EngineContext, known: Known) -> tuple[Order, Found] |
         origin_kind="replay",
         origin_run=state.admitted.origin_run,
     )
-    return order, Found(known, "go_on", shares, labels)
+    return order, Resumption(known, "go_on", shares, labels)
 
 
 async def _asked(context: EngineContext, state: RunState) -> Task:

@@ -22,7 +22,7 @@ from app.core.run.events import Event, RunResumed, StepToolResults, facts
 from app.core.run.labels import reading_of
 from app.core.run.state import RunState, Turn, fold
 from app.core.run.tool_results import Returned, Standing
-from app.engine.commit.waiting_runs import Waiting
+from app.engine.commit.waiting_runs import WaitingRuns
 from app.engine.context import EngineContext
 from app.engine.runs.admission import Order, Owner, of_request, shared, untaken
 from app.errors import InvalidRequest, NotFound
@@ -35,7 +35,7 @@ PLURALS: Mapping[str, str] = {"image": "images", "pdf": "PDFs"}
 
 
 @record(frozen=True, slots=True)
-class Known:
+class WaitingRun:
     """A run as far as its next turn needs it."""
 
     owner: Owner
@@ -49,10 +49,10 @@ class Known:
 
 
 @record(frozen=True, slots=True)
-class Found:
+class Resumption:
     """The run that results belong to, and what they are to it."""
 
-    known: Known
+    known: WaitingRun
     standing: Standing
     shares: Mapping[int, tuple[str, bytes]]
     """The results for each step, as content with its ref, by step."""
@@ -66,7 +66,7 @@ class Found:
 
 
 @record(frozen=True, slots=True)
-class Beginning:
+class NextTurn:
     """The beginning of a turn: its number, its first entry, and the steps that go on."""
 
     turn: int
@@ -75,7 +75,9 @@ class Beginning:
     steps: tuple[int, ...]
 
 
-async def find(context: EngineContext, order: Order, came: Returned, waiting: Waiting[Known]) -> Found | None:
+async def find(
+    context: EngineContext, order: Order, came: Returned, waiting: WaitingRuns[WaitingRun]
+) -> Resumption | None:
     """The run that these results go on with, or None where the conversation makes a new one.
 
     A run that waited here for just these results is not looked up: whether it still does, and nobody has asked for its
@@ -100,14 +102,14 @@ async def find(context: EngineContext, order: Order, came: Returned, waiting: Wa
     else:
         _check_authority(context, order, state, came, portions)
     labels = {n: labels_of(share) for n, share in portions.items()} if order.labels else {}
-    return Found(known, standing, shares, labels)
+    return Resumption(known, standing, shares, labels)
 
 
 def _body(messages: Sequence[Message]) -> bytes:
     return orjson.dumps([message_to_json(message) for message in messages])
 
 
-async def _look_up(context: EngineContext, tenant: str, run: str, kept: Known | None) -> Known:
+async def _look_up(context: EngineContext, tenant: str, run: str, kept: WaitingRun | None) -> WaitingRun:
     """A tenant's run as it is now, at least as far as its row has got. Raises `InvalidRequest` if there is none."""
     try:
         store = context.store.of_tenant(tenant)
@@ -121,7 +123,7 @@ async def _look_up(context: EngineContext, tenant: str, run: str, kept: Known | 
         journal = await store.journal(run, upto=row.seq, after=kept.state.seq)
         salt, state = kept.salt, fold(journal.events, kept.state)
     epoch = 0 if row.driver else row.epoch  # an engine that has taken it over is about to end it or to let go of it
-    return Known(Owner(row.tenant, row.key), b"" if row.erased else salt, state, epoch)
+    return WaitingRun(Owner(row.tenant, row.key), b"" if row.erased else salt, state, epoch)
 
 
 def _check_same(state: RunState, shares: Mapping[int, tuple[str, bytes]]) -> None:
@@ -182,7 +184,7 @@ def _check_authority(
             )
 
 
-def begin(context: EngineContext, order: Order, found: Found, gateway: str) -> Beginning:
+def begin(context: EngineContext, order: Order, found: Resumption, gateway: str) -> NextTurn:
     """The turn that the request begins, and that `gateway` follows. How to decode, and the tools, are as it says now.
 
     Nobody drives the run yet.
@@ -221,7 +223,7 @@ def begin(context: EngineContext, order: Order, found: Found, gateway: str) -> B
         tenant=order.tenant,
         seq=state.seq,
     )
-    return Beginning(turn.number, turn.deadline, entry, tuple(found.shares))
+    return NextTurn(turn.number, turn.deadline, entry, tuple(found.shares))
 
 
 def turn_of(events: tuple[Event, ...], once: str) -> int:
