@@ -225,9 +225,9 @@ class Health:
         """A call of our own has ended; `began` is a tick, `asked` what Retry-After said, in seconds, and `extra` as in
         `Choice`."""
         self._remember(call)
-        self._hear(worker, verdict, began, asked, extra=extra)
+        self._note_call(worker, verdict, began, asked, extra=extra)
 
-    def overhear(self, name: str, finished: CallFinished, age: float = 0.0) -> None:
+    def note_journaled(self, name: str, finished: CallFinished, age: float = 0.0) -> None:
         """The outcome of a call to this worker was journaled, `age` seconds ago. One of another process counts like our
         own; one that has been counted already is ignored."""
         worker = self._workers.get(name)
@@ -235,14 +235,14 @@ class Health:
             return
         self._remember(finished.call)
         verdict: Verdict = "good" if finished.outcome == "ok" else finished.blamed
-        self._hear(worker, verdict, self._tick() - age - finished.seconds, finished.retry_after, age=age)
+        self._note_call(worker, verdict, self._tick() - age - finished.seconds, finished.retry_after, age=age)
 
     def _remember(self, call: str) -> None:
         if len(self._counted) >= REMEMBERED:
             del self._counted[next(iter(self._counted))]
         self._counted[call] = None
 
-    def _hear(
+    def _note_call(
         self,
         worker: Worker,
         verdict: Verdict,
@@ -255,7 +255,7 @@ class Health:
         now, before = self._tick(), self._of(_key(worker))
         if verdict == "good":
             self.sign(worker)
-        after = breaker.heard(
+        after = breaker.after_call(
             before, verdict, began=began, now=now, chance=self._chance(), asked=asked, extra=extra, age=age
         )
         self._keep(worker, before, after, now)

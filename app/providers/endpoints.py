@@ -80,7 +80,7 @@ class Endpoints:
         """Note the outcome of a call that began at `began`, and mark the error if another endpoint is healthy."""
         now = self.tick()
         verdict: Verdict = "good" if error is None else VERDICTS.get(type(error), "silent")
-        member.breaker = breaker.heard(
+        member.breaker = breaker.after_call(
             member.breaker,
             verdict,
             began=began,

@@ -28,9 +28,9 @@ from app.core.pool.breaker import (
     Pick,
     Place,
     Verdict,
+    after_call,
     begun,
     forgone,
-    heard,
     pick,
     worth_waiting,
 )
@@ -42,7 +42,7 @@ PLACES = st.sampled_from(["first", "retry", "replacement"])
 
 def told(known: Breaker, verdict: Verdict, now: float, *, took: float = 0.0, chance: float = 0.5) -> Breaker:
     """A call of `took` seconds ends now."""
-    return heard(known, verdict, began=now - took, now=now, chance=chance)
+    return after_call(known, verdict, began=now - took, now=now, chance=chance)
 
 
 def failing(times: int, now: float = 0.0, known: Breaker = NEW, chance: float = 0.5) -> Breaker:
@@ -95,21 +95,21 @@ def test_a_rate_limit_without_a_time_counts_like_any_failure(verdict: Verdict) -
 
 @pytest.mark.parametrize(("asked", "seconds"), [(0.5, 0.5), (20.0, 20.0), (86_400.0, LIMITED_LONGEST)])
 def test_a_rate_limit_ejects_at_once_for_as_long_as_it_says(asked: float, seconds: float) -> None:
-    known = heard(Breaker(), "rate_limited", began=0.0, now=1.0, chance=0.9, asked=asked)
+    known = after_call(Breaker(), "rate_limited", began=0.0, now=1.0, chance=0.9, asked=asked)
     assert known.objection(1.0) == "rate_limited"
     assert known.until == 1.0 + seconds
     assert known.ejections == 0, "the next outlier's ejection is a first one"
 
 
 def test_a_rate_limit_of_no_time_at_all_is_a_failure() -> None:
-    assert heard(Breaker(), "rate_limited", began=0.0, now=1.0, chance=0.9, asked=0.0).state(1.0) == "closed"
+    assert after_call(Breaker(), "rate_limited", began=0.0, now=1.0, chance=0.9, asked=0.0).state(1.0) == "closed"
 
 
 def test_a_late_rate_limit_makes_an_ejection_longer_and_never_shorter() -> None:
     known = open_for(10.0)
-    longer = heard(known, "rate_limited", began=-5.0, now=1.0, chance=0.0, asked=60.0)
+    longer = after_call(known, "rate_limited", began=-5.0, now=1.0, chance=0.0, asked=60.0)
     assert (longer.reason, longer.until) == ("failing", 61.0)
-    assert heard(longer, "rate_limited", began=-5.0, now=2.0, chance=0.0, asked=1.0).until == 61.0
+    assert after_call(longer, "rate_limited", began=-5.0, now=2.0, chance=0.0, asked=1.0).until == 61.0
 
 
 def test_a_wrong_key_ejects_at_once_and_for_longer() -> None:
@@ -146,7 +146,7 @@ def test_after_a_calm_time_the_next_ejection_is_a_first_one() -> None:
 @given(VERDICTS, st.floats(-5, 5))
 def test_news_from_before_the_last_change_changes_nothing(verdict: Verdict, now: float) -> None:
     known = replace(Breaker(), since=6.0, failures=IN_A_ROW - 1)
-    assert heard(known, verdict, began=now, now=7.0, chance=0.0) == known
+    assert after_call(known, verdict, began=now, now=7.0, chance=0.0) == known
 
 
 def test_cancelled_and_refused_calls_never_count() -> None:
@@ -196,7 +196,7 @@ def test_a_probe_that_fails_opens_it_again() -> None:
 
 def test_a_rate_limited_probe_opens_it_for_as_long_as_it_says() -> None:
     probing = begun(open_for(10.0), "first", 10.0)
-    again = heard(probing, "rate_limited", began=10.0, now=11.0, chance=0.0, asked=7.0)
+    again = after_call(probing, "rate_limited", began=10.0, now=11.0, chance=0.0, asked=7.0)
     assert (again.reason, again.until) == ("rate_limited", 18.0)
 
 
@@ -209,7 +209,7 @@ def test_a_probe_that_says_nothing_lets_the_next_one_through() -> None:
 def test_the_end_of_an_older_call_does_not_end_the_probe() -> None:
     probing = begun(open_for(10.0), "first", 10.0)
     for verdict in ("silent", "failing", "good"):
-        ended = heard(probing, verdict, began=-1.0, now=10.5, chance=0.0)
+        ended = after_call(probing, verdict, began=-1.0, now=10.5, chance=0.0)
         assert ended.objection(10.5) == "probing"
 
 
@@ -246,7 +246,7 @@ def test_nobody_waits_for_scouts_that_came_back_without_a_word() -> None:
     for left in range(MINIMUM, 0, -1):
         assert known.scouted(1.0), f"{left} are out"
         known = (
-            heard(known, "silent", began=0.0, now=1.0, chance=0.0, extra=True)
+            after_call(known, "silent", began=0.0, now=1.0, chance=0.0, extra=True)
             if left > 1
             else forgone(known, extra=True)
         )
@@ -280,7 +280,7 @@ def test_in_a_storm_attempts_beyond_the_first_stay_within_the_share(
             within = sum(at > now - WINDOW + 5.0 for at in extras)
             assert place == "first" or within <= max(MINIMUM, SHARE * sum(at > now - WINDOW for at in firsts))
         if fails:
-            known = heard(known, "failing", began=now, now=now, chance=0.0)
+            known = after_call(known, "failing", began=now, now=now, chance=0.0)
 
 
 def test_at_high_traffic_the_share_is_exact() -> None:
@@ -413,7 +413,7 @@ def test_every_history_keeps_to_the_arrows(
         before = known.state(now)
         asked = 9.0 if asks else None
         known = begun(known, "first", now) if pause else known
-        known = heard(known, verdict, began=now - took, now=now, chance=chance, asked=asked)
+        known = after_call(known, verdict, began=now - took, now=now, chance=chance, asked=asked)
         after = known.state(now)
         assert after in ARROWS[before]
         assert before == "closed" or after != "closed" or verdict == "good"

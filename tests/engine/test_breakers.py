@@ -11,7 +11,7 @@ import pytest
 from app.core.message.chat import Usage
 from app.core.plan.workflow import Access
 from app.core.run.events import CallFinished, CallIntended, Kind
-from app.engine.calls.candidates import NEWS
+from app.engine.calls.candidates import WAIT_FOR_OTHERS_SECONDS
 from app.process.wiring import Runtime
 from app.stepqueue.protocol import Committed
 from app.store.protocol import Entry, Ledger, Move
@@ -85,7 +85,7 @@ async def test_a_request_that_everybody_refuses_fails_at_once(stub: ProviderStub
     """However often it comes: nobody waits for good news of workers that have said all they will."""
     stub.always("*", Fail(status=400))
     for _ in range(6):
-        outcome = await asyncio.wait_for(run(opened), NEWS / 2)
+        outcome = await asyncio.wait_for(run(opened), WAIT_FOR_OTHERS_SECONDS / 2)
         assert outcome.ended.state.state == "failed"
     assert [level(opened, worker) for worker in ("alpha", "beta", "gamma")] == [0, 0, 0]
 
@@ -234,7 +234,7 @@ async def test_an_outcome_that_is_received_late_counts_for_the_time_when_it_was_
     async with running_service(tmp_path, pool_text(stub), dispatches=False, audits=False) as opened:
         driven = await opened.runs.start(order(opened, "baton-mini"))
         store, then, ages = opened.context.store, opened.context.now() - 60.0, list[float]()
-        monkeypatch.setattr(opened.context.health, "overhear", lambda _name, _finished, age: ages.append(age))
+        monkeypatch.setattr(opened.context.health, "note_journaled", lambda _name, _finished, age: ages.append(age))
         due = await store.due(driven.run, 0)
         assert due is not None
         intent = CallIntended("call_0", 0, "alpha", Access(user=True), usd_held=5, tokens_held=7)

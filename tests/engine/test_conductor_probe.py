@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from app.core.pool.breaker import OUT, PULSE, Breaker, heard, sounded
+from app.core.pool.breaker import OUT, PULSE, Breaker, after_call, sounded
 from app.core.pool.catalog import ConductorSpec
 from app.core.run.events import Kind
 from app.engine.conductors import probe
@@ -177,7 +177,7 @@ async def test_a_slow_conductor_leaves_the_steps_their_time(stub: ProviderStub, 
 def test_a_sign_of_life_excuses_no_failure_and_closes_what_a_probe_opened() -> None:
     failing = Breaker()
     for second in range(5):
-        failing = heard(failing, "failing", began=float(second), now=float(second), chance=1.0)
+        failing = after_call(failing, "failing", began=float(second), now=float(second), chance=1.0)
     assert failing.state(4.0) == "open"
     assert sounded(failing, alive=True, now=4.0) == failing
     dead = sounded(Breaker(), alive=False, now=10.0)
@@ -185,4 +185,4 @@ def test_a_sign_of_life_excuses_no_failure_and_closes_what_a_probe_opened() -> N
     again = sounded(dead, alive=False, now=15.0)
     assert (again.since, again.until) == (10.0, 15.0 + PULSE)
     assert sounded(again, alive=True, now=16.0).state(16.0) == "closed"
-    assert heard(dead, "good", began=9.0, now=11.0, chance=0.0).state(11.0) == "open", "an old call proves nothing"
+    assert after_call(dead, "good", began=9.0, now=11.0, chance=0.0).state(11.0) == "open", "an old call proves nothing"

@@ -199,7 +199,7 @@ async def gateway() -> AsyncIterator[Gateway]:
 @asynccontextmanager
 async def engine(here: Gateway) -> AsyncIterator[tuple[Drivers, Driver]]:
     """An engine that the run's row names, and a driver that it may use."""
-    health = SimpleNamespace(overhear=lambda *_seen: None)
+    health = SimpleNamespace(note_journaled=lambda *_seen: None)
     parts = {"store": here.store, "queue": here.queue, "telemetry": Telemetry(), "health": health}
     context = cast(EngineContext, SimpleNamespace(**parts, tick=lambda: 0.0, now=lambda: 1e9))
     drivers = Drivers(context, home="heir", bound=9)

@@ -189,20 +189,20 @@ def test_a_new_key_of_a_provider_ends_the_ejection_of_its_workers(health: Health
 def test_calls_of_other_processes_are_as_good_as_our_own(health: Health) -> None:
     for number in range(IN_A_ROW):
         assert health.ejected([WORKERS["ada"]]) == {}
-        health.overhear("ada", finished(f"their-{number}", blamed="failing"))
+        health.note_journaled("ada", finished(f"their-{number}", blamed="failing"))
     assert health.ejected([WORKERS["ada"]]) == {"ada": "failing"}
-    health.overhear("bob", finished("last", blamed="rate_limited", retry_after=60.0))
+    health.note_journaled("bob", finished("last", blamed="rate_limited", retry_after=60.0))
     assert health.ejected([WORKERS["bob"]]) == {"bob": "rate_limited"}
 
 
 def test_what_says_nothing_there_says_nothing_here(health: Health) -> None:
     for number in range(20):
-        health.overhear("ada", finished(f"their-{number}", "cancelled"))
-        health.overhear("ada", finished(f"lost-{number}", "unknown", seconds=0.0))
-        health.overhear("nobody", finished(f"gone-{number}", blamed="failing"))
+        health.note_journaled("ada", finished(f"their-{number}", "cancelled"))
+        health.note_journaled("ada", finished(f"lost-{number}", "unknown", seconds=0.0))
+        health.note_journaled("nobody", finished(f"gone-{number}", blamed="failing"))
     assert health.ejected(list(WORKERS.values())) == {}
     settle(health, "ada", "failing", IN_A_ROW - 1)
-    health.overhear("ada", finished("good", "ok", seconds=0.0))
+    health.note_journaled("ada", finished("good", "ok", seconds=0.0))
     settle(health, "ada", "failing", IN_A_ROW - 1)
     assert health.ejected(list(WORKERS.values())) == {}
 
@@ -212,10 +212,10 @@ def test_a_call_is_counted_once_however_often_its_outcome_is_received(health: He
     for number in range(IN_A_ROW - 1):
         health.settle(f"call-{number}", WORKERS["ada"], "failing", 1_000.0, None)
         for _ in range(2):
-            health.overhear("ada", finished(f"call-{number}", blamed="failing"))
-            health.overhear("bob", finished(f"their-{number}", blamed="failing"))
+            health.note_journaled("ada", finished(f"call-{number}", blamed="failing"))
+            health.note_journaled("bob", finished(f"their-{number}", blamed="failing"))
     assert health.ejected(list(WORKERS.values())) == {}
-    health.overhear("ada", finished("last", blamed="failing"))
+    health.note_journaled("ada", finished("last", blamed="failing"))
     assert health.ejected(list(WORKERS.values())) == {"ada": "failing"}
 
 
@@ -227,14 +227,14 @@ def test_what_is_received_late_says_nothing_of_a_worker_that_has_answered_since(
     settle(health, "ada", "failing", IN_A_ROW)
     clock.seconds += 5.0
     for number in range(IN_A_ROW):
-        health.overhear("ada", finished(f"during-{number}", blamed="failing"), age=5.5)
+        health.note_journaled("ada", finished(f"during-{number}", blamed="failing"), age=5.5)
     assert counted("baton_ejections_total", {"worker": "ada", "reason": "failing"}) == 1
     health.settle("probe", ada, "good", clock.seconds, None)
     for number in range(IN_A_ROW):
-        health.overhear("ada", finished(f"late-{number}", blamed="failing"), age=1.0)
-        health.overhear("ada", finished(f"limited-{number}", blamed="rate_limited", retry_after=2.0), age=3.0)
+        health.note_journaled("ada", finished(f"late-{number}", blamed="failing"), age=1.0)
+        health.note_journaled("ada", finished(f"limited-{number}", blamed="rate_limited", retry_after=2.0), age=3.0)
     assert health.ejected([ada]) == {}
-    health.overhear("ada", finished("limited", blamed="rate_limited", retry_after=5.0), age=3.0)
+    health.note_journaled("ada", finished("limited", blamed="rate_limited", retry_after=5.0), age=3.0)
     assert health.ejected([ada]) == {"ada": "rate_limited"}
     clock.seconds += 2.0
     assert health.ejected([ada]) == {}, "it asked for five seconds, of which three were over"
@@ -242,7 +242,7 @@ def test_what_is_received_late_says_nothing_of_a_worker_that_has_answered_since(
 
 def test_the_time_for_which_an_outcome_was_on_its_way_is_no_time_of_the_worker(health: Health) -> None:
     for number in range(KNOWN):
-        health.overhear("ada", finished(f"their-{number}", "ok", seconds=0.5), age=10.0)
+        health.note_journaled("ada", finished(f"their-{number}", "ok", seconds=0.5), age=10.0)
     assert health.refusal(WORKERS["ada"], 0.4) == "no_time"
     assert health.refusal(WORKERS["ada"], 0.6) == ""
 
@@ -250,6 +250,6 @@ def test_the_time_for_which_an_outcome_was_on_its_way_is_no_time_of_the_worker(h
 def test_what_is_remembered_of_calls_is_bounded(health: Health) -> None:
     for number in range(REMEMBERED + 100):
         health.settle(f"call-{number}", WORKERS["ada"], "good", 1_000.0, None)
-        health.overhear("ada", finished(f"their-{number}", "ok"))
+        health.note_journaled("ada", finished(f"their-{number}", "ok"))
     assert len(health._counted) == REMEMBERED
     assert f"call-{REMEMBERED + 99}" in health._counted

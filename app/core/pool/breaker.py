@@ -146,7 +146,7 @@ def forgone(breaker: Breaker, *, extra: bool = False) -> Breaker:
     return replace(_back(breaker) if extra else breaker, probed=NEVER)
 
 
-def heard(
+def after_call(
     breaker: Breaker,
     verdict: Verdict,
     *,

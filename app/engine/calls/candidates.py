@@ -33,7 +33,7 @@ LONELY_BACKOFF = 30.0
 """Seconds that are waited for the only worker there is, if it asks for them."""
 UNPAID = "over_budget"
 """The reason for which a worker is passed over whose answer the run cannot pay, however short it is cut."""
-NEWS, LOOK = 30.0, 0.2
+WAIT_FOR_OTHERS_SECONDS, LOOK_SECONDS = 30.0, 0.2
 """Seconds to wait in all for what the first replacements find, and between two looks."""
 
 
@@ -49,7 +49,7 @@ class Candidates:
         self._free = free
         self._tries: dict[str, int] = {}
         self._wait = 0.0
-        self._news = NEWS
+        self._wait_for_others = WAIT_FOR_OTHERS_SECONDS
         self._errors: list[BatonError | None] = []
         """The error of each attempt that failed."""
         self._limited: dict[str, tuple[Worker, float]] = {}
@@ -70,10 +70,11 @@ class Candidates:
         wait, self._wait = self._wait, 0.0
         if not self._workers and self._left > 0:
             return self._until_callable(left)
-        again = bool(self._tries) and self._left > 0 and self._news > 0  # a first call never lacks the budget
+        # A first call never lacks the retry budget.
+        again = bool(self._tries) and self._left > 0 and self._wait_for_others > 0
         if not wait and again and self._health.worth_waiting(self._offers(), left):
-            wait = min(LOOK, self._news)
-            self._news -= wait
+            wait = min(LOOK_SECONDS, self._wait_for_others)
+            self._wait_for_others -= wait
         return wait
 
     def choose(self, left: float) -> Choice:

@@ -211,7 +211,7 @@ class Driver:
         self._latest = tuple(events[-1:])  # first: a gateway that begins to listen meanwhile is to know of them
         for at, finished in dated(events, CallFinished):
             age = max(self._context.now() - at, 0.0)
-            self._context.health.overhear(self.state.calls[finished.call].worker, finished, age)
+            self._context.health.note_journaled(self.state.calls[finished.call].worker, finished, age)
         message = Committed(
             self.state.run, tuple(events), contents=self._reply(), engine=self._home, epoch=self.writer.row_epoch
         )
