@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from html import unescape
 from html.parser import HTMLParser
@@ -173,10 +173,10 @@ async def test_two_runs_are_compared_side_by_side(
     assert (await browser.get("/console/compare")).status_code == 200
 
 
-def regions(html: str) -> dict[str, str]:
+def regions(html: str, names: Iterable[str] = REGIONS) -> dict[str, str]:
     """The regions of a page that patches replace, by their ids."""
     found = {}
-    for name in REGIONS:
+    for name in names:
         [(start, tag)] = [(one.start(), one[1]) for one in re.finditer(rf'<(\w+) id="{name}"', html)]
         depth = 0
         for one in re.finditer(rf"<(/?){tag}\b", html[start:]):

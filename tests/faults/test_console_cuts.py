@@ -1,27 +1,38 @@
-"""The page of a run that goes on, whose connection breaks anywhere: it equals a fresh page after every reconnect.
+"""Pages of runs that go on, whose connection breaks anywhere: each equals a fresh page after every reconnect.
 
 `BATON_TEST_CUTS=1000 python -m pytest -m faults_suite tests/faults/test_console_cuts.py` breaks it more often.
 """
 
 import asyncio
 import os
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
+import httpx
 import pytest
 
 from app.console.app import Console
+from app.console.following import REGIONS
 from app.core.run.events import Event
 from app.core.run.state import fold
+from app.gateway.http.api_keys import mint
+from app.process.wiring import Runtime
 from app.store.protocol import Journal
 from tests.console.test_run_page import patched, regions
 from tests.core.play import Play
 from tests.harness.console import browsing, sign_in
+from tests.harness.playground import SCOPES, press, run_in
+from tests.harness.prepared_apps import app_over
 from tests.harness.stand_ins import PEPPER, GatewayStandIn, row_of, shelve_content
+from tests.stubs import Fail, ProviderStub, Reply, Stall, plan_reply
 
 CUTS = int(os.environ.get("BATON_TEST_CUTS", "100"))
 ADDRESS = "/console/runs/run_mine"
+WHOLE = 10**9
+"""More bytes than any stream has."""
+PLAYGROUND = [f"run-{name}" for name in REGIONS]
 
 
 def now() -> float:
@@ -59,8 +70,15 @@ def played(chance: Random, gateway: GatewayStandIn) -> Growing:
     return Growing(gateway, tuple(Event.of("run_mine", seq, 1e9 + seq / 4, fact) for seq, fact in enumerate(facts, 1)))
 
 
-async def received(console: Console, cookie: str, last: int, bytes_: int) -> str:
-    """What a browser receives whose connection breaks behind so many bytes, or once it has what there is."""
+def cookie_of(browser: httpx.AsyncClient) -> str:
+    """The header of a browser's cookies."""
+    return "; ".join(f"{name}={value}" for name, value in browser.cookies.items())
+
+
+async def received(
+    console: Console, cookie: str, address: str, bytes_: int, *, last: int | None = None, enough: bytes = b"id: "
+) -> str:
+    """What a browser receives whose connection breaks behind so many bytes, or with the part that is enough for it."""
     parts: list[bytes] = []
     broken = asyncio.Event()
 
@@ -70,14 +88,21 @@ async def received(console: Console, cookie: str, last: int, bytes_: int) -> str
 
     async def send(message: Any) -> None:
         parts.append(message.get("body", b""))
-        if sum(map(len, parts)) >= bytes_ or b"id: " in parts[-1]:
+        if sum(map(len, parts)) >= bytes_ or enough in parts[-1]:
             broken.set()
 
-    headers = [(b"cookie", cookie.encode()), (b"last-event-id", str(last).encode()), (b"host", b"baton")]
-    scope = {"type": "http", "method": "GET", "path": f"{ADDRESS}/live", "query_string": b"", "headers": headers}
+    path, _, query = address.partition("?")
+    headers = [(b"cookie", cookie.encode()), (b"host", b"baton")]
+    headers += [(b"last-event-id", str(last).encode())] if last is not None else []
+    scope = {"type": "http", "method": "GET", "path": path, "query_string": query.encode(), "headers": headers}
     async with asyncio.timeout(60):
         await console(scope | {"scheme": "http", "server": ("baton", 80), "root_path": ""}, receive, send)
     return b"".join(parts)[:bytes_].decode(errors="ignore")
+
+
+def complete(text: str) -> str:
+    """The events of a stream that have come whole."""
+    return text[: text.rfind("\n\n") + 2]
 
 
 async def test_after_any_cut_the_page_equals_a_fresh_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,15 +119,61 @@ async def test_after_any_cut_the_page_equals_a_fresh_one(monkeypatch: pytest.Mon
         console = Console(gateway.app, lambda: (PEPPER,), now, lambda error, _path: None)
         async with browsing(gateway.app, now) as browser:
             await sign_in(browser, key)
-            cookie = "; ".join(f"{name}={value}" for name, value in browser.cookies.items())
+            cookie = cookie_of(browser)
             shown, last = regions((await browser.get(ADDRESS)).text), 1
             while run.seq < len(run.events):
                 run.write(chance.randint(run.seq + 1, len(run.events)))
                 whole = chance.random() < 0.5
-                text = await received(console, cookie, last, 10**9 if whole else chance.randrange(60_000))
-                complete = text[: text.rfind("\n\n") + 2]
-                last = max([last, *patched(shown, complete)])
+                most = WHOLE if whole else chance.randrange(60_000)
+                text = await received(console, cookie, f"{ADDRESS}/live", most, last=last)
+                last = max([last, *patched(shown, complete(text))])
                 cuts += 1
             if last < run.seq:
-                patched(shown, await received(console, cookie, last, 10**9))
+                patched(shown, await received(console, cookie, f"{ADDRESS}/live", WHOLE, last=last))
             assert shown == regions((await browser.get(ADDRESS)).text), f"run {run.events[0].run}, {cuts} cuts"
+
+
+async def test_after_any_cut_the_playground_equals_a_fresh_one(stub: ProviderStub, opened: Runtime) -> None:
+    """The connection breaks while the plan is decoded, while the answer streams, and at the end of the run."""
+    chance = Random(CUTS)
+    cuts = 0
+    key, row = mint(opened.gateway.pepper, tenant="acme", name="person", scopes=SCOPES, now=0.0)
+    assert await opened.gateway.store.add_key(row)
+    with app_over(opened.gateway) as app:
+        console = Console(app, lambda: (PEPPER,), opened.gateway.now, lambda error, _path: None)
+        async with browsing(app, opened.gateway.now) as browser:
+            await sign_in(browser, key)
+            while cuts < CUTS:
+                gates = stalled(stub, chance)
+                page = await press(browser, tier="baton-ultra", once=f"{cuts}")
+                run, shown = run_in(page), regions(page.text, PLAYGROUND)
+                address = f"/console/playground/{run}?live"
+                for gate in (*gates, None):
+                    for _ in range(chance.randint(0, 3)):
+                        text = await received(
+                            console, cookie_of(browser), address, chance.randrange(9_000), enough=b"</hx-partial>"
+                        )
+                        patched(shown, complete(text))
+                        cuts += 1
+                    if gate is not None:
+                        gate.set()
+                patched(shown, await received(console, cookie_of(browser), address, WHOLE, enough=b"event: end"))
+                fresh = (await browser.get(f"/console/playground/{run}")).text
+                assert "hx-sse:connect" not in fresh, "the run has ended"
+                assert shown == regions(fresh, PLAYGROUND), f"{run}, {cuts} cuts"
+
+
+def stalled(stub: ProviderStub, chance: Random) -> Sequence[asyncio.Event]:
+    """Script a run whose plan, and then whose workers, stop in the middle until their event is set."""
+    decodes, answers = asyncio.Event(), asyncio.Event()
+    steps = [(n, "Think.", ["user", *range(n)]) for n in range(chance.randint(1, 3))]
+    plan = plan_reply(*steps)
+    at = chance.randrange(1, len(plan.chunks))
+    stub.clear()
+    stub.always("planner", replace(plan, fault=Stall(after=at, seconds=decodes)))
+    for worker in ("alpha", "beta", "gamma"):
+        words = tuple([f"{worker} {n} " for n in range(chance.randint(2, 9))])
+        stub.always(worker, Reply(chunks=words, fault=Stall(after=1, seconds=answers)))
+    if chance.random() < 0.3:
+        stub.script("alpha", Fail(status=500))
+    return decodes, answers
