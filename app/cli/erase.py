@@ -11,6 +11,7 @@ from app.errors import ConfigInvalid, LegalHold
 from app.gateway.runs import cancel
 from app.process.config import Settings, read
 from app.store.protocol import ContentQuery, RunRow, Store
+from app.store.protocol.journal import ErasedBy
 
 END_SECONDS = 4.0
 """Seconds that open runs have to end, in addition to a lease."""
@@ -86,7 +87,10 @@ async def _erase_all(store: Store, query: ContentQuery, patience: float, now: Ca
     if whole and query.tenant is not None:
         await asyncio.sleep(await store.retire_content_keys(query.tenant, now()))
     find = partial(runs_with_content, store, query)
-    erased = await erase_all(store, find, lambda rows: _end(store, rows, patience, now()))
+    by: ErasedBy = "user" if query.user is not None else "operator"
+    if whole:
+        by = "tenant"
+    erased = await erase_all(store, find, lambda rows: _end(store, rows, patience, now()), by)
     if whole and query.tenant is not None:
         await _destroy_keys(store, query.tenant)
     return erased

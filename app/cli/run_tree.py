@@ -63,12 +63,20 @@ def _header(run: run_words.Record) -> Text:
     return words
 
 
+def _erased(erasure: run_words.Record) -> str:
+    """Return when the content was erased, and by what."""
+    if erasure["at"] is None:
+        return "erased by an earlier release, which noted no time"
+    return f"erased {run_words.moment(erasure['at'])} ({erasure['by']})"
+
+
 def _facts(run: run_words.Record, question: str | None, full: bool) -> list[tuple[str, str]]:
     until = f", took {run_words.seconds(run['ended_at'] - run['created_at'])}" if run["ended_at"] else ", still going"
     facts = [
         ("asked", _shown(question, full)),
         ("when", f"{run_words.moment(run['created_at'])}{until}; key {run_words.key(run)}, tenant {run['tenant']}"),
         ("used", f"{run_words.tokens(run['total_usage'])}, {run_words.cost(run['cost_usd'])}"),
+        *([("content", _erased(run["erasure"]))] if run["erasure"] else []),
         ("limits", run_words.limits(run)),
         ("labels", ", ".join(run["labels"]) or "none"),
         ("pool", ", ".join(run["pool"])),

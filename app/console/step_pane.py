@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from app.console import drawing
 from app.console.api import Api, ApiError, Session, segment
+from app.console.templating import erased
 
 Data = Mapping[str, Any]
 OUTCOME: Final = ("reason", "http_status", "excerpt", "seconds", "first_delta_seconds", "finish")
@@ -45,7 +46,7 @@ async def read(
         return pane | {"proposal": proposal, "explained": None, "content": None, "not_shown": None}
     step = next(one for one in whole["steps"] if one["n"] == node["number"])
     content = await _content(api, session, run, node, step, kept)
-    return pane | {"proposal": None, "step": step, **content, "answer": _answer(node, state, content["content"])}
+    return pane | {"proposal": None, "step": step, **content, "answer": _answer(node, whole, content["content"])}
 
 
 def _source(edge: Data) -> dict[str, Any]:
@@ -130,16 +131,16 @@ def cut(text: str | None) -> dict[str, Any] | None:
     return {"text": text[:MOST_CHARS], "more": max(len(text) - MOST_CHARS, 0)}
 
 
-def _answer(node: Data, state: Data, content: Data | None) -> dict[str, Any]:
+def _answer(node: Data, whole: Data, content: Data | None) -> dict[str, Any]:
     """The step's answer at the instant, or the reason why there is none."""
     if node["state"] == "done" and content is not None and content["output"] is not None:
         if content["output"]["text"]:
             return {"text": content["output"], "why": None}
         return {"text": None, "why": "The worker answered without words."}
-    return {"text": None, "why": why_no_answer(node, state, content)}
+    return {"text": None, "why": why_no_answer(node, whole, content)}
 
 
-def why_no_answer(node: Data, state: Data, content: Data | None) -> str:
+def why_no_answer(node: Data, whole: Data, content: Data | None) -> str:
     """The reason why a step has no answer to show, from its state and its calls."""
     error, calls = node["error"] or "no reason is recorded", len(node["attempts"])
     match node["state"]:
@@ -158,4 +159,4 @@ def why_no_answer(node: Data, state: Data, content: Data | None) -> str:
             return f"The step was skipped: {error}."
     if content is None:
         return "The answer is content, which this key may not read."
-    return "The answer was erased with the run's content." if content["erased"] else "The step has no answer."
+    return f"The answer was {erased(whole['erasure'])}." if content["erased"] else "The step has no answer."

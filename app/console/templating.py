@@ -20,6 +20,13 @@ DIRECTION: Final = {
     code: f"[U+{code:04X}]" for code in (0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
 }
 """Marks that change the direction of the text behind them, which could make a text read as another."""
+ERASED_BY: Final[Mapping[str, str]] = {
+    "request": "by a request for this run",
+    "retention": "because its time was over",
+    "tenant": "with everything of its tenant",
+    "user": "with everything of its end user",
+    "operator": "by an operator's command",
+}
 VISIBLE: Final = CONTROL | DIRECTION
 INVISIBLE: Final = re.compile(f"[{''.join(map(chr, VISIBLE))}]")
 
@@ -43,6 +50,7 @@ def environment() -> jinja2.Environment:
         "plain": plain,
         "brief": brief,
         "source": source,
+        "erased": erased,
     }
     return made
 
@@ -90,6 +98,15 @@ def when(moment: float | str | None) -> str:
     if isinstance(moment, str):
         return moment[:19].replace("T", " ")
     return datetime.fromtimestamp(moment, UTC).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def erased(erasure: Mapping[str, Any] | None) -> str:
+    """The words that say when a run's content was erased, and by what."""
+    if erasure is None:
+        return "erased just now"  # after the run was read for this page
+    if erasure["at"] is None:
+        return "erased by an earlier release, which noted no time"
+    return f"erased on {when(erasure['at'])} UTC {ERASED_BY[erasure['by']]}"
 
 
 def plain(text: object) -> str:

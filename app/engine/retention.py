@@ -33,6 +33,7 @@ from app.store.archive import Archive, Record, place
 from app.store.archive_files import ArchiveFiles, open_archive_files
 from app.store.journal_file import CompressedJournals
 from app.store.protocol import ContentQuery, Contents, Holds, PrunedRun, PruneQuery, Retention, RunJournal, RunRow
+from app.store.protocol.journal import ErasedBy
 
 PAGE = 200
 """Runs that are looked through at a time."""
@@ -125,7 +126,7 @@ async def runs_with_text(store: Retention, tenant: str, text: bytes) -> AsyncIte
                 yield [one for one in group if one.id in holding]
 
 
-async def erase_all(store: Erasable, find: Find, end: End) -> Erased:
+async def erase_all(store: Erasable, find: Find, end: End, by: ErasedBy = "operator") -> Erased:
     """Erase the content of all runs that are found, but those under a legal hold. Those that are open are ended first,
     as far as possible.
 
@@ -135,12 +136,12 @@ async def erase_all(store: Erasable, find: Find, end: End) -> Erased:
     """
     erased = 0
     held: dict[str, str] = {}
-    while found := await _erase_found(store, find, end, held):
+    while found := await _erase_found(store, find, end, held, by):
         erased += found
     return Erased(erased, await store.overwrite_erased(), held)
 
 
-async def _erase_found(store: Erasable, find: Find, end: End, held: dict[str, str]) -> int:
+async def _erase_found(store: Erasable, find: Find, end: End, held: dict[str, str], by: ErasedBy) -> int:
     """Erase what is found now, and add to `held` what legal holds keep. Returns the number of runs."""
     erased = 0
     async for rows in find():
@@ -148,7 +149,7 @@ async def _erase_found(store: Erasable, find: Find, end: End, held: dict[str, st
         theirs = await store.held(names)
         if open_rows := [row for row in rows if row.ended_at is None and row.id not in theirs]:
             await end(open_rows)
-        erased += await store.erase_contents(names)
+        erased += await store.erase_contents(names, by)
         held |= await store.held(names)
     return erased
 
@@ -382,7 +383,8 @@ class ContentRetention:
             began = self._context.tick()
             page = await self._context.store.runs_with_content(query, following, PAGE)
             all_ended = all_ended and page.settled
-            erased += await self._context.store.erase_contents([r.id for r in page.runs if r.ended_at is not None])
+            ended = [one.id for one in page.runs if one.ended_at is not None]
+            erased += await self._context.store.erase_contents(ended, "retention")
             following = page.following
             if following is None or not await self._leadership.held():
                 break

@@ -55,6 +55,7 @@ from app.store.protocol import (
 )
 from app.store.protocol.budgets import KNOWN_SECONDS
 from app.store.protocol.disclosures import Completed, Place
+from app.store.protocol.journal import ErasedBy
 from app.store.rows import (
     budgets,
     conductor_changes,
@@ -316,12 +317,12 @@ class SqlStore(Administration):
     async def runs_that_hold(self, runs: Sequence[str], text: bytes) -> Sequence[str]:
         return await self._read(partial(retention.that_hold, runs=runs, text=text, opened=self._opened))
 
-    async def erase_contents(self, runs: Sequence[str]) -> int:
+    async def erase_contents(self, runs: Sequence[str], by: ErasedBy = "operator") -> int:
         erased = 0
         now = asyncio.get_running_loop().time
         for group in await self._read(partial(retention.groups, runs=runs)):
             began = now()
-            work = partial(content.erase, statements=self._statements, runs=group, opened=self._opened)
+            work = partial(content.erase, statements=self._statements, runs=group, opened=self._opened, by=by)
             erased += await self._write(work)
             for run in group:
                 self._journals.forget(run)

@@ -100,9 +100,15 @@ async def test_runs_are_found_by_user_tenant_and_time_until_they_are_erased(stor
     assert await found(store, ContentQuery(user='a"n\\n')) == ["quoted"]
     assert await found(store, ContentQuery(user="ann-hash")) == ["hashed"]
     assert await found(store, ContentQuery(user="an")) == []
-    assert await store.erase_contents(["old", "nobody", "none"]) == 2
+    began = await store.clock()
+    assert await store.erase_contents(["old", "nobody", "none"], "user") == 2
     assert await found(store, ContentQuery()) == ["else", "bob", "quoted", "hashed", "new"]
-    assert await store.erase_contents(["old"]) == 0
+    assert await store.erase_contents(["old"], "retention") == 0
+    assert await store.erase("bob")
+    rows = {row.id: row for row in await store.runs(RunQuery(limit=20))}
+    assert [rows[run].erased_by for run in ("old", "bob", "else")] == ["user", "request", None]
+    assert began <= (rows["old"].erased_at or 0.0) <= await store.clock()
+    assert rows["else"].erased_at is None
 
 
 async def test_runs_are_found_by_their_class(store: Store) -> None:

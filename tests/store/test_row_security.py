@@ -125,7 +125,7 @@ async def test_every_policy_is_checked_by_an_index(store: SqlStore) -> None:
         found = await plan(store, f"SELECT * FROM {table} WHERE {condition}")
         assert "Seq Scan" not in found, found
         if table in ("events", "contents", "shared_contents", "tags"):
-            assert "Index Scan using runs_pkey" in found, found
+            assert "runs_pkey" in found, found
     newest = "ORDER BY created_at DESC, id DESC LIMIT 20"
     listed = await plan(store, f"SELECT * FROM runs WHERE tenant = :tenant {newest}", tenant=OURS)
     assert "runs_by_tenant" in listed, listed

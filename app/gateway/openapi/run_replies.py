@@ -246,6 +246,16 @@ class AuditedStep(StepSummary):
     """The path of the step in full."""
 
 
+class Erasure(Reply):
+    """The erasure of a run's content."""
+
+    at: float | None
+    """Seconds since 1970; null where a release before 0.3 erased it."""
+    by: Literal["request", "retention", "tenant", "user", "operator"] | None
+    """`request`: a caller's, for this run; `retention`: the end of its time; `tenant`, `user`: a command for everything
+    of the run's tenant or end user; `operator`: another command."""
+
+
 class WholeRun(Run):
     """A run with everything that is known of it but its content."""
 
@@ -255,6 +265,8 @@ class WholeRun(Run):
     """The id of the trace to which the run belongs."""
     erased: bool
     """True once the content was erased."""
+    erasure: Erasure | None
+    """Null unless the content was erased."""
     preview: bool
     """True if the run was only planned: nothing of the plan was executed."""
     seq: int

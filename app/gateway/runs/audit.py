@@ -78,6 +78,7 @@ def whole(
         "request_id": admitted.request_id or None,
         "trace_id": continued(admitted.trace, state.turn.trace).id or None,
         "erased": not journal.salt,
+        "erasure": None if journal.salt else {"at": row.erased_at, "by": row.erased_by},
         "preview": admitted.preview,
         "seq": state.seq,
         "effort": admitted.effort,

@@ -37,6 +37,11 @@ class Journal:
     events: tuple[Event, ...]
 
 
+ErasedBy = Literal["request", "retention", "tenant", "user", "operator"]
+"""The cause of an erasure: a caller's request for that run, the end of its time, an operator's erasure of everything of
+the run's tenant or of its end user, or another command of an operator."""
+
+
 @record(frozen=True, slots=True)
 class RunRow:
     """A run's row, as lists show it."""
@@ -65,6 +70,9 @@ class RunRow:
     """Version of the code that admitted the run."""
     erased: bool = False
     """True once the run's content, and the salt with it, were erased."""
+    erased_at: float | None = None
+    """The time of that, in seconds since 1970; None also where a release before 0.3 erased it."""
+    erased_by: ErasedBy | None = None
     origin_kind: OriginKind = ""
     origin_run: str = ""
     """The id of the run from which this one follows; empty where `origin_kind` is."""

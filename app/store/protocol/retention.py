@@ -6,7 +6,7 @@ from typing import Protocol
 
 from app.core.records import record
 from app.core.run.retention_classes import RunClass
-from app.store.protocol.journal import RunRow
+from app.store.protocol.journal import ErasedBy, RunRow
 
 
 @record(frozen=True, slots=True)
@@ -82,9 +82,9 @@ class Retention(Protocol):
         """The runs among these that have this text: as a whole content, or as a whole string in one that is JSON."""
         ...
 
-    async def erase_contents(self, runs: Sequence[str]) -> int:
-        """Erase all content of these runs as `Contents.erase` does, in short transactions. Returns how many runs had
-        any. Runs that a legal hold covers are left out."""
+    async def erase_contents(self, runs: Sequence[str], by: ErasedBy = "operator") -> int:
+        """Erase all content of these runs as `Contents.erase` does, in short transactions, and note the cause. Returns
+        how many runs had any. Runs that a legal hold covers are left out."""
         ...
 
     async def count_prunable(self, query: PruneQuery) -> tuple[int, int]:

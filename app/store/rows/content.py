@@ -13,7 +13,9 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from app.core.run.kinds import COPIES
 from app.store.protocol import ERASED_TAGS
+from app.store.protocol.journal import ErasedBy
 from app.store.rows import feedback, holds, texts
+from app.store.rows.runs import clock
 from app.store.sqlkit.sealing import Open, place_of
 from app.store.sqlkit.statements import Row, SingleStatement, Statements, shared_parts
 from app.store.sqlkit.tables import CATALOGS, CONTENTS, RUNS, SHARED_CONTENTS, TAGS
@@ -68,7 +70,7 @@ def sizes(conn: Connection, runs: Sequence[str]) -> Mapping[str, int]:
     }
 
 
-def erase(conn: Connection, statements: Statements, runs: Sequence[str], opened: Open) -> int:
+def erase(conn: Connection, statements: Statements, runs: Sequence[str], opened: Open, by: ErasedBy) -> int:
     """Erase all content of these runs, their salts and the comments on them, and the texts that no other run names.
 
     Runs that a legal hold covers stay as they are. Returns how many still had a salt. The rows are locked in the order
@@ -82,7 +84,8 @@ def erase(conn: Connection, statements: Statements, runs: Sequence[str], opened:
     salted = select(RUNS.c.id).where(RUNS.c.id.in_(runs), RUNS.c.salt.is_not(None)).order_by(RUNS.c.id)
     known = conn.execute(salted.with_for_update()).scalars().all()
     erased = update(RUNS).where(RUNS.c.id.in_(known))
-    conn.execute(erased.values(salt=None, thread=None, revision=RUNS.c.revision + 1))
+    noted = {"erased_at": clock(conn), "erased_by": by}
+    conn.execute(erased.values(salt=None, thread=None, revision=RUNS.c.revision + 1, **noted))
     delete_bodies(conn, runs, owners)
     feedback.erase_comments(conn, runs)
     return len(known)
@@ -115,7 +118,7 @@ def erase_one(conn: Connection, statements: Statements, run: str, tenant: str | 
     # A copy that was being admitted meanwhile is there at the second look; later ones are refused (`writing/batch.py`).
     while names := [name for name in (run, *copies(conn, run)) if name not in erased]:
         holds.refuse(conn, names, opened)
-        erase(conn, statements, names, opened)
+        erase(conn, statements, names, opened, "request")
         erased.update(names)
     return True
 

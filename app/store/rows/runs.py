@@ -385,6 +385,8 @@ def run_row(row: Any) -> RunRow:
         ended_at=row.ended_at,
         error=row.error,
         erased=row.salt is None,
+        erased_at=row.erased_at,
+        erased_by=row.erased_by,
         origin_kind=row.origin_kind or "",
         origin_run=row.origin_run or "",
     )

@@ -44,6 +44,8 @@ RUNS = Table(
     Column("budgets", Text),  # a JSON array of the accounts in which its holds are reserved; NULL where there are none
     Column("origin_kind", Text),  # how it follows from another run (core/run/kinds.py); NULL where it follows from none
     Column("origin_run", Text),
+    Column("erased_at", Double),  # when its content was erased; NULL also where 0.2 or older erased it
+    Column("erased_by", Text),  # protocol.ErasedBy
     Column("created_at", Double, nullable=False),
     Column("deadline", Double, nullable=False),
     Column("epoch", BigInteger, nullable=False),

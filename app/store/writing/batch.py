@@ -509,9 +509,10 @@ def _balance(run: _Run, entry: Entry) -> tuple[int, int, int, int]:
 def _new_run_row(run: _Run, new: NewRun, at: float) -> tuple[Any, ...]:
     """All columns of a new run, in table order. A later entry of the batch may have changed its lease."""
     described = (run.id, new.tenant, new.key, new.tier, new.model, new.code, new.salt, run.thread, run.budgets)
-    origin = (new.origin_kind or None, new.origin_run or None, at)
+    origin = (new.origin_kind or None, new.origin_run or None)
+    erasure = (None, None)  # when, and by what
     lease = (new.deadline, run.epoch, new.driver, new.lease_until) if run.lease is None else _lease(run)
-    return (*described, *origin, *lease, run.cap_usd, run.cap_tokens, *_LIVE_OF(run))
+    return (*described, *origin, *erasure, at, *lease, run.cap_usd, run.cap_tokens, *_LIVE_OF(run))
 
 
 def _lease(run: _Run) -> tuple[Any, ...]:

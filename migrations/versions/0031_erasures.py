@@ -1,0 +1,34 @@
+"""The date of the erasure of a run's content, and what erased it.
+
+This version expands: columns that may be null. Of runs that were erased before, and of those that a process of an
+earlier release erases, both stay null.
+
+Revision ID: 0031
+Revises: 0030
+"""
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0031"
+down_revision = "0030"
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    wait_briefly_for_locks()
+    op.add_column("runs", sa.Column("erased_at", sa.Double()))
+    op.add_column("runs", sa.Column("erased_by", sa.Text()))
+
+
+def downgrade() -> None:
+    wait_briefly_for_locks()
+    op.drop_column("runs", "erased_by")
+    op.drop_column("runs", "erased_at")
+
+
+def wait_briefly_for_locks() -> None:
+    """A migration that waits for a table lock makes every later statement wait behind it. Fail instead."""
+    if op.get_context().dialect.name == "postgresql":
+        op.execute("SET LOCAL lock_timeout = '3s'")
