@@ -22,8 +22,8 @@ from app.engine.runs.admission import Order
 from app.errors import ConfigInvalid, Conflict, InvalidRequest, NotFound
 from app.gateway.http.api_keys import Caller
 from app.gateway.plans import orders, reply, requests, revisions
-from app.gateway.plans.forecasts import read_history
 from app.gateway.plans.revisions import Plan, Revision
+from app.gateway.runs.forecasts import read_history
 from app.process.config import Loaded, configure
 from app.store.protocol import FIRST_REVISION, PLAN_TAG, TAKEN, DisclosureQuery, KeyRow, RunQuery, RunRow, Store
 

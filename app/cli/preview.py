@@ -17,7 +17,8 @@ from app.core.pool.policy import Overrides
 from app.engine.delivery.messages import TurnEnd
 from app.engine.runs.admission import Order
 from app.errors import ConfigInvalid
-from app.gateway.plans import forecasts, reply, revisions
+from app.gateway.plans import reply, revisions
+from app.gateway.runs import forecasts
 from app.process.config import Loaded, configure
 from app.process.wiring import Runtime
 

@@ -15,7 +15,7 @@ from app.core.plan.workflow import Access, Step
 from app.core.pool.catalog import Limits
 from app.core.rating.forecast import History
 from app.gateway.http.api_keys import mint
-from app.gateway.plans.forecasts import of_plan
+from app.gateway.runs.forecasts import of_plan
 from app.process.config import configure
 from app.process.wiring import Runtime
 from app.store.protocol import CONTENT_READ, AdminEventQuery, RunQuery

@@ -19,7 +19,7 @@ from app.gateway.http.auth import Keys
 from app.gateway.http.context import GatewayContext
 from app.gateway.http.ingress import Bounds
 from app.gateway.plans import route as plan_routes
-from app.gateway.plans.forecasts import Histories
+from app.gateway.runs.forecasts import Histories
 
 FREE: dict[Hashable, list["Prepared"]] = defaultdict(list)
 """The applications that serve nobody now, by that part of the context which their routes were made with."""

@@ -31,10 +31,10 @@ from app.gateway.http.ingress import json_body
 from app.gateway.http.sse import collect
 from app.gateway.openapi import chat_replies, message_replies, operations, plan_replies, response_replies
 from app.gateway.plans import orders, reply, requests, revisions
-from app.gateway.plans.forecasts import Histories
 from app.gateway.plans.revisions import Plan, Revision
 from app.gateway.responses import route as responses
 from app.gateway.runs import cancel, reads
+from app.gateway.runs.forecasts import Histories
 from app.gateway.wire import query
 from app.gateway.wire.baton_options import resolve_tier
 from app.store.protocol import FIRST_REVISION, PLAN_TAG, TAKEN, DisclosureQuery, RunQuery, RunRow, TenantStore
