@@ -17,7 +17,7 @@ from app.core.pool.policy import Overrides
 from app.engine.delivery.messages import TurnEnd
 from app.engine.runs.admission import Order
 from app.errors import ConfigInvalid
-from app.gateway.plans import reply, revisions
+from app.gateway.plans import revisions
 from app.gateway.runs import forecasts
 from app.process.config import Loaded, configure
 from app.process.wiring import Runtime
@@ -79,7 +79,7 @@ async def _estimate(opened: Runtime, ended: TurnEnd, order: Order) -> Text:
     steps = await revisions.steps_of(store, revisions.of_state(ended.state, order.key))
     history = await forecasts.read_history(store, order.tenant)
     made = forecasts.of_plan(opened.pool.catalog(), order.task, steps, order.limits, history)
-    return estimate(reply.estimate(made), ended.bill.usd / MILLION)
+    return estimate(forecasts.estimate(made), ended.bill.usd / MILLION)
 
 
 def estimate(known: Mapping[str, Any] | None, planning_usd: float) -> Text:

@@ -65,6 +65,7 @@ async def test_exactly_what_was_shown_is_decided(runtime: Runtime, caller: httpx
             assert "alpha, beta $" in listed
             page = await client.get(f"/console/approvals/{run}")
             shown = words(page.text)
+            assert re.search(r"Likely cost \$[\d.]+ \(\$[\d.]+ to \$[\d.]+\) Likely time [\d.]+ m?s \(", shown)
             assert "alpha the caller's words nothing is withheld Add &lt;b&gt;carefully&lt;/b&gt;." in shown
             assert "beta the output of step 0 the caller's words (by caller) Check." in shown
             sent = form_of(page.text) | {"decision": "refuse", "reason": "Not on a Monday."}

@@ -19,6 +19,7 @@ from app.gateway.http.auth import Keys
 from app.gateway.http.context import GatewayContext
 from app.gateway.http.ingress import Bounds
 from app.gateway.plans import route as plan_routes
+from app.gateway.runs import approvals
 from app.gateway.runs.forecasts import Histories
 
 FREE: dict[Hashable, list["Prepared"]] = defaultdict(list)
@@ -76,5 +77,6 @@ def _prepare(context: GatewayContext) -> Prepared:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(gateway_app, "Keys", lambda _context: keys)
         patch.setattr(gateway_app, "Admission", lambda _context: admission)
-        patch.setattr(plan_routes, "Histories", lambda _context: histories)
+        for routes in (plan_routes, approvals):
+            patch.setattr(routes, "Histories", lambda _context: histories)
         return Prepared(gateway_app.create_app(own), own, keys, admission, histories, own.bounds)

@@ -2,6 +2,7 @@
 
 from typing import Any, Literal
 
+from app.gateway.openapi.plan_replies import Estimate
 from app.gateway.openapi.replies import Reply, RunState, StepSummary, TokenUsage, Usage
 
 
@@ -513,6 +514,8 @@ class Approval(Reply):
     """One call of each step at its full length."""
     spent_usd: float
     limit_usd: float
+    estimate: Estimate | None
+    """The likely cost and time of a plan that waits; null in lists, and where nothing can be said."""
     plan: ApprovalPlan
     discloses: dict[str, list[Any]]
     """The access that each worker would have: `user`, and numbers of steps."""

@@ -6,10 +6,10 @@ from typing import Any
 
 from app.core.message.chat import Task
 from app.core.plan.workflow import Step
-from app.core.pool.catalog import MILLION, Catalog, Worker
+from app.core.pool.catalog import Catalog, Worker
 from app.core.pool.policy import exclusion
 from app.core.pool.rules import Reading
-from app.core.rating.forecast import Forecast, History, Spread, StepForecast
+from app.core.rating.forecast import History
 from app.core.run.bill import bill
 from app.core.run.labels import Flow
 from app.core.run.recipients import Recipient
@@ -73,7 +73,7 @@ def whole(
         "pool": list(state.admitted.pool),
         "excluded": dict(state.admitted.excluded),
         "planning_cost_usd": dollars(bill(plan.first.state).usd),
-        "estimate": estimate(forecasts.of_plan(catalog, task, steps, limits, history)),
+        "estimate": forecasts.estimate(forecasts.of_plan(catalog, task, steps, limits, history)),
         "disclosures": planned_disclosures(catalog, revision, steps),
         "disclosed": [ledger.shown(row) for row in disclosed],
     }
@@ -88,41 +88,6 @@ def _revision(one: Revision) -> dict[str, Any]:
         "created_at": state.turn.at,
         "conductor": state.admitted.conductor,
     }
-
-
-# -- the estimate
-
-
-def estimate(made: Forecast | None) -> dict[str, Any] | None:
-    """A forecast in dollars and seconds; None where there is none."""
-    if made is None:
-        return None
-    return {
-        "basis": made.basis,
-        "runs": made.runs,
-        "cost_usd": _spread(made.usd, MILLION),
-        "seconds": _spread(made.seconds),
-        "steps": [_step_estimate(n, one) for n, one in enumerate(made.steps)],
-    }
-
-
-def _step_estimate(n: int, one: StepForecast) -> dict[str, Any]:
-    return {
-        "n": n,
-        "worker": one.worker,
-        "basis": one.basis,
-        "samples": one.samples,
-        "cost_usd": _spread(one.usd, MILLION),
-        "seconds": _spread(one.seconds),
-        "input_tokens": _spread(one.input),
-        "output_tokens": _spread(one.output),
-    }
-
-
-def _spread(one: Spread, unit: int = 1) -> dict[str, float]:
-    """Quantiles, in dollars where the unit is a million of micro-dollars."""
-    named = {"p10": one.p10, "p50": one.p50, "p90": one.p90, "worst": one.most}
-    return {name: round(value / unit, 8) for name, value in named.items()}
 
 
 # -- disclosures

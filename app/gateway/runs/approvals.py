@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from app.core.pool.catalog import MILLION
+from app.core.rating.forecast import History
 from app.core.run.events import Event, RunApproved, RunAwaitingApproval, RunRefused, dated
 from app.core.run.reply_ids import run_of_reply
 from app.core.run.state import Proposal, RunState, StepState, fold
@@ -27,7 +28,9 @@ from app.gateway.http.auth import Keys
 from app.gateway.http.context import GatewayContext
 from app.gateway.http.ingress import json_body
 from app.gateway.openapi import operations, run_replies
+from app.gateway.runs import forecasts
 from app.gateway.runs import reads as readings
+from app.gateway.runs.forecasts import Histories
 from app.gateway.wire import query
 from app.gateway.wire.baton_options import WireModel, WorkerName
 from app.gateway.wire.parameters import invalid_request
@@ -58,12 +61,13 @@ def routes(
 ) -> APIRouter:
     """The routes of approvals; without `idempotency` for the listener of administration."""
     router = APIRouter(prefix=prefix, tags=["approvals"])
-    _reads(router, context, keys)
-    _decides(router, context, keys, idempotency)
+    histories = Histories(context)
+    _reads(router, context, keys, histories)
+    _decides(router, context, keys, histories, idempotency)
     return router
 
 
-def _reads(router: APIRouter, context: GatewayContext, keys: Keys) -> None:
+def _reads(router: APIRouter, context: GatewayContext, keys: Keys, histories: Histories) -> None:
     reader = Annotated[Caller, keys.needs("runs:read")]
 
     @router.get(
@@ -97,11 +101,13 @@ def _reads(router: APIRouter, context: GatewayContext, keys: Keys) -> None:
         responses=operations.replies(*operations.READING),
     )
     async def get_approval(run: RunId, caller: reader) -> Response:
-        """The latest plan of the run that needed an approval."""
-        return _json(await _one(context, run, caller))
+        """The latest plan of the run that needed an approval, with its likely cost and time while it waits."""
+        return _json(await _one(context, histories, run, caller))
 
 
-def _decides(router: APIRouter, context: GatewayContext, keys: Keys, idempotency: Idempotency | None) -> None:
+def _decides(
+    router: APIRouter, context: GatewayContext, keys: Keys, histories: Histories, idempotency: Idempotency | None
+) -> None:
     decider = Annotated[Caller, keys.needs("approvals:decide")]
 
     @router.post(
@@ -122,7 +128,7 @@ def _decides(router: APIRouter, context: GatewayContext, keys: Keys, idempotency
 
         async def decided() -> Response:
             await context.runs.decide(name, caller.tenant, _decision(asked, caller))
-            return _json(await _one(context, name, caller))
+            return _json(await _one(context, histories, name, caller))
 
         if idempotency is None:
             return await decided()
@@ -172,12 +178,26 @@ async def _visible(context: GatewayContext, run: str, caller: Caller) -> str:
     return name
 
 
-async def _one(context: GatewayContext, run: str, caller: Caller) -> dict[str, Any]:
+async def _one(context: GatewayContext, histories: Histories, run: str, caller: Caller) -> dict[str, Any]:
     name, store = await _visible(context, run, caller), context.store.of_tenant(caller.tenant)
-    found = await _shown(context, store, await store.run(name), caller)
+    row = await store.run(name)
+    found = await _shown(context, store, row, caller)
     if found is None:
         raise NotFound("No plan of this run has needed an approval.", code="approval_not_requested")
+    if found["status"] == "waiting":
+        found["estimate"] = await _estimate(context, store, row, await histories.of(row.tenant))
     return found
+
+
+async def _estimate(
+    context: GatewayContext, store: TenantStore, row: RunRow, history: History
+) -> dict[str, Any] | None:
+    """The likely cost and time of the plan that waits; None where nothing can be said."""
+    state = fold((await store.journal(row.id)).events)
+    proposal = next((one for one in state.all_proposals if state.asked and one.number == state.asked.proposal), None)
+    if proposal is None:
+        return None
+    return forecasts.estimate(await forecasts.of_proposal(context.catalog(), store, state, proposal, history))
 
 
 async def _shown(
@@ -233,6 +253,7 @@ async def shown(store: TenantStore, row: RunRow, *, reads: bool, own: bool = Fal
         "worst_case_usd": dollars(asked.price) if asked.price is not None else None,
         "spent_usd": dollars(asked.usd),
         "limit_usd": dollars(state.admitted.limits.usd),
+        "estimate": None,
         "plan": _plan(state, proposal, decided_by(proposal, journal.events), texts),
         "discloses": dict(asked.discloses),
         "workers": list(asked.workers),

@@ -4,14 +4,17 @@ import asyncio
 import json
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 from app.core.message.chat import Message, Task, message_to_json
 from app.core.plan.visibility import Seen, compose
-from app.core.plan.workflow import Step
+from app.core.plan.workflow import Access, Step
 from app.core.pool.budget import tool_bytes
-from app.core.pool.catalog import Catalog, Limits, WireFormat
-from app.core.rating.forecast import Forecast, History, Planned, forecast
+from app.core.pool.catalog import MILLION, Catalog, Limits, WireFormat
+from app.core.rating.forecast import Forecast, History, Planned, Spread, StepForecast, forecast
+from app.core.run.state import Proposal, RunState
+from app.engine.calls.step_request import task_of, texts_of
+from app.errors import NotFound
 from app.gateway.http.context import GatewayContext
 from app.store.protocol import RunQuery, TenantStore
 
@@ -66,6 +69,25 @@ def of_plan(catalog: Catalog, task: Task, steps: Sequence[Step], limits: Limits,
     return forecast([_planned(catalog, task, steps, place, limits) for place in range(len(steps))], limits, history)
 
 
+async def of_proposal(
+    catalog: Catalog, store: TenantStore, state: RunState, proposal: Proposal, history: History
+) -> Forecast | None:
+    """The forecast of a run's plan; None where a text of it was erased, or if a worker has left the pool file."""
+    among, admitted = state.steps_of(proposal), state.admitted
+    try:
+        task = await task_of(store, state.run, admitted.task)
+        texts = await texts_of(store, state.run, {step.subtask for step in among})
+    except NotFound:
+        return None
+    places = {step.n: place for place, step in enumerate(among)}
+    steps = []
+    for step in among:
+        inputs = tuple([places[n] for n in step.access.steps if n in places])
+        access = Access(step.access.user, inputs)
+        steps.append(Step(step.worker, texts[step.subtask], access, answers=step.answers, tools=step.tools))
+    return of_plan(catalog, task, steps, admitted.limits, history)
+
+
 def _planned(catalog: Catalog, task: Task, steps: Sequence[Step], place: int, limits: Limits) -> Planned:
     step = steps[place]
     worker = catalog.workers[step.worker]
@@ -89,3 +111,38 @@ def _bytes(task: Task, steps: Sequence[Step], place: int) -> int:
 
 def _size(messages: Sequence[Message]) -> int:
     return len(json.dumps([message_to_json(message) for message in messages], default=dict, separators=(",", ":")))
+
+
+# -- the estimate
+
+
+def estimate(made: Forecast | None) -> dict[str, Any] | None:
+    """A forecast in dollars and seconds; None where there is none."""
+    if made is None:
+        return None
+    return {
+        "basis": made.basis,
+        "runs": made.runs,
+        "cost_usd": _spread(made.usd, MILLION),
+        "seconds": _spread(made.seconds),
+        "steps": [_step_estimate(n, one) for n, one in enumerate(made.steps)],
+    }
+
+
+def _step_estimate(n: int, one: StepForecast) -> dict[str, Any]:
+    return {
+        "n": n,
+        "worker": one.worker,
+        "basis": one.basis,
+        "samples": one.samples,
+        "cost_usd": _spread(one.usd, MILLION),
+        "seconds": _spread(one.seconds),
+        "input_tokens": _spread(one.input),
+        "output_tokens": _spread(one.output),
+    }
+
+
+def _spread(one: Spread, unit: int = 1) -> dict[str, float]:
+    """Quantiles, in dollars where the unit is a million of micro-dollars."""
+    named = {"p10": one.p10, "p50": one.p50, "p90": one.p90, "worst": one.most}
+    return {name: round(value / unit, 8) for name, value in named.items()}
