@@ -13,6 +13,15 @@ OUTCOME: Final = ("reason", "http_status", "excerpt", "seconds", "first_delta_se
 """The fields of a call's outcome that the pane shows."""
 MOST_CHARS: Final = 20_000
 """Characters of one text that the pane shows; the rest is counted."""
+NO_ALTERNATIVES: Final[Mapping[str, str]] = {
+    "caller": "There were no alternatives: the plan is the caller's own.",
+    "fixed_plan": "There were no alternatives: the plan is the tier's fixed one.",
+    "random_plan": "The worker was drawn at random: each that may do the step was as likely.",
+    "selector": "The decision of the selector is not recorded.",
+    "fallback": "There were no alternatives: a fallback planned, because no plan of the conductor could be used.",
+    "repeated_plan": "There were no alternatives: the plan is that of the run which is repeated.",
+}
+"""The reasons why there are no alternatives of a worker, by who chose it."""
 MOST_MESSAGES: Final = 50
 """Messages of a step that the pane shows; those before are counted."""
 
@@ -90,7 +99,13 @@ async def _content(
     explained = await api.get(session, f"{path}/explain")
     own = next((one for one in explained["steps"] if one["n"] == node["number"]), None)
     choice = explained["shape"]["choice"]
-    found = {"content": _cut_content(content), "not_shown": refusal, "explained": own, "choice": choice}
+    found = {
+        "content": _cut_content(content),
+        "not_shown": refusal,
+        "explained": own,
+        "choice": choice,
+        "no_choice": why_no_alternatives(own) if own is not None and choice is None else "",
+    }
     kept |= {"version": version, "found": found}
     return found
 
@@ -138,6 +153,16 @@ def _answer(node: Data, whole: Data, content: Data | None) -> dict[str, Any]:
             return {"text": content["output"], "why": None}
         return {"text": None, "why": "The worker answered without words."}
     return {"text": None, "why": why_no_answer(node, whole, content)}
+
+
+def why_no_alternatives(explained: Data) -> str:
+    """The reason why there are no alternatives of a step's worker to show, from who chose it and what was recorded."""
+    by = explained["chosen_by"]
+    if by != "conductor":
+        return NO_ALTERNATIVES.get(by, "No alternatives are recorded.")
+    if explained["probability"] is None:
+        return "The conductor's server reports no probabilities, so none of alternatives is recorded."
+    return "Of a model's plan the probability of each chosen worker is recorded, not those of the other workers."
 
 
 def why_no_answer(node: Data, whole: Data, content: Data | None) -> str:

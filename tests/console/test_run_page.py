@@ -17,6 +17,7 @@ from app.console import run as run_page
 from app.console.api import Api, Event, Session
 from app.console.live import patch
 from app.console.run import REGIONS
+from app.console.step_pane import why_no_alternatives
 from app.process.wiring import Runtime
 from tests.harness.console import SAME_ORIGIN, browsing, sign_in, words
 from tests.harness.in_process import plan, speak
@@ -95,6 +96,7 @@ async def test_a_step_shows_what_it_saw_what_was_withheld_and_what_its_calls_cam
     assert "Instruction Answer it" in text
     assert "The better answer." in text
     page, text = await page_of(browser, f"/console/runs/{run}?step=0")
+    assert "There were no alternatives: the plan is the caller's own." in text
     assert "in place of alpha" in text
     assert "HTTP 401" in text
     page, text = await page_of(browser, f"/console/runs/{run}?by=money&step=plan:0")
@@ -135,6 +137,11 @@ async def test_text_of_workers_is_text_whatever_it_contains(
         assert not re.search("[\x1b\u202e]", reply.text)
     text = words((await browser.get(f"/console/runs/{run}?step=0")).text)
     assert "␛[31m[U+202E]" in text
+
+
+@pytest.mark.parametrize(("probability", "said"), [(None, "reports no probabilities"), (0.5, "not those of the other")])
+def test_why_a_model_has_no_alternatives_is_said_from_what_it_reported(probability: float | None, said: str) -> None:
+    assert said in why_no_alternatives({"chosen_by": "conductor", "probability": probability})
 
 
 async def test_an_empty_panel_says_why(
