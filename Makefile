@@ -50,8 +50,8 @@ soak: .venv/dev.stamp  ## A thousand runs and two thousand streams for two minut
 bench: .venv/dev.stamp  ## The budgets; AGAINST=PATH measures another checkout in alternating rounds.
 	$(BIN)/python -m tests.bench $(if $(AGAINST),--against $(AGAINST))
 
-learn: .venv/dev.stamp  ## Trains the small conductor for three seeds and compares it; builds an environment with torch.
-	tests/lab/run
+learn: .venv/dev.stamp  ## World 2's policy under one seed (SEEDS=10: ten) and its tables; WORLD=1: the small conductor, with torch.
+	$(if $(filter 1,$(WORLD)),tests/lab/run,tests/lab/world2)
 
 chart: .venv/dev.stamp  ## The Helm chart through Helm's own engine into a stand-in for a cluster; builds its own environment.
 	tests/deploy/chart/run

@@ -6,13 +6,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from app.lab.world2.baselines import Policy, Setting
-from app.lab.world2.bounds import OptimumAsRead, OptimumByCards
-from app.lab.world2.learning import READ_TASKS, learned
+from app.lab.world2.bounds import OptimumAsRead, OptimumByCards, unread
+from app.lab.world2.learning import BUDGETS, READ_TASKS, learned, learned_name
+from app.lab.world2.model_free import model_free
+from app.lab.world2.model_free import names as model_free_names
 from app.lab.world2.provider import SPLITS, pool_file, task_set
 from app.lab.world2.rehearsal import TESTED
 from app.lab.world2.rehearsal import report as rehearsal_report
 from app.lab.world2.shipped import write
-from app.lab.world2.standings import Found, Sizes, keep, kept, report, run
+from app.lab.world2.standings import Found, Group, Sizes, baselines, keep, kept, report, run
 
 
 def main() -> int:
@@ -50,32 +52,37 @@ def main() -> int:
 
 
 def _compare(asked: argparse.Namespace) -> int:
-    """Run the seeds one after the other and write the report."""
+    """Run the seeds one after the other and write the report. What a kept seed has already is not run again."""
     sizes = Sizes(asked.pools, asked.training, asked.training // 2, asked.tested)
-
-    def further(seen: Sequence[Setting], seed: int) -> Sequence[Policy]:
-        bounds: list[Policy] = [OptimumByCards(), OptimumAsRead(seed, READ_TASKS)]
-        return [*learned(seen, seed, asked.learn), *bounds]
-
+    groups = [baselines(sizes), *_learning(asked.learn)]
     found: list[Found] = []
     if asked.keep:
         asked.keep.mkdir(parents=True, exist_ok=True)
     for seed in range(asked.first, asked.first + asked.seeds):
         place = asked.keep / f"seed-{seed}.npz" if asked.keep else None
-        if place is not None and place.exists():
-            found.append(kept(seed, place))
-            continue
-        found.append(run(seed, sizes, further))
+        before = kept(seed, place) if place is not None and place.exists() else None
+        found.append(run(seed, sizes, groups, before))
         if place is not None:
             keep(found[-1], place)
         print(f"seed {seed} is done", file=sys.stderr, flush=True)
         if asked.out:
             asked.out.write_text(report(found, sizes))
-    if asked.out:
-        asked.out.write_text(report(found, sizes))
-    else:
+    if not asked.out:
         print(report(found, sizes))
     return 0
+
+
+def _learning(most: int) -> list[Group]:
+    """Return what learns from up to so many verdicts, and the bounds of what can be known."""
+
+    def bounds(seen: Sequence[Setting], seed: int) -> Sequence[Policy]:
+        return [OptimumByCards(), OptimumAsRead(seed, READ_TASKS), *unread()]
+
+    names = tuple([learned_name(budget) for budget in BUDGETS if budget <= most])
+    learner = Group(names, lambda seen, seed: learned(seen, seed, most))
+    free = Group(tuple(model_free_names(most)), lambda seen, seed: model_free(seen, seed, most))
+    bounded = (OptimumByCards.name, OptimumAsRead.name, *[policy.name for policy in unread()])
+    return [learner, free, Group(bounded, bounds)] if names else []
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ clairvoyant ................. the same, told the hidden trait too: nothing that 
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from random import Random
 from typing import Protocol, TypeAlias
 
@@ -51,8 +52,16 @@ class Setting:
         self.rewards = Rewards(pool)
         self.plans: list[Plan] = plans(len(pool))
         self._known: dict[object, Table] = {}
-        self.trained = self.table(training)
-        self.validated = self.table(validation)
+
+    @cached_property
+    def trained(self) -> Table:
+        """The rewards of training tasks."""
+        return self.table(self.training)
+
+    @cached_property
+    def validated(self) -> Table:
+        """The rewards of validation tasks."""
+        return self.table(self.validation)
 
     def table(self, tasks: Sequence[Task]) -> Table:
         """Return one row for each task, with the expected reward of every plan."""

@@ -1,41 +1,54 @@
-"""Two bounds beside the searched optimum say how much of the gap can be closed at all, by what a policy may know.
+"""Bounds beside the searched optimum say how much of the gap can be closed at all, by what a policy may know.
 
-optimum by cards ... knows the world's figures and every task's kind; of workers it knows what their cards tell: the
-                     mean of the exact posterior under the distribution that workers are drawn from. Where there are
-                     no verdicts on the workers, no policy can be expected to do much better: the bound of the cards.
-optimum as read .... knows the figures and the workers' hidden skills, and reads tasks as the learner does (`reading`)
+optimum by cards ...... knows the world's figures and every task's kind; of workers it knows what their cards tell. It
+                        chooses by the mean reward over draws of the exact posterior under the distribution that workers
+                        are drawn from. Where there are no verdicts on the workers, no policy can be expected to do
+                        better: the bound of the cards.
+optimum as read ....... knows the figures and the workers' hidden skills, and reads tasks as the learner does
+optimum, silent ....... knows them too, and every part's family, but not which tasks are confidential: in phrasings that
+                        were never met the words that say so share none with those of training
+optimum by domain ..... knows them too, and each part's domain and what is confidential, but not how hard a family is: a
+                        family that was never met is as hard as its domain is on average
 """
 
-from collections.abc import Sequence
-from dataclasses import replace
-from functools import lru_cache
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, lru_cache
 from random import Random
 
 import numpy as np
 from numpy.typing import NDArray
 
 from app.lab.world2.baselines import Chosen, Setting
-from app.lab.world2.constants import TRAITS, constants
+from app.lab.world2.constants import DOMAINS, TRAITS, constants
 from app.lab.world2.outcome import Rewards, everything
 from app.lab.world2.reading import Reader
-from app.lab.world2.tasks import Part, Task, task
+from app.lab.world2.sentences import pretrained
+from app.lab.world2.tasks import Part, Task, families, task
 from app.lab.world2.workers import PRICE_NOISE, PRICE_SLOPE, Card, Worker
 
 GRID = np.linspace(-2.5, 4.0, 66)
 """Abilities and skills, in logits."""
-FACTOR_NOISE = 0.1
-"""The spread of a pool's price factors, in parts of the range of prices by ratio."""
+DRAWS = 6
+"""Draws from what workers may be like by their cards."""
 
 
 class OptimumByCards:
-    """The best plans if every worker were as its card makes it expected to be."""
+    """The plans with the best mean reward over what workers may be like by their cards."""
 
     name = "optimum by cards"
 
     def choose(self, setting: Setting, tasks: Sequence[Task]) -> Chosen:
         """Return the best plan for each task."""
-        rewards = Rewards(tuple(_expected(worker) for worker in setting.pool))
-        return np.array([int(everything(rewards, posed).argmax()) for posed in tasks])
+        random = np.random.default_rng(0)
+        drawn = []
+        for _ in range(DRAWS):
+            drawn.append(Rewards(tuple([_drawn(worker, random) for worker in setting.pool])))
+        chosen = []
+        for posed in tasks:
+            total = np.sum([everything(rewards, posed) for rewards in drawn], axis=0)
+            chosen.append(int(total.argmax()))
+        return np.array(chosen)
 
 
 class OptimumAsRead:
@@ -45,7 +58,7 @@ class OptimumAsRead:
 
     def __init__(self, seed: int, texts: int) -> None:
         random = Random(f"world-2|reader|{seed}")
-        self._reader = Reader([task(random, "train") for _ in range(texts)])
+        self._reader = Reader([task(random, "train") for _ in range(texts)], pretrained())
 
     def choose(self, setting: Setting, tasks: Sequence[Task]) -> Chosen:
         """Return the best plan for each task."""
@@ -60,30 +73,82 @@ class OptimumAsRead:
         return int(total.argmax())
 
 
-def _expected(worker: Worker) -> Worker:
-    ability, skills = _posterior(worker.card)
-    return replace(worker, ability=ability, edges=tuple(skill - ability for skill in skills))
+@dataclass(frozen=True)
+class OptimumUnread:
+    """The best plans if something about tasks is not known: `variants` are a task's possible kinds by their chances."""
+
+    name: str
+    variants: Callable[[Task], Sequence[tuple[float, Task]]]
+
+    def choose(self, setting: Setting, tasks: Sequence[Task]) -> Chosen:
+        """Return the best plan for each task."""
+        chosen = []
+        for posed in tasks:
+            total = np.zeros(1)
+            for chance, variant in self.variants(posed):
+                total = total + chance * everything(setting.rewards, variant)
+            chosen.append(int(total.argmax()))
+        return np.array(chosen)
+
+
+def unread() -> list[OptimumUnread]:
+    """Return the bounds of what no text of unseen phrasings, or of unseen families, can tell."""
+    return [OptimumUnread("optimum, silent", _silent), OptimumUnread("optimum by domain", _by_domain)]
+
+
+def _silent(posed: Task) -> list[tuple[float, Task]]:
+    share = constants().confidential
+    return [(share, replace(posed, confidential=True)), (1 - share, replace(posed, confidential=False))]
+
+
+def _by_domain(posed: Task) -> list[tuple[float, Task]]:
+    means = _mean_difficulties()
+    parts = []
+    for part in posed.parts:
+        domain = part.family.domain
+        parts.append(replace(part, family=replace(part.family, name=DOMAINS[domain], difficulty=means[domain])))
+    return [(1.0, replace(posed, parts=tuple(parts)))]
+
+
+@cache
+def _mean_difficulties() -> list[float]:
+    """The mean difficulty of training's families, by domain."""
+    found = []
+    for domain in range(len(DOMAINS)):
+        own = [one.difficulty for one in families() if one.domain == domain and not one.held_out]
+        found.append(sum(own) / len(own))
+    return found
+
+
+def _drawn(worker: Worker, random: np.random.Generator) -> Worker:
+    """A worker that may have this card."""
+    weights, near, chances = _posterior(worker.card)
+    place = int(random.choice(len(GRID), p=weights))
+    skills = []
+    for chance in chances:
+        fitting = near[place] * chance
+        skills.append(float(random.choice(GRID, p=fitting / fitting.sum())))
+    ability = float(GRID[place])
+    return replace(worker, ability=ability, edges=tuple([skill - ability for skill in skills]))
 
 
 @lru_cache(1_000)
-def _posterior(card: Card) -> tuple[float, tuple[float, ...]]:
-    """The means of ability and of the skill in each domain, given pass rates and price."""
+def _posterior(card: Card) -> tuple[NDArray[np.float64], NDArray[np.float64], list[NDArray[np.float64]]]:
+    """The chance of each ability given pass rates and speed, of each skill given ability, and of the card by skill and
+    domain. Speed tells the worker's place in the range of prices, which the prices of pools do not."""
     known = constants()
     z = (GRID - known.ability_mean) / known.ability_sd
-    rank = np.log(card.price / known.price_low) / np.log(known.price_high / known.price_low)
-    logs = -(z**2) / 2 - ((rank - 0.5 - PRICE_SLOPE * z) / np.hypot(PRICE_NOISE, FACTOR_NOISE)) ** 2 / 2
+    rank = np.log(card.speed / known.speed_high) / np.log(known.speed_low / known.speed_high)
+    logs = -(z**2) / 2 - ((rank - 0.5 - PRICE_SLOPE * z) / PRICE_NOISE) ** 2 / 2
     near = np.exp(-(((GRID[None, :] - GRID[:, None]) / known.edge_sd) ** 2) / 2)
     near /= near.sum(axis=1, keepdims=True)
-    means = []
+    chances = []
     for domain, right in enumerate(card.right):
         rate = _rates(domain)
-        chance = rate**right * (1 - rate) ** (card.asked - right)
-        total = near @ chance
-        logs = logs + np.log(total)
-        means.append((near @ (chance * GRID)) / total)
+        chances.append(rate**right * (1 - rate) ** (card.asked - right))
+        logs = logs + np.log(near @ chances[-1])
     weights = np.exp(logs - logs.max())
-    weights /= weights.sum()
-    return float(weights @ GRID), tuple(float(weights @ mean) for mean in means)
+    return weights / weights.sum(), near, chances
 
 
 def _rates(domain: int) -> NDArray[np.float64]:

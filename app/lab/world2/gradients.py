@@ -41,12 +41,15 @@ class Value:
         return _value(other) - self
 
     def at(self, places: NDArray[np.int64]) -> "Value":
-        """Return the elements of a row at these places."""
+        """Return one element of each row of a matrix, at these places."""
+        rows = np.arange(len(places))
 
         def spread(passed: Array) -> Array:
-            return np.bincount(places.ravel(), weights=passed.ravel(), minlength=len(self.array)).astype(float)
+            found = np.zeros_like(self.array)
+            found[rows, places] = passed
+            return found
 
-        return Value(self.array[places], [(self, spread)])
+        return Value(self.array[rows, places], [(self, spread)])
 
     def column(self) -> "Value":
         """Return a row as a column."""
@@ -63,6 +66,11 @@ class Value:
         """Return the chances of these logits."""
         chances = 1 / (1 + np.exp(-self.array))
         return Value(chances, [(self, lambda passed: passed * chances * (1 - chances))])
+
+    def exponential(self) -> "Value":
+        """Return the exponentials of these numbers."""
+        raised = np.exp(self.array)
+        return Value(raised, [(self, lambda passed: passed * raised)])
 
     def backward(self, passed: Array) -> None:
         """Give every array that this one was computed from its derivative, from the derivative of this one."""

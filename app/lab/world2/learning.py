@@ -2,26 +2,40 @@
 
 What it is given: cards, the texts of tasks with their token counts, which of its training texts have which families and
 are confidential (`reading.py`), prices, and the judge's rates of error, which an operator calibrates on a few checked
-answers. What it learns from verdicts alone: how good each worker is in each domain (shrunken towards its card), how
-hard each family is, and what every role, document, digest and handover does.
+answers. What it learns from cards and verdicts alone: how good each worker is in each domain, how ability goes with
+price and speed, how much workers differ, how hard each family is, and what every role, document, digest and handover
+does.
 
 It has a model of workflows: parts are solved apart, answers are copied, checked and voted on, and a task is harder or
 easier for all. That is the form of this world, and of its rules for plans, but none of its figures, which begin at
 ignorance. So it says what verdicts can teach to a policy that knows how workflows work; it is no evidence that real
-workers follow this form. The figures are the most probable ones under weak priors (maximum a posteriori), found by
-stochastic gradients. From them it computes the reward that it expects of every plan, and chooses the best.
+workers follow this form. The figures are the most probable ones under weak priors, found by Newton's method with the
+expected second derivatives (Fisher scoring). Their inverse is the covariance of what is believed (Laplace). A plan is
+chosen by its reward on average over readings of the task and, where workers are known by their cards alone, over draws
+of beliefs.
 
-Executions: a first part at random over all shapes and workers; then a quarter at random, the rest among plans that
-were best for tasks over the pool by what was believed so far. Each plan is carried out once, by the executor, through
-messages.
+Executions: a first part at random over all shapes and workers; then a quarter at random, the rest among plans that are
+best for some task over the pool if a draw of beliefs is true (Thompson sampling). Each plan is carried out once, by the
+executor, through messages.
+
+`Policy.exported` gives the beliefs as plain numbers in JSON (`format`: "world-2 policy 1"):
+
+    figures   by the names of `PRIORS` and `SPREADS`, the lists of the most probable figures, in logits
+    families  names of families, in the order of figures["families"], with the domain of each
+    workers   by the names of known workers, the believed skill by domain, in logits, step by step bonuses apart
+    scale     mean and deviation of log price and of log speed, by which `figures["price"]` and `["speed"]` are scaled
+
+An unknown worker's skills are those of `from_card`. The expected reward of a plan is `outcome.Rewards` over workers of
+these skills, with the constants that `Beliefs.constants` takes from the figures.
 """
 
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from random import Random
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,31 +47,36 @@ from app.lab.world2.gradients import Value
 from app.lab.world2.outcome import Rewards, everything, plans
 from app.lab.world2.reading import Read, Reader
 from app.lab.world2.rules import ANSWERING, LANGUAGE, PARTIAL, hands, taken_over
+from app.lab.world2.sentences import pretrained
 from app.lab.world2.shapes import Plan, Shape, catalogue
 from app.lab.world2.tasks import Family, Part, Task, task
-from app.lab.world2.workers import SAMPLES, Card, Pool, Worker, pool, workers
+from app.lab.world2.workers import Card, Pool, Worker, pool, workers
 
-Figures: TypeAlias = dict[str, NDArray[np.float64]]
+Array: TypeAlias = NDArray[np.float64]
+Figures: TypeAlias = dict[str, Array]
 BUDGETS = (1_000, 4_000, 16_000, 64_000)
 POOLS, READ_TASKS, POSED, CONSIDERED = 20, 1_500, 6_000, 15
 """Pools of training beside the seen ones, labelled texts, different tasks that are executed, and the tasks of each pool
 whose best plans are tried."""
 PRIORS: Mapping[str, tuple[float, float]] = {
-    "shift": (0.0, 0.5), "price": (0.0, 0.2), "plan": (0.0, 0.3), "load": (0.1, 0.2), "short": (-0.7, 0.7),
-    "long": (-1.0, 0.7), "truncated": (-1.5, 1.0), "kept": (2.0, 1.0), "lost": (-1.5, 1.0), "keeps": (2.0, 1.0),
-    "finds_own": (-0.5, 1.0), "finds_other": (0.0, 1.0), "skill": (0.3, 0.3), "pair": (0.3, 0.7),
-    "majority": (1.5, 1.0), "handover": (3.0, 1.0), "trait": (1.0, 0.5),
+    "mean": (0.5, 1.0), "price": (0.0, 0.4), "speed": (0.0, 0.4), "exam": (0.0, 0.3), "plan": (0.0, 0.2),
+    "load": (0.1, 0.2), "short": (-0.7, 0.7), "long": (-1.0, 0.7), "truncated": (-1.5, 1.0), "kept": (2.0, 1.0),
+    "lost": (-1.5, 1.0), "keeps": (2.0, 1.0), "finds_own": (-0.5, 1.0), "finds_other": (0.0, 1.0),
+    "skill": (0.3, 0.3), "pair": (0.3, 0.7), "majority": (1.5, 1.0), "handover": (3.0, 1.0), "trait": (0.0, 0.05),
 }  # fmt: skip
-"""Mean and deviation of what is believed of each figure before any verdict, as one would guess without sources."""
-CARDS: Mapping[str, tuple[float, float]] = {"overall": (1.0, 0.3), "deviation": (1.0, 0.3)}
-"""The same of what a card's rate over all domains, and its deviation from it in one, are worth; by sample size."""
-SPREADS = {"reason": 0.4, "families": 0.7, "abilities": 0.4, "edges": 0.3}
-"""Deviations, about 0, of the effects of thinking by domain, of families, and of workers from their cards."""
-RATE, BATCH = 0.03, 512
+"""Mean and deviation of what is believed of each figure before any verdict, as one would guess without sources. `trait`
+is the logarithm of the deviation of tasks' difficulty: the most probable value of a scale is biased, so it is held."""
+SPREADS: Mapping[str, float] = {"reason": 0.4, "families": 0.7, "abilities": 0.5, "edges": 0.4}
+"""Deviations, about 0, of the effects of thinking by domain, of families, and of workers. Those of workers are only the
+first guess: they are estimated again from what is found."""
+ESTIMATED = ("abilities", "edges")
+STEPS = {1_000: 16, 4_000: 8, 16_000: 6, 64_000: 5}
+"""Newton steps at each budget, from what was believed before."""
+LONGEST_STEP, BATCH = 1.0, 512
 TRIED = 0.75
 """The share of executions, after the first part, that try plans which are believed to be best."""
-CARD = 6.0
-"""Questions of average result that a card counts in addition."""
+DRAWS = 4
+"""Draws of beliefs over which a plan's reward is averaged where a pool has workers without verdicts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,42 +90,117 @@ class Row:
     passed: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Beliefs:
+    """Figures that are taken for true: those that are most probable, or a draw from all that are believed."""
+
+    figures: Figures
+    families: tuple[Family, ...]
+    random: np.random.Generator | None = None
+    """Draws the skills of workers without verdicts; None for their means."""
+
+    def rewards(self, chosen: Pool) -> Rewards:
+        """Return the rewards that would be true if what is believed were."""
+        return Rewards(tuple([self.worker(worker) for worker in chosen]), self.constants())
+
+    def understood(self, posed: Task, read: Read) -> Task:
+        """Return a task as this reading has it, with families as hard as is believed."""
+        parts = []
+        for place in read.families:
+            family = self.families[place]
+            hard = float(self.figures["families"][place])
+            parts.append(Part(Family(family.name, family.domain, hard, (), held_out=False), "", " "))
+        return replace(posed, parts=tuple(parts), confidential=read.confidential)
+
+    def worker(self, worker: Worker) -> Worker:
+        """Return a worker as able as is believed."""
+        place = _places().get(worker.name)
+        if place is None:
+            own, edges = from_card(worker.card, self.figures, self._spreads(), self.random)
+        else:
+            own = float(self.figures["abilities"][place])
+            edges = self.figures["edges"][len(DOMAINS) * place : len(DOMAINS) * (place + 1)]
+        card = worker.card if place is None else workers(unseen=False)[place].card
+        return replace(worker, ability=expected_ability(card, self.figures) + own, edges=tuple(edges.tolist()))
+
+    def constants(self) -> Constants:
+        """Return the world's constants, with what is learned in the place of what is true; prices and tokens are
+        known."""
+        value = {name: float(self.figures[name][0]) for name in PRIORS}
+        return replace(
+            constants(), ability_mean=value["mean"], trait_sd=math.exp(value["trait"]),
+            reason=tuple(self.figures["reason"].tolist()),
+            plan_good=value["plan"], plan_bad=value["plan"], load=value["load"],
+            length=(0.0, -value["short"], -value["long"]), digest_keeps=value["kept"], digest_lost=value["lost"],
+            truncated=value["truncated"], keeps=value["keeps"], finds_own=value["finds_own"],
+            finds_other=value["finds_other"], check_skill=value["skill"], pair=value["pair"],
+            majority=value["majority"], unanimous=value["pair"] + 2 * value["majority"] + 1.0,
+            handover=1 / (1 + math.exp(-value["handover"])),
+        )  # fmt: skip
+
+    def _spreads(self) -> tuple[float, float]:
+        return float(self.figures["spread abilities"][0]), float(self.figures["spread edges"][0])
+
+
 class Learner:
     """Beliefs, and the executions that they rest on."""
 
     def __init__(self, seed: int, seen: Sequence[Pool], texts: int = READ_TASKS) -> None:
         self._random = Random(f"world-2|learner|{seed}")
+        self._noise = np.random.default_rng(seed)
         labelled = [task(self._random, "train") for _ in range(texts)]
-        self.reader = Reader(labelled)
-        self._places = {worker.name: place for place, worker in enumerate(workers(unseen=False))}
+        self.reader = Reader(labelled, pretrained())
         self._pools = [*seen, *[pool(self._random) for _ in range(POOLS)]]
         self._labelled = labelled
         self._rows: list[Row] = []
         self._tasks: list[tuple[Task, Read]] = []
-        self._steps = 0
-        self.figures = _ignorance(len(self.reader.families), len(self._places))
-        self._cards = CardRows.of([worker.card for worker in workers(unseen=False)])
         self._context = np.array([worker.card.context for worker in workers(unseen=False)])
+        self.figures = _ignorance(len(self.reader.families))
+        self.covariance = np.diag(self._deviations() ** 2)
 
     def grow(self, executions: int) -> None:
         """Execute plans until there are so many, and learn from all of them."""
         tried = self._believed_best() if self._rows else {}
         while len(self._rows) < executions:
             self._execute(tried)
-        self._learn()
+        self.learn(next(steps for budget, steps in STEPS.items() if executions <= budget or budget == BUDGETS[-1]))
+
+    def policy(self) -> "LearnedPolicy":
+        """Return what would be chosen by what is believed now."""
+        drawn = [self.drawn() for _ in range(DRAWS)]
+        return LearnedPolicy(learned_name(len(self._rows)), self.reader, self.most_probable(), drawn)
+
+    def most_probable(self) -> Beliefs:
+        """Return the most probable figures."""
+        return Beliefs(dict(self.figures), self.reader.families)
+
+    def believed(self, chosen: Pool) -> Rewards:
+        """Return the rewards that would be true if the most probable figures were."""
+        return self.most_probable().rewards(chosen)
+
+    def understood(self, posed: Task, read: Read) -> Task:
+        """Return a task as this reading has it, with families as hard as is most probable."""
+        return self.most_probable().understood(posed, read)
+
+    def drawn(self) -> Beliefs:
+        """Return a draw from what is believed."""
+        root = np.linalg.cholesky(self.covariance)
+        flat = self._flat() + root @ self._noise.standard_normal(len(root))
+        seed = int(self._noise.integers(2**31))
+        return Beliefs(self._unflattened(flat), self.reader.families, np.random.default_rng(seed))
 
     def _execute(self, tried: Mapping[int, Sequence[Plan]]) -> None:
         """Execute a plan once and keep the verdict."""
         random = self._random
         place = random.randrange(len(self._pools))
-        chosen, posed, read = self._pools[place], *self._posed()
+        chosen, (posed, read) = self._pools[place], self._posed()
         if tried and random.random() < TRIED:
             plan = random.choice(tried[place])
         else:
             name = random.choice(sorted(catalogue()))
             plan = Plan(name, tuple(random.randrange(len(chosen)) for _ in catalogue()[name]))
         passed = verdict(play(plan, posed, chosen, random).right, random)
-        members = tuple(self._places[chosen[worker].name] for worker in plan.workers)
+        members = tuple(_places()[chosen[worker].name] for worker in plan.workers)
         self._rows.append(Row(plan.shape, read, members, passed))
 
     def _posed(self) -> tuple[Task, Read]:
@@ -118,81 +212,87 @@ class Learner:
         return self._random.choice(self._tasks)
 
     def _believed_best(self) -> dict[int, list[Plan]]:
-        """For each pool the plans that are believed to be best for some tasks."""
+        """For each pool the plans that are best for some tasks, each if a draw of beliefs is true."""
+        beliefs = [self.drawn() for _ in range(DRAWS)]
         found: dict[int, list[Plan]] = {}
         for place, chosen in enumerate(self._pools):
-            rewards, every = self.believed(chosen), plans(len(chosen))
-            posed = self._random.sample(self._labelled, CONSIDERED)
-            found[place] = [every[self.best(rewards, one)] for one in posed]
+            rewards, every = [one.rewards(chosen) for one in beliefs], plans(len(chosen))
+            found[place] = []
+            for at, posed in enumerate(self._random.sample(self._labelled, CONSIDERED)):
+                one = at % len(beliefs)
+                expected = everything(rewards[one], beliefs[one].understood(posed, self.reader.read(posed)))
+                found[place].append(every[int(expected.argmax())])
         return found
-
-    # What is believed.
-
-    def believed(self, chosen: Pool) -> Rewards:
-        """Return the rewards that would be true if what is believed were."""
-        return Rewards(tuple(self._worker(worker) for worker in chosen), self._constants())
-
-    def understood(self, posed: Task, read: Read) -> Task:
-        """Return a task as this reading has it, with families as hard as is believed."""
-        parts = []
-        for place in read.families:
-            family = self.reader.families[place]
-            hard = float(self.figures["families"][place])
-            parts.append(Part(Family(family.name, family.domain, hard, (), held_out=False), "", " "))
-        return replace(posed, parts=tuple(parts), confidential=read.confidential)
-
-    def best(self, rewards: Rewards, posed: Task) -> int:
-        """Return the place of the plan that is believed to be best, over all readings of a task."""
-        total = np.zeros(1)
-        for read in self.reader.readings(posed):
-            total = total + read.weight * everything(rewards, self.understood(posed, read))
-        return int(total.argmax())
-
-    def _worker(self, worker: Worker) -> Worker:
-        values = self.figures
-        place = self._places.get(worker.name)
-        card = worker.card if place is None else workers(unseen=False)[place].card
-        skills = CardRows.of([card]).skills(values)[0]
-        if place is not None:
-            skills = skills + values["abilities"][place]
-            skills = skills + values["edges"][len(DOMAINS) * place : len(DOMAINS) * (place + 1)]
-        ability = float(skills.mean())
-        return replace(worker, ability=ability, edges=tuple(float(skill) - ability for skill in skills))
-
-    def _constants(self) -> Constants:
-        """The world's constants, with what is learned in the place of what is true; prices and tokens are known."""
-        value = {name: float(self.figures[name][0]) for name in PRIORS}
-        mean = float(self._cards.skills(self.figures).mean())
-        return replace(
-            constants(), ability_mean=mean, trait_sd=value["trait"], reason=tuple(self.figures["reason"].tolist()),
-            plan_good=value["plan"], plan_bad=value["plan"], load=value["load"],
-            length=(0.0, -value["short"], -value["long"]), digest_keeps=value["kept"], digest_lost=value["lost"],
-            truncated=value["truncated"], keeps=value["keeps"], finds_own=value["finds_own"],
-            finds_other=value["finds_other"], check_skill=value["skill"], pair=value["pair"],
-            majority=value["majority"], unanimous=value["pair"] + 2 * value["majority"] + 1.0,
-            handover=1 / (1 + math.exp(-value["handover"])),
-        )  # fmt: skip
 
     # Learning.
 
-    def _learn(self) -> None:
-        """Stochastic gradients over all rows, from what was believed before."""
+    def learn(self, steps: int) -> None:
+        """Take so many Newton steps over all rows and cards, from what was believed before."""
         groups: dict[tuple[str, int], list[Row]] = defaultdict(list)
         for row in self._rows:
             groups[row.shape, len(row.read.families)].append(row)
         arrays = {key: self._arrays(rows) for key, rows in groups.items()}
-        first = {name: np.zeros_like(array) for name, array in self.figures.items()}
-        second = {name: np.zeros_like(array) for name, array in self.figures.items()}
-        epochs = max(8, min(40, 160_000 // len(self._rows)))
-        batches = [batch for _ in range(epochs) for batch in self._batches(arrays)]
-        for step, ((name, parts), batch) in enumerate(batches):
-            rate = RATE * (1 - step / len(batches))
-            slopes = self._slopes(catalogue()[name], parts, batch)
-            for figure, slope in slopes.items():
-                first[figure] = 0.9 * first[figure] + 0.1 * slope
-                second[figure] = 0.99 * second[figure] + 0.01 * slope**2
-                mean, square = first[figure] / (1 - 0.9 ** (step + 1)), second[figure] / (1 - 0.99 ** (step + 1))
-                self.figures[figure] = self.figures[figure] - rate * mean / (np.sqrt(square) + 1e-8)
+        before, reached = self._flat(), -math.inf
+        step = np.zeros(len(before))
+        for _ in range(steps):
+            flat = before + step
+            self.figures = self._unflattened(flat)
+            logs, slope, curve = self._summed(arrays)
+            if logs + self._prior(flat) < reached + self._prior(before):
+                step /= 2
+                continue
+            precision = self._deviations() ** -2
+            self.covariance = np.asarray(np.linalg.inv(curve + np.diag(precision)), dtype=float)
+            wanted = self.covariance @ (slope + precision * (self._guess() - flat))
+            step[:] = wanted * min(1.0, LONGEST_STEP / float(np.abs(wanted).max()))
+            before, reached = flat, logs
+            self._estimate_spreads()
+        self.figures = self._unflattened(before + step)
+
+    def _prior(self, flat: Array) -> float:
+        """The log of how probable these figures are without evidence, apart from a constant."""
+        return -float(((flat - self._guess()) ** 2 / self._deviations() ** 2).sum()) / 2
+
+    def _summed(self, arrays: Mapping[tuple[str, int], dict[str, NDArray[np.int64]]]) -> tuple[float, Array, Array]:
+        """The log chance of all evidence, with its first and expected second derivatives by all figures."""
+        size = len(self.covariance)
+        total, slope, curve = 0.0, np.zeros(size), np.zeros((size, size))
+        for logs, scores, slopes, weights in self._evidence(arrays):
+            total += logs
+            slope += scores @ slopes
+            curve += slopes.T @ (weights[:, None] * slopes)
+        return total, slope, curve
+
+    def _evidence(
+        self, arrays: Mapping[tuple[str, int], dict[str, NDArray[np.int64]]]
+    ) -> Iterator[tuple[float, Array, Array, Array]]:
+        """By batch: the log chance; by row its derivative by the row's chance, that by figures, and a weight."""
+        known = constants()
+        slack = 1 - known.judge_false_pass - known.judge_false_fail
+        for (name, parts), batch in _batches(arrays):
+            figures = self._copied(len(batch["passed"]))
+            right = _Chances(figures, catalogue()[name], parts, batch).right()
+            right.backward(np.full(len(batch["passed"]), slack))
+            chance = np.clip(known.judge_false_pass + slack * right.array, 1e-6, 1 - 1e-6)
+            spread = chance * (1 - chance)
+            logs = float(np.log(np.where(batch["passed"] == 1, chance, 1 - chance)).sum())
+            yield logs, (batch["passed"] - chance) / spread, self._flattened(figures), 1 / spread
+        yield self._evidence_of_cards()
+
+    def _evidence_of_cards(self) -> tuple[float, Array, Array, Array]:
+        """The same of cards, a row for each worker and domain."""
+        cards = [worker.card for worker in workers(unseen=False)]
+        members, domains = np.divmod(np.arange(len(cards) * len(DOMAINS)), len(DOMAINS))
+        figures = self._copied(len(members))
+        logits = _skill(figures, members, domains) + figures["reason"].at(domains) + figures["exam"]
+        traits = figures["trait"].exponential().column() * np.array(TRAITS)[None, :]
+        chance = (logits.column() - traits).logistic().mean_of_rows()
+        chance.backward(np.ones(len(members)))
+        asked = np.array([card.asked for card in cards])[members]
+        right = np.array([count for card in cards for count in card.right])
+        spread = chance.array * (1 - chance.array)
+        logs = float((right * np.log(chance.array) + (asked - right) * np.log(1 - chance.array)).sum())
+        return logs, (right - asked * chance.array) / spread, self._flattened(figures), asked / spread
 
     def _arrays(self, rows: Sequence[Row]) -> dict[str, NDArray[np.int64]]:
         families = np.array([row.read.families for row in rows])
@@ -205,104 +305,203 @@ class Learner:
             "short": short.astype(np.int64), "passed": np.array([row.passed for row in rows]).astype(np.int64),
         }  # fmt: skip
 
-    def _batches(
-        self, arrays: Mapping[tuple[str, int], dict[str, NDArray[np.int64]]]
-    ) -> Iterator[tuple[tuple[str, int], dict[str, NDArray[np.int64]]]]:
-        keys = sorted(arrays)
-        self._random.shuffle(keys)
-        for key in keys:
-            count = len(arrays[key]["passed"])
-            order = np.array(self._random.sample(range(count), count))
-            for begin in range(0, count, BATCH):
-                yield key, {name: array[order[begin : begin + BATCH]] for name, array in arrays[key].items()}
+    def _estimate_spreads(self) -> None:
+        """Take as the workers' spreads those that are found, with what is not known of each (one step of EM)."""
+        variances, start = np.diag(self.covariance), 0
+        for name in self._names():
+            size = len(self.figures[name])
+            if name in ESTIMATED:
+                square = float((self.figures[name] ** 2 + variances[start : start + size]).mean())
+                self.figures[f"spread {name}"] = np.array([math.sqrt(square)])
+            start += size
 
-    def _slopes(self, steps: Shape, parts: int, batch: Mapping[str, NDArray[np.int64]]) -> Figures:
-        """The derivatives of the loss: minus the log of the verdicts' chances, and of the priors' in proportion."""
-        known = constants()
-        figures = {name: Value(array) for name, array in self.figures.items()}
-        right = _Chances(figures, steps, parts, batch, self._cards).right()
-        slack = 1 - known.judge_false_pass - known.judge_false_fail
-        chance = np.clip(known.judge_false_pass + slack * right.array, 1e-6, 1 - 1e-6)
-        passed = batch["passed"]
-        right.backward(slack * ((1 - passed) / (1 - chance) - passed / chance))
-        share = len(passed) / len(self._rows)
-        slopes = {}
-        for name, value in figures.items():
-            mean, deviation = PRIORS.get(name) or CARDS.get(name) or (0.0, SPREADS[name])
-            pull = share * (self.figures[name] - mean) / deviation**2
-            slopes[name] = pull + (value.gradient if value.gradient is not None else 0.0)
-        return slopes
+    # Figures as one row of numbers.
+
+    def _names(self) -> list[str]:
+        return [*PRIORS, *SPREADS]
+
+    def _flat(self) -> Array:
+        return np.concatenate([self.figures[name] for name in self._names()])
+
+    def _unflattened(self, flat: Array) -> Figures:
+        found, start = dict(self.figures), 0
+        for name in self._names():
+            size = len(self.figures[name])
+            found[name] = flat[start : start + size]
+            start += size
+        return found
+
+    def _copied(self, rows: int) -> dict[str, Value]:
+        """The figures with a copy for each row, so that derivatives are those of each row."""
+        found = {}
+        for name in self._names():
+            copies = np.broadcast_to(self.figures[name], (rows, len(self.figures[name])))
+            found[name] = Value(copies[:, 0] if name in PRIORS else copies)
+        return found
+
+    def _flattened(self, figures: Mapping[str, Value]) -> Array:
+        """The derivatives by all figures, a row for each row."""
+        parts = []
+        for name in self._names():
+            gradient = figures[name].gradient
+            shown = np.zeros(figures[name].array.shape) if gradient is None else gradient
+            parts.append(shown.reshape(len(shown), -1))
+        return np.hstack(parts)
+
+    def _guess(self) -> Array:
+        """Return the figures that are believed without any evidence."""
+        means = [PRIORS.get(name, (0.0, 0.0))[0] for name in self._names()]
+        return np.repeat(means, [len(self.figures[name]) for name in self._names()])
+
+    def _deviations(self) -> Array:
+        """Return how far those may be off."""
+        found = []
+        for name in self._names():
+            deviation = PRIORS[name][1] if name in PRIORS else SPREADS[name]
+            if name in ESTIMATED:
+                deviation = float(self.figures[f"spread {name}"][0])
+            found.append(np.full(len(self.figures[name]), deviation))
+        return np.concatenate(found)
 
 
 class LearnedPolicy:
-    """A learner with the beliefs that it had at one time."""
+    """The beliefs of a learner at one time, and the plans that follow from them."""
 
-    def __init__(self, learner: Learner, executions: int) -> None:
-        self.name = f"learned from {executions:,} verdicts"
-        self._learner = learner
-        self._figures = dict(learner.figures)
+    def __init__(self, name: str, reader: Reader, probable: Beliefs, drawn: Sequence[Beliefs]) -> None:
+        self.name, self._reader = name, reader
+        self.probable, self._drawn = probable, drawn
 
     def choose(self, setting: Setting, tasks: Sequence[Task]) -> Chosen:
         """Return the plan that is believed to be best for each task."""
-        self._learner.figures = self._figures
-        rewards = self._learner.believed(setting.pool)
-        return np.array([self._learner.best(rewards, posed) for posed in tasks])
+        known = all([worker.name in _places() for worker in setting.pool])
+        beliefs = [self.probable] if known else self._drawn
+        rewards = [one.rewards(setting.pool) for one in beliefs]
+        return np.array([self._best(beliefs, rewards, posed) for posed in tasks])
+
+    def exported(self) -> dict[str, Any]:
+        """Return the most probable beliefs as plain numbers, as the head of this module describes them."""
+        families = [{"name": family.name, "domain": DOMAINS[family.domain]} for family in self.probable.families]
+        skills = {}
+        for worker in workers(unseen=False):
+            known = self.probable.worker(worker)
+            skills[worker.name] = [known.ability + edge for edge in known.edges]
+        figures = {name: array.tolist() for name, array in self.probable.figures.items()}
+        scale = {"price": _scales()[0], "speed": _scales()[1]}
+        return {
+            "format": "world-2 policy 1", "figures": figures, "families": families, "workers": skills, "scale": scale,
+        }  # fmt: skip
+
+    def _best(self, beliefs: Sequence[Beliefs], rewards: Sequence[Rewards], posed: Task) -> int:
+        """The place of the plan that is believed to be best, on average over readings and beliefs.
+
+        Each reading goes with at least one of the beliefs, and each of these with at least one reading.
+        """
+        readings = self._reader.readings(posed)
+        each = math.ceil(len(beliefs) / len(readings))
+        total, at = np.zeros(1), 0
+        for read in readings:
+            for _ in range(each):
+                place = at % len(beliefs)
+                expected = everything(rewards[place], beliefs[place].understood(posed, read))
+                total = total + read.weight / each * expected
+                at += 1
+        return int(total.argmax())
 
 
-@dataclass(frozen=True, slots=True)
-class CardRows:
-    """Cards as a learner uses them: the shrunken logit of all domains, each domain's deviation from it, the price, and
-    the place of the sample's size in `SAMPLES`. One row for each worker."""
-
-    overall: NDArray[np.float64]
-    deviations: NDArray[np.float64]
-    price: NDArray[np.float64]
-    sample: NDArray[np.int64]
-
-    @classmethod
-    def of(cls, cards: Sequence[Card]) -> "CardRows":
-        """Return the rows of these cards."""
-        logits = np.array([card_logits(card) for card in cards])
-        overall = logits.mean(axis=1)
-        price = np.log2(np.array([card.price for card in cards]))
-        sample = np.array([SAMPLES.index(card.asked) for card in cards])
-        return cls(overall, logits - overall[:, None], price, sample)
-
-    def skills(self, figures: Figures) -> NDArray[np.float64]:
-        """Return what the cards alone lead one to expect, by worker and domain."""
-        overall = figures["overall"][self.sample] * self.overall + figures["price"] * self.price + figures["shift"]
-        skills: NDArray[np.float64] = overall[:, None] + figures["deviation"][self.sample][:, None] * self.deviations
-        return skills
+def expected_ability(card: Card, figures: Figures) -> float:
+    """Return the ability that price and speed alone lead one to expect."""
+    price, speed = _standard(card)
+    return float(figures["mean"][0] + figures["price"][0] * price + figures["speed"][0] * speed)
 
 
-def card_logits(card: Card) -> NDArray[np.float64]:
-    """Return a card's pass rates by domain as logits, each shrunken by its sample towards that of all domains."""
-    overall = (sum(card.right) + 0.6 * CARD) / (len(card.right) * card.asked + CARD)
-    rates = (np.array(card.right) + 2 * CARD * overall) / (card.asked + 2 * CARD)
-    logits: NDArray[np.float64] = np.log(rates / (1 - rates))
-    return logits
+def from_card(
+    card: Card, figures: Figures, spreads: tuple[float, float], random: np.random.Generator | None = None
+) -> tuple[float, Array]:
+    """Return how much abler than expected a worker is by its card, and its edges; drawn from what may be, or the mean.
+
+    `spreads` are the deviations of abilities from what is expected, and of edges.
+    """
+    start = np.array([expected_ability(card, figures)] * len(DOMAINS)) + figures["reason"] + figures["exam"]
+    traits = np.exp(figures["trait"]) * np.array(TRAITS)
+    precision = np.array([spreads[0] ** -2, *[spreads[1] ** -2] * len(DOMAINS)])
+    reached = np.hstack([np.ones((len(DOMAINS), 1)), np.eye(len(DOMAINS))])
+    found, right = np.zeros(1 + len(DOMAINS)), np.array(card.right)
+    for _ in range(8):
+        chances = 1 / (1 + np.exp(-((start + reached @ found)[:, None] - traits)))
+        rate, slope = chances.mean(axis=1), (chances * (1 - chances)).mean(axis=1)
+        weight = card.asked * slope**2 / (rate * (1 - rate))
+        score = (right - card.asked * rate) * slope / (rate * (1 - rate))
+        curve = np.diag(precision) + reached.T @ (weight[:, None] * reached)
+        found = found + np.linalg.solve(curve, reached.T @ score - precision * found)
+    if random is not None:
+        found = found + np.linalg.cholesky(np.linalg.inv(curve)) @ random.standard_normal(len(found))
+    return float(found[0]), found[1:]
 
 
-def _ignorance(families: int, members: int) -> Figures:
+@cache
+def _places() -> Mapping[str, int]:
+    """The places of the workers of training."""
+    return {worker.name: place for place, worker in enumerate(workers(unseen=False))}
+
+
+@cache
+def _scales() -> tuple[tuple[float, float], tuple[float, float]]:
+    """Mean and deviation of log price and of log speed over the workers of training."""
+    found = []
+    cards = [worker.card for worker in workers(unseen=False)]
+    for values in ([card.price for card in cards], [card.speed for card in cards]):
+        logs = np.log(np.array(values))
+        found.append((float(logs.mean()), float(logs.std())))
+    return found[0], found[1]
+
+
+def _standard(card: Card) -> tuple[float, float]:
+    """Log price and log speed, in deviations from their means."""
+    (price, by), (speed, times) = _scales()
+    return (math.log(card.price) - price) / by, (math.log(card.speed) - speed) / times
+
+
+@cache
+def _standards() -> Array:
+    return np.array([_standard(worker.card) for worker in workers(unseen=False)])
+
+
+def _ignorance(families: int) -> Figures:
+    count = len(workers(unseen=False))
     figures = {name: np.array([mean]) for name, (mean, _) in PRIORS.items()}
-    figures |= {name: np.full(len(SAMPLES), mean) for name, (mean, _) in CARDS.items()}
-    sizes = {"reason": len(DOMAINS), "families": families, "abilities": members, "edges": members * len(DOMAINS)}
-    return figures | {name: np.zeros(size) for name, size in sizes.items()}
+    sizes = {"reason": len(DOMAINS), "families": families, "abilities": count, "edges": count * len(DOMAINS)}
+    figures |= {name: np.zeros(sizes[name]) for name in SPREADS}
+    return figures | {f"spread {name}": np.array([SPREADS[name]]) for name in ESTIMATED}
+
+
+def _batches(
+    arrays: Mapping[tuple[str, int], dict[str, NDArray[np.int64]]],
+) -> Iterator[tuple[tuple[str, int], dict[str, NDArray[np.int64]]]]:
+    for key, columns in sorted(arrays.items()):
+        for begin in range(0, len(columns["passed"]), BATCH):
+            yield key, {name: array[begin : begin + BATCH] for name, array in columns.items()}
+
+
+def _expected(figures: Mapping[str, Value], members: NDArray[np.int64]) -> Value:
+    """The abilities that prices and speeds alone lead one to expect."""
+    standard = _standards()[members]
+    expected: Value = figures["mean"] + figures["price"] * standard[:, 0] + figures["speed"] * standard[:, 1]
+    return expected
+
+
+def _skill(figures: Mapping[str, Value], members: NDArray[np.int64], domains: NDArray[np.int64]) -> Value:
+    own = figures["abilities"].at(members) + figures["edges"].at(len(DOMAINS) * members + domains)
+    skill: Value = _expected(figures, members) + own
+    return skill
 
 
 class _Chances:
     """The chance that a batch of executions of one shape is right, as a function of the figures."""
 
     def __init__(
-        self,
-        figures: Mapping[str, Value],
-        steps: Shape,
-        parts: int,
-        batch: Mapping[str, NDArray[np.int64]],
-        cards: CardRows,
+        self, figures: Mapping[str, Value], steps: Shape, parts: int, batch: Mapping[str, NDArray[np.int64]]
     ) -> None:
-        self._figures, self._steps, self._parts, self._batch, self._cards = figures, steps, parts, batch, cards
-        self._mean = float(cards.skills({name: value.array for name, value in figures.items()}).mean())
+        self._figures, self._steps, self._parts, self._batch = figures, steps, parts, batch
         self._traits = np.array(TRAITS)[None, :]
 
     def right(self) -> Value:
@@ -311,10 +510,9 @@ class _Chances:
         if not places:
             return self._whole(complete=True)
         at = places[0]
-        language = np.full(len(self._batch["passed"]), LANGUAGE)
         logits = self._figures["kept"] + self._figures["truncated"] * self._batch["short"][:, at]
-        logits = logits + self._figures["skill"] * (self._skill(at, language) - self._ability(at))
-        kept = logits.logistic()
+        edge = self._figures["edges"].at(len(DOMAINS) * self._batch["members"][:, at] + LANGUAGE)
+        kept = (logits + self._figures["skill"] * edge).logistic()
         return kept * self._whole(complete=True) + (1 - kept) * self._whole(complete=False)
 
     def _whole(self, *, complete: bool) -> Value:
@@ -331,17 +529,17 @@ class _Chances:
             return self._combined(at, part, complete=complete)
         handed = taken_over(self._steps, step, self._parts)
         if part in handed:
-            fidelity = self._figures["handover"].logistic()
+            fidelity = self._figures["handover"].logistic().column()
             return fidelity * self._right_at(handed[part], part, complete=complete)
         return self._solved(at, part, step.role, len(handed), complete=complete)
 
     def _solved(self, at: int, part: int, role: str, handed: int, *, complete: bool) -> Value:
         figures, batch, step = self._figures, self._batch, self._steps[at]
         domains = batch["domains"][:, part]
-        logits = self._skill(at, domains) - figures["families"].at(batch["families"][:, part])
+        logits = _skill(figures, batch["members"][:, at], domains) - figures["families"].at(batch["families"][:, part])
         if role != "solve":
             logits = logits + figures["reason"].at(domains)
-        if any(self._steps[seen].role == "plan" for seen in step.sees):
+        if any([self._steps[seen].role == "plan" for seen in step.sees]):
             logits = logits + figures["plan"]
         at_once = 1 if role in PARTIAL else self._parts - handed
         logits = logits - figures["load"] * float(at_once - 1)
@@ -350,32 +548,13 @@ class _Chances:
             logits = logits + figures["truncated"] * batch["short"][:, at]
         elif not complete:
             logits = logits + figures["lost"]
-        return (logits.column() - figures["trait"] * self._traits).logistic()
-
-    def _skill(self, at: int, domains: NDArray[np.int64]) -> Value:
-        members = self._batch["members"][:, at]
-        deviation = self._figures["deviation"].at(self._cards.sample[members])
-        known = self._by_card(members) + deviation * self._cards.deviations[members, domains]
-        edges = self._figures["edges"].at(len(DOMAINS) * members + domains)
-        return known + self._figures["abilities"].at(members) + edges
-
-    def _by_card(self, members: NDArray[np.int64]) -> Value:
-        """The rate over all domains that the cards alone lead one to expect."""
-        overall = self._figures["overall"].at(self._cards.sample[members]) * self._cards.overall[members]
-        expected: Value = overall + self._figures["price"] * self._cards.price[members] + self._figures["shift"]
-        return expected
-
-    def _ability(self, at: int) -> Value:
-        """The mean of a worker's skills over all domains."""
-        members = self._batch["members"][:, at]
-        ability: Value = self._by_card(members) + self._figures["abilities"].at(members)
-        for domain in range(len(DOMAINS)):
-            ability = ability + self._figures["edges"].at(len(DOMAINS) * members + domain) * (1 / len(DOMAINS))
-        return ability
+        return (logits.column() - figures["trait"].exponential().column() * self._traits).logistic()
 
     def _helper(self, at: int) -> Value:
         """The effect of the ability of who checks or combines."""
-        effect: Value = self._figures["skill"] * (self._ability(at) - self._mean)
+        members = self._batch["members"][:, at]
+        above = _expected(self._figures, members) - self._figures["mean"] + self._figures["abilities"].at(members)
+        effect: Value = self._figures["skill"] * above
         return effect
 
     def _checked(self, at: int, part: int, *, complete: bool) -> Value:
@@ -412,6 +591,11 @@ class _Chances:
         return (logits + np.zeros(len(self._batch["passed"]))).logistic().column()
 
 
+def learned_name(executions: int) -> str:
+    """Return the name of the policy that has so many verdicts."""
+    return f"learned from {executions:,} verdicts"
+
+
 def learned(seen: Sequence[Setting], seed: int, most: int) -> list[LearnedPolicy]:
     """Return what one learner chooses after each of `BUDGETS` up to `most` executions."""
     learner = Learner(seed, [setting.pool for setting in seen])
@@ -419,5 +603,5 @@ def learned(seen: Sequence[Setting], seed: int, most: int) -> list[LearnedPolicy
     for budget in BUDGETS:
         if budget <= most:
             learner.grow(budget)
-            policies.append(LearnedPolicy(learner, budget))
+            policies.append(learner.policy())
     return policies

@@ -1,39 +1,34 @@
 """The reader gives a policy of world 2 a task's size, the kinds of its parts, and the chance that it is confidential.
 
 The number of parts and the length of the document follow from the input's tokens, which any gateway counts. The kind of
-each part is read from the words: a text's sentences are cut into as many runs as there are parts, at the places that
-make the families of training most probable (naive Bayes, and an operator's own cues for domains). Families, and which
-tasks are confidential, are labels of the operator's own training texts; no verdict is needed for them. A family that
-was never met is read as the one whose words are nearest.
+each part is read from the words: neighbouring sentences ask for the parts one after the other, and all others for
+nothing (`sentences.py`). A reading is one of several with their chances, so that a policy can choose what is best on
+average over them. Families, and which tasks are confidential, are labels of the operator's own training texts; no
+verdict is needed for them. A family that was never met is read as families whose words are near, with little trust.
 """
 
 import math
-import re
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from itertools import combinations, pairwise, product
+from dataclasses import dataclass
+from itertools import combinations, pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
+from app.lab.world2.constants import DOMAINS
+from app.lab.world2.sentences import SentenceReader, Vectors, sentences, words
 from app.lab.world2.tasks import Family, Task
-from app.lab.world2.texts import CUES, WORD
 
-SENTENCE = re.compile(r"(?<=[.?!:,;]) ")
-SMOOTHING, SELDOM = 0.2, 12
-"""Texts that a word is taken to have been in besides; of words in fewer texts than `SELDOM` nothing is learned of
-confidence."""
-CUE = 3.0
-"""The evidence of an operator's own cue for a domain."""
+SELDOM = 12
+"""Of words in fewer texts nothing is learned of confidence."""
 DESCENTS, DECAY = 150, 0.0005
 """Of a regression on words: its steps, and the share by which weights shrink."""
 MOST_SENTENCES = 12
-TEMPERATURE = 3.0
-"""How much less sure than naive Bayes a reading is of itself."""
-CHOICES, MOST_READINGS = 2, 4
-"""The families of a part, and the combinations of a task, that are considered."""
-DOUBTFUL, LEAST = 0.1, 0.02
-"""The least weight of a combination in parts of the best one's, and the least chance of confidence, or of none."""
+DRAWS = 16
+"""The combinations of families that are drawn where a task has several parts."""
+LEAST = 0.02
+"""The least chance of a family, of confidence, or of none, that is considered."""
 NOVEL = 0.15
 """The share of unknown words from which on a text says nothing of its confidence."""
 
@@ -52,15 +47,14 @@ class Read:
 
 
 class Reader:
-    """Reads tasks, after it has learned from labelled texts."""
+    """Reads tasks, after it has learned from labelled texts. With `vectors` it also knows words that it never met."""
 
-    def __init__(self, training: Sequence[Task]) -> None:
+    def __init__(self, training: Sequence[Task], vectors: Vectors | None = None) -> None:
         families = {part.family.name: part.family for task in training for part in task.parts}
         self.families: tuple[Family, ...] = tuple(sorted(families.values(), key=lambda family: family.name))
-        self._places = {family.name: place for place, family in enumerate(self.families)}
-        known = sorted({word for task in training for word in words(task.text)})
-        self._words = {word: place for place, word in enumerate(known)}
-        self._parts = self._evidence_of_families(training)
+        self._sentences = SentenceReader(training, self.families, vectors)
+        self._begins, self._lengths = self._layout()
+        self._follows = self._following(training)
         self._secret = self._evidence_of_confidence(training)
 
     def read(self, task: Task) -> Read:
@@ -69,91 +63,111 @@ class Reader:
 
     def readings(self, task: Task) -> list[Read]:
         """Return the readings that are worth considering, with their weights."""
-        scores = np.array([self._scores(sentence) for sentence in self._sentences(task.text)])
-        runs = self._cut(scores, len(task.parts))
-        combined = self._combined([_softened(run) for run in runs])
-        confidential = self._confidence(task.text)
+        texts = sentences(task.text)[:MOST_SENTENCES]
+        combined, asking = self._combined(self._sentences.evidence(texts), len(task.parts))
+        rest = " ".join([text for text, chance in zip(texts, asking, strict=True) if chance < 0.5])
+        confidential = self._confidence(task.text, rest)
         found = []
-        for families, weight in combined:
+        for families, weight in combined.items():
             for secret, share in ((True, confidential), (False, 1 - confidential)):
                 if share > LEAST:
-                    found.append(Read(families, task.document, secret, weight * share))
-        total = sum(read.weight for read in found)
-        return [replace(read, weight=read.weight / total) for read in found]
+                    found.append((families, secret, weight * share))
+        total = sum([weight for _, _, weight in found])
+        return [Read(families, task.document, secret, weight / total) for families, secret, weight in found]
 
-    def _combined(self, chances: Sequence[NDArray[np.float64]]) -> list[tuple[tuple[int, ...], float]]:
-        """The most probable combinations of families."""
-        likely = [np.argsort(-chance)[:CHOICES] for chance in chances]
-        found = []
-        for families in product(*likely):
-            weight = math.prod(float(chance[family]) for chance, family in zip(chances, families, strict=True))
-            found.append((tuple(int(family) for family in families), weight))
-        best = max(weight for _, weight in found)
-        found = sorted(found, key=lambda one: -one[1])[:MOST_READINGS]
-        return [(families, weight) for families, weight in found if weight > DOUBTFUL * best]
+    # The parts.
 
-    def _confidence(self, text: str) -> float:
-        """The chance that a task is confidential: the mean of training, as far as the text's words are not known."""
-        seen = words(text)
-        known = [self._words[word] for word in seen if word in self._words]
-        novelty = min(1.0, (1 - len(known) / len(seen)) / NOVEL)
-        chance = 1 / (1 + math.exp(-(float(self._secret[known].sum()) + self._start)))
-        return (1 - novelty) * chance + novelty * self._share
+    def _combined(
+        self, evidence: NDArray[np.float64], parts: int
+    ) -> tuple[dict[tuple[int, ...], float], NDArray[np.float64]]:
+        """The chances of combinations of families, and by sentence the chance that it asks for one."""
+        sums = np.vstack([np.zeros(evidence.shape[1]), evidence.cumsum(axis=0)])
+        cuts, logs, runs = [], [], []
+        for cut in combinations(range(len(sums)), parts + 1) if len(evidence) >= parts else [tuple(range(parts + 1))]:
+            ends = np.minimum(cut, len(sums) - 1)
+            found = np.array([sums[end] - sums[begin] for begin, end in pairwise(ends)])
+            runs.append(found)
+            cuts.append(cut)
+            logs.append(self._prior(cut) + float(np.log(np.exp(np.minimum(found, 50.0)).mean(axis=1)).sum()))
+        weights = np.exp(np.array(logs) - max(logs))
+        weights /= weights.sum()
+        asking = np.zeros(len(evidence))
+        for cut, weight in zip(cuts, weights, strict=True):
+            asking[cut[0] : cut[-1]] += weight
+        return self._drawn(np.array(runs), weights), asking
 
-    def _sentences(self, text: str) -> list[str]:
-        found = SENTENCE.split(text)
-        return (
-            found if len(found) <= MOST_SENTENCES else [*found[: MOST_SENTENCES - 1], " ".join(found[MOST_SENTENCES:])]
-        )
+    def _prior(self, cut: Sequence[int]) -> float:
+        """The log of how often the parts of training's texts begin and end there."""
+        lengths = [self._lengths[end - begin] for begin, end in pairwise(cut)]
+        return math.log(self._begins[cut[0]]) + sum([math.log(length) for length in lengths])
 
-    def _scores(self, sentence: str) -> NDArray[np.float64]:
-        """The evidence of a sentence for each family."""
-        total = np.zeros(len(self.families))
-        for word in words(sentence):
-            if word in self._words:
-                total = total + self._parts[:, self._words[word]]
-        cued = np.array([len(re.findall(cue, sentence.lower())) for cue in CUES])
-        total = total + CUE * cued[[family.domain for family in self.families]]
-        return total
+    def _drawn(self, runs: NDArray[np.float64], weights: NDArray[np.float64]) -> dict[tuple[int, ...], float]:
+        """Families by their chances: exactly for one part, by systematic draws for several."""
+        chances = np.exp(runs - runs.max(axis=2, keepdims=True))
+        chances /= chances.sum(axis=2, keepdims=True)
+        if runs.shape[1] == 1:
+            likely = weights @ chances[:, 0]
+            return {(place,): float(chance) for place, chance in enumerate(likely) if chance > LEAST}
+        random = np.random.default_rng(0)
+        counts: Counter[tuple[int, ...]] = Counter()
+        even = (np.arange(DRAWS) + 0.5) / DRAWS
+        places = np.searchsorted(weights.cumsum(), even * weights.sum())
+        dice = np.array([random.permutation(even) for _ in range(runs.shape[1])])
+        for draw, place in enumerate(places):
+            families: list[int] = []
+            for part, chance in enumerate(chances[place]):
+                fitting = chance * self._follows[families[-1]] if families else chance
+                sums = fitting.cumsum()
+                families.append(int(np.searchsorted(sums, dice[part, draw] * sums[-1])))
+            counts[tuple(families)] += 1
+        return {families: count / DRAWS for families, count in counts.items()}
 
-    def _cut(self, scores: NDArray[np.float64], parts: int) -> list[NDArray[np.float64]]:
-        """The evidence for families in each run of sentences, for the most probable cut into runs."""
-        sums = np.vstack([np.zeros(scores.shape[1]), scores.cumsum(axis=0)])
-        best, found = -math.inf, [np.zeros(scores.shape[1])] * parts
-        for cuts in combinations(range(1, len(scores)), parts - 1):
-            runs = [sums[end] - sums[begin] for begin, end in pairwise((0, *cuts, len(scores)))]
-            total = sum([float(run.max()) for run in runs])
-            if total > best:
-                best, found = total, runs
-        return found
+    def _layout(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """How often the first part begins at each sentence, and how often a part has so many sentences."""
+        begins, lengths = (np.full(MOST_SENTENCES + 1, 0.1) for _ in range(2))
+        none = len(self.families)
+        for text in self._sentences.labelled:
+            labels = [label for _, label in text][:MOST_SENTENCES]
+            asking = [place for place, label in enumerate(labels) if label < none]
+            begins[asking[0] if asking else 0] += 1
+            length = 0
+            for place in asking:
+                length += 1
+                if place + 1 == len(labels) or labels[place + 1] != labels[place]:
+                    lengths[length] += 1
+                    length = 0
+        return begins / begins.sum(), lengths / lengths.sum()
 
-    def _evidence_of_families(self, training: Sequence[Task]) -> NDArray[np.float64]:
-        """For each family and word, the log of how much more often texts with the family have the word."""
-        having, lacking = self._counts(training)
-        evidence: NDArray[np.float64] = np.log(having / lacking)
-        return evidence
+    def _following(self, training: Sequence[Task]) -> NDArray[np.float64]:
+        """How often a part of each family (row) is followed by one of each other, by their domains."""
+        counts = np.ones((len(DOMAINS), len(DOMAINS)))
+        for task in training:
+            for before, after in pairwise(task.parts):
+                counts[before.family.domain, after.family.domain] += 1
+        domains = np.array([family.domain for family in self.families])
+        sizes = np.bincount(domains, minlength=len(DOMAINS))
+        shares = counts / counts.sum(axis=1, keepdims=True)
+        follows: NDArray[np.float64] = shares[domains][:, domains] / sizes[domains]
+        return follows
 
-    def _counts(self, training: Sequence[Task]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """The shares of the texts that have each word: of those with a family as their only part, and of the others."""
-        single = [task for task in training if len(task.parts) == 1]
-        rows = np.zeros((len(single), len(self._words)))
-        for row, task in zip(rows, single, strict=True):
-            row[[self._words[word] for word in words(task.text)]] = 1.0
-        labels = np.array([self._places[task.parts[0].family.name] for task in single])
-        having, lacking = [], []
-        for place in range(len(self.families)):
-            own, others = rows[labels == place], rows[labels != place]
-            having.append((own.sum(axis=0) + SMOOTHING) / (len(own) + 2 * SMOOTHING))
-            lacking.append((others.sum(axis=0) + SMOOTHING) / (len(others) + 2 * SMOOTHING))
-        return np.array(having), np.array(lacking)
+    # Confidence.
 
-    def _evidence_of_confidence(self, training: Sequence[Task]) -> NDArray[np.float64]:
+    def _confidence(self, text: str, rest: str) -> float:
+        """The chance that a task is confidential: the mean of training, as far as words are not known; `rest` are the
+        sentences that ask for nothing."""
+        novelty = min(1.0, self._sentences.novelty(rest) / NOVEL)
+        logit = sum([self._secret.get(word, 0.0) for word in words(text)]) + self._start
+        return (1 - novelty) / (1 + math.exp(-logit)) + novelty * self._share
+
+    def _evidence_of_confidence(self, training: Sequence[Task]) -> dict[str, float]:
         """The weights of words in a logistic regression on labels; words of few texts have none."""
-        rows = np.zeros((len(training), len(self._words)))
-        for row, task in zip(rows, training, strict=True):
-            row[[self._words[word] for word in words(task.text)]] = 1.0
-        often = np.flatnonzero(rows.sum(axis=0) >= SELDOM)
-        seen, labels = rows[:, often], np.array([float(task.confidential) for task in training])
+        counts = Counter(word for task in training for word in words(task.text))
+        often = sorted(word for word, count in counts.items() if count >= SELDOM)
+        places = {word: place for place, word in enumerate(often)}
+        seen = np.zeros((len(training), len(often)))
+        for row, task in zip(seen, training, strict=True):
+            row[[places[word] for word in words(task.text) if word in places]] = 1.0
+        labels = np.array([float(task.confidential) for task in training])
         weights, speed, self._start = np.zeros(len(often)), np.zeros(len(often)), 0.0
         for _ in range(DESCENTS):
             wrong = 1 / (1 + np.exp(-(seen @ weights + self._start))) - labels
@@ -161,18 +175,4 @@ class Reader:
             weights = weights + speed
             self._start -= 0.5 * float(wrong.mean())
         self._share = float(labels.mean())
-        found = np.zeros(len(self._words))
-        found[often] = weights
-        return found
-
-
-def words(text: str) -> set[str]:
-    """Return the words of a text: single ones, since pairs carry over less to phrasings that were never met."""
-    return set(WORD.findall(text.lower()))
-
-
-def _softened(evidence: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Chances of families, less sure than naive Bayes is of itself."""
-    chances = np.exp((evidence - evidence.max()) / TEMPERATURE)
-    softened: NDArray[np.float64] = chances / chances.sum()
-    return softened
+        return dict(zip(often, weights.tolist(), strict=True))

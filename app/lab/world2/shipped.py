@@ -23,8 +23,9 @@ from app.lab.world2.constants import DOMAINS
 from app.lab.world2.learning import Learner
 from app.lab.world2.outcome import Rewards, everything, plans
 from app.lab.world2.provider import CAST, cast
-from app.lab.world2.reading import Read, words
+from app.lab.world2.reading import Read
 from app.lab.world2.rules import size_of, written
+from app.lab.world2.sentences import words
 from app.lab.world2.shapes import Plan, catalogue, workflow
 from app.lab.world2.tasks import MOST_PARTS, Task
 from app.lab.world2.workers import Pool

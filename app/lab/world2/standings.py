@@ -87,33 +87,59 @@ def mark(figures: Mapping[str, Figures]) -> str:
     return max(names, key=lambda name: float(figures[name].reward.mean()))
 
 
-Extra = Callable[[Sequence[Setting], int], Sequence[Policy]]
-"""Further policies, from the settings of the pools that training meets, and the seed."""
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Policies that are made together: their names, and how to make them from the settings of the pools that training
+    meets, and the seed."""
+
+    names: tuple[str, ...]
+    make: Callable[[Sequence[Setting], int], Sequence[Policy]]
 
 
-def run(seed: int, sizes: Sizes, extra: Extra | None = None) -> Found:
-    """Compare all policies under one seed."""
+def baselines(sizes: Sizes) -> Group:
+    """Return the policies that every learned one is compared with."""
+
+    def make(seen: Sequence[Setting], seed: int) -> Sequence[Policy]:
+        by_verdicts: list[Policy] = [ProductSelector(seed, sizes.ratings), EvolvedRules(seen, seed, sizes.executions)]
+        by_rewards: list[Policy] = [
+            RandomPlan(seed),
+            *fixed_plans(),
+            *domain_plans(seed),
+            told_domain(),
+            NearestOutcomes(),
+        ]
+        return [*by_rewards, *by_verdicts, Optimum()]
+
+    constant = [policy.name for policy in (*fixed_plans(), *domain_plans(0), told_domain(), NearestOutcomes())]
+    names = (RandomPlan.name, *constant, ProductSelector.name, EvolvedRules.name, OPTIMUM)
+    return Group(names, make)
+
+
+def run(seed: int, sizes: Sizes, groups: Sequence[Group], found: Found | None = None) -> Found:
+    """Compare policies under one seed. Groups whose figures `found` has already are not made again."""
+    found = found or Found(seed)
     training = composed.tasks("train", f"{seed}", sizes.training)
     validation = composed.tasks("train", f"{seed}|validation", sizes.validation)
     random = Random(f"world-2|pools|{seed}")
     seen = [Setting(pool(random), training, validation) for _ in range(sizes.pools)]
-    policies: list[Policy] = [
-        RandomPlan(seed), *fixed_plans(), *domain_plans(seed), told_domain(), NearestOutcomes(),
-        ProductSelector(seed, sizes.ratings), EvolvedRules(seen, seed, sizes.executions),
-        *(extra(seen, seed) if extra else ()), Optimum(),
-    ]  # fmt: skip
+    policies: list[Policy] = []
+    for group in groups:
+        if not set(group.names) <= set(found.splits.get(SPLITS[0], {})):
+            policies += group.make(seen, seed)
     tests = {
         "fresh tasks": composed.tasks("fresh", f"{seed}", sizes.tested),
         "unseen phrasings": composed.tasks("phrasings", f"{seed}", sizes.tested),
         "unseen families": composed.tasks("families", f"{seed}", sizes.tested),
     }
-    found = Found(seed)
-    for split in SPLITS[:3]:
-        found.splits[split] = _compared(seen, policies, tests[split])
+    compared = {split: _compared(seen, policies, tests[split]) for split in SPLITS[:3]}
     fresh = tests["fresh tasks"]
     for split, pools in _unseen(random, sizes.pools).items():
         settings = [Setting(one, training, validation) for one in pools]
-        found.splits[split] = _compared(settings, policies, fresh)
+        compared[split] = _compared(settings, policies, fresh)
+    order = [*[name for group in groups for name in group.names], CLAIRVOYANT]
+    for split, rows in compared.items():
+        rows = found.splits.get(split, {}) | rows
+        found.splits[split] = {name: rows[name] for name in sorted(rows, key=order.index)}
     return found
 
 
@@ -126,7 +152,7 @@ def _unseen(random: Random, count: int) -> dict[Name, list[Pool]]:
 
 def _compared(settings: Sequence[Setting], policies: Sequence[Policy], tasks: Sequence[Task]) -> dict[str, Figures]:
     rows: dict[str, list[tuple[Matrix, Matrix, Matrix]]] = {policy.name: [] for policy in policies}
-    above = []
+    above: list[tuple[Matrix, Matrix, Matrix]] = []
     for setting in settings:
         table = setting.table(tasks).astype(float)
         for policy in policies:

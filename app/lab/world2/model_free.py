@@ -1,0 +1,262 @@
+"""Policies that learn from verdicts without a model of workflows, at the same numbers of plan executions.
+
+Both are one softmax over shapes, by what the reader says of the task, and one over workers for each step, by what cards
+say, with weights for each role. `advantage-weighted` fits it to its own journal: chosen plans, weighted by how much
+better than expected they came out. `policy gradient` is GRPO's: groups of plans for the same task, rewards less the
+group's mean, groups without variance dropped, tasks that nearly always pass or fail left out, and the weights kept that
+were best on held-out executions, which count as well.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from app.lab.world2.baselines import Chosen, Setting
+from app.lab.world2.constants import DOCUMENT_TOKENS, DOMAINS
+from app.lab.world2.execution import verdict
+from app.lab.world2.learning import BUDGETS, POOLS, READ_TASKS
+from app.lab.world2.outcome import Rewards
+from app.lab.world2.reading import Reader
+from app.lab.world2.rules import size_of
+from app.lab.world2.sentences import pretrained
+from app.lab.world2.shapes import SUBTASKS, Plan, catalogue
+from app.lab.world2.tasks import Task, task
+from app.lab.world2.workers import Card, Pool, pool
+
+Array: TypeAlias = NDArray[np.float64]
+ROLES, SHAPES = tuple(SUBTASKS), tuple(catalogue())
+TASK_FIGURES, WORKER_FIGURES = 6 + len(DOMAINS), 6
+POSED, HELD_OUT = 1_500, 150
+"""Different tasks, with a pool each, that plans are executed for; and those that are held out."""
+DECAY = 1e-3
+FITTED, EXPLORED, TEMPERATURE, HEAVIEST, EPOCHS = 0.06, 0.2, 0.1, 10.0, 3
+"""Of advantage-weighted regression: the rate, the share of plans at random, the advantage that makes a
+weight e times as large, the largest weight, and the passes over the journal whenever it has doubled."""
+CLIMBED, GROUP, GROUPS = 0.03, 8, 16
+"""Of the policy gradient: the rate, the plans of a group, and the groups of a step."""
+HARD, EASY, JUDGED = 0.1, 0.9, 16
+"""Tasks of other pass rates than between these are left out, from so many executions on."""
+EVERY = 2_000
+"""Executions from one held-out check to the next."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A task over a pool, as the policy sees it."""
+
+    posed: Task
+    rewards: Rewards
+    task: Array
+    workers: Array
+    """A row for each worker."""
+
+
+class Softmax:
+    """The policy: weights of shapes by figures of the task, and of workers by role and their figures."""
+
+    def __init__(self, rate: float) -> None:
+        self._rate = rate
+        self.shapes = np.zeros((TASK_FIGURES, len(SHAPES)))
+        self.roles = np.zeros((len(ROLES), WORKER_FIGURES))
+        self._speeds = [np.zeros_like(self.shapes), np.zeros_like(self.roles)]
+        self._squares = [np.zeros_like(self.shapes), np.zeros_like(self.roles)]
+        self._steps = 0
+
+    def best(self, case: Case) -> Plan:
+        """Return the most probable shape and workers."""
+        name = SHAPES[int((case.task @ self.shapes).argmax())]
+        return Plan(name, tuple([int(self._chances(case, step.role).argmax()) for step in catalogue()[name]]))
+
+    def drawn(self, case: Case, random: Random) -> Plan:
+        """Return a plan by chance."""
+        name = random.choices(SHAPES, _softmax(case.task @ self.shapes).tolist())[0]
+        chosen = []
+        for step in catalogue()[name]:
+            chances = self._chances(case, step.role)
+            chosen.append(random.choices(range(len(chances)), chances.tolist())[0])
+        return Plan(name, tuple(chosen))
+
+    def improve(self, cases: Sequence[Case], taken: Sequence[Plan], weights: Sequence[float]) -> None:
+        """Take one step that makes plans of positive weight more probable, and others less (Adam)."""
+        slopes = [-DECAY * self.shapes, -DECAY * self.roles]
+        for case, plan, weight in zip(cases, taken, weights, strict=True):
+            wrong = -_softmax(case.task @ self.shapes)
+            wrong[SHAPES.index(plan.shape)] += 1
+            slopes[0] = slopes[0] + weight / len(cases) * np.outer(case.task, wrong)
+            for step, worker in zip(catalogue()[plan.shape], plan.workers, strict=True):
+                chances = self._chances(case, step.role)
+                figures = case.workers[: len(chances)]
+                slopes[1][ROLES.index(step.role)] += weight / len(cases) * (figures[worker] - chances @ figures)
+        self._steps += 1
+        for values, slope, speed, square in zip(
+            (self.shapes, self.roles), slopes, self._speeds, self._squares, strict=True
+        ):
+            speed += 0.1 * (slope - speed)
+            square += 0.01 * (slope**2 - square)
+            mean, spread = speed / (1 - 0.9**self._steps), square / (1 - 0.99**self._steps)
+            values += self._rate * mean / (np.sqrt(spread) + 1e-8)
+
+    def copied(self) -> "Softmax":
+        """Return a policy with the same weights."""
+        copy = Softmax(self._rate)
+        copy.shapes, copy.roles = self.shapes.copy(), self.roles.copy()
+        return copy
+
+    def _chances(self, case: Case, role: str) -> Array:
+        return _softmax(case.workers @ self.roles[ROLES.index(role)])
+
+
+class ModelFree:
+    """A policy as it was after so many executions."""
+
+    def __init__(self, name: str, reader: Reader, policy: Softmax) -> None:
+        self.name, self._reader, self._policy = name, reader, policy
+
+    def choose(self, setting: Setting, tasks: Sequence[Task]) -> Chosen:
+        """Return the policy's most probable plan for each task."""
+        places = {plan: place for place, plan in enumerate(setting.plans)}
+        cases = [_case(self._reader, posed, setting.rewards) for posed in tasks]
+        return np.array([places[self._policy.best(case)] for case in cases])
+
+
+class Trial:
+    """Tasks over pools of training, and how plans for them come out, one verdict each."""
+
+    def __init__(self, seen: Sequence[Pool], seed: int, texts: int = READ_TASKS, posed: int = POSED) -> None:
+        self.random = Random(f"world-2|model-free|{seed}")
+        self.reader = Reader([task(self.random, "train") for _ in range(texts)], pretrained())
+        pools = [Rewards(one) for one in (*seen, *[pool(self.random) for _ in range(POOLS)])]
+        found = []
+        for _ in range(posed + HELD_OUT):
+            found.append(_case(self.reader, task(self.random, "train"), self.random.choice(pools)))
+        self.cases, self.held_out = found[:posed], found[posed:]
+
+    def executed(self, case: Case, plan: Plan) -> float:
+        """Execute a plan once: the worth of its answer if the judge takes it for right, else 0."""
+        chance = case.rewards.right(plan.shape, case.posed)[case.posed.trait][plan.workers]
+        passed = verdict(self.random.random() < chance, self.random)
+        return float(case.rewards.worth(plan.shape, size_of(case.posed))[plan.workers]) * passed
+
+
+def names(most: int) -> list[str]:
+    """Return the names of the policies of up to so many executions."""
+    found = []
+    for budget in BUDGETS:
+        if budget <= most:
+            found += [f"advantage-weighted, {budget:,} verdicts", f"policy gradient, {budget:,} verdicts"]
+    return found
+
+
+def model_free(seen: Sequence[Setting], seed: int, most: int) -> list[ModelFree]:
+    """Return both policies at each of `BUDGETS` up to `most` executions."""
+    found = []
+    ways: dict[str, Callable[[Trial, int], list[tuple[int, Softmax]]]] = {
+        "advantage-weighted": advantage_weighted, "policy gradient": policy_gradient,
+    }  # fmt: skip
+    for name, learn in ways.items():
+        trial = Trial([setting.pool for setting in seen], seed)
+        for budget, policy in learn(trial, most):
+            found.append(ModelFree(f"{name}, {budget:,} verdicts", trial.reader, policy))
+    return sorted(found, key=lambda policy: names(most).index(policy.name))
+
+
+def advantage_weighted(trial: Trial, most: int) -> list[tuple[int, Softmax]]:
+    """Return the regression's policies: refitted whenever the journal has doubled, and then used to choose plans."""
+    policy, uniform, found = Softmax(FITTED), Softmax(FITTED), []
+    cases: list[Case] = []
+    taken: list[Plan] = []
+    rewards: list[float] = []
+    for size in [size for size in (250, 500, *[1_000 * 2**n for n in range(7)]) if size <= most]:
+        while len(cases) < size:
+            case = trial.random.choice(trial.cases)
+            acting = uniform if len(cases) < 250 or trial.random.random() < EXPLORED else policy
+            cases.append(case)
+            taken.append(acting.drawn(case, trial.random))
+            rewards.append(trial.executed(case, taken[-1]))
+        figures, got = np.array([case.task for case in cases]), np.array(rewards)
+        expected = figures @ np.linalg.lstsq(figures, got, rcond=None)[0]
+        weights = np.minimum(HEAVIEST, np.exp((got - expected) / TEMPERATURE))
+        weights /= weights.mean()
+        for _ in range(EPOCHS * max(1, 2_000 // size)):
+            order = trial.random.sample(range(size), size)
+            for begin in range(0, size, 256):
+                batch = order[begin : begin + 256]
+                policy.improve([cases[n] for n in batch], [taken[n] for n in batch], weights[batch].tolist())
+        if size in BUDGETS:
+            found.append((size, policy.copied()))
+    return found
+
+
+def policy_gradient(trial: Trial, most: int) -> list[tuple[int, Softmax]]:
+    """Return the policies of group-relative gradients: at each budget the weights that were best when held out."""
+    policy, found, used, checked = Softmax(CLIMBED), [], 0, 0
+    best, reached = policy.copied(), -1.0
+    passed = {id(case): [0.0, 0.0] for case in trial.cases}
+    for budget in [budget for budget in BUDGETS if budget <= most]:
+        while used + GROUP * GROUPS <= budget:
+            cases: list[Case] = []
+            taken: list[Plan] = []
+            weights: list[float] = []
+            for case in _eligible(trial, passed, GROUPS):
+                group = [policy.drawn(case, trial.random) for _ in range(GROUP)]
+                got = np.array([trial.executed(case, plan) for plan in group])
+                used += GROUP
+                passed[id(case)][0] += GROUP
+                passed[id(case)][1] += float((got > 0).sum())
+                if got.std() > 0:
+                    cases += [case] * GROUP
+                    taken += group
+                    weights += (got - got.mean()).tolist()
+            if cases:
+                policy.improve(cases, taken, weights)
+            if used - checked >= EVERY and used + HELD_OUT <= budget:
+                now = float(np.mean([trial.executed(case, policy.best(case)) for case in trial.held_out]))
+                used, checked = used + HELD_OUT, used
+                if now >= reached:
+                    best, reached = policy.copied(), now
+        found.append((budget, (best if reached >= 0 else policy).copied()))
+    return found
+
+
+def _eligible(trial: Trial, passed: dict[int, list[float]], count: int) -> list[Case]:
+    """Tasks that do not nearly always pass or fail, as far as is known."""
+    found: list[Case] = []
+    while len(found) < count:
+        case = trial.random.choice(trial.cases)
+        asked, right = passed[id(case)]
+        if asked < JUDGED or HARD <= right / asked <= EASY:
+            found.append(case)
+    return found
+
+
+def _case(reader: Reader, posed: Task, rewards: Rewards) -> Case:
+    shares, secret = np.zeros(len(DOMAINS)), 0.0
+    for read in reader.readings(posed):
+        secret += read.weight * read.confidential
+        for family in read.families:
+            shares[reader.families[family].domain] += read.weight / len(read.families)
+    count, document = len(posed.parts), posed.document
+    known = np.array([1.0, count == 2, count == 3, document == 1, document == 2, secret])
+    rows = [_worker(worker.card, shares, secret, document) for worker in rewards.pool]
+    return Case(posed, rewards, np.concatenate([known, shares]), np.array(rows))
+
+
+def _worker(card: Card, shares: Array, secret: float, document: int) -> list[float]:
+    """A card's figures for one task."""
+    rates = (np.array(card.right) + 3.0) / (card.asked + 5.0)
+    logits = np.log(rates / (1 - rates))
+    short = card.context < DOCUMENT_TOKENS[document]
+    return [
+        float(logits.mean()), float(shares @ logits), float(np.log(card.price)), float(np.log(card.speed / 100)),
+        secret * card.retains, float(short),
+    ]  # fmt: skip
+
+
+def _softmax(logits: Array) -> Array:
+    raised = np.exp(logits - logits.max())
+    chances: Array = raised / raised.sum()
+    return chances
