@@ -16,7 +16,7 @@ from agents import (
     function_tool,
 )
 from openai import AsyncOpenAI
-from report import BROKEN, KEY, MINI, NOTHING, PIXEL, ULTRA, V1, Place, clock, tell, told, weather
+from report import BROKEN, KEY, MINI, NOTHING, PIXEL, ULTRA, V1, Place, clock, publish, told, weather
 
 TOOLS = [function_tool(weather), function_tool(clock)]
 SILENT = RunConfig(tracing_disabled=True)
@@ -85,7 +85,7 @@ async def drive(model: Callable[[str], Any], stored: bool) -> dict[str, Any]:
 
 async def main() -> None:
     async with AsyncOpenAI(base_url=V1, api_key=KEY, max_retries=0) as client:
-        tell(
+        publish(
             {
                 "chat": await drive(lambda tier: OpenAIChatCompletionsModel(tier, openai_client=client), False),
                 "responses": await drive(lambda tier: OpenAIResponsesModel(tier, openai_client=client), True),

@@ -8,7 +8,7 @@ from anthropic import Anthropic
 from instructor import Mode
 from openai import OpenAI
 from pydantic import field_validator
-from report import KEY, MINI, URL, V1, Place, tell, told
+from report import KEY, MINI, URL, V1, Place, publish, told
 
 ASKED = {"model": MINI, "messages": [{"role": "user", "content": "Where? Answer in JSON."}]}
 MODES = {
@@ -54,7 +54,7 @@ async def drive(route: str) -> dict[str, Any]:
 
 
 async def main() -> None:
-    tell({route: await drive(route) for route in MODES})
+    publish({route: await drive(route) for route in MODES})
 
 
 asyncio.run(main())

@@ -9,7 +9,7 @@ from langchain_anthropic import ChatAnthropic
 from langchain_core.messages import AIMessageChunk, HumanMessage
 from langchain_openai import ChatOpenAI
 from langgraph.checkpoint.memory import InMemorySaver
-from report import BROKEN, KEY, MINI, NOTHING, PIXEL, ULTRA, URL, V1, Place, clock, tell, told, weather
+from report import BROKEN, KEY, MINI, NOTHING, PIXEL, ULTRA, URL, V1, Place, clock, publish, told, weather
 
 SEE = [{"type": "text", "text": "see"}, {"type": "image", "base64": PIXEL, "mime_type": "image/png"}]
 
@@ -94,7 +94,7 @@ async def drive(make: Callable[..., Any]) -> dict[str, Any]:
 
 
 async def main() -> None:
-    tell({make.__name__: await drive(make) for make in (chat, responses, messages)})
+    publish({make.__name__: await drive(make) for make in (chat, responses, messages)})
 
 
 asyncio.run(main())

@@ -4,7 +4,7 @@ import asyncio
 from typing import Any
 
 import litellm
-from report import BROKEN, KEY, MINI, NOTHING, PIXEL, ULTRA, URL, V1, Place, clock, tell, told, weather
+from report import BROKEN, KEY, MINI, NOTHING, PIXEL, ULTRA, URL, V1, Place, clock, publish, told, weather
 
 FUNCTIONS = {"weather": weather, "clock": clock}
 TOOLS = [
@@ -74,7 +74,7 @@ async def drive(prefix: str, base: str) -> dict[str, Any]:
 
 async def main() -> None:
     litellm.suppress_debug_info = True
-    tell({name: await drive(*route) for name, route in ROUTES.items()})
+    publish({name: await drive(*route) for name, route in ROUTES.items()})
 
 
 asyncio.run(main())

@@ -5,7 +5,7 @@ import json
 from typing import Any
 
 import litellm
-from report import BROKEN, KEY, MINI, NOTHING, ULTRA, URL, V1, Place, clock, tell, told, weather
+from report import BROKEN, KEY, MINI, NOTHING, ULTRA, URL, V1, Place, clock, publish, told, weather
 
 FUNCTIONS = {"weather": weather, "clock": clock}
 SCHEMAS = {
@@ -145,7 +145,7 @@ async def messaged(prefix: str, base: str) -> dict[str, Any]:
 async def main() -> None:
     litellm.suppress_debug_info = True
     report = {f"responses by {name}": await responded(*route) for name, route in ROUTES.items()}
-    tell(report | {f"messages by {name}": await messaged(*route) for name, route in ROUTES.items()})
+    publish(report | {f"messages by {name}": await messaged(*route) for name, route in ROUTES.items()})
 
 
 asyncio.run(main())

@@ -10,7 +10,7 @@ from llama_index.core.llms import ChatMessage, ImageBlock, TextBlock
 from llama_index.core.memory import ChatMemoryBuffer
 from llama_index.core.tools import FunctionTool
 from llama_index.llms.openai_like import OpenAILike, OpenAILikeResponses
-from report import BROKEN, KEY, MINI, NOTHING, PIXEL, ULTRA, V1, Place, clock, tell, told, weather
+from report import BROKEN, KEY, MINI, NOTHING, PIXEL, ULTRA, V1, Place, clock, publish, told, weather
 
 PNG = ImageBlock(image=base64.b64decode(PIXEL), image_mimetype="image/png")
 
@@ -80,7 +80,7 @@ async def drive(make: Callable[..., Any]) -> dict[str, Any]:
 
 
 async def main() -> None:
-    tell({make.__name__: await drive(make) for make in (chat, responses)})
+    publish({make.__name__: await drive(make) for make in (chat, responses)})
 
 
 asyncio.run(main())

@@ -13,7 +13,7 @@ from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
 from pydantic_ai.native_tools._tool_search import ToolSearchTool
 from pydantic_ai.providers.anthropic import AnthropicProvider
 from pydantic_ai.providers.openai import OpenAIProvider
-from report import BROKEN, KEY, MINI, NOTHING, PIXEL, ULTRA, URL, V1, Place, clock, tell, told, weather
+from report import BROKEN, KEY, MINI, NOTHING, PIXEL, ULTRA, URL, V1, Place, clock, publish, told, weather
 
 PNG = BinaryContent(base64.b64decode(PIXEL), media_type="image/png")
 
@@ -84,7 +84,7 @@ async def main() -> None:
     openai = OpenAIProvider(base_url=V1, api_key=KEY)
     async with AsyncAnthropic(base_url=URL, api_key=KEY, max_retries=0) as client:
         anthropic = AnthropicProvider(anthropic_client=client)
-        tell(
+        publish(
             {
                 "chat": await drive(lambda tier: OpenAIChatModel(tier, provider=openai), True),
                 "responses": await drive(lambda tier: OpenAIResponsesModel(tier, provider=openai), True)
