@@ -26,6 +26,8 @@ HIGHEST: Final = 40
 """Pixels by which an edge passes above or below the nodes of its row: at least, for each column, and at most."""
 MOST_WITHHELD: Final = 60
 """Withheld edges that are drawn at once; if there are more, only those of the chosen step are drawn."""
+MOST_LISTED: Final = 400
+"""Edges of which the table has all; if there are more, it has of the withheld ones only those of the chosen step."""
 MOST_MARKS: Final = 6
 """Calls that have a mark in the node of their step."""
 WORKER_CHARS: Final = 20
@@ -81,12 +83,17 @@ def graph(found: Data, chosen: str, link: Link) -> dict[str, Any]:
     all_drawn = len(withheld) <= MOST_WITHHELD
     drawn = [edge for edge in withheld if all_drawn or edge["target"] == chosen]
     granted = [edge for edge in found["edges"] if edge["kind"] == "granted" and not _is_plain(edge, nodes)]
+    rows = [edge for edge in found["edges"] if edge["what"] != "subtask"]
+    listed = rows
+    if len(rows) > MOST_LISTED:
+        listed = [edge for edge in rows if edge["kind"] == "granted" or edge["target"] == chosen]
     return {
         "width": (found["columns"] - 1) * COLUMN + NODE_WIDTH + 2 * MARGIN,
         "height": (found["rows"] - 1) * ROW + NODE_HEIGHT + 2 * TOP,
         "nodes": [_node(node, chosen, link) for node in found["nodes"]],
         "edges": [_edge(edge, nodes) for edge in (*granted, *drawn)],
-        "list": [_edge(edge, nodes) for edge in found["edges"] if edge["what"] != "subtask"],
+        "list": [_edge(edge, nodes) for edge in listed],
+        "rows": len(rows),
         "withheld": len(withheld),
         "not_drawn": len(withheld) - len(drawn),
     }

@@ -38,6 +38,9 @@ def test_withheld_edges_that_are_too_many_are_counted_and_drawn_for_the_chosen_s
     assert chosen["not_drawn"] == 66
     few = drawing.graph(graph(run_of(4)).to_json(), "", link)
     assert (few["withheld"], few["not_drawn"]) == (6, 0)
+    many = graph(run_of(40)).to_json()
+    assert [len(drawing.graph(many, name, link)["list"]) for name in ("", "step:39")] == [40, 79]
+    assert drawing.graph(many, "", link)["rows"] == 820
 
 
 def test_each_call_has_a_mark_and_a_replacement_is_named() -> None:
