@@ -34,8 +34,8 @@ def question(text: str) -> str:
 
 
 def card(ordinal: int, worker: Worker) -> str:
-    """Return the line of one worker: pass rates by domain with the number of tasks, price, speed, context, and whether
-    the worker retains what it reads."""
+    """Return the line of one worker: pass rates by domain with the number of tasks, price, speed, context, whether the
+    worker retains what it reads, and last its number, which a small model copies most easily from behind the facts."""
     known = worker.card
     facts = []
     if known.strengths:
@@ -50,7 +50,7 @@ def card(ordinal: int, worker: Worker) -> str:
         facts.append(f"{_rounded(known.speed)} tokens a second")
     facts.append(f"context {known.context}")
     facts.append("retains nothing" if known.retention == "none" else "may retain data")
-    return f"Worker {ordinal}: {'; '.join(facts)}"
+    return f"{'; '.join(facts)}: worker #{ordinal}"
 
 
 def answer_tokens(steps: int) -> int:

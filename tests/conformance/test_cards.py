@@ -28,9 +28,9 @@ def test_it_shows_each_worker_by_number_with_all_that_was_measured_and_the_last_
     assert sent("What is 12+30?", ADA, BOB) == [
         (
             "system",
-            "Worker 0: of 20 tasks each code 45%, logic 70%; $4.5 per million output tokens; 120 tokens a second; "
-            "context 32000; may retain data\n"
-            "Worker 1: good at poems; $0.91 per million output tokens; context 8000; retains nothing",
+            "of 20 tasks each code 45%, logic 70%; $4.5 per million output tokens; 120 tokens a second; "
+            "context 32000; may retain data: worker #0\n"
+            "good at poems; $0.91 per million output tokens; context 8000; retains nothing: worker #1",
         ),
         ("user", "What is 12+30?"),
     ]
@@ -38,7 +38,7 @@ def test_it_shows_each_worker_by_number_with_all_that_was_measured_and_the_last_
 
 def test_it_names_the_number_of_tasks_of_each_domain_where_they_differ() -> None:
     mixed = replace(ADA.card, measured=(MEASURED[0], Measured("logic", 3.0, 4), Measured("poems", 0.0, 0)))
-    assert "Worker 0: code 45% of 20 tasks, logic 75% of 4 tasks; $" in sent("x", replace(ADA, card=mixed))[0][1]
+    assert "code 45% of 20 tasks, logic 75% of 4 tasks; $" in sent("x", replace(ADA, card=mixed))[0][1]
 
 
 def test_of_a_long_question_it_shows_the_beginning_and_the_end() -> None:

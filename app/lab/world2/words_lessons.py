@@ -34,9 +34,10 @@ TEMPERATURE = 0.004
 SHOWN = 12
 """The best plans of a task, among which the imitated one is drawn."""
 SPREAD, EDGE = 0.12, 0.08
-"""How far an invented worker's pass rates are from those of the training worker that it is like: all, and each."""
+"""Deviations of an invented worker's pass rates from those of the training worker that it is like: of all together, and
+of each."""
 DOUBLINGS = 0.5
-"""The same of its price and speed."""
+"""Deviation of its price and speed, in doublings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +118,8 @@ def invented(random: Random) -> Worker:
 
 
 def _facts(worker: Worker) -> tuple[float, ...]:
-    """What is believed of a worker by its card: skill in each domain, price, speed and context by ratio, retention."""
+    """Return what is believed of a worker by its card: skill in each domain, price, speed and context by ratio, and
+    whether it retains data."""
     card = worker.card
     skills = [worker.ability + edge for edge in worker.edges]
     sizes = [float(np.log2(card.price)), float(np.log2(card.speed / 100)), float(np.log2(card.context / 32_000))]

@@ -40,13 +40,13 @@ SPLIT = (
     r'(?<="subtask":")[^"\\]+|[{}\[\]",:]+(?:(?:steps|worker|subtask|access|user)[{}\[\]",:]+)+'
     r"| ?\p{L}+| ?\$?\p{N}+(?:\.\p{N}+)?%?| ?[^\s\p{L}\p{N}]+|\s"
 )
-"""How texts are cut before pairs are merged: a plan's keys with the signs around them, subtasks, words, numbers. So a
-subtask that is frequent in training becomes one token or few, and any other one is spelled by syllables and bytes."""
+"""The places where texts are cut before pairs are merged: a plan's keys with the signs around them, subtasks, words,
+numbers. So a subtask that is frequent in training becomes one token or few, and any other one is spelled."""
 LOOKS = ((1.5, 4.6, 1.0), (18.0, 2.0, 16.0))
 """For the first two layers: the mean distance at which one head begins by looking back, its strength, and the longest
 wave by which it does so in parts of the shortest."""
 FACTS = 9
-"""What the reader of cards tells: see `words_lessons`."""
+"""Numbers that the reader of cards tells: `Lesson.facts`."""
 CHOICES = 10
 """About so many tokens of a plan are choices."""
 DISTURBED = 0.4
@@ -100,11 +100,11 @@ class Batch:
     cards: Tensor
     """[lessons, longest]"""
     facts: Tensor
-    """[workers of all lessons, FACTS], in the order of the ends of cards."""
+    """[workers of all lessons, FACTS], in the order of the last tokens of cards, which are their numbers."""
     tasks: Tensor
     """[lessons x tasks, longest]: question, plan, end."""
     plans: Tensor
-    """The same shape: true for the tokens that are the plan's."""
+    """[lessons x tasks, longest]: true for the tokens that are the plan's."""
     asked: Tensor
     """[lessons x tasks]: the place of the end of the question."""
     said: Tensor
@@ -206,7 +206,7 @@ class Words:
         logits = self.model.lm_head(states[:, :-1][batch.plans[:, 1:]])
         plain = torch.nn.functional.cross_entropy(logits, batch.tasks[:, 1:][batch.plans[:, 1:]], reduction="sum")
         ends = (batch.cards == self._line) | (batch.cards == self._end)
-        told = self.readers[0](read.last_hidden_state[ends])
+        told = self.readers[0](read.last_hidden_state[:, :-1][ends[:, 1:]])
         asked = self.readers[1](states[torch.arange(tasks), batch.asked])
         beside = torch.nn.functional.mse_loss(told, batch.facts)
         beside = beside + 4 * torch.nn.functional.binary_cross_entropy_with_logits(asked, batch.said)
@@ -222,7 +222,7 @@ class Words:
         return [random.randrange(least, most) if random.random() < share else token for token in tokens]
 
     def _said(self, families: Sequence[int], document: int, confidential: bool) -> list[float]:
-        """What a question says, as zeros and ones."""
+        """Return the families, document and confidence of a question as zeros and ones."""
         said = [0.0] * (MOST_PARTS * self._families + len(DOCUMENT_TOKENS) + 1)
         for part, family in enumerate(families):
             said[part * self._families + family] = 1.0

@@ -1,0 +1,37 @@
+"""The training of a conductor of words, dry: a few steps leave a folder that `serve` and `deploy` take."""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from app.conductor import cards
+from app.lab import manifest
+from tests.vllm.server import OFFLINE, PYTHON, ROOT
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
+DRY = "--verdicts 0 --lessons 10 --steps 3 --judged 4"
+
+
+def words(*arguments: str, given: str = "") -> str:
+    """Run the command with an interpreter that has torch, and return what it prints."""
+    argv = [str(PYTHON), "-W", "ignore", "-m", "app.lab.world2.words", *arguments]
+    environ = os.environ | OFFLINE | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        argv, input=given, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=400, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+def test_a_few_steps_leave_a_folder_that_is_served_as_it_is(tmp_path: Path) -> None:
+    out = tmp_path / "words"
+    words("--out", str(out), *DRY.split())
+    card, golden = manifest.read(out)
+    assert (card.kind, card.prompt, card.template, card.grammar) == ("model", "cards", cards.TEMPLATE, "xgrammar")
+    assert set(card.evaluation) == {"fresh tasks", "unseen phrasings", "unseen families", "unseen workers"}
+    assert len((out / "curve.csv").read_text().splitlines()) == 1 + 3
+    pairs = [[message["content"] for message in one.messages] for one in golden]
+    assert json.loads(words("--plan", str(out), given=json.dumps(pairs))) == [one.plan for one in golden]
