@@ -17,8 +17,8 @@ QUESTION_CHARS = 1_600
 """Characters of a question from which on it is shown in parts."""
 SUBTASK_CHARS = 120
 """Characters of a subtask. (xgrammar 0.2.8 cannot compile 600.)"""
-TOKENS_PER_STEP, MARGIN = 64, 16
-"""The most tokens of one step and of the rest of a plan, for a tokenizer that knows common words."""
+TOKENS_PER_STEP, MARGIN = 24 + SUBTASK_CHARS, 16
+"""The most tokens of one step and of the rest of a plan."""
 
 
 def messages(brief: Brief) -> tuple[Message, ...]:

@@ -194,6 +194,8 @@ def _ask(caller: Caller, place: int, chosen: Pool, task: Task, plan: Plan | None
     said, reply = caller.whole(f"words-{place}", task.text, **more)
     run = caller.run(reply["baton"]["run"])
     first = run["proposals"][0]
+    if first["state"] != "accepted":
+        _say(f"rejected: {json.dumps(first)[:1_000]}")
     order = tuple(names.index(name) for name in first["order"]) if plan is None else ()
     conducting = sum(_tokens(attempt["usage"]) for one in run["proposals"] for attempt in one["attempts"])
     return Asked(
@@ -306,7 +308,7 @@ format = "rehearsal"
 options = {{ world = "2", delay = "0", seed = "{place}" }}
 [tiers.words-{place}]
 pool = {names}
-conductor = {{ kind = "model", worker = "conductor", prompt = "cards" }}
+conductor = {{ kind = "model", worker = "conductor", prompt = "cards", probe = 60 }}
 fallback = "{first}"
 limits = {{ steps = {steps}, attempts = 2, seconds = 240, output_tokens = 1000, tokens = 400000, usd = 5.0 }}
 """
