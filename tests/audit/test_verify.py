@@ -383,6 +383,12 @@ def test_every_table_is_a_record_or_listed_with_the_reason_why_it_is_none() -> N
     assert {one.table.name for one in log_sources.SOURCES.values()} <= records
 
 
+def test_the_row_of_a_pruned_run_is_proved_by_its_own_salt(subject: Subject, conn: Connection) -> None:
+    """Whoever deletes the salt could rewrite the row afterwards, because nothing else proves its tenant and times."""
+    (finding,) = found_after(conn, "UPDATE log_leaves SET salt = NULL WHERE kind = 'pruned'", subject.held)
+    assert (finding.rule, finding.thing) == ("altered", "pruned run_pruned")
+
+
 def test_a_tag_of_a_run_that_is_not_stored_is_a_finding(subject: Subject, conn: Connection) -> None:
     """Also one that would be erased with the run's content, which no event demands."""
 

@@ -366,8 +366,6 @@ class RowCheck:
     ) -> None:
         values = {name: value for name, value in row.items() if name not in WORDS.get(kind, ())}
         for entry in entries if kind in FIXED else entries[-1:]:
-            if kind == PRUNED and entry.salt is None:
-                continue  # its salt went with the run; the root of its events is compared with the run's entries
             if entry.salt is None or not fits(entry, ROW, values, entry.salt):
                 if kind in FIXED or not self._is_changing(kind, entry.id):
                     self._add("altered", thing, "its row is not as it was sealed", entry.place)
