@@ -1,9 +1,8 @@
 """Bounds beside the searched optimum say how much of the gap can be closed at all, by what a policy may know.
 
-optimum by cards ...... knows the world's figures and every task's kind; of workers it knows what their cards tell. It
-                        chooses by the mean reward over draws of the exact posterior under the distribution that workers
-                        are drawn from. Where there are no verdicts on the workers, no policy can be expected to do
-                        better: the bound of the cards.
+optimum by cards ...... knows the world's figures and every task's kind; of workers it knows what their cards tell:
+                        the mean of the exact posterior under the distribution that workers are drawn from. Where there
+                        are no verdicts on the workers, no policy can be expected to do much better
 optimum as read ....... knows the figures and the workers' hidden skills, and reads tasks as the learner does
 optimum, silent ....... knows them too, and every part's family, but not which tasks are confidential: in phrasings that
                         were never met the words that say so share none with those of training
@@ -29,26 +28,17 @@ from app.lab.world2.workers import PRICE_NOISE, PRICE_SLOPE, Card, Worker
 
 GRID = np.linspace(-2.5, 4.0, 66)
 """Abilities and skills, in logits."""
-DRAWS = 6
-"""Draws from what workers may be like by their cards."""
 
 
 class OptimumByCards:
-    """The plans with the best mean reward over what workers may be like by their cards."""
+    """The best plans if every worker were as its card makes it expected to be."""
 
     name = "optimum by cards"
 
     def choose(self, setting: Setting, tasks: Sequence[Task]) -> Chosen:
         """Return the best plan for each task."""
-        random = np.random.default_rng(0)
-        drawn = []
-        for _ in range(DRAWS):
-            drawn.append(Rewards(tuple([_drawn(worker, random) for worker in setting.pool])))
-        chosen = []
-        for posed in tasks:
-            total = np.sum([everything(rewards, posed) for rewards in drawn], axis=0)
-            chosen.append(int(total.argmax()))
-        return np.array(chosen)
+        rewards = Rewards(tuple([_expected(worker) for worker in setting.pool]))
+        return np.array([int(everything(rewards, posed).argmax()) for posed in tasks])
 
 
 class OptimumAsRead:
@@ -120,35 +110,31 @@ def _mean_difficulties() -> list[float]:
     return found
 
 
-def _drawn(worker: Worker, random: np.random.Generator) -> Worker:
-    """A worker that may have this card."""
-    weights, near, chances = _posterior(worker.card)
-    place = int(random.choice(len(GRID), p=weights))
-    skills = []
-    for chance in chances:
-        fitting = near[place] * chance
-        skills.append(float(random.choice(GRID, p=fitting / fitting.sum())))
-    ability = float(GRID[place])
+def _expected(worker: Worker) -> Worker:
+    ability, skills = _posterior(worker.card)
     return replace(worker, ability=ability, edges=tuple([skill - ability for skill in skills]))
 
 
 @lru_cache(1_000)
-def _posterior(card: Card) -> tuple[NDArray[np.float64], NDArray[np.float64], list[NDArray[np.float64]]]:
-    """The chance of each ability given pass rates and speed, of each skill given ability, and of the card by skill and
-    domain. Speed tells the worker's place in the range of prices, which the prices of pools do not."""
+def _posterior(card: Card) -> tuple[float, tuple[float, ...]]:
+    """The means of ability and of the skill in each domain, given pass rates and speed. Speed tells the worker's place
+    in the range of prices, which the prices of pools do not."""
     known = constants()
     z = (GRID - known.ability_mean) / known.ability_sd
     rank = np.log(card.speed / known.speed_high) / np.log(known.speed_low / known.speed_high)
     logs = -(z**2) / 2 - ((rank - 0.5 - PRICE_SLOPE * z) / PRICE_NOISE) ** 2 / 2
     near = np.exp(-(((GRID[None, :] - GRID[:, None]) / known.edge_sd) ** 2) / 2)
     near /= near.sum(axis=1, keepdims=True)
-    chances = []
+    means = []
     for domain, right in enumerate(card.right):
         rate = _rates(domain)
-        chances.append(rate**right * (1 - rate) ** (card.asked - right))
-        logs = logs + np.log(near @ chances[-1])
+        chance = rate**right * (1 - rate) ** (card.asked - right)
+        total = near @ chance
+        logs = logs + np.log(total)
+        means.append((near @ (chance * GRID)) / total)
     weights = np.exp(logs - logs.max())
-    return weights / weights.sum(), near, chances
+    weights /= weights.sum()
+    return float(weights @ GRID), tuple([float(weights @ mean) for mean in means])
 
 
 def _rates(domain: int) -> NDArray[np.float64]:

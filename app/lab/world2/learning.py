@@ -11,8 +11,9 @@ easier for all. That is the form of this world, and of its rules for plans, but 
 ignorance. So it says what verdicts can teach to a policy that knows how workflows work; it is no evidence that real
 workers follow this form. The figures are the most probable ones under weak priors, found by Newton's method with the
 expected second derivatives (Fisher scoring). Their inverse is the covariance of what is believed (Laplace). A plan is
-chosen by its reward on average over readings of the task and, where workers are known by their cards alone, over draws
-of beliefs.
+chosen by its reward on average over readings of the task, if the most probable figures are true. (To average over a few
+draws of beliefs as well was worse where workers are known by their cards alone: the plan chosen is the one for which
+the draws err most.)
 
 Executions: a first part at random over all shapes and workers; then a quarter at random, the rest among plans that are
 best for some task over the pool if a draw of beliefs is true (Thompson sampling). Each plan is carried out once, by the
@@ -76,7 +77,7 @@ LONGEST_STEP, BATCH = 1.0, 512
 TRIED = 0.75
 """The share of executions, after the first part, that try plans which are believed to be best."""
 DRAWS = 4
-"""Draws of beliefs over which a plan's reward is averaged where a pool has workers without verdicts."""
+"""Draws of beliefs by which plans are tried."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,8 +168,7 @@ class Learner:
 
     def policy(self) -> "LearnedPolicy":
         """Return what would be chosen by what is believed now."""
-        drawn = [self.drawn() for _ in range(DRAWS)]
-        return LearnedPolicy(learned_name(len(self._rows)), self.reader, self.most_probable(), drawn)
+        return LearnedPolicy(learned_name(len(self._rows)), self.reader, self.most_probable())
 
     def most_probable(self) -> Beliefs:
         """Return the most probable figures."""
@@ -367,16 +367,13 @@ class Learner:
 class LearnedPolicy:
     """The beliefs of a learner at one time, and the plans that follow from them."""
 
-    def __init__(self, name: str, reader: Reader, probable: Beliefs, drawn: Sequence[Beliefs]) -> None:
-        self.name, self._reader = name, reader
-        self.probable, self._drawn = probable, drawn
+    def __init__(self, name: str, reader: Reader, probable: Beliefs) -> None:
+        self.name, self.probable, self._reader = name, probable, reader
 
     def choose(self, setting: Setting, tasks: Sequence[Task]) -> Chosen:
         """Return the plan that is believed to be best for each task."""
-        known = all([worker.name in _places() for worker in setting.pool])
-        beliefs = [self.probable] if known else self._drawn
-        rewards = [one.rewards(setting.pool) for one in beliefs]
-        return np.array([self._best(beliefs, rewards, posed) for posed in tasks])
+        rewards = self.probable.rewards(setting.pool)
+        return np.array([self._best(rewards, posed) for posed in tasks])
 
     def exported(self) -> dict[str, Any]:
         """Return the most probable beliefs as plain numbers, as the head of this module describes them."""
@@ -391,20 +388,11 @@ class LearnedPolicy:
             "format": "world-2 policy 1", "figures": figures, "families": families, "workers": skills, "scale": scale,
         }  # fmt: skip
 
-    def _best(self, beliefs: Sequence[Beliefs], rewards: Sequence[Rewards], posed: Task) -> int:
-        """The place of the plan that is believed to be best, on average over readings and beliefs.
-
-        Each reading goes with at least one of the beliefs, and each of these with at least one reading.
-        """
-        readings = self._reader.readings(posed)
-        each = math.ceil(len(beliefs) / len(readings))
-        total, at = np.zeros(1), 0
-        for read in readings:
-            for _ in range(each):
-                place = at % len(beliefs)
-                expected = everything(rewards[place], beliefs[place].understood(posed, read))
-                total = total + read.weight / each * expected
-                at += 1
+    def _best(self, rewards: Rewards, posed: Task) -> int:
+        """The place of the plan that is believed to be best, on average over readings."""
+        total = np.zeros(1)
+        for read in self._reader.readings(posed):
+            total = total + read.weight * everything(rewards, self.probable.understood(posed, read))
         return int(total.argmax())
 
 
