@@ -100,6 +100,11 @@ async def received(
     return b"".join(parts)[:bytes_].decode(errors="ignore")
 
 
+def raised(error: Exception, _path: str) -> None:
+    """Raise what the console reports as a bug of its own."""
+    raise error
+
+
 def complete(text: str) -> str:
     """The events of a stream that have come whole."""
     return text[: text.rfind("\n\n") + 2]
@@ -116,7 +121,7 @@ async def test_after_any_cut_the_page_equals_a_fresh_one(monkeypatch: pytest.Mon
         monkeypatch.setattr(gateway.store, "last_seqs", run.last_seqs, raising=False)
         run.write(1)
         key = gateway.add_key("owner", scopes=["runs:read", "audit:read"])
-        console = Console(gateway.app, lambda: (PEPPER,), now, lambda error, _path: None)
+        console = Console(gateway.app, lambda: (PEPPER,), now, raised)
         async with browsing(gateway.app, now) as browser:
             await sign_in(browser, key)
             cookie = cookie_of(browser)
@@ -140,7 +145,7 @@ async def test_after_any_cut_the_playground_equals_a_fresh_one(stub: ProviderStu
     key, row = mint(opened.gateway.pepper, tenant="acme", name="person", scopes=SCOPES, now=0.0)
     assert await opened.gateway.store.add_key(row)
     with app_over(opened.gateway) as app:
-        console = Console(app, lambda: (PEPPER,), opened.gateway.now, lambda error, _path: None)
+        console = Console(app, lambda: (PEPPER,), opened.gateway.now, raised)
         async with browsing(app, opened.gateway.now) as browser:
             await sign_in(browser, key)
             while cuts < CUTS:
