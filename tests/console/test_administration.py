@@ -115,7 +115,7 @@ async def test_tenants_budgets_and_holds_are_managed(admin: AdminStandIn) -> Non
         await send(client, "/tenants/other/enable")
         assert re.search(r"other 0 \S+ \S+ enabled Disable", await read(client, "/tenants"))
         await send(client, "/budgets/set", scope="user", name="*", period="day", usd="2.50", soft="0.8")
-        assert "acme/user/*/day acme $2.5000 a day nothing was spent yet" in await read(client, "/budgets")
+        assert "acme/user/*/day acme $2.50 a day nothing was spent yet" in await read(client, "/budgets")
         assert "Warning at 80.0 %" in await read(client, "/budgets/one?id=acme/user/*/day")
         await send(client, "/budgets/remove?id=acme/user/*/day")
         assert "No budget is set" in await read(client, "/budgets")
