@@ -121,21 +121,22 @@ async def test_after_any_cut_the_page_equals_a_fresh_one(monkeypatch: pytest.Mon
         monkeypatch.setattr(gateway.store, "last_seqs", run.last_seqs, raising=False)
         run.write(1)
         key = gateway.add_key("owner", scopes=["runs:read", "audit:read"])
-        console = Console(gateway.app, lambda: (PEPPER,), now, raised)
-        async with browsing(gateway.app, now) as browser:
-            await sign_in(browser, key)
-            cookie = cookie_of(browser)
-            shown, last = regions((await browser.get(ADDRESS)).text), 1
-            while run.seq < len(run.events):
-                run.write(chance.randint(run.seq + 1, len(run.events)))
-                whole = chance.random() < 0.5
-                most = WHOLE if whole else chance.randrange(60_000)
-                text = await received(console, cookie, f"{ADDRESS}/live", most, last=last)
-                last = max([last, *patched(shown, complete(text))])
-                cuts += 1
-            if last < run.seq:
-                patched(shown, await received(console, cookie, f"{ADDRESS}/live", WHOLE, last=last))
-            assert shown == regions((await browser.get(ADDRESS)).text), f"run {run.events[0].run}, {cuts} cuts"
+        with app_over(gateway.context) as app:
+            console = Console(app, lambda: (PEPPER,), now, raised)
+            async with browsing(app, now) as browser:
+                await sign_in(browser, key)
+                cookie = cookie_of(browser)
+                shown, last = regions((await browser.get(ADDRESS)).text), 1
+                while run.seq < len(run.events):
+                    run.write(chance.randint(run.seq + 1, len(run.events)))
+                    whole = chance.random() < 0.5
+                    most = WHOLE if whole else chance.randrange(60_000)
+                    text = await received(console, cookie, f"{ADDRESS}/live", most, last=last)
+                    last = max([last, *patched(shown, complete(text))])
+                    cuts += 1
+                if last < run.seq:
+                    patched(shown, await received(console, cookie, f"{ADDRESS}/live", WHOLE, last=last))
+                assert shown == regions((await browser.get(ADDRESS)).text), f"run {run.events[0].run}, {cuts} cuts"
 
 
 async def test_after_any_cut_the_playground_equals_a_fresh_one(stub: ProviderStub, opened: Runtime) -> None:
