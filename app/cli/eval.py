@@ -102,7 +102,8 @@ async def _carry_out(
 async def _client(asked: Asked, environ: Mapping[str, str], out: Path) -> AsyncIterator[httpx.AsyncClient]:
     """Yield a client of the service at `--url`, or of one inside this process."""
     if asked.url is None:
-        async with embedded(configure(environ), out, asked.concurrency) as client:
+        quick = {"BATON_REHEARSAL_DELAY": "0", **environ}  # simulated workers pause only if that is asked for
+        async with embedded(configure(quick), out, asked.concurrency) as client:
             yield client
         return
     key = asked.key or environ.get("BATON_API_KEY", "")

@@ -8,7 +8,9 @@ from importlib.resources import files
 import pytest
 
 from app.core.message.chat import Message, Text
+from app.core.plan import pricing
 from app.core.plan.parse import schema
+from app.core.pool.catalog import Limits
 from app.lab.world2 import constants, tasks
 from app.lab.world2.execution import role_of
 from app.lab.world2.provider import SecondWorld, cast, posed, written_out
@@ -68,6 +70,12 @@ def test_a_long_document_is_read_by_one_worker_alone() -> None:
     assert len(steps) > 1
     assert [("user" in step.access) for step in steps] == [True] + [False] * (len(steps) - 1)
     assert role_of(steps[0].subtask) == "digest"
+
+
+def test_the_conductor_counts_as_budgets_do() -> None:
+    assert policy.FRAME_BYTES == pricing.FRAME_BYTES
+    assert pricing.seen_bytes(policy.FLOOR) == policy.SEEN_BYTES
+    assert Limits().floor == policy.FLOOR
 
 
 def test_the_plan_gets_cheaper_with_the_money() -> None:

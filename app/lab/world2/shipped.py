@@ -19,17 +19,17 @@ from numpy.typing import NDArray
 
 from app.lab.world2 import constants as figures
 from app.lab.world2 import tasks as composed
-from app.lab.world2.constants import DOMAINS
+from app.lab.world2.constants import DOCUMENT_TOKENS, DOMAINS
 from app.lab.world2.learning import Learner
 from app.lab.world2.outcome import Rewards, everything, plans
-from app.lab.world2.provider import CAST, cast
+from app.lab.world2.provider import CAST, CHARS_PER_TOKEN, cast
 from app.lab.world2.reading import Read
-from app.lab.world2.rules import size_of, written
+from app.lab.world2.rules import written
 from app.lab.world2.sentences import words
 from app.lab.world2.shapes import Plan, catalogue, workflow
 from app.lab.world2.tasks import MOST_PARTS, Task
 from app.lab.world2.workers import Pool
-from app.providers.rehearsal.policy import terms
+from app.providers.rehearsal.policy import Card, PlanStep, held, terms
 
 Matrix: TypeAlias = NDArray[np.float64]
 SEED, VERDICTS, TEXTS = 0, 64_000, 2_500
@@ -39,8 +39,8 @@ SELDOM, RIDGE = 8, 5.0
 """Texts that a word must be in, and the penalty of its weights."""
 PLANS, CAPPED = 10, 4
 """Plans that are kept for any money, and for each cap."""
-CAPS = (0.0003, 0.001, 0.002, 0.004)
-"""Caps in dollars for which plans are kept."""
+CAPS = (0.0006, 0.0012, 0.0025, 0.005, 0.01)
+"""Caps in dollars, of what budgets hold for a plan before it begins, for which plans are kept."""
 STRENGTHS: Mapping[str, str] = {
     "sage": "general, planning",
     "scribe": "text, words and letters, extraction, roman numerals",
@@ -57,8 +57,8 @@ def write(path: Path) -> None:
     learner.grow(VERDICTS)
     texts = composed.tasks("train", "conductor", TEXTS)
     believed = learner.believed(profiles())
-    rewards, bills = _believed(learner, believed, texts)
-    kept = _kept(rewards, bills)
+    rewards = _believed(learner, believed, texts)
+    kept = _kept(rewards, _held(texts))
     reader, vocabulary = _reader(texts)
     latent = _presence(texts, vocabulary) @ reader[1:] + reader[0]
     rows = np.array([terms(list(row), one.document) for row, one in zip(latent, texts, strict=True)])
@@ -82,29 +82,37 @@ def profiles() -> Pool:
     return tuple(worker for worker, _ in cast())
 
 
-def _believed(learner: Learner, believed: Rewards, texts: Sequence[Task]) -> tuple[Matrix, Matrix]:
-    """The believed rewards and the dollars of all plans, by training text; the families of these are labels."""
+def _believed(learner: Learner, believed: Rewards, texts: Sequence[Task]) -> Matrix:
+    """The believed rewards of all plans, by training text; the families of these are labels."""
     places = {family.name: place for place, family in enumerate(learner.reader.families)}
     rewards: dict[object, NDArray[np.float32]] = {}
-    bills: dict[object, Matrix] = {}
     for text in texts:
-        size = size_of(text)
         if text.kind not in rewards:
             read = Read(tuple(places[part.family.name] for part in text.parts), text.document, text.confidential)
             rewards[text.kind] = everything(believed, learner.understood(text, read))
-        if size not in bills:
-            bills[size] = np.concatenate([believed.bill(name, size)[0].ravel() for name in catalogue()])
-    return (
-        np.stack([rewards[text.kind] for text in texts]).astype(float),
-        np.stack([bills[size_of(text)] for text in texts]),
-    )
+    return np.stack([rewards[text.kind] for text in texts]).astype(float)
 
 
-def _kept(rewards: Matrix, bills: Matrix) -> list[int]:
+def _held(texts: Sequence[Task]) -> Matrix:
+    """The dollars that budgets hold for all plans, by training text, as the conductor reckons them."""
+    share = figures.constants().input_share
+    cards = [Card(0, "", share * worker.price / 1e6, worker.price / 1e6) for worker in profiles()]
+    alone, with_text = [], []
+    for plan in plans(len(CAST)):
+        steps = [PlanStep(*step) for step in _steps(plan)]
+        manned = [(cards[step.worker], step) for step in steps]
+        alone.append(held(manned, 0))
+        with_text.append(held(manned, 1) - alone[-1])
+    sizes = np.array([len(text.text) + DOCUMENT_TOKENS[text.document] * CHARS_PER_TOKEN for text in texts])
+    prices: Matrix = np.array(alone) + np.array(with_text) * sizes[:, None]
+    return prices
+
+
+def _kept(rewards: Matrix, prices: Matrix) -> list[int]:
     """The plans that add most to the best of those before them: for any money, then within each cap."""
     found: list[int] = []
     for cap, count in ((np.inf, PLANS), *[(cap, CAPPED) for cap in CAPS]):
-        within = np.where(bills <= cap, rewards, 0.0)
+        within = np.where(prices <= cap, rewards, 0.0)
         best = within[:, found].max(axis=1) if found else np.zeros(len(rewards))
         for _ in range(count):
             gains = np.maximum(within, best[:, None]).mean(axis=0)
@@ -142,14 +150,19 @@ def _presence(texts: Sequence[Task], vocabulary: Mapping[str, int]) -> Matrix:
 
 
 def _plan(plan: Plan, scores: Matrix) -> dict[str, Any]:
-    """A plan as the conductor writes it: for each step its worker's place, its subtask, what it sees, and the most
-    tokens that it writes for a task of any size."""
+    """A plan as the conductor's file has it, with the weights of its worth."""
+    return {"shape": plan.shape, "steps": _steps(plan), "scores": _rounded(scores)}
+
+
+def _steps(plan: Plan) -> list[tuple[int, str, tuple[str | int, ...], int]]:
+    """For each step its worker's place, its subtask, what it sees, and the most tokens that it writes for a task of any
+    size."""
     steps = []
     roles = [step.role for step in catalogue()[plan.shape]]
     carried = workflow(plan, CAST).steps
     for place, role, step in zip(plan.workers, roles, carried, strict=True):
-        steps.append([place, step.subtask, step.access.as_list(), round(written(role, MOST_PARTS, 0))])
-    return {"shape": plan.shape, "steps": steps, "scores": _rounded(scores)}
+        steps.append((place, step.subtask, tuple(step.access.as_list()), round(written(role, MOST_PARTS, 0))))
+    return steps
 
 
 def _rounded(values: Matrix) -> list[float]:

@@ -22,8 +22,12 @@ LEAST_WORDS = 12
 """Different words that a task must have: shorter questions are none of those that the policy knows."""
 SURE, LIKELY = 0.95, 0.55
 """The shares of known words from which on a question is one of those that the policy knows, and is likely to be one."""
-OVERHEAD = 1_200
-"""Bytes around the question in a step's messages, and of what it sees of earlier steps."""
+FLOOR = 256
+"""The fewest output tokens for which a step's price is held: the default of tiers."""
+FRAME_BYTES, SEEN_BYTES = 400, 1_624
+"""Bytes around what a step sees, and of each earlier step that it sees, as `core/plan/pricing.py` counts them."""
+PLANNING = 0.0002
+"""Dollars of the money that is left which the call for the plan itself may cost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,14 +116,14 @@ def terms(latent: Sequence[float], document: int) -> list[float]:
 
 def best(known: Known, cards: Sequence[Card], most_steps: int, usd: float) -> list[tuple[int, PlanStep]] | None:
     """Return the steps of the plan that is worth most, each with its worker's ordinal, among those whose workers are
-    shown and whose most likely bill fits the money; None if there is none."""
+    shown and whose least price fits the money; None if there is none."""
     by_strengths = {card.strengths: card for card in cards}
     shown = [by_strengths.get(strengths) for strengths in policy().workers]
     found, worth = None, -math.inf
     seen = terms(known.latent, known.document)
     for plan in policy().plans:
         manned = [(card, step) for step in plan.steps if (card := shown[step.worker]) is not None]
-        if len(manned) < len(plan.steps) or len(manned) > most_steps or _bill(manned, known.size) > usd:
+        if len(manned) < len(plan.steps) or len(manned) > most_steps or held(manned, known.size) > usd - PLANNING:
             continue
         value = math.fsum([weight * term for weight, term in zip(plan.scores, seen, strict=True)])
         if value > worth:
@@ -127,12 +131,14 @@ def best(known: Known, cards: Sequence[Card], most_steps: int, usd: float) -> li
     return found
 
 
-def _bill(manned: Sequence[tuple[Card, PlanStep]], size: int) -> float:
-    """The most that a plan is likely to hold in dollars: each byte of a step's messages as a token, as budgets count
-    them before a call."""
+def held(manned: Sequence[tuple[Card, PlanStep]], size: int) -> float:
+    """The least price of a plan in dollars, as the executor compares it with the money that is left: each byte of a
+    step's messages as a token, and what each step is likely to write."""
     total = 0.0
     for card, step in manned:
-        total += card.output * step.writes + card.input * (OVERHEAD + (size if "user" in step.access else 0))
+        shown = sum([isinstance(entry, int) for entry in step.access])
+        read = len(step.subtask) + FRAME_BYTES + shown * SEEN_BYTES + (size if "user" in step.access else 0)
+        total += card.output * max(step.writes, FLOOR) + card.input * read
     return total
 
 
