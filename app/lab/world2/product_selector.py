@@ -47,7 +47,7 @@ class ProductSelector:
 
     def choose(self, setting: Setting, tasks: Sequence[Task]) -> Chosen:
         """Return the plans that the posterior's mean holds for best, once it has learned over this pool."""
-        spec, workers = _spec(), [_as_catalog(worker) for worker in setting.pool]
+        spec, workers = selector_spec(), [as_catalog(worker) for worker in setting.pool]
         open_ = arms(spec, workers, MOST_STEPS)
         posterior = self._learned.get(id(setting)) or self._taught(setting, workers, open_)
         self._learned[id(setting)] = posterior
@@ -55,18 +55,18 @@ class ProductSelector:
         chosen = []
         for task in tasks:
             found = estimates(posterior, spec, open_, workers, features(task.text))
-            chosen.append(places[_plan(max(found, key=lambda one: one.worth).arm, setting)])
+            chosen.append(places[plan_of(max(found, key=lambda one: one.worth).arm, setting)])
         return np.array(chosen)
 
     def _taught(self, setting: Setting, workers: Sequence[catalog.Worker], open_: Sequence[Arm]) -> Posterior:
         random = Random(f"{self._seed}|{[worker.name for worker in setting.pool]}")
-        spec, posterior = _spec(), Posterior()
-        by_name = {arm.name: (arm, _plan(arm, setting)) for arm in open_}
+        spec, posterior = selector_spec(), Posterior()
+        by_name = {arm.name: (arm, plan_of(arm, setting)) for arm in open_}
         for at in range(self._ratings):
             task = setting.training[at % len(setting.training)]
             seen = features(task.text)
             found = estimates(posterior, spec, open_, workers, seen)
-            choice = decide(found, spec.explore, lambda count: random.choices(_normals(), k=count), random.random)
+            choice = decide(found, spec.explore, lambda count: random.choices(normals(), k=count), random.random)
             arm, plan = by_name[choice.action]
             score, usd = _rated(setting, plan, task, random)
             posterior = learned(posterior, spec, workers, Rating(arm, seen, score, round(1e6 * usd), 1e9 + at))
@@ -83,7 +83,8 @@ def _rated(setting: Setting, plan: Plan, task: Task, random: Random) -> tuple[fl
 
 
 @cache
-def _spec() -> catalog.SelectorSpec:
+def selector_spec() -> catalog.SelectorSpec:
+    """Return the settings of the selector in this world: all templates, and the world's weight of cost."""
     known = constants()
     templates: tuple[catalog.Template, ...] = (
         "answer", "reason", "plan-reason", "answer-check", "reason-check", "judge", "mixture",
@@ -91,18 +92,21 @@ def _spec() -> catalog.SelectorSpec:
     return catalog.SelectorSpec(templates=templates, cost=known.cost, full_usd=round(1e6 * known.full_usd))
 
 
-def _as_catalog(worker: Worker) -> catalog.Worker:
+def as_catalog(worker: Worker) -> catalog.Worker:
+    """Return a worker with the card that the selector is shown: its price, and the domains in which it did best."""
     best = max(worker.card.right)
     strengths = [name for name, right in zip(DOMAINS, worker.card.right, strict=True) if right == best]
     price = catalog.Price(round(worker.price * constants().input_share * 1e6), round(worker.price * 1e6))
     return catalog.Worker(worker.name, "world", worker.name, price, catalog.Card(strengths=tuple(strengths)))
 
 
-def _plan(arm: Arm, setting: Setting) -> Plan:
+def plan_of(arm: Arm, setting: Setting) -> Plan:
+    """Return the plan of this world that an arm stands for."""
     names = [worker.name for worker in setting.pool]
     return Plan(SHAPES[arm.template], tuple(names.index(step.worker) for step in arm.steps))
 
 
 @cache
-def _normals() -> tuple[float, ...]:
+def normals() -> tuple[float, ...]:
+    """Return equally probable quantiles of the normal distribution, to draw from."""
     return tuple(NormalDist().inv_cdf((n + 0.5) / 1024) for n in range(1024))
