@@ -20,6 +20,7 @@ from app.gateway.runs import overview, overview_route
 from app.process.wiring import Runtime
 from app.store.sqlkit.tables import LOG_TILES
 from tests.harness.in_process import app_over, ask, calling, finish, order, pool_text, running_service, speak
+from tests.harness.waiting import until
 from tests.stubs import ProviderStub
 
 
@@ -127,6 +128,30 @@ async def test_streams_of_the_same_overview_share_its_making(opened: Runtime, mo
             while json.loads((await anext(one)).data or "{}").get("total", {}).get("ended") != 1:
                 pass
         assert made[0] < 8
+
+
+async def test_a_new_stream_of_an_overview_does_not_wait_for_the_next_making(
+    opened: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(overview_route, "REFRESH_SECONDS", 1_000.0)
+    week, shared = {"period": "week"}, list[Any]()
+
+    class Noted(overview_route._SharedOverview):
+        def __init__(self, *given: Any) -> None:
+            super().__init__(*given)
+            shared.append(self)
+
+    monkeypatch.setattr(overview_route, "_SharedOverview", Noted)
+    async with calling(opened) as client, AsyncExitStack() as stack:
+        session = Session((("authorization", client.headers["authorization"]),))
+        api = Api(stack.enter_context(app_over(opened.gateway)))
+        first = await stack.enter_async_context(api.events(session, "GET", "/v1/overview/live", query=week))
+        assert json.loads((await anext(first)).data)["total"]["runs"] == 0
+        await ask(client)
+        await until(lambda: shared[0]._making.locked())  # the first stream waits until it may be made again
+        second = await stack.enter_async_context(api.events(session, "GET", "/v1/overview/live", query=week))
+        async with asyncio.timeout(20):
+            assert json.loads((await anext(second)).data)["total"]["runs"] == 0
 
 
 def test_percentiles_are_nearest_ranks() -> None:

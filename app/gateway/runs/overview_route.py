@@ -160,16 +160,25 @@ class _SharedOverview:
     async def at(self, number: int) -> tuple[int, Json]:
         """The overview after this change of runs or a later one, and the number of that. Raises `Overloaded` and
         `StoreUnavailable`."""
-        tick = self._context.tick
-        async with self._making:
-            is_old = tick() - self._made_at >= STALE_SECONDS
-            if self._number < number or is_old:
-                await asyncio.sleep(max(self._made_at + REFRESH_SECONDS - tick(), 0.0))
-                latest = self._context.runs.changes.number
-                async with self._turns.turn(self._caller.tenant):
-                    self._made = await _overview(self._context, self._asked, self._caller)
-                self._number, self._made_at = latest, tick()
-            return self._number, self._made
+        if not self._has(number):
+            try:
+                async with asyncio.timeout(REFRESH_SECONDS + SECONDS), self._making:
+                    if not self._has(number):  # nobody else has made it in the meantime
+                        await self._make()
+            except TimeoutError:
+                raise Overloaded("Too many others wait for this overview.", retry_after=SECONDS) from None
+        return self._number, self._made
+
+    def _has(self, number: int) -> bool:
+        is_old = self._context.tick() - self._made_at >= STALE_SECONDS
+        return self._number >= number and not is_old
+
+    async def _make(self) -> None:
+        await asyncio.sleep(max(self._made_at + REFRESH_SECONDS - self._context.tick(), 0.0))
+        latest = self._context.runs.changes.number
+        async with self._turns.turn(self._caller.tenant):
+            self._made = await _overview(self._context, self._asked, self._caller)
+        self._number, self._made_at = latest, self._context.tick()
 
 
 async def _followed(
