@@ -145,7 +145,7 @@ def _value(asked: Field, texts: Sequence[str]) -> Any:
     if asked.kind == "number":
         return number(text)
     if asked.kind == "days":
-        return round(number(text) * DAY_SECONDS)
+        return _seconds(number(text))
     return text if asked.kind == "lines" else text.strip()
 
 
@@ -159,3 +159,11 @@ def number(text: str) -> int | float:
     if not abs(value) <= LARGEST:
         raise ValueError
     return value
+
+
+def _seconds(days: float) -> int:
+    """Days as seconds. Raises `ValueError` as `number`."""
+    seconds = round(days * DAY_SECONDS)
+    if abs(seconds) > LARGEST:
+        raise ValueError
+    return seconds

@@ -151,7 +151,7 @@ class Playground:
             view=await followed.view() if run else None,
             once=secrets.token_urlsafe(TOKEN_BYTES),
             sent=_written(sent),
-            samples=samples.samples(origin(request), sent) if sent else [],
+            samples=_samples(request, sent),
         )
 
 
@@ -169,6 +169,14 @@ def once_of(token: str, action: str, body: Mapping[str, Any]) -> str:
     """The `Idempotency-Key` of a request: the same form sent twice is one request, another body is another one."""
     sent = orjson.dumps([token, action, body], option=orjson.OPT_SORT_KEYS)
     return f"console-{hashlib.sha256(sent).hexdigest()[:40]}"
+
+
+def _samples(request: Request, sent: Any) -> list[samples.Sample]:
+    """The request as code; nothing where the hidden field was changed into something that is no request."""
+    try:
+        return samples.samples(origin(request), sent) if sent else []
+    except (AttributeError, LookupError, TypeError, ValueError, RecursionError):
+        return []
 
 
 def _written(sent: Mapping[str, Any] | None) -> str:

@@ -116,6 +116,10 @@ async def test_a_rating_is_stored_and_the_page_stays(stub: ProviderStub, browser
     assert f"Your rating of {run} is stored: good." in words(rated.text)
     assert "The same request as code" in rated.text
     assert "The draft." in section(rated.text, "answer")
+    for forged in ("[1]", '"x"', "{}", '{"model": 1, "messages": [5]}'):
+        rated = await press(browser, "up", run=run, sent=forged)
+        assert rated.status_code == 200, words(rated.text)
+        assert "The same request as code" not in rated.text
 
 
 FAULTS = [

@@ -9,7 +9,7 @@ from starlette.routing import Route
 
 from app.console import forms
 from app.console.admin.sections import API, Administration, Cell, Table
-from app.console.api import ApiError, Session
+from app.console.api import ApiError, Session, segment
 from app.console.pages import form_lists
 from app.console.session import PATH
 from app.core.records import changed
@@ -50,7 +50,7 @@ def routes(admin: Administration) -> list[Route]:
         given = await form_lists(request)
         form = changed(_form(), given=given)
         body, faults = forms.read(form.fields, given)
-        question = str(body.pop("question", "diff"))
+        question = segment(body.pop("question", "diff"))
         since = body.pop("since_seconds", None)
         if faults:
             return await show(request, session, changed(form, faults=faults), None, 400)
