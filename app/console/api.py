@@ -58,6 +58,11 @@ class ApiError(Exception):
         super().__init__(self.message)
 
 
+def timed_out(message: str) -> ApiError:
+    """The refusal of a page that has waited too long."""
+    return ApiError(504, {"error": {"code": "timeout", "message": message}})
+
+
 class Api:
     """Asks the API of this listener."""
 
@@ -91,8 +96,7 @@ class Api:
             async with asyncio.timeout(within):
                 await self._app(exchange.scope, exchange.receive, exchange.collect)
         except TimeoutError:
-            message = f"The API has not answered within {within:.0f} seconds. Try again."
-            raise ApiError(504, {"error": {"code": "timeout", "message": message}}) from None
+            raise timed_out(f"The API has not answered within {within:.0f} seconds. Try again.") from None
         found = _json(bytes(exchange.body))
         if exchange.status >= 400:
             raise ApiError(exchange.status, found if isinstance(found, dict) else {}, exchange.retry_after)
@@ -110,8 +114,7 @@ class Api:
                 async with asyncio.timeout(DEADLINE_SECONDS), aclosing(exchange.parsed()) as events:
                     await anext(events, None)
             except TimeoutError:
-                message = f"The run has not begun within {DEADLINE_SECONDS:.0f} seconds. Try again."
-                raise ApiError(504, {"error": {"code": "timeout", "message": message}}) from None
+                raise timed_out(f"The run has not begun within {DEADLINE_SECONDS:.0f} seconds. Try again.") from None
             return exchange.headers.get("x-baton-run", "")
 
     @asynccontextmanager

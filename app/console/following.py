@@ -13,7 +13,7 @@ from typing import Any, Final
 import orjson
 
 from app.console import request_form
-from app.console.api import Api, ApiError, Event, Session, segment
+from app.console.api import Api, ApiError, Event, Session, segment, timed_out
 from app.console.pages import Pages
 from app.console.request_form import Refusal
 
@@ -70,9 +70,12 @@ class FollowedRun:
         await self._look()
         if not self.is_over:
             return
-        async with asyncio.timeout(READ_SECONDS), self.source() as events:
-            async for _event in events:
-                pass
+        try:
+            async with asyncio.timeout(READ_SECONDS), self.source() as events:
+                async for _event in events:
+                    pass
+        except TimeoutError:
+            raise timed_out(f"The run could not be read within {READ_SECONDS:.0f} seconds. Try again.") from None
 
     async def _look(self) -> None:
         """Read the steps, where they have changed since they were read."""
