@@ -143,7 +143,10 @@ async def _lead_to_start(_request: Request) -> Response:
 
 
 def _absent(pages: Pages) -> Callable[[Request, Exception], Any]:
-    async def absent(request: Request, _error: Exception) -> Response:
+    async def absent(request: Request, error: Exception) -> Response:
+        if request.method == "GET" and getattr(error, "status_code", 404) == 405:
+            # The address of a button, to which a sign-in or a reload leads back: its page is the one above it.
+            return RedirectResponse(request.url.path.rpartition("/")[0], 303, HEADERS)
         return pages.failure(request, 404, "The console has no page of this address.")
 
     return absent

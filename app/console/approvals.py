@@ -36,7 +36,7 @@ def routes(pages: Pages, prefix: str) -> list[Route]:
         if "live" in request.query_params:
             waiting = {"state": "awaiting_approval", "limit": WATCHED}
             source = pages.api.events(session, "GET", "/v1/runs/live", query=waiting)
-            return Live(source, partial(_regions, pages, prefix, session))
+            return Live(source, partial(_regions, pages, prefix, session), is_finite=False)
         after = request.query_params.get("after")
         found = await _waiting(pages, prefix, session, after)
         return pages.show(request, "approvals.html", status="waiting", found=found, is_live=not after)

@@ -20,6 +20,7 @@ PING_SECONDS: Final = 15.0
 """Silence after which a comment is sent, so that a connection that is gone is noticed."""
 END: Final = "end"
 """The name of the event behind which nothing more comes; the page then closes the stream (`hx-sse:close`)."""
+END_EVENT: Final = f"event: {END}\ndata: \n\n"
 
 LINE_END: Final = re.compile(r"\r\n|\r|\n")
 """The line ends of event streams. Other characters that end a line elsewhere are part of a text."""
@@ -34,13 +35,20 @@ class Live:
 
     `source` gives the events to follow. `render` makes the regions as they are behind an event; an empty mapping: this
     event changes nothing. `Pages.route` sets `seconds`, after which the stream ends with the session.
+
+    The event `END` tells the browser not to ask again. It is sent when the session is over, when the API refuses what
+    is followed, and when the source has ended if `is_finite` says that nothing can come after that. Where the service
+    restarts or is overloaded the stream is closed without it, so that the browser asks again.
     """
 
     seconds: float | None = None
 
-    def __init__(self, source: Source, render: Callable[[Event], Awaitable[Regions]]) -> None:
+    def __init__(
+        self, source: Source, render: Callable[[Event], Awaitable[Regions]], *, is_finite: bool = True
+    ) -> None:
         self._source = source
         self._render = render
+        self._is_final = is_finite
         self._latest: Event | None = None
         self._is_over = False
         self._changed = asyncio.Event()
@@ -57,11 +65,13 @@ class Live:
             reading = group.create_task(self._read())
             leaving = group.create_task(_left(receive))
             writing = group.create_task(self._write(send))
-            await asyncio.wait([leaving, writing], timeout=self.seconds, return_when=asyncio.FIRST_COMPLETED)
+            tasks = (leaving, writing)
+            ended, _ = await asyncio.wait(tasks, timeout=self.seconds, return_when=asyncio.FIRST_COMPLETED)
             for task in (reading, leaving, writing):
                 task.cancel()
         if leaving.cancelled():
-            await _send(send, f"event: {END}\ndata: \n\n")
+            if self._is_final or not ended:  # not ended: the session's time is over
+                await _send(send, END_EVENT)
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _read(self) -> None:
@@ -72,8 +82,8 @@ class Live:
                     if event.id or event.data:
                         self._latest = event
                         self._changed.set()
-        except ApiError:
-            pass  # the page asks again, and is then shown what the API says
+        except ApiError as error:
+            self._is_final = error.status < 500 and error.status != 429
         self._is_over = True
         self._changed.set()
 

@@ -18,7 +18,7 @@ from starlette.routing import Route
 
 from app.console import templating
 from app.console.api import Api, ApiError, Session
-from app.console.live import Live
+from app.console.live import END_EVENT, Live
 from app.console.session import PATH, Sessions, may_change
 from app.core.records import record
 
@@ -79,6 +79,8 @@ class Pages:
                 reply = await page(request, session)
                 if isinstance(reply, Live):
                     reply.seconds = session.seconds
+                    if request.method == "HEAD":  # which would wait for a stream's end, and for no body
+                        return _event_stream("")
                 return reply
             except ApiError as error:
                 if error.status == 401:  # the session is over: it must not stand in the way of the next one
@@ -113,9 +115,15 @@ class Pages:
         return self.show(request, "failure.html", status, status=status, message=message)
 
     def to_sign_in(self, request: Request) -> Response:
-        """Lead to the sign-in page, which leads back."""
+        """Lead to the sign-in page, which leads back; end the stream of a page that is open."""
+        if "live" in request.query_params or request.url.path.endswith("/live"):
+            return _event_stream(END_EVENT)
         back = request.url.path + (f"?{request.url.query}" if request.url.query else "")
         return RedirectResponse(f"{PATH}/sign-in?next={quote(back)}", 303, HEADERS)
+
+
+def _event_stream(text: str) -> Response:
+    return Response(text, headers=HEADERS, media_type="text/event-stream")
 
 
 async def form(request: Request, most: int = FORM_BYTES) -> dict[str, str]:

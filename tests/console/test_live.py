@@ -110,6 +110,27 @@ async def test_a_refusal_ends_the_stream_without_a_fault() -> None:
     assert (await sent(Live(refused(), shown))).endswith("event: end\ndata: \n\n")
 
 
+async def ended(*events: Event, status: int = 0, is_finite: bool) -> bool:
+    """True if the browser is told not to ask again, where the source ends behind these events or with a refusal."""
+
+    @asynccontextmanager
+    async def source() -> AsyncIterator[AsyncIterator[Event]]:
+        if status:
+            raise ApiError(status, {})
+        async with coming(*events) as found:
+            yield found
+
+    return "event: end" in await sent(Live(source(), shown, is_finite=is_finite))
+
+
+async def test_a_browser_asks_again_where_a_service_restarts_and_not_where_it_refuses() -> None:
+    assert await ended(Event("1", "", "x"), is_finite=True)
+    assert not await ended(Event("1", "", "x"), is_finite=False)
+    for is_finite in (True, False):
+        assert [await ended(status=one, is_finite=is_finite) for one in (401, 403, 404)] == [True] * 3
+        assert [await ended(status=one, is_finite=is_finite) for one in (429, 503, 504)] == [False] * 3
+
+
 def replying(status: int, parts: Sequence[bytes]) -> Any:
     """An ASGI application that answers everybody with these parts."""
 

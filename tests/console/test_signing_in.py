@@ -1,5 +1,7 @@
 """Signing in to the console: by a key, kept in a cookie that no page and no other site can use."""
 
+import asyncio
+
 import pytest
 
 from tests.harness.console import SAME_ORIGIN, browsing, sign_in, signed_in, words
@@ -75,6 +77,29 @@ async def test_a_live_page_ends_with_its_session(gateway: GatewayStandIn, page: 
     async with signed_in(gateway, gateway.add_key()) as client:
         gateway.seconds += 12 * 3600 - 0.1
         assert (await client.get(page)).text.endswith("event: end\ndata: \n\n")
+
+
+@pytest.mark.parametrize("page", ["/console?live=0", "/console/runs?live", "/console/runs/run_1/live"])
+async def test_a_live_page_without_a_session_is_told_not_to_ask_again(gateway: GatewayStandIn, page: str) -> None:
+    async with signed_in(gateway, gateway.add_key()) as client:
+        gateway.seconds += 12 * 3600 + 1
+        reply = await client.get(page)
+        assert reply.headers["content-type"].startswith("text/event-stream")
+        assert reply.text == "event: end\ndata: \n\n"
+
+
+async def test_the_head_of_a_live_page_is_no_stream(gateway: GatewayStandIn) -> None:
+    async with signed_in(gateway, gateway.add_key()) as client, asyncio.timeout(20):
+        assert (await client.head("/console/runs?live")).status_code == 200
+
+
+async def test_the_address_of_a_button_leads_to_its_page(gateway: GatewayStandIn) -> None:
+    async with browsing(gateway.app) as client:
+        reply = await client.post("/console/runs/run_1/replay", headers=SAME_ORIGIN)
+        assert reply.headers["location"].endswith("next=/console/runs/run_1/replay")
+        for address, page in (("/runs/run_1/replay", "/runs/run_1"), ("/sign-out", ""), ("/verify", "")):
+            reply = await client.get(f"/console{address}")
+            assert (reply.status_code, reply.headers["location"]) == (303, f"/console{page}")
 
 
 async def test_a_changed_cookie_is_nobodys(gateway: GatewayStandIn) -> None:
