@@ -6,12 +6,13 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from app.cli import event_loop, reads, storage, terminal
+from app.cli import event_loop, reads, run_words, storage, terminal
 from app.cli.asked import Asked
-from app.core.pool.catalog import MILLION
+from app.core.pool.catalog import MILLION, Catalog
 from app.engine.runs.approvals import Decision, settle
 from app.errors import NotFound
-from app.gateway.runs.approvals import WAITING, mark, shown
+from app.gateway.runs.approvals import WAITING, estimate, mark, shown
+from app.gateway.runs.forecasts import read_history
 from app.process.config import Settings, configure, read
 from app.store.protocol import APPROVAL_TAG, ASKED, RunQuery, RunRow, Store
 
@@ -26,7 +27,7 @@ def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> i
         terminal.print_json(found) if asked.json else terminal.out().print(_table(found, decided=asked.decided))
         return 0
     if asked.verb == "show":
-        one = event_loop.run(_show(settings, asked.run))
+        one = event_loop.run(_show(settings, configure(environ).catalog, asked.run))
     else:
         one = event_loop.run(_decide(settings, asked, environ, now))
     if asked.json:
@@ -46,9 +47,15 @@ async def _listed(settings: Settings, limit: int, *, decided: bool) -> list[dict
         return [one for one in found if one is not None]
 
 
-async def _show(settings: Settings, wanted: str) -> dict[str, Any]:
+async def _show(settings: Settings, catalog: Catalog, wanted: str) -> dict[str, Any]:
+    """The question of a run; while its plan waits, with an estimate by the prices of the pool file."""
     async with storage.opened(settings) as store:
-        return await _one(store, wanted)
+        one = await _one(store, wanted)
+        if one["status"] == "waiting":
+            of_tenant = store.of_tenant(one["tenant"])
+            history = await read_history(of_tenant, one["tenant"])
+            one["estimate"] = await estimate(catalog, of_tenant, await of_tenant.run(one["run"]), history)
+        return one
 
 
 async def _one(store: Store, wanted: str) -> dict[str, Any]:
@@ -128,6 +135,8 @@ def _lines(one: Mapping[str, Any]) -> list[str]:
         f"worst case {_money(one)}, spent ${one['spent_usd']:.6f}, limit ${one['limit_usd']:.2f}; "
         f"until {_minute(one['expires_at'])}, then {one['on_expiry']}",
     ]
+    if one["estimate"] is not None:
+        lines.append(f"estimate: {run_words.estimate(one['estimate'])}")
     for step in one["plan"]["steps"]:
         sees = ", ".join(str(entry) for entry in step["access"]) or "nothing"
         lines.append(f"step {step['n']}: {step['worker']} sees {sees}: {step['instruction'] or '(the request itself)'}")

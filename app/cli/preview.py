@@ -86,15 +86,5 @@ def estimate(known: Mapping[str, Any] | None, planning_usd: float) -> Text:
     """The forecast of a plan, as the API has it, in words; `planning_usd` are the dollars that making the plan cost."""
     if known is None:
         return Text("estimate: none, because a worker of the plan is not in the pool file, or is the conductor")
-    cost, seconds = known["cost_usd"], known["seconds"]
-    basis = "prices and usual sizes" if known["basis"] == "prices" else f"{known['runs']} past runs"
-    low, middle, high = [run_words.seconds(seconds[name]) for name in ("p10", "p50", "p90")]
-    return Text.assemble(
-        ("estimate: ", "bold"),
-        f"{_dollars(cost['p50'])} ({_dollars(cost['p10'])} to {_dollars(cost['p90'])}) and {middle} ({low} to {high}) "
-        f"to execute, from {basis}; at most {_dollars(cost['worst'])}. Making the plan cost {_dollars(planning_usd)}.",
-    )
-
-
-def _dollars(amount: float) -> str:
-    return terminal.dollars(amount * MILLION)
+    planning = f"Making the plan cost {run_words.cost(planning_usd)}."
+    return Text.assemble(("estimate: ", "bold"), f"{run_words.estimate(known)}. {planning}")

@@ -59,6 +59,18 @@ def cost(usd: float) -> str:
     return dollars(usd * MILLION)
 
 
+def estimate(known: Record) -> str:
+    """Return the likely cost and time of a plan with their spread, from its estimate as the API has it."""
+    of_cost, of_time = known["cost_usd"], known["seconds"]
+    basis = "prices and usual sizes" if known["basis"] == "prices" else f"{known['runs']} past runs"
+    low, middle, high = [cost(of_cost[name]) for name in ("p10", "p50", "p90")]
+    shortest, likely, longest = [seconds(of_time[name]) for name in ("p10", "p50", "p90")]
+    return (
+        f"{middle} ({low} to {high}) and {likely} ({shortest} to {longest}) to execute, from {basis}; "
+        f"at most {cost(of_cost['worst'])}"
+    )
+
+
 def tokens(usage: Record) -> str:
     """Return input and output tokens, with cached, reasoning and estimated ones noted."""
     words = f"{usage['input']:,} + {usage['output']:,} tokens"

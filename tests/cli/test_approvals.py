@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from pathlib import Path
 
 from tests.cli.test_commands import baton
@@ -27,6 +28,11 @@ def test_a_plan_is_shown_and_decided_on_at_the_command_line(tmp_path: Path) -> N
     shown = baton(tmp_path, "approvals", "show", run).out
     assert listed["digest"] in shown
     assert "step 0: alpha sees user" in shown
+    assert "estimate" not in shown, "its worker is not in the rehearsal pool, which counts where no pool file is named"
+    likely = r"estimate: \$\S+ \(\$\S+ to \$\S+\) and .* to execute, from prices and usual sizes; at most \$"
+    assert re.search(likely, baton(tmp_path, "approvals", "show", run, "--pool", pool_file).out)
+    priced = baton(tmp_path, "approvals", "show", run, "--pool", pool_file, "--json").out
+    assert json.loads(priced)["estimate"]["steps"][0]["worker"] == "alpha"
     read = json.loads(baton(tmp_path, "audit", "reads", "--json").out)
     assert [(one["run"], one["via"], one["what"]) for one in read] == [(run, "command", "approval")], "shown thrice"
     wrong = baton(tmp_path, "approvals", "approve", run, "--digest", "0" * 64, "--pool", pool_file)

@@ -33,7 +33,7 @@ def define(root: Group) -> None:
 
     @approvals.add("show", "approvals", "baton approvals show run_0199", "baton approvals show run_0199 --json")
     @RUN
-    @AS_JSON
+    @in_order(POOL, AS_JSON)
     def show() -> None:
         """Show a plan: why it needs an approval, what it would disclose and cost, and what was decided."""
 

@@ -13,7 +13,7 @@ from pydantic import Field, StringConstraints, ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
 
-from app.core.pool.catalog import MILLION
+from app.core.pool.catalog import MILLION, Catalog
 from app.core.rating.forecast import History
 from app.core.run.events import Event, RunApproved, RunAwaitingApproval, RunRefused, dated
 from app.core.run.reply_ids import run_of_reply
@@ -185,19 +185,17 @@ async def _one(context: GatewayContext, histories: Histories, run: str, caller: 
     if found is None:
         raise NotFound("No plan of this run has needed an approval.", code="approval_not_requested")
     if found["status"] == "waiting":
-        found["estimate"] = await _estimate(context, store, row, await histories.of(row.tenant))
+        found["estimate"] = await estimate(context.catalog(), store, row, await histories.of(row.tenant))
     return found
 
 
-async def _estimate(
-    context: GatewayContext, store: TenantStore, row: RunRow, history: History
-) -> dict[str, Any] | None:
+async def estimate(catalog: Catalog, store: TenantStore, row: RunRow, history: History) -> dict[str, Any] | None:
     """The likely cost and time of the plan that waits; None where nothing can be said."""
     state = fold((await store.journal(row.id)).events)
     proposal = next((one for one in state.all_proposals if state.asked and one.number == state.asked.proposal), None)
     if proposal is None:
         return None
-    return forecasts.estimate(await forecasts.of_proposal(context.catalog(), store, state, proposal, history))
+    return forecasts.estimate(await forecasts.of_proposal(catalog, store, state, proposal, history))
 
 
 async def _shown(
