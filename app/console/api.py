@@ -89,9 +89,7 @@ class Api:
         within: float = DEADLINE_SECONDS,
     ) -> Any:
         """The JSON of one reply. Raises `ApiError`, also where the API has no answer `within` that many seconds."""
-        further = await self._headers(session, method, headers)
-        sent = b"" if body is None else orjson.dumps(body)
-        exchange = _Exchange(_scope(session, method, path, query or {}, further, len(sent)), sent)
+        exchange = await self._prepared(session, method, path, query, body, headers or {})
         try:
             async with asyncio.timeout(within):
                 await self._app(exchange.scope, exchange.receive, exchange.collect)
@@ -109,7 +107,7 @@ class Api:
         request sent again leads to the same run. Raises `ApiError`.
         """
         headers = {"idempotency_key": once}
-        async with self._exchanged(session, "POST", path, body=body, headers=headers) as exchange:
+        async with self._streaming(session, "POST", path, body=body, headers=headers) as exchange:
             try:
                 async with asyncio.timeout(DEADLINE_SECONDS), aclosing(exchange.parsed()) as events:
                     await anext(events, None)
@@ -121,25 +119,21 @@ class Api:
     async def events(
         self,
         session: Session,
-        method: str,
         path: str,
         *,
         query: Mapping[str, object] | None = None,
-        body: object = None,
         last_event_id: str | None = None,
-        headers: Mapping[str, str] | None = None,
     ) -> AsyncIterator[AsyncIterator[Event]]:
-        """The events of a stream until it ends; leaving the block disconnects. Reading raises `ApiError`.
+        """The events of a GET's stream until it ends; leaving the block disconnects. Reading raises `ApiError`.
 
         Keep-alives of the API come as events without a name and without data.
         """
-        further = {"last-event-id": last_event_id} if last_event_id else {}
-        further |= headers or {}
-        async with self._exchanged(session, method, path, query=query, body=body, headers=further) as exchange:
+        headers = {"last-event-id": last_event_id} if last_event_id else {}
+        async with self._streaming(session, "GET", path, query=query, headers=headers) as exchange:
             yield exchange.parsed()
 
     @asynccontextmanager
-    async def _exchanged(
+    async def _streaming(
         self,
         session: Session,
         method: str,
@@ -150,10 +144,8 @@ class Api:
         headers: Mapping[str, str] | None = None,
     ) -> AsyncIterator["_Exchange"]:
         """A request whose reply comes as a stream; leaving the block disconnects."""
-        further = await self._headers(session, method, headers)
-        further["accept"] = "text/event-stream"
-        sent = b"" if body is None else orjson.dumps(body)
-        exchange = _Exchange(_scope(session, method, path, query or {}, further, len(sent)), sent)
+        given = {**(headers or {}), "accept": "text/event-stream"}
+        exchange = await self._prepared(session, method, path, query, body, given)
         failure: Exception | None = None
         async with asyncio.TaskGroup() as group:
             serving = group.create_task(self._serve(exchange))
@@ -167,13 +159,22 @@ class Api:
         if failure is not None:
             raise failure
 
-    async def _headers(self, session: Session, method: str, headers: Mapping[str, str] | None) -> dict[str, str]:
-        """Further headers of a request; where a person's session changes something, with its CSRF token."""
-        further = dict(headers or {})
+    async def _prepared(
+        self,
+        session: Session,
+        method: str,
+        path: str,
+        query: Mapping[str, object] | None,
+        body: object,
+        headers: Mapping[str, str],
+    ) -> "_Exchange":
+        """A request that is ready to be sent; where a person's session changes something, with its CSRF token."""
+        further = dict(headers)
         if session.via == "oidc" and method not in ("GET", "HEAD"):
             me = await self.ask(session, "GET", "/admin/v1/me")
             further["x-csrf-token"] = str(me["csrf_token"])
-        return further
+        sent = b"" if body is None else orjson.dumps(body)
+        return _Exchange(_scope(session, method, path, query or {}, further, len(sent)), sent)
 
     async def _serve(self, exchange: "_Exchange") -> None:
         """Run the application for a stream, and end the stream whatever becomes of it."""

@@ -35,7 +35,7 @@ def routes(pages: Pages, prefix: str) -> list[Route]:
             return await _decided(pages, prefix, request, session)
         if "live" in request.query_params:
             waiting = {"state": "awaiting_approval", "limit": WATCHED}
-            source = pages.api.events(session, "GET", "/v1/runs/live", query=waiting)
+            source = pages.api.events(session, "/v1/runs/live", query=waiting)
             return Live(source, partial(_regions, pages, prefix, session), is_finite=False)
         after = request.query_params.get("after")
         found = await _waiting(pages, prefix, session, after)

@@ -88,7 +88,7 @@ class FollowedRun:
         while True:
             self._words, self._chars, self._calls, self._is_paused = [], 0, {}, False
             try:
-                async with self._api.events(self._session, "GET", f"{self._path}/stream") as events:
+                async with self._api.events(self._session, f"{self._path}/stream") as events:
                     async for event in events:
                         self._note(event)
                         yield event

@@ -83,7 +83,7 @@ def _live(pages: Pages, session: Session, asked: Mapping[str, str], shown: str) 
         values = _values(found, asked)
         return {f"overview-{name}": pages.region(f"overview_{name}.html", **values) for name in REGIONS}
 
-    return Live(pages.api.events(session, "GET", "/v1/overview/live", query=asked), render, is_finite=False)
+    return Live(pages.api.events(session, "/v1/overview/live", query=asked), render, is_finite=False)
 
 
 def _values(found: Json, asked: Json) -> dict[str, Any]:

@@ -257,7 +257,7 @@ async def _journal(pages: Pages, session: Session, run: str, after: str | None) 
     async def each() -> AsyncIterator[Event]:
         last, goes_on = after, True
         while goes_on:
-            async with pages.api.events(session, "GET", f"{path}/events/stream", last_event_id=last) as events:
+            async with pages.api.events(session, f"{path}/events/stream", last_event_id=last) as events:
                 async for event in events:
                     last = event.id or last
                     yield event

@@ -135,7 +135,7 @@ def _live(pages: Pages, session: Session, asked: Mapping[str, str], *, sees_tena
         shown = html
         return {"runs": html}
 
-    return Live(pages.api.events(session, "GET", "/v1/runs/live", query=asked), render, is_finite=False)
+    return Live(pages.api.events(session, "/v1/runs/live", query=asked), render, is_finite=False)
 
 
 def _shown(listed: Mapping[str, Any], asked: Mapping[str, str], *, sees_tenants: bool) -> dict[str, Any]:

@@ -117,7 +117,7 @@ async def time_streams(opened: Runtime, client: httpx.AsyncClient, streams: int,
     with app_over(opened.gateway) as app:
         async with AsyncExitStack() as stack:
             for _ in range(streams):
-                events = await stack.enter_async_context(Api(app).events(session, "GET", "/v1/runs/live"))
+                events = await stack.enter_async_context(Api(app).events(session, "/v1/runs/live"))
                 await anext(events)
             await asyncio.sleep(2.0)
             during = await _share(seconds)

@@ -145,7 +145,7 @@ def replying(status: int, parts: Sequence[bytes]) -> Any:
 
 
 async def events_of(app: Any) -> list[Event]:
-    async with Api(app).events(NOBODY, "GET", "/v1/x") as events:
+    async with Api(app).events(NOBODY, "/v1/x") as events:
         return [event async for event in events]
 
 
@@ -178,7 +178,7 @@ async def test_leaving_a_stream_disconnects_from_the_api() -> None:
             left.set()
 
     async with asyncio.timeout(20):
-        async with Api(endless).events(NOBODY, "GET", "/v1/x") as events:
+        async with Api(endless).events(NOBODY, "/v1/x") as events:
             async for _ in events:
                 break
     assert left.is_set()

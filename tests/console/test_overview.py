@@ -91,7 +91,7 @@ async def test_a_list_that_is_followed_is_patched_to_what_a_fresh_page_shows(ope
         await sign_in(client, key)
         session = Session((("cookie", f"{COOKIE}={client.cookies[COOKIE]}"),))
         query = {"limit": "20", "live": "1"}
-        async with Api(console).events(session, "GET", "/console/runs", query=query) as patches:
+        async with Api(console).events(session, "/console/runs", query=query) as patches:
             assert "There are no runs yet" in (await anext(patches)).data
             run = (await ask(caller)).json()["baton"]["run"]
             patch = ""
@@ -114,7 +114,7 @@ async def test_an_overview_is_patched_to_what_a_fresh_page_shows(
         live = re.search(r'hx-sse:connect="([^"]+)"', empty)
         assert live is not None
         query = dict(parse_qsl(html.unescape(live[1]).partition("?")[2]))
-        async with Api(console).events(session, "GET", "/console", query=query) as patches:
+        async with Api(console).events(session, "/console", query=query) as patches:
             await ask(caller)
             patch = ""
             while "worker=alpha" not in patch and "outcome=ok" not in patch:

@@ -37,7 +37,7 @@ async def test_a_stream_ends_with_its_key_though_nothing_else_happens(
     session = Session((("authorization", key),))
     with app_over(context) as app:
         api = Api(app)
-        async with api.events(session, "GET", paths[0]) as listed, api.events(session, "GET", paths[1]) as journal:
+        async with api.events(session, paths[0]) as listed, api.events(session, paths[1]) as journal:
             assert (await anext(listed)).data
             assert (await anext(journal)).data
             await context.store.revoke_key(key.split("_")[1], context.now(), by=Actor("test", "command"))
@@ -55,24 +55,24 @@ async def test_a_key_and_a_process_have_a_bounded_number_of_streams(
         first, second = (Session((("authorization", one.headers["authorization"]),)) for one in (client, another))
         with app_over(opened.gateway) as app:
             api = Api(app)
-            async with api.events(first, "GET", paths[0]) as one, api.events(first, "GET", paths[1]) as two:
+            async with api.events(first, paths[0]) as one, api.events(first, paths[1]) as two:
                 assert (await anext(one)).data
                 assert (await anext(two)).data
                 for path in paths:
-                    async with api.events(first, "GET", path) as three:
+                    async with api.events(first, path) as three:
                         with pytest.raises(ApiError) as refused:
                             await anext(three)
                         assert (refused.value.status, refused.value.code) == (429, "rate_limit_exceeded")
                         assert refused.value.retry_after is not None
                 async with (
-                    api.events(second, "GET", paths[0]) as three,
-                    api.events(second, "GET", paths[0]) as four,
+                    api.events(second, paths[0]) as three,
+                    api.events(second, paths[0]) as four,
                 ):
                     assert (await anext(three)).data
                     with pytest.raises(ApiError) as refused:
                         await anext(four)
                     assert (refused.value.status, refused.value.code) == (503, "overloaded")
-            async with api.events(first, "GET", paths[0]) as again:
+            async with api.events(first, paths[0]) as again:
                 assert (await anext(again)).data
 
 

@@ -120,7 +120,7 @@ async def test_streams_of_the_same_overview_share_its_making(opened: Runtime, mo
     async with calling(opened) as client, AsyncExitStack() as stack:
         session = Session((("authorization", client.headers["authorization"]),))
         api = Api(stack.enter_context(app_over(opened.gateway)))
-        streams = [await stack.enter_async_context(api.events(session, "GET", "/v1/overview/live")) for _ in range(8)]
+        streams = [await stack.enter_async_context(api.events(session, "/v1/overview/live")) for _ in range(8)]
         assert {json.loads((await anext(one)).data)["total"]["runs"] for one in streams} == {0}
         assert made == [1]
         await ask(client)
@@ -145,11 +145,11 @@ async def test_a_new_stream_of_an_overview_does_not_wait_for_the_next_making(
     async with calling(opened) as client, AsyncExitStack() as stack:
         session = Session((("authorization", client.headers["authorization"]),))
         api = Api(stack.enter_context(app_over(opened.gateway)))
-        first = await stack.enter_async_context(api.events(session, "GET", "/v1/overview/live", query=week))
+        first = await stack.enter_async_context(api.events(session, "/v1/overview/live", query=week))
         assert json.loads((await anext(first)).data)["total"]["runs"] == 0
         await ask(client)
         await until(lambda: shared[0]._making.locked())  # the first stream waits until it may be made again
-        second = await stack.enter_async_context(api.events(session, "GET", "/v1/overview/live", query=week))
+        second = await stack.enter_async_context(api.events(session, "/v1/overview/live", query=week))
         async with asyncio.timeout(20):
             assert json.loads((await anext(second)).data)["total"]["runs"] == 0
 

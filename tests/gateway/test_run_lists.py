@@ -82,7 +82,7 @@ async def test_a_page_that_is_followed_sends_what_enters_changes_and_leaves(open
         query = {"limit": "2", "state": "admitted"}
         session = Session((("authorization", client.headers["authorization"]),))
         with app_over(opened.gateway) as app:
-            async with Api(app).events(session, "GET", "/v1/runs/live", query=query) as events:
+            async with Api(app).events(session, "/v1/runs/live", query=query) as events:
                 page = await anext(events)
                 assert (page.name, ids(orjson.loads(page.data))) == ("page", ["run_11", "run_10"])
                 await begin(opened, "run_13", tenant="other")
@@ -111,8 +111,8 @@ async def test_streams_of_the_pages_on_both_sides_of_a_run_are_two(opened: Runti
         with app_over(opened.gateway) as app:
             path, api = "/v1/runs/live", Api(app)
             async with (
-                api.events(session, "GET", path, query={"after": "run_11"}) as behind,
-                api.events(session, "GET", path, query={"before": "run_11"}) as in_front,
+                api.events(session, path, query={"after": "run_11"}) as behind,
+                api.events(session, path, query={"before": "run_11"}) as in_front,
             ):
                 assert ids(orjson.loads((await anext(behind)).data)) == ["run_10"]
                 assert ids(orjson.loads((await anext(in_front)).data)) == ["run_12"]
