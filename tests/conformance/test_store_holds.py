@@ -117,7 +117,9 @@ async def test_a_hold_is_placed_after_the_erasures_that_are_under_way(opener: Op
     async with opener() as store, engine.connect() as conn:
         await add_runs(store)
         await conn.begin()
-        erased: Work = partial(content.erase, statements=store._statements, runs=["mine"], opened=store._opened)
+        erased: Work = partial(
+            content.erase, statements=store._statements, runs=["mine"], opened=store._opened, by="operator"
+        )
         await conn.run_sync(erased)
         placing = asyncio.ensure_future(store.place_hold(hold("run", "other"), by=CLERK))
         waits = text("SELECT count(*) > 0 FROM pg_stat_activity WHERE wait_event_type = 'Lock'")

@@ -184,7 +184,9 @@ async def test_a_turn_and_an_erasure_wait_for_each_other(opener: Opener, databas
         old, new = (only_tools("old"), only_tools("new")) if way == "tools" else (turn("old", 3), turn("new", 4))
         await store.append(old)
         begun = transaction_of(store, new, optimistic=way != "transaction")
-        erased: Work = partial(content.erase, statements=store._statements, runs=["old"], opened=store._opened)
+        erased: Work = partial(
+            content.erase, statements=store._statements, runs=["old"], opened=store._opened, by="operator"
+        )
         works = {"erasure": erased, "turn": begun}
         (second,) = works.keys() - {first}
         async with engine.connect() as conn:

@@ -252,6 +252,23 @@ class Reply:
         return orjson.dumps(self._decoded) if self._decoded else b""
 
 
+@record(frozen=False, slots=True)
+class Times:
+    """When a call began and what came of it when, in seconds on the engine's monotonic clock."""
+
+    began: float = 0.0
+    last_piece_at: float = 0.0
+    first: float = 0.0
+    """From its beginning to the first words; 0 if none came."""
+    seconds: float = 0.0
+    """From its beginning to its end; 0 while it goes on."""
+
+    @property
+    def silence(self) -> float:
+        """Seconds from the last piece to the end."""
+        return self.began + self.seconds - self.last_piece_at
+
+
 class Attempt:
     """One provider call for `step` of a run (None: for its plan)."""
 
@@ -306,9 +323,7 @@ class Attempt:
         # A plan has a reader of its own, which reports every fault, so that the conductor can correct them.
         judged = request if step is not None else replace(request, form=None)
         self.reply = Reply(judged, self._max_output, decodes=decodes)
-        self._began = self._first = 0.0
-        self._last_piece_at = 0.0
-        self._seconds = 0.0
+        self._times = Times()
         self.verdict: Verdict = "silent"
         """The verdict of the call on its worker."""
         self.outcome = "cancelled"
@@ -423,18 +438,19 @@ class Attempt:
     async def stream(self) -> AsyncIterator[list[Piece]]:
         """Make the call and pass on its pieces. Raises the `WorkerError` that ended it, after noting it, also
         where that is a bug of ours."""
-        self._began = self._last_piece_at = self._context.tick()
+        times = self._times
+        times.began = times.last_piece_at = self._context.tick()
         spec = self.catalog.providers[self.worker.provider]
         span = CallSpan(self._context.tracing, self._trace, spec, self._request, endpoint_of(self._provider))
         request = changed(self._request, headers=span.headers) if span.headers else self._request
         try:
             deadlines = self._deadlines()
             async for pieces in self._provider.stream(request, self._body, deadlines):
-                self._last_piece_at = self._context.tick()
+                times.last_piece_at = self._context.tick()
                 began = self.reply.began
                 self.reply.take(pieces)
                 if self.reply.began and not began:
-                    self._first = self._last_piece_at - self._began
+                    times.first = times.last_piece_at - times.began
                 yield pieces
             if self.reply.end is None:
                 raise WorkerTruncated()
@@ -451,7 +467,7 @@ class Attempt:
             self._broken(bug)
             raise self.error or asyncio.CancelledError from bug
         finally:
-            self._seconds = self._context.tick() - self._began
+            times.seconds = self._context.tick() - times.began
             self._judge()
             if span.is_wanted:
                 span.end(self.finished(), self._number, self.reply.end)
@@ -459,7 +475,7 @@ class Attempt:
     def _is_cut(self, error: BatonError) -> bool:
         """End the reply with what has come, if the run's time is over and that may be the answer; return whether it
         is."""
-        taken = self._context.tick() - self._began
+        taken = self._context.tick() - self._times.began
         over = self._cuts and self._given is not None and taken >= self._given.total - CUT_TOLERANCE_SECONDS
         if not (over and isinstance(error, WorkerTimeout) and self.reply.can_be_cut):
             return False
@@ -511,17 +527,16 @@ class Attempt:
         if code in (TOOL_FAULT, FORM_FAULT):  # an answer came; that it lacks the form says nothing bad of its health
             self.verdict = "silent" if code == TOOL_FAULT else "good"
         if isinstance(self.error, WorkerTimeout):
-            silence = self._began + self._seconds - self._last_piece_at
             given, own = self._given, self.worker.deadlines
-            if given is None or not own.fair(given, self._seconds, silence, self._patience):
+            if given is None or not own.fair(given, self._times.seconds, self._times.silence, self._patience):
                 self.verdict = "silent"
         if self.outcome == "ok" or isinstance(self.error, WorkerTimeout):
             whole = self.outcome == "ok" and not self._out_of_time
-            self._context.health.took(self.worker, self._seconds, self._patience, whole=whole)
+            self._context.health.took(self.worker, self._times.seconds, self._patience, whole=whole)
         if self._elsewhere:  # the worker has another endpoint, which is healthy
             self.verdict = "silent"
         self._context.health.settle(
-            self.call, self.worker, self.verdict, self._began, self._retry_after, extra=self._extra
+            self.call, self.worker, self.verdict, self._times.began, self._retry_after, extra=self._extra
         )
 
     @property
@@ -597,8 +612,8 @@ class Attempt:
             outcome=self.outcome,
             usage=usage,
             usd=spent.usd,
-            seconds=round(self._seconds, 6),
-            first=round(self._first, 6),
+            seconds=round(self._times.seconds, 6),
+            first=round(self._times.first, 6),
             finish=self.reply.finish,
             out_of_time=self._out_of_time,
             output=self.output,
@@ -637,7 +652,7 @@ class Attempt:
             status=failure.status,
             code=failure.code,
             provider_request=failure.request_id,
-            seconds=round(self._seconds, 3),
+            seconds=round(self._times.seconds, 3),
         )
 
     def _count(self, usage: Usage, spent: Ledger) -> None:
@@ -650,7 +665,7 @@ class Attempt:
             telemetry.count("baton_shadow_cost_micro_usd_total", name, by=spent.usd)
         else:
             telemetry.spend(self._purpose.tenant, spent.usd)
-        telemetry.observe("baton_call_seconds", self._seconds, name)
+        telemetry.observe("baton_call_seconds", self._times.seconds, name)
 
 
 def tier_seconds(catalog: Catalog, state: RunState) -> float:
