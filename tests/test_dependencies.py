@@ -85,7 +85,7 @@ def _imported(tree: ast.Module) -> set[str]:
 
 @pytest.mark.parametrize(
     ("folders", "extras"),
-    [(("app", "migrations"), ("lab", "train")), (("tests",), ("dev", "train"))],
+    [(("app", "migrations"), ("lab", "train")), (("tests",), ("dev", "build", "train"))],
     ids=["the service", "the tests"],
 )
 def test_every_import_is_a_listed_dependency(folders: tuple[str, ...], extras: tuple[str, ...]) -> None:

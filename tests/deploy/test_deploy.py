@@ -14,6 +14,8 @@ from typing import Any, Final
 import click
 import pytest
 import yaml
+from setuptools import Distribution
+from setuptools.config.pyprojecttoml import apply_configuration
 
 from app.cli.commands import command_line, parse, reference
 from app.gateway.http.health import CHECK_TIMEOUT
@@ -164,6 +166,21 @@ def test_what_the_image_copies_is_in_the_build_context() -> None:
             for source in rest.split()[:-1]:
                 assert f"!{source}" in ignored
                 assert (ROOT / source).exists()
+
+
+# -- the wheel
+
+
+def test_a_wheel_has_all_that_the_checkout_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    project = apply_configuration(Distribution({"script_name": "setup.py"}), ROOT / "pyproject.toml")
+    project.include_package_data = False
+    packed = project.get_command_obj("build_py")
+    packed.build_lib = "."
+    packed.ensure_finalized()
+    files = {Path(name) for name in packed.get_outputs(include_bytecode=False)}
+    here = {path.relative_to(ROOT) for folder in ("app", "migrations") for path in (ROOT / folder).rglob("*.*")}
+    assert {path for path in here if path.suffix != ".pyc"} == files
 
 
 # -- docker compose
