@@ -83,7 +83,7 @@ class Live:
                         self._latest = event
                         self._changed.set()
         except ApiError as error:
-            self._is_final = error.status < 500 and error.status != 429
+            self._is_final = _is_refusal(error)
         self._is_over = True
         self._changed.set()
 
@@ -98,18 +98,21 @@ class Live:
             self._changed.clear()
             is_over, event, self._latest = self._is_over, self._latest, None
             if event is not None:
-                await self._patch(event, send)
+                try:
+                    regions = await self._render(event)
+                except ApiError as error:
+                    self._is_final = _is_refusal(error)
+                    return  # a browser that asks again names the event before this one
+                if regions:
+                    await _send(send, patch(event.id, regions))
             if is_over:
                 return
             await asyncio.sleep(1 / PATCHES_PER_SECOND)
 
-    async def _patch(self, event: Event, send: Send) -> None:
-        try:
-            regions = await self._render(event)
-        except ApiError:
-            return
-        if regions:
-            await _send(send, patch(event.id, regions))
+
+def _is_refusal(error: ApiError) -> bool:
+    """True if the API would refuse the same again; False where it is overloaded or has a fault."""
+    return error.status < 500 and error.status != 429
 
 
 def patch(event_id: str, regions: Regions) -> str:

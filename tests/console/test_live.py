@@ -110,7 +110,12 @@ async def test_a_refusal_ends_the_stream_without_a_fault() -> None:
     assert (await sent(Live(refused(), shown))).endswith("event: end\ndata: \n\n")
 
 
-async def ended(*events: Event, status: int = 0, is_finite: bool) -> bool:
+async def unreadable(event: Event) -> Regions:
+    """The regions of an event whose data is a status that the API answers in place of them."""
+    raise ApiError(int(event.data), {})
+
+
+async def ended(*events: Event, status: int = 0, is_finite: bool, render: Any = shown) -> bool:
     """True if the browser is told not to ask again, where the source ends behind these events or with a refusal."""
 
     @asynccontextmanager
@@ -120,7 +125,7 @@ async def ended(*events: Event, status: int = 0, is_finite: bool) -> bool:
         async with coming(*events) as found:
             yield found
 
-    return "event: end" in await sent(Live(source(), shown, is_finite=is_finite))
+    return "event: end" in await sent(Live(source(), render, is_finite=is_finite))
 
 
 async def test_a_browser_asks_again_where_a_service_restarts_and_not_where_it_refuses() -> None:
@@ -129,6 +134,13 @@ async def test_a_browser_asks_again_where_a_service_restarts_and_not_where_it_re
     for is_finite in (True, False):
         assert [await ended(status=one, is_finite=is_finite) for one in (401, 403, 404)] == [True] * 3
         assert [await ended(status=one, is_finite=is_finite) for one in (429, 503, 504)] == [False] * 3
+
+
+async def test_a_page_that_has_missed_a_patch_because_of_a_fault_asks_again() -> None:
+    """The missed patch may be the last one, behind which nothing would come that mends the page."""
+    for status, is_told in ((403, True), (404, True), (429, False), (503, False)):
+        events = (Event("1", "", f"{status}"),)
+        assert await ended(*events, is_finite=True, render=unreadable) is is_told
 
 
 def replying(status: int, parts: Sequence[bytes]) -> Any:
