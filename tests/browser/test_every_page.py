@@ -106,7 +106,12 @@ def test_every_page_is_used_by_keyboard_alone(page: "Page", addresses: list[str]
         page.evaluate(WATCH)
         page.keyboard.press("Tab")
         assert page.evaluate("document.activeElement.className") == "skip"
-        for _ in range(page.evaluate(CONTROLS)):
+        controls = page.evaluate(CONTROLS)
+        for _ in range(controls):
+            page.keyboard.press("Tab")
+        for _ in range(controls):  # a field for a date has several stops
+            if not page.evaluate(LEFT_OUT):
+                break
             page.keyboard.press("Tab")
         if found := page.evaluate(LEFT_OUT) + page.evaluate("window.unseen"):
             wrong[address] = found
