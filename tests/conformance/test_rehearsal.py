@@ -16,6 +16,7 @@ from app.conductor.model import Odds
 from app.conductor.prompt import messages as prompt
 from app.conductor.protocol import Brief, PastStep, Previous
 from app.core.message.chat import Chosen, End, Form, Message, Piece, Sampling, Task, Text, Words
+from app.core.message.response_format import Flaw, faults, shown
 from app.core.plan import parse
 from app.core.plan.visibility import Seen, compose
 from app.core.plan.workflow import Step, Workflow
@@ -349,17 +350,44 @@ async def test_delays_deadlines_and_cancellation() -> None:
     assert time.monotonic() - begin < 30, "it does not go on waiting for the first byte"
 
 
-async def test_other_schemas_are_filled_in() -> None:
-    schema = {
-        "type": "object",
-        "properties": {"answer": {"type": "string"}, "value": {"type": "integer"}, "sure": {"type": "boolean"}},
-    }
-    found = text(
-        await pieces(
-            RehearsalProvider(spec()), request("sage", compose(task("6 * 7"), "", []), form=Form(schema, strict=True))
-        )
-    )
-    assert json.loads(found) == {"answer": "The answer is 42.", "value": 42, "sure": True}
+FIELDS = {"answer": {"type": "string"}, "value": {"type": "integer"}, "sure": {"type": "boolean"}}
+NESTED = {
+    "type": "object",
+    "properties": {
+        "first": {"$ref": "#/$defs/Item"},
+        "items": {"type": "array", "items": {"$ref": "#/$defs/Item"}, "minItems": 2},
+        "chance": {"type": "number", "minimum": 0, "maximum": 1},
+    },
+    "$defs": {"Item": {"type": "object", "properties": {"value": {"anyOf": [{"type": "integer"}, {"type": "null"}]}}}},
+}
+ENDLESS = {"type": "object", "properties": {name: {"$ref": "#"} for name in "abcdefgh"} | {"n": {"type": "integer"}}}
+
+
+@pytest.mark.parametrize("flaw", [None, Flaw("42", ("it is not a JSON object",))], ids=["first", "again"])
+@pytest.mark.parametrize(
+    ("form", "expected"),
+    [
+        (Form({"type": "object", "properties": FIELDS}), {"answer": "The answer is 42.", "value": 42, "sure": True}),
+        (Form(NESTED), {"first": {"value": 42}, "items": [{"value": 42}, {"value": 42}], "chance": 1}),
+        (Form(), {"answer": "The answer is 42."}),
+    ],
+    ids=["fields", "nested", "any object"],
+)
+async def test_an_answer_of_a_form_is_the_answer_to_the_question(
+    form: Form, expected: object, flaw: Flaw | None
+) -> None:
+    """Whether the worker is held to the form, or asked for it in words."""
+    composed = compose(task("What is 6 * 7?"), "", [])
+    for constrained in (True, False):
+        messages = shown(form, composed, constrained=constrained, flaw=flaw)
+        found = text(await pieces(RehearsalProvider(spec()), request("sage", messages, form=form)))
+        assert json.loads(found) == expected
+        assert faults(form, found) == ()
+
+
+async def test_a_schema_that_asks_for_itself_is_filled_in_as_far_as_is_reasonable() -> None:
+    found = text(await pieces(RehearsalProvider(spec()), request("sage", task("2+2").messages, form=Form(ENDLESS))))
+    assert len(found) < 100_000
 
 
 def brief(question: str, steps: int = 5) -> Brief:

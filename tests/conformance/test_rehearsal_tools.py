@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from app.core.message.chat import End, Message, Sampling, Text, Tool, Toolbox, ToolCall, ToolDelta, Words
+from app.core.message.chat import End, Form, Message, Sampling, Text, Tool, Toolbox, ToolCall, ToolDelta, Words
+from app.core.message.response_format import shown
 from app.core.message.tools import Gathering, fault
 from app.core.pool.catalog import Deadlines, ProviderSpec, Worker
 from app.providers.protocol import Request
@@ -27,15 +28,19 @@ WEATHER = Tool(
 )
 
 
-async def turn(question: str, *results: str, box: Toolbox, failed: bool = False) -> tuple[list[ToolCall], str, str]:
+async def turn(
+    question: str, *results: str, box: Toolbox, failed: bool = False, form: Form | None = None
+) -> tuple[list[ToolCall], str, str]:
     """Calls, words and finish of one turn, after these results if there are any."""
     calls = tuple(ToolCall(f"c-{n}", "calculate") for n in range(len(results)))
     messages = [Message("user", (Text(question),))]
     if results:
         messages.append(Message("assistant", (), calls=calls))
     messages += [Message("tool", (Text(text),), call_id=f"c-{n}", failed=failed) for n, text in enumerate(results)]
+    if form is not None:
+        messages = [*shown(form, tuple(messages), constrained=False, flaw=None)]
     provider = RehearsalProvider(ProviderSpec("rehearsal", "rehearsal", options={"delay": "0"}))
-    asked = Request(Worker("w", "rehearsal", "sage"), tuple(messages), Sampling(max_tokens=500), toolbox=box)
+    asked = Request(Worker("w", "rehearsal", "sage"), tuple(messages), Sampling(max_tokens=500), toolbox=box, form=form)
     pieces = [piece async for batch in provider.stream(asked, provider.render(asked), SOON) for piece in batch]
     gathering = Gathering()
     for piece in pieces:
@@ -43,6 +48,13 @@ async def turn(question: str, *results: str, box: Toolbox, failed: bool = False)
             gathering.take(piece)
     (end,) = [piece for piece in pieces if isinstance(piece, End)]
     return list(gathering.calls), "".join(piece.text for piece in pieces if isinstance(piece, Words)), end.finish
+
+
+async def test_a_worker_that_is_asked_for_json_in_words_calls_tools_once() -> None:
+    calls, _, _ = await turn("What is 17 * 23?", box=Toolbox((CALCULATE,)), form=Form())
+    assert [json.loads(call.arguments) for call in calls] == [{"expression": "17 * 23"}]
+    calls, said, _ = await turn("What is 17 * 23?", "391", box=Toolbox((CALCULATE,)), form=Form())
+    assert (calls, json.loads(said)) == ([], {"answer": "The answer is 391."})
 
 
 @pytest.mark.parametrize(

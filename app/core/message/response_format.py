@@ -22,6 +22,8 @@ OPEN: Final = frozenset(
     {"allOf", "oneOf", "not", "if", "then", "else", "dependentRequired", "dependentSchemas", "patternProperties"}
 )
 """Keywords that OpenAI's strict mode does not accept."""
+INSTRUCTION: Final = "Answer with one JSON "
+"""The beginning of the message that asks for the form."""
 INSTRUCTING: Final = frozenset({"system", "developer", "user"})
 """Roles whose messages can ask for JSON."""
 
@@ -135,8 +137,16 @@ def shown(form: Form, messages: tuple[Message, ...], *, constrained: bool, flaw:
     return (*asked, Message("assistant", (Text(flaw.answer),)), Message("user", (Text(objection),)))
 
 
+def without_instruction(messages: tuple[Message, ...]) -> tuple[Message, ...]:
+    """The messages before those that `shown` has added about the form of the answer."""
+    for place in range(len(messages) - 1, 0, -1):
+        if messages[place].role == "user" and messages[place].text.startswith(INSTRUCTION):
+            return messages[:place]
+    return messages
+
+
 def _instruction(form: Form) -> str:
-    alone = "Answer with one JSON object and nothing else: no code fence, no comment."
+    alone = f"{INSTRUCTION}object and nothing else: no code fence, no comment."
     if form.schema is None:
         return alone
     said = f"{form.description}\n\n" if form.description else ""

@@ -18,6 +18,7 @@ from app.core.message.chat import (
     Chosen,
     End,
     Finish,
+    Form,
     Likely,
     Message,
     Piece,
@@ -29,10 +30,12 @@ from app.core.message.chat import (
     toolbox_from_json,
     toolbox_to_json,
 )
+from app.core.message.response_format import without_instruction
 from app.core.pool.catalog import Deadlines, ProviderSpec
 from app.errors import WorkerTimeout
 from app.providers.protocol import Request
 from app.providers.rehearsal import gadgets, planner
+from app.providers.rehearsal.filled_schema import filled
 from app.providers.rehearsal.minds import reply
 
 TOKEN = re.compile(r"\s*\w{1,4}|\s*[^\w\s]|\s+")
@@ -43,6 +46,7 @@ PAUSES = {
     "sage": (30, 3), "abacus": (45, 5), "almanac": (40, 4), "scribe": (20, 2), "lawyer": (70, 8), "conductor": (25, 1),
 }  # fmt: skip
 """Milliseconds to the first token and between chunks."""
+ANY_OBJECT = {"type": "object", "properties": {"answer": {"type": "string"}}}
 
 
 UNSUPPORTED = frozenset({"temperature", "top_p", "presence_penalty", "frequency_penalty", "logit_bias"})
@@ -64,7 +68,7 @@ class RehearsalProvider:
             "model": request.worker.model,
             "messages": [message_to_json(message) for message in request.messages],
             "sampling": asdict(request.sampling),
-            "schema": request.form.schema if request.form is not None else None,
+            "schema": _schema(request.form),
             "logprobs": request.logprobs,
         }
         if request.toolbox.tools:
@@ -75,9 +79,11 @@ class RehearsalProvider:
         """Answer from `body`: words in small batches, and one End."""
         call = json.loads(body)
         messages = tuple(message_from_json(message) for message in call["messages"])
+        # The answer has its form in any case; the words that ask for it would be taken for the question.
+        read = without_instruction(messages)
         first, between = self._pauses(call["model"])
         clock = _Clock(deadlines.total)
-        if calls := _calls(call, messages):
+        if calls := _calls(call, read):
             await clock.pause(first, deadlines.first)
             for piece in calls:
                 yield [piece]
@@ -85,7 +91,7 @@ class RehearsalProvider:
             written = sum(len(TOKEN.findall(piece.name + piece.arguments)) for piece in calls)
             yield [End("tool_calls", Usage(_size(messages), output=written), call["model"])]
             return
-        tokens, odds = self._answer(call, messages)
+        tokens, odds = self._answer(call, read)
         tokens, finish, stopped = _cut(tokens, call["sampling"]["max_tokens"], tuple(call["sampling"]["stop"]))
         await clock.pause(first, deadlines.first)
         for start in range(0, len(tokens), CHUNK):
@@ -111,7 +117,7 @@ class RehearsalProvider:
         seed = f"{self._seed}|{call['sampling']['seed']}"
         found = gadgets.told(messages)
         text = reply(call["model"], messages, seed) if found is None else f"The answer is {found}."
-        return TOKEN.findall(_shaped(text, schema) if schema else text), {}
+        return TOKEN.findall(filled(schema, text) if schema else text), {}
 
     def _pauses(self, model: str) -> tuple[float, float]:
         """Seconds to the first token and between chunks."""
@@ -119,6 +125,13 @@ class RehearsalProvider:
         factor = float(self._options.get("delay", "1")) / 1000
         first = float(self._options.get("first_ms", own[0]))
         return first * factor, float(self._options.get("chunk_ms", own[1])) * factor
+
+
+def _schema(form: Form | None) -> Mapping[str, Any] | None:
+    """The schema of the answer: where any JSON object will do, that of one with the answer in it."""
+    if form is None:
+        return None
+    return form.schema if form.schema is not None else ANY_OBJECT
 
 
 def _calls(call: Mapping[str, Any], messages: tuple[Message, ...]) -> list[ToolDelta]:
@@ -183,29 +196,6 @@ def _places(tokens: list[str], choices: list[planner.Choice]) -> dict[int, Mappi
             places.append(place)
         text += token
     return {place: choice.odds for place, choice in zip(places, choices, strict=False)}
-
-
-def _shaped(text: str, schema: Mapping[str, Any]) -> str:
-    """JSON of the schema's shape with the answer in its strings: enough to rehearse `response_format` with."""
-    return json.dumps(_instance(schema, text, 0))
-
-
-def _instance(schema: Mapping[str, Any], text: str, depth: int) -> Any:
-    if "enum" in schema or "const" in schema:
-        return schema.get("const", (schema.get("enum") or [None])[0])
-    kind = schema.get("type", "object" if "properties" in schema else "string")
-    kind = kind[0] if isinstance(kind, list) else kind
-    number = re.search(r"-?\d+(?:\.\d+)?", text)
-    if kind == "object":
-        properties = schema.get("properties", {}) if depth < 8 else {}
-        return {name: _instance(inner, text, depth + 1) for name, inner in properties.items()}
-    if kind == "array":
-        least = min(int(schema.get("minItems", 0)), 8)
-        return [_instance(schema.get("items", {}), text, depth + 1)] * least
-    if kind in {"integer", "number"}:
-        value = float(number.group()) if number else 0.0
-        return int(value) if kind == "integer" or value.is_integer() else value
-    return {"boolean": True, "null": None}.get(kind, text[: int(schema.get("maxLength", len(text)))])
 
 
 def _size(messages: tuple[Message, ...]) -> int:

@@ -1,0 +1,78 @@
+"""JSON of a schema's shape with an answer in it: enough to rehearse structured answers with."""
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+DEEPEST: Final = 8
+"""Levels of objects and arrays, and references and alternatives in a row, that are followed."""
+MOST_VALUES: Final = 2_000
+"""Values of one document: a schema that refers to itself could ask for any number."""
+
+
+def filled(schema: Mapping[str, Any], text: str) -> str:
+    """A document of the schema, whose strings are `text` and whose numbers the first number in it."""
+    return json.dumps(_Document(schema, text).value(schema, 0))
+
+
+class _Document:
+    """One document that is being filled in."""
+
+    def __init__(self, root: Mapping[str, Any], text: str) -> None:
+        self._root = root
+        self._text = text
+        found = re.search(r"-?\d+(?:\.\d+)?", text)
+        self._number = float(found.group()) if found else 0.0
+        self._left = MOST_VALUES
+
+    def value(self, schema: object, depth: int) -> Any:
+        """A value of this part of the schema."""
+        schema = self._resolved(schema)
+        self._left -= 1
+        if "enum" in schema or "const" in schema:
+            return schema.get("const", (schema.get("enum") or [None])[0])
+        kind = schema.get("type", "object" if "properties" in schema else "string")
+        kind = kind[0] if isinstance(kind, list) and kind else kind
+        if kind == "object":
+            return self._object(schema, depth)
+        if kind == "array":
+            least = min(int(schema.get("minItems", 0)), DEEPEST)
+            return [self.value(schema.get("items"), depth + 1) for _ in range(least) if self._goes_on(depth)]
+        if kind in ("integer", "number"):
+            return self._figure(schema, whole=kind == "integer")
+        return {"boolean": True, "null": None}.get(kind, self._text[: int(schema.get("maxLength", len(self._text)))])
+
+    def _object(self, schema: Mapping[str, Any], depth: int) -> dict[str, Any]:
+        named = schema.get("properties", {})
+        return {name: self.value(inner, depth + 1) for name, inner in named.items() if self._goes_on(depth)}
+
+    def _goes_on(self, depth: int) -> bool:
+        return depth < DEEPEST and self._left > 0
+
+    def _figure(self, schema: Mapping[str, Any], *, whole: bool) -> int | float:
+        """The number, within the schema's bounds."""
+        value = max(self._number, schema.get("minimum", self._number))
+        value = min(value, schema.get("maximum", value))
+        return int(value) if whole or value == int(value) else value
+
+    def _resolved(self, schema: object) -> Mapping[str, Any]:
+        """The schema to which references and the first of several alternatives lead; {} where they lead nowhere."""
+        for _ in range(DEEPEST):
+            if not isinstance(schema, Mapping):
+                break
+            alternatives = schema.get("anyOf") or schema.get("oneOf") or schema.get("allOf")
+            if "$ref" in schema:
+                schema = self._referred(schema["$ref"])
+            elif alternatives:
+                schema = alternatives[0]
+            else:
+                return schema
+        return {}
+
+    def _referred(self, reference: str) -> object:
+        """The part of the whole schema that a reference such as `#/$defs/Item` names."""
+        found: Any = self._root
+        for name in reference.removeprefix("#").split("/")[1:]:
+            found = found.get(name.replace("~1", "/").replace("~0", "~")) if isinstance(found, Mapping) else None
+        return found
