@@ -167,7 +167,7 @@ async def test_recorded_tool_results_are_given_again_for_equal_calls_only(
     assert "The result." in json.dumps(stub.requests[-1].json)
     assert (await compared(client, run, again["id"]))["same_answer"] is True
     stub.script("alpha", calls("b"))
-    waiting = (await replay(client, run, wait=0)).json()["id"]
+    waiting = (await client.post(f"/v1/runs/{run}/replay")).json()["id"]  # no body: no change, and no wait
     await waits(client, waiting)
     assert (await client.post(f"/v1/runs/{waiting}/cancel")).json()["state"] == "cancelled"
 

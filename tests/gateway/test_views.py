@@ -115,6 +115,8 @@ async def test_a_key_without_the_scope_sees_no_words_and_another_tenant_sees_no_
         for view in ("graph", "timeline", "state"):
             assert (await client.get(f"/v1/runs/run_mine/{view}")).status_code == 404
         assert (await client.get("/v1/runs/compare?a=run_mine&b=run_mine")).status_code == 404
+        error = (await client.get("/v1/runs/compare?a=run_mine")).json()["error"]
+        assert (error["message"], error["code"]) == ("Missing required parameter: 'b'.", "missing_required_parameter")
 
 
 async def test_steps_of_two_runs_are_aligned_by_their_subtasks_wherever_they_stand(

@@ -122,7 +122,7 @@ async def order(
 
 
 async def ended(store: TenantStore, run: str, seconds: float) -> RunRow:
-    """The row of a run once it has ended or waits for tool results, or as it is when the time is over."""
+    """The row of a run once it has ended, or as it is when the time is over."""
     row = await store.run(run)
     try:
         async with asyncio.timeout(seconds):

@@ -399,11 +399,11 @@ def _replays(router: APIRouter, context: GatewayContext, keys: Keys, idempotency
         dependencies=[idempotency.capacity],
         response_model=run_replies.Run,
         responses=operations.replies(*operations.RUNNING),
-        openapi_extra=operations.body("ReplayRequest", example={"from_step": 1, "worker": "luna"}),
+        openapi_extra=operations.body("ReplayRequest", example={"from_step": 1, "worker": "luna"}, required=False),
     )
     async def replay_run(
         caller: writer,
-        body: Annotated[dict[str, object], json_body(context.bounds)],
+        body: Annotated[dict[str, object], json_body(context.bounds, optional=True)],
         found: replayed,
         request: Request,
     ) -> Response:

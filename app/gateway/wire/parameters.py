@@ -277,10 +277,14 @@ def invalid_request(error: ValidationError, given: Mapping[str, Any]) -> Invalid
     if kind == "extra_forbidden":
         return unknown_parameter(param)
     if kind == "missing":
-        return InvalidRequest(f"Missing required parameter: '{param}'.", param=param, code="missing_required_parameter")
+        return _missing(param)
     others = [one for one in found if one is not deepest and _path(one["loc"], given)[0] == param]
     said = sentence(deepest, value, others)
     return InvalidRequest(f"Invalid value for '{param}': {said}.", param=param, code=_code(kind, value))
+
+
+def _missing(param: str) -> InvalidRequest:
+    return InvalidRequest(f"Missing required parameter: '{param}'.", param=param, code="missing_required_parameter")
 
 
 def of_parameters(errors: Sequence[Mapping[str, Any]]) -> InvalidRequest:
@@ -290,6 +294,8 @@ def of_parameters(errors: Sequence[Mapping[str, Any]]) -> InvalidRequest:
         said = "Unknown query parameter; GET /openapi.json describes those of this route."
         return InvalidRequest(said, code="unknown_parameter")
     name = str(first["loc"][1])
+    if first["type"] == "missing":
+        return _missing(name)
     said = str(first["msg"]) if first["type"] == QUERY_FAULT else sentence(first, first.get("input"))
     return InvalidRequest(f"Invalid value for '{name}': {said}.", param=name, code="invalid_value")
 
