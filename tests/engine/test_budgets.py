@@ -1,18 +1,24 @@
 """Budgets over several runs, as a caller meets them: what is held for a run, and how one that cannot be paid ends."""
 
 import sqlite3
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
 
 from app.core.message.chat import Message, Task, Text
 from app.core.pool.budgets import Budget
 from app.core.run.events import Kind
 from app.errors import BudgetExhausted, InvalidRequest
+from app.gateway.http.api_keys import mint
 from app.gateway.http.fault import describe, headers_of
 from app.process.wiring import Runtime
 from tests.harness.audited import look
 from tests.harness.in_process import (
+    WORKER,
+    calling,
     events,
     finish,
     latest_request,
@@ -150,3 +156,46 @@ async def test_an_account_that_is_not_what_the_journal_says_is_found(
         database.execute(statement)
     found = (await look(f"sqlite:///{tmp_path}/baton.db")).violations
     assert any(one.rule == "budget-wrong" and said in str(one) for one in found), found
+
+
+async def test_a_worker_of_unknown_price_is_not_called_for_a_run_that_says_what_it_may_cost(
+    stub: ProviderStub, tmp_path: Path
+) -> None:
+    """Neither for a request's budget nor for a key's cap, and not where the run is planned first, or replayed."""
+    unpriced = WORKER.format(name="alpha").replace("price = { input = 1.00, output = 2.00, cached = 0.50 }\n", "")
+    text = pool_text(stub).replace(WORKER.format(name="alpha"), unpriced)
+    planner = WORKER.format(name="planner")
+    text = text.replace(planner, planner.replace("price = { input = 1.00, output = 2.00, cached = 0.50 }\n", ""))
+    asked = {"model": "baton-mini", "messages": [{"role": "user", "content": "Hello"}]}
+    capped = asked | {"baton": {"budget": {"usd": 0.05}}}
+    async with running_service(tmp_path, text) as opened, calling(opened) as client:
+        key, row = mint(opened.gateway.pepper, tenant="acme", name="poor", scopes=["admin"], now=0.0)
+        assert await opened.gateway.store.add_key(replace(row, max_usd=50_000))
+        poor = {"authorization": f"Bearer {key}"}
+        assert [step["worker"] for step in (await answer(client, asked))["steps"]] == ["alpha"]
+        made = (await client.post("/v1/plans", json=capped)).json()
+        ultra = capped | {"model": "baton-ultra"}
+        shown = [
+            await answer(client, capped),
+            await answer(client, asked, headers=poor),
+            await answer(client, {}, path=f"/v1/plans/{made['id']}/run"),
+            await answer(client, ultra),
+        ]
+        again = await client.post(f"/v1/runs/{shown[0]['run']}/replay", json={"model": "baton-mini", "wait": 20})
+        assert again.json()["state"] == "succeeded", again.text
+        runs = [one["run"] for one in shown] + [again.json()["id"]]
+        for run in runs:
+            journal = await events(opened, run)
+            assert of(journal, Kind.ADMITTED)[0]["capped"] is True
+            assert {call["worker"] for call in of(journal, Kind.CALL_INTENDED)} <= {"beta", "gamma"}, run
+            assert "its price is not known" in of(journal, Kind.ADMITTED)[0]["excluded"]["alpha"]
+
+
+async def answer(
+    client: httpx.AsyncClient, body: Any, *, path: str = "/v1/chat/completions", **options: Any
+) -> dict[str, Any]:
+    """What Baton says of a run that was answered."""
+    reply = await client.post(path, json=body, **options)
+    assert reply.status_code == 200, reply.text
+    found: dict[str, Any] = reply.json()["baton"]
+    return found

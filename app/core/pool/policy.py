@@ -86,9 +86,9 @@ def eligible(catalog: Catalog, tier: Tier, task: Task, least: Reading, overrides
     return Eligible(tuple(kept), excluded)
 
 
-def priced(choice: Eligible, budgets: Sequence[str]) -> Eligible:
-    """Without the workers of unknown price, if the run has accounts of budgets: what they cost could not be held."""
-    unknown = {worker.name: NO_PRICE for worker in choice.workers if budgets and not worker.priced}
+def priced(choice: Eligible) -> Eligible:
+    """Without the workers of unknown price, for a run that has a budget: what they cost could not be held."""
+    unknown = {worker.name: NO_PRICE for worker in choice.workers if not worker.priced}
     kept = tuple(worker for worker in choice.workers if worker.name not in unknown)
     return Eligible(kept, {**choice.excluded, **unknown}) if unknown else choice
 

@@ -77,6 +77,8 @@ class RunAdmitted(Fact):
     tracestate: str = optional("")
     budgets: tuple[str, ...] = optional(())
     """The accounts of budgets in which each of its holds is reserved, beside the run's own limit."""
+    capped: bool = optional(False)
+    """True if the request or its API key says what the run may cost."""
     origin_kind: OriginKind = optional("")
     origin_run: str = optional("")
     """The id of the run from which this one follows; empty where `origin_kind` is."""
@@ -89,6 +91,11 @@ class RunAdmitted(Fact):
     def trace(self) -> Trace:
         """The span of the request."""
         return Trace(self.traceparent, self.tracestate)
+
+    @property
+    def needs_prices(self) -> bool:
+        """True if only workers whose price is known may be called, because their cost could not be held otherwise."""
+        return self.capped or bool(self.budgets)
 
     @property
     def tried_version(self) -> str:

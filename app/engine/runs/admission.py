@@ -110,6 +110,8 @@ class Order:
     """The name of the API key, for logs."""
     budgets: tuple[str, ...] = ()
     """The accounts of budgets in which a new run's holds are reserved."""
+    capped: bool = False
+    """True if the request or its API key says what the run may cost."""
     approval: bool = False
     """True if the request asks that somebody approves its plans."""
     run: str = ""
@@ -119,6 +121,11 @@ class Order:
     """The id of the run from which a new run follows; empty where `origin_kind` is."""
     recording: Recording | None = None
     """The plans, outputs and tool results that a replay takes over from that run."""
+
+    @property
+    def needs_prices(self) -> bool:
+        """True if only workers whose price is known may be called, because their cost could not be held otherwise."""
+        return self.capped or bool(self.budgets)
 
     @property
     def has_plan(self) -> bool:
@@ -191,7 +198,8 @@ def choose(context: EngineContext, order: Order) -> Eligible:
         )
     least = _least(context.catalog(), order)
     choice = eligible(context.catalog(), order.tier, order.task, least, order.overrides)
-    choice = priced(choice, order.budgets)
+    if order.needs_prices:
+        choice = priced(choice)
     if not choice.workers:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in sorted(choice.excluded.items()))
         raise InvalidRequest(
@@ -284,7 +292,7 @@ def _policy(context: EngineContext, order: Order, choice: Eligible) -> tuple[Pol
 
 
 def _may_conduct(worker: Worker, order: Order) -> bool:
-    return permits(worker, _conversation(order)) and (worker.priced or not order.budgets)
+    return permits(worker, _conversation(order)) and (worker.priced or not order.needs_prices)
 
 
 def entry(
@@ -402,6 +410,7 @@ def _admitted(
         traceparent=order.trace.parent,
         tracestate=order.trace.state,
         budgets=order.budgets,
+        capped=order.capped,
         origin_kind=order.origin_kind,
         origin_run=order.origin_run,
         shadow=order.shadow,

@@ -486,7 +486,7 @@ class Planner:
             raise PlanRejected(["the conductor's model is not in the pool file"])
         if not self._may_read(known, state):  # since the admission, or by what was read since then (D6)
             raise WorkerUnavailable(code="conductor_not_cleared")
-        if state.admitted.budgets and not known.priced:
+        if state.admitted.needs_prices and not known.priced:
             raise WorkerUnavailable(code="conductor_not_priced")
         self._lowers = known.declassifies
         version = state.admitted.tried_version or await self._context.version(worker, state.run)

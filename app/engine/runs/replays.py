@@ -225,6 +225,7 @@ def order(
     labels: frozenset[str],
     overrides: Overrides = Overrides(),
     explore: bool = False,
+    capped: bool = False,
 ) -> Order:
     """The order of the replay. `limits` are those of the tier, already narrowed by the request's and the key's budget;
     the plan of the earlier run also keeps within the limits that this run had. Workers that its request denied stay
@@ -242,6 +243,7 @@ def order(
         model=model,
         effort=effort,
         limits=limits,
+        capped=capped or admitted.capped,
         tenant=tenant,
         key=key,
         labels=labels,

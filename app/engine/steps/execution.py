@@ -396,7 +396,7 @@ class Execution:
         known = self._context.catalog().workers
         names = [step.worker, *(name for name in state.admitted.pool if name != step.worker)]
         present = [known[name] for name in names if name in known]
-        return [worker for worker in present if worker.priced or not state.admitted.budgets]
+        return [worker for worker in present if worker.priced or not state.admitted.needs_prices]
 
     def _lost(self, state: RunState, step: StepState) -> tuple[Fact, ...]:
         """Outcomes for the intents of a dispatcher that is no more: `unknown`, and possibly billed."""

@@ -113,6 +113,7 @@ def repeated(catalog: Catalog, caller: Caller, plan: Plan, revision: Revision, t
         model=admitted.model,
         effort=admitted.effort,
         limits=limits,
+        capped=admitted.capped or key.max_usd is not None,
         tenant=tenant,
         key=key.id,
         labels=revision.state.admitted.labels | key.labels,

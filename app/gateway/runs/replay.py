@@ -30,6 +30,7 @@ from app.gateway.wire.baton_options import (
     PoolChoice,
     WireModel,
     WorkerName,
+    is_capped,
     narrowed,
     nearest_effort,
     resolve_tier,
@@ -118,6 +119,7 @@ async def order(
         labels=caller.key.labels.union(asked.labels),
         overrides=Overrides(frozenset(pool.allow), frozenset(pool.deny), pool.pin),
         explore=asked.explore,
+        capped=is_capped(asked.budget, caller.key.max_usd),
     )
 
 

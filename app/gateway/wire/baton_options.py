@@ -145,6 +145,7 @@ def order_of(
         model=model,
         effort=level,
         limits=narrowed(tier.efforts[level], extension.budget, key.max_usd),
+        capped=is_capped(extension.budget, key.max_usd),
         tenant=key.tenant,
         key=key.id,
         labels=on_all | on_messages,
@@ -199,6 +200,11 @@ def narrowed(limits: Limits, budget: Budget | None, max_usd: int | None) -> Limi
     if max_usd is not None:
         lower["usd"] = min(lower.get("usd", limits.usd), max_usd)
     return replace(limits, **lower)
+
+
+def is_capped(budget: Budget | None, max_usd: int | None) -> bool:
+    """True if the request's budget or the key's cap says what the run may cost."""
+    return max_usd is not None or (budget is not None and budget.usd is not None)
 
 
 def _micro(dollars: float) -> int:
