@@ -1,7 +1,7 @@
 """Every metric and log-field name of the service, in one place, and the object that carries them.
 
 Labels come from closed sets (tier, worker, outcome, kind), never from callers. Logs are JSON lines whose fields are
-listed here: ids, sizes and states, never a body, a prompt or a key. Spans are in `tracing.py`.
+listed here: ids, sizes and states, never a body, a prompt or a key. Spans are in `network/tracing.py`.
 """
 
 import logging

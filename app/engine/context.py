@@ -9,11 +9,11 @@ from app.core.pool.catalog import Catalog, Tier
 from app.core.pool.snapshot import snapshot
 from app.core.records import record
 from app.engine.worker_health import Health
+from app.network.tracing import Tracing
 from app.providers.protocol import Provider
 from app.stepqueue.protocol import StepQueue
 from app.store.protocol import IdempotencyRecord, Store
 from app.telemetry import Telemetry
-from app.tracing import Tracing
 
 
 async def _unversioned(_conductor: str, _run: str) -> str:

@@ -22,8 +22,8 @@ from app.core.run.kinds import Kind
 from app.core.run.state import RunState
 from app.core.run.trace import Trace, continued
 from app.engine.context import EngineContext
+from app.network.tracing import SPAN_CALL, SPAN_RUN, Attributes, Span, Tracing
 from app.providers.protocol import Request
-from app.tracing import SPAN_CALL, SPAN_RUN, Attributes, Span, Tracing
 
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:/@+-]{0,127}")
 """An id or a model's name as providers report it."""

@@ -1,1 +1,1 @@
-"""The HTTP client of the service, and the policies of retries that are not journaled."""
+"""Connections to others: HTTP clients, TLS, logins, the traces of requests, and retries that are not journaled."""

@@ -24,7 +24,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace import Tracer
 
-from app.tracing import SCHEMA, exports
+from app.network.tracing import SCHEMA, exports
 
 FLUSH_SECONDS = 3.0
 """Time for which a process that stops waits until its last spans and figures are sent."""

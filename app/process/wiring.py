@@ -46,6 +46,7 @@ from app.engine.worker_health import Health
 from app.errors import ConfigInvalid, WorkerMisconfigured
 from app.gateway.http.context import GatewayContext, Rates
 from app.gateway.http.ingress import Bounds
+from app.network.tracing import SIGNALS, Tracing, exports
 from app.process.clock import Clock
 from app.process.config import Loaded, Settings, content_keys, endpoint_secret, pepper_file, peppers, rate_limits
 from app.providers.endpoints import Endpoints
@@ -56,7 +57,6 @@ from app.stepqueue.protocol import SealKeys, StepQueue
 from app.store.sql import open_store
 from app.store.writing.budget_ledger import Signal
 from app.telemetry import Telemetry
-from app.tracing import SIGNALS, Tracing, exports
 
 if TYPE_CHECKING:
     from app.process.otlp import Export

@@ -6,8 +6,8 @@ from typing import Any
 import httpx
 import pytest
 
+from app.network.tracing import OPERATION_DURATION, TOKEN_USAGE
 from app.process.wiring import Runtime
-from app.tracing import OPERATION_DURATION, TOKEN_USAGE
 from tests.harness.conversations import calling as tool_call
 from tests.harness.conversations import look
 from tests.harness.in_process import ask, calling, plan_text, pool_text, running_service

@@ -11,8 +11,8 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
 
+from app.network.tracing import Tracing
 from app.process.wiring import Runtime
-from app.tracing import Tracing
 from tests.harness.waiting import until
 
 TRACE_ID: Final = "4bf92f3577b34da6a3ce929d0e0e4736"

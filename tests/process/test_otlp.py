@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from app.core.run.trace import NO_TRACE
+from app.network.tracing import OPERATION_DURATION, TOKEN_USAGE, Tracing, exports
 from app.process import otlp
-from app.tracing import OPERATION_DURATION, TOKEN_USAGE, Tracing, exports
 from tests.harness.in_process import ask, calling, pool_text, running_service
 from tests.harness.otlp import Collector, collecting
 from tests.harness.servers import free_port

@@ -42,10 +42,10 @@ from app.engine.delivery.messages import Mailbox
 from app.engine.runs.admission import Moved
 from app.engine.runs.planning import Planned, Planner, faults
 from app.errors import Conflict, QueueUnavailable
+from app.network.tracing import Span
 from app.stepqueue.protocol import DISPATCHERS, Committed, Listen, Live, Stop
 from app.store.protocol import Entry
 from app.store.protocol.step_input import BRIEF
-from app.tracing import Span
 
 QUIESCE_SECONDS = 1.5
 """Time that running calls get to write their outcome before the run's end is written."""

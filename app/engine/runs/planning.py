@@ -61,10 +61,10 @@ from app.engine.runs.means import PLAN_TOKENS, Means
 from app.engine.steps import pending_outcomes
 from app.errors import BatonError, BudgetExhausted, PlanRejected, RunOverBudget, WorkerUnavailable
 from app.network.retries import Left
+from app.network.tracing import SPAN_PLAN
 from app.providers.protocol import Request
 from app.store.protocol import Store
 from app.store.rows.content import address
-from app.tracing import SPAN_PLAN
 
 NOT_CLEARED = "not_cleared"
 SHAPED = frozenset({"fixed", "random"})

@@ -9,10 +9,10 @@ from app.core.pool.rates import RateLimits
 from app.core.records import record
 from app.engine.runs.client import RunClient
 from app.gateway.http.ingress import Bounds
+from app.network.tracing import Tracing
 from app.stepqueue.protocol import StepQueue
 from app.store.protocol import Store
 from app.telemetry import Telemetry
-from app.tracing import Tracing
 
 
 @record(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from opentelemetry.trace import SpanKind
 
 from app.core.run.state import RunState
 from app.core.run.trace import NO_TRACE, continued
-from app.tracing import Span, Tracing, received
+from app.network.tracing import Span, Tracing, received
 
 PROBES: Final = frozenset({"/healthz", "/readyz", "/metrics"})
 """Paths that are asked every few seconds and belong to no request of a caller."""
