@@ -230,7 +230,8 @@ def degraded(run: Account) -> set[bool]:
         return {True}
     if any(call.outcome.body.get("out_of_time") for call in run.calls.values() if call.outcome is not None):
         return {True}
-    latest = [tries[-1] for n in (None, *(step.n for step in run.openers)) if (tries := run.tries(n))]
+    planned = [run.tries(None)] + [run.tries(step.n) for step in run.openers]
+    latest = [tries[-1] for tries in planned if tries]
     if any(FALLBACK in (one.opened.body["mode"], one.opened.body["conductor"]) for one in latest):
         return {True}
     possible = {False}

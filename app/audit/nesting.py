@@ -37,7 +37,8 @@ def room(run: Account, proposal: Proposal) -> int:
     seq = proposal.opened.seq
     standing = [one for one in run.proposals if one.round == proposal.round and _accepted_by(one, seq)]
     replaced = {proposal.parent, *(one.parent for one in standing)}
-    numbers = [step.n for step in chain.from_iterable(one.steps for one in standing)]
+    steps = chain.from_iterable([one.steps for one in standing])
+    numbers = [step.n for step in steps]
     return most - sum(n not in replaced for n in numbers)
 
 

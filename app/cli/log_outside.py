@@ -85,7 +85,7 @@ def _read(files: ArchiveFiles, found: Outside, size: int, witnesses: tuple[Witne
         found.size = held["txt"][-1]
         written = files.written_at(f"{found.size:015d}.txt")
         found.written_at = run_words.moment(written) if written is not None else None
-    found.witnesses = {one.name: Cosigned(None, None) for one in witnesses}
+    found.witnesses = {one.name: Cosigned(size=None, at=None) for one in witnesses}
     missing = list(witnesses)
     for one in held["txt"][: -READ - 1 : -1] if missing else []:
         body = files.read(f"{one:015d}.txt") or b""

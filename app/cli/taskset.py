@@ -63,7 +63,8 @@ def checked(make: Callable[[list[str]], list[Graded]]) -> list[Graded]:
     tasks = make(faults)
     if not tasks and not faults:
         faults.append("there is no task in the task set")
-    twice = [name for name, count in Counter(task.id for task in tasks).items() if count > 1]
+    counts = Counter([task.id for task in tasks])
+    twice = [name for name, count in counts.items() if count > 1]
     if twice:
         faults.append(f"several tasks have the id {twice[0][:40]}; give each its own, or leave all ids out")
     if faults:

@@ -110,7 +110,8 @@ def _node(node: Data, chosen: str, link: Link) -> dict[str, Any]:
     worker = node["worker"] or node["planned_worker"] or ""
     worker = "the conductor itself" if worker == "@conductor" else worker
     name = name_of(node["id"])
-    calls = len(node["attempts"])
+    figures = f"{calls_of(len(node['attempts']))}, {usd(node['cost_usd'])}" if node["attempts"] else ""
+    links = {"step": node["number"], "plan": node["id"]}
     return {
         "id": node["id"],
         "x": x,
@@ -118,8 +119,8 @@ def _node(node: Data, chosen: str, link: Link) -> dict[str, Any]:
         "name": name,
         "worker": _cut(worker),
         "state": node["state"],
-        "figures": f"{calls} {'call' if calls == 1 else 'calls'}, {usd(node['cost_usd'])}" if calls else "",
-        "href": link(node["number"] if node["kind"] == "step" else (node["id"] if node["kind"] == "plan" else None)),
+        "figures": figures,
+        "href": link(links.get(node["kind"])),
         "attempts": _marks(node["attempts"], x, y),
         "chosen": node["id"] == chosen,
         "replaced": node["replaced"],
@@ -128,6 +129,11 @@ def _node(node: Data, chosen: str, link: Link) -> dict[str, Any]:
         "title": _title(name, node, worker),
         "words": (node.get("subtask") or {}).get("text"),
     }
+
+
+def calls_of(number: int) -> str:
+    """A number of calls in words."""
+    return "1 call" if number == 1 else f"{number} calls"
 
 
 def _title(name: str, node: Data, worker: str) -> str:
@@ -184,7 +190,7 @@ def _path(source: Data, target: Data, *, is_withheld: bool) -> str:
 
 
 def reason(edge: Data) -> str:
-    """Why words were granted or withheld, as a sentence of its own."""
+    """A sentence that says why words were granted or withheld."""
     if edge["kind"] == "granted":
         return "A call contained it." if edge["sent"] else "It is on the access list; no call has contained it."
     if edge["reason"] == "policy":

@@ -178,7 +178,7 @@ def why_no_answer(node: Data, whole: Data, content: Data | None) -> str:
         case "awaiting_tool":
             return "The worker has called tools of the caller, whose results have not come yet."
         case "failed":
-            sent = f"after {calls} {'call' if calls == 1 else 'calls'}" if calls else "before anything was sent"
+            sent = f"after {drawing.calls_of(calls)}" if calls else "before anything was sent"
             return f"The step failed {sent}: {error}."
         case "skipped":
             return f"The step was skipped: {error}."

@@ -1,4 +1,4 @@
-"""How the console's templates are rendered.
+"""Renders the templates of the console.
 
 Everything that a template inserts is escaped, wherever it comes from; no template and no filter marks text as safe
 (`tests/console/test_pages.py` holds that). An undefined name is an error.

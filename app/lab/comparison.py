@@ -199,4 +199,16 @@ def _ceiling(means: Sequence[Mapping[str, float]], ahead: Interval, rows: int) -
     empty = dict.fromkeys(("conductor_tokens", "worker_tokens", "wall", "path", "calls", "steps"), 0.0)
     none = dict.fromkeys(("plans", "outages", "failures", "degraded", "invalid"), 0)
     usd = means[0][f"usd {ORACLE}"]
-    return Standing(ORACLE, rows, accuracy, ahead, None, usd, None, False, (), **empty, **none)  # type: ignore[arg-type]
+    return Standing(
+        arm=ORACLE,
+        rows=rows,
+        accuracy=accuracy,
+        ahead=ahead,
+        p=None,
+        usd=usd,
+        bought=None,
+        front=False,
+        rewards=(),
+        **empty,  # type: ignore[arg-type]
+        **none,  # type: ignore[arg-type]
+    )

@@ -115,7 +115,7 @@ async def serve(loaded: Loaded, environ: Mapping[str, str], roles: Roles, announ
             if roles.gateway or loaded.settings.metrics_port is not None:
                 await _listen(opened, roles, stopping, announce)
             else:
-                announce(Started(None, loaded.origin, loaded.catalog.rehearsal, None))
+                announce(Started(url=None, origin=loaded.origin, rehearsal=loaded.catalog.rehearsal, key=None))
                 await stopping.wait()
         finally:
             steps_end.set()

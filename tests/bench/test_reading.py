@@ -1,7 +1,6 @@
-"""The rooms that were made plain stay plain: no nested comprehension or conditional, no docstring without a verb."""
+"""All code of the app is plain: no nested comprehension or conditional expression, no docstring without a verb."""
 
 import ast
-from typing import Final
 
 import pytest
 
@@ -15,34 +14,16 @@ from tests.bench.reading import (
     sources,
 )
 
-PLAIN: Final = (
-    "audit", "cli", "conductor", "core", "engine", "errors.py", "gateway", "lab", "network", "process", "providers",
-    "stepqueue", "store", "telemetry.py", "tracing.py",
-)  # fmt: skip
-"""Rooms without nested comprehensions and nested conditional expressions; add a room once it has none."""
-WORDED: Final = (
-    "audit", "cli", "conductor", "core", "engine", "errors.py", "gateway", "lab", "network", "process", "providers",
-    "stepqueue", "store", "telemetry.py", "tracing.py",
-)  # fmt: skip
-"""Rooms whose public docstrings are sentences; add a room once it has no fragment."""
 
-
-@pytest.mark.parametrize("room", PLAIN)
-def test_a_plain_room_has_no_nested_expressions(room: str) -> None:
-    found = []
-    for path in sources(ROOT / "app" / room):
-        tree = ast.parse(path.read_text())
-        nested = [*nested_comprehensions(tree), *nested_conditionals(tree)]
-        found += [f"{path.relative_to(ROOT)}:{node.lineno}: {ast.unparse(node)}" for node in nested]
-    assert found == []
-
-
-@pytest.mark.parametrize("room", WORDED)
-def test_docstrings_of_a_room_are_sentences(room: str) -> None:
-    found = []
-    for path in sources(ROOT / "app" / room):
-        found += [f"{path.relative_to(ROOT)}, {one}" for one in fragments(ast.parse(path.read_text()))]
-    assert found == []
+def test_no_expression_of_the_app_is_nested_and_its_docstrings_are_sentences() -> None:
+    nested, clauses = [], []
+    for path in sources(ROOT / "app"):
+        tree, name = ast.parse(path.read_text()), path.relative_to(ROOT)
+        expressions = [*nested_comprehensions(tree), *nested_conditionals(tree)]
+        nested += [f"{name}:{node.lineno}: {ast.unparse(node)}" for node in expressions]
+        clauses += [f"{name}, {one}" for one in fragments(tree)]
+    assert nested == []
+    assert clauses == []
 
 
 @pytest.mark.parametrize(

@@ -83,7 +83,7 @@ def _answer(found: Mapping[str, Any]) -> tuple[str, Table]:
             Cell(row["tier"]),
             Cell(", ".join(row["labels"]) or "none"),
             Cell(", ".join(row["recipients"]) or "nobody"),
-            Cell("; ".join([f"{name}: {reason}" for name, reason in row["excluded"].items()]) or "nobody"),
+            Cell(_reasons(row["excluded"]) or "nobody"),
         ]
         for row in found["shown"]
     ]
@@ -116,7 +116,7 @@ def _trial(found: Mapping[str, Any]) -> tuple[str, Table]:
             Cell(one["run"], f"{PATH}/runs/{one['run']}"),
             Cell(one["tier"]),
             Cell(", ".join(one["labels"]) or "none"),
-            Cell("; ".join([f"{name}: {reason}" for name, reason in one["refused"].items()])),
+            Cell(_reasons(one["refused"])),
         ]
         for one in found["refused"]
     ]
@@ -124,6 +124,11 @@ def _trial(found: Mapping[str, Any]) -> tuple[str, Table]:
     words = f"Of {found['runs']:,} runs {len(rows):,} have calls that the file would have refused.{more}"
     columns = ("Run", "Tier", "Labels", "Refused calls, and why")
     return words, Table("Table of runs with refused calls", columns, rows, "No call would have been refused.")
+
+
+def _reasons(reasons: Mapping[str, str]) -> str:
+    """Names with the reason of each, as one line."""
+    return "; ".join([f"{name}: {reason}" for name, reason in reasons.items()])
 
 
 def _rule(one: Mapping[str, Any]) -> list[Cell]:

@@ -131,8 +131,11 @@ async def look(store: ContentReads, state: RunState, n: int, fresh: Mapping[str,
     earlier = [state.steps[m] for m in own.steps if state.steps[m].state == "done"]
     answered = [one for one in step.exchanges if one.results]
     wanted: set[tuple[str, Reader]] = {(ref, _task) for ref in (state.admitted.task, state.turn.request) if ref}
-    wanted |= {(ref, _text) for ref in (step.subtask, *(ref for one in earlier for ref in (one.subtask, one.output)))}
-    wanted |= {pair for one in answered for pair in ((one.said, _message), (one.results, _messages))}
+    wanted.add((step.subtask, _text))
+    for one in earlier:
+        wanted |= {(one.subtask, _text), (one.output, _text)}
+    for use in answered:
+        wanted |= {(use.said, _message), (use.results, _messages)}
     found = await _records(store, state.run, wanted, fresh)
     done = {one.n: Seen(one.n, found[one.subtask, _text], found[one.output, _text]) for one in earlier}
     task = found[state.admitted.task, _task]

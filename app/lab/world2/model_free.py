@@ -129,7 +129,8 @@ class Trial:
     def __init__(self, seen: Sequence[Pool], seed: int, texts: int = READ_TASKS, posed: int = POSED) -> None:
         self.random = Random(f"world-2|model-free|{seed}")
         self.reader = Reader([task(self.random, "train") for _ in range(texts)], pretrained())
-        pools = [Rewards(one) for one in (*seen, *[pool(self.random) for _ in range(POOLS)])]
+        drawn = [pool(self.random) for _ in range(POOLS)]
+        pools = [Rewards(one) for one in (*seen, *drawn)]
         found = []
         for _ in range(posed + HELD_OUT):
             found.append(_case(self.reader, task(self.random, "train"), self.random.choice(pools)))
@@ -170,7 +171,8 @@ def advantage_weighted(trial: Trial, most: int) -> list[tuple[int, Softmax]]:
     cases: list[Case] = []
     taken: list[Plan] = []
     rewards: list[float] = []
-    for size in [size for size in (250, 500, *[1_000 * 2**n for n in range(7)]) if size <= most]:
+    sizes = (250, 500, *[1_000 * 2**n for n in range(7)])
+    for size in [size for size in sizes if size <= most]:
         while len(cases) < size:
             case = trial.random.choice(trial.cases)
             acting = uniform if len(cases) < 250 or trial.random.random() < EXPLORED else policy

@@ -329,7 +329,8 @@ class Reply:
     def _usage(self) -> Usage | None:
         counts = self._counts
         parts = [counts.get(name, 0) for name in ("cache_read_input_tokens", "cache_creation_input_tokens")]
-        known = [count(value) for value in (counts.get("input_tokens"), *(value or 0 for value in parts))]
+        cached = [value or 0 for value in parts]
+        known = [count(value) for value in (counts.get("input_tokens"), *cached)]
         read = None if None in known else sum(value or 0 for value in known)
         details = counts.get("output_tokens_details")
         thinking = details.get("thinking_tokens") if isinstance(details, dict) else None

@@ -143,7 +143,7 @@ def reason_of(error: Exception, dialect: Dialect) -> Reason:
     if (
         state.startswith(LOST)
         or closed
-        or (isinstance(cause, driver.Error) and dialect.is_disconnect(cause, None, None))
+        or (isinstance(cause, driver.Error) and dialect.is_disconnect(cause, connection=None, cursor=None))
     ):
         return "lost"
     refused = state.startswith(REFUSED) or isinstance(cause, driver.IntegrityError)

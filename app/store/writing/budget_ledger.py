@@ -270,7 +270,8 @@ def _locked(conn: Connection, places: Sequence[Place], ends: Mapping[Place, int]
     ]
     made = insert(BUDGET_WINDOWS).values(values)
     kept = made.on_conflict_do_update(index_elements=[row.account, row.start], set_={"held": row.held})
-    return [_Window(*found) for found in conn.execute(kept.returning(*[row[name] for name in _COLUMNS]))]
+    columns = [row[name] for name in _COLUMNS]
+    return [_Window(*found) for found in conn.execute(kept.returning(*columns))]
 
 
 def _add(amounts: dict[Place, int], place: Place, usd: int) -> None:
