@@ -196,19 +196,25 @@ def _bought(arm: str, arms: Sequence[str], means: Sequence[Mapping[str, float]])
 def _ceiling(means: Sequence[Mapping[str, float]], ahead: Interval, rows: int) -> Standing:
     """The oracle has no rows of its own, so it has no more than an accuracy and a cost."""
     accuracy = interval([mean[f"right {ORACLE}"] for mean in means])
-    empty = dict.fromkeys(("conductor_tokens", "worker_tokens", "wall", "path", "calls", "steps"), 0.0)
-    none = dict.fromkeys(("plans", "outages", "failures", "degraded", "invalid"), 0)
-    usd = means[0][f"usd {ORACLE}"]
     return Standing(
         arm=ORACLE,
         rows=rows,
         accuracy=accuracy,
         ahead=ahead,
         p=None,
-        usd=usd,
+        usd=means[0][f"usd {ORACLE}"],
         bought=None,
         front=False,
         rewards=(),
-        **empty,  # type: ignore[arg-type]
-        **none,  # type: ignore[arg-type]
+        conductor_tokens=0.0,
+        worker_tokens=0.0,
+        wall=0.0,
+        path=0.0,
+        calls=0.0,
+        steps=0.0,
+        plans=0,
+        outages=0,
+        failures=0,
+        degraded=0,
+        invalid=0,
     )
