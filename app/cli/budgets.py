@@ -49,6 +49,9 @@ async def _set(settings: Settings, asked: Asked, now: float) -> None:
         )
         if faults := budgets.faults(budget):
             raise ConfigInvalid(faults)
+        if not await store.tenants(budget.tenant):
+            words = f"No key has the tenant {budget.tenant} yet: `baton tenants ls` lists those that there are."
+            terminal.err().print(words, markup=False, soft_wrap=True)
         await store.set_budget(budget, by=storage.operator())
     if asked.json:
         terminal.print_json(record(budget, ()))

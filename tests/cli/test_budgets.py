@@ -3,8 +3,10 @@
 import json
 from pathlib import Path
 
+import click
 import pytest
 
+from app.cli.commands.declarations import Dollars
 from tests.cli.test_commands import baton
 
 DAILY = ("budgets", "set", "2.50", "--per", "day", "--user", "*", "--zone", "Europe/Berlin", "--soft", "0.8")
@@ -15,6 +17,8 @@ def test_a_budget_lives_from_set_to_rm(tmp_path: Path) -> None:
     assert baton(tmp_path, "budgets", "ls").out == "There are no budgets; `baton budgets set USD` makes one.\n"
     assert baton(tmp_path, *DAILY).out == "default/user/*/day: $2.50 for each day (Europe/Berlin).\n"
     assert "tenant/-/month" in baton(tmp_path, "budgets", "set", "500", "--per", "month").out
+    assert baton(tmp_path, "budgets", "set", "0", "--user", "mallory").out.startswith("default/user/mallory/day: $0.00")
+    assert baton(tmp_path, "budgets", "rm", "default/user/mallory/day").status == 0
     listed = baton(tmp_path, "budgets", "ls").out
     assert "$2.50 each" in listed
     assert "80%" in listed
@@ -30,7 +34,10 @@ def test_a_budget_lives_from_set_to_rm(tmp_path: Path) -> None:
 def test_a_key_is_named_as_its_owner_knows_it(tmp_path: Path) -> None:
     assert baton(tmp_path, "migrate").status == 0
     made = json.loads(baton(tmp_path, "keys", "add", "ci", "--json").out)
-    assert baton(tmp_path, "budgets", "set", "20", "--key", "ci").out.startswith(f"default/key/{made['id']}/day")
+    done = baton(tmp_path, "budgets", "set", "20", "--key", "ci")
+    assert done.out.startswith(f"default/key/{made['id']}/day")
+    assert "tenant" not in done.err
+    assert "No key has the tenant defualt yet" in baton(tmp_path, "budgets", "set", "20", "--tenant", "defualt").err
 
 
 @pytest.mark.parametrize(
@@ -40,6 +47,7 @@ def test_a_key_is_named_as_its_owner_knows_it(tmp_path: Path) -> None:
         ("1 --zone Mars/Olympus", "time zone"),
         ("1 --soft 80", "share above 0 and below 1"),
         ("1 --key nobody", "There is no key"),
+        (f"1 --user {'u' * 257}", "more than 256 characters"),
     ],
 )
 def test_a_wrong_budget_is_refused_in_words(tmp_path: Path, line: str, words: str) -> None:
@@ -47,6 +55,12 @@ def test_a_wrong_budget_is_refused_in_words(tmp_path: Path, line: str, words: st
     done = baton(tmp_path, "budgets", "set", *line.split())
     assert done.status in (1, 2)
     assert words in done.err
+
+
+@pytest.mark.parametrize("amount", ["nan", "inf", "-1", "0.0000001", "1000001", "five"])
+def test_an_amount_is_a_number_of_dollars(amount: str) -> None:
+    with pytest.raises(click.BadParameter, match="must be a number of dollars from 0"):
+        Dollars(or_nothing=True).convert(amount, None, None)
 
 
 def test_no_command_makes_a_database(tmp_path: Path) -> None:

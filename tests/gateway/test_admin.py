@@ -16,11 +16,11 @@ from app.core.pool.catalog import Limits
 from app.core.pool.conductor_versions import Change
 from app.core.run.events import fact_from_json
 from app.core.run.kinds import Kind
-from app.gateway.http.api_keys import KEY_FORMAT
+from app.gateway.http.api_keys import KEY_FORMAT, mint
 from app.store.protocol import Entry, Projection
 from tests.conformance.entries import new_run
 from tests.harness.administration import AdminStandIn, administration
-from tests.harness.stand_ins import CATALOG
+from tests.harness.stand_ins import CATALOG, PEPPER
 
 POOL = """
 [providers.rehearsal]
@@ -240,23 +240,41 @@ async def test_what_was_spent_is_the_callers_tenants(admin: AdminStandIn) -> Non
 
 
 async def test_budgets_are_set_shown_and_removed(admin: AdminStandIn) -> None:
-    wanted: dict[str, Any] = {"scope": "key", "name": "ci", "period": "day", "usd": 2.5, "soft": 0.8}
+    wanted: dict[str, Any] = {"scope": "key", "name": "robot", "period": "day", "usd": 2.5, "soft": 0.8}
     whole = {"scope": "tenant", "period": "month", "usd": 500}
+    await admin.add_key("robot")
     async with admin.client(await admin.add_key("boss")) as client:
         made = await asked(client, "POST", "/budgets", json=wanted)
-        assert made["id"] == "acme/key/ci/day"
+        assert made["id"] == "acme/key/robot/day"
         assert await asked(client, "POST", "/budgets", json=wanted | {"usd": 3}) == made | {"usd": 3.0}
-        assert (await asked(client, "GET", "/budgets/acme/key/ci/day"))["windows"] == []
+        assert (await asked(client, "GET", "/budgets/acme/key/robot/day"))["windows"] == []
         assert [row["usd"] for row in (await asked(client, "GET", "/budgets"))["data"]] == [3.0]
         assert await refused(client, "POST", "/budgets", json=whole) == (403, "insufficient_scope")
         assert await refused(client, "POST", "/budgets", json=wanted | {"zone": "Mars"}) == (400, "invalid_value")
         assert await refused(client, "POST", "/budgets", json=wanted | {"tenant": "other"}) == (404, "not_found")
-        assert await asked(client, "DELETE", "/budgets/acme/key/ci/day") == {"id": made["id"], "removed": True}
-        assert await refused(client, "GET", "/budgets/acme/key/ci/day") == (404, "not_found")
-        logged = (await asked(client, "GET", "/changes?target=acme/key/ci/day"))["data"]
+        assert await asked(client, "DELETE", "/budgets/acme/key/robot/day") == {"id": made["id"], "removed": True}
+        assert await refused(client, "GET", "/budgets/acme/key/robot/day") == (404, "not_found")
+        logged = (await asked(client, "GET", "/changes?target=acme/key/robot/day"))["data"]
         assert [one["action"] for one in logged] == ["budget.removed", "budget.set", "budget.set"]
     async with admin.client(await admin.add_key("root", tenant="ops", all_tenants=True)) as client:
         await asked(client, "POST", "/budgets", json=whole | {"tenant": "acme"})
+        unknown = await refused(client, "POST", "/budgets", json=whole | {"tenant": "acmee"})
+        assert unknown == (404, "not_found"), "a budget of nobody would bound nothing"
+
+
+async def test_the_key_of_a_budget_is_one_of_the_tenants_by_id_or_name(admin: AdminStandIn) -> None:
+    """A budget of a key that does not exist would bound nothing."""
+    key, row = mint(PEPPER, tenant="acme", name="shop", scopes=["runs:write"], now=0.0)
+    assert await admin.store.add_key(row)
+    await admin.add_key("theirs", tenant="other")
+    wanted: dict[str, Any] = {"scope": "key", "period": "day", "usd": 2.5}
+    async with admin.client(await admin.add_key("boss")) as client:
+        for name, id_ in (("shop", row.id), (row.id, row.id), ("*", "*")):
+            made = await asked(client, "POST", "/budgets", json=wanted | {"name": name})
+            assert made["name"] == id_
+        for unknown in ("theirs", "shops", key):
+            assert await refused(client, "POST", "/budgets", json=wanted | {"name": unknown}) == (400, "invalid_value")
+        assert len((await asked(client, "GET", "/budgets"))["data"]) == 2
 
 
 async def test_the_pool_and_its_rules_are_shown_and_a_file_is_compared(admin: AdminStandIn) -> None:

@@ -2,7 +2,7 @@
 
 import click
 
-from app.cli.commands.declarations import AS_JSON, COUNT, DOLLARS, Group, argument, group, option
+from app.cli.commands.declarations import AS_JSON, COUNT, Dollars, Group, argument, group, option
 
 PERIODS = ("hour", "day", "month")
 
@@ -22,7 +22,7 @@ def _set(budgets: Group) -> None:
         "baton budgets set 2.50 --per day --user '*'",
         "baton budgets set 20 --per day --key ci",
     )
-    @argument("usd", "The dollars that may be spent in each window.", type=DOLLARS)
+    @argument("usd", "The dollars that may be spent in each window; 0: nothing.", type=Dollars(or_nothing=True))
     @option("--per", type=click.Choice(PERIODS), default="day", help="The length of a window.")
     @option("--tenant", default="default", help="Whose budget it is; without a key, user or team it is the tenant's.")
     @option("--key", help="The key that has it, by name or public id; * for each key without a budget of its own.")
@@ -34,7 +34,7 @@ def _set(budgets: Group) -> None:
     def set_() -> None:
         """Set a budget, or change the amount, time zone and soft limit of one.
 
-        Gateways follow within five seconds. A run that has begun keeps the budgets that it was admitted with.
+        Gateways follow within two seconds. A run that has begun keeps the budgets that it was admitted with.
         """
 
 

@@ -135,11 +135,18 @@ class Dollars(click.ParamType[int]):
 
     name = "dollars"
 
+    def __init__(self, *, or_nothing: bool = False) -> None:
+        """`or_nothing` is for an amount that may be 0."""
+        self._or_nothing = or_nothing
+
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         """Return micro-dollars."""
         amount = _number(value)
-        if not 0 < amount <= 1_000_000:
-            self.fail("must be a number of dollars above 0", param, ctx)
+        if self._or_nothing and amount == 0:
+            return 0
+        if not 0.000001 <= amount <= 1_000_000:
+            least = "from 0" if self._or_nothing else "above 0"
+            self.fail(f"must be a number of dollars {least} to 1,000,000, in steps of 0.000001", param, ctx)
         return round(amount * 1_000_000)
 
 

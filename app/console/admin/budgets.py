@@ -19,7 +19,9 @@ PAGE: Final = 20
 FIELDS: Final = (
     forms.Field("scope", "For", "select", choices=[(one, one) for one in ("tenant", "key", "user", "team")]),
     forms.Field(
-        "name", "Name", hint="The key's id, the user or the team; * for each without an own one; empty for the tenant."
+        "name",
+        "Name",
+        hint="The key's id or name, the user or the team; * for each without an own one; empty for the tenant.",
     ),
     forms.Field("tenant", "Tenant", hint="Empty: your own."),
     forms.Field("period", "Period", "select", choices=[(one, one) for one in ("hour", "day", "month")]),

@@ -27,6 +27,8 @@ EVERYBODY = "*"
 """The name of a budget that each key, user or team has which has none of its own."""
 TEAM_FIELD = "team"
 """The field of a request's `metadata` that names the team."""
+LONGEST_NAME = 256
+"""Characters of the name of a budget; a longer user or team has the budget of everybody."""
 HOUR_SECONDS = 3_600
 HASH_DIGITS = 16
 NOBODY = "-"
@@ -152,6 +154,8 @@ def faults(budget: Budget) -> list[str]:
         found.append("the tenant is empty")
     if (budget.scope == "tenant") != (not budget.name):
         found.append("a budget of a key, a user or a team needs a name, and that of a tenant has none")
+    if len(budget.name) > LONGEST_NAME:
+        found.append(f"the name has more than {LONGEST_NAME} characters")
     if budget.usd < 0:
         found.append("the amount is negative")
     if budget.soft is not None and not 0 < budget.soft < 1:

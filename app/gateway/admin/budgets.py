@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query
 
-from app.core.pool.budgets import Budget, faults
+from app.core.pool.budgets import EVERYBODY, Budget, faults
 from app.core.pool.catalog import MILLION
 from app.errors import Forbidden, InvalidRequest, NotFound
 from app.gateway.admin import replies
@@ -16,6 +16,7 @@ from app.gateway.http.api_keys import Caller
 from app.gateway.http.auth import Keys
 from app.gateway.http.ingress import json_body
 from app.gateway.openapi import operations
+from app.store.protocol import KeyQuery
 
 WINDOWS = 50
 """The most periods of a budget's accounts that are shown."""
@@ -80,12 +81,12 @@ def _writes(router: APIRouter, context: AdminContext, keys: Keys) -> None:
         """Gateways follow within seconds. The budget of a whole tenant is set by callers of all tenants only."""
         asked = read(BudgetRequest, given)
         tenant = asked.tenant or caller.key.tenant
-        if not caller.sees(tenant):
+        if not caller.sees(tenant) or (asked.tenant and not await context.gateway.store.tenants(tenant)):
             raise NotFound("There is no such tenant.")
         wanted = Budget(
             tenant,
             asked.scope,
-            asked.name,
+            await _name(context, tenant, asked),
             asked.period,
             round(asked.usd * MILLION),
             zone=asked.zone,
@@ -113,6 +114,20 @@ def _writes(router: APIRouter, context: AdminContext, keys: Keys) -> None:
         return as_json(
             {"id": found.id, "removed": await context.gateway.store.remove_budget(found.id, by=caller.actor)}
         )
+
+
+async def _name(context: AdminContext, tenant: str, asked: BudgetRequest) -> str:
+    """The name of the budget. A key is found by its id, or by its name while it is in force; else `InvalidRequest`."""
+    if asked.scope != "key" or asked.name in ("", EVERYBODY):
+        return asked.name
+    store = context.gateway.store
+    found = await store.key(asked.name)
+    if found is not None and found.tenant == tenant:
+        return found.id
+    same = KeyQuery(tenant, name=asked.name, in_force=True, now=context.gateway.now(), limit=1)
+    for row in await store.keys(same):
+        return row.id
+    raise InvalidRequest("The tenant has no key of that id or name.", param="name", code="invalid_value")
 
 
 def _check_rights(caller: Caller, budget: Budget) -> None:

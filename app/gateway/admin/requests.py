@@ -6,7 +6,7 @@ from typing import Annotated, Any, Final, Literal, TypeVar
 
 from pydantic import Field, StringConstraints, ValidationError
 
-from app.core.pool.budgets import Period, Scope
+from app.core.pool.budgets import LONGEST_NAME, Period, Scope
 from app.gateway.openapi import operations
 from app.gateway.openapi.replies import Error
 from app.gateway.wire.baton_options import Label, WireModel
@@ -80,8 +80,8 @@ class BudgetRequest(WireModel):
     period: Period
     usd: Annotated[float, Field(ge=0, le=1_000_000_000, allow_inf_nan=False)]
     """The amount that may be spent in each period, in dollars."""
-    name: Annotated[str, StringConstraints(max_length=256)] = ""
-    """The key's id, the user or the team; `*` for each of them that has no budget of its own; empty for the tenant."""
+    name: Annotated[str, StringConstraints(max_length=LONGEST_NAME)] = ""
+    """The key's id or name, the user or the team; `*` for each that has no budget of its own; empty for the tenant."""
     tenant: TenantName | None = None
     """The tenant of the one who asks, if it is left out."""
     zone: Annotated[str, StringConstraints(max_length=64)] = "UTC"
