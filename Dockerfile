@@ -4,7 +4,7 @@
 FROM python:3.11-slim-bookworm AS build
 # `docker buildx build --sbom=true --provenance=mode=max` lists what this stage brings as well.
 ARG BUILDKIT_SBOM_SCAN_STAGE=true
-# --build-arg REQUIREMENTS=requirements-extras.txt adds the libraries for S3, KMS, Bedrock and RFC 3161 time stamps.
+# --build-arg REQUIREMENTS=requirements-extras.txt adds the libraries for Azure, Bedrock, Vertex, S3, KMS and RFC 3161 time stamps.
 ARG REQUIREMENTS=requirements.txt
 WORKDIR /opt/baton
 COPY requirements.txt requirements-extras.txt ./

@@ -5,7 +5,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 # A pin keeps its extras: pip may else choose a newer release for `coverage[toml]` than is pinned for `coverage`, and fail.
 COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate --no-emit-index-url \
 	--no-strip-extras --custom-compile-command "make lock" --extra build
-EXTRAS := bedrock kms s3 timestamps  # of the image with more libraries (Dockerfile)
+EXTRAS := azure bedrock kms s3 timestamps vertex  # of the image with more libraries (Dockerfile)
 
 .PHONY: run test faults fuzz simulate lint soak bench learn chart trace s3 test-vllm test-browser test-clients lock
 

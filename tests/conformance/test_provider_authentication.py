@@ -1,12 +1,16 @@
 """Azure OpenAI, Bedrock and Vertex: what authenticates a request, verified by a stub, and their paths and framing."""
 
 import asyncio
+import base64
+import json
+import os
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from botocore.eventstream import EventStreamBuffer
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import padding, rsa
 
 from app.core.message.chat import Piece, Usage
 from app.core.pool.catalog import ProviderSpec, Worker
@@ -24,7 +28,7 @@ from app.providers import authentication
 from app.providers.formats import adapter
 from tests.conformance.wire_formats import PATIENT, ending, request, said
 from tests.stubs import Reply
-from tests.stubs.clouds import CloudStub, chunk, exception, message, signed, with_header
+from tests.stubs.clouds import CloudStub, TokenStub, chunk, exception, message, signed, with_header
 
 ACCESS, SECRET, REGION = "AKIDEXAMPLE", "wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY", "eu-west-1"
 CLAUDE = Worker("w", "cloud", "anthropic.claude-opus-5-v1:0")
@@ -72,28 +76,22 @@ async def test_azures_key_goes_into_its_own_header_and_the_version_into_the_quer
     assert "azure-wrong" not in f"{failed} {failed.failure}"
 
 
-async def test_a_token_of_entra_is_fetched_once_for_several_calls(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    fetched: list[str] = []
-
-    class Credential:
-        def get_token(self, scope: str) -> Any:
-            fetched.append(scope)
-            return SimpleNamespace(token=f"entra-{len(fetched)}", expires_on=0)
-
-    monkeypatch.setattr(authentication, "missing_extra", lambda auth: "")
-    monkeypatch.setattr(
-        authentication, "import_module", lambda name: SimpleNamespace(DefaultAzureCredential=Credential)
-    )
-    async with CloudStub(with_header("authorization", "Bearer entra-1")) as cloud:
+async def test_a_token_of_entra_is_fetched_once_for_several_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with TokenStub() as tokens, CloudStub(with_header("authorization", "Bearer entra-1")) as cloud:
+        for name in list(os.environ):
+            if name.startswith(("AZURE_", "IDENTITY_", "MSI_")):
+                monkeypatch.delenv(name)
+        monkeypatch.setenv("IDENTITY_ENDPOINT", f"{tokens.url}/msi/token")
+        monkeypatch.setenv("IDENTITY_HEADER", "of-the-app-service")
         spec = ProviderSpec("cloud", "openai", f"{cloud.url}/openai/v1", auth="azure")
         opened, question = adapter(spec), request()
         for _ in range(2):
             async for _ in opened.stream(question, opened.render(question), PATIENT):
                 pass
         await opened.close()
-    assert fetched == ["https://cognitiveservices.azure.com/.default"]
+    (asked,) = tokens.requests
+    assert asked.query["resource"] == "https://cognitiveservices.azure.com"
+    assert asked.header("x-identity-header") == "of-the-app-service"
 
 
 async def test_a_token_is_asked_for_again_after_a_minute_and_by_one_call_at_a_time() -> None:
@@ -196,29 +194,60 @@ def test_the_stubs_event_stream_is_the_published_one() -> None:
 # --- Vertex
 
 
+@pytest.fixture(scope="module")
+def service_account() -> rsa.RSAPrivateKey:
+    return rsa.generate_private_key(public_exponent=65537, key_size=2048)
+
+
 @BOTH
 @pytest.mark.parametrize(("form", "publisher"), [("gemini", "google"), ("anthropic", "anthropic")])
 async def test_requests_to_vertex_have_a_token_and_its_paths(
-    monkeypatch: pytest.MonkeyPatch, form: Any, publisher: str, live: bool
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    service_account: rsa.RSAPrivateKey,
+    form: Any,
+    publisher: str,
+    live: bool,
 ) -> None:
-    class Credentials:
-        valid, token = False, ""
-
-        def refresh(self, transport: object) -> None:
-            self.valid, self.token = True, "google-token"
-
-    modules = {
-        "google.auth": SimpleNamespace(default=lambda scopes: (Credentials(), "project")),
-        "google.auth.transport.requests": SimpleNamespace(Request=object),
-    }
-    monkeypatch.setattr(authentication, "missing_extra", lambda auth: "")
-    monkeypatch.setattr(authentication, "import_module", modules.__getitem__)
     place = f"/v1/projects/p/locations/europe-west1/publishers/{publisher}"
-    async with CloudStub(with_header("authorization", "Bearer google-token")) as cloud:
+    async with TokenStub() as tokens, CloudStub(with_header("authorization", "Bearer google-1")) as cloud:
+        file = tmp_path / "account.json"
+        file.write_text(json.dumps(account_file(service_account, f"{tokens.url}/token")))
+        monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(file))
         cloud.replies = [Reply(chunks=("Guten", " Tag."))]
         spec = ProviderSpec("cloud", form, cloud.url + place, auth="google")
         assert said(await answer(spec, live=live, worker=Worker("w", "cloud", "model-a@001"))) == "Guten Tag."
         assert cloud.requests[0].path.startswith(f"{place}/models/model-a@001:")
+    claims = claims_of(tokens.fields[0]["assertion"], service_account)
+    assert claims["iss"] == "baton@p.iam.gserviceaccount.com"
+    assert claims["scope"] == "https://www.googleapis.com/auth/cloud-platform"
+
+
+def account_file(key: rsa.RSAPrivateKey, token_uri: str) -> dict[str, str]:
+    """The file of a service account, as Google gives it out."""
+    private = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    return {
+        "type": "service_account",
+        "project_id": "p",
+        "private_key_id": "1",
+        "private_key": private.decode(),
+        "client_email": "baton@p.iam.gserviceaccount.com",
+        "token_uri": token_uri,
+    }
+
+
+def claims_of(assertion: str, key: rsa.RSAPrivateKey) -> dict[str, Any]:
+    """The claims of a JWT. Raises `InvalidSignature` if this key did not sign it."""
+    signed_part, _, signature = assertion.rpartition(".")
+    key.public_key().verify(unpadded(signature), signed_part.encode(), padding.PKCS1v15(), hashes.SHA256())
+    claims: dict[str, Any] = json.loads(unpadded(signed_part.partition(".")[2]))
+    return claims
+
+
+def unpadded(text: str) -> bytes:
+    return base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
 
 
 # --- the pool file

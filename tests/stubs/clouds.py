@@ -12,6 +12,7 @@ import hashlib
 import hmac
 import json
 import struct
+import time
 import zlib
 from collections.abc import Callable, Mapping
 from typing import Any, Self
@@ -105,6 +106,53 @@ def exception(name: str) -> bytes:
         {":exception-type": name, ":content-type": "application/json", ":message-type": "exception"},
         b'{"message": "provider-body-canary"}',
     )
+
+
+class TokenStub:
+    """`async with TokenStub() as tokens:` answers the libraries that fetch tokens.
+
+    `/msi/token` is the managed identity of Azure's App Service, and `/token` Google's token endpoint.
+    """
+
+    def __init__(self) -> None:
+        self._runner: web.AppRunner | None = None
+        self.url = ""
+        self.requests: list[Received] = []
+        self.fields: list[Mapping[str, str]] = []
+        """The query or the form of each request."""
+
+    async def __aenter__(self) -> Self:
+        app = web.Application()
+        app.router.add_get("/msi/token", self._managed_identity)
+        app.router.add_post("/token", self._service_account)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
+        self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
+        return self
+
+    async def __aexit__(self, *failure: object) -> None:
+        if self._runner is not None:
+            await self._runner.cleanup()
+
+    async def _managed_identity(self, request: web.Request) -> web.StreamResponse:
+        self._note(request, dict(request.query))
+        ends = int(time.time()) + 3600
+        token = {"access_token": self._token("entra"), "expires_on": str(ends), "token_type": "Bearer"}
+        return web.json_response(token | {"resource": request.query["resource"]})
+
+    async def _service_account(self, request: web.Request) -> web.StreamResponse:
+        form = await request.post()
+        self._note(request, {name: str(value) for name, value in form.items()})
+        return web.json_response({"access_token": self._token("google"), "expires_in": 3600, "token_type": "Bearer"})
+
+    def _note(self, request: web.Request, fields: Mapping[str, str]) -> None:
+        headers = tuple((name.decode(), value.decode("latin-1")) for name, value in request.raw_headers)
+        self.requests.append(Received("tokens", request.method, request.path, dict(request.query), headers))
+        self.fields.append(fields)
+
+    def _token(self, kind: str) -> str:
+        return f"{kind}-{len(self.requests)}"
 
 
 class CloudStub:
