@@ -7,6 +7,7 @@ the account and the journal are compared only in the direction that is still cer
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from app.audit.account import Account
 from app.audit.report import Violation
@@ -33,10 +34,13 @@ class Books:
     def add(self, run: Account) -> None:
         """Add the outcomes of a run's calls."""
         for call in run.calls.values():
-            if call.outcome is None or not call.intent.body["usd_held"]:
-                continue
-            for name in call.intent.body.get("budgets") or ():
-                self.spent[name] += call.outcome.body["usd"]
+            if call.outcome is not None:
+                self.settle(call.intent.body, call.outcome.body)
+
+    def settle(self, intent: Mapping[str, Any], outcome: Mapping[str, Any]) -> None:
+        """Add the outcome of one call, whose intent names the accounts."""
+        for name in (intent.get("budgets") or ()) if intent["usd_held"] else ():
+            self.spent[name] += outcome["usd"]
 
     def compare(
         self,

@@ -152,7 +152,7 @@ class Archive:
 
     async def accounts(self) -> Mapping[str, AccountSums]:
         """The sums over all windows of each account of a budget."""
-        return await self._read(_accounts)
+        return await self._read(read_accounts)
 
     async def unnamed_texts(self) -> int:
         """The number of shared texts that no content of a run names (see `rows/texts.py`)."""
@@ -354,7 +354,7 @@ def read_administration(conn: Connection) -> Administration:
     )
 
 
-def _accounts(conn: Connection) -> dict[str, AccountSums]:
+def read_accounts(conn: Connection) -> dict[str, AccountSums]:
     """In one statement, so that a hold and its window are read as they are together."""
     row, hold = BUDGET_WINDOWS.c, BUDGET_HOLDS.c
     held = select(func.sum(hold.usd)).where(hold.account == row.account).scalar_subquery()

@@ -24,7 +24,7 @@ from sqlalchemy import (
 )
 
 from app.core.records import record
-from app.store.archive import Administration, Archive, orphans, read_administration
+from app.store.archive import AccountSums, Administration, Archive, orphans, read_accounts, read_administration
 from app.store.protocol import ERASED_TAGS
 from app.store.rows import content, texts
 from app.store.rows.runs import clock
@@ -113,6 +113,8 @@ class SealedRun:
     """Each as (seq, kind, at, body)."""
     entries: Sequence[LogRow]
     """All entries about the run itself, the oldest first."""
+    erasures: Sequence[LogRow]
+    """All entries about the erasure of its content."""
     private: Sequence[Row]
     """The tags that are erased with its content, sorted."""
     disclosures: Sequence[Row]
@@ -224,6 +226,7 @@ class SealedRows:
         for run, seq, kind, at, body in self._conn.execute(query).all():
             events[run].append((seq, kind, at, body))
         entries = self._entries_of(LOG_LEAVES.c.subject.between(*ends), "run")
+        erasures = self._entries_of(LOG_LEAVES.c.subject.between(*ends), "erasure")
         private, disclosures = self._private(ends), self._disclosures(ends)
         bodies = content.of_runs(self._conn, names, self._opened) if contents else {}
         threads = self._threads([row["id"] for row in rows if row["thread"] is not None])
@@ -234,6 +237,7 @@ class SealedRows:
                 row=row,
                 events=events[name],
                 entries=entries.get(name, ()),
+                erasures=erasures.get(name, ()),
                 private=private.get(name, ()),
                 disclosures=disclosures.get(name, ()),
                 contents=bodies.get(name, {}),
@@ -363,6 +367,10 @@ class SealedRows:
     def orphans(self) -> Sequence[tuple[str, bool]]:
         """Runs that other rows name though their own row is gone, and for each True if it was pruned."""
         return orphans(self._conn, ROWS)
+
+    def accounts(self) -> Mapping[str, AccountSums]:
+        """What the accounts of budgets have spent and hold."""
+        return read_accounts(self._conn)
 
     def catalogs(self) -> Mapping[str, bytes]:
         """The snapshots of all pools, by digest."""

@@ -32,12 +32,15 @@ from app.core.rating.feedback import Feedback
 from app.core.run.kinds import Kind
 from app.core.transparency.notes import Signer
 from app.store.protocol import METADATA_TAG, REQUEST_TAG, USER_TAG, Actor, Entry, Hold, KeyRow
-from app.store.rows import content
+from app.store.rows import content, log_sources, transparency_log
 from app.store.sealed_rows import SealedRows
 from app.store.sql import SqlStore, open_store
+from app.store.sqlkit.log_statements import LogStatements
 from app.store.sqlkit.runner import parse_url
 from app.store.sqlkit.sealing import Open
+from app.store.sqlkit.statements import Statements
 from app.store.sqlkit.tables import METADATA
+from app.store.writing import log_writer
 from tests.conformance.test_store_retention import asked, ended, left_of
 from tests.harness.raw_facts import Raw
 
@@ -45,10 +48,8 @@ SIGNER = Signer("log.example/baton", bytes(range(32)))
 TABLES = METADATA.tables
 OWNER = Actor("owner", "command")
 UNSEALED: dict[str, set[str]] = {
-    "runs": {"salt", "thread", "deadline", "epoch", "driver", "lease_until", "claims", "held_usd"}
-    | {"held_tokens", "notify_turn", "revision"},
-    "log_state": {"id", "xid", "catch_up", "signer"},
-    "log_leaves": {"frontier"},
+    "runs": {"salt", "thread", "epoch", "driver", "lease_until", "claims", "notify_turn", "revision"},
+    "log_state": {"id", "xid", "catch_up"},
     "shared_contents": {"owner"},
     "texts": {"tenant", "spoken"},
 }
@@ -105,6 +106,8 @@ def played(run: str) -> tuple[Entry, Entry]:
     """The admission and the end of a run that names its text, and has the tags that its events give it."""
     first = asked(run)
     body = {"tier": "mini", "labels": ["phi"], "request_id": "req", "task": first.contents[0][0]}
+    assert first.new is not None
+    body |= {"deadline": first.new.deadline}
     body |= {"excluded": {"beta": "not cleared for phi"}, "decision": {"propensity": 0.5}}
     tags = ((USER_TAG, "ann"), (METADATA_TAG, "team=search"), (REQUEST_TAG, "req"), ("label", "phi"))
     admitted = replace(first, events=(Raw(Kind.ADMITTED, body),), tags=tags)
@@ -370,11 +373,6 @@ def cut_log(conn: Connection, rnd: random.Random) -> str:
 
 def new_log(conn: Connection, rnd: random.Random) -> str:
     """Alter a run, throw the log away and seal everything anew with the right key."""
-    from app.store.rows import log_sources
-    from app.store.sqlkit.log_statements import LogStatements
-    from app.store.sqlkit.statements import Statements
-    from app.store.writing import log_writer
-
     owner_of_a_run(conn, rnd)
     for name in ("log_leaves", "log_tiles", "log_queue"):
         conn.execute(delete(TABLES[name]))
@@ -383,13 +381,35 @@ def new_log(conn: Connection, rnd: random.Random) -> str:
         conn.execute(
             text(f"INSERT INTO log_queue (kind, id, xid, at) SELECT '{kind}', CAST({column} AS text), 0, 1 FROM {name}")
         )
+    seal_again(conn)
+    return "the log made anew with the right key"
+
+
+def seal_again(conn: Connection) -> None:
+    """Seal what waits, as the service would."""
     statements = LogStatements(Statements(conn.dialect), conn.dialect, log_sources.OF_RUN)
     stored = log_writer.StoredSigner()
     more = True
     while more:
         sealed = log_writer.seal(conn, statements, stored, [SIGNER], lambda: os.urandom(16))
         more = sealed is not None and sealed.more
-    return "the log made anew with the right key"
+
+
+def sealed_again(conn: Connection, rnd: random.Random) -> str:
+    """Alter what concerns a run that has ended, and have the service itself seal it once more as it is then."""
+    runs = TABLES["runs"]
+    run = rnd.choice([row for row in _rows(conn, runs) if row["salt"] is not None])["id"]
+    kind = rnd.choice(("run", "private", "erasure"))
+    if kind == "run":
+        conn.execute(update(runs).where(runs.c.id == run).values(spent_usd=runs.c.spent_usd + 1))
+    elif kind == "private":
+        conn.execute(insert(TABLES["tags"]).values(name=USER_TAG, value="eve", run=run))
+    else:
+        conn.execute(update(runs).where(runs.c.id == run).values(erased_at=5.0, erased_by="user"))
+    transparency_log.queue_runs(conn, [run])
+    transparency_log.queue_runs(conn, [run], "erasure")
+    seal_again(conn)
+    return f"altered and sealed again: {kind}"
 
 
 QUEUED = (
@@ -420,6 +440,21 @@ def entry_and_tiles(conn: Connection, rnd: random.Random) -> str:
     body = tile["body"][:at] + leaf_hash(entry) + tile["body"][at + 32 :]
     conn.execute(update(tiles).where(*_where(tiles, tile)).values(body=body))
     return "an entry altered together with its tile"
+
+
+def hand_made_erasure(conn: Connection, rnd: random.Random) -> str:
+    """Delete salt and content of a run as an erasure does, with or without a date."""
+    runs = TABLES["runs"]
+    run = rnd.choice([row for row in _rows(conn, runs) if row["salt"] is not None])["id"]
+    values: dict[str, Any] = {"salt": None}
+    if rnd.random() < 0.5:
+        values |= {"erased_at": 5.0, "erased_by": "retention"}
+    conn.execute(update(runs).where(runs.c.id == run).values(values))
+    conn.execute(delete(TABLES["contents"]).where(TABLES["contents"].c.run == run))
+    conn.execute(update(TABLES["feedback"]).where(TABLES["feedback"].c.run == run).values(comment=""))
+    private = TABLES["tags"].c.name.in_((USER_TAG, METADATA_TAG))
+    conn.execute(delete(TABLES["tags"]).where(TABLES["tags"].c.run == run, private))
+    return "content deleted as an erasure does"
 
 
 def salts(conn: Connection, rnd: random.Random) -> str:
@@ -468,6 +503,8 @@ KNOWING: tuple[Tamper, ...] = (
     new_log,
     entry_and_tiles,
     salts,
+    hand_made_erasure,
+    sealed_again,
 )
 """Every one that issue H lists as not found before, and others."""
 EACH_COLUMN: tuple[Tamper, ...] = tuple([edit(name, column) for name in RECORDS for column in recorded_columns(name)])

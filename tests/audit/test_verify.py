@@ -19,11 +19,12 @@ from app.audit.log.folder import TilesFolder
 from app.audit.log.rows import OTHER_REFS
 from app.audit.log.tree import Checkpoint, GrowingTree, leaf_hash, root_of
 from app.audit.log.verify import LogCheck, tiles_of
+from app.core.run.disclosures import completed
 from app.core.run.kinds import Kind
 from app.core.transparency import tiles
 from app.core.transparency.merkle import tree_root
 from app.store.archive import open_archive
-from app.store.rows import log_sources, transparency_log
+from app.store.rows import disclosures, log_sources, transparency_log
 from app.store.sql import open_store
 from app.store.sqlkit.log_statements import LogStatements
 from app.store.sqlkit.statements import Statements
@@ -69,16 +70,25 @@ def test_what_was_sealed_is_clean_and_counted(subject: Subject, conn: Connection
 async def test_erasing_all_content_changes_no_proof(subject: Subject, tmp_path: Path) -> None:
     path = tmp_path / "erased.db"
     shutil.copy(subject.url.removeprefix("sqlite:///"), path)
+    reports = []
+    engine = create_engine(f"sqlite:///{path}")
     async with open_store(f"sqlite:///{path}") as store:
         before = await store.log.proof("run_kept")
         assert await store.erase_contents(["run_kept", "run_later"]) == 2
         assert await store.log.proof("run_kept") == before
-    engine = create_engine(f"sqlite:///{path}")
+        for _ in range(2):
+            with engine.connect() as conn:
+                reports.append(verify(conn, subject.held, settled=False))
+            await tampers.seal(store)
+        after = await store.log.proof("run_kept")
     with engine.connect() as conn:
-        report = verify(conn, subject.held)
+        reports.append(verify(conn, subject.held))
     engine.dispose()
-    assert list(report.ordered()) == []
-    assert (report.erased, report.contents) == (3, 0)
+    assert [list(report.ordered()) for report in reports] == [[], [], []]
+    assert [(report.erased, report.contents, report.pending) for report in reports] == [(3, 0, 2), (3, 0, 0), (3, 0, 0)]
+    assert [(one.place, one.entry, one.salt) for one in after.leaves] == [
+        (one.place, one.entry, one.salt) for one in before.leaves
+    ]
 
 
 async def test_encrypted_texts_are_verified_and_those_of_destroyed_keys_are_erased(tmp_path: Path) -> None:
@@ -289,6 +299,27 @@ def test_a_run_that_waits_is_clean_as_it_was_sealed(waiting_conn: Connection) ->
     report = verify(waiting_conn, ())
     waiting_conn.rollback()
     assert (list(report.ordered()), report.runs) == ([], 1)
+
+
+def test_a_ledger_that_was_completed_after_its_run_was_sealed_is_as_the_events_say(waiting_conn: Connection) -> None:
+    """Whoever alters its rows may have them sealed again, too."""
+    conn = waiting_conn
+    with conn.begin() as transaction:
+        run = conn.execute(text("SELECT id FROM runs")).scalar_one()
+        conn.execute(text("DELETE FROM disclosures"))
+        transparency_log.queue_runs(conn, [run])
+        tampers.seal_again(conn)
+        rebuilt = disclosures.rebuild(conn, None, 100, completed)
+        tampers.seal_again(conn)
+        completed_later = verify(conn, ())
+        conn.execute(text("UPDATE disclosures SET region = 'the moon'"))
+        transparency_log.queue_runs(conn, [run])
+        tampers.seal_again(conn)
+        altered = verify(conn, ())
+        transaction.rollback()
+    assert rebuilt.added > 0
+    assert list(completed_later.ordered()) == []
+    assert [one.words.partition(" ")[0] for one in altered.ordered()] == ["region"]
 
 
 @pytest.mark.parametrize("column", ["state", "topology", "steps", "spent_usd", "spent_tokens", "held_usd", "deadline"])

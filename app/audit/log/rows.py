@@ -10,8 +10,20 @@ import orjson
 
 from app.audit.account import Account, account
 from app.audit.administration import administration
+from app.audit.budgets import Books
 from app.audit.disclosures import disclosures
-from app.audit.log.entries import DISCLOSURES, END, FIXED, PRIVATE, PRUNED, ROW, RUN, Sealed, fits, read_entry
+from app.audit.log.entries import (
+    DISCLOSURES,
+    END,
+    FIXED,
+    PRIVATE,
+    PRUNED,
+    ROW,
+    RUN,
+    Sealed,
+    fits,
+    read_entry,
+)
 from app.audit.log.findings import Finding, Verified
 from app.audit.log.tree import GrowingTree, Unreadable, leaf_hash
 from app.audit.log.verify import LOG, LogCheck, StoredEntry
@@ -47,7 +59,26 @@ OTHER_REFS: Mapping[str, tuple[str, ...]] = {
     "run.refused": ("reason",),
 }
 """Fields that name a content in events of one kind, and something else, or nothing, in others."""
-INTENT = "call.intended"
+INTENT, OUTCOME = "call.intended", "call.finished"
+UNTIL = frozenset(
+    {
+        "run.admitted",
+        "run.awaiting_tool",
+        "run.resumed",
+        "run.awaiting_approval",
+        "run.approved",
+        "run.approval_expired",
+    }
+)
+"""Kinds of events that set the deadline of a run, or the end of its wait for others."""
+ERASED = ("id", "erased_at", "erased_by")
+"""Columns of a run that are sealed with the erasure of its content."""
+UNDATED = ("0.1.", "0.2.")
+"""Releases that did not note when they erased the content of a run."""
+HELD = {"held_usd": "usd_held", "held_tokens": "tokens_held"}
+"""Columns of a run with what its open calls hold, and the fields of their intents."""
+NAMED = 10
+"""Most of what has changed since it was sealed that is named."""
 LEDGER = "ledger"
 """The kind of a waiting change of a run's rows in the ledger of disclosures, made without an event."""
 TAGGED = {"run.admitted", "run.resumed", "plan.step", "run.awaiting_approval"}
@@ -74,6 +105,12 @@ class RowCheck:
     """By the clock of the database: whatever claims to be of later is not taken for new."""
     _waiting: frozenset[tuple[str, str]] = frozenset()
     """Kind and id of what was changed in the last moments, after it was sealed; see `_is_changing`."""
+    _changing: list[str] = field(default_factory=list)
+    """What was sealed before, and has changed since."""
+    _books: Books = field(default_factory=Books)
+    """What the accounts of budgets have spent, by the outcomes of calls."""
+    _undated: int = 0
+    """Runs whose content was erased by a release that did not note when."""
 
     def check(self) -> None:
         """Check everything. The log itself is checked elsewhere."""
@@ -94,6 +131,11 @@ class RowCheck:
         if self.contents and (left := self.stored.unnamed_texts()):
             self._add("content", "texts", f"{left:,} texts are stored that belong to no run")
         self._administration()
+        if self._undated:
+            self.report.notes.append(f"{self._undated:,} runs were erased by release 0.2 or older, without a date.")
+        if self._changing:
+            named = ", ".join(self._changing[:NAMED]) + (", ..." if len(self._changing) > NAMED else "")
+            self.report.notes.append(f"Changed since it was sealed, and not sealed again yet: {named}.")
 
     def _add(self, rule: str, thing: str, words: str, place: int | None = None) -> None:
         self.report.add(Finding(rule, thing, words, place))
@@ -110,6 +152,8 @@ class RowCheck:
         """
         found = (kind, id_) in self._waiting
         self.report.pending += found
+        if found:
+            self._changing.append(f"{kind} {id_}".replace("\n", " "))
         return found
 
     def _entries(self, rows: Sequence[LogRow]) -> list[Sealed]:
@@ -138,8 +182,10 @@ class RowCheck:
             return
         self._events(name, run, entries)
         self._row(name, run, entries)
+        self._erasure(f"run {name}", run, entries[-1])
+        self._calls(f"run {name}", run, entries[-1])
         self._expect_tags(name, run.events)
-        is_ledger_proven = self._ledger(f"run {name}", run, entries[-1])
+        is_ledger_proven = self._ledger(f"run {name}", run, _of_last_events(entries))
         if self.contents:
             self._texts(name, run, entries[-1].place)
             if not is_ledger_proven or run.row["ended_at"] is None:
@@ -178,8 +224,9 @@ class RowCheck:
                 words = f"one of the events {before + 1} to {entry.events} is not as it was sealed"
                 self._add("altered", thing, words, entry.place)
                 return
-        if not _is_frontier(run.entries[-1].frontier, entries[-1]):
-            self._add("altered", thing, "the state from which sealing goes on is another one", entries[-1].place)
+        for stored, entry in zip(run.entries, entries, strict=False):
+            if stored.place == entry.place and not _is_frontier(stored.frontier, entry):
+                self._add("altered", thing, "the state from which sealing goes on is another one", entry.place)
 
     def _row(self, name: str, run: SealedRun, entries: Sequence[Sealed]) -> None:
         thing, last = f"run {name}", entries[-1]
@@ -190,9 +237,11 @@ class RowCheck:
                 break
         self._origin(thing, run, last)
         self._open(thing, run, last)
-        if len(run.events) == last.events and last.salt is not None:
-            self._end(thing, run, last, last.salt)
-        self._private(thing, run, last)
+        self._deadline(thing, run, last)
+        for entry in _of_last_events(entries):
+            if len(run.events) == entry.events and entry.salt is not None:
+                self._end(thing, run, entry, entry.salt)
+            self._private(thing, run, entry)
 
     def _origin(self, thing: str, run: SealedRun, last: Sealed) -> None:
         """The row names the run from which it follows, and its accounts of budgets, as its first event does, which was
@@ -218,6 +267,64 @@ class RowCheck:
         threads = [owner.to_bytes(8, signed=True).hex() + head for owner, head in run.threads]
         if threads and row["thread"] not in threads:
             self._add("altered", thing, "its row has another `thread` than its texts", last.place)
+
+    def _deadline(self, thing: str, run: SealedRun, last: Sealed) -> None:
+        """The deadline of a run that has ended is that of the latest event that sets one."""
+        if run.row["ended_at"] is None:
+            return
+        try:
+            body = next(orjson.loads(event[3]) for event in reversed(run.events) if event[1] in UNTIL)
+            wanted = body["until"] if "until" in body else body["deadline"]
+        except (StopIteration, KeyError, TypeError, orjson.JSONDecodeError):
+            return  # the event is missing or altered, and a finding already
+        if run.row["deadline"] != wanted:
+            self._add("altered", thing, "its row has another `deadline` than its events", last.place)
+
+    def _erasure(self, thing: str, run: SealedRun, last: Sealed) -> None:
+        """When and by what its content was erased is as it was sealed."""
+        row, entries = run.row, self._entries(run.erasures)
+        words = "its row does not say when and by what its content was erased as it was sealed"
+        values = {column: row[column] for column in ERASED}
+        for entry in entries:
+            if entry.salt is None or not fits(entry, ROW, values, entry.salt):
+                self._add("altered", thing, words, entry.place)
+        is_dated = row["erased_at"] is not None
+        if row["salt"] is not None and (entries or is_dated or row["erased_by"] is not None):
+            self._add("altered", thing, "its row says that its content was erased, and has its salt", last.place)
+        elif row["salt"] is None and not is_dated and str(row["code"]).startswith(UNDATED):
+            self._undated += 1
+        elif row["salt"] is None and not is_dated:
+            self._add("content", thing, "its content is gone, and its row does not say since when", last.place)
+        elif row["salt"] is None and not entries and self._is_new(row["erased_at"]):
+            self.report.pending += 1
+        elif row["salt"] is None and not entries:
+            self._add("surplus", thing, "its content was erased, and the erasure was never sealed", last.place)
+
+    def _calls(self, thing: str, run: SealedRun, last: Sealed) -> None:
+        """A run that has ended holds what its calls hold that have no outcome. What they cost is added to the accounts
+        of budgets that they name."""
+        row, kinds = run.row, [event[1] for event in run.events]
+        held: Mapping[str, int] = dict.fromkeys(HELD, 0)
+        if row["budgets"] is not None or kinds.count(INTENT) != kinds.count(OUTCOME):
+            try:
+                held = self._held(run.events)
+            except (KeyError, TypeError, ValueError):
+                return  # an event is altered, and a finding already
+        for column, wanted in held.items():
+            if row["ended_at"] is not None and row[column] != wanted:
+                self._add("altered", thing, f"its row has another `{column}` than its calls", last.place)
+
+    def _held(self, events: Sequence[Event]) -> Mapping[str, int]:
+        calls: dict[str, dict[str, Any]] = {}
+        for _, kind, _, raw in events:
+            if kind == INTENT:
+                body = orjson.loads(raw)
+                calls[body["call"]] = body
+            elif kind == OUTCOME:
+                body = orjson.loads(raw)
+                intent = calls.pop(body["call"])
+                self._books.settle(intent, body)
+        return {column: sum([body[HELD[column]] for body in calls.values()]) for column in HELD}
 
     def _end(self, thing: str, run: SealedRun, last: Sealed, salt: bytes) -> None:
         """The end of a run, all of whose events are sealed."""
@@ -255,14 +362,19 @@ class RowCheck:
             if ref not in run.contents:
                 self._add("content", thing, f"the text {ref[:12]} is not stored, and the run was not erased", place)
 
-    def _ledger(self, thing: str, run: SealedRun, last: Sealed) -> bool:
-        """Return True if the run's rows in the ledger of disclosures are as they were sealed with its last event."""
+    def _ledger(self, thing: str, run: SealedRun, entries: Sequence[Sealed]) -> bool:
+        """Return True if the run's rows in the ledger of disclosures are as they were sealed with its last event.
+
+        `entries` have all events. The second and later ones were made when the ledger was completed, or was altered and
+        sealed again: then the events decide.
+        """
+        last = entries[-1]
         if len(run.events) != last.events or last.salt is None:
             return False
         if DISCLOSURES not in last.fields:
-            return not run.disclosures
+            return not run.disclosures and len(entries) == 1
         if fits(last, DISCLOSURES, run.disclosures, last.salt):
-            return True
+            return len(entries) == 1
         if not self._is_changing(LEDGER, last.id):
             self._add("altered", thing, "its rows in the ledger of disclosures are not as they were sealed", last.place)
         return False
@@ -412,9 +524,15 @@ class RowCheck:
                 self._add("missing", f"run {one.id}", "it was sealed; it is not stored, and was not pruned", one.place)
 
     def _administration(self) -> None:
-        """Keys, tenants, budgets, holds and conductors are as the log of changes says, whose entries are sealed."""
+        """Keys, tenants, budgets, holds and conductors are as the log of changes says, whose entries are sealed, and
+        the accounts of budgets as the outcomes of calls say."""
+        found = self.stored.administration()
+        removed = {event["target"] for event in found.events if event["action"] == "budget.removed"}
+        sums = self.stored.accounts()
+        for violation in self._books.compare(sums, sums, removed=removed, pruned=self.report.pruned > 0):
+            self._add("altered", violation.run, violation.what)
         try:
-            violations = list(administration(self.stored.administration(), Report()))
+            violations = list(administration(found, Report()))
         except (ValueError, KeyError, TypeError):
             self._add("altered", "the log of changes", "an entry, or a list of a key, is not JSON any more", 0)
             return
@@ -497,6 +615,11 @@ def _named(events: Sequence[Event]) -> Iterator[str]:
         features = decision.get("features") if isinstance(decision, dict) else None
         if features and isinstance(features, str):
             yield features
+
+
+def _of_last_events(entries: Sequence[Sealed]) -> Sequence[Sealed]:
+    """The entries of a run that stand for all of its events that are sealed."""
+    return [one for one in entries if one.events == entries[-1].events]
 
 
 def _is_frontier(stored: bytes | None, last: Sealed) -> bool:

@@ -11,13 +11,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 HASH_BYTES = 32
 ED25519 = b"\x01"
 COSIGNATURE = b"\x04"
 """The kind of a witness's key: its signature covers a time as well (https://c2sp.org/tlog-cosignature)."""
 SIGNATURE_BYTES = 64
+SIGNER = "PRIVATE+KEY+"
+"""The beginning of a key that signs."""
 MARK = "\u2014 "
 """The beginning of a line with a signature: an em dash and a space."""
 
@@ -124,6 +126,19 @@ class Checkpoint:
                     raise Unreadable(f"The signature of {name} is wrong.")
                 found.append(name)
         return found
+
+
+def key_of(signer: str) -> Key:
+    """Return the public key of a key that signs, PRIVATE+KEY+NAME+HEX+BASE64. Raises `Unreadable`."""
+    name, _, rest = signer.removeprefix(SIGNER).partition("+")
+    seed = _decoded(rest.partition("+")[2], "The signing key")
+    if not signer.startswith(SIGNER) or len(seed) != 1 + HASH_BYTES:
+        raise Unreadable("The signing key is malformed.")
+    public = Ed25519PrivateKey.from_private_bytes(seed[1:]).public_key().public_bytes_raw()
+    made = hashlib.sha256(f"{name}\n".encode() + ED25519 + public).digest()[:4]
+    if rest.partition("+")[0] != made.hex():
+        raise Unreadable("The id of the signing key does not fit its name and its bytes.")
+    return Key(name, made, public)
 
 
 def _is_signed(key: Key, text: str, signature: bytes) -> bool:

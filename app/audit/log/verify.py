@@ -18,6 +18,7 @@ from app.audit.log.tree import (
     GrowingTree,
     Key,
     Unreadable,
+    key_of,
     leaf_hash,
     read_checkpoint,
     read_key,
@@ -40,6 +41,7 @@ class StoredEntry:
     id: str | None = None
     subject: str | None = None
     events: int | None = None
+    frontier: bytes | None = None
 
 
 Tiles = Callable[[int, int], bytes]
@@ -98,6 +100,15 @@ class LogCheck:
         for name, value in wanted.items():
             if state[name] != value:
                 self._add("state", f"its state has another `{name}` than its entries", self.report.entries)
+        if state["signer"] is not None and not self._has_signed(state["signer"]):
+            self._add("state", "its state has a `signer` that no entry names", self.report.entries)
+
+    def _has_signed(self, signer: str) -> bool:
+        """True if an entry names the public key of this signing key."""
+        try:
+            return key_of(signer) in self.own_keys
+        except Unreadable:
+            return False
 
     def check_transactions(self, known: int, latest: int | None, passed_over: int) -> None:
         """Check the number `known` of the transaction from which sealing goes on. `latest` is the next one of the
@@ -160,7 +171,7 @@ class LogCheck:
         self.last_at = sealed.at
         columns = (one.kind, one.id, one.subject, one.events)
         stated = (sealed.kind, sealed.id, sealed.run or sealed.id, sealed.events)
-        if one.kind is not None and columns != stated:
+        if one.kind is not None and (columns != stated or (one.frontier and sealed.kind != RUN)):
             self._add("entry", "the columns beside the entry say something else", one.place)
         if sealed.kind == RUN:
             self._grows(sealed, progress)
@@ -168,9 +179,10 @@ class LogCheck:
             self._learn_keys(sealed)
 
     def _grows(self, sealed: Sealed, progress: dict[str, int]) -> None:
-        """A run's later entry stands for more events than the one before."""
-        if sealed.events <= progress.get(sealed.id, 0):
-            self.report.add(Finding("entry", f"run {sealed.id}", "it has no more events than before", sealed.place))
+        """A run's later entry stands for no fewer events than the one before. It stands for as many if its ledger of
+        disclosures was completed."""
+        if sealed.events < progress.get(sealed.id, 1):
+            self.report.add(Finding("entry", f"run {sealed.id}", "it has fewer events than before", sealed.place))
         progress[sealed.id] = sealed.events
 
     def _learn_keys(self, sealed: Sealed) -> None:

@@ -29,8 +29,8 @@ from app.core.records import record
 VERSION = 1
 SALT_BYTES = 16
 """Bytes of the salt of an entry."""
-RUN, PRUNED = "run", "pruned"
-"""The state of a run, and the row that is left of a pruned one."""
+RUN, PRUNED, ERASURE = "run", "pruned", "erasure"
+"""The state of a run, the row that is left of a pruned one, and when and by what the content of a run was erased."""
 LOG_KEY = "log_key"
 """The entry that names the keys by which checkpoints are signed from then on."""
 ROW, PRIVATE, END, DISCLOSURES = "row", "private", "end", "disclosures"

@@ -12,10 +12,12 @@ from sqlalchemy import Connection, bindparam, delete, func, select, tuple_, unio
 from sqlalchemy.dialects import postgresql, sqlite
 
 from app.core.run.kinds import COPIES
+from app.core.transparency.leaves import ERASURE
 from app.store.protocol import ERASED_TAGS
 from app.store.protocol.journal import ErasedBy
 from app.store.rows import feedback, holds, texts
 from app.store.rows.runs import clock
+from app.store.rows.transparency_log import queue_runs
 from app.store.sqlkit.sealing import Open, place_of
 from app.store.sqlkit.statements import Row, SingleStatement, Statements, shared_parts
 from app.store.sqlkit.tables import CATALOGS, CONTENTS, RUNS, SHARED_CONTENTS, TAGS
@@ -86,6 +88,7 @@ def erase(conn: Connection, statements: Statements, runs: Sequence[str], opened:
     erased = update(RUNS).where(RUNS.c.id.in_(known))
     noted = {"erased_at": clock(conn), "erased_by": by}
     conn.execute(erased.values(salt=None, thread=None, revision=RUNS.c.revision + 1, **noted))
+    queue_runs(conn, known, ERASURE)
     delete_bodies(conn, runs, owners)
     feedback.erase_comments(conn, runs)
     return len(known)

@@ -9,7 +9,7 @@ from sqlalchemy.sql.elements import ColumnElement
 from sqlalchemy.types import Text
 
 from app.core.records import record
-from app.core.transparency.leaves import DISCLOSURES, END, PRIVATE, PRUNED, ROW, commitment
+from app.core.transparency.leaves import DISCLOSURES, END, ERASURE, PRIVATE, PRUNED, ROW, commitment
 from app.store.sqlkit import tables
 from app.store.sqlkit.log_statements import LogStatements
 from app.store.sqlkit.tables import (
@@ -22,6 +22,7 @@ from app.store.sqlkit.tables import (
     KEYS,
     POLICIES,
     PRUNED_RUNS,
+    RUNS,
     TENANTS,
     TRIALS,
 )
@@ -48,13 +49,20 @@ Row = Mapping[Any, Any]
 
 @record(frozen=True, slots=True)
 class Source:
-    """A table whose rows are sealed one by one. `run` is the column with the run that a row concerns."""
+    """A table whose rows are sealed one by one, or these columns of them. `run` is the column with the run that a row
+    concerns."""
 
     table: Table
     key: tuple[str, ...]
     erased: tuple[str, ...] = ()
     """Columns that are erased with the content of the run."""
     run: str | None = None
+    columns: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The columns that are sealed."""
+        return self.columns or tuple([str(column.name) for column in self.table.columns])
 
     @property
     def identity(self) -> ColumnElement[str]:
@@ -68,6 +76,7 @@ class Source:
 
 SOURCES: Final[Mapping[str, Source]] = {
     PRUNED: Source(PRUNED_RUNS, ("id",), run="id"),
+    ERASURE: Source(RUNS, ("id",), run="id", columns=("id", "erased_at", "erased_by")),
     "feedback": Source(FEEDBACK, ("id",), erased=("comment",), run="run"),
     "key": Source(KEYS, ("id",)),
     "tenant": Source(TENANTS, ("name",)),
@@ -83,13 +92,10 @@ SOURCES: Final[Mapping[str, Source]] = {
 
 def rows_of(conn: Connection, source: Source, ids: Sequence[str]) -> dict[str, Row]:
     """The rows of these ids."""
-    chosen = select(source.table, source.identity).where(source.identity.in_(ids))
-    names = _names(source.table)
+    names = source.names
+    columns = [source.table.c[name] for name in names]
+    chosen = select(*columns, source.identity.label("identity")).where(source.identity.in_(ids))
     return {row[-1]: dict(zip(names, row, strict=False)) for row in conn.execute(chosen).all()}
-
-
-def _names(table: Table) -> list[str]:
-    return [str(column.name) for column in table.columns]
 
 
 def row_parts(source: Source, row: Row, salt: bytes, run_salt: bytes | None) -> dict[str, Any]:
@@ -127,7 +133,7 @@ def private_tags(conn: Connection, statements: LogStatements, runs: Sequence[str
 def disclosures(conn: Connection, statements: LogStatements, runs: Sequence[str]) -> dict[str, list[Row]]:
     """The rows of the ledger of disclosures about these runs, in the order of their calls."""
     found: dict[str, list[Row]] = {}
-    names = _names(tables.DISCLOSURES)
+    names = tables.DISCLOSURES.columns.keys()
     for values in statements.disclosures.fetch(conn, statements.common.values(runs)):
         row = dict(zip(names, values, strict=True))
         row["saw_user"], row["saw_results"] = bool(row["saw_user"]), bool(row["saw_results"])

@@ -6,6 +6,7 @@ from typing import Any
 from sqlalchemy import Connection, func, select, text, update
 
 from app.core.records import record
+from app.core.transparency.leaves import ERASURE
 from app.core.transparency.merkle import inclusion_proof
 from app.core.transparency.notes import parse_checkpoint, split_note
 from app.core.transparency.tiles import WIDTH, hashes_of, node_reader
@@ -87,14 +88,15 @@ def taken(conn: Connection, statements: LogStatements, numbers: Sequence[int]) -
         statements.taken.each(conn, [(statements.common.values(numbers),)])
 
 
-def queue_runs(conn: Connection, runs: Iterable[str]) -> None:
-    """Have these runs sealed again, where something about them was changed without an event."""
+def queue_runs(conn: Connection, runs: Iterable[str], kind: str = LEDGER) -> None:
+    """Have something of these runs sealed that was changed without an event: their ledger, or their erasure."""
     postgres = conn.dialect.name == "postgresql"
     xid = "pg_current_xact_id()::text::bigint" if postgres else "0"
-    queued = text(f"INSERT INTO log_queue (kind, id, xid, at) VALUES ('{LEDGER}', :run, {xid}, :at)")
+    queued = text(f"INSERT INTO log_queue (kind, id, xid, at) VALUES (:kind, :run, {xid}, :at)")
     now = clock(conn)
-    for run in runs:
-        conn.execute(queued, {"run": run, "at": now})
+    rows = [{"kind": kind, "run": run, "at": now} for run in runs]
+    if rows:
+        conn.execute(queued, rows)
 
 
 def oldest(conn: Connection, statements: LogStatements) -> float | None:
@@ -188,17 +190,18 @@ def entries(conn: Connection, number: int) -> tuple[bytes, ...]:
 
 
 def proof(conn: Connection, run: str) -> Proof:
-    """The entries about a run, with the proofs that they are in the tree of the checkpoint."""
+    """The entries about a run, with the proofs that they are in the tree of the checkpoint. The erasure of its content
+    is left out: it adds an entry, and changes nothing about what the others prove."""
     note: str | None = conn.execute(select(LOG_STATE.c.checkpoint)).scalar_one()
     if note is None:
         return Proof(None, ())
     size = parse_checkpoint(split_note(note)[0]).size
     row = LOG_LEAVES.c
-    chosen = select(row.place, row.entry, row.salt).where(row.subject == run, row.place < size).order_by(row.place)
+    chosen = select(row.place, row.entry, row.salt).where(row.subject == run, row.kind != ERASURE, row.place < size)
     node = node_reader(_tile_reader(conn))
     found = [
         ProvenLeaf(place, bytes(entry), salt, inclusion_proof(place, size, node))
-        for place, entry, salt in conn.execute(chosen).all()
+        for place, entry, salt in conn.execute(chosen.order_by(row.place)).all()
     ]
     return Proof(note, found)
 
