@@ -92,7 +92,7 @@ def test_two_runs_are_compared_in_words(desk: Desk) -> None:
 
 
 def test_no_replay_begins_that_the_money_does_not_suffice_for(desk: Desk) -> None:
-    found = desk.read("replay", *desk.runs, "--max-usd", "0.0000001")
+    found = desk.read("replay", *desk.runs, "--max-usd", "0.000001")
     assert (found["pairs"], found["left_out"]) == ([], {"no money left": RUNS})
 
 
