@@ -50,11 +50,26 @@ async def turn(
     return list(gathering.calls), "".join(piece.text for piece in pieces if isinstance(piece, Words)), end.finish
 
 
+async def test_an_argument_may_have_one_of_several_types() -> None:
+    places = {"anyOf": [{"type": "integer"}, {"type": "null"}]}
+    rounding = Tool("round_number", "Rounds.", {"type": "object", "properties": {"places": places}})
+    calls, _, _ = await turn("Round it to 2 places.", box=Toolbox((rounding,)))
+    assert [json.loads(call.arguments) for call in calls] == [{"places": 2}]
+
+
+async def test_a_tool_that_stands_for_a_form_of_the_answer_gets_the_answer() -> None:
+    """As frameworks ask for it: the tool must be called, and has nothing to do with the question."""
+    fields = {"value": {"type": "integer"}, "chance": {"anyOf": [{"type": "number"}, {"type": "null"}]}}
+    output = Tool("final_result", "The fields of the result.", {"type": "object", "properties": fields})
+    calls, _, _ = await turn("What is 17 * 23?", box=Toolbox((output,), choice="named", named="final_result"))
+    assert [json.loads(call.arguments) for call in calls] == [{"value": 391, "chance": 391}]
+
+
 async def test_a_worker_that_is_asked_for_json_in_words_calls_tools_once() -> None:
     calls, _, _ = await turn("What is 17 * 23?", box=Toolbox((CALCULATE,)), form=Form())
     assert [json.loads(call.arguments) for call in calls] == [{"expression": "17 * 23"}]
     calls, said, _ = await turn("What is 17 * 23?", "391", box=Toolbox((CALCULATE,)), form=Form())
-    assert (calls, json.loads(said)) == ([], {"answer": "The answer is 391."})
+    assert (calls, json.loads(said)) == ([], {"answer": "391"})
 
 
 @pytest.mark.parametrize(

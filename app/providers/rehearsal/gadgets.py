@@ -6,12 +6,13 @@ there is something to calculate.
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from app.core.message.chat import Message, Tool, Toolbox
 from app.providers.rehearsal.expression import symbols
 from app.providers.rehearsal.families import PLAIN, solve
+from app.providers.rehearsal.filled_schema import filled
 from app.providers.rehearsal.minds import read
 
 MOST = 4
@@ -34,8 +35,12 @@ COMMON = frozenset(EMPTY.split())
 Wish = tuple[str, dict[str, Any]]
 
 
-def wishes(toolbox: Toolbox, messages: Sequence[Message]) -> list[Wish]:
-    """The tools to call now, with their arguments; [] to answer. Where a tool must be called, one is."""
+def wishes(toolbox: Toolbox, messages: Sequence[Message], answer: Callable[[], str]) -> list[Wish]:
+    """The tools to call now, with their arguments; [] to answer. Where a tool must be called, one is.
+
+    Frameworks ask for an answer with fields by such a tool: one that does not fit the question gets the worker's own
+    `answer` as its arguments.
+    """
     if not toolbox.tools or toolbox.choice == "none":
         return []
     asked = read([message for message in messages if message.role != "tool"])
@@ -46,8 +51,11 @@ def wishes(toolbox: Toolbox, messages: Sequence[Message]) -> list[Wish]:
     if toolbox.choice == "named":
         ranked = [tool for tool in toolbox.tools if tool.name == toolbox.named]
     best = ranked[0]
-    if not toolbox.must and not _fit(best, question):
+    fits = _fit(best, question) > 0
+    if not fits and not toolbox.must:
         return []
+    if not fits and solve(question) is not None:
+        return [(best.name, json.loads(filled({"type": "object", **(best.parameters or {})}, answer())))]
     found = [(best.name, arguments) for arguments in _all_arguments(best, question)]
     return found[: MOST if toolbox.parallel else 1]
 
@@ -99,6 +107,7 @@ def _all_arguments(tool: Tool, question: str) -> list[dict[str, Any]]:
 
 
 def _argument(name: str, schema: Mapping[str, Any], question: str, numbers: list[str]) -> Any:
+    schema = (schema.get("anyOf") or [schema])[0]
     if schema.get("enum"):
         lower = question.lower()
         return next((value for value in schema["enum"] if str(value).lower() in lower), schema["enum"][0])

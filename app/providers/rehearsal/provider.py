@@ -36,7 +36,7 @@ from app.errors import WorkerTimeout
 from app.providers.protocol import Request
 from app.providers.rehearsal import gadgets, planner
 from app.providers.rehearsal.filled_schema import filled
-from app.providers.rehearsal.minds import reply
+from app.providers.rehearsal.minds import final, reply
 
 TOKEN = re.compile(r"\s*\w{1,4}|\s*[^\w\s]|\s+")
 CHUNK = 3
@@ -83,7 +83,7 @@ class RehearsalProvider:
         read = without_instruction(messages)
         first, between = self._pauses(call["model"])
         clock = _Clock(deadlines.total)
-        if calls := _calls(call, read):
+        if calls := self._calls(call, read):
             await clock.pause(first, deadlines.first)
             for piece in calls:
                 yield [piece]
@@ -114,10 +114,26 @@ class RehearsalProvider:
             if choices is not None:
                 tokens = TOKEN.findall(planner.to_text(choices, schema))
                 return tokens, _places(tokens, choices)
-        seed = f"{self._seed}|{call['sampling']['seed']}"
         found = gadgets.told(messages)
-        text = reply(call["model"], messages, seed) if found is None else f"The answer is {found}."
+        text = self._said(call, messages) if found is None else f"The answer is {found}."
+        if schema == ANY_OBJECT:
+            text = final(text) or text  # most programs that ask so want a value, and not a sentence
         return TOKEN.findall(filled(schema, text) if schema else text), {}
+
+    def _calls(self, call: Mapping[str, Any], messages: tuple[Message, ...]) -> list[ToolDelta]:
+        """The tool calls to make instead of an answer, each in two pieces: its name, then its arguments."""
+        if "toolbox" not in call:
+            return []
+        deltas: list[ToolDelta] = []
+        wishes = gadgets.wishes(toolbox_from_json(call["toolbox"]), messages, lambda: self._said(call, messages))
+        for index, (name, arguments) in enumerate(wishes):
+            id_ = f"rehearsed_{len(messages)}_{index}"
+            deltas += [ToolDelta(index, id_, name), ToolDelta(index, arguments=json.dumps(arguments))]
+        return deltas
+
+    def _said(self, call: Mapping[str, Any], messages: tuple[Message, ...]) -> str:
+        """The worker's answer in words."""
+        return reply(call["model"], messages, f"{self._seed}|{call['sampling']['seed']}")
 
     def _pauses(self, model: str) -> tuple[float, float]:
         """Seconds to the first token and between chunks."""
@@ -132,17 +148,6 @@ def _schema(form: Form | None) -> Mapping[str, Any] | None:
     if form is None:
         return None
     return form.schema if form.schema is not None else ANY_OBJECT
-
-
-def _calls(call: Mapping[str, Any], messages: tuple[Message, ...]) -> list[ToolDelta]:
-    """The tool calls to make instead of an answer, each in two pieces: its name, then its arguments."""
-    if "toolbox" not in call:
-        return []
-    deltas: list[ToolDelta] = []
-    for index, (name, arguments) in enumerate(gadgets.wishes(toolbox_from_json(call["toolbox"]), messages)):
-        id_ = f"rehearsed_{len(messages)}_{index}"
-        deltas += [ToolDelta(index, id_, name), ToolDelta(index, arguments=json.dumps(arguments))]
-    return deltas
 
 
 class _Clock:
