@@ -40,7 +40,7 @@ def database(kind: str, folder: Path) -> Iterator[str]:
 async def played(folder: Path, environ: dict[str, str], operations: int, seed: int) -> Report:
     """Carry out the operations on a service."""
     async with ProviderStub() as stub, running_service(folder, pool_text(stub), environ) as opened:
-        return await play(opened, stub, operations, seed, least=LEAST)
+        return await play(opened, stub, operations, seed, least=LEAST, browses=True)
 
 
 def main() -> int:
@@ -56,7 +56,8 @@ def main() -> int:
         folder, environ = Path(name), {"BATON_DATABASE_URL": url}
         report = asyncio.run(played(folder, environ, given.operations, given.seed))
         commands = words_of_others(folder, environ)
-    print(f"{report.sent} operations in {time.monotonic() - began:.0f} s on {given.database}")
+    seconds = time.monotonic() - began
+    print(f"{report.sent} operations ({report.pages} on pages of the console) in {seconds:.0f} s on {given.database}")
     for route in sorted(REQUESTS):
         print(f"  {route[0]:6} {route[1]:40} {report.reached[route]:6} own  {report.done[route]:6} foreign")
     for name, found in commands.items():

@@ -16,13 +16,16 @@ from typing import Any
 
 import httpx
 from fastapi import FastAPI
+from starlette.routing import Route
 
+from app.console.app import Console
 from app.core.roles import ROLES
 from app.engine.sealer import Sealer
 from app.gateway.app import create_app
 from app.gateway.http.api_keys import mint
 from app.process.wiring import Runtime
 from app.store.protocol import RunRow
+from tests.harness.console import ORIGIN, SAME_ORIGIN, sign_in
 from tests.harness.stand_ins import api_routes
 from tests.harness.waiting import PATIENCE_SECONDS, until
 from tests.stubs import Echo, ProviderStub, Reply, ToolCall
@@ -32,6 +35,8 @@ TENANTS = ("amber", "birch")
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
 DECISION = {"decision": "approve", "digest": "0" * 64}
 """A decision on a plan that nobody has asked about."""
+FORM = {"decision": "approve", "action": "run", "once": "page", "score": "1", "model": "baton-mini"}
+"""Fields of the console's forms."""
 RUN_ID = re.compile(r"run_[0-9a-z]+")
 TILES = ("0/000.p/1", "entries/000.p/1")
 """Tiles of the transparency log. Each tenant may read its hashes, and none of them its entries."""
@@ -130,7 +135,7 @@ def _response(mine: Tenant, theirs: Tenant, chosen: Chosen) -> Asked:
 
 def _list(_mine: Tenant, theirs: Tenant, chosen: Chosen) -> Asked:
     filters = [f"?after={chosen(theirs.runs)}"] if theirs.runs else []
-    filters += ["", f"?tenant={theirs.name}", f"?user={theirs.word}", f"?metadata.team={theirs.word}"]
+    filters += ["", f"?tenant={theirs.name}", f"?user={theirs.word}", f"?metadata=team%3D{theirs.word}"]
     return Asked(chosen(filters))
 
 
@@ -219,6 +224,8 @@ class Report:
     """How often each route was asked for something of the other tenant's."""
     sent: int = 0
     """The number of requests."""
+    pages: int = 0
+    """Those of them that were pages and forms of the console about foreign things."""
     reached: Counter[tuple[str, str]] = field(default_factory=Counter)
     """How often each route gave a tenant what is its own."""
     leaks: list[str] = field(default_factory=list)
@@ -235,10 +242,14 @@ def routes_of(app: FastAPI) -> list[tuple[str, str]]:
     return [one for one in found if one[1].startswith("/v1/")]
 
 
-async def play(opened: Runtime, stub: ProviderStub, operations: int, seed: int, *, least: int = 1) -> Report:
+async def play(
+    opened: Runtime, stub: ProviderStub, operations: int, seed: int, *, least: int = 1, browses: bool = False
+) -> Report:
     """Carry out operations on a running service in turns; the first ones give each tenant runs of its own.
 
-    Raises KeyError for a route that `REQUESTS` lacks. Each route is asked `least` times for foreign things."""
+    Raises KeyError for a route that `REQUESTS` lacks. Each route is asked `least` times for foreign things.
+    `browses` has each page of the console asked for them, too.
+    """
     stub.always("*", Mirror("mirror"))
     chance = random.Random(seed)
     app = create_app(opened.gateway)
@@ -252,11 +263,15 @@ async def play(opened: Runtime, stub: ProviderStub, operations: int, seed: int, 
     plan += [(own, *one) for own in (True, False) for _ in range(least) for one in requests if one[0] not in ERASES]
     while len(plan) < operations // len(TENANTS):
         plan.append((chance.random() < 0.5, *chance.choice(requests)))
-    plan += [(own, *one) for own in (False, True) for one in requests if one[0] in ERASES]
+    erasures = [(own, *one) for own in (False, True) for one in requests if one[0] in ERASES]
     await Sealer(opened.context, ()).look(asyncio.Event())
-    for own, route, request in plan:
-        for mine, other in (tenants, tenants[::-1]):
-            await _operate(opened, report, chance, route, request, mine, mine if own else other, other)
+    for part in (plan, erasures):
+        for own, route, request in part:
+            for mine, other in (tenants, tenants[::-1]):
+                await _operate(opened, report, chance, route, request, mine, mine if own else other, other)
+        if browses and part is plan:
+            for mine, other in (tenants, tenants[::-1]):
+                await _browse(opened, app, report, mine, other)
     for one in tenants:
         await one.client.aclose()
     return report
@@ -318,6 +333,48 @@ async def _operate(
         await until(lambda: _is_over(opened, reply.json()["id"].removeprefix("resp_")))
         mine.background.append(reply.json()["id"])
     _note(mine, route, request, named, reply, headers)
+
+
+async def _browse(opened: Runtime, app: FastAPI, report: Report, mine: Tenant, other: Tenant) -> None:
+    """Ask for every page of the console about what the other tenant has, and send every form to it."""
+    console = Console(
+        app, opened.gateway.peppers, opened.gateway.now, lambda bug, path: report.faults.append(f"{path}: {bug!r}")
+    )
+    [run, plan], known = (other.runs[-1], other.plans[-1]), {*other.runs, *RUN_ID.findall(" ".join(other.plans))}
+    asking, digest = next(iter(other.asking.items()))
+    before = await _standing(opened, known)
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(console), base_url=ORIGIN, headers=SAME_ORIGIN, timeout=PATIENCE_SECONDS
+    ) as client:
+        await sign_in(client, mine.client.headers["authorization"].removeprefix("Bearer "))
+        for path, methods in _pages(console):
+            queries = ["", f"?a={run}&b={asking}&run={run}", f"?tenant={other.name}", f"?user={other.word}"]
+            for query in queries[:1] if "{" in path or "POST" in methods else queries:
+                url = path.replace("{run}", run if "approvals" not in path else asking).replace("{plan}", plan) + query
+                form = FORM | {"digest": digest, "message": mine.word} if "POST" in methods else None
+                page = await (client.post(url, data=form) if form else client.get(url))
+                _read_page(report, f"{mine.name}: {url}", page, other, {run, asking, plan})
+    if before != await _standing(opened, before):
+        report.meddlings.append(f"{mine.name}: the console")
+
+
+def _pages(console: Console) -> list[tuple[str, set[str]]]:
+    """The pages and forms of the console that need a session, with their methods."""
+    routes = [route for route in console._pages.routes if isinstance(route, Route)]
+    found = [(route.path, route.methods or set()) for route in routes]
+    return [one for one in found if not re.search("/static/|/sign-", one[0])]
+
+
+def _read_page(report: Report, about: str, page: httpx.Response, other: Tenant, named: set[str]) -> None:
+    """Note what a page has of the other tenant's that was not in its request."""
+    report.sent += 1
+    report.pages += 1
+    known = set(RUN_ID.findall(" ".join(named)))
+    words = [] if other.word in about else [other.word]  # a filter is shown as it was given
+    if any(word in page.text for word in words) or (set(RUN_ID.findall(page.text)) & other.every) - known:
+        report.leaks.append(f"{about}: {page.status_code}")
+    if page.status_code >= 500:
+        report.faults.append(f"{about}: {page.text[:200]}")
 
 
 async def _is_over(opened: Runtime, run: str) -> bool:

@@ -20,16 +20,17 @@ SEED = 21
 POSTGRES = pytest.mark.integration
 
 
-async def played(folder: Path, stub: ProviderStub, environ: dict[str, str]) -> Report:
+async def played(folder: Path, stub: ProviderStub, environ: dict[str, str], *, browses: bool = False) -> Report:
     async with running_service(folder, pool_text(stub) + ONE_PERSON, environ) as opened:
-        return await play(opened, stub, OPERATIONS, SEED)
+        return await play(opened, stub, OPERATIONS, SEED, browses=browses)
 
 
 async def test_no_route_shows_or_changes_what_another_tenant_has(stub: ProviderStub, tmp_path: Path) -> None:
-    report = await played(tmp_path, stub, {})
+    report = await played(tmp_path, stub, {}, browses=True)
     assert (report.leaks, report.meddlings, report.faults) == ([], [], [])
     assert set(report.done) == set(report.reached) == set(REQUESTS)
     assert [route for route, count in report.reached.items() if not count] == [], "each route has given something"
+    assert report.pages > 50, "pages of the console"
 
 
 def test_every_route_has_its_operations() -> None:
