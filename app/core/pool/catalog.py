@@ -315,8 +315,8 @@ def limit(
     unsaid: float | None = None,
 ) -> Any:
     """A field of `Limits` with what `Limit` says of it."""
-    told = {"words": words, "unit": unit, "least": least, "most": most, "budget": budget, "unsaid": unsaid}
-    return field(default=default, metadata={"about": about, **told})
+    stated = {"words": words, "unit": unit, "least": least, "most": most, "budget": budget, "unsaid": unsaid}
+    return field(default=default, metadata={"about": about, **stated})
 
 
 @record(frozen=True, slots=True)
@@ -396,10 +396,10 @@ class Limits:
         return min(self.floor_tokens, self.output_tokens)
 
     def to_json(self) -> dict[str, Any]:
-        """The limits by name, as `run.admitted` records them: those in `LATER` only where they have not their default,
-        because release 0.1.0 cannot read a journal that names a limit which it does not know."""
+        """The limits by name, as `run.admitted` records them: those in `NEWER_LIMITS` only where they have not their
+        default, because release 0.1.0 cannot read a journal that names a limit which it does not know."""
         limits = {name: getattr(self, name) for name in Limits.__slots__}
-        for name, default in LATER.items():
+        for name, default in NEWER_LIMITS.items():
             if limits[name] == default:
                 del limits[name]
         return limits
@@ -411,8 +411,14 @@ class Limits:
         return cls(**{name: body[name] for name in Limits.__slots__ if name in body})
 
 
-LATER: Mapping[str, float] = {"floor_tokens": Limits().floor_tokens}
-"""The limits that release 0.1.0 does not know, with their defaults."""
+FIRST_LIMITS = frozenset(
+    ("steps", "fan_out", "rounds", "depth", "attempts", "output_tokens", "tokens", "usd", "seconds", "tool_wait")
+)
+"""The limits that release 0.1.0 knows."""
+NEWER_LIMITS: Mapping[str, float] = {
+    name: getattr(Limits(), name) for name in Limits.__slots__ if name not in FIRST_LIMITS
+}
+"""All other limits, with their defaults."""
 LIMITS: Mapping[str, Limit] = {one.name: Limit(name=one.name, **one.metadata) for one in fields(Limits)}
 """Every limit by its name."""
 
