@@ -97,13 +97,13 @@ def _question(run: Account, fact: Fact, accepted: Fact) -> Iterator[Violation]:
     for step in proposal.steps:
         seen = shown.setdefault(step.plan.body["worker"], [])
         seen += [one for one in step.plan.body["access"] if one not in seen]
-    told = {
+    stated = {
         "price": accepted.body.get("price"),
         "usd": _spent(run, fact.seq),
         "turn": run.turn_at(fact.seq).number,
         "discloses": shown,
     }
-    for name, value in told.items():
+    for name, value in stated.items():
         if body[name] != value:
             yield run.says("approval-wrong", fact.seq, f"{name} is not what the events make it")
     wait = run.admitted["approval"].get("seconds", 0.0)

@@ -86,23 +86,23 @@ class Auditor:
         claims: Claims | None = None,
     ) -> None:
         """Check one run and add its violations to the report. What it says of other runs is added to `claims`."""
-        told = account(record, self.now, self.patient)
+        run = account(record, self.now, self.patient)
         report.runs += 1
         report.events += len(record.events)
-        report.calls += len(told.calls)
-        for flaw in told.flaws:
+        report.calls += len(run.calls)
+        for flaw in run.flaws:
             report.add(flaw)
-        if not told.begun:
+        if not run.begun:
             return
-        report.pending += pending(told)
+        report.pending += pending(run)
         if books is not None:
-            books.add(told)
+            books.add(run)
         if claims is not None:
-            claims.add(told)
+            claims.add(run)
         for rule in RULES:
-            for violation in rule(told):
+            for violation in rule(run):
                 report.add(violation)
-        for violation in (*spoken(told, report), *requests(told, pools, report), *versions(told, reigns, report)):
+        for violation in (*spoken(run, report), *requests(run, pools, report), *versions(run, reigns, report)):
             report.add(violation)
-        for violation in disclosures(told, pools, report):
+        for violation in disclosures(run, pools, report):
             report.add(violation)

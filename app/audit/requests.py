@@ -205,8 +205,8 @@ def _conductor(run: Account, call: Call, catalog: Catalog, worker: Worker) -> It
         yield run.says("brief-wrong", seq, f"{call.id} is told another budget than there was")
     if (call.intent.body.get("seconds_left") or 0) > run.limits["seconds"] + ROUNDING:
         yield run.says("brief-wrong", seq, f"{call.id} is told of more time than the run has")
-    told = call.intent.body.get("rejected")
-    if told and told not in _rejected(run, call):
+    rejected = call.intent.body.get("rejected")
+    if rejected and rejected not in _rejected(run, call):
         yield run.says("brief-wrong", seq, f"{call.id} is shown what was not the rejected plan")
 
 

@@ -285,10 +285,10 @@ def _cause(error: BatonError) -> str:
     """Return the cause of a failed call as the provider named it; empty if it did not."""
     if not isinstance(error, WorkerError):
         return ""
-    told = error.failure
-    request = f"request {told.request_id}" if told.request_id else ""
-    words = f'"{terminal.clean(told.excerpt)}"' if told.excerpt else ""
-    parts = [part for part in (told.reason, told.code, request, words) if part]
+    failure = error.failure
+    request = f"request {failure.request_id}" if failure.request_id else ""
+    words = f'"{terminal.clean(failure.excerpt)}"' if failure.excerpt else ""
+    parts = [part for part in (failure.reason, failure.code, request, words) if part]
     return f" Cause: {', '.join(parts)}."
 
 

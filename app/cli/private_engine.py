@@ -49,9 +49,9 @@ async def carried_out(opened: Runtime, order: Order) -> TurnEnd:
     try:
         async with asyncio.timeout(order.limits.seconds + START_SECONDS):
             while True:
-                for told in await driven.line.take(1.0):
-                    if isinstance(told, TurnEnd):
-                        return told
+                for message in await driven.line.take(1.0):
+                    if isinstance(message, TurnEnd):
+                        return message
     except TimeoutError:
         raise RunExpired() from None
 

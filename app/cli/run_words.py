@@ -277,8 +277,8 @@ def why(run: Record) -> list[str]:
 def limits(run: Record) -> str:
     """Return the run's limits in words."""
     bounds = run["limits"]
-    told = [one for one in LIMITS.values() if one.name in bounds and bounds[one.name] != one.unsaid]
-    return ", ".join(_limit(one, bounds[one.name]) for one in told)
+    shown = [one for one in LIMITS.values() if one.name in bounds and bounds[one.name] != one.unsaid]
+    return ", ".join(_limit(one, bounds[one.name]) for one in shown)
 
 
 def _limit(limit: Limit, value: float) -> str:

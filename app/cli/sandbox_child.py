@@ -35,14 +35,14 @@ def main() -> None:
     walls = _apart()
     if asked["walled"] and "network" not in walls:
         return _say(out, asked["token"], "no sandbox", walls)
-    heard, telling = os.pipe()
+    reading, writing = os.pipe()
     child = os.fork()
     if not child:
         os.close(out)
-        os.close(heard)
-        _child(asked, telling)
-    os.close(telling)
-    verdict = _wait(child, heard, asked["seconds"])
+        os.close(reading)
+        _child(asked, writing)
+    os.close(writing)
+    verdict = _wait(child, reading, asked["seconds"])
     files, _, said = verdict.partition(":")
     _say(out, asked["token"], said, [*walls, *(["files"] if files == "files" else [])])
 
@@ -61,19 +61,19 @@ def _apart() -> list[str]:
     return []
 
 
-def _wait(child: int, heard: int, seconds: float) -> str:
+def _wait(child: int, reading: int, seconds: float) -> str:
     """Return the child's verdict. It is the first process of its namespace, so that no process outlives it."""
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         if os.waitpid(child, os.WNOHANG)[0]:
-            return os.read(heard, 200).decode("utf-8", "replace") or ":died"
+            return os.read(reading, 200).decode("utf-8", "replace") or ":died"
         time.sleep(0.005)
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
     return ":time is up"
 
 
-def _child(asked: dict[str, Any], telling: int) -> None:
+def _child(asked: dict[str, Any], writing: int) -> None:
     limits = {
         resource.RLIMIT_CPU: int(asked["seconds"]) + 1,
         resource.RLIMIT_AS: MEMORY,
@@ -86,7 +86,7 @@ def _child(asked: dict[str, Any], telling: int) -> None:
         resource.setrlimit(limit, (most, most))
     files = "files" if _fenced(os.getcwd()) else ""
     verdict = _judged(asked["code"], asked["tests"])
-    os.write(telling, f"{files}:{verdict}".encode())
+    os.write(writing, f"{files}:{verdict}".encode())
     os._exit(0)
 
 

@@ -75,8 +75,8 @@ def _attempts(node: Data, whole: Data) -> Sequence[Data]:
     for attempt in node["attempts"]:
         more = known.get(attempt["id"], {})
         outcome = more if attempt["outcome"] is not None else {}
-        told = {name: outcome.get(name) for name in OUTCOME}
-        found.append({**attempt, **told, "passed_over": more.get("passed_over", [])})
+        ended = {name: outcome.get(name) for name in OUTCOME}
+        found.append({**attempt, **ended, "passed_over": more.get("passed_over", [])})
     return found
 
 

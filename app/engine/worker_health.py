@@ -136,12 +136,12 @@ class Health:
         """True if probes have found that it does not generate."""
         return self._of(_key(worker)).reason == breaker.OUT
 
-    def sounded(self, worker: Worker, *, alive: bool) -> None:
-        """A probe has found it alive or not; see `breaker.sounded`."""
+    def probed(self, worker: Worker, *, alive: bool) -> None:
+        """A probe has found it alive or not; see `breaker.probed`."""
         if alive:
             self.sign(worker)
         now, before = self._tick(), self._of(_key(worker))
-        self._keep(worker, before, breaker.sounded(before, alive=alive, now=now), now)
+        self._keep(worker, before, breaker.probed(before, alive=alive, now=now), now)
 
     # -- before a call
 

@@ -104,11 +104,13 @@ class Report:
     def refusal(self) -> str:
         """Return the reason why there is no verdict, with the rows still needed; empty if there is one."""
         if self.covered < LEAST_COVERED and self.ess >= LEAST:
-            told = f"the log stands for {self.covered:.0%} of that policy's choices, and {LEAST_COVERED:.0%} are needed"
-            return f"{told}; more rows do not help, more exploration does"
+            reason = (
+                f"the log stands for {self.covered:.0%} of that policy's choices, and {LEAST_COVERED:.0%} are needed"
+            )
+            return f"{reason}; more rows do not help, more exploration does"
         if self.ess < LEAST:
-            told = f"the log is worth {math.floor(self.ess)} rows of that policy, and {LEAST:.0f} are needed"
-            return told + self._wanting
+            reason = f"the log is worth {math.floor(self.ess)} rows of that policy, and {LEAST:.0f} are needed"
+            return reason + self._wanting
         return ""
 
     @property
@@ -178,8 +180,8 @@ class Log:
         expected, believed = [], []
         for place, (row, choice) in enumerate(zip(self._rows, target, strict=True)):
             model, vector = self._models[self._clusters[place] % FOLDS], self._vectors[place]
-            expected.append(sum([chance * model.told(arm, vector) for arm, chance in choice.items()]))
-            believed.append(model.told(row.action, vector))
+            expected.append(sum([chance * model.predicted(arm, vector) for arm, chance in choice.items()]))
+            believed.append(model.predicted(row.action, vector))
         return expected, believed
 
 
@@ -320,9 +322,9 @@ class Model:
 
     def expects(self, arm: str, features: Sequence[float]) -> float:
         """The reward of this arm."""
-        return self.told(arm, _vector(features))
+        return self.predicted(arm, _vector(features))
 
-    def told(self, arm: str, vector: Vector) -> float:
+    def predicted(self, arm: str, vector: Vector) -> float:
         """Return the predicted reward for features that are a vector already."""
         line = self.own.get(arm, self.shared)
         return min(self.bounds[1], max(self.bounds[0], sum([line[place] * value for place, value in vector])))

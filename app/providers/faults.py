@@ -211,8 +211,8 @@ def _error(document: object) -> dict[str, Any]:
 
 
 def _message(error: Mapping[str, Any]) -> str:
-    told = (error.get(name) for name in ("message", "detail", "error"))
-    return next((text for text in told if isinstance(text, str)), "")
+    texts = (error.get(name) for name in ("message", "detail", "error"))
+    return next((text for text in texts if isinstance(text, str)), "")
 
 
 def _words(error: Mapping[str, Any]) -> Iterator[str]:

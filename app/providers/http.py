@@ -433,13 +433,13 @@ class Call:
         body, secrets = self._body, self._endpoint.secrets
         headers = self._response.headers if self._status is not None else {}
         request_id = next((headers[name] for name in REQUEST_IDS if name in headers), "")
-        told = excerpt(failure.excerpt, body, secrets, self._path)
+        quoted = excerpt(failure.excerpt, body, secrets, self._path)
         return replace(
             failure,
             status=self._status,
             code=label(failure.code, body, secrets, WORDS),
             request_id=label(request_id, body, secrets),
-            excerpt=told or excerpt(self._note, b"", secrets),
+            excerpt=quoted or excerpt(self._note, b"", secrets),
         )
 
     async def read(self, *, answered: bool = False) -> bytes:

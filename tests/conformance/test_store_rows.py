@@ -167,24 +167,24 @@ async def test_an_unanswered_ring_is_overdue_after_its_grace_and_only_once(store
     assert await store.overdue(20.0 + GRACE - 0.1, 10) == ()
     (due,) = await store.overdue(20.0 + GRACE, 10)
     assert (due.run, due.step, due.seq) == ("run", 0, 2)
-    assert await store.overdue(20.0 + GRACE + 1.0, 10) == ()  # it has just been rung
+    assert await store.overdue(20.0 + GRACE + 1.0, 10) == ()  # it was announced just now
     assert len(await store.overdue(20.0 + 2 * GRACE, 10)) == 1
 
 
 async def test_a_ticket_that_nobody_rings_is_overdue_at_once_and_for_one(store: Store) -> None:
     await store.append(admitted("run"))
-    quiet = Outbox(0, "mini", "driver", rung=False)
+    quiet = Outbox(0, "mini", "driver", announced=False)
     await store.append(replace(queued("run", at=20.0), outbox=(quiet,)))
     assert len(await store.overdue(20.0, 10)) == 1
     assert await store.overdue(20.1, 10, 0.2) == ()  # whoever looked it up is about to take it
     assert len(await store.overdue(20.2, 10, 0.2)) == 1
 
 
-@pytest.mark.parametrize("rung", [True, False])
-async def test_who_has_waited_longest_comes_first(store: Store, rung: bool) -> None:
+@pytest.mark.parametrize("announced", [True, False])
+async def test_who_has_waited_longest_comes_first(store: Store, announced: bool) -> None:
     for name, at in (("b", 21.0), ("c", 22.0), ("a", 20.0)):
         await store.append(admitted(name))
-        await store.append(replace(queued(name, at=at), outbox=(Outbox(0, "mini", "driver", rung=rung),)))
+        await store.append(replace(queued(name, at=at), outbox=(Outbox(0, "mini", "driver", announced=announced),)))
     found = [await store.overdue(60.0, 1) for _ in range(4)]
     assert [due.run for dues in found for due in dues] == ["a", "b", "c"]
 

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from app.core.pool import breaker
 from app.core.pool.breaker import (
     BRIEFEST,
-    CALM,
     CEILING,
     IN_A_ROW,
     KNOWN,
@@ -17,6 +16,7 @@ from app.core.pool.breaker import (
     LONGEST,
     MINIMUM,
     PROBE,
+    RECOVERED_SECONDS,
     SHARE,
     SHORTEST,
     VOLUME,
@@ -136,8 +136,8 @@ def test_an_ejection_lasts_a_random_time_below_a_ceiling_that_doubles(
 
 def test_after_a_calm_time_the_next_ejection_is_a_first_one() -> None:
     back = told(replace(open_for(1.0), ejections=4), "good", 2.0)
-    assert failing(IN_A_ROW, 2.0 + CALM, back).ejections == 5
-    assert failing(IN_A_ROW, 2.1 + CALM, back).ejections == 1
+    assert failing(IN_A_ROW, 2.0 + RECOVERED_SECONDS, back).ejections == 5
+    assert failing(IN_A_ROW, 2.1 + RECOVERED_SECONDS, back).ejections == 1
 
 
 # -- what says nothing

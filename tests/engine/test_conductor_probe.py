@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from app.core.pool.breaker import OUT, PULSE, Breaker, after_call, sounded
+from app.core.pool.breaker import OUT, REPORT_SECONDS, Breaker, after_call, probed
 from app.core.pool.catalog import ConductorSpec
 from app.core.run.events import Kind
 from app.engine.conductors import probe
@@ -80,7 +80,8 @@ async def readiness(opened: Runtime) -> tuple[int, dict[str, Any]]:
 
 def test_ten_seconds_are_enough_at_the_default() -> None:
     assert 2 * EVERY + 2 * ConductorSpec("model", "planner").probe <= 10
-    assert 2 * EVERY + ConductorSpec("model", "planner").probe < PULSE, "what was found holds until it is found anew"
+    probe = ConductorSpec("model", "planner").probe
+    assert 2 * EVERY + probe < REPORT_SECONDS, "what was found holds until it is found anew"
 
 
 @pytest.mark.parametrize(
@@ -179,10 +180,10 @@ def test_a_sign_of_life_excuses_no_failure_and_closes_what_a_probe_opened() -> N
     for second in range(5):
         failing = after_call(failing, "failing", began=float(second), now=float(second), chance=1.0)
     assert failing.state(4.0) == "open"
-    assert sounded(failing, alive=True, now=4.0) == failing
-    dead = sounded(Breaker(), alive=False, now=10.0)
+    assert probed(failing, alive=True, now=4.0) == failing
+    dead = probed(Breaker(), alive=False, now=10.0)
     assert (dead.reason, dead.objection(10.0)) == (OUT, OUT)
-    again = sounded(dead, alive=False, now=15.0)
-    assert (again.since, again.until) == (10.0, 15.0 + PULSE)
-    assert sounded(again, alive=True, now=16.0).state(16.0) == "closed"
+    again = probed(dead, alive=False, now=15.0)
+    assert (again.since, again.until) == (10.0, 15.0 + REPORT_SECONDS)
+    assert probed(again, alive=True, now=16.0).state(16.0) == "closed"
     assert after_call(dead, "good", began=9.0, now=11.0, chance=0.0).state(11.0) == "open", "an old call proves nothing"

@@ -386,8 +386,8 @@ class RowCheck:
         events = tuple([Stored(*event) for event in run.events])
         record = Record(row=run.row, events=events, contents={}, tickets=(), disclosures=tuple(run.disclosures))
         try:
-            told = account(record, self.sealed_at)
-            found = list(self._of_account(told)) if told.begun and not told.flaws else None
+            rebuilt = account(record, self.sealed_at)
+            found = list(self._of_account(rebuilt)) if rebuilt.begun and not rebuilt.flaws else None
         except (ValueError, KeyError, TypeError):
             found = None  # an event is no JSON any more, or lacks a field: it differs from the sealed one
         if found is None and run.disclosures:
@@ -395,11 +395,11 @@ class RowCheck:
         for violation in found or ():
             self._add("altered", thing, violation.what, place)
 
-    def _of_account(self, told: Account) -> Iterator[Violation]:
-        yield from disclosures(told, self._known_pools(), Report())
-        if told.end is None:
-            yield from projection(told)
-            yield from amounts(told)
+    def _of_account(self, rebuilt: Account) -> Iterator[Violation]:
+        yield from disclosures(rebuilt, self._known_pools(), Report())
+        if rebuilt.end is None:
+            yield from projection(rebuilt)
+            yield from amounts(rebuilt)
 
     def _known_pools(self) -> Pools:
         if self._pools is None:

@@ -43,9 +43,9 @@ WRONG_CEILING, WRONG_LONGEST = 30.0, 300.0
 """The ceilings where an operator has to look."""
 LIMITED_LONGEST = 300.0
 """A rate limit that asks for more seconds is probed then."""
-CALM = 300.0
+RECOVERED_SECONDS = 300.0
 """Seconds without an ejection after which the next one is a first one again."""
-PULSE = 10.0
+REPORT_SECONDS = 10.0
 """Seconds for which a report that no worker is alive holds; it is repeated before they are over."""
 PROBE = 30.0
 """Seconds for which a probe excludes other calls; after them another probe may begin."""
@@ -182,7 +182,7 @@ def after_call(
     return _ejected(failed, verdict, now, chance) if out else failed
 
 
-def sounded(breaker: Breaker, *, alive: bool, now: float) -> Breaker:
+def probed(breaker: Breaker, *, alive: bool, now: float) -> Breaker:
     """A probe that is no call has found the worker alive or not. It says nothing of how long an answer takes, and does
     not excuse what real calls have complained of."""
     if alive and breaker.reason != OUT:
@@ -191,8 +191,8 @@ def sounded(breaker: Breaker, *, alive: bool, now: float) -> Breaker:
         slices = tuple(replace(one, good=0, bad=0) for one in breaker.slices)
         return Breaker(since=now, ejections=breaker.ejections, slices=slices, seconds=breaker.seconds)
     if breaker.reason == OUT:
-        return replace(breaker, until=now + PULSE)
-    return _eject(breaker, OUT, now, now + PULSE, breaker.ejections + 1)
+        return replace(breaker, until=now + REPORT_SECONDS)
+    return _eject(breaker, OUT, now, now + REPORT_SECONDS, breaker.ejections + 1)
 
 
 def _back(breaker: Breaker) -> Breaker:
@@ -228,8 +228,8 @@ def _limited(breaker: Breaker, now: float, asked: float) -> Breaker:
 def _ejected(breaker: Breaker, verdict: Verdict, now: float, chance: float) -> Breaker:
     wrong = verdict == "misconfigured"
     first, last = (WRONG_CEILING, WRONG_LONGEST) if wrong else (CEILING, LONGEST)
-    calm = not breaker.reason and now - breaker.since > CALM
-    ejections = 1 if calm else breaker.ejections + 1
+    recovered = not breaker.reason and now - breaker.since > RECOVERED_SECONDS
+    ejections = 1 if recovered else breaker.ejections + 1
     ceiling = min(first * 2 ** min(ejections - 1, 16), last)
     return _eject(breaker, verdict, now, now + SHORTEST + chance * (ceiling - SHORTEST), ejections)
 

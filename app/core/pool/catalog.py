@@ -1,7 +1,7 @@
 """Workers, tiers and their limits: the pool file as data (D9). Money is in integer micro-dollars everywhere.
 
-There is no provider's secret in here: a provider's key is looked up by its environment variable in `config.py` and
-handed to the adapter that `wiring.py` builds.
+There is no provider's secret in here: a provider's key is looked up by its environment variable in `process/config/`
+and handed to the adapter that `wiring.py` builds.
 """
 
 from collections.abc import Mapping
@@ -122,8 +122,8 @@ class Card:
     def cleared(self) -> frozenset[str]:
         """The labels of what it may see: its clearance, and `region:` and `retention:` with what the card says of
         each. Of a region or retention that is not known nothing follows."""
-        told = (("region", self.region), ("retention", self.retention))
-        return self.clearance.union(f"{what}:{value}" for what, value in told if value)
+        where = (("region", self.region), ("retention", self.retention))
+        return self.clearance.union(f"{what}:{value}" for what, value in where if value)
 
 
 @record(frozen=True, slots=True)

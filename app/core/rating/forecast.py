@@ -350,7 +350,9 @@ def forecast(steps: Sequence[Planned], limits: Limits, history: History) -> Fore
     return Forecast(
         usd=_spread([_cost(drawn, k) for k in range(DRAWS)], _most_usd(worst, limits)),
         seconds=_spread(_times(shape, drawn, history.overheads), limits.seconds),
-        steps=tuple([_told(step, one, most, limits) for step, one, most in zip(steps, drawn, worst, strict=True)]),
+        steps=tuple(
+            [_step_forecast(step, one, most, limits) for step, one, most in zip(steps, drawn, worst, strict=True)]
+        ),
         runs=history.runs,
     )
 
@@ -409,7 +411,7 @@ def _most_usd(worst: Sequence[int], limits: Limits) -> int:
     return min(sum(worst) * limits.attempts, limits.usd)
 
 
-def _told(step: Planned, one: _Drawn, worst: int, limits: Limits) -> StepForecast:
+def _step_forecast(step: Planned, one: _Drawn, worst: int, limits: Limits) -> StepForecast:
     return StepForecast(
         worker=step.worker.name,
         basis=one.basis,

@@ -167,14 +167,14 @@ def expected(workers: Sequence[Worker], seen: Features) -> Mapping[str, float]:
     asked = dict(seen.words)
     found = {}
     for one in workers:
-        fits = sum([value * asked.get(place, 0.0) for place, value in _told(one.card.strengths)])
+        fits = sum([value * asked.get(place, 0.0) for place, value in _strength_inputs(one.card.strengths)])
         doublings = math.log2(one.price.output / cheapest) + FREE_DOUBLINGS * free if one.price.output else 0.0
         found[one.name] = edge * doublings + fits
     return found
 
 
 @lru_cache(512)
-def _told(strengths: tuple[str, ...]) -> tuple[tuple[int, float], ...]:
+def _strength_inputs(strengths: tuple[str, ...]) -> tuple[tuple[int, float], ...]:
     return words(" ".join(strengths))
 
 
@@ -288,11 +288,11 @@ def learned(posterior: Posterior, spec: SelectorSpec, workers: Sequence[Worker],
         gain = value * variance / (1 + spread * sure)
         left = variance * (1 - value * gain * sure) if rating.before is None else variance
         moved[part][place] = (known + gain * surprise, left)
-    told = {**posterior.weights, **moved}
+    updated = {**posterior.weights, **moved}
     if rating.before is not None:
-        return replace(posterior, weights=told)
+        return replace(posterior, weights=updated)
     bills, ratio = _billed(posterior, workers, rating, models)
-    after = replace(posterior, weights=told, bills=bills, ratio=ratio, ratings=posterior.ratings + 1)
+    after = replace(posterior, weights=updated, bills=bills, ratio=ratio, ratings=posterior.ratings + 1)
     return _watched(after, parts[1], chance, rating)
 
 

@@ -1,12 +1,12 @@
 """The choice of the worker that a step calls next: the planned worker, once more after a passing fault, then the others
 in order.
 
-Workers that are ejected, or have no retry budget left, are passed over (`health.py`); the journal says why. After a
-failure the same worker is waited for, with full-jitter backoff or as long as Retry-After says, but never beyond the
-run's time: then the next one is called, or the step fails at once. If only workers are left whose providers limit the
-rate of requests, the one that can be called first is waited for. A call that a rate limit refused is no attempt: a step
-may make as many of those as it has attempts, and its attempts besides. A worker whose answer the run's money does not
-pay for, even if it is cut to the floor of the tier, is passed over for a cheaper one.
+Workers that are ejected, or have no retry budget left, are passed over (`worker_health.py`); the journal says why.
+After a failure the same worker is waited for, with full-jitter backoff or as long as Retry-After says, but never beyond
+the run's time: then the next one is called, or the step fails at once. If only workers are left whose providers limit
+the rate of requests, the one that can be called first is waited for. A call that a rate limit refused is no attempt: a
+step may make as many of those as it has attempts, and its attempts besides. A worker whose answer the run's money does
+not pay for, even if it is cut to the floor of the tier, is passed over for a cheaper one.
 """
 
 from collections.abc import Sequence

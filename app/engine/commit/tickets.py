@@ -18,9 +18,9 @@ async def enqueue(context: EngineContext, state: RunState, outbox: Iterable[Outb
     `trace` is the span of the run, whose trace the steps continue.
     """
     tier, seq, now = state.admitted.tier, state.seq, context.now()
-    rung = [row for row in outbox if row.rung]
+    announced = [row for row in outbox if row.announced]
     known = Ticket(state.run, WHOLE_RUN, tier, "", seq, trace=trace, at=now, tenant=state.admitted.tenant)
-    await _queue(context, [changed(known, step=row.step, driver=row.driver, version=row.version) for row in rung])
+    await _queue(context, [changed(known, step=row.step, driver=row.driver, version=row.version) for row in announced])
 
 
 async def offer_run(context: EngineContext, state: RunState) -> None:

@@ -51,7 +51,7 @@ class ConductorProbe:
         try:
             was_out = health.is_out(worker)
             alive = await self._answers(worker, seconds) or (not was_out and await self._answers(worker, seconds))
-            health.sounded(worker, alive=alive)
+            health.probed(worker, alive=alive)
             if not alive and not was_out:
                 self._out(worker.name)
         except Exception as bug:  # it must not end the watch over the others

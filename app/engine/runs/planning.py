@@ -248,7 +248,7 @@ class Planner:
         body = orjson.dumps(chosen.seen.to_json())
         ref = address(self._salt, body)
         left = {"usd": known.usd_left, "tokens": known.tokens_left, "seconds": seconds}
-        return _decision(chosen, ref, left, _told(self._policy.embedder, sight)), [(ref, body)]
+        return _decision(chosen, ref, left, _embedder_facts(self._policy.embedder, sight)), [(ref, body)]
 
     def _may_ask(self, state: RunState) -> bool:
         """True if the tier's model may plan for this run: it reads the whole task (D6), and should be healthy."""
@@ -597,7 +597,7 @@ def _served(worker: Worker, version: str, within: float) -> Worker:
     return replace(served, deadlines=worker.deadlines.within(within, live=False, spare=False))
 
 
-def _told(embedder: str | None, sight: Sight) -> Mapping[str, str]:
+def _embedder_facts(embedder: str | None, sight: Sight) -> Mapping[str, str]:
     """The facts that the journal keeps of an embedder."""
     if embedder is None:
         return {}

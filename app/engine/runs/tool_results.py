@@ -155,9 +155,9 @@ def _check_labels(
         read = reading_of(state, n, pool) | Reading(labels_of(messages), frozenset({TOOL}))
         reasons = {worker.name: exclusion(worker, read) for worker in pool}
         if all(reasons.values()):
-            told = "; ".join(f"{name}: {reason}" for name, reason in sorted(reasons.items()))
+            listed = "; ".join(f"{name}: {reason}" for name, reason in sorted(reasons.items()))
             raise InvalidRequest(
-                f"No worker of this run may read these tool results. {told[:2000]}",
+                f"No worker of this run may read these tool results. {listed[:2000]}",
                 param="messages",
                 code="no_eligible_worker",
             )

@@ -179,9 +179,9 @@ class Events:
         usage = {name: value for name, value in usage_of(ended.bill).items() if name != "service_tier"}
         last = _event("message_delta", delta=delta, usage=usage, baton=extension(ended))
         if ended.state.state == "awaiting_approval":
-            told = self._start("text", {"type": "text", "text": ""})
-            told += self._delta({"type": "text_delta", "text": words_of(ended)}) + self._stop()
-            return told + last + _event("message_stop")
+            block = self._start("text", {"type": "text", "text": ""})
+            block += self._delta({"type": "text_delta", "text": words_of(ended)}) + self._stop()
+            return block + last + _event("message_stop")
         behind = position.end_of(ended.state).number
         border = self._stop() if behind + position.FINISH > self._after else b""
         finish = self._numbered(behind + position.FINISH, last)

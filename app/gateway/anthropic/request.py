@@ -173,9 +173,9 @@ def _checked(model: type[Read], given: dict[str, Any]) -> Read:
 def task_of(asked: TokenCountRequest) -> Task:
     """The conversation, the tools and the form of the answer; how to decode is not in it."""
     system = asked.system if isinstance(asked.system, str) else [block.text for block in asked.system or ()]
-    told = (Text(system),) if isinstance(system, str) else tuple(map(Text, system))
+    parts = (Text(system),) if isinstance(system, str) else tuple(map(Text, system))
     marked = labels_on(*asked.system) if isinstance(asked.system, list) else frozenset()
-    first = _spoken("system", told, marked)
+    first = _spoken("system", parts, marked)
     messages = (message for place, turn in enumerate(asked.messages) for message in _messages(turn, place))
     return Task(
         (*first, *messages),

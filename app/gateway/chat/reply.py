@@ -160,7 +160,7 @@ def completion(ended: TurnEnd) -> bytes:
         message |= {"content": None, "refusal": ended.answer}
     choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": ended.finish or "stop"}
     if ended.logprobs is not None:
-        choice["logprobs"] = _told(ended.logprobs, ended.refusal)
+        choice["logprobs"] = _logprobs(ended.logprobs, ended.refusal)
     return orjson.dumps(
         {
             "id": completion_id(state),
@@ -176,7 +176,7 @@ def completion(ended: TurnEnd) -> bytes:
     )
 
 
-def _told(logprobs: Sequence[Decoded], refusal: bool) -> dict[str, Any]:
+def _logprobs(logprobs: Sequence[Decoded], refusal: bool) -> dict[str, Any]:
     return {"content": None, "refusal": logprobs} if refusal else {"content": logprobs, "refusal": None}
 
 
@@ -221,9 +221,9 @@ class Chunks:
         calls = b"".join(map(self._called, said.calls))
         if calls and not said.text:
             return calls
-        told = orjson.dumps(_told(said.logprobs, said.refusal)) if said.logprobs else b"null"
+        logprobs = orjson.dumps(_logprobs(said.logprobs, said.refusal)) if said.logprobs else b"null"
         head = self._refused if said.refusal else self._said
-        words = head + orjson.dumps(said.text) + b'},"logprobs":' + told + self._said_end
+        words = head + orjson.dumps(said.text) + b'},"logprobs":' + logprobs + self._said_end
         return b"id: %d\n" % said.at + words + calls
 
     def _called(self, more: ToolDelta) -> bytes:
@@ -260,8 +260,8 @@ class Chunks:
         """The chunk with the finish reason, the usage chunk if asked for, and the terminal marker. While a plan waits
         for an approval none of them has a number: the stream goes on behind the same event once it is approved."""
         if ended.state.state == "awaiting_approval":
-            told = self._chunk({"content": words_of(ended)}, None, b"")
-            return told + self._chunk({}, "stop", _baton(extension(ended))) + b"data: [DONE]\n\n"
+            chunk = self._chunk({"content": words_of(ended)}, None, b"")
+            return chunk + self._chunk({}, "stop", _baton(extension(ended))) + b"data: [DONE]\n\n"
         late = [at for at, pieces in self._written.items() if pieces is not None and at < len(ended.calls)]
         texts = b"".join(self._tell(at, custom_tools.text_of(ended.calls[at].arguments)) for at in late)
         finish = self._chunk({}, ended.finish or "stop", _baton(extension(ended)))

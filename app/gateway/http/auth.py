@@ -150,11 +150,11 @@ class Keys:
     async def _look_up(self, mark: bytes, public: str, secret: str) -> KeyRow | None:
         """The row of a key if its secret is right: one lookup, however many requests bring it meanwhile."""
         while (asked := self._asked.get(mark)) is not None:
-            told = await asyncio.shield(asked)
-            if isinstance(told, BatonError):
-                raise told
-            if told != LEFT:
-                return told
+            outcome = await asyncio.shield(asked)
+            if isinstance(outcome, BatonError):
+                raise outcome
+            if outcome != LEFT:
+                return outcome
         if len(self._asked) >= LOOKUPS:
             raise Overloaded(retry_after=1.0)
         self._asked[mark] = asked = asyncio.get_running_loop().create_future()

@@ -184,17 +184,17 @@ class EventStream(Response):
     def _frames(self, batch: Sequence[CallerMessage]) -> bytes:
         wire = self._wire
         frames: list[bytes] = []
-        for told in batch:
-            if isinstance(told, AnswerPart):
+        for message in batch:
+            if isinstance(message, AnswerPart):
                 self._note_first_text()
-                frames.append(wire.said(told))
-            elif isinstance(told, StepEvent):
-                frames.append(wire.noted(told))
+                frames.append(wire.said(message))
+            elif isinstance(message, StepEvent):
+                frames.append(wire.noted(message))
             else:
-                self._ended = told
-                self._log.end(self._driven, told)
+                self._ended = message
+                self._log.end(self._driven, message)
                 self._permit.release()  # before the caller can know that there is room for another request
-                frames.append(self._last(told))
+                frames.append(self._last(message))
         return b"".join(frames)
 
     def _note_first_text(self) -> None:

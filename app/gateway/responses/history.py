@@ -39,15 +39,15 @@ async def subject(store: ContentReads, state: RunState) -> Subject:
     return Subject(state, task, asked)
 
 
-async def conversation(store: ContentReads, told: StoredResponse) -> tuple[Message, ...]:
+async def conversation(store: ContentReads, stored: StoredResponse) -> tuple[Message, ...]:
     """The visible messages up to the end of a response: without its instructions, which are not carried over."""
-    state, task = told.subject.state, told.subject.task
-    messages = list(task.messages[1:] if told.subject.instructions is not None else task.messages)
+    state, task = stored.subject.state, stored.subject.task
+    messages = list(task.messages[1:] if stored.subject.instructions is not None else task.messages)
     for turn in range(state.turn.number):
         messages += await exchanged(store, state, turn)
-    if told.ended is not None and (told.ended.answer or told.ended.calls):
-        parts = (Text(told.ended.answer),) if told.ended.answer else ()
-        messages.append(Message("assistant", parts, calls=told.ended.calls))
+    if stored.ended is not None and (stored.ended.answer or stored.ended.calls):
+        parts = (Text(stored.ended.answer),) if stored.ended.answer else ()
+        messages.append(Message("assistant", parts, calls=stored.ended.calls))
     return tuple(messages)
 
 

@@ -276,8 +276,8 @@ def _searched(item: SearchCallItem | SearchOutputItem) -> Iterator[Message]:
         call = ToolCall(item.call_id, tool_search.NAME, tool_search.arguments_of(item.arguments))
         yield Message("assistant", (), calls=(call,))
     else:
-        told = tool_search.outcome(names_of(item.tools))
-        yield Message("tool", (Text(told),), call_id=item.call_id)
+        outcome = tool_search.outcome(names_of(item.tools))
+        yield Message("tool", (Text(outcome),), call_id=item.call_id)
 
 
 def loaded(items: Iterable[AnyItem]) -> Iterator[Tool]:

@@ -59,12 +59,12 @@ def message_item(name: str, message: Message) -> dict[str, Any]:
 
 def _output(of: Subject, name: str, message: Message, kind: Kind) -> dict[str, Any]:
     """The result of a call as an item; of a search, with the tools that it was the first to offer."""
-    told = {"call_id": message.call_id, "status": "completed"}
+    fields = {"call_id": message.call_id, "status": "completed"}
     if kind == "search":
         found = spelled(tool for tool in of.asked.toolbox.tools if loaded_by(tool) == message.call_id)
-        return {"id": f"tso_{name}", "type": "tool_search_output", **told, "execution": "client", "tools": found}
+        return {"id": f"tso_{name}", "type": "tool_search_output", **fields, "execution": "client", "tools": found}
     prefix, type_ = ("ctco", "custom_tool_call_output") if kind == "custom" else ("fco", "function_call_output")
-    return {"id": f"{prefix}_{name}", "type": type_, **told, "output": message.text}
+    return {"id": f"{prefix}_{name}", "type": type_, **fields, "output": message.text}
 
 
 def _part(part: Any, role: str) -> dict[str, Any]:

@@ -51,11 +51,11 @@ async def _named(store: TenantStore, name: str, place: int, found: dict[str, Sto
         response = await _caller(store, call) if call is not None else name.replace("msg_", "resp_", 1)
         if response not in found:
             found[response] = await look(response)
-        told, labels = found[response].ended, PartOptions.model_construct(labels=sorted(found[response].labels))
-        if told is not None and call is None and told.answer:
-            part = OutputText(type="output_text", text=told.answer)
+        ended, labels = found[response].ended, PartOptions.model_construct(labels=sorted(found[response].labels))
+        if ended is not None and call is None and ended.answer:
+            part = OutputText(type="output_text", text=ended.answer)
             return MessageItem(type="message", role="assistant", content=[part], baton=labels)
-        for one in told.calls if told is not None else ():
+        for one in ended.calls if ended is not None else ():
             if one.id == call:
                 again = _again(name, one, searched(found[response].subject.asked.toolbox, one, ()))
                 return again.model_copy(update={"baton": labels}) if isinstance(again, CallItem) else again

@@ -200,8 +200,8 @@ def _bare(one: Mapping[str, Any]) -> dict[str, Any]:
 def _error(ended: TurnEnd | None) -> dict[str, Any] | None:
     if ended is None or ended.error is None or ended.state.state == "cancelled":
         return None
-    told = fault.describe(ended.error)["error"]
-    return {"code": _code(ended.error), "message": told["message"]}
+    fault_body = fault.describe(ended.error)["error"]
+    return {"code": _code(ended.error), "message": fault_body["message"]}
 
 
 def _code(error: BatonError) -> str:
@@ -276,8 +276,8 @@ class Events:
         approved."""
         if ended.state.state == "awaiting_approval":
             place, response = max(self._after, IN_PROGRESS), document(self._of_end(ended), ended)
-            told = {"type": "response.queued", "sequence_number": place, "response": response}
-            return b"event: response.queued\ndata: %s\n\n" % orjson.dumps(told)
+            queued = {"type": "response.queued", "sequence_number": place, "response": response}
+            return b"event: response.queued\ndata: %s\n\n" % orjson.dumps(queued)
         frames, body = b"", document(self._of_end(ended), ended)
         if not self._spoken and not ended.calls:
             frames += self._begin_message()
@@ -291,8 +291,8 @@ class Events:
         """The end of a run that failed, or of a stream that is broken."""
         if ended.state.ended and ended.state.state != "succeeded":
             return self._event("response.failed", self._at + 1, response=document(self._of_end(ended), ended))
-        told = fault.describe(error)["error"]  # the stream alone is broken: it can be resumed
-        body = told | {"type": "error", "sequence_number": self._base + self._at}
+        fault_body = fault.describe(error)["error"]  # the stream alone is broken: it can be resumed
+        body = fault_body | {"type": "error", "sequence_number": self._base + self._at}
         return b"event: error\ndata: %s\n\n" % orjson.dumps(body)
 
     def _of_end(self, ended: TurnEnd) -> Subject:
@@ -309,9 +309,9 @@ class Events:
 
     def _more_text(self, said: AnswerPart) -> bytes:
         frames = b"" if self._spoken else self._begin_message()
-        told = max(self._after - self._base - TEXT - len(self._text), 0)
+        sent = max(self._after - self._base - TEXT - len(self._text), 0)
         self._text += said.text
-        kind, at, delta = self._kind(), TEXT + len(self._text), said.text[told:]
+        kind, at, delta = self._kind(), TEXT + len(self._text), said.text[sent:]
         fields = {} if self._refused else {"logprobs": _streamed(said.logprobs)}
         return frames + self._event(f"response.{kind}.delta", at, **self._place(), delta=delta, **fields)
 
@@ -353,13 +353,13 @@ class Events:
 
     def _more_arguments(self, text: str) -> bytes:
         call, box = self._calls[-1], self._of.asked.toolbox
-        told = max(self._after - self._base - self._at, 0)
+        sent = max(self._after - self._base - self._at, 0)
         self._calls[-1] = call = replace(call, arguments=call.arguments + text)
         if kind_of(box, call.name) != "function":  # a text inside JSON is sent when it is whole
             self._at += len(text)
             return b""
         place = {"item_id": item_id(box, call), "output_index": self._index}
-        return self._event("response.function_call_arguments.delta", self._at + len(text), **place, delta=text[told:])
+        return self._event("response.function_call_arguments.delta", self._at + len(text), **place, delta=text[sent:])
 
     def _end_call(self) -> bytes:
         call, self._open_call = self._calls[-1], False
@@ -372,8 +372,8 @@ class Events:
             done = self._event(f"{custom}.delta", self._at, **place, delta=item["input"])
             done += self._event(f"{custom}.done", self._at + 1, **place, input=item["input"])
         elif kind == "function":
-            told = {"arguments": call.arguments, "name": item["name"]}
-            done = self._event("response.function_call_arguments.done", self._at + 1, **place, **told)
+            fields = {"arguments": call.arguments, "name": item["name"]}
+            done = self._event("response.function_call_arguments.done", self._at + 1, **place, **fields)
         return done + self._event("response.output_item.done", self._at + 1, output_index=self._index, item=item)
 
     def _event(self, kind: str, number: int, **fields: object) -> bytes:

@@ -169,14 +169,14 @@ def task_of(request: ResponsesRequest, before: tuple[Message, ...], loaded_befor
     first = (Message("developer", (Text(request.instructions),)),) if request.instructions else ()
     sampling = Sampling(request.temperature, request.top_p, max_tokens=request.max_output_tokens)
     on_offer = (*loaded_before, *loaded(request.input if not isinstance(request.input, str) else ()))
-    told = bool(request.top_logprobs) or "message.output_text.logprobs" in request.include
+    wants_logprobs = bool(request.top_logprobs) or "message.output_text.logprobs" in request.include
     return Task(
         (*first, *paired((*before, *given(request)))),
         sampling,
         request.user,
         request.metadata,
         toolbox=toolbox_of(request.tools, request.tool_choice, request.parallel_tool_calls, on_offer),
-        logprobs=(request.top_logprobs or 0) if told else None,
+        logprobs=(request.top_logprobs or 0) if wants_logprobs else None,
         form=_form(request),
         echoed=_echoed(request),
     )

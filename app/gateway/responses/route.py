@@ -199,15 +199,15 @@ def _reads(router: APIRouter, context: GatewayContext, keys: Keys, idempotency: 
         response: ResponseId, options: Annotated[query.ResponseOptions, Query()], caller: reader, request: Request
     ) -> Response:
         """As it stands, or its whole stream again. `Last-Event-ID` counts before `starting_after`."""
-        told = await _stored(context, response, caller)
+        found = await _stored(context, response, caller)
         if not options.stream:
-            return _json(reply.whole(told.subject, told.ended))
+            return _json(reply.whole(found.subject, found.ended))
         after = last_event(request)
         after = options.starting_after if after is None else after
-        _check(told.subject.state, after)
-        state = told.subject.state
+        _check(found.subject.state, after)
+        state = found.subject.state
         begun = await idempotency.follow(request, caller, state.run, None, turn=state.turn.number)
-        return EventStream(context, begun.driven, reply.Events(told.subject, after), begun.permit, begun.seconds)
+        return EventStream(context, begun.driven, reply.Events(found.subject, after), begun.permit, begun.seconds)
 
     @router.get(
         "/{response}/input_items",
@@ -217,13 +217,13 @@ def _reads(router: APIRouter, context: GatewayContext, keys: Keys, idempotency: 
         responses=operations.replies(*operations.READING),
     )
     async def list_response_input_items(
-        told: Annotated[StoredResponse, Depends(stored)],
+        found: Annotated[StoredResponse, Depends(stored)],
         filters: Annotated[query.ItemFilters, Query()],
         caller: reader,
     ) -> Response:
         """Newest first, unless `order=asc`."""
         store = context.store.of_tenant(caller.tenant)
-        return _json(orjson.dumps(await items.page(store, told.subject, filters)))
+        return _json(orjson.dumps(await items.page(store, found.subject, filters)))
 
 
 def _ends(router: APIRouter, context: GatewayContext, keys: Keys, idempotency: Idempotency) -> None:
@@ -249,11 +249,11 @@ def _ends(router: APIRouter, context: GatewayContext, keys: Keys, idempotency: I
         """
 
         async def stopped() -> Response:
-            told = await _stored(context, response, caller)
-            if not told.subject.state.turn.wire.get("background"):
+            found = await _stored(context, response, caller)
+            if not found.subject.state.turn.wire.get("background"):
                 raise InvalidRequest(SYNCHRONOUS)
             store = context.store.of_tenant(caller.tenant)
-            row = await store.run(told.subject.state.run)
+            row = await store.run(found.subject.state.run)
             await cancel.stop(store, context.queue, row, context.now())
             return _json(await _present(context, response, caller))
 
@@ -268,9 +268,9 @@ def _ends(router: APIRouter, context: GatewayContext, keys: Keys, idempotency: I
     )
     async def delete_response(response: ResponseId, caller: writer) -> Response:
         """Its run is cancelled if it goes on; the journal keeps what is no content. A legal hold forbids it (409)."""
-        told, _ = await _of_tenant(context, response, caller)  # whoever may erase a run may delete its response
+        found, _ = await _of_tenant(context, response, caller)  # whoever may erase a run may delete its response
         store = context.store.of_tenant(caller.tenant)
-        row = await store.run(told.subject.state.run)
+        row = await store.run(found.subject.state.run)
         await cancel.stop_with_copies(store, context.queue, row, context.now())
         if not await store.erase(row.id):  # it was pruned just now
             raise NotFound(GONE)
@@ -355,11 +355,11 @@ async def _resolved(context: GatewayContext, asked: ResponsesRequest, caller: Ca
 async def _stored(context: GatewayContext, response: str, caller: Caller) -> StoredResponse:
     """A response that this caller may read: one that its key began, or with `audit:read` any of its tenant's.
     `NotFound`."""
-    told, row = await _of_tenant(context, response, caller)
+    found, row = await _of_tenant(context, response, caller)
     if row.key != caller.key.id and not caller.may("audit:read"):
         raise NotFound(GONE)
     await reads.note_foreign(context, caller, row, "response")
-    return told
+    return found
 
 
 async def _of_tenant(context: GatewayContext, response: str, caller: Caller) -> tuple[StoredResponse, RunRow]:
@@ -385,8 +385,8 @@ async def _of_tenant(context: GatewayContext, response: str, caller: Caller) -> 
 
 
 async def _present(context: GatewayContext, response: str, caller: Caller) -> bytes:
-    told = await _stored(context, response, caller)
-    return reply.whole(told.subject, told.ended)
+    found = await _stored(context, response, caller)
+    return reply.whole(found.subject, found.ended)
 
 
 async def _before(context: GatewayContext, asked: ResponsesRequest, caller: Caller) -> StoredResponse | None:
@@ -395,19 +395,19 @@ async def _before(context: GatewayContext, asked: ResponsesRequest, caller: Call
     if previous is None:
         return None
     try:
-        told = await _stored(context, previous, caller)
+        found = await _stored(context, previous, caller)
     except NotFound:
         raise InvalidRequest(
             "There is no previous response of that id; send the whole conversation as input instead.",
             param="previous_response_id",
             code="previous_response_not_found",
         ) from None
-    if told.ended is None or told.ended.state.state == "awaiting_approval":
+    if found.ended is None or found.ended.state.state == "awaiting_approval":
         raise Conflict(
             "The previous response is not complete yet; retrieve it until it is.", param="previous_response_id"
         )
     store = context.store.of_tenant(caller.tenant)
-    return replace(told, messages=await conversation(store, told))
+    return replace(found, messages=await conversation(store, found))
 
 
 def _from_the_start(_after: int) -> Position:

@@ -84,9 +84,14 @@ def is_hidden(tool: Tool) -> bool:
 
 def hosted(tool: Tool, call_id: str, spelled: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """A search that has found a tool for a call, and its output, as items; `spelled` is the tool as the caller does."""
-    told = {"status": "completed", "execution": "server", "call_id": None}
-    called = {"id": f"tsc_{call_id}", "type": "tool_search_call", **told, "arguments": {"paths": [_surface(tool)[0]]}}
-    return [called, {"id": f"tso_{call_id}", "type": "tool_search_output", **told, "tools": spelled}]
+    completed = {"status": "completed", "execution": "server", "call_id": None}
+    called = {
+        "id": f"tsc_{call_id}",
+        "type": "tool_search_call",
+        **completed,
+        "arguments": {"paths": [_surface(tool)[0]]},
+    }
+    return [called, {"id": f"tso_{call_id}", "type": "tool_search_output", **completed, "tools": spelled}]
 
 
 def begun(item: Mapping[str, Any]) -> dict[str, Any]:
@@ -104,9 +109,9 @@ def as_function(search: ToolSearch, deferred: Sequence[Tool]) -> Tool:
     """A search by the caller's side. Unless the request says what it takes, it takes names, as OpenAI's does."""
     known = dict(_surface(tool) for tool in deferred)
     listed = "".join(f"\n- {name}: {about[:SHOWN]}" for name, about in known.items())
-    told = (search.description or OFFERS) + (f"\n\nIt can find:{listed}" if listed else "")
+    description = (search.description or OFFERS) + (f"\n\nIt can find:{listed}" if listed else "")
     spelled = search.model_dump(exclude_none=True)
-    return Tool(NAME, told, search.parameters or _paths(list(known)), spelling={"search": spelled})
+    return Tool(NAME, description, search.parameters or _paths(list(known)), spelling={"search": spelled})
 
 
 def _surface(tool: Tool) -> tuple[str, str]:

@@ -218,9 +218,9 @@ def functions(asked: Iterable[AnyTool], param: str) -> Iterator[Tool]:
             about = {"namespace": tool.name, "about": tool.description}
             for at, one in enumerate(tool.tools):
                 made = _function(one, f"{param}[{place}].tools[{at}]")
-                told = "\n\n".join(filter(None, (tool.description, made.description)))
+                description = "\n\n".join(filter(None, (tool.description, made.description)))
                 spelling = {"name": one.name, **about, "said": made.description, **(made.spelling or {})}
-                yield replace(made, name=flat(tool.name, one.name), description=told, spelling=spelling)
+                yield replace(made, name=flat(tool.name, one.name), description=description, spelling=spelling)
         elif isinstance(tool, ToolSearch):
             _checked(tool.parameters, f"{param}[{place}]")
         elif not isinstance(tool, WebSearch):
@@ -264,17 +264,17 @@ def described(toolbox: Toolbox) -> list[dict[str, Any]]:
 
 def spelled(tools: Iterable[Tool]) -> list[dict[str, Any]]:
     """Tools as the caller knows them."""
-    told: list[dict[str, Any]] = []
+    shown: list[dict[str, Any]] = []
     for tool in tools:
         spelling = tool.spelling or {}
         if "namespace" not in spelling:
-            told.append(_described(tool))
+            shown.append(_described(tool))
             continue
         head = {"type": "namespace", "name": spelling["namespace"], "description": spelling["about"] or ""}
-        if not told or told[-1].get("type") != "namespace" or told[-1]["name"] != head["name"]:
-            told.append(head | {"tools": []})
-        told[-1]["tools"].append(_described(tool))
-    return told
+        if not shown or shown[-1].get("type") != "namespace" or shown[-1]["name"] != head["name"]:
+            shown.append(head | {"tools": []})
+        shown[-1]["tools"].append(_described(tool))
+    return shown
 
 
 def _described(tool: Tool) -> dict[str, Any]:

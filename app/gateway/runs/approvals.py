@@ -286,8 +286,8 @@ def _plan(state: RunState, proposal: Proposal, by: str, texts: Mapping[str, byte
 def _step(step: StepState, texts: Mapping[str, bytes]) -> dict[str, Any]:
     """A step; `instruction` is empty where the conversation itself is the instruction, and null where it is not shown
     or was erased."""
-    told = texts.get(step.subtask)
-    instruction = told.decode() if told is not None else None
+    text = texts.get(step.subtask)
+    instruction = text.decode() if text is not None else None
     return {
         "n": step.n,
         "worker": step.worker,

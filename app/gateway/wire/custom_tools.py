@@ -26,8 +26,8 @@ def as_function(
 ) -> Tool:
     """The function that stands for a tool; `spelled` is its format as the request has it, `grammar` what that asks."""
     rules = f" It must follow this {grammar[0]} grammar:\n{grammar[1]}" if grammar is not None else ""
-    told = f"{description}\n\nThe text `input` is passed on as it is.{rules}".strip()
-    return Tool(name, told, PARAMETERS, spelling={"name": name, "said": description, "format": spelled})
+    described = f"{description}\n\nThe text `input` is passed on as it is.{rules}".strip()
+    return Tool(name, described, PARAMETERS, spelling={"name": name, "said": description, "format": spelled})
 
 
 def is_custom(tool: Tool) -> bool:

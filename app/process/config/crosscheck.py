@@ -173,8 +173,8 @@ def _labels(name: str, worker: WorkerEntry) -> Iterator[Fault]:
     """Yield labels that a worker cannot be cleared for, or cannot take away because it may not read them."""
     for label in sorted(SOURCES.intersection(worker.clearance)):
         yield ("workers", name, "clearance"), f"has {label}, which Baton sets itself; write a rule that names it"
-    told = {f"region:{worker.region}", f"retention:{worker.retention}"}
-    for label in sorted(set(worker.declassifies) - set(worker.clearance) - told):
+    implied = {f"region:{worker.region}", f"retention:{worker.retention}"}
+    for label in sorted(set(worker.declassifies) - set(worker.clearance) - implied):
         yield ("workers", name, "declassifies"), f"has {label}, for which the worker is not cleared; add a clearance"
 
 

@@ -95,8 +95,8 @@ class Vector:
         if len(found) != 1:
             raise malformed(self._who, f"{len(found)} vectors for one text")
         pieces.append(Words(orjson.dumps(self._sketch(found[0].get("embedding"))).decode()))
-        told = inner(document.get("usage"), self._who)
-        self._end = End("stop", usage(told.get("prompt_tokens"), 0), label(document.get("model")))
+        counts = inner(document.get("usage"), self._who)
+        self._end = End("stop", usage(counts.get("prompt_tokens"), 0), label(document.get("model")))
 
     def _sketch(self, vector: object) -> list[float]:
         if not isinstance(vector, list) or len(vector) != self._dimensions:

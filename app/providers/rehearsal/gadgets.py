@@ -60,7 +60,7 @@ def wishes(toolbox: Toolbox, messages: Sequence[Message], answer: Callable[[], s
     return found[: MOST if toolbox.parallel else 1]
 
 
-def told(messages: Sequence[Message]) -> str | None:
+def latest_results(messages: Sequence[Message]) -> str | None:
     """The answer that the last tools have given; None if none were called just now."""
     results = []
     for message in reversed(messages):

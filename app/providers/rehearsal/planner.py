@@ -191,5 +191,5 @@ def _limit(around: str, schema: Mapping[str, Any] | None) -> int:
     steps = (schema or {}).get("properties", {}).get("steps", {})
     if isinstance(most := steps.get("maxItems"), int):
         return most
-    told = re.search(r"\b1 to (\d{1,2}) steps", around)
-    return int(told.group(1)) if told else 5
+    bound = re.search(r"\b1 to (\d{1,2}) steps", around)
+    return int(bound.group(1)) if bound else 5

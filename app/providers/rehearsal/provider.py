@@ -114,7 +114,7 @@ class RehearsalProvider:
             if choices is not None:
                 tokens = TOKEN.findall(planner.to_text(choices, schema))
                 return tokens, _places(tokens, choices)
-        found = gadgets.told(messages)
+        found = gadgets.latest_results(messages)
         text = self._said(call, messages) if found is None else f"The answer is {found}."
         if schema == ANY_OBJECT:
             text = final(text) or text  # most programs that ask so want a value, and not a sentence

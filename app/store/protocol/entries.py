@@ -62,7 +62,7 @@ class Outbox:
     tier: str
     driver: str
     version: int = 0
-    rung: bool = True
+    announced: bool = True
     """False if the writer is not going to announce the ticket. It is then overdue at once."""
     holder: str = ""
     """The dispatcher that takes the ticket in the very entry that writes it, until `until`. `Conflict` if the step

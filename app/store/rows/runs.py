@@ -253,8 +253,8 @@ def announce(conn: Connection, now: float, grace: float, limit: int) -> tuple[Du
     found = conn.execute(overdue(now, grace, limit).with_for_update(skip_locked=True, of=TICKETS))
     tickets = tuple([Due(*row) for row in found])
     if tickets:
-        rung = tuple_(TICKETS.c.run, TICKETS.c.step).in_([(ticket.run, ticket.step) for ticket in tickets])
-        conn.execute(update(TICKETS).where(rung).values(rung_at=now))
+        notified = tuple_(TICKETS.c.run, TICKETS.c.step).in_([(ticket.run, ticket.step) for ticket in tickets])
+        conn.execute(update(TICKETS).where(notified).values(rung_at=now))
     return tickets
 
 

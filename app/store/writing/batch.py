@@ -449,7 +449,7 @@ class RowBatch:
             ticket = self._tickets.get(place)
             if ticket is None or ticket.gone:
                 stored = ticket is not None and ticket.stored
-                rung_at = entry.at if outbox.rung else entry.at - LONG_AGO
+                rung_at = entry.at if outbox.announced else entry.at - LONG_AGO
                 ticket = _Ticket(
                     *place, outbox.tier, outbox.driver, outbox.version, 0, None, entry.at, rung_at, stored=stored
                 )
