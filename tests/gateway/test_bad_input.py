@@ -443,6 +443,13 @@ async def test_a_bomb_is_refused_before_it_is_unpacked() -> None:
     assert most < 4 << 20
 
 
+async def test_one_string_may_have_half_as_many_characters_as_a_body() -> None:
+    gateway = GatewayStandIn(bounds=Bounds(body=4_096))
+    key = gateway.add_key()
+    for length, said in ((2_048, "Missing required parameter"), (2_049, "more than 2,048 characters")):
+        assert said in check(await send(gateway, key, json.dumps({"user": "x" * length}).encode()), 400)["message"]
+
+
 async def test_unpacked_bytes_count_with_those_that_arrive() -> None:
     gateway = GatewayStandIn(bounds=Bounds(body=1 << 16, together=1 << 16))
     body = gzip.compress(b'{"user":"' + b"a" * ((1 << 16) - 20) + b'"}')

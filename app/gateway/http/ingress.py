@@ -85,13 +85,17 @@ class Bounds:
     depth: int = 32
     nodes: int = 50_000
     """Values and keys together."""
-    text: int = 4 << 20
     key: int = 256
     keys: int = 1_000
     """In one object."""
     together: int = 64 << 20
     """Bytes of all bodies that arrive at the same time; one alone may always have `body`."""
     arriving: Arriving = field(default_factory=Arriving, compare=False)
+
+    @property
+    def text(self) -> int:
+        """The most characters of one string, such as an image as a `data:` URL."""
+        return self.body // 2
 
 
 async def read_json(request: Request, bounds: Bounds) -> dict[str, object]:
@@ -296,7 +300,7 @@ def _walk(root: object, bounds: Bounds, *, nul: bool) -> tuple[int, int]:
         for value in level:
             if type(value) is str:
                 if len(value) > longest or (nul and "\x00" in value):
-                    raise _bad_text(value)
+                    raise _bad_text(value, longest)
                 colons += value.count(":")
             elif type(value) is dict:
                 objects.append(value)
@@ -318,15 +322,23 @@ def _names(objects: list[dict[str, object]], bounds: Bounds, nul: bool) -> list[
         raise _too_many()
     names = [name for value in objects for name in value]
     if max(map(len, names), default=0) > bounds.key:
-        raise _bad_text("")
+        raise _too_long("key", bounds.key)
     if nul and any("\x00" in name for name in names):
-        raise _bad_text("\x00")
+        raise _has_nul()
     return names
 
 
-def _bad_text(text: str) -> InvalidRequest:
-    fault = "The body holds a NUL character." if "\x00" in text else "A string in the body is too long."
-    return InvalidRequest(fault, code="invalid_json")
+def _bad_text(text: str, longest: int) -> InvalidRequest:
+    return _has_nul() if "\x00" in text else _too_long("string", longest)
+
+
+def _has_nul() -> InvalidRequest:
+    return InvalidRequest("The body holds a NUL character.", code="invalid_json")
+
+
+def _too_long(what: str, longest: int) -> InvalidRequest:
+    message = f"A {what} in the body has more than {longest:,} characters, which is the most that this service reads."
+    return InvalidRequest(message, code="invalid_json")
 
 
 class Direct(APIRoute):
