@@ -80,7 +80,8 @@ async def test_bodies_that_arrive_together_are_bounded_together() -> None:
     going_on, half_sent = asyncio.Event(), []
 
     async def slow() -> AsyncIterator[bytes]:
-        yield b'{"model": "mini", "messages": [{"role": "user", "content": "' + b"x" * 400_000
+        yield b'{"model": "mini", "messages": [{"role": "user", "content": "' + b"x" * 200_000
+        yield b'"}, {"role": "user", "content": "' + b"x" * 200_000
         half_sent.append(True)
         await going_on.wait()
         yield b'"}]}'
