@@ -78,8 +78,13 @@ async def test_a_hold_is_settled_by_its_outcome(store: Store) -> None:
     await begin(store, "run")
     await store.append(intend("run", "a", 600))
     assert await figures(store) == [(600, 0, 0)]
+    await store.set_budget(replace(DAILY, usd=100))
+    with pytest.raises(BudgetExhausted) as refused:
+        await store.append(intend("run", "too much", 1))
+    assert refused.value.left == -500, "less than is held already"
     await store.append(outcome("run", "a", 600, 250))
     assert await figures(store) == [(0, 250, 0)]
+    await store.set_budget(DAILY)
     await store.append(intend("run", "b", 750))
     await store.append(outcome("run", "b", 750, 750, "unknown"))
     assert await figures(store) == [(0, 1_000, 0)]
