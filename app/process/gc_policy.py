@@ -28,10 +28,15 @@ def settle() -> None:
 
 
 async def keep(busy: Callable[[], bool], stopping: asyncio.Event, pause: float = PAUSE) -> None:
-    """Collect whenever the process is idle and has made enough objects since the last time."""
+    """Collect whenever the process is idle and has made enough objects since the last time.
+
+    At the end nothing is exempt any more: the interpreter frees all modules when it exits, and DuckDB, which writes
+    Parquet, would report each of its types that is left.
+    """
     while not stopping.is_set():
         with suppress(TimeoutError):
             async with asyncio.timeout(pause):
                 await stopping.wait()
         if not busy() and gc.get_count()[0] >= WORTHWHILE:
             settle()
+    gc.unfreeze()

@@ -39,6 +39,7 @@ async def test_garbage_goes_when_there_is_nothing_to_do_and_not_before(settled: 
     del kept
     stopping.set()
     await keeping
+    assert gc.get_freeze_count() == 0, "the interpreter may free everything when it exits"
 
 
 async def test_an_idle_process_that_made_nothing_is_left_alone(settled: None, monkeypatch: pytest.MonkeyPatch) -> None:
