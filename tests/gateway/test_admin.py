@@ -19,6 +19,7 @@ from app.core.run.kinds import Kind
 from app.gateway.http.api_keys import KEY_FORMAT, mint
 from app.store.protocol import Entry, Projection
 from tests.conformance.entries import new_run
+from tests.conformance.test_store_budgets import begin, intend
 from tests.harness.administration import AdminStandIn, administration
 from tests.harness.stand_ins import CATALOG, PEPPER
 
@@ -275,6 +276,16 @@ async def test_the_key_of_a_budget_is_one_of_the_tenants_by_id_or_name(admin: Ad
         for unknown in ("theirs", "shops", key):
             assert await refused(client, "POST", "/budgets", json=wanted | {"name": unknown}) == (400, "invalid_value")
         assert len((await asked(client, "GET", "/budgets"))["data"]) == 2
+
+
+async def test_the_account_of_one_user_is_found_by_the_users_name(admin: AdminStandIn) -> None:
+    for user, usd in (("alice", 100), ("bob", 200)):
+        await begin(admin.store, f"run of {user}", user=user)
+        await admin.store.append(intend(f"run of {user}", "a", usd))
+    async with admin.client(await admin.add_key("boss")) as client:
+        for query, held in (("", [0.0002, 0.0001]), ("?of=bob", [0.0002]), ("?of=nobody", [])):
+            shown = await asked(client, "GET", f"/budgets/acme/user/*/day{query}")
+            assert [one["held"] for one in shown["windows"]] == held
 
 
 async def test_the_pool_and_its_rules_are_shown_and_a_file_is_compared(admin: AdminStandIn) -> None:

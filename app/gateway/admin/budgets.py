@@ -5,12 +5,12 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query
 
-from app.core.pool.budgets import EVERYBODY, Budget, faults
+from app.core.pool.budgets import EVERYBODY, Budget, account, faults
 from app.core.pool.catalog import MILLION
 from app.errors import Forbidden, InvalidRequest, NotFound
 from app.gateway.admin import replies
 from app.gateway.admin.context import AdminContext
-from app.gateway.admin.requests import BudgetFilters, BudgetRequest, read
+from app.gateway.admin.requests import AccountFilters, BudgetFilters, BudgetRequest, read
 from app.gateway.admin.responses import as_json, as_page
 from app.gateway.http.api_keys import Caller
 from app.gateway.http.auth import Keys
@@ -56,10 +56,11 @@ def _reads(router: APIRouter, context: AdminContext, keys: Keys) -> None:
         response_model=replies.BudgetInUse,
         responses=operations.replies(*operations.READING),
     )
-    async def get_budget(budget: BudgetId, caller: reader) -> Any:
-        """The budget with the latest periods of its accounts."""
+    async def get_budget(budget: BudgetId, filters: Annotated[AccountFilters, Query()], caller: reader) -> Any:
+        """The budget with the latest periods of its accounts, or of one account."""
         found = await _visible(context, caller, budget)
-        windows = await context.gateway.store.budget_use(found.id, WINDOWS)
+        of = account(found, filters.of) if filters.of is not None else None
+        windows = await context.gateway.store.budget_use(found.id, WINDOWS, of)
         shown = [asdict(one) for one in windows]
         for one in shown:
             one |= {name: one[name] / MILLION for name in ("held", "spent", "overrun")}

@@ -187,6 +187,13 @@ class BudgetFilters(Parameters):
     """`next` of the page before."""
 
 
+class AccountFilters(Parameters):
+    """The account of a budget that is shown."""
+
+    of: Text | None = None
+    """The account of this key (by its id), user or team; of a budget of everybody (`*`) each has its own."""
+
+
 class HoldFilters(Parameters):
     """The filters of a list of legal holds."""
 
