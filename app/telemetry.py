@@ -66,6 +66,10 @@ COUNTERS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "baton_swept_total": ("Tickets sent again or found in the outbox, and runs taken over or handed over.", ("kind",)),
     "baton_probes_total": ("One-token requests that check whether a conductor answers.", ("worker", "outcome")),
     "baton_ejections_total": ("Ejections of workers, which are not called for a while.", ("worker", "reason")),
+    "baton_endpoint_ejections_total": (
+        "Ejections of endpoints of providers that have several.",
+        ("provider", "endpoint", "reason"),
+    ),
     "baton_retries_total": ("Attempts beyond a step's first, by the worker that was called.", ("worker", "kind")),
     "baton_retry_budget_exhausted_total": (
         "Attempts beyond a step's first that the retry budget did not allow.",
@@ -116,6 +120,10 @@ GAUGES: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "baton_messages_forged": ("Live messages dropped because their sender does not have this process's pepper.", ()),
     "baton_orphans_stranded": ("Runs without an owner that this process cannot take over.", ()),
     "baton_breaker_state": ("A worker's breaker: 0 closed, 1 half-open, 2 open (ejected).", ("worker",)),
+    "baton_endpoint_state": (
+        "The breaker of an endpoint, where a provider has several: 0 closed, 1 half-open, 2 open (ejected).",
+        ("provider", "endpoint"),
+    ),
     "baton_webhooks_pending": ("Webhooks of the whole service not yet delivered, counted up to 10,000.", ()),
     "baton_shadows_waiting": ("Runs that wait for their shadow.", ("tier",)),
     "baton_selector_ratings": ("Ratings that a tier's selector has learned from.", ("tier",)),
@@ -164,6 +172,8 @@ LOG_FIELDS = frozenset(
         "status",
         "origin",
         "reason",
+        "provider",
+        "endpoint",
     }
     | {"request", "address", "faults", "versions"}
     | {"code", "provider_request"}

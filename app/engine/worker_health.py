@@ -8,16 +8,17 @@ the journals of the runs that this process drives.
 import logging
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Final
 
 from app.core.pool import breaker
-from app.core.pool.breaker import NO_TIME, Breaker, Offer, Place, Verdict
+from app.core.pool.breaker import NO_TIME, Breaker, Offer, Place, State, Verdict
 from app.core.pool.catalog import Catalog, ProviderSpec, Worker
 from app.core.records import record
 from app.core.run.events import CallFinished
 from app.telemetry import Telemetry
 
-LEVELS: Mapping[str, int] = {"closed": 0, "half_open": 1, "open": 2}
+LEVELS: Mapping[State, int] = {"closed": 0, "half_open": 1, "open": 2}
 REMEMBERED = 4_096
 """Calls whose outcome has been counted, and may be received once more: from a journal, or by another driver of the
 run."""
@@ -31,6 +32,8 @@ TIMED, LATEST = 5, 16
 """Calls of a worker from which on its duration is known, and those that are remembered."""
 NEW: Final = Breaker()
 Key = tuple[str, str]
+Endpoint = tuple[str, str]
+"""A provider and the name of one of its endpoints."""
 
 
 @record(frozen=True, slots=True)
@@ -66,6 +69,7 @@ class Health:
         self._breakers: dict[Key, Breaker] = {}
         self._specs: Mapping[str, ProviderSpec] = {}
         self._workers: Mapping[str, Worker] = {}
+        self._endpoints: Collection[Endpoint] = ()
         self._counted: dict[str, None] = {}
         self._signs: dict[Key, float] = {}
         """The time of the last sign of life of each worker, in ticks."""
@@ -88,6 +92,20 @@ class Health:
         for worker in catalog.workers.values():
             self._telemetry.watch("baton_breaker_state", self._level(_key(worker)), worker.name)
 
+    def follow_endpoints(self, endpoints: Mapping[Endpoint, Callable[[], State]]) -> None:
+        """Show the breakers of the endpoints of all providers that have several, each of which gives its state."""
+        for endpoint in self._endpoints:
+            self._telemetry.unwatch("baton_endpoint_state", *endpoint)
+        for endpoint, state in endpoints.items():
+            self._telemetry.watch("baton_endpoint_state", partial(_level_of, state), *endpoint)
+        self._endpoints = tuple(endpoints)
+
+    def endpoint_ejected(self, provider: str, endpoint: str, reason: str) -> None:
+        """An endpoint has just been ejected; the provider's others are called instead."""
+        self._telemetry.count("baton_endpoint_ejections_total", provider, endpoint, reason)
+        words = "An endpoint of a provider failed and is ejected; the other ones are called instead."
+        self._telemetry.log(logging.WARNING, words, provider=provider, endpoint=endpoint, reason=reason)
+
     def forget(self, providers: Collection[str]) -> None:
         """Take the workers of these providers for healthy, as after a start: their keys have changed."""
         for worker in self._workers.values():
@@ -99,7 +117,7 @@ class Health:
         return self._of(_key(worker)).state(self._tick())
 
     def _level(self, key: Key) -> Callable[[], float]:
-        return lambda: LEVELS[self._of(key).state(self._tick())]
+        return partial(_level_of, lambda: self._of(key).state(self._tick()))
 
     # -- apart from calls
 
@@ -280,6 +298,10 @@ class Health:
             level, words = logging.ERROR, "A conductor does not generate; the fallback worker answers until it does."
         seconds = round(after.until - now, 3)
         self._telemetry.log(level, words, worker=worker.name, reason=after.reason, seconds=seconds)
+
+
+def _level_of(state: Callable[[], State]) -> float:
+    return LEVELS[state()]
 
 
 def _key(worker: Worker) -> Key:

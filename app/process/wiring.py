@@ -31,6 +31,7 @@ from app.conductor.protocol import Policy
 from app.conductor.selector import Selector
 from app.conductor.styles import STYLES
 from app.core.pool.budgets import scope_of
+from app.core.pool.breaker import State
 from app.core.pool.catalog import Catalog, ConductorSpec, ProviderSpec, Tier
 from app.core.rating.calibration import Trial, measured
 from app.core.run.notices import read_secrets
@@ -119,6 +120,7 @@ class Pool:
         self._conductors = {}
         rekeyed = _rekeyed(self.loaded, loaded)
         self._follow(loaded)
+        self._follow_endpoints()
         self.health.forget(rekeyed)
 
     def calibrated(self, trials: tuple[Trial, ...]) -> None:
@@ -130,6 +132,15 @@ class Pool:
     def _follow(self, loaded: Loaded) -> None:
         self.loaded = replace(loaded, catalog=measured(loaded.catalog, self._trials))
         self.health.follow(self.loaded.catalog)
+
+    def _follow_endpoints(self) -> None:
+        """Have the health of this process know the endpoints of all providers that have several."""
+        states: dict[tuple[str, str], Callable[[], State]] = {}
+        for name, made in self._adapters.items():
+            if isinstance(made, Endpoints):
+                made.on_ejection = partial(self.health.endpoint_ejected, name)
+                states |= {(name, endpoint): state for endpoint, state in made.states().items()}
+        self.health.follow_endpoints(states)
 
     def catalog(self) -> Catalog:
         """The workers and tiers in force."""

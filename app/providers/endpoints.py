@@ -12,14 +12,15 @@ A request's bytes do not depend on the endpoint: they are rendered as for the fi
 
 import random
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing
+from functools import partial
 from typing import cast
 from weakref import WeakSet
 
 from app.core.message.chat import Piece
 from app.core.pool import breaker
-from app.core.pool.breaker import Breaker, Verdict
+from app.core.pool.breaker import Breaker, State, Verdict
 from app.core.pool.catalog import Deadlines, EndpointSpec
 from app.errors import (
     WorkerError,
@@ -45,6 +46,8 @@ class Endpoints:
         self._members = [Member(spec, adapter) for spec, adapter in made]
         self.tick = tick
         self._chance = chance
+        self.on_ejection: Callable[[str, str], None] | None = None
+        """Is told the name of each endpoint that is ejected, and the reason."""
 
     @property
     def unsupported(self) -> frozenset[str]:
@@ -58,6 +61,13 @@ class Endpoints:
     def stream(self, request: Request, body: bytes, deadlines: Deadlines) -> AsyncIterator[list[Piece]]:
         """Send to the endpoint that is chosen now; see `protocol.Provider`."""
         return self.choose().stream(request, body, deadlines)
+
+    def states(self) -> Mapping[str, Callable[[], State]]:
+        """Return for the name of each endpoint what gives the present state of its breaker."""
+        return {member.spec.name: partial(self._state, member) for member in self._members}
+
+    def _state(self, member: "Member") -> State:
+        return member.breaker.state(self.tick())
 
     async def close(self) -> None:
         """Close all connections."""
@@ -80,8 +90,9 @@ class Endpoints:
         """Note the outcome of a call that began at `began`, and mark the error if another endpoint is healthy."""
         now = self.tick()
         verdict: Verdict = "good" if error is None else VERDICTS.get(type(error), "silent")
+        before = member.breaker
         member.breaker = breaker.after_call(
-            member.breaker,
+            before,
             verdict,
             began=began,
             now=now,
@@ -89,6 +100,8 @@ class Endpoints:
             asked=error.retry_after if error is not None else None,
             tolerated=TOLERATED,
         )
+        if self.on_ejection and member.breaker.reason and member.breaker.since != before.since:
+            self.on_ejection(member.spec.name, member.breaker.reason)
         if error is not None and verdict != "silent":
             others = (one for one in self._members if one is not member)
             error.elsewhere = any(not one.breaker.objection(now) for one in others)

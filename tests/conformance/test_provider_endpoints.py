@@ -11,6 +11,7 @@ from app.cli.run_words import attempt
 from app.core.pool.catalog import EndpointSpec, ProviderSpec
 from app.errors import ConfigInvalid, WorkerError, WorkerMisconfigured, WorkerUnavailable
 from app.process.config import configure, endpoint_secret
+from app.process.wiring import Runtime
 from app.providers.adapters.openai import OpenAIProvider
 from app.providers.endpoints import Endpoints
 from app.providers.formats import adapter
@@ -151,11 +152,24 @@ async def test_a_run_goes_on_at_the_other_endpoint_and_the_journal_names_both(tm
             run = (await client.get("/v1/runs")).json()["data"][0]["id"]
             attempts = (await client.get(f"/v1/runs/{run}")).json()["steps"][0]["attempts"]
             assert opened.pool.health.ejected(list(opened.pool.catalog().workers.values())) == {}
+            assert figures(opened, "state") == {"east": 2, "west": 0}
+            assert figures(opened, "ejections_total", reason="rate_limited") == {"east": 1, "west": None}
+            opened.pool.install(opened.pool.loaded)
+            assert figures(opened, "state") == {"east": 0, "west": 0}
         assert [(one["endpoint"], one["outcome"]) for one in attempts] == [("east", "error"), ("west", "ok")]
         assert "endpoint west" in attempt(attempts[1])
         shown = str(attempts)
         assert KEYS["openai"] not in shown
         assert east.url not in shown
+
+
+def figures(opened: Runtime, name: str, **labels: str) -> dict[str, float | None]:
+    """The value of a metric of each endpoint."""
+    registry, near = opened.context.telemetry.registry, {"provider": "near", **labels}
+    return {
+        endpoint: registry.get_sample_value(f"baton_endpoint_{name}", {**near, "endpoint": endpoint})
+        for endpoint in ("east", "west")
+    }
 
 
 # --- the pool file
