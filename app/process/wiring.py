@@ -30,8 +30,8 @@ from app.conductor.model import ModelConductor
 from app.conductor.protocol import Policy
 from app.conductor.selector import Selector
 from app.conductor.styles import STYLES
-from app.core.pool.budgets import scope_of
 from app.core.pool.breaker import State
+from app.core.pool.budgets import scope_of
 from app.core.pool.catalog import Catalog, ConductorSpec, ProviderSpec, Tier
 from app.core.rating.calibration import Trial, measured
 from app.core.run.notices import read_secrets
