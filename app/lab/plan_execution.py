@@ -7,7 +7,7 @@ itself (a key, a tier, a pool that the Baton does not have) raises, for every fu
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import httpx
@@ -15,6 +15,7 @@ import httpx
 from app.core.plan.parse import Reader, by_ordinal
 from app.core.plan.workflow import Step
 from app.errors import ConfigInvalid, PlanRejected
+from app.lab.grading import Grader, UnitTests
 from app.lab.reward import Verdict
 from app.lab.rollouts import RIGHT, critical
 from app.lab.training_questions import Question
@@ -34,6 +35,8 @@ class Carried:
     seconds: float = 0.0
     run: str = ""
     steps: int = 0
+    told: bool = False
+    """A subtask by itself passes as the right answer: the conductor has solved the task instead of conducting it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +79,9 @@ class Executor:
         steps = read(text, question)
         if steps is None:
             return Carried("malformed")
+        return replace(await self._posted(question, steps), told=_tells(steps, question.rule.grader))
+
+    async def _posted(self, question: Question, steps: tuple[Step, ...]) -> Carried:
         try:
             async with self._free, asyncio.timeout(self._place.deadline):
                 reply = await self._client.post("/v1/chat/completions", json=self._request(question, steps))
@@ -99,6 +105,13 @@ def read(text: str, question: Question) -> tuple[Step, ...] | None:
         return (*reader.feed(text), *reader.finish()) or None
     except PlanRejected:
         return None
+
+
+def _tells(steps: tuple[Step, ...], grader: Grader) -> bool:
+    """True if a subtask alone is graded as right. Unit tests are left out, since they would be run for each subtask."""
+    if isinstance(grader, UnitTests):
+        return False
+    return any([grader.grade(step.subtask).score >= RIGHT for step in steps])
 
 
 async def _found(reply: httpx.Response, question: Question, steps: tuple[Step, ...]) -> Carried:

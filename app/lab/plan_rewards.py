@@ -77,6 +77,7 @@ class Scorer:
             "usd": sum(one.usd for one in judged) / len(judged),
             "steps_planned": sum(one.steps for one in judged) / len(judged),
             "different": float(different),
+            "told": sum(one.told for one in found) / len(found),
         }
         for name, value in figures.items():
             if log is not None:

@@ -149,6 +149,17 @@ async def test_only_the_plan_is_blamed_for_what_is_its_own(transport: httpx.Mock
         found = await executor.carry(question(), json.dumps({"steps": [{"worker": 0, **EMBER}]}))
     assert found.verdict == verdict
     assert found.usd == (0.001 if verdict == "right" else 0.0)
+    assert not found.told
+
+
+async def test_plans_that_contain_the_conductors_own_answer_are_counted() -> None:
+    logged: dict[str, float] = {}
+    transport = replying(200, reply())
+    scorer = Scorer([question()], Place("http://b", "k", "t"), Weights(), 0.0, lambda _: None, transport=transport)
+    asks, tells = ({**EMBER, "subtask": text} for text in ("Add 2 and 2.", "Say that it is 4."))
+    texts = [json.dumps({"steps": [{"worker": 0, **step}]}) for step in (asks, tells)]
+    await scorer.executor_reward([*texts, "?", "?"], [0] * 4, log_metric=logged.__setitem__)
+    assert logged["told"] == 0.25
 
 
 async def test_an_outage_gives_no_reward_and_a_lasting_one_ends_training() -> None:
