@@ -47,6 +47,10 @@ COUNTERS: Mapping[str, tuple[str, tuple[str, ...]]] = {
         ("tenant",),
     ),
     "baton_plans_total": ("Proposals, by outcome.", ("tier", "outcome")),
+    "baton_version_calls_total": (
+        "Planning calls of a version of a conductor that ended; those of the pool file's own model are left out.",
+        ("worker", "version", "outcome"),
+    ),
     "baton_rounds_total": (
         "Rounds after a run's first: opened, accepted (the empty plan kept the answer), or stopped without an answer.",
         ("tier", "outcome"),

@@ -3,6 +3,7 @@
 `running_service` ends with the independent auditor, who recomposes each planning request under its version's name.
 """
 
+import re
 from asyncio import to_thread
 from pathlib import Path
 from time import time
@@ -38,6 +39,11 @@ async def planned(client: httpx.AsyncClient) -> tuple[str, dict[str, Any]]:
     assert reply.status_code == 200, reply.text
     run = (await client.get(reply.json()["baton"]["audit"])).json()
     return next((one["model"] for one in run["proposals"][0]["attempts"]), "nobody"), run
+
+
+VERSION_CALLS = re.compile(
+    r'^baton_version_calls_total\{outcome="([a-z]+)",version="planner@1",worker="planner"\} [1-9]', re.MULTILINE
+)
 
 
 async def test_the_alias_moves_and_the_journal_names_the_version(tmp_path: Path) -> None:
@@ -81,6 +87,8 @@ async def test_a_canary_conducts_some_runs_and_one_that_fails_ends_in_the_fallba
             found = [await planned(client) for _ in range(10)]
             assert {run["degraded"] for model, run in found if model == "planner"} == {False}
             assert {run["degraded"] for model, run in found if model != "planner"} == {True}
+            counted = VERSION_CALLS.findall(opened.context.telemetry.exposition().decode())
+            assert ("ok" in counted, len(counted)) == (True, 2), counted
 
 
 async def test_a_shadow_is_asked_what_the_live_conductor_was_asked_and_conducts_nothing(tmp_path: Path) -> None:

@@ -658,6 +658,8 @@ class Attempt:
     def _count(self, usage: Usage, spent: Ledger) -> None:
         telemetry, name = self._context.telemetry, self.worker.name
         telemetry.count("baton_calls_total", name, self.outcome)
+        if self._purpose.version:
+            telemetry.count("baton_version_calls_total", name, self._purpose.version, self.outcome)
         telemetry.count("baton_tokens_total", name, "input", by=usage.input)
         telemetry.count("baton_tokens_total", name, "output", by=usage.output)
         telemetry.count("baton_cost_micro_usd_total", name, by=spent.usd)
