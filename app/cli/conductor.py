@@ -3,6 +3,7 @@
 export, describe ......... make a folder ready to be served: `lab/export.py`, `lab/manifest.py`
 serve .................... start vLLM for it
 deploy, unload ........... load a version into a running vLLM, if it fits and its golden plans are right
+restore .................. load the deployed versions again where a server has lost them
 shadow ................... compare it with the live conductor on finished runs
 canary, promote, rollback  choose the version that conducts; gateways follow within two seconds
 ls ....................... print the version in force, and every change with its time and author
@@ -11,7 +12,7 @@ ls ....................... print the version in force, and every change with its
 import json
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -24,7 +25,7 @@ from app.engine.conductors.trials import Judged
 from app.engine.conductors.versions import Wanted, checked_change, conducted, make_change
 from app.errors import ConfigInvalid
 from app.lab import manifest
-from app.process.conductor_server import conductor_server
+from app.process.conductor_server import conductor_servers, served_by_all
 from app.process.config import Loaded, Settings, configure
 from app.providers.vllm import Management
 from app.store.protocol import Actor
@@ -52,6 +53,8 @@ def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> i
         return _list(loaded.settings, asked.limit, as_json=asked.json)
     if asked.verb == "deploy":
         return _deploy(loaded, asked)
+    if asked.verb == "restore":
+        return _restore(loaded, asked)
     if asked.verb == "shadow":
         return _shadow(loaded, asked, now)
     return _change(loaded, asked, now)
@@ -95,8 +98,8 @@ def _deploy(loaded: Loaded, asked: Asked) -> int:
     folder = Path(asked.folder)
     card, golden = manifest.read(folder)
     deployment.check_fit(card, loaded, asked.conductor)
-    with conductor_server(loaded, asked.conductor) as server:
-        note = deployment.deploy(server, folder, card, golden, asked.path or str(folder.resolve()))
+    with conductor_servers(loaded, asked.conductor) as servers:
+        note = deployment.deploy(servers, folder, card, golden, asked.path or str(folder.resolve()))
     event_loop.run(_store(loaded.settings, asked, "loaded", card.name, note=note))
     if asked.json:
         terminal.print_json({"conductor": asked.conductor, "version": card.name, "checked": json.loads(note)})
@@ -107,10 +110,40 @@ def _deploy(loaded: Loaded, asked: Asked) -> int:
     return 0
 
 
+def _restore(loaded: Loaded, asked: Asked) -> int:
+    """Load what was deployed into each server that lacks it, from the same folder, by the same checks."""
+    changes = event_loop.run(_changes(loaded.settings))
+    standing = standings(changes).get(asked.conductor, Standing())
+    with conductor_servers(loaded, asked.conductor) as servers:
+        present = served_by_all(servers)
+        missing = [version for version in standing.loaded if version not in present]
+        for version in missing:
+            folder, path = _deployed_from(changes, asked.conductor, version)
+            card, golden = manifest.read(folder)
+            if card.name != version:
+                raise ConfigInvalid([f"{folder}: is {card.name} by now, not {version}; deploy it as another version"])
+            note = deployment.deploy(servers, folder, card, golden, path)
+            event_loop.run(_store(loaded.settings, asked, "loaded", version, note=note))
+    if asked.json:
+        terminal.print_json({"conductor": asked.conductor, "restored": missing})
+    else:
+        terminal.out().print(f"loaded again: {', '.join(missing) or 'nothing was missing'}", markup=False)
+    return 0
+
+
+def _deployed_from(changes: Sequence[Change], conductor: str, version: str) -> tuple[Path, str]:
+    """The folder from which a version was deployed last, as seen from here and from its server."""
+    notes = [one.note for one in changes if (one.conductor, one.kind, one.version) == (conductor, "loaded", version)]
+    found = json.loads(notes[-1] or "{}")
+    if "folder" not in found:
+        raise ConfigInvalid([f"{version}: was deployed by an older Baton, which kept no folder; deploy it once more"])
+    return Path(found["folder"]), found["path"]
+
+
 def _shadow(loaded: Loaded, asked: Asked, now: Callable[[], float]) -> int:
     compared = shadow.Compared()
-    with conductor_server(loaded, asked.conductor) as server:
-        event_loop.run(_compare(loaded.settings, server, asked, now(), compared))
+    with conductor_servers(loaded, asked.conductor) as servers:
+        event_loop.run(_compare(loaded.settings, servers[0], asked, now(), compared))
     note = compared.as_json()
     event_loop.run(_store(loaded.settings, asked, "shadowed", asked.version, note=note))
     if asked.json:
@@ -140,8 +173,9 @@ def _change(loaded: Loaded, asked: Asked, now: Callable[[], float]) -> int:
     if refused:
         return _refuse(refused, as_json=asked.json)
     if kind == "unloaded":
-        with conductor_server(loaded, asked.conductor) as server:
-            server.unload(version)
+        with conductor_servers(loaded, asked.conductor) as servers:
+            for server in servers:
+                server.unload(version)
     return _list(loaded.settings, 1, as_json=asked.json)
 
 
@@ -149,8 +183,8 @@ async def _make(loaded: Loaded, asked: Asked, wanted: Wanted, now: float) -> tup
     """Make a change of what conducts, if it is possible. Returns the evidence against a promotion that was not made."""
 
     def served() -> list[str]:
-        with conductor_server(loaded, wanted.conductor) as server:
-            return server.models()
+        with conductor_servers(loaded, wanted.conductor) as servers:
+            return served_by_all(servers)
 
     async with storage.opened(loaded.settings) as store:
         possible = await checked_change(store, wanted, served)

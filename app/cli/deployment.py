@@ -166,23 +166,31 @@ def read(text: str, one: Golden) -> tuple[Step, ...] | None:
         return None
 
 
-def deploy(server: Management, folder: Path, card: Manifest, golden: Sequence[Golden], path: str) -> str:
-    """Load a version, unless the server has it, and check it. Returns the result as JSON; a failed version is
-    unloaded."""
+def deploy(servers: Sequence[Management], folder: Path, card: Manifest, golden: Sequence[Golden], path: str) -> str:
+    """Load a version into each server that lacks it, and check it on all of them. Returns the result of the last one as
+    JSON; where it fails, it is unloaded from each server that did not have it before."""
     if not golden:
         raise ConfigInvalid([f"{folder}: has no golden prompts, so that nothing could be checked"])
-    check_server(server, card, golden)
-    fresh = card.name not in server.models()
-    if fresh and card.kind == "model":
-        raise ConfigInvalid([f"the server does not answer to {card.name}; start it with `baton conductor serve`"])
-    if fresh:
-        server.load(card.name, path)
+    loaded: list[Management] = []
     try:
-        found = checked(server, card, golden)
-        if found.faults:
-            raise ConfigInvalid([f"{card.name}: {fault}" for fault in found.faults])
+        for server in servers:
+            check_server(server, card, golden)
+            if card.name not in server.models():
+                _load(server, card, path)
+                loaded.append(server)
+            found = checked(server, card, golden)
+            if found.faults:
+                raise ConfigInvalid([f"{card.name}: {fault}" for fault in found.faults])
     except BaseException:
-        if fresh:
+        for server in loaded:
             server.unload(card.name)
         raise
-    return json.dumps({**asdict(found), "base": card.base, "commit": card.commit})
+    return json.dumps(
+        {**asdict(found), "base": card.base, "commit": card.commit, "folder": str(folder.resolve()), "path": path}
+    )
+
+
+def _load(server: Management, card: Manifest, path: str) -> None:
+    if card.kind == "model":
+        raise ConfigInvalid([f"the server does not answer to {card.name}; start it with `baton conductor serve`"])
+    server.load(card.name, path)

@@ -9,7 +9,7 @@ from app.core.pool.catalog import Catalog
 from app.gateway.admin.context import AdminContext
 from app.gateway.admin.people import Grant, People, Provider
 from app.gateway.administration import create_admin
-from app.process.conductor_server import conductor_server
+from app.process.conductor_server import conductor_servers, served_by_all
 from app.process.config import Settings, read_catalog_text
 from app.process.config.role_rules import role_rules
 from app.process.wiring import Runtime
@@ -32,8 +32,8 @@ def admin_context(opened: Runtime, *, has_engine: bool) -> AdminContext:
         return read_catalog_text(text, POSTED)
 
     def versions(conductor: str) -> Sequence[str]:
-        with conductor_server(opened.pool.loaded, conductor) as server:
-            return server.models()
+        with conductor_servers(opened.pool.loaded, conductor) as servers:
+            return served_by_all(servers)
 
     state = opened.pool.health.state if has_engine else None
     people = _people(opened, opened.pool.loaded.settings)

@@ -244,6 +244,35 @@ def test_a_version_that_the_server_has_lost_is_not_promoted_but_can_be_rolled_ba
     assert bench.run("rollback", "planner") == 0
 
 
+def test_versions_are_loaded_again_into_each_endpoint_that_has_lost_them(
+    bench: Bench, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A restarted vLLM has no adapters. What was deployed comes back; a folder with other weights does not."""
+    name, pool = bench.adapter.name, bench.folder / "pool.toml"
+    with vllm_stub(*bench.stub.models) as replica:
+        replica.plans = bench.stub.plans
+        both = f'endpoints = [{{ base_url = "{bench.stub.url}" }}, {{ base_url = "{replica.url}" }}]'
+        pool.write_text(pool.read_text().replace(f'base_url = "{bench.stub.url}"', both))
+        assert bench.deploy() == 0
+        assert (name in bench.stub.models, name in replica.models) == (True, True)
+        replica.models.remove(name)
+        assert bench.run("promote", "planner", name) == 2, "one replica does not answer to it"
+        assert bench.run("restore", "planner") == 0
+        assert f"loaded again: {name}" in capsys.readouterr().out
+        assert name in replica.models
+        assert bench.run("restore", "planner", "--json") == 0
+        assert json.loads(capsys.readouterr().out)["restored"] == []
+        replica.models.remove(name)
+        replica.shift = 1
+        assert bench.run("restore", "planner") == 2
+        assert "has other tokens on this server" in capsys.readouterr().err
+        replica.shift = 0
+        changed_weights(bench)
+        assert bench.run("restore", "planner") == 2
+        assert "is not the file of the manifest" in capsys.readouterr().err
+        assert (name in bench.stub.models, name in replica.models) == (True, False)
+
+
 def test_serve_prints_what_it_would_start(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
     base = str(bench.folder / "base")
     assert bench.run("serve", base, "--adapters", "--port", "8123", "--dry-run", "--flag=--enforce-eager") == 0
@@ -290,7 +319,7 @@ def test_the_pages_commands_are_commands_and_its_pool_is_a_pool(tmp_path: Path) 
     verbs = {vars(parse(shlex.split(line)[1:]))["verb"] for line in lines}
     assert all(line.startswith("baton conductor ") for line in lines)
     assert verbs == {
-        "export", "describe", "serve", "deploy", "shadow", "canary", "promote", "rollback", "unload", "ls",
+        "export", "describe", "serve", "deploy", "restore", "shadow", "canary", "promote", "rollback", "unload", "ls",
     }  # fmt: skip
     (pool,) = blocks("toml", PAGE)
     worker = '[workers.sage]\nprovider = "rehearsal"\nmodel = "sage"\n[providers.rehearsal]\nformat = "rehearsal"\n'

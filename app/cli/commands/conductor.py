@@ -103,7 +103,15 @@ def _versions(conductor: Group) -> None:
     @option("--path", help="The same folder as the server sees it (default: as seen from here).")
     @in_order(WHO, AS_JSON)
     def deploy() -> None:
-        """Load a version into a running vLLM, if it fits and passes."""
+        """Load a version into a running vLLM, and into each of several endpoints, if it fits and passes."""
+
+    @conductor.add("restore", "conductor", "baton conductor restore my-conductor")
+    @in_order(CONDUCTOR, WHO, AS_JSON)
+    def restore() -> None:
+        """Load the deployed versions again where a server has lost them, as after its restart.
+
+        Each is checked as by `deploy`, from its folder. Nothing is done where nothing is missing: run it each minute.
+        """
 
     @conductor.add("shadow", "conductor", "baton conductor shadow my-conductor mine-1a2b3c --since 7d")
     @in_order(CONDUCTOR, VERSION)
