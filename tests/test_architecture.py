@@ -40,15 +40,6 @@ VALUE_CALLS: Final = {
 PACED: Final = ("tests/bench/", "tests/simulation/")
 DURATION_NAME: Final = re.compile(r"(?i)seconds|delay|pause|lease|gap|silence|pace")
 """The words of which the name of a duration has one."""
-STILL_ASLEEP: Final = {
-    "tests/engine/test_colocated_commits.py",
-    "tests/engine/test_recovery.py",
-    "tests/engine/test_remote_runs.py",
-    "tests/engine/test_ticket_delivery.py",
-    "tests/store/test_connections.py",
-    "tests/store/test_statements.py",
-}
-"""Files that still sleep to let something happen; no file may be added."""
 CONTAINERS: Final = (ast.List, ast.Dict, ast.Set)
 CONTAINER_CALLS: Final = {"list", "dict", "set", "defaultdict", "deque", "Counter", "OrderedDict", "bytearray"}
 
@@ -162,7 +153,7 @@ def sleeps_are_behaviour(module: Module) -> Iterator[str]:
     What a test waits for is a condition of `tests/harness/waiting.py`. Load generators keep a pace, and time is
     simulated in the simulation; both may sleep as they like. `sleep(0)` gives others a turn and takes no time.
     """
-    if module.path.startswith(PACED) or module.path in STILL_ASLEEP:
+    if module.path.startswith(PACED):
         return
     for node in module.nodes:
         if isinstance(node, ast.Call) and _last_name(node.func) == "sleep" and node.args:

@@ -28,7 +28,7 @@ from app.stepqueue.protocol import Live, Stop
 from app.store.protocol import Appended, Entry
 from tests.harness.conversations import Talk, calling, look
 from tests.harness.in_process import events, finish, kinds, narrowed, order, plan, plan_text, pool_text, running_service
-from tests.harness.waiting import PATIENCE_SECONDS, until
+from tests.harness.waiting import stays, until
 from tests.stubs import Hang, ProviderStub, Reply
 
 ONE_TWO_ONE = plan(
@@ -56,6 +56,8 @@ async def watched(
 
 DONE = [Kind.CALL_FINISHED, Kind.STEP_DONE]
 QUEUED_TWICE = [Kind.STEP_QUEUED, Kind.STEP_QUEUED]
+DELAY_SECONDS = 0.3
+"""The time for which a commit or a message is on its way."""
 
 
 async def test_a_workflow_of_four_calls_takes_five_entries(stub: ProviderStub, tmp_path: Path) -> None:
@@ -159,8 +161,7 @@ async def test_no_call_is_made_for_an_entry_that_was_not_taken(stub: ProviderStu
         with pytest.raises(StoreUnavailable):
             await opened.runs.start(order(opened, "baton-ultra", plan=ONE_TWO_ONE))
         opened.context.store.append = append  # type: ignore[method-assign]
-        await asyncio.sleep(0.05)
-        assert (stub.requests, forgone) == ([], ["alpha"])
+        await stays(lambda: (stub.requests, forgone) == ([], ["alpha"]), seconds=0.05)
         assert (await finish(await opened.runs.start(order(opened, "baton-mini")))).ended.error is None
 
 
@@ -230,7 +231,7 @@ async def test_a_step_that_could_not_be_begun_gives_its_slot_back(
     monkeypatch.setattr("app.engine.steps.dispatcher.IDLE_WAIT", 0.05)
 
     async def too_hard(*_: object) -> None:
-        await asyncio.sleep(0.2)
+        await asyncio.sleep(DELAY_SECONDS)
         raise StoreUnavailable
 
     monkeypatch.setattr(Execution, "begin", too_hard)
@@ -280,9 +281,12 @@ async def test_an_outcome_that_joins_after_the_end_leaves_it_where_it_was(
         await stub.wait_for(1)
         opened.runs.cancel(driven.run, "caller")
         await finish(driven)
-        async with asyncio.timeout(PATIENCE_SECONDS):
-            while kinds(journal := await events(opened, driven.run))[-1] is not Kind.CALL_FINISHED:  # noqa: ASYNC110 - no event tells
-                await asyncio.sleep(0.01)
+
+        async def has_outcome() -> bool:
+            return kinds(await events(opened, driven.run))[-1] is Kind.CALL_FINISHED
+
+        await until(has_outcome)
+        journal = await events(opened, driven.run)
         row = await opened.context.store.run(driven.run)
     assert (journal[-2].kind, seen[-1].epoch) == (Kind.CANCELLED, None), "its own fence is enough"
     assert (row.state, row.ended_at) == ("cancelled", journal[-2].at)
@@ -292,10 +296,10 @@ async def test_a_joined_entry_is_as_old_as_what_follows_in_it(
     stub: ProviderStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What a dispatcher brings may have waited; the caller has as long for its results as the limits say."""
-    join, waited = RunWriter.join, 0.3
+    join = RunWriter.join
 
     async def late(writer: RunWriter, entry: Entry) -> Appended:
-        await asyncio.sleep(waited)
+        await asyncio.sleep(DELAY_SECONDS)
         return await join(writer, entry)
 
     monkeypatch.setattr(RunWriter, "join", late)
@@ -303,7 +307,7 @@ async def test_a_joined_entry_is_as_old_as_what_follows_in_it(
     async with watched(tmp_path, stub) as (opened, _):
         state = (await Talk(opened).say()).ended.state
         (turn,) = [event for event in await events(opened, state.run) if event.kind is Kind.AWAITING]
-    assert turn.body["until"] - turn.at == pytest.approx(state.admitted.limits.tool_wait, abs=waited / 2)
+    assert turn.body["until"] - turn.at == pytest.approx(state.admitted.limits.tool_wait, abs=DELAY_SECONDS / 2)
 
 
 async def test_a_plan_that_follows_from_an_end_is_begun(
@@ -318,7 +322,7 @@ async def test_a_plan_that_follows_from_an_end_is_begun(
     async def lagging(queue: MemoryQueue, address: str, messages: Sequence[Live], *, at_once: bool = False) -> None:
         await tell(queue, address, messages, at_once=at_once)
         if any(isinstance(message, Stop) for message in messages):
-            await asyncio.sleep(0.3)
+            await asyncio.sleep(DELAY_SECONDS)
 
     monkeypatch.setattr(MemoryQueue, "publish", lagging)
     async with running_service(tmp_path, pool_text(stub)) as opened:

@@ -16,7 +16,7 @@ from app.process.wiring import Runtime
 from app.store.protocol import Appended, Entry, Ledger, RunRow
 from app.store.sql import SqlStore
 from tests.harness.in_process import events, finish, kinds, narrowed, order, pool_text, running_service
-from tests.harness.waiting import PATIENCE_SECONDS, until
+from tests.harness.waiting import PATIENCE_SECONDS, stays, until
 from tests.stubs import Hang, ProviderStub, Reply
 
 LEASE = 0.6
@@ -37,10 +37,12 @@ async def abandoned(stub: ProviderStub, folder: Path, tier: str = "baton-mini", 
 
 async def at_its_end(opened: Runtime, run: str, within: float = PATIENCE_SECONDS) -> RunRow:
     """The run's row once it has ended."""
-    async with asyncio.timeout(within):
-        while (row := await opened.context.store.run(run)).ended_at is None:  # noqa: ASYNC110 - the row is all there is
-            await asyncio.sleep(0.02)
-    return row
+
+    async def has_ended() -> bool:
+        return (await opened.context.store.run(run)).ended_at is not None
+
+    await until(has_ended, within=within)
+    return await opened.context.store.run(run)
 
 
 def gauge(opened: Runtime) -> float:
@@ -50,16 +52,17 @@ def gauge(opened: Runtime) -> float:
 
 
 async def until_reported(opened: Runtime) -> None:
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        while not gauge(opened):  # noqa: ASYNC110 - what is awaited has no event
-            await asyncio.sleep(0.02)
+    await until(lambda: gauge(opened))
 
 
 async def until_relieved(opened: Runtime, run: str) -> None:
     """Until the driver that admitted a run is not its driver any more."""
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        while (now := opened.drivers.known(run)) is not None and now.writer.epoch == 1:  # noqa: ASYNC110 - there is no event
-            await asyncio.sleep(0.02)
+
+    def is_relieved() -> bool:
+        driver = opened.drivers.known(run)
+        return driver is None or driver.writer.epoch != 1
+
+    await until(is_relieved)
 
 
 async def test_nothing_is_begun_or_judged_before_the_database_has_said_the_time(
@@ -78,9 +81,12 @@ async def test_nothing_is_begun_or_judged_before_the_database_has_said_the_time(
         with pytest.raises(StoreUnavailable):
             await opened.runs.start(order(opened, "baton-mini"))
         before = await opened.context.store.due(run, 0)
-        await asyncio.sleep(4 * LEASE)
-        assert (await opened.context.store.run(run)).epoch == 1
-        assert await opened.context.store.due(run, 0) == before
+
+        async def is_untouched() -> bool:
+            row, due = await opened.context.store.run(run), await opened.context.store.due(run, 0)
+            return row.epoch == 1 and due == before
+
+        await stays(is_untouched, seconds=4 * LEASE)
         away = False
         await opened.clock.look()
         assert (await at_its_end(opened, run)).state == "succeeded"

@@ -24,6 +24,8 @@ PIECES = ("Vier ", "mal ", "fünf ", "ist ", "zwanzig", ".")
 ANSWER = "".join(PIECES)
 ASKED = body(stream=True, baton={"on_disconnect": "finish", "stream_steps": True})
 LEASE = 0.8
+PACE_SECONDS = 0.1
+"""The time between two kills of connections."""
 NEVER = 3600.0
 """Seconds between two looks into the journal, where words are to arrive without one."""
 
@@ -120,7 +122,7 @@ async def test_an_emptied_or_frozen_queue_costs_time_and_no_words(
         await stub.wait_for(1)
         other = asyncio.create_task(stream(both.there, ASKED, "one"))
         for _ in range(10):
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(PACE_SECONDS)
             await redis.client_kill_filter(_type="pubsub")
         assert (await other).text == (await first).text == ANSWER * 20
     assert len(stub.requests) == 1

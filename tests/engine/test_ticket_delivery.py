@@ -16,6 +16,9 @@ from app.store.sql import SqlStore
 from tests.harness.in_process import events, finish, kinds, narrowed, order, plan, pool_text, running_service
 from tests.stubs import ProviderStub
 
+DELAY_SECONDS = 0.5
+"""The time for which a claim is on its way."""
+
 
 async def chained(folder: Path, patch: pytest.MonkeyPatch) -> None:
     """A run whose second step sees the first, by tickets alone."""
@@ -55,7 +58,7 @@ async def test_a_step_whose_ticket_comes_before_it_is_queued_sees_the_answers_be
 
     async def slow(store: SqlStore, entry: Entry) -> Appended:
         if entry.move is not None and (entry.move.step, entry.move.verb) == (1, "take"):
-            await asyncio.sleep(0.5)
+            await asyncio.sleep(DELAY_SECONDS)
         return await append(store, entry)
 
     monkeypatch.setattr(MemoryQueue, "enqueue", guessed)

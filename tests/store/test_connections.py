@@ -3,7 +3,6 @@ cut off."""
 
 import asyncio
 import gc
-import time
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
@@ -29,6 +28,7 @@ from tests.harness.waiting import PATIENCE_SECONDS, until
 pytestmark = pytest.mark.integration
 
 PID = "pg_backend_pid()"
+SLEEPING = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'PgSleep' AND datname = current_database()"
 
 
 @asynccontextmanager
@@ -58,11 +58,10 @@ def end(url: str, pid: int) -> None:
 
     async def terminate() -> None:
         other = await asyncpg.connect(url)
-        await other.execute(f"SELECT pg_terminate_backend({pid})")
+        assert await other.fetchval(f"SELECT pg_terminate_backend({pid}, {1000 * PATIENCE_SECONDS:.0f})"), "it is gone"
         await other.close()
 
     asyncio.run(terminate())
-    time.sleep(0.2)
 
 
 def plain(conn: Connection) -> int:
@@ -94,7 +93,9 @@ async def test_a_connection_is_not_used_again_whose_statement_was_broken_off(
         before = await runner.read(ask(runner, PID))
         if leaves:
             going = asyncio.create_task(runner.read(ask(runner, "pg_sleep(5)")))
-            await asyncio.sleep(0.05)
+            other = await asyncpg.connect(migrated_postgres_url)
+            await until(lambda: other.fetchval(SLEEPING))
+            await other.close()
             going.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await going

@@ -19,7 +19,7 @@ from app.store.sqlkit.statements import Row, Rows, WriteStatements
 from tests.conformance.conversations import answer, turn
 from tests.conformance.entries import admitted, note, queued, take
 from tests.harness.raw_facts import Raw
-from tests.harness.waiting import PATIENCE_SECONDS
+from tests.harness.waiting import until
 
 pytestmark = pytest.mark.integration
 
@@ -235,9 +235,7 @@ async def test_who_waited_for_the_lock_goes_by_what_was_changed_under_it(
         async with other.transaction():
             await other.execute("SELECT 1 FROM runs WHERE id = 'run' FOR UPDATE")
             taking = asyncio.create_task(store.append(take("run", 0, "late")))
-            async with asyncio.timeout(PATIENCE_SECONDS):
-                while not await other.fetchval("SELECT count(*) FROM pg_locks WHERE NOT granted"):  # noqa: ASYNC110
-                    await asyncio.sleep(0.01)
+            await until(lambda: other.fetchval("SELECT count(*) FROM pg_locks WHERE NOT granted"))
             await other.execute("UPDATE tickets SET version = 1, claim = 1, holder = 'early', until = 10")
             await other.execute("UPDATE runs SET claims = 1")  # as every entry that moves a ticket does
         with pytest.raises(LeaseLost):
