@@ -168,11 +168,9 @@ class Parameters(BaseModel):
         return value
 
 
-class RunFilters(Parameters):
-    """The filters of a list of runs; several parameters must all hold."""
+class RunAttributes(Parameters):
+    """The attributes by which runs are selected; several parameters must all hold."""
 
-    state: RunState | None = None
-    """Runs in this state."""
     tier: Text | None = None
     """Runs of this tier."""
     key: Text | None = None
@@ -191,6 +189,13 @@ class RunFilters(Parameters):
     """Runs whose request had this field in its metadata: FIELD=VALUE."""
     tenant: Text | None = None
     """Runs of this tenant; only a key of all tenants may ask for another one than its own."""
+
+
+class RunFilters(RunAttributes):
+    """The filters of a list of runs; several parameters must all hold."""
+
+    state: RunState | None = None
+    """Runs in this state."""
     request_id: Text | None = None
     """Runs that a request with this `x-request-id` began, or continued with tool results."""
     trace_id: TraceId | None = None
@@ -246,24 +251,25 @@ class LogFilters(Parameters):
     """Its root in hexadecimal."""
 
 
-class OverviewFilters(Parameters):
+class OverviewPeriod(Parameters):
+    """The period of an overview that ends now."""
+
+    period: Literal["hour", "day", "week", "month"] = "day"
+    """The length of the period; a month has 30 days."""
+    tenant: Text | None = None
+    """Runs of this tenant; only a key of all tenants may ask for another one than its own."""
+
+
+class OverviewFilters(OverviewPeriod):
     """The period of an overview."""
 
-    period: Literal["hour", "day", "week", "month"] = "day"
-    """The length of the period; a month has 30 days."""
     until: Moment | None = None
     """The end of the period; by default now."""
-    tenant: Text | None = None
-    """Runs of this tenant; only a key of all tenants may ask for another one than its own."""
 
 
-class LiveOverviewFilters(Parameters):
+class LiveOverviewFilters(OverviewPeriod):
     """The period of an overview that is followed; it ends now."""
 
-    period: Literal["hour", "day", "week", "month"] = "day"
-    """The length of the period; a month has 30 days."""
-    tenant: Text | None = None
-    """Runs of this tenant; only a key of all tenants may ask for another one than its own."""
     seconds: Annotated[Whole, Field(ge=0, le=86_400)] | None = None
     """The time after which the stream ends; without it, it goes on until the client disconnects."""
 
@@ -282,7 +288,7 @@ Grouping = Annotated[
 ]
 
 
-class ReportFilters(Parameters):
+class ReportFilters(RunAttributes):
     """The runs that a report is about, and what it says of them."""
 
     by: Annotated[list[Grouping], Field(min_length=1, max_length=8)] = ["tier"]
@@ -298,24 +304,6 @@ class ReportFilters(Parameters):
     """Runs that began at this time or later; by default a week before `until`."""
     until: Moment | None = None
     """Runs that began before this time; by default now."""
-    tier: Text | None = None
-    """Runs of this tier."""
-    key: Text | None = None
-    """Runs that this API key began, by the key's id."""
-    worker: Text | None = None
-    """Runs in which this worker was sent something, as a worker, a conductor or an embedder."""
-    label: Text | None = None
-    """Runs with this label."""
-    topology: Topology | None = None
-    """Runs whose latest plan has this shape."""
-    model: Text | None = None
-    """Runs whose request asked for this model id, as it was written."""
-    user: Text | None = None
-    """Runs whose request named this end user, by `user` or by `safety_identifier`."""
-    metadata: MetadataField | None = None
-    """Runs whose request had this field in its metadata: FIELD=VALUE."""
-    tenant: Text | None = None
-    """Runs of this tenant; only a key of all tenants may ask for another one than its own."""
     format: Literal["json", "csv", "parquet"] = "json"
     """`json`: all figures; `csv` and `parquet`: the table of one part."""
     part: Literal["summary", "groups", "dearest", "failures"] = "groups"
