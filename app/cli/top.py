@@ -12,7 +12,7 @@ from rich.text import Text
 from app.cli import event_loop, run_words, storage, terminal
 from app.cli.asked import Asked
 from app.core.pool.catalog import MILLION
-from app.gateway.runs.overview_route import of_database
+from app.gateway.runs.stored_overview import of_database
 from app.gateway.wire.query import OverviewFilters
 from app.process.config import Settings, read
 

@@ -141,7 +141,8 @@ def test_the_version_is_printed_without_loading_the_service() -> None:
 
 def test_a_process_loads_neither_redis_nor_migrations_nor_exporters_before_it_knows_that_it_needs_them() -> None:
     """Each is a twelfth of what an idle process holds. Commands about keys and runs load no web framework either."""
-    words = "import sys, app.cli.keys, app.cli.runs\nassert 'fastapi' not in sys.modules\nimport app.cli.process\n"
+    commands = "import sys, app.cli.keys, app.cli.runs, app.cli.top\n"
+    words = commands + "assert 'fastapi' not in sys.modules\nimport app.cli.process\n"
     check = "print(sorted(set(sys.modules) & {'redis', 'alembic', 'opentelemetry.sdk', 'opentelemetry.exporter'}))"
     done = subprocess.run(
         [sys.executable, "-c", words + check], cwd=ROOT, capture_output=True, text=True, check=True, timeout=120

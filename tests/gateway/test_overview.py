@@ -16,7 +16,7 @@ from app.core.pool.budgets import Budget
 from app.engine.sealer import Sealer
 from app.gateway.http.api_keys import mint
 from app.gateway.openapi.overview_replies import Overview
-from app.gateway.runs import overview, overview_route
+from app.gateway.runs import overview, overview_route, stored_overview
 from app.process.wiring import Runtime
 from app.store.sqlkit.tables import LOG_TILES
 from tests.harness.in_process import app_over, ask, calling, finish, order, pool_text, running_service, speak
@@ -76,7 +76,7 @@ async def test_what_is_left_out_is_said(opened: Runtime, monkeypatch: pytest.Mon
     async with calling(opened) as client:
         await ask(client)
         second = (await ask(client)).json()["baton"]["run"]
-        monkeypatch.setattr(overview_route, "MOST_RUNS", 1)
+        monkeypatch.setattr(stored_overview, "MOST_RUNS", 1)
         figures = await got(client)
         row = (await client.get(f"/v1/runs/{second}")).json()
     assert (figures.total.runs, figures.runs_since) == (1, row["created_at"])
@@ -86,14 +86,14 @@ async def test_many_overviews_of_a_tenant_leave_room_for_another_one(
     opened: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(overview_route, "MOST_WAITING", 4)
-    held, made = asyncio.Event(), overview_route.figures
+    held, made = asyncio.Event(), stored_overview.figures
 
     async def slow(lists: Any, asked: Any, *more: Any) -> Any:
         if asked.tenant == "acme":
             await held.wait()
         return await made(lists, asked, *more)
 
-    monkeypatch.setattr(overview_route, "figures", slow)
+    monkeypatch.setattr(stored_overview, "figures", slow)
     async with (
         calling(opened) as client,
         calling(opened, "another", tenant="other") as another,
@@ -110,13 +110,13 @@ async def test_many_overviews_of_a_tenant_leave_room_for_another_one(
 
 async def test_streams_of_the_same_overview_share_its_making(opened: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(overview_route, "REFRESH_SECONDS", 0.0)
-    made, figures = [0], overview_route.figures
+    made, figures = [0], stored_overview.figures
 
     async def counted(*more: Any) -> Any:
         made[0] += 1
         return await figures(*more)
 
-    monkeypatch.setattr(overview_route, "figures", counted)
+    monkeypatch.setattr(stored_overview, "figures", counted)
     async with calling(opened) as client, AsyncExitStack() as stack:
         session = Session((("authorization", client.headers["authorization"]),))
         api = Api(stack.enter_context(app_over(opened.gateway)))

@@ -7,7 +7,7 @@ statements over the newest runs and calls; a process makes two overviews at a ti
 
 import asyncio
 from collections import Counter, defaultdict
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Annotated, Any, Final
 from weakref import WeakValueDictionary
@@ -17,27 +17,20 @@ from fastapi import APIRouter, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
-from app.core.pool.catalog import MILLION, Price
 from app.core.pool.conductor_versions import Standing, standings
-from app.core.transparency.notes import NoteInvalid, parse_checkpoint
 from app.errors import InvalidRequest, Overloaded, StoreUnavailable
 from app.gateway.http.api_keys import Caller
 from app.gateway.http.auth import Keys
 from app.gateway.http.context import GatewayContext
 from app.gateway.openapi import operations, overview_replies
-from app.gateway.runs import overview
+from app.gateway.runs import stored_overview
 from app.gateway.runs.open_streams import OpenStream, OpenStreams
 from app.gateway.wire import query
-from app.store.protocol import Period, RunLists, Store
 
 SCHEMAS: Final[operations.Schemas] = {"OverviewEvent": lambda: operations.event_schema(overview_replies.Overview)}
-MOST_RUNS: Final = 20_000
-"""The newest runs that one overview is about."""
-MOST_CALLS: Final = 50_000
-"""The newest calls, and ratings, that one overview is about."""
-SECONDS: Final = 20.0
+READY_SECONDS: Final = 20.0
 """The longest time until an overview is ready, the wait for those before it included."""
-AT_ONCE: Final = 2
+MOST_MADE_AT_ONCE: Final = 2
 """Overviews that a process makes at the same time, each for another tenant."""
 REFRESH_SECONDS: Final = 10.0
 """The least time between two makings of an overview that is followed."""
@@ -45,19 +38,7 @@ STALE_SECONDS: Final = 60.0
 """The time after which a followed overview is made again though no run has changed: budgets and breakers may have."""
 MOST_WAITING: Final = 16
 """Overviews of one tenant that are made or wait; another one is refused."""
-BUDGETS: Final = 30
-"""The most budgets of an overview: each is looked up by itself."""
-QUEUE: Final = 10_000
-"""How far the queue is counted."""
-PERIODS: Final[Mapping[str, tuple[float, int]]] = {
-    "hour": (3_600.0, 12),
-    "day": (86_400.0, 24),
-    "week": (7 * 86_400.0, 28),
-    "month": (30 * 86_400.0, 30),
-}
-"""The length of each period in seconds, and the number of its buckets."""
 SHARED: Final = "All tenants share it: only a key of all tenants sees it."
-PROCESS: Final = "Only a process of the service knows it: ask `GET /v1/overview`."
 LACKING: Final = "The key lacks the scope `{}`."
 Json = dict[str, Any]
 
@@ -121,23 +102,24 @@ class _Turns:
     """Lets two overviews at a time be made, and one of each tenant, so that none waits for many of another."""
 
     def __init__(self) -> None:
-        self._places = asyncio.Semaphore(AT_ONCE)
+        self._places = asyncio.Semaphore(MOST_MADE_AT_ONCE)
         self._one_of_tenant: defaultdict[str | None, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._asked: Counter[str | None] = Counter()
 
     @asynccontextmanager
     async def turn(self, tenant: str | None) -> AsyncIterator[None]:
-        """Wait for a turn of the tenant's, and hold it. Raises `Overloaded` after `SECONDS`, or at once if the tenant
-        has too many overviews that wait."""
+        """Wait for a turn of the tenant's, and hold it.
+
+        Raises `Overloaded` after `READY_SECONDS`, or at once if the tenant has too many overviews that wait."""
         if self._asked[tenant] >= MOST_WAITING:
-            raise Overloaded("Too many overviews of this tenant are being made already.", retry_after=SECONDS)
+            raise Overloaded("Too many overviews of this tenant are being made already.", retry_after=READY_SECONDS)
         self._asked[tenant] += 1
         try:
-            async with asyncio.timeout(SECONDS), self._one_of_tenant[tenant], self._places:
+            async with asyncio.timeout(READY_SECONDS), self._one_of_tenant[tenant], self._places:
                 yield
         except TimeoutError:
-            message = f"The overview was not ready within {SECONDS:.0f} seconds; choose a shorter period."
-            raise Overloaded(message, retry_after=SECONDS) from None
+            message = f"The overview was not ready within {READY_SECONDS:.0f} seconds; choose a shorter period."
+            raise Overloaded(message, retry_after=READY_SECONDS) from None
         finally:
             self._asked[tenant] -= 1
             if not self._asked[tenant]:
@@ -162,11 +144,11 @@ class _SharedOverview:
         `StoreUnavailable`."""
         if not self._has(number):
             try:
-                async with asyncio.timeout(REFRESH_SECONDS + SECONDS), self._making:
+                async with asyncio.timeout(REFRESH_SECONDS + READY_SECONDS), self._making:
                     if not self._has(number):  # nobody else has made it in the meantime
                         await self._make()
             except TimeoutError:
-                raise Overloaded("Too many others wait for this overview.", retry_after=SECONDS) from None
+                raise Overloaded("Too many others wait for this overview.", retry_after=READY_SECONDS) from None
         return self._number, self._made
 
     def _has(self, number: int) -> bool:
@@ -203,48 +185,8 @@ async def _overview(context: GatewayContext, asked: query.OverviewFilters, calle
     prices = {name: worker.price for name, worker in context.catalog().workers.items() if worker.priced}
     lists = context.store.of_tenant(caller.tenant).lists
     of_caller = asked.model_copy(update={"tenant": caller.tenant or asked.tenant})
-    shown = await figures(lists, of_caller, context.now(), prices)
+    shown = await stored_overview.figures(lists, of_caller, context.now(), prices)
     return shown | await _shared(context, caller, shown["tenant"])
-
-
-async def figures(lists: RunLists, asked: query.OverviewFilters, now: float, prices: Mapping[str, Price]) -> Json:
-    """The part of an overview that is about the runs of a tenant, or of all, and about their calls."""
-    until = now if asked.until is None else asked.until
-    seconds, buckets = PERIODS[asked.period]
-    period = Period(
-        tenant=asked.tenant,
-        since=until - seconds,
-        until=until,
-        buckets=buckets,
-        most_runs=MOST_RUNS,
-        most_calls=MOST_CALLS,
-    )
-    found = await lists.figures(period)
-    return {
-        "object": "overview",
-        "period": asked.period,
-        "since": period.since,
-        "until": until,
-        "tenant": period.tenant,
-        "runs_since": found.since,
-        "calls_since": found.calls_since,
-        **overview.runs_of(period, found),
-        "workers": overview.workers_of(found, prices),
-        "open": [{"state": state, "runs": runs, "oldest_since": oldest} for state, runs, oldest in found.open],
-    }
-
-
-async def of_database(store: Store, asked: query.OverviewFilters, now: float) -> Json:
-    """The overview as a command shows it, which reads the database alone: `hidden` says what only a process knows."""
-    hidden = dict.fromkeys(("breakers", "conductors", "service"), PROCESS)
-    return {
-        **await figures(store.lists, asked, now, {}),
-        **await _budgets(store, now, asked.tenant),
-        "queue": await _queue(store, now),
-        **dict.fromkeys(hidden),
-        "log": await _log(store),
-        "hidden": hidden,
-    }
 
 
 async def _shared(context: GatewayContext, caller: Caller, tenant: str | None) -> Json:
@@ -253,16 +195,15 @@ async def _shared(context: GatewayContext, caller: Caller, tenant: str | None) -
     breakers = context.breakers() if not hidden["breakers"] else None
     if breakers is None and not hidden["breakers"]:
         hidden["breakers"] = "This process executes no steps, so it measures no worker; ask an engine's metrics."
+    budgets: Json = {"budgets": None, "budgets_total": None}
+    if not hidden["budgets"]:
+        budgets = await stored_overview.budgets(context.store, context.now(), tenant)
     return {
-        **(
-            await _budgets(context.store, context.now(), tenant)
-            if not hidden["budgets"]
-            else {"budgets": None, "budgets_total": None}
-        ),
-        "queue": await _queue(context.store, context.now()) if not hidden["queue"] else None,
+        **budgets,
+        "queue": await stored_overview.queue(context.store, context.now()) if not hidden["queue"] else None,
         "breakers": [{"worker": worker, "state": state} for worker, state in (breakers or {}).items()] or None,
         "conductors": await _conductors(context) if not hidden["conductors"] else None,
-        "log": await _log(context.store) if not hidden["log"] else None,
+        "log": await stored_overview.log(context.store) if not hidden["log"] else None,
         "service": _service(context) if not hidden["service"] else None,
         "hidden": {part: reason for part, reason in hidden.items() if reason},
     }
@@ -281,38 +222,6 @@ def _hidden(caller: Caller) -> dict[str, str]:
     }
 
 
-async def _budgets(store: Store, now: float, tenant: str | None) -> Json:
-    """The latest window of each budget's dearest account, those with the least left first; and how many there are."""
-    shown: list[Json] = []
-    budgets = await store.budgets(tenant)
-    for one in budgets[:BUDGETS]:
-        windows = await store.budget_use(one.id, 1)
-        present = [window for window in windows if window.start <= now < window.end]
-        used = sum(window.held + window.spent for window in present)
-        shown.append(
-            {
-                "id": one.id,
-                "tenant": one.tenant,
-                "scope": one.scope,
-                "name": one.name,
-                "period": one.period,
-                "since": present[0].start if present else None,
-                "usd": one.usd / MILLION,
-                "used_usd": used / MILLION,
-                "left_usd": (one.usd - used) / MILLION,
-            }
-        )
-    shown.sort(key=lambda budget: (budget["left_usd"] / max(budget["usd"], 1 / MILLION), budget["id"]))
-    return {"budgets": shown, "budgets_total": len(budgets)}
-
-
-async def _queue(store: Store, now: float) -> Json:
-    backlog = await store.backlog(now, QUEUE)
-    since = backlog.oldest_since
-    waits = max(now - since, 0.0) if since is not None else None
-    return {"waiting": backlog.waiting, "most": QUEUE, "oldest_seconds": waits}
-
-
 async def _conductors(context: GatewayContext) -> list[Json]:
     """The version in force of each conductor of the pool file, and its canary."""
     known = standings(await context.store.changes())
@@ -323,24 +232,6 @@ async def _conductors(context: GatewayContext) -> list[Json]:
         version = {"conductor": name, "live": standing.live or None, "canary": standing.canary or None}
         shown.append(version | {"share": standing.share})
     return shown
-
-
-async def _log(store: Store) -> Json:
-    state = await store.log.state()
-    root = None
-    if state.checkpoint is not None:
-        try:
-            root = parse_checkpoint(state.checkpoint.partition("\n\n")[0] + "\n").root.hex()
-        except NoteInvalid:
-            root = None
-    return {
-        "size": state.size,
-        "root": root,
-        "sealed_at": state.sealed_at,
-        "waiting": state.waiting,
-        "lag_seconds": state.lag,
-        "catching_up": state.catching_up,
-    }
 
 
 def _service(context: GatewayContext) -> Json:

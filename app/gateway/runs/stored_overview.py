@@ -1,0 +1,121 @@
+"""The parts of an overview that are read from the database; `overview.py` makes JSON of figures.
+
+`baton top` reads them without the web framework. Figures are made by a few statements over the newest runs and calls.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from app.core.pool.catalog import MILLION, Price
+from app.core.transparency.notes import NoteInvalid, parse_checkpoint
+from app.gateway.runs import overview
+from app.gateway.wire import query
+from app.store.protocol import Period, RunLists, Store
+
+MOST_RUNS: Final = 20_000
+"""The newest runs that one overview is about."""
+MOST_CALLS: Final = 50_000
+"""The newest calls, and ratings, that one overview is about."""
+MOST_BUDGETS: Final = 30
+"""The most budgets of an overview: each is looked up by itself."""
+MOST_QUEUED: Final = 10_000
+"""How far the queue is counted."""
+PERIODS: Final[Mapping[str, tuple[float, int]]] = {
+    "hour": (3_600.0, 12),
+    "day": (86_400.0, 24),
+    "week": (7 * 86_400.0, 28),
+    "month": (30 * 86_400.0, 30),
+}
+"""The length of each period in seconds, and the number of its buckets."""
+PROCESS: Final = "Only a process of the service knows it: ask `GET /v1/overview`."
+Json = dict[str, Any]
+
+
+async def figures(lists: RunLists, asked: query.OverviewFilters, now: float, prices: Mapping[str, Price]) -> Json:
+    """The part of an overview that is about the runs of a tenant, or of all, and about their calls."""
+    until = now if asked.until is None else asked.until
+    seconds, buckets = PERIODS[asked.period]
+    period = Period(
+        tenant=asked.tenant,
+        since=until - seconds,
+        until=until,
+        buckets=buckets,
+        most_runs=MOST_RUNS,
+        most_calls=MOST_CALLS,
+    )
+    found = await lists.figures(period)
+    return {
+        "object": "overview",
+        "period": asked.period,
+        "since": period.since,
+        "until": until,
+        "tenant": period.tenant,
+        "runs_since": found.since,
+        "calls_since": found.calls_since,
+        **overview.runs_of(period, found),
+        "workers": overview.workers_of(found, prices),
+        "open": [{"state": state, "runs": runs, "oldest_since": oldest} for state, runs, oldest in found.open],
+    }
+
+
+async def of_database(store: Store, asked: query.OverviewFilters, now: float) -> Json:
+    """The overview as a command shows it, which reads the database alone: `hidden` says what only a process knows."""
+    hidden = dict.fromkeys(("breakers", "conductors", "service"), PROCESS)
+    return {
+        **await figures(store.lists, asked, now, {}),
+        **await budgets(store, now, asked.tenant),
+        "queue": await queue(store, now),
+        **dict.fromkeys(hidden),
+        "log": await log(store),
+        "hidden": hidden,
+    }
+
+
+async def budgets(store: Store, now: float, tenant: str | None) -> Json:
+    """The latest window of each budget's dearest account, those with the least left first; and how many there are."""
+    shown: list[Json] = []
+    known = await store.budgets(tenant)
+    for one in known[:MOST_BUDGETS]:
+        windows = await store.budget_use(one.id, 1)
+        present = [window for window in windows if window.start <= now < window.end]
+        used = sum(window.held + window.spent for window in present)
+        shown.append(
+            {
+                "id": one.id,
+                "tenant": one.tenant,
+                "scope": one.scope,
+                "name": one.name,
+                "period": one.period,
+                "since": present[0].start if present else None,
+                "usd": one.usd / MILLION,
+                "used_usd": used / MILLION,
+                "left_usd": (one.usd - used) / MILLION,
+            }
+        )
+    shown.sort(key=lambda budget: (budget["left_usd"] / max(budget["usd"], 1 / MILLION), budget["id"]))
+    return {"budgets": shown, "budgets_total": len(known)}
+
+
+async def queue(store: Store, now: float) -> Json:
+    backlog = await store.backlog(now, MOST_QUEUED)
+    since = backlog.oldest_since
+    waits = max(now - since, 0.0) if since is not None else None
+    return {"waiting": backlog.waiting, "most": MOST_QUEUED, "oldest_seconds": waits}
+
+
+async def log(store: Store) -> Json:
+    state = await store.log.state()
+    root = None
+    if state.checkpoint is not None:
+        try:
+            root = parse_checkpoint(state.checkpoint.partition("\n\n")[0] + "\n").root.hex()
+        except NoteInvalid:
+            root = None
+    return {
+        "size": state.size,
+        "root": root,
+        "sealed_at": state.sealed_at,
+        "waiting": state.waiting,
+        "lag_seconds": state.lag,
+        "catching_up": state.catching_up,
+    }
