@@ -1,11 +1,12 @@
-"""F-31: an installation is upgraded from release 0.1.0 to the present one, and back, one process at a time under load.
+"""F-31: an installation is upgraded from an earlier release to the present one, and back, one process at a time under
+load.
 
 The schema is migrated first, while all processes are still of the earlier release; it stays when they come back. At any
 time processes of both releases share one database and one Redis, and answer each other's runs.
 
-Gateways of 0.1.0 drive what they admit; those of the present release leave that to engines, and a process of 0.1.0
-takes no run that newer code has admitted. So runs of the new gateways wait until there is a new engine, and on the way
-back the engines are replaced last.
+Gateways of 0.1.0 drive what they admit; those of later releases leave that to engines, and an earlier process takes no
+run that newer code has admitted. So runs of the new gateways wait until there is a new engine, and on the way back the
+engines are replaced last.
 """
 
 import subprocess
@@ -21,33 +22,48 @@ from tests.faults.points import case
 from tests.harness.processes import environment
 
 pytestmark = pytest.mark.timeout(600)
-RELEASE_0_1_0 = "7090575c3f742f0e7a0399a836bf9378e3cdc6cd"
+RELEASES = {
+    "0.1.0": "7090575c3f742f0e7a0399a836bf9378e3cdc6cd",
+    "0.2.0": "aae0464d1cc294d04677a47170f75e31ec4748ee",
+}
+"""The last commit of each earlier release."""
 COUNT = 2
 """Processes of each role."""
 WAY_BACK = ("gateway", "dispatcher")
 
 
-def order(*verbs: str, ci: bool = False) -> object:
-    place = f"all processes replaced by another release under load, {verbs[0]}s first, and back, gateways first"
-    return case(verbs, family="F-31", place=place, expectation="0 failed runs", ci=ci, name=f"{verbs[0]}s first")
+def order(release: str, *verbs: str, ci: bool = False) -> object:
+    place = f"all processes of {release} replaced under load, {verbs[0]}s first, and back, gateways first"
+    values = (release, verbs)
+    return case(*values, family="F-31", place=place, expectation="0 failed runs", ci=ci, name=f"{release} {verbs[0]}s")
 
 
 @pytest.fixture(scope="module")
-def earlier(tmp_path_factory: pytest.TempPathFactory) -> Release:
-    """Release 0.1.0."""
-    found = unpacked(RELEASE_0_1_0, "0.1.0", tmp_path_factory.mktemp("release"))
+def earlier(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Release:
+    """The earlier release of that version."""
+    number = request.param
+    found = unpacked(RELEASES[number], number, tmp_path_factory.mktemp("release"))
     if found is None:
-        pytest.skip(f"this clone does not have the commit of release 0.1.0, {RELEASE_0_1_0}")
+        pytest.skip(f"this clone does not have the commit of release {number}, {RELEASES[number]}")
     where = tmp_path_factory.mktemp("elsewhere")
     program = "import app, importlib.metadata; print(app.__file__, importlib.metadata.version('baton'))"
     asked = [sys.executable, "-c", program]
     imported = subprocess.run(asked, cwd=where, env=found.environ(environment(where)), capture_output=True, text=True)
-    its_own = f"{found.root / 'app' / '__init__.py'} 0.1.0"
+    its_own = f"{found.root / 'app' / '__init__.py'} {number}"
     assert imported.stdout.strip() == its_own, "it runs its own code, and says so in what it admits"
     return found
 
 
-@pytest.mark.parametrize("verbs", [order("dispatcher", "gateway", ci=True), order("gateway", "dispatcher")])
+@pytest.mark.parametrize(
+    ("earlier", "verbs"),
+    [
+        order("0.2.0", "dispatcher", "gateway", ci=True),
+        order("0.2.0", "gateway", "dispatcher"),
+        order("0.1.0", "dispatcher", "gateway"),
+        order("0.1.0", "gateway", "dispatcher"),
+    ],
+    indirect=["earlier"],
+)
 def test_an_upgrade_and_its_way_back_fail_no_run(
     tmp_path: Path, earlier: Release, verbs: tuple[str, ...], record_property: Callable[[str, object], None]
 ) -> None:
