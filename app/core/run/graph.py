@@ -19,7 +19,7 @@ from app.core.message.chat import Usage, summed, usage_to_json
 from app.core.pool.catalog import MILLION
 from app.core.records import changed, record
 from app.core.run.events import CallFinished, CallIntended, Event, PlanOpened, PlanStep, StepFailed, dated, facts
-from app.core.run.instant import Instant, place, written
+from app.core.run.instant import Instant, instant_to_json, rounded
 from app.core.run.layout import Place, layout
 from app.core.run.recipients import EMBEDS, seen_steps
 from app.core.run.state import Proposal, RunState, StepState
@@ -63,8 +63,8 @@ class Attempt:
         return {
             "id": self.call,
             "worker": self.worker,
-            "start": written(self.begun),
-            "end": written(self.ended) if self.ended is not None else None,
+            "start": rounded(self.begun),
+            "end": rounded(self.ended) if self.ended is not None else None,
             "outcome": self.outcome,
             "error": self.error or None,
             "cost_usd": self.usd / MILLION,
@@ -128,7 +128,7 @@ class Node:
             "answers": self.answers,
             "error": self.error or None,
             "cost_usd": self.usd / MILLION,
-            "seconds": written(self.seconds),
+            "seconds": rounded(self.seconds),
             "tokens": usage_to_json(summed(one.usage for one in self.attempts)),
             "attempts": [one.to_json() for one in self.attempts],
             "x": self.place.x,
@@ -194,7 +194,7 @@ class Graph:
             "object": "run.graph",
             "run": self.at.state.run,
             "state": self.at.state.state,
-            **place(self.at),
+            **instant_to_json(self.at),
             "columns": self.columns,
             "rows": self.rows,
             "nodes": [node.to_json() for node in self.nodes],
@@ -204,18 +204,18 @@ class Graph:
 
 def graph(at: Instant) -> Graph:
     """The graph of a run at an instant."""
-    known = _known(at)
+    index = _index(at)
     drawn = [
-        _caller(known),
-        *(_node(known, event) for event in at.events if isinstance(event.fact, PlanOpened | PlanStep)),
+        _caller(index),
+        *(_node(index, event) for event in at.events if isinstance(event.fact, PlanOpened | PlanStep)),
     ]
-    places = layout([(node.id, _follows(known, node)) for node in drawn])
+    places = layout([(node.id, _follows(index, node)) for node in drawn])
     nodes = tuple([changed(node, place=places[node.id]) for node in drawn])
-    return Graph(at, nodes, tuple(_edges(known)))
+    return Graph(at, nodes, tuple(_edges(index)))
 
 
 @record(frozen=True, slots=True)
-class _Known:
+class _Index:
     """Indexes of the journal that are looked up often, each made once."""
 
     at: Instant
@@ -228,11 +228,11 @@ class _Known:
     intents: Mapping[str, Sequence[CallIntended]]
     """The calls for each node."""
     attempts: Mapping[str, Sequence[Attempt]]
-    unused: Mapping[int, StepFailed]
+    failed: Mapping[int, StepFailed]
     """The steps that failed, with the workers that were passed over for them."""
 
 
-def _known(at: Instant) -> _Known:
+def _index(at: Instant) -> _Index:
     state = at.state
     steps_of: dict[int, list[StepState]] = {}
     for step in state.steps.values():
@@ -244,7 +244,7 @@ def _known(at: Instant) -> _Known:
         node = step_node(intent.n) if intent.n is not None else plan_node(intent.attempt - 1)
         intents.setdefault(node, []).append(intent)
         attempts.setdefault(node, []).append(_attempt(when - at.begun, intent, finished.get(intent.call), at.begun))
-    return _Known(
+    return _Index(
         at=at,
         state=state,
         proposals={one.number: one for one in state.all_proposals},
@@ -252,7 +252,7 @@ def _known(at: Instant) -> _Known:
         steps_of=steps_of,
         intents=intents,
         attempts=attempts,
-        unused={fact.n: fact for fact in facts(at.events, StepFailed)},
+        failed={fact.n: fact for fact in facts(at.events, StepFailed)},
     )
 
 
@@ -267,12 +267,12 @@ def _attempt(when: float, intent: CallIntended, end: tuple[float, CallFinished] 
 # -- nodes
 
 
-def _caller(known: _Known) -> Node:
+def _caller(index: _Index) -> Node:
     return Node(
         id=CALLER,
         kind="caller",
         number=None,
-        state=known.state.state,
+        state=index.state.state,
         worker="",
         planned_worker="",
         round=1,
@@ -283,12 +283,12 @@ def _caller(known: _Known) -> Node:
     )
 
 
-def _node(known: _Known, event: Event) -> Node:
+def _node(index: _Index, event: Event) -> Node:
     fact = event.fact
     if isinstance(fact, PlanOpened):
-        return _plan(known, fact, event.seq)
+        return _plan(index, fact, event.seq)
     assert isinstance(fact, PlanStep)
-    step, proposal, end = known.state.steps[fact.n], known.proposals[fact.proposal], known.state.end
+    step, proposal, end = index.state.steps[fact.n], index.proposals[fact.proposal], index.state.end
     return Node(
         id=step_node(step.n),
         kind="step",
@@ -301,17 +301,17 @@ def _node(known: _Known, event: Event) -> Node:
         proposal=proposal.number,
         subtask=step.subtask,
         seq=event.seq,
-        replaced=step.n not in known.planned,
+        replaced=step.n not in index.planned,
         answers=end is not None and end.step == step.n,
         error=step.error,
-        attempts=tuple(known.attempts.get(step_node(step.n), ())),
+        attempts=tuple(index.attempts.get(step_node(step.n), ())),
     )
 
 
-def _plan(known: _Known, fact: PlanOpened, seq: int) -> Node:
-    proposal = known.proposals[fact.proposal]
-    calls = known.attempts.get(plan_node(fact.proposal), ())
-    asked = known.state.awaits_approval if known.state.state == "awaiting_approval" else None
+def _plan(index: _Index, fact: PlanOpened, seq: int) -> Node:
+    proposal = index.proposals[fact.proposal]
+    calls = index.attempts.get(plan_node(fact.proposal), ())
+    asked = index.state.awaits_approval if index.state.state == "awaiting_approval" else None
     waits = asked is not None and asked.number == fact.proposal
     return Node(
         id=plan_node(fact.proposal),
@@ -331,43 +331,43 @@ def _plan(known: _Known, fact: PlanOpened, seq: int) -> Node:
     )
 
 
-def _follows(known: _Known, node: Node) -> Sequence[str]:
+def _follows(index: _Index, node: Node) -> Sequence[str]:
     """The nodes by which a node is placed; each of them appeared before it."""
     if node.kind == "caller":
         return ()
     if node.kind == "plan":
-        return _before(known, node)
+        return _before(index, node)
     assert node.number is not None
     assert node.proposal is not None
-    read = known.state.steps[node.number].access.steps
+    read = index.state.steps[node.number].access.steps
     plan = plan_node(node.proposal)
     return [plan, *map(step_node, read)] if read else [plan]
 
 
-def _before(known: _Known, node: Node) -> Sequence[str]:
+def _before(index: _Index, node: Node) -> Sequence[str]:
     """The nodes by which a plan is placed: the step around it, or the steps of the round before, else the caller."""
     if node.parent is not None:
         return [step_node(node.parent)]
-    earlier = [step_node(step.n) for step in known.state.workflow(node.round - 1)]
+    earlier = [step_node(step.n) for step in index.state.workflow(node.round - 1)]
     return earlier or [CALLER]
 
 
 # -- edges
 
 
-def _edges(known: _Known) -> Iterator[Edge]:
-    for proposal in known.proposals.values():
-        yield from _shown_to_conductor(known, proposal)
-        by = decided_by(proposal, known.at.events)
-        for step in known.steps_of.get(proposal.number, ()):
-            yield from _granted(known, proposal, step)
-            yield from _withheld(known, proposal, step, by)
-            yield from _by_policy(known, step)
+def _edges(index: _Index) -> Iterator[Edge]:
+    for proposal in index.proposals.values():
+        yield from _shown_to_conductor(index, proposal)
+        by = decided_by(proposal, index.at.events)
+        for step in index.steps_of.get(proposal.number, ()):
+            yield from _granted(index, proposal, step)
+            yield from _withheld(index, proposal, step, by)
+            yield from _by_policy(index, step)
 
 
-def _shown_to_conductor(known: _Known, proposal: Proposal) -> Iterator[Edge]:
+def _shown_to_conductor(index: _Index, proposal: Proposal) -> Iterator[Edge]:
     node = plan_node(proposal.number)
-    calls = known.intents.get(node, ())
+    calls = index.intents.get(node, ())
     if proposal.parent is not None:
         yield Edge(step_node(proposal.parent), node, "granted", "task", sent=bool(calls))
     if any(one.access.user for one in calls):
@@ -377,9 +377,9 @@ def _shown_to_conductor(known: _Known, proposal: Proposal) -> Iterator[Edge]:
         yield Edge(step_node(n), node, "granted", "answer", sent=True)
 
 
-def _granted(known: _Known, proposal: Proposal, step: StepState) -> Iterator[Edge]:
+def _granted(index: _Index, proposal: Proposal, step: StepState) -> Iterator[Edge]:
     node = step_node(step.n)
-    calls = known.intents.get(node, ())
+    calls = index.intents.get(node, ())
     yield Edge(plan_node(proposal.number), node, "granted", "subtask", sent=bool(calls))
     if step.access.user:
         yield Edge(CALLER, node, "granted", "conversation", sent=bool(calls))
@@ -387,7 +387,7 @@ def _granted(known: _Known, proposal: Proposal, step: StepState) -> Iterator[Edg
         yield Edge(step_node(proposal.parent), node, "granted", "task", sent=bool(calls))
     shown = {n for one in calls for n in seen_steps(one)}
     for n in step.access.steps:
-        source = known.state.steps[n]
+        source = index.state.steps[n]
         if source.settled and not source.chars and n not in shown:
             detail = source.error if source.state != "done" else ""
             yield Edge(step_node(n), node, "withheld", "output", reason="no_output", by=source.state, detail=detail)
@@ -397,9 +397,9 @@ def _granted(known: _Known, proposal: Proposal, step: StepState) -> Iterator[Edg
         yield Edge(CALLER, node, "granted", "tool_results", sent=any(one.results for one in calls))
 
 
-def _withheld(known: _Known, proposal: Proposal, step: StepState, by: str) -> Iterator[Edge]:
+def _withheld(index: _Index, proposal: Proposal, step: StepState, by: str) -> Iterator[Edge]:
     """The edges of what the access list leaves out."""
-    kept = withheld(known.state, step, proposal, by, known.steps_of[proposal.number])
+    kept = withheld(index.state, step, proposal, by, index.steps_of[proposal.number])
     node = step_node(step.n)
     if kept.user:
         yield Edge(CALLER, node, "withheld", "conversation", reason="not_listed", by=kept.by)
@@ -407,16 +407,25 @@ def _withheld(known: _Known, proposal: Proposal, step: StepState, by: str) -> It
         yield Edge(step_node(n), node, "withheld", "output", reason="not_listed", by=by)
 
 
-def _by_policy(known: _Known, step: StepState) -> Iterator[Edge]:
+def _by_policy(index: _Index, step: StepState) -> Iterator[Edge]:
     """The edges of what was not shown to workers that may not read it: the step went to another worker, or failed."""
     node = step_node(step.n)
-    passed = [pair for intent in known.intents.get(node, ()) for pair in intent.passed_over]
-    passed += known.unused[step.n].passed_over if step.n in known.unused else ()
-    for worker, reason in dict.fromkeys(passed):
-        by = next((by for beginning, by in BY_POLICY.items() if reason.startswith(beginning)), "")
+    passed_over = [pair for intent in index.intents.get(node, ()) for pair in intent.passed_over]
+    if step.n in index.failed:
+        passed_over += index.failed[step.n].passed_over
+    sources: list[tuple[str, What]] = [(step_node(n), "output") for n in step.access.steps]
+    if step.access.user:
+        sources.insert(0, (CALLER, "conversation"))
+    for worker, reason in dict.fromkeys(passed_over):
+        by = _policy_of(reason)
         if by:
-            sources = [CALLER] if step.access.user else []
-            sources += [step_node(n) for n in step.access.steps]
-            for source in sources:
-                what: What = "conversation" if source == CALLER else "output"
+            for source, what in sources:
                 yield Edge(source, node, "withheld", what, reason="policy", by=by, detail=reason, worker=worker)
+
+
+def _policy_of(reason: str) -> str:
+    """The part of the policy for which a worker was passed over; empty if it was for another reason."""
+    for beginning, by in BY_POLICY.items():
+        if reason.startswith(beginning):
+            return by
+    return ""

@@ -16,7 +16,7 @@ from app.core.run.state import Call, Proposal, RunState, StepState, fold
 DIGITS: Final = 6
 """Decimal places of seconds."""
 TOLERANCE_SECONDS: Final = 2e-6
-"""Seconds by which an event may be later than an instant that was written with `DIGITS` places."""
+"""Seconds by which an event may be later than an instant that was rounded to `DIGITS` places."""
 
 
 @record(frozen=True, slots=True)
@@ -83,8 +83,8 @@ def _until(events: Sequence[Event], now: float) -> int:
     return len(events)
 
 
-def written(seconds: float) -> float:
-    """Seconds as the JSON has them."""
+def rounded(seconds: float) -> float:
+    """Seconds to the microsecond, as the JSON has them; never below 0."""
     return round(max(seconds, 0.0), DIGITS)
 
 
@@ -101,7 +101,7 @@ def snapshot(at: Instant) -> dict[str, Any]:
     return {
         "object": "run.state",
         "run": state.run,
-        **place(at),
+        **instant_to_json(at),
         "event": at.events[-1].kind.value,
         "state": state.state,
         "turn": state.turn.number,
@@ -122,14 +122,14 @@ def snapshot(at: Instant) -> dict[str, Any]:
     }
 
 
-def place(at: Instant) -> dict[str, Any]:
+def instant_to_json(at: Instant) -> dict[str, Any]:
     """The place of an instant in its run, as each view of a run begins."""
     return {
         "seq": at.state.seq,
         "last_seq": at.last_seq,
         "at": at.now,
-        "seconds": written(at.seconds),
-        "length_seconds": written(at.length),
+        "seconds": rounded(at.seconds),
+        "length_seconds": rounded(at.length),
     }
 
 
@@ -181,5 +181,5 @@ def _call(call: Call) -> dict[str, Any]:
         "outcome": call.outcome,
         "cost_usd": call.usd / MILLION,
         "held_usd": call.usd_held / MILLION,
-        "seconds": written(call.seconds),
+        "seconds": rounded(call.seconds),
     }

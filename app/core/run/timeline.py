@@ -46,7 +46,7 @@ from app.core.run.events import (
     StepToolResults,
 )
 from app.core.run.facts import Fact
-from app.core.run.instant import Instant, place, written
+from app.core.run.instant import Instant, instant_to_json, rounded
 
 SpanKind = Literal[
     "run", "queue", "round", "planning", "people", "step", "retry", "attempt", "first_word", "stream", "tools"
@@ -91,9 +91,9 @@ class Span:
             "kind": self.kind,
             "parent": self.parent,
             "depth": self.depth,
-            "start": written(self.start),
-            "end": written(self.end) if self.end is not None else None,
-            "seconds": written(self.seconds),
+            "start": rounded(self.start),
+            "end": rounded(self.end) if self.end is not None else None,
+            "seconds": rounded(self.seconds),
             "round": self.round,
             "step": self.step,
             "proposal": self.proposal,
@@ -125,7 +125,7 @@ class Timeline:
         return {
             kind: {
                 "count": total["count"],
-                "seconds": written(total["seconds"]),
+                "seconds": rounded(total["seconds"]),
                 "cost_usd": total["usd"] / MILLION if kind not in WITHOUT_MONEY else None,
             }
             for kind, total in found.items()
@@ -137,7 +137,7 @@ class Timeline:
             "object": "run.timeline",
             "run": self.at.state.run,
             "state": self.at.state.state,
-            **place(self.at),
+            **instant_to_json(self.at),
             "cost_usd": self.spans[0].usd / MILLION,
             "spans": [span.to_json() for span in self.spans],
             "totals": self.totals(),
@@ -146,19 +146,19 @@ class Timeline:
 
 def timeline(at: Instant) -> Timeline:
     """The timeline of a run at an instant."""
-    axis = _Axis(at.begun)
+    reader = _SpanReader(at.begun)
     for event in at.events:
-        axis.take(event)
-    return Timeline(at, tuple(_summed_up(axis.spans, at)))
+        reader.take(event)
+    return Timeline(at, tuple(_summed_up(reader.spans, at)))
 
 
 @dataclass(slots=True)
-class _Open:
+class _OpenSpan:
     """A span that is being read; its fields are those of `Span`."""
 
     id: str
     kind: SpanKind
-    parent: "_Open | None"
+    parent: "_OpenSpan | None"
     start: float
     round: int = 1
     step: int | None = None
@@ -172,26 +172,26 @@ class _Open:
     usage: Usage = Usage()
 
 
-class _Axis:
+class _SpanReader:
     """Reads events one after the other into spans."""
 
     def __init__(self, begun: float) -> None:
-        self.spans: list[_Open] = []
+        self.spans: list[_OpenSpan] = []
         self._begun = begun
         self._now = 0.0
-        self._named: dict[str, _Open] = {}
+        self._named: dict[str, _OpenSpan] = {}
         """The spans of rounds, plans, steps and calls by their ids."""
-        self._waits: dict[int, _Open] = {}
+        self._waits: dict[int, _OpenSpan] = {}
         """The wait of each step that waits."""
         self._called: dict[int, float] = {}
         """When the latest call of each step ended."""
-        self._planned: dict[int, tuple[PlanStep, _Open]] = {}
+        self._planned: dict[int, tuple[PlanStep, _OpenSpan]] = {}
         """Each planned step, with the span that it is in."""
         self._counts: dict[str, int] = {}
         self._run = self._open("run", "run", None)
-        self._queue: _Open | None = self._open("queue", "queue", self._run)
+        self._queue: _OpenSpan | None = self._open("queue", "queue", self._run)
         self._round = self._run
-        self._people: _Open | None = None
+        self._people: _OpenSpan | None = None
 
     def take(self, event: Event) -> None:
         """Read the next event."""
@@ -211,14 +211,14 @@ class _Axis:
             case _:
                 self._take_step(fact)
 
-    def _open(self, name: str, kind: SpanKind, parent: _Open | None, start: float | None = None) -> _Open:
-        span = _Open(name, kind, parent, self._now if start is None else start)
+    def _open(self, name: str, kind: SpanKind, parent: _OpenSpan | None, start: float | None = None) -> _OpenSpan:
+        span = _OpenSpan(name, kind, parent, self._now if start is None else start)
         if parent is not None:
             span.round, span.step, span.proposal = parent.round, parent.step, parent.proposal
         self.spans.append(span)
         return span
 
-    def _close(self, span: _Open | None, state: str = "", error: str = "") -> None:
+    def _close(self, span: _OpenSpan | None, state: str = "", error: str = "") -> None:
         if span is not None and span.end is None:
             span.end = max(self._now, span.start)
             span.state, span.error = state or span.state, error or span.error
@@ -280,7 +280,7 @@ class _Axis:
             case _:
                 pass
 
-    def _step(self, n: int) -> _Open:
+    def _step(self, n: int) -> _OpenSpan:
         """The span of a step, which begins when it is first needed."""
         name = f"step:{n}"
         if name not in self._named:
@@ -309,7 +309,7 @@ class _Axis:
         call = self._named[fact.call] = self._open(f"call:{fact.call}", "attempt", around)
         call.call, call.worker = fact.call, fact.worker
 
-    def _waited(self, n: int, step: _Open) -> None:
+    def _waited(self, n: int, step: _OpenSpan) -> None:
         """End the wait of a step for its next call, or note the pause after the call before it."""
         if n in self._waits:
             self._wait_over(n)
@@ -330,7 +330,7 @@ class _Axis:
         if fact.n is not None:
             self._called[fact.n] = end
 
-    def _phase(self, call: _Open, kind: SpanKind, start: float, end: float) -> None:
+    def _phase(self, call: _OpenSpan, kind: SpanKind, start: float, end: float) -> None:
         phase = self._open(f"{call.id}/{kind}", kind, call, start)
         phase.call, phase.worker, phase.end = call.call, call.worker, end
 
@@ -347,9 +347,9 @@ class _Axis:
         return f"{name}:{self._counts[name]}"
 
 
-def _summed_up(spans: Sequence[_Open], at: Instant) -> Iterator[Span]:
+def _summed_up(spans: Sequence[_OpenSpan], at: Instant) -> Iterator[Span]:
     """The spans with the money and the tokens of the attempts in them, and with their places among each other."""
-    inside: dict[str, list[_Open]] = {}
+    inside: dict[str, list[_OpenSpan]] = {}
     for span in spans:
         if span.parent is not None:
             inside.setdefault(span.parent.id, []).append(span)
@@ -371,7 +371,7 @@ def _summed_up(spans: Sequence[_Open], at: Instant) -> Iterator[Span]:
         yield _closed(span, at, depth, offset)
 
 
-def _cover(span: _Open) -> None:
+def _cover(span: _OpenSpan) -> None:
     """Let the span around this one last as long as it does; but a call may have its outcome after the end of all."""
     around = span.parent
     if around is None or around.end is None or span.kind == "attempt" or around.kind == "attempt":
@@ -380,7 +380,7 @@ def _cover(span: _Open) -> None:
         around.end = max(around.end, span.end)
 
 
-def _closed(span: _Open, at: Instant, depth: int, offset: int) -> Span:
+def _closed(span: _OpenSpan, at: Instant, depth: int, offset: int) -> Span:
     end = span.end if span.end is not None else max(at.seconds, span.start)
     state = at.state.state if span.kind == "run" and not span.state else span.state
     return Span(
