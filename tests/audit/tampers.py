@@ -122,6 +122,7 @@ async def furnish(store: SqlStore) -> None:
     key = KeyRow("key1", "acme", "ci", b"d" * 32, frozenset({"runs:read"}), 1.0, labels=frozenset({"phi"}))
     await store.add_key(key, by=OWNER)
     await store.add_key(replace(key, id="key2", name="other"), by=OWNER)
+    await seal(store)
     await store.revoke_key("key2", 5.0, by=OWNER)
     await store.add_tenant("acme", 1.0, by=OWNER)
     await store.set_budget(Budget("acme", "key", "key1", "day", 5), by=OWNER)

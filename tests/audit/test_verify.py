@@ -329,7 +329,28 @@ def test_the_row_of_a_run_that_goes_on_follows_from_its_events(waiting_conn: Con
     assert column in finding.words
 
 
-OF_THE_STATE = ("size = size + 1", "verifiers = 'log.example/baton+0+0'", "sealed_at = sealed_at - 1", "xid = 7")
+@pytest.mark.parametrize(
+    ("column", "words"), [("spent", "5 is spent, the journal has 0"), ("held", "5 is held, its calls hold 0")]
+)
+def test_an_account_of_a_budget_has_spent_and_holds_what_the_calls_say(
+    waiting_conn: Connection, column: str, words: str
+) -> None:
+    row = {"account": "tenant/tenant/-/day", "start": 1, "budget": "tenant/tenant/-/day", "end": 2}
+    row |= dict.fromkeys(("held", "spent", "overrun"), 0) | {column: 5}
+    with waiting_conn.begin() as transaction:
+        waiting_conn.execute(insert(METADATA.tables["budget_windows"]).values(row))
+        report = verify(waiting_conn, ())
+        transaction.rollback()
+    assert [(one.thing, one.words) for one in report.findings] == [("account tenant/tenant/-/day", words)]
+
+
+OF_THE_STATE = (
+    "size = size + 1",
+    "verifiers = 'log.example/baton+0+0'",
+    "sealed_at = sealed_at - 1",
+    "xid = 7",
+    "signer = 'x'",
+)
 
 
 @pytest.mark.parametrize("change", OF_THE_STATE)
@@ -418,6 +439,15 @@ def test_the_row_of_a_pruned_run_is_proved_by_its_own_salt(subject: Subject, con
     """Whoever deletes the salt could rewrite the row afterwards, because nothing else proves its tenant and times."""
     (finding,) = found_after(conn, "UPDATE log_leaves SET salt = NULL WHERE kind = 'pruned'", subject.held)
     assert (finding.rule, finding.thing) == ("altered", "pruned run_pruned")
+
+
+def test_the_salt_of_an_entry_whose_row_has_changed_since_is_proved_by_the_next_one(
+    subject: Subject, conn: Connection
+) -> None:
+    first = "(SELECT min(place) FROM log_leaves WHERE kind = 'key' AND id = 'key2')"
+    (finding,) = found_after(conn, f"UPDATE log_leaves SET salt = x'00' WHERE place = {first}", subject.held)
+    assert (finding.rule, finding.thing) == ("altered", "key key2")
+    assert "earlier entry" in finding.words
 
 
 def test_a_tag_of_a_run_that_is_not_stored_is_a_finding(subject: Subject, conn: Connection) -> None:

@@ -1,6 +1,7 @@
 """The entries of the log, and commitments to rows, written anew after deploy/docs/audit.md."""
 
 import base64
+import hashlib
 import hmac
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from app.audit.log.tree import Unreadable
 RUN, PRUNED, FEEDBACK, LOG_KEY = "run", "pruned", "feedback", "log_key"
 FIXED = frozenset({PRUNED, FEEDBACK, "catalog", "conductor_change", "admin_event"})
 """Kinds of things that never change: each of their entries must fit the row, not only the last one."""
-ROW, END, PRIVATE, DISCLOSURES = "row", "end", "private", "disclosures"
+ROW, END, PRIVATE, DISCLOSURES, BEFORE = "row", "end", "private", "disclosures", "before"
 
 
 @dataclass(slots=True)
@@ -59,6 +60,11 @@ def fits(sealed: Sealed, part: str, values: Mapping[str, Any] | Sequence[Mapping
     body = orjson.dumps(plain, option=orjson.OPT_SORT_KEYS)
     made = hmac.digest(salt, part.encode() + b"\n" + body, "sha256")
     return base64.b64encode(made).decode() == sealed.fields.get(part)
+
+
+def has_salt_before(sealed: Sealed, salt: bytes | None) -> bool:
+    """Return True if this is the salt of the entry before it, as the entry says."""
+    return salt is not None and base64.b64encode(hashlib.sha256(salt).digest()).decode() == sealed.fields.get(BEFORE)
 
 
 def _stated(values: Mapping[str, Any]) -> dict[str, Any]:

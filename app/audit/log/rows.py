@@ -4,6 +4,7 @@ import base64
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import orjson
@@ -13,6 +14,7 @@ from app.audit.administration import administration
 from app.audit.budgets import Books
 from app.audit.disclosures import disclosures
 from app.audit.log.entries import (
+    BEFORE,
     DISCLOSURES,
     END,
     FIXED,
@@ -22,6 +24,7 @@ from app.audit.log.entries import (
     RUN,
     Sealed,
     fits,
+    has_salt_before,
     read_entry,
 )
 from app.audit.log.findings import Finding, Verified
@@ -476,6 +479,9 @@ class RowCheck:
     def _sealed_row(
         self, kind: str, thing: str, row: Row, entries: Sequence[Sealed], salts: Mapping[str, bytes | None]
     ) -> None:
+        for earlier, later in pairwise(entries):
+            if BEFORE in later.fields and not has_salt_before(later, earlier.salt):
+                self._add("altered", thing, "the salt of an earlier entry about it is another one", earlier.place)
         values = {name: value for name, value in row.items() if name not in WORDS.get(kind, ())}
         for entry in entries if kind in FIXED else entries[-1:]:
             if entry.salt is None or not fits(entry, ROW, values, entry.salt):

@@ -8,6 +8,7 @@ An entry is JSON without spaces and with sorted keys. It holds ids, times and ha
 
     root             the Merkle root over the events 1 to `events` of the run (app/core/run/journal_hash.py)
     private          the commitment to what is erased with the content of a run, under the salt of the run
+    before           the SHA-256 of the salt of the entry before it about the same row
     all other parts  commitments under the salt of the entry, which is stored beside it and deleted with its run
 
     commitment = HMAC-SHA-256(salt, part || LF || values)
@@ -20,6 +21,7 @@ the commitment; once the salt is deleted, nobody can find the row by trying.
 import hmac
 from base64 import b64decode, b64encode
 from collections.abc import Mapping, Sequence
+from hashlib import sha256
 from typing import Any
 
 import orjson
@@ -87,6 +89,12 @@ _NAMES = frozenset({"v", "t", "id", "at", "events", "root", "gone", "run"})
 def leaf(kind: str, name: str, at: float, parts: Mapping[str, Any]) -> bytes:
     """The bytes of an entry about the thing of this kind and id. `parts` are the other fields, in any order."""
     return orjson.dumps({"v": VERSION, "t": kind, "id": name, "at": at, **parts}, option=orjson.OPT_SORT_KEYS)
+
+
+def before_part(salt: bytes) -> dict[str, Any]:
+    """The field of an entry that names the salt of the one before it about the same row, which no row proves any
+    more."""
+    return {"before": b64encode(sha256(salt).digest()).decode()}
 
 
 def events_part(events: int, root: bytes) -> dict[str, Any]:

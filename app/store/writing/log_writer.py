@@ -17,7 +17,7 @@ from sqlalchemy import Connection, Dialect
 
 from app.core.records import record
 from app.core.run.journal_hash import leaf as event_hash
-from app.core.transparency.leaves import LOG_KEY, ROW, RUN, events_part, leaf, parse_leaf
+from app.core.transparency.leaves import LOG_KEY, ROW, RUN, before_part, events_part, leaf, parse_leaf
 from app.core.transparency.merkle import Frontier, leaf_hash, range_root, tree_root
 from app.core.transparency.notes import Checkpoint, Signer, sign
 from app.core.transparency.tiles import HEIGHT, WIDTH, hashes_of, node_reader
@@ -193,6 +193,8 @@ class Pass:
                 continue
             salt = self._fresh()
             parts = log_sources.row_parts(source, row, salt, run_salt)
+            if before is not None and before.salt is not None:
+                parts |= before_part(before.salt)
             self.add(kind, name, parts, salt=salt, subject=runs.get(name, name))
 
     def _salts_of(self, runs: Iterable[str]) -> dict[str, bytes | None]:
