@@ -1,6 +1,6 @@
 """The command line as its users meet it, over a data folder of the test's own and without network.
 
-Services are real processes, and so is one command of each kind; the others are run inside the test, by the same `main`.
+Services are processes, and so is one command of each kind; the others are run inside the test, by the same `main`.
 """
 
 import asyncio
@@ -8,7 +8,6 @@ import gc
 import json
 import os
 import re
-import signal
 import sqlite3
 import subprocess
 import sys
@@ -86,17 +85,6 @@ class Service:
         return found
 
 
-def started(process: "subprocess.Popen[str]") -> str:
-    """Its announcement, up to the line that ends it."""
-    assert process.stdout is not None
-    lines = []
-    for line in process.stdout:
-        lines.append(line)
-        if "runs show last" in line:
-            return "".join(lines)
-    raise AssertionError("".join(lines))
-
-
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     with serving(tmp_path_factory.mktemp("baton")) as running:
@@ -105,26 +93,11 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 
 @contextmanager
 def serving(folder: Path, **more: str) -> Iterator[Service]:
-    """A `baton serve` over a folder of its own."""
-    command = [sys.executable, "-m", "app", "serve"]
-    with (
-        (folder / "log").open("w") as log,
-        subprocess.Popen(
-            command,
-            cwd=folder,
-            env=environment(folder, BATON_PORT="0", **more),
-            stdout=subprocess.PIPE,
-            stderr=log,
-            text=True,
-        ) as process,
-    ):
-        words = started(process)
-        found = re.search(r"http://127\.0\.0\.1:\d+", words)
-        assert found
-        yield Service(folder, found[0], words)
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 0
-    assert "Traceback" not in (folder / "log").read_text()
+    """A `baton serve` over a folder of its own; it must end with 0, and quietly."""
+    with processes.running("serve", folder, environment(folder, **more)) as process:
+        yield Service(folder, process.url, process.said)
+        assert process.stop() == 0
+        assert "Traceback" not in process.logged
 
 
 # -- the parser
@@ -323,19 +296,10 @@ def test_the_probe_tells_ready_from_absent(service: Service, tmp_path: Path) -> 
 
 
 def test_ctrl_c_ends_a_service_quietly(tmp_path: Path) -> None:
-    with subprocess.Popen(
-        [sys.executable, "-m", "app", "serve"],
-        cwd=tmp_path,
-        env=environment(tmp_path, BATON_PORT="0"),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
-        started(process)
-        process.send_signal(signal.SIGINT)
-        assert process.wait(20) == 0
-        assert process.stderr is not None
-        assert "Traceback" not in process.stderr.read()
+    with processes.running("serve", tmp_path, environment(tmp_path)) as process:
+        process.interrupt()
+        assert process.ended() == 0
+        assert "Traceback" not in process.logged
 
 
 # -- runs

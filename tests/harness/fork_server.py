@@ -11,7 +11,7 @@ files: the fork holds the writing end of a pipe until then, and the server waits
 comes when the fork dies early. `subprocess.Popen` gives its caller the same guarantee. The id of a fork stays its own
 until somebody has asked for its exit status, because only such a request reaps it.
 
-Commands, the README's examples and the first start are started as a user would, in interpreters of their own. So is
+The README's examples and the first start are started as a user would, in interpreters of their own. So is
 every process whose environment an import may read (see `may_fork`), and every process on systems other than Linux,
 whose libraries do not survive a fork. Forks share one hash seed; `tests/integration/test_operator.py` has processes
 that do not share it and work together.

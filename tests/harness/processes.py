@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 import httpx
@@ -167,11 +168,24 @@ def running(
 
 
 def command(
-    folder: Path, environ: Mapping[str, str], *words: str, within: float = PATIENCE_SECONDS
+    folder: Path, environ: Mapping[str, str], *words: str, within: float = PATIENCE_SECONDS, forked: bool = True
 ) -> subprocess.CompletedProcess[str]:
-    """Run one command to its end, `within` so many seconds, and return its status, `stdout` and `stderr`."""
-    argv = [sys.executable, "-m", "app", *words]
-    return subprocess.run(argv, cwd=folder, env=environ, capture_output=True, text=True, timeout=within, check=False)
+    """Run one command to its end, `within` so many seconds, and return its status, `stdout` and `stderr`.
+
+    With `forked` false it has an interpreter of its own, as an operator's has (see `tests/harness/fork_server.py`).
+    """
+    with TemporaryDirectory() as aside:
+        out, err = Path(aside, "out"), Path(aside, "err")
+        out.touch()
+        err.touch()
+        launch = Launch(("app", *words), str(folder), dict(environ), str(out), str(err))
+        child = start(launch, environment(folder) if forked else None)
+        try:
+            status = child.wait(within)
+        finally:
+            child.send_signal(signal.SIGKILL)
+            child.wait()
+        return subprocess.CompletedProcess(words, status, out.read_text(), err.read_text())
 
 
 @dataclass(frozen=True, slots=True)

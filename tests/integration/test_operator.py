@@ -1,41 +1,21 @@
-"""An operator over Postgres and Redis: doctor, migrate, doctor, three processes, an answer and its explanation."""
+"""An operator over Postgres and Redis: doctor, migrate, doctor, two processes, an answer and its explanation.
+
+Both processes have an interpreter, and so a hash seed, of their own.
+"""
 
 import asyncio
 import re
-import signal
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 
 import httpx
 import pytest
 
-from tests.cli.test_commands import HARD, KEY, apart, baton, environment, started
+from tests.cli.test_commands import HARD, KEY, apart, baton, environment
+from tests.harness.processes import Process
+from tests.harness.waiting import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.integration
-
-
-@contextmanager
-def process(folder: Path, verb: str, environ: dict[str, str]) -> "Iterator[subprocess.Popen[str]]":
-    """One process of the service; it must stop with 0 when told to."""
-    with (
-        (folder / f"{verb}.log").open("a") as log,
-        subprocess.Popen(
-            [sys.executable, "-m", "app", verb],
-            cwd=folder,
-            env=environment(folder, **environ),
-            stdout=subprocess.PIPE,
-            stderr=log,
-            text=True,
-        ) as running,
-    ):
-        try:
-            yield running
-        finally:
-            running.send_signal(signal.SIGTERM)
-            assert running.wait(20) == 0
 
 
 def play(folder: Path, environ: dict[str, str]) -> None:
@@ -45,19 +25,25 @@ def play(folder: Path, environ: dict[str, str]) -> None:
     assert checked.status == 0, checked.out
     assert re.findall(r"^ok\s+(schema|database|redis)", checked.out, re.MULTILINE) == ["schema", "database", "redis"]
     with ExitStack() as stack:
-        gateway = stack.enter_context(process(folder, "gateway", environ))
-        stack.enter_context(process(folder, "dispatcher", environ))
-        stack.enter_context(process(folder, "dispatcher", environ))
-        url = re.search(r"listening on (\S+)", started(gateway))
-        assert url
+        own = environment(folder, **environ)
+        gateway, engine = (Process(verb, folder, own, forked=False) for verb in ("gateway", "dispatcher"))
+        for process in (gateway, engine):
+            stack.callback(process.kill)
+            process.start(wait=False)
+        for process in (gateway, engine):
+            process.wait_until_announced()
         body = {"model": "baton-ultra", "messages": [{"role": "user", "content": HARD}]}
         headers = {"Authorization": f"Bearer {KEY}"}
-        reply = httpx.post(f"{url[1]}/v1/chat/completions", json=body, headers=headers, timeout=20).json()
+        reply = httpx.post(
+            f"{gateway.url}/v1/chat/completions", json=body, headers=headers, timeout=PATIENCE_SECONDS
+        ).json()
         assert reply["choices"][0]["message"]["content"] == "The answer is x = 5."
         shown = apart(folder, "runs", "show", reply["baton"]["run"], **environ)
         assert "its output is the answer" in shown.out
         assert "estimate: " in baton(folder, "plan", HARD, **environ).out
-    assert "Traceback" not in (folder / "gateway.log").read_text() + (folder / "dispatcher.log").read_text()
+        for process in (engine, gateway):
+            assert process.stop() == 0
+            assert "Traceback" not in process.logged
 
 
 async def test_from_an_empty_database_to_an_explained_answer(tmp_path: Path, postgres_url: str, redis_url: str) -> None:
@@ -65,6 +51,5 @@ async def test_from_an_empty_database_to_an_explained_answer(tmp_path: Path, pos
         "BATON_DATABASE_URL": postgres_url,
         "BATON_REDIS_URL": redis_url,
         "BATON_PEPPER": "p" * 40,
-        "BATON_PORT": "0",
     }
     await asyncio.to_thread(play, tmp_path, environ)

@@ -4,10 +4,9 @@ import asyncio
 import io
 import json
 import re
-import subprocess
-import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from app.store.sqlkit.migrate import MIGRATIONS, alembic_config, migrate
 from app.store.sqlkit.runner import parse_url
 from app.store.sqlkit.tables import METADATA
 from tests.conformance.conversations import contents_of, converse
+from tests.harness import processes
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.integration)])
@@ -168,10 +168,11 @@ def test_migrating_twice_changes_nothing(database: str) -> None:
     assert ask(database, differences) == []
 
 
-def test_several_processes_may_migrate_at_once(database: str) -> None:
-    program = "import sys; from app.store.sqlkit.migrate import migrate; migrate(sys.argv[1])"
-    racing = [subprocess.Popen([sys.executable, "-c", program, database], cwd=MIGRATIONS.parent) for _ in range(3)]
-    assert [process.wait(20) for process in racing] == [0, 0, 0]
+def test_several_processes_may_migrate_at_once(database: str, tmp_path: Path) -> None:
+    environ = processes.environment(tmp_path, BATON_DATABASE_URL=database)
+    with ThreadPoolExecutor() as threads:
+        racing = [threads.submit(processes.command, tmp_path, environ, "migrate") for _ in range(3)]
+        assert [one.result().returncode for one in racing] == [0, 0, 0]
     assert ask(database, differences) == []
 
 
