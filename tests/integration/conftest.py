@@ -1,4 +1,4 @@
-"""What the files here share: a stub in a process of its own, and a database, each for one file."""
+"""What the files here share: a stub in a process of its own, and a database of each file's own."""
 
 import asyncio
 import uuid
@@ -7,24 +7,28 @@ from collections.abc import Iterator
 import pytest
 from sqlalchemy.engine import make_url
 
-from app.store.sqlkit.migrate import migrate
 from tests.integration.installation import execute
 from tests.stubs.control import StubControl, stub_process
 
 
-@pytest.fixture(scope="module")
-def stub() -> Iterator[StubControl]:
-    """All providers of one file's installation."""
+@pytest.fixture(scope="session")
+def stub_of_all() -> Iterator[StubControl]:
+    """The process of all stubs of providers; use `stub`."""
     with stub_process() as control:
         yield control
 
 
 @pytest.fixture(scope="module")
-def database(postgres_server_url: str) -> Iterator[str]:
+def stub(stub_of_all: StubControl) -> StubControl:
+    """All providers of one file's installation, which know nothing of another one's."""
+    stub_of_all.clear()
+    return stub_of_all
+
+
+@pytest.fixture(scope="module")
+def database(postgres_server_url: str, migrated_template: str) -> Iterator[str]:
     """A database with the schema in it; a fixture of pytest-asyncio would bind it to one test's event loop."""
     name = f"baton_test_{uuid.uuid4().hex}"
-    asyncio.run(execute(postgres_server_url, f'CREATE DATABASE "{name}" TEMPLATE template0'))
-    url = make_url(postgres_server_url).set(database=name).render_as_string(hide_password=False)
-    migrate(url)
-    yield url
+    asyncio.run(execute(postgres_server_url, f'CREATE DATABASE "{name}" TEMPLATE "{migrated_template}"'))
+    yield make_url(postgres_server_url).set(database=name).render_as_string(hide_password=False)
     asyncio.run(execute(postgres_server_url, f'DROP DATABASE "{name}" WITH (FORCE)'))

@@ -20,6 +20,7 @@ from app.store.sqlkit.runner import parse_url
 from tests.conformance.entries import SALT, admitted, moved, note, queued, take
 from tests.harness import servers
 from tests.harness.raw_facts import Raw
+from tests.harness.waiting import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.integration
 
@@ -33,23 +34,37 @@ def pooling(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@pytest.fixture
-def bouncer_url(postgres_url: str, pooling: str) -> Iterator[str]:
-    """The URL of an empty database behind a PgBouncer, as the runbook tells an operator to write it."""
+@contextlib.contextmanager
+def bouncer(url: str, pooling: str) -> Iterator[str]:
+    """The URL of a database behind a PgBouncer, as the runbook tells an operator to write it."""
     if servers.pgbouncer_binary() is None:
         pytest.skip("PgBouncer is not installed (Debian's package pgbouncer), and no wheel brings it")
     count = SERVER_CONNECTIONS if pooling == "transaction" else 20
-    with servers.pgbouncer(postgres_url, pooling, connections=count) as server:
+    with servers.pgbouncer(url, pooling, connections=count) as server:
         yield f"{server.url}?pgbouncer=transaction" if pooling == "transaction" else server.url
+
+
+@pytest.fixture
+def bouncer_url(migrated_postgres_url: str, pooling: str) -> Iterator[str]:
+    """The URL of a migrated database behind a PgBouncer."""
+    with bouncer(migrated_postgres_url, pooling) as url:
+        yield url
 
 
 @pytest.fixture
 async def stores(bouncer_url: str) -> AsyncIterator[list[SqlStore]]:
     """Two processes over one database."""
-    await asyncio.to_thread(migrate, bouncer_url)
     async with contextlib.AsyncExitStack() as stack:
-        opened = [open_store(bouncer_url, connections=4, writers=2) for _ in range(2)]
+        opened = [open_store(bouncer_url, connections=4, writers=2, patience=PATIENCE_SECONDS) for _ in range(2)]
         yield [await stack.enter_async_context(store) for store in opened]
+
+
+@pytest.mark.parametrize("pooling", ["transaction"], indirect=True)
+def test_the_schema_is_made_through_it(postgres_url: str, pooling: str) -> None:
+    with bouncer(postgres_url, pooling) as url:
+        assert not is_current(url)
+        migrate(url)
+        assert is_current(url)
 
 
 async def test_reads_for_callers_of_two_tenants_do_not_mix(stores: list[SqlStore]) -> None:
@@ -64,7 +79,7 @@ async def test_reads_for_callers_of_two_tenants_do_not_mix(stores: list[SqlStore
     assert found == [{"a"}, {"b"}, {"a", "b"}] * 6
 
 
-async def test_runs_are_written_and_read_from_two_processes(stores: list[SqlStore], postgres_url: str) -> None:
+async def test_runs_are_written_and_read_from_two_processes(stores: list[SqlStore], migrated_postgres_url: str) -> None:
     one, other = stores
 
     async def step(run: str, first: SqlStore, second: SqlStore) -> None:
@@ -86,7 +101,7 @@ async def test_runs_are_written_and_read_from_two_processes(stores: list[SqlStor
         assert [event.kind for event in found.events] == kinds
     assert {row.id for row in await one.runs(RunQuery(limit=50))} == set(RUNS)
     assert await one.last_seqs(RUNS) == dict.fromkeys(RUNS, 4)
-    conn = await asyncpg.connect(postgres_url)
+    conn = await asyncpg.connect(migrated_postgres_url)
     try:
         assert await conn.fetchval("SELECT count(*) FROM tickets WHERE step = 1") == len(RUNS)
     finally:
@@ -123,16 +138,18 @@ async def test_the_archive_and_the_schema_are_read(stores: list[SqlStore], bounc
         assert [record.row["id"] async for record in archive.records()] == ["run"]
 
 
-async def test_a_store_goes_on_after_its_connections_were_cut(stores: list[SqlStore], postgres_url: str) -> None:
+async def test_a_store_goes_on_after_its_connections_were_cut(
+    stores: list[SqlStore], migrated_postgres_url: str
+) -> None:
     one, _ = stores
     await one.append(admitted("run"))
-    conn = await asyncpg.connect(postgres_url)
+    conn = await asyncpg.connect(migrated_postgres_url)
     try:
         ours = "datname = current_database() AND pid <> pg_backend_pid()"
         await conn.execute(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {ours}")
     finally:
         await conn.close()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while True:
             with contextlib.suppress(Exception):
                 await one.ready()

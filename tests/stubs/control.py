@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 from urllib.request import Request, urlopen
 
+from tests.harness.waiting import PATIENCE_SECONDS
+
 from .script import Behaviour, to_json
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -42,14 +44,16 @@ class StubControl:
 
     def requests(self, model: str | None = None) -> list[dict[str, Any]]:
         """All records as JSON (see `Received.as_json`)."""
-        with urlopen(f"{self.url}/_stub/requests{f'?model={model}' if model else ''}", timeout=10) as answer:
+        with urlopen(
+            f"{self.url}/_stub/requests{f'?model={model}' if model else ''}", timeout=PATIENCE_SECONDS
+        ) as answer:
             records: list[dict[str, Any]] = json.load(answer)
             return records
 
     def _post(self, verb: str, document: dict[str, Any]) -> None:
         body = json.dumps(document).encode()
         with urlopen(
-            Request(f"{self.url}/_stub/{verb}", body, {"Content-Type": "application/json"}), timeout=10
+            Request(f"{self.url}/_stub/{verb}", body, {"Content-Type": "application/json"}), timeout=PATIENCE_SECONDS
         ) as answer:
             answer.read()
 
