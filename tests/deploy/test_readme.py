@@ -2,18 +2,22 @@
 
 import json
 import re
+import shlex
 import signal
 import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from contextlib import chdir, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from functools import cache
+from io import StringIO
 from pathlib import Path
 from typing import Final
 
 import pytest
 
+from app.__main__ import main
 from app.process.config import configure
 from app.process.config.settings import variables
 
@@ -54,6 +58,13 @@ class Terminal:
         assert done.returncode == 0, done.stderr
         return done.stdout
 
+    def type(self, *words: str) -> str:
+        """What a command of ours prints, run by its `main` in this process; it must exit with 0."""
+        with chdir(self.folder), redirect_stdout(StringIO()) as out, redirect_stderr(StringIO()) as err:
+            status = main(words, self.environ)
+        assert status == 0, err.getvalue()
+        return out.getvalue()
+
 
 @pytest.fixture(scope="module")
 def terminal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Terminal]:
@@ -62,7 +73,6 @@ def terminal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Terminal]:
     environ = {
         "PATH": f"{bin_folder}:/usr/bin:/bin",
         "PYTHONPATH": str(ROOT),
-        "PYTHONPYCACHEPREFIX": str(ROOT / ".pytest_cache" / "bytecode"),  # else each process compiles all over again
         "HOME": str(folder),
         "BATON_PORT": "0",
     }
@@ -85,11 +95,17 @@ def terminal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Terminal]:
 
 
 @pytest.fixture(scope="module")
-def run(terminal: Terminal) -> str:
-    """The id of a run that has succeeded, so that no test depends on one that ran before it in the same process."""
+def printed(terminal: Terminal) -> str:
+    """What the first example in Python prints."""
     (program,) = [block for block in blocks("python") if "tools" not in block]
-    terminal.paste(sys.executable, "-c", text=program)
-    listed = json.loads(terminal.paste(sys.executable, "-m", "app", "runs", "ls", text="--json"))
+    return terminal.paste(sys.executable, "-c", text=program)
+
+
+@pytest.fixture
+def run(terminal: Terminal, printed: str) -> str:
+    """The id of the last run, of which there is one even if no other test has run before."""
+    assert printed
+    listed = json.loads(terminal.type("runs", "ls", "--json"))
     found: str = listed[0]["id"]
     return found
 
@@ -115,9 +131,8 @@ def test_the_curl_request_gets_the_right_answer(terminal: Terminal) -> None:
     assert reply["baton"]["rehearsal"] is True
 
 
-def test_the_python_example_gets_the_right_answer_twice(terminal: Terminal) -> None:
-    (program,) = [block for block in blocks("python") if "tools" not in block]
-    assert terminal.paste(sys.executable, "-c", text=program).splitlines() == ["The answer is 132."] * 2
+def test_the_python_example_gets_the_right_answer_twice(printed: str) -> None:
+    assert printed.splitlines() == ["The answer is 132."] * 2
 
 
 def test_the_tool_loop_comes_to_its_answer(terminal: Terminal) -> None:
@@ -173,7 +188,7 @@ def test_a_run_is_rated_by_its_id(terminal: Terminal, run: str) -> None:
     *_, rate = blocks("sh", CALLERS)
     rated = json.loads(terminal.paste("bash", "-ec", text=f"RUN={run}\n{rate}"))
     assert (rated["run"], rated["score"], rated["label"]) == (run, 0.0, "wrong_unit")
-    shown = terminal.paste(sys.executable, "-m", "app", "runs", "show", text=run)
+    shown = terminal.type("runs", "show", run)
     assert "explicit, by user: 0 of 1, wrong_unit" in shown
     assert "Miles, not kilometres." in shown
 
@@ -201,8 +216,13 @@ def test_the_pool_snippets_make_a_pool(tmp_path: Path) -> None:
 
 def test_every_command_for_this_machine_works(terminal: Terminal, run: str) -> None:
     (block,) = [block for block in blocks("sh", START) if "baton keys ls" in block]
-    text = re.sub(r"^baton ", f"{sys.executable} -m app ", block, flags=re.MULTILINE)
-    shown = terminal.paste("bash", "-ec", text=text)
+    shown = ""
+    for line in block.splitlines():
+        shown += (
+            terminal.type(*shlex.split(line)[1:])
+            if line.startswith("baton ")
+            else terminal.paste("bash", "-ec", text=line)
+        )
     for words in ("rehearsal", "laptop", "baton-ultra", run):
         assert words in shown
 
