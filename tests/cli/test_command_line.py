@@ -38,6 +38,10 @@ def test_every_argument_and_option_has_a_description(path: str) -> None:
         record = parameter.get_help_record(ctx)
         assert record is not None, parameter.name
         assert record[1].strip(), parameter.name
+    described = command.get_help(ctx).splitlines()
+    for parameter in command.params:
+        if isinstance(parameter, click.Argument):
+            assert sum(f"{line} ".startswith(f"  {parameter.make_metavar(ctx)} ") for line in described) == 1
 
 
 def test_every_command_prints_json_on_request_but_those_that_print_a_script_or_go_on() -> None:

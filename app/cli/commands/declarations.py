@@ -22,7 +22,7 @@ class Option(click.Option):
 
 
 class Command(click.Command):
-    """A command whose help describes its arguments and shows examples, each of which is a whole command line."""
+    """A command whose help shows examples, each of which is a whole command line."""
 
     def __init__(self, *args: Any, module: str, examples: Sequence[str] = (), **attributes: Any) -> None:
         super().__init__(*args, **attributes)
@@ -34,9 +34,10 @@ class Command(click.Command):
         return asked(self.module, self.name or "", ctx.params)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the arguments, then the options by section, then the examples."""
+        """Write the options by section, then the examples. The arguments stand above them."""
         sections: dict[str, list[tuple[str, str]]] = {}
-        for one in self.get_params(ctx):
+        options = [one for one in self.get_params(ctx) if not isinstance(one, click.Argument)]
+        for one in options:
             record = one.get_help_record(ctx)
             if record is not None:
                 sections.setdefault(title(one), []).append(record)
