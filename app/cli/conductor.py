@@ -19,7 +19,7 @@ from pathlib import Path
 from app.cli import deployment, event_loop, shadow, storage, terminal, train
 from app.cli.asked import Asked
 from app.cli.shadow_report import print_conditions
-from app.core.pool.conductor_versions import Change, ChangeKind, Standing, refusal, standings
+from app.core.pool.conductor_versions import Change, ChangeKind, VersionsInForce, refusal, versions_in_force
 from app.engine.conductors import watch
 from app.engine.conductors.trials import Judged
 from app.engine.conductors.versions import Wanted, checked_change, conducted, make_change
@@ -113,10 +113,10 @@ def _deploy(loaded: Loaded, asked: Asked) -> int:
 def _restore(loaded: Loaded, asked: Asked) -> int:
     """Load what was deployed into each server that lacks it, from the same folder, by the same checks."""
     changes = event_loop.run(_changes(loaded.settings))
-    standing = standings(changes).get(asked.conductor, Standing())
+    in_force = versions_in_force(changes).get(asked.conductor, VersionsInForce())
     with conductor_servers(loaded, asked.conductor) as servers:
         present = served_by_all(servers)
-        missing = [version for version in standing.loaded if version not in present]
+        missing = [version for version in in_force.loaded if version not in present]
         for version in missing:
             folder, path = _deployed_from(changes, asked.conductor, version)
             card, golden = manifest.read(folder)
@@ -154,7 +154,7 @@ def _shadow(loaded: Loaded, asked: Asked, now: Callable[[], float]) -> int:
 
 
 async def _compare(settings: Settings, server: Management, asked: Asked, now: float, compared: shadow.Compared) -> None:
-    known = await _standing(settings, asked.conductor)
+    known = await _in_force(settings, asked.conductor)
     if reason := refusal(known, "shadowed", asked.version):
         raise ConfigInvalid([reason])
     async with storage.used(settings), storage.journals(settings) as archive:
@@ -225,19 +225,19 @@ def _author(asked: Asked) -> Actor:
     return Actor(asked.who, "command") if asked.who else storage.operator()
 
 
-async def _standing(settings: Settings, conductor: str) -> Standing:
+async def _in_force(settings: Settings, conductor: str) -> VersionsInForce:
     async with storage.opened(settings) as store:
-        return standings(await store.changes()).get(conductor, Standing())
+        return versions_in_force(await store.changes()).get(conductor, VersionsInForce())
 
 
 def _list(settings: Settings, limit: int, *, as_json: bool) -> int:
     changes = event_loop.run(_changes(settings))
     if as_json:
-        now_in_force = {name: asdict(now) for name, now in standings(changes).items()}
+        now_in_force = {name: asdict(now) for name, now in versions_in_force(changes).items()}
         terminal.print_json({"in_force": now_in_force, "changes": [asdict(one) for one in changes[-limit:]]})
         return 0
     console = terminal.out()
-    for name, now in standings(changes).items():
+    for name, now in versions_in_force(changes).items():
         canary = f"; canary {now.canary} for {now.share:.0%} of the runs" if now.canary else ""
         live = now.live or "the pool file's own model"
         console.print(

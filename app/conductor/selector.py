@@ -21,7 +21,7 @@ from app.core.pool.catalog import Amount, SelectorSpec
 from app.core.rating.decision import Normals, decide
 from app.core.rating.features import asked, features
 from app.core.rating.posterior import estimates
-from app.core.rating.published_posterior import Beliefs, Standing, policy
+from app.core.rating.published_posterior import Beliefs, PublishedPosterior, policy
 
 GRAIN = 1024
 """Quantiles that stand for the normal distribution."""
@@ -54,13 +54,13 @@ class Selector(Chooser):
         conductor = self.model if arm.name == MODEL and self.model is not None else Given(arm.steps)
         return Chosen(conductor, choice, self._policy, standing.version, seen, share or 0.0, seed, masked, lent)
 
-    def _drawn(self, beliefs: Beliefs, random: Random, *, explores: bool) -> tuple[Standing, float]:
+    def _drawn(self, beliefs: Beliefs, random: Random, *, explores: bool) -> tuple[PublishedPosterior, float]:
         """The posterior that decides: the tenant's own, or with a small probability one of another tenant's; and the
         share of the tenant's choices that others decide."""
         lent = beliefs.lent(self._spec.peers) if explores else 0.0
         if lent and random.random() < lent:
             return random.choice(beliefs.peers), lent
-        return beliefs.standing, lent
+        return beliefs.published, lent
 
 
 def affordable(every: Sequence[Arm], brief: Brief) -> tuple[Sequence[Arm], Mapping[str, Mapping[str, float]]]:

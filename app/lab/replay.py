@@ -27,7 +27,7 @@ from app.core.plan.templates import Arm, manned
 from app.core.pool.catalog import Card, Price, SelectorSpec, Worker
 from app.core.rating.decision import decide
 from app.core.rating.features import Features, features
-from app.core.rating.posterior import WRITTEN, Posterior, Rating, estimates, learned, logistic
+from app.core.rating.posterior import USUAL_OUTPUT_TOKENS, Posterior, Rating, estimates, learned, logistic
 from app.lab.logged_decisions import folded
 from app.lab.offpolicy import Log, Logged, Report
 from app.lab.recorded_outcomes import Dataset, Recorded, RecordsRefused
@@ -272,7 +272,7 @@ class Bandit:
 
 def _worker(model: str, usd: int) -> Worker:
     """A worker whose usual step costs so many micro-dollars."""
-    return Worker(model, "recorded", model, Price(0, round(usd * 1e6 / WRITTEN)), Card())
+    return Worker(model, "recorded", model, Price(0, round(usd * 1e6 / USUAL_OUTPUT_TOKENS)), Card())
 
 
 # -- logs

@@ -36,7 +36,7 @@ from app.core.pool.catalog import Catalog, ConductorSpec, ProviderSpec, Tier
 from app.core.rating.calibration import Trial, measured
 from app.core.run.notices import read_secrets
 from app.engine.conductors.probe import ConductorProbe
-from app.engine.conductors.ratings import RatingReader, Standings
+from app.engine.conductors.ratings import RatingReader, SelectorBeliefs
 from app.engine.conductors.versions import VersionReader
 from app.engine.context import EngineContext
 from app.engine.delivery.webhooks import Target, Webhooks
@@ -99,9 +99,9 @@ class Peppers:
 class Pool:
     """The configuration in force, and what is made of it: peppers, adapters, conductors. Replaced by `install`."""
 
-    def __init__(self, loaded: Loaded, health: Health, standings: Standings) -> None:
-        """`health` follows the pool that is in force; its selectors choose by `standings`."""
-        self._standings = standings
+    def __init__(self, loaded: Loaded, health: Health, beliefs: SelectorBeliefs) -> None:
+        """`health` follows the pool that is in force; its selectors choose by `beliefs`."""
+        self._beliefs = beliefs
         self.health = health
         self._retired: list[ClosableProvider] = []
         self._adapters: dict[str, ClosableProvider] = {}
@@ -179,7 +179,7 @@ class Pool:
     def _make(self, tier: str, spec: ConductorSpec) -> Policy:
         model = self._model(spec, spec.worker) if spec.worker is not None else None
         if spec.selector is not None:
-            return Selector(tier, spec.selector, partial(self._standings.of, tier), model)
+            return Selector(tier, spec.selector, partial(self._beliefs.of, tier), model)
         return model or FixedConductor(spec)
 
     def _model(self, spec: ConductorSpec, worker: str) -> ModelConductor:
@@ -259,8 +259,8 @@ async def open_runtime(loaded: Loaded, *, now: Callable[[], float] = time.time) 
     telemetry.gauge("baton_rehearsal", loaded.catalog.rehearsal)
     fresh = Fresh()
     chance = random.Random(fresh.bytes(16)).random
-    standings = Standings()
-    pool = Pool(loaded, Health(telemetry, tick=time.monotonic, chance=chance), standings)
+    beliefs = SelectorBeliefs()
+    pool = Pool(loaded, Health(telemetry, tick=time.monotonic, chance=chance), beliefs)
     opening = open_store(settings.database_url, grace=settings.lease_seconds, content_keys=content_keys(settings))
     seals = pool.peppers.seals
     async with opening as store, _queue(loaded, seals, telemetry) as queue, _tracing(home) as tracing:
@@ -295,7 +295,7 @@ async def open_runtime(loaded: Loaded, *, now: Callable[[], float] = time.time) 
         conductor_probe = ConductorProbe(context, out=drivers.give_up_plans)
         try:
             webhooks = Webhooks(context, _target(settings))
-            ratings = RatingReader(context, standings)
+            ratings = RatingReader(context, beliefs)
             yield Runtime(
                 pool, context, runs, drivers, dispatcher, conductor_probe, versions, gateway, webhooks, clock, ratings
             )

@@ -18,7 +18,7 @@ from app.core.rating.decision import Choice, Decision, decide
 from app.core.rating.evidence import Rated, decision, rating, scores
 from app.core.rating.features import COUNTED, SKETCH, WIDTH, Features, features, from_json, placed, sketched
 from app.core.rating.feedback import Feedback
-from app.core.rating.posterior import START, Estimate, Posterior, Rating, estimates, faded, learned
+from app.core.rating.posterior import FIRST_LOG_ODDS, Estimate, Posterior, Rating, estimates, faded, learned
 from app.core.rating.posterior import from_json as read
 from app.core.run.events import CallIntended, Event, PlanAccepted, PlanOpened, PlanStep
 from app.core.run.facts import Fact
@@ -169,14 +169,14 @@ def test_another_model_under_a_workers_name_starts_from_its_prior_and_the_first_
 def shifted(alarm: float) -> tuple[Posterior, Estimate]:
     """The posterior of a worker that was right 150 times, and then wrong 12 times."""
     told = Posterior()
-    with patch.object(posterior_of_arms, "ALARM", alarm):
+    with patch.object(posterior_of_arms, "CHANGE_EVIDENCE", alarm):
         for n in range(162):
             told = rate(told, "answer ant", float(n < 150))
     return told, mean(told, "answer ant")
 
 
 def test_a_worker_that_has_changed_is_noticed_and_its_beliefs_are_reset() -> None:
-    (noticed, now), (unnoticed, still) = shifted(posterior_of_arms.ALARM), shifted(math.inf)
+    (noticed, now), (unnoticed, still) = shifted(posterior_of_arms.CHANGE_EVIDENCE), shifted(math.inf)
     assert (noticed.changes, unnoticed.changes) == (1, 0)
     assert now.deviation > still.deviation, "what follows is learned faster"
     calm, random = Posterior(), Random(1)
@@ -350,4 +350,4 @@ def test_what_was_learned_of_an_embedding_is_of_its_model_alone_and_the_words_kn
     assert words_alone < estimates(Posterior(), SPEC, arm, POOL, SEEN)[0].mean
     assert from_json(seen.to_json()) == seen
     faded_away = faded(told, 0.995, DAY + 4_000 * DAY)
-    assert estimates(faded_away, SPEC, arm, POOL, seen)[0].mean == pytest.approx(START, abs=0.01)
+    assert estimates(faded_away, SPEC, arm, POOL, seen)[0].mean == pytest.approx(FIRST_LOG_ODDS, abs=0.01)

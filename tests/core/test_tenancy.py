@@ -12,7 +12,7 @@ from app.core.plan.templates import arms, manned
 from app.core.pool.catalog import Card, Limits, Price, SelectorSpec, Worker
 from app.core.rating.features import features
 from app.core.rating.posterior import Posterior, Rating, estimates, from_json, learned
-from app.core.rating.published_posterior import OWN_RATINGS, Beliefs, Standing
+from app.core.rating.published_posterior import OWN_RATINGS, Beliefs, PublishedPosterior
 from app.core.rating.tenancy import joined, taught
 
 DAY = 86_400.0
@@ -63,14 +63,15 @@ def test_an_own_part_fades_back_to_the_shared_posterior() -> None:
     assert means(joined(Posterior(), faded)) == pytest.approx(means(joined(Posterior(), alone)), abs=1e-3)
 
 
-def standing(good: str) -> Standing:
-    return Standing(joined(Posterior(), taught(Posterior(), Posterior(), SPEC, POOL, ratings(60, good))), 1, good)
+def standing(good: str) -> PublishedPosterior:
+    part = taught(Posterior(), Posterior(), SPEC, POOL, ratings(60, good))
+    return PublishedPosterior(joined(Posterior(), part), 1, good)
 
 
 @pytest.mark.parametrize("count", [1, 3, 49, 50, 51, 300])
 def test_each_other_tenant_decides_at_most_its_share_however_many_there_are(count: int) -> None:
     peers = (standing("ant"),) * count
-    fresh, known = (Beliefs(Standing(), ratings, peers) for ratings in (0, OWN_RATINGS))
+    fresh, known = (Beliefs(PublishedPosterior(), ratings, peers) for ratings in (0, OWN_RATINGS))
     assert fresh.lent(0.02) / count <= 0.02 + 1e-12
     assert fresh.lent(0.02) <= 1
     assert known.lent(0.02) == fresh.lent(0.02) / 2, "who has rated enough needs the others less"

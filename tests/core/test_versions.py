@@ -4,19 +4,19 @@ from random import Random
 
 import pytest
 
-from app.core.pool.conductor_versions import Change, ChangeKind, Standing, chosen, refusal, standings
+from app.core.pool.conductor_versions import Change, ChangeKind, VersionsInForce, chosen, refusal, versions_in_force
 
 KINDS: tuple[ChangeKind, ...] = ("loaded", "shadowed", "canary", "promoted", "rolled_back", "unloaded")
 
 
-def stands(*steps: tuple[ChangeKind, str] | tuple[ChangeKind, str, float]) -> Standing:
+def stands(*steps: tuple[ChangeKind, str] | tuple[ChangeKind, str, float]) -> VersionsInForce:
     """What stands after these changes, none of which may be refused."""
-    now = Standing()
+    now = VersionsInForce()
     changes: list[Change] = []
     for n, (kind, version, *share) in enumerate(steps):
         assert not refusal(now, kind, version)
         changes.append(Change(str(n), float(n), "me", "planner", kind, version, *share))
-        now = standings(changes)["planner"]
+        now = versions_in_force(changes)["planner"]
     return now
 
 
@@ -43,7 +43,7 @@ def test_rolling_back_ends_the_canary_then_goes_back_one_by_one() -> None:
 
 @pytest.mark.parametrize("kind", ["shadowed", "canary", "promoted", "unloaded"])
 def test_what_was_not_loaded_cannot_conduct(kind: ChangeKind) -> None:
-    assert "is not loaded" in refusal(Standing(), kind, "a")
+    assert "is not loaded" in refusal(VersionsInForce(), kind, "a")
     assert "is not loaded" in refusal(stands(("loaded", "a"), ("unloaded", "a")), kind, "a")
 
 
@@ -60,13 +60,13 @@ def test_only_what_is_loaded_ever_conducts() -> None:
     random = Random(4)
     for _ in range(200):
         changes: list[Change] = []
-        now = Standing()
+        now = VersionsInForce()
         for n in range(20):
             kind, version = random.choice(KINDS), random.choice("abc")
             if refusal(now, kind, version):
                 continue
             changes.append(Change(str(n), n, "me", "planner", kind, version, 0.5 if kind == "canary" else 0.0))
-            now = standings(changes)["planner"]
+            now = versions_in_force(changes)["planner"]
             for run in ("x", "y", "z"):
                 assert chosen({"planner": now}, "planner", run) in ("", *now.loaded)
 

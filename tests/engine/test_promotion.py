@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from app.core.pool.catalog import PromotionSpec
-from app.core.pool.conductor_versions import Change, standings
+from app.core.pool.conductor_versions import Change, versions_in_force
 from app.core.rating.promotion import (
     Evidence,
     Seen,
@@ -106,7 +106,7 @@ async def runs(opened: Runtime, first: int, count: int) -> None:
 
 async def live(opened: Runtime) -> tuple[str, str]:
     """The version in force, and the canary."""
-    now = standings(await opened.context.store.changes())["planner"]
+    now = versions_in_force(await opened.context.store.changes())["planner"]
     return now.live, now.canary
 
 

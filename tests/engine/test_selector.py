@@ -18,7 +18,7 @@ from app.core.rating.calibration import Trial
 from app.core.rating.features import features, from_json
 from app.core.rating.posterior import BIAS
 from app.core.run.events import Kind
-from app.engine.conductors.ratings import RatingReader, Standings
+from app.engine.conductors.ratings import RatingReader, SelectorBeliefs
 from app.process.wiring import Runtime
 from tests.harness.in_process import WORKER, calling, events, plan_text, running_service
 from tests.stubs import ProviderStub, Reply
@@ -179,7 +179,7 @@ async def test_all_tenants_learn_from_a_trusted_one_and_sources_and_keys_count_a
             body = {"score": 0.0, "source": source}
             await client.post(f"/v1/runs/{run}/feedback", json=body)
         await opened.ratings.learn(tier, spec)
-        known = opened.ratings._standings.of(tier.name, "other").standing.posterior.ratings
+        known = opened.ratings._beliefs.of(tier.name, "other").published.posterior.ratings
         assert known == min(n + 1, 1), "of each pair one counts, and of one key three ratings a day"
 
 
@@ -187,18 +187,19 @@ async def test_what_was_learned_fades_without_new_ratings(opened: Runtime, clien
     tier = opened.pool.catalog().tiers["baton-mini"]
     for _ in range(6):
         await client.post(f"/v1/runs/{await ask(client)}/feedback", json={"score": 0})
-    readers = [RatingReader(replace(opened.context, now=partial(later, opened, days)), Standings()) for days in (0, 30)]
+    clocks = [partial(later, opened, days) for days in (0, 30)]
+    readers = [RatingReader(replace(opened.context, now=clock), SelectorBeliefs()) for clock in clocks]
     await readers[0].learn(tier, spec_of(tier))
-    before = readers[0]._standings.of(tier.name, "acme").standing.posterior.weights["base"][BIAS]
+    before = readers[0]._beliefs.of(tier.name, "acme").published.posterior.weights["base"][BIAS]
     for one in (readers[1], readers[0]):
         await one.learn(tier, spec_of(tier))
     for one in readers:
-        assert one._standings.of(tier.name, "acme").ratings == 6
-    bias = [one._standings.of(tier.name, "acme").standing.posterior.weights["base"][BIAS] for one in readers]
+        assert one._beliefs.of(tier.name, "acme").ratings == 6
+    bias = [one._beliefs.of(tier.name, "acme").published.posterior.weights["base"][BIAS] for one in readers]
     assert bias[0] == bias[1] != before, "both processes know the faded one"
-    fresh = RatingReader(opened.context, Standings())
+    fresh = RatingReader(opened.context, SelectorBeliefs())
     await fresh.learn(tier, spec_of(tier))
-    assert fresh._standings.of(tier.name, "acme").standing.posterior.weights["base"][BIAS] == bias[0]
+    assert fresh._beliefs.of(tier.name, "acme").published.posterior.weights["base"][BIAS] == bias[0]
 
 
 def later(opened: Runtime, days: float) -> float:
@@ -208,16 +209,16 @@ def later(opened: Runtime, days: float) -> float:
 
 async def test_processes_that_learn_at_once_come_to_the_same(opened: Runtime, client: httpx.AsyncClient) -> None:
     tier = opened.pool.catalog().tiers["baton-mini"]
-    standings = [Standings() for _ in range(3)]
-    learners = [RatingReader(opened.context, one) for one in standings]
+    beliefs = [SelectorBeliefs() for _ in range(3)]
+    learners = [RatingReader(opened.context, one) for one in beliefs]
     for _ in range(3):
         for _ in range(2):
             await client.post(f"/v1/runs/{await ask(client)}/feedback", json={"thumbs": "up"})
         await asyncio.gather(*(one.learn(tier, spec_of(tier)) for one in learners))
     await asyncio.gather(*(one.learn(tier, spec_of(tier)) for one in learners))
-    known = [one.of(tier.name, "acme") for one in standings]
-    assert len({one.standing.version for one in known}) == 1
-    assert {one.standing.posterior.ratings for one in known} == {6}, "each rating was learned once"
+    known = [one.of(tier.name, "acme") for one in beliefs]
+    assert len({one.published.version for one in known}) == 1
+    assert {one.published.posterior.ratings for one in known} == {6}, "each rating was learned once"
 
 
 async def test_ratings_are_learned_once_and_signs_and_labels_never(opened: Runtime, client: httpx.AsyncClient) -> None:

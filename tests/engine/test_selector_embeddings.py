@@ -152,6 +152,6 @@ async def test_what_was_rated_is_learned_of_the_embedding_too(
     assert isinstance(spec, SelectorSpec)
     await opened.ratings.learn(tier, spec)
     _, _, found = await seen(opened, run)
-    weights = opened.ratings._standings.of("baton-mini", "acme").standing.posterior.weights["base"]
+    weights = opened.ratings._beliefs.of("baton-mini", "acme").published.posterior.weights["base"]
     assert all(weights[place][0] != 0 for place in weights if place >= 1_000_000 or place < 1024)
     assert len([place for place in weights if place > 10_000]) == len(found.vector)

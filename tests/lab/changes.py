@@ -29,7 +29,7 @@ from app.core.plan.templates import Arm
 from app.core.rating import posterior as posteriors
 from app.core.rating.features import Features, features
 from app.core.rating.posterior import Posterior, Rating, learned
-from app.core.rating.published_posterior import Beliefs, Standing
+from app.core.rating.published_posterior import Beliefs, PublishedPosterior
 from app.core.rating.tenancy import joined, taught
 from app.lab.outcome import bill, outcome, right
 from app.lab.recorded_outcomes import Dataset, read
@@ -140,7 +140,7 @@ def poisoning(own: int, foreign: int, seed: int) -> tuple[float, float, float]:
     honest = _own(own, seed, pool, lambda score: score)
     inverted = _own(foreign, seed + 100, pool, lambda score: 1 - score)
     values = [value(joined(Posterior(), part), exam, pool) for part in (honest, inverted)]
-    lent = Beliefs(Standing(), own, (Standing(),)).lent(bandit.SPEC.peers)
+    lent = Beliefs(PublishedPosterior(), own, (PublishedPosterior(),)).lent(bandit.SPEC.peers)
     together, random = joined(Posterior(), honest), Random(seed + 100)
     for place, task in enumerate(bandit.problems(foreign, seed + 100)):
         one = rated(task, pool, random, together, 1e9 + own + place)
@@ -173,8 +173,8 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=4)
     given = parser.parse_args()
     data = read([given.recorded], {}, {}) if given.recorded else None
-    for name, alarm in (("as it is", posteriors.ALARM), ("without detection", math.inf)):
-        with patch.object(posteriors, "ALARM", alarm):
+    for name, alarm in (("as it is", posteriors.CHANGE_EVIDENCE), ("without detection", math.inf)):
+        with patch.object(posteriors, "CHANGE_EVIDENCE", alarm):
             _print(f"rehearsal world, {name}", swap_in_the_world(given.seeds))
             if data is not None:
                 _print(f"recorded outcomes, {name}", swap_in_records(data, given.seeds))

@@ -37,7 +37,7 @@ class Change:
 
 
 @record(frozen=True, slots=True)
-class Standing:
+class VersionsInForce:
     """The versions that conduct after all changes so far. The empty version is the model that the pool file names."""
 
     loaded: tuple[str, ...] = ()
@@ -48,15 +48,15 @@ class Standing:
     share: float = 0.0
 
 
-def standings(changes: Iterable[Change]) -> dict[str, Standing]:
-    """The standing of each conductor, from changes in the order of (at, id)."""
-    found: dict[str, Standing] = {}
+def versions_in_force(changes: Iterable[Change]) -> dict[str, VersionsInForce]:
+    """The versions of each conductor that are in force, from changes in the order of (at, id)."""
+    found: dict[str, VersionsInForce] = {}
     for change in changes:
-        found[change.conductor] = _after(found.get(change.conductor, Standing()), change)
+        found[change.conductor] = _after(found.get(change.conductor, VersionsInForce()), change)
     return found
 
 
-def _after(now: Standing, change: Change) -> Standing:
+def _after(now: VersionsInForce, change: Change) -> VersionsInForce:
     version = change.version
     match change.kind:
         case "loaded":
@@ -77,7 +77,7 @@ def _after(now: Standing, change: Change) -> Standing:
             return now
 
 
-def refusal(now: Standing, kind: ChangeKind, version: str) -> str:
+def refusal(now: VersionsInForce, kind: ChangeKind, version: str) -> str:
     """Return the reason why a change cannot be made; empty if it can."""
     if kind in ("shadowed", "canary", "promoted", "unloaded") and version not in now.loaded:
         return f"{version} is not loaded; `baton conductor deploy` loads and checks it first"
@@ -90,7 +90,7 @@ def refusal(now: Standing, kind: ChangeKind, version: str) -> str:
     return ""
 
 
-def chosen(known: Mapping[str, Standing], conductor: str, run: str) -> str:
+def chosen(known: Mapping[str, VersionsInForce], conductor: str, run: str) -> str:
     """Return the version that conducts a run; empty for the pool file's own model. Every process finds the same one for
     all of a run's plans, unless a change comes between."""
     now = known.get(conductor)

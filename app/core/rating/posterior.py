@@ -32,7 +32,7 @@ from app.core.records import record
 VERSION = "posterior-3"
 BIAS, COUNTS, VECTORS = WIDTH, WIDTH + 1, WIDTH + 1 + COUNTED
 """Places of a part's weights behind those of the words."""
-START = 1.0
+FIRST_LOG_ODDS = 1.0
 """The log-odds of a right answer of which nothing is known."""
 Variances = tuple[float, float, float]
 """Variances of weights: for words and embeddings, bias and counts; 0 where a part does not use them."""
@@ -49,13 +49,13 @@ FREE_DOUBLINGS = 5.0
 """The doublings by which a worker without a price is taken to be cheaper than the cheapest one that has a price."""
 SHIFT = 1.5
 """The change in log-odds, up or down, that the comparison of ratings with predictions looks for."""
-ALARM = 6.0
+CHANGE_EVIDENCE = 6.0
 """The cumulative log likelihood ratio at which a worker has changed."""
-KEPT = 0.3
+KEPT_SHARE = 0.3
 """The share by which beliefs about the other workers count after one of them has changed."""
-READ, WRITTEN = 600, 300
+USUAL_INPUT_TOKENS, USUAL_OUTPUT_TOKENS = 600, 300
 """Tokens of a step for which no bill has been seen."""
-SUPPOSED = 2.0
+SUPPOSED_BILLS = 2.0
 """The number of bills that the supposed cost counts as."""
 
 Weight = tuple[float, float]
@@ -207,7 +207,7 @@ def estimates(
     models = {one.name: one.model for one in workers}
     names = {part for arm in arms for part in arm.parts}
     parts = {part: believed(posterior, of_model(part, models), seen) for part in names}
-    base = START + believed(posterior, "base", seen)[0]
+    base = FIRST_LOG_ODDS + believed(posterior, "base", seen)[0]
     cards, prices = expected(workers, seen), {one.name: one.price for one in workers}
     found = []
     for arm in arms:
@@ -241,13 +241,13 @@ def bill(posterior: Posterior, arm: Arm, prices: Mapping[str, Price], models: Ma
     workers' prices suggest."""
     count, mean = posterior.bills.get(_billed_as(arm, models), (0.0, 0.0))
     guess = supposed(arm, prices) * posterior.ratio[1]
-    return (count * mean + SUPPOSED * guess) / (count + SUPPOSED)
+    return (count * mean + SUPPOSED_BILLS * guess) / (count + SUPPOSED_BILLS)
 
 
 def supposed(arm: Arm, prices: Mapping[str, Price]) -> float:
     """Return the cost of an arm in micro-dollars if every step had the usual number of tokens."""
     known = [prices[step.worker] for step in arm.steps if step.worker in prices]
-    return sum([one.input * READ + one.output * WRITTEN for one in known]) / 1e6
+    return sum([one.input * USUAL_INPUT_TOKENS + one.output * USUAL_OUTPUT_TOKENS for one in known]) / 1e6
 
 
 @record(frozen=True, slots=True)
@@ -277,7 +277,7 @@ def learned(posterior: Posterior, spec: SelectorSpec, workers: Sequence[Worker],
     parts = ["base", *[of_model(part, models) for part in rating.arm.parts]]
     terms = [(part, *one) for part in parts for one in _inputs(part, rating.seen)]
     weights = [posterior.weights.get(part, {}).get(place, (0.0, prior)) for part, place, _, prior in terms]
-    mean = START + expected(workers, rating.seen).get(rating.arm.main, 0.0)
+    mean = FIRST_LOG_ODDS + expected(workers, rating.seen).get(rating.arm.main, 0.0)
     mean += sum([term[2] * one[0] for term, one in zip(terms, weights, strict=True)])
     spread = sum([term[2] * term[2] * one[1] for term, one in zip(terms, weights, strict=True)])
     chance = logistic(mean / math.sqrt(1 + math.pi * spread / 8))
@@ -302,7 +302,7 @@ def _watched(posterior: Posterior, part: str, chance: float, rating: Rating) -> 
     worse, better = posterior.watches.get(part, (0.0, 0.0))
     worse = max(0.0, worse + rating.weight * _evidence(chance, rating.score, -SHIFT))
     better = max(0.0, better + rating.weight * _evidence(chance, rating.score, SHIFT))
-    if max(worse, better) < ALARM:
+    if max(worse, better) < CHANGE_EVIDENCE:
         return replace(posterior, watches={**posterior.watches, part: (worse, better)})
     worker = part.partition(":")[2]
     weights = {name: _renewed(name, of, worker) for name, of in posterior.weights.items()}
@@ -321,7 +321,7 @@ def _renewed(part: str, of: Mapping[int, Weight], changed: str) -> Mapping[int, 
     role, _, worker = part.partition(":")
     if role in ("base", "template"):
         return of
-    share, prior = 0.0 if worker == changed else KEPT, prior_of(part)
+    share, prior = 0.0 if worker == changed else KEPT_SHARE, prior_of(part)
     return {place: _faded(one, spread_of(prior, place), share) for place, one in of.items()}
 
 
@@ -340,7 +340,7 @@ def _mean(known: tuple[float, float], value: float) -> tuple[float, float]:
     return count + 1, mean + (value - mean) / (count + 1)
 
 
-FADES = 3_600.0
+FADE_SECONDS = 3_600.0
 """Seconds after which a posterior is made to fade; less is not worth the work."""
 
 
@@ -348,7 +348,7 @@ def faded(posterior: Posterior, decay: float, now: float) -> Posterior:
     """The posterior with what it knows counting less, by the days since it last faded."""
     if not posterior.at:
         return replace(posterior, at=now)
-    if now - posterior.at < FADES:
+    if now - posterior.at < FADE_SECONDS:
         return posterior
     share = decay ** ((now - posterior.at) / 86_400)
     weights: dict[str, dict[int, Weight]] = {}

@@ -10,7 +10,7 @@ POLICY = "selector-3"
 
 
 @record(frozen=True, slots=True)
-class Standing:
+class PublishedPosterior:
     """A posterior as it stands in the database: its number there, and its hash."""
 
     posterior: Posterior = field(default_factory=Posterior)
@@ -42,9 +42,9 @@ class Beliefs:
     at most that share of the requests, whatever it has rated: so it cannot change the expected reward by more.
     """
 
-    standing: Standing = field(default_factory=Standing)
+    published: PublishedPosterior = field(default_factory=PublishedPosterior)
     ratings: int = 0
-    peers: tuple[Standing, ...] = ()
+    peers: tuple[PublishedPosterior, ...] = ()
 
     def lent(self, share: float) -> float:
         """Return the probability with which one of the peers, drawn evenly, decides a request."""

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from app.core.pool.catalog import SelectorSpec, Worker
 from app.core.rating.posterior import (
-    FADES,
+    FADE_SECONDS,
     Posterior,
     Rating,
     Weight,
@@ -53,7 +53,7 @@ def taught(
     """The own part of a tenant after more of its ratings, in the order of their times."""
     base = whole = None
     for rating in ratings:
-        if base is None or whole is None or rating.at - whole.at >= FADES:
+        if base is None or whole is None or rating.at - whole.at >= FADE_SECONDS:
             own = own if base is None or whole is None else _added(base, whole)
             base = replace(faded(shared, spec.decay, rating.at), at=max(rating.at, own.at))
             whole = replace(joined(base, faded_part(own, spec.decay, rating.at)), at=base.at)
@@ -91,7 +91,7 @@ def _differences(part: str, known: Mapping[int, Weight], of: Mapping[int, Weight
 
 def faded_part(own: Posterior, decay: float, now: float) -> Posterior:
     """The own part of a tenant with what it knows counting less, by the days since it last faded."""
-    if not own.at or now - own.at < FADES:
+    if not own.at or now - own.at < FADE_SECONDS:
         return own
     share = decay ** ((now - own.at) / 86_400)
     weights = {part: _scaled(of, share) for part, of in own.weights.items()}

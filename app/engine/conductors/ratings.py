@@ -1,14 +1,14 @@
 """Learning from ratings: what selectors believe is kept in the database, and every process follows it there.
 
-Each process looks every `EVERY` seconds. A process that finds ratings that were not learned yet works them in and
-writes the posterior under the next number; of two who try it at the same time one succeeds, and the other reads what
-that one has written. So all processes choose by the same posterior, a restart loses nothing, and the number and hash
-that a decision names stand for one posterior only. Ratings are taken in the order of their times; one that comes `LATE`
-after another that was learned is still taken, a later one is not.
+Each process looks every second. A process that finds ratings that were not learned yet works them in and writes the
+posterior under the next number; of two who try it at the same time one succeeds, and the other reads what that one has
+written. So all processes choose by the same posterior, a restart loses nothing, and the number and hash that a decision
+names stand for one posterior only. Ratings are taken in the order of their times; one that comes `LATE_SECONDS` after
+another that was learned is still taken, a later one is not.
 
-A tier has one row for the shared posterior and for what was read (`Notes`), and one for the own part of each tenant
-(`rating/tenancy.py`), which is written together with it. Of the tenants with the latest ratings, `MOST_TENANTS` are
-held in memory; the requests of others are decided by the shared posterior and by its peers until they rate again.
+A tier has one row for the shared posterior and for what was read (`LearningState`), and one for the own part of each
+tenant (`rating/tenancy.py`), which is written together with it. Of the tenants with the latest ratings, `MOST_TENANTS`
+are held in memory; the requests of others are decided by the shared posterior and by its peers until they rate again.
 """
 
 import asyncio
@@ -28,31 +28,31 @@ from app.core.rating.evidence import Learned, Rated
 from app.core.rating.features import features
 from app.core.rating.feedback import Feedback
 from app.core.rating.posterior import Posterior, Rating, digest, faded, from_json, learned
-from app.core.rating.published_posterior import LEAST_RATINGS, Beliefs, Standing, policy
+from app.core.rating.published_posterior import LEAST_RATINGS, Beliefs, PublishedPosterior, policy
 from app.core.rating.tenancy import faded_part, joined, taught
 from app.core.records import record
 from app.engine.context import EngineContext
 from app.errors import StoreUnavailable
 from app.store.protocol import Learning
 
-EVERY = 1.0
+LOOK_SECONDS = 1.0
 """Seconds between two looks for ratings."""
-LATE = 5.0
+LATE_SECONDS = 5.0
 """Seconds for which ratings may arrive out of order: clocks differ, and commits take their time."""
 PAGE = 100
-AT_ONCE = 25
+RATINGS_AT_ONCE = 25
 """Ratings that are learned between two looks at other work."""
 MOST_TENANTS = 64
 """The tenants of a tier whose own beliefs a process holds, each of up to a megabyte."""
-DAY = 86_400.0
-FADES = DAY
+DAY_SECONDS = 86_400.0
+FADE_SECONDS = DAY_SECONDS
 """Seconds after which a posterior is written again although nothing was rated, so that it fades."""
 
 
 @record(frozen=True, slots=True)
-class Notes:
+class LearningState:
     """The shared posterior with what it takes to go on learning: up to which time ratings were seen, and which of the
-    last `LATE` seconds."""
+    last `LATE_SECONDS` seconds."""
 
     posterior: Posterior = field(default_factory=Posterior)
     mark: float = 0.0
@@ -68,7 +68,7 @@ class Notes:
     """The ratings of each API key on that day since 1970, where only so many count."""
 
     def to_json(self) -> bytes:
-        """The notes as they are stored."""
+        """The state as it is stored."""
         kept = {
             "mark": self.mark,
             "tried": self.tried,
@@ -81,10 +81,10 @@ class Notes:
         return orjson.dumps(kept | {"posterior": self.posterior.to_json().decode()})
 
 
-def read(body: bytes) -> Notes:
-    """The inverse of `Notes.to_json`."""
+def read(body: bytes) -> LearningState:
+    """The inverse of `LearningState.to_json`."""
     value: dict[str, Any] = orjson.loads(body)
-    return Notes(
+    return LearningState(
         posterior=from_json(value["posterior"].encode()),
         mark=value["mark"],
         tried=value["tried"],
@@ -108,56 +108,56 @@ async def posterior_of(store: Learning, tier: str, tenant: str) -> Posterior:
     return joined(before, from_json(own.body)) if own is not None else before
 
 
-class Standings:
+class SelectorBeliefs:
     """The posteriors by which the selectors of this process choose; only `RatingReader` changes them."""
 
     def __init__(self) -> None:
-        self._shared: dict[str, Standing] = {}
+        self._shared: dict[str, PublishedPosterior] = {}
         self._own: dict[str, Mapping[str, Beliefs]] = {}
-        self._peers: dict[str, tuple[Standing, ...]] = {}
+        self._peers: dict[str, tuple[PublishedPosterior, ...]] = {}
 
     def of(self, tier: str, tenant: str) -> Beliefs:
         """The beliefs by which a tenant's requests are decided, as far as they are known here."""
         own = self._own.get(tier, {}).get(tenant)
         if own is not None:
             return own
-        return Beliefs(self._shared.get(tier, Standing()), 0, self._peers.get(tier, ()))
+        return Beliefs(self._shared.get(tier, PublishedPosterior()), 0, self._peers.get(tier, ()))
 
-    def put(self, tier: str, shared: Standing, own: Mapping[str, tuple[Standing, int]]) -> None:
+    def put(self, tier: str, shared: PublishedPosterior, own: Mapping[str, tuple[PublishedPosterior, int]]) -> None:
         """Set the posteriors of a tier: the shared one, and each tenant's with the number of its ratings."""
-        rated = {tenant: standing for tenant, (standing, ratings) in own.items() if ratings >= LEAST_RATINGS}
+        rated = {tenant: published for tenant, (published, ratings) in own.items() if ratings >= LEAST_RATINGS}
         found = {}
-        for tenant, (standing, ratings) in own.items():
+        for tenant, (published, ratings) in own.items():
             peers = tuple([one for name, one in rated.items() if name != tenant])
-            found[tenant] = Beliefs(standing, ratings, peers)
+            found[tenant] = Beliefs(published, ratings, peers)
         self._shared[tier], self._own[tier], self._peers[tier] = shared, found, tuple(rated.values())
 
 
 @record(frozen=True, slots=True)
-class Own:
+class TenantPart:
     """The own part of a tenant, with the number of its row and the posterior that it makes of the shared one."""
 
     number: int
     part: Posterior
-    standing: Standing
+    published: PublishedPosterior
 
 
 @record(frozen=True, slots=True)
-class Known:
-    """The rows of a tier as a process has read them: the notes with their number, and the own parts of tenants."""
+class LoadedRows:
+    """The rows of a tier as a process has read them: the learning state, its number, and tenants' own parts."""
 
     number: int = 0
-    notes: Notes = field(default_factory=Notes)
-    owns: Mapping[str, Own] = field(default_factory=dict)
+    state: LearningState = field(default_factory=LearningState)
+    owns: Mapping[str, TenantPart] = field(default_factory=dict)
 
 
 class RatingReader:
     """One process's part in learning."""
 
-    def __init__(self, context: EngineContext, standings: Standings) -> None:
+    def __init__(self, context: EngineContext, beliefs: SelectorBeliefs) -> None:
         self._context = context
-        self._standings = standings
-        self._known: dict[str, Known] = {}
+        self._beliefs = beliefs
+        self._known: dict[str, LoadedRows] = {}
 
     async def run(self, stopping: asyncio.Event) -> None:
         """Look until `stopping` is set. A failure with one tier is logged and tried again."""
@@ -175,21 +175,21 @@ class RatingReader:
                     )
                     logging.getLogger("baton").error("ratings", exc_info=bug)
             with suppress(TimeoutError):
-                async with asyncio.timeout(EVERY):
+                async with asyncio.timeout(LOOK_SECONDS):
                     await stopping.wait()
 
     async def learn(self, tier: Tier, spec: SelectorSpec) -> None:
         """Follow the tier's posteriors, and work in what was rated since."""
         while True:
             known = await self._follow(tier.name)
-            notes = known.notes
-            fresh = await self._fresh(notes)
-            stale = bool(notes.posterior.at) and self._context.now() - notes.posterior.at >= FADES
-            trials = self._trials(tier, notes, await self._context.store.trials(notes.tried))
+            state = known.state
+            fresh = await self._fresh(state)
+            stale = bool(state.posterior.at) and self._context.now() - state.posterior.at >= FADE_SECONDS
+            trials = self._trials(tier, state, await self._context.store.trials(state.tried))
             if not fresh and not trials and not stale:
                 return
             number = known.number + 1
-            shared = _calibrated(notes, spec, self._workers(tier), trials)
+            shared = _calibrated(state, spec, self._workers(tier), trials)
             if trials or stale:
                 shared = replace(shared, shared=number)
             after, parts = await self._worked_in(tier, spec, number, shared, fresh)
@@ -200,21 +200,21 @@ class RatingReader:
             learned_ = Learned(number, after.to_json())
             if await self._context.store.learn(policy(tier.name), learned_, self._context.now(), rows):
                 self._log_changes(tier.name, known, parts)
-                self._stand(tier.name, number, after, parts)
+                self._publish(tier.name, number, after, parts)
 
-    async def _follow(self, tier: str) -> Known:
+    async def _follow(self, tier: str) -> LoadedRows:
         """Follow what any process has learned for a tier."""
-        known = self._known.get(tier, Known())
+        known = self._known.get(tier, LoadedRows())
         found = await self._context.store.learned(policy(tier), known.number)
         if found is None:
             return known
-        notes = read(found.body)
+        state = read(found.body)
         parts = {}
-        for tenant, (number, _) in notes.tenants.items():
+        for tenant, (number, _) in state.tenants.items():
             own = known.owns.get(tenant)
             if own is None or own.number < number:
                 parts[tenant] = await self._part(tier, tenant)
-        self._stand(tier, found.number, notes, parts)
+        self._publish(tier, found.number, state, parts)
         return self._known[tier]
 
     async def _part(self, tier: str, tenant: str) -> Posterior:
@@ -222,25 +222,25 @@ class RatingReader:
         found = await self._context.store.learned(row_of(tier, tenant), 0)
         return from_json(found.body) if found is not None else Posterior()
 
-    def _stand(self, tier: str, number: int, notes: Notes, parts: Mapping[str, Posterior]) -> None:
+    def _publish(self, tier: str, number: int, state: LearningState, parts: Mapping[str, Posterior]) -> None:
         """Choose by these posteriors from now on; `parts` are the own parts that are new."""
-        before = self._known.get(tier, Known())
-        body = notes.posterior.to_json()
+        before = self._known.get(tier, LoadedRows())
+        body = state.posterior.to_json()
         owns = {}
-        for tenant, (row, _) in notes.tenants.items():
+        for tenant, (row, _) in state.tenants.items():
             own = before.owns.get(tenant)
             part = parts.get(tenant, own.part if own is not None else Posterior())
-            if own is None or tenant in parts or before.notes.shared != notes.shared:
-                whole = joined(notes.posterior, part)
-                own = Own(row, part, Standing(whole, row, digest(body + part.to_json())))
+            if own is None or tenant in parts or before.state.shared != state.shared:
+                whole = joined(state.posterior, part)
+                own = TenantPart(row, part, PublishedPosterior(whole, row, digest(body + part.to_json())))
             owns[tenant] = own
-        self._known[tier] = Known(number, notes, owns)
-        standings = {tenant: (own.standing, notes.tenants[tenant][1]) for tenant, own in owns.items()}
-        self._standings.put(tier, Standing(notes.posterior, notes.shared, digest(body)), standings)
-        total = notes.posterior.ratings + sum([ratings for _, ratings in notes.tenants.values()])
+        self._known[tier] = LoadedRows(number, state, owns)
+        beliefs = {tenant: (own.published, state.tenants[tenant][1]) for tenant, own in owns.items()}
+        self._beliefs.put(tier, PublishedPosterior(state.posterior, state.shared, digest(body)), beliefs)
+        total = state.posterior.ratings + sum([ratings for _, ratings in state.tenants.values()])
         self._context.telemetry.gauge("baton_selector_ratings", total, tier)
 
-    def _log_changes(self, tier: str, known: Known, parts: Mapping[str, Posterior]) -> None:
+    def _log_changes(self, tier: str, known: LoadedRows, parts: Mapping[str, Posterior]) -> None:
         for tenant, part in parts.items():
             own = known.owns.get(tenant)
             if own is not None and part.changes > own.part.changes:
@@ -251,40 +251,40 @@ class RatingReader:
                     tenant=tenant,
                 )
 
-    async def _fresh(self, notes: Notes) -> Sequence[Feedback]:
+    async def _fresh(self, state: LearningState) -> Sequence[Feedback]:
         """The next ratings that were not seen yet; none if there are none."""
-        last = (notes.mark - LATE, "")
+        last = (state.mark - LATE_SECONDS, "")
         while page := await self._context.store.feedback_after(last, PAGE):
-            if fresh := [one for one in page if (one.at, one.id) not in notes.recent]:
+            if fresh := [one for one in page if (one.at, one.id) not in state.recent]:
                 return fresh
             last = (page[-1].at, page[-1].id)
         return ()
 
     async def _worked_in(
-        self, tier: Tier, spec: SelectorSpec, number: int, notes: Notes, fresh: Sequence[Feedback]
-    ) -> tuple[Notes, Mapping[str, Posterior]]:
-        """The notes with these ratings worked in, and the own parts of the tenants that gave them."""
-        notes, rated = _within(notes, spec, await self._rated(tier, fresh))
-        workers, raters, posterior = self._workers(tier), dict(spec.raters), notes.posterior
+        self, tier: Tier, spec: SelectorSpec, number: int, state: LearningState, fresh: Sequence[Feedback]
+    ) -> tuple[LearningState, Mapping[str, Posterior]]:
+        """The state with these ratings worked in, and the own parts of the tenants that gave them."""
+        state, rated = _within_daily_limit(state, spec, await self._rated(tier, fresh))
+        workers, raters, posterior = self._workers(tier), dict(spec.raters), state.posterior
         ratings: dict[str, list[Rating]] = {}
         for one in rated:
             rating = evidence.rating(one, raters)
             if rating is not None and one.rating.tenant in spec.trusted:
-                posterior, notes = learned(posterior, spec, workers, rating), replace(notes, shared=number)
+                posterior, state = learned(posterior, spec, workers, rating), replace(state, shared=number)
             elif rating is not None:
                 ratings.setdefault(one.rating.tenant, []).append(rating)
         parts = {}
         for tenant, own in ratings.items():
             part = await self._own_part(tier.name, tenant)
-            for first in range(0, len(own), AT_ONCE):
-                part = taught(posterior, part, spec, workers, own[first : first + AT_ONCE])
+            for first in range(0, len(own), RATINGS_AT_ONCE):
+                part = taught(posterior, part, spec, workers, own[first : first + RATINGS_AT_ONCE])
                 await asyncio.sleep(0)  # a page takes some ten milliseconds, and callers wait for none of it
             parts[tenant] = part
-        mark = max([notes.mark, *(one.at for one in fresh)])
-        recent = {one for one in notes.recent if one[0] >= mark - LATE} | {(one.at, one.id) for one in fresh}
-        if notes.shared == number or not posterior.at:
+        mark = max([state.mark, *(one.at for one in fresh)])
+        recent = {one for one in state.recent if one[0] >= mark - LATE_SECONDS} | {(one.at, one.id) for one in fresh}
+        if state.shared == number or not posterior.at:
             posterior = faded(posterior, spec.decay, self._context.now())
-        after = replace(notes, posterior=posterior, mark=mark, recent=frozenset(recent))
+        after = replace(state, posterior=posterior, mark=mark, recent=frozenset(recent))
         return _indexed(after, number, parts), parts
 
     async def _rated(self, tier: Tier, fresh: Sequence[Feedback]) -> list[Rated]:
@@ -294,53 +294,57 @@ class RatingReader:
 
     async def _own_part(self, tier: str, tenant: str) -> Posterior:
         """The own part of a tenant, whether it is held here or not."""
-        own = self._known.get(tier, Known()).owns.get(tenant)
+        own = self._known.get(tier, LoadedRows()).owns.get(tenant)
         return own.part if own is not None else await self._part(tier, tenant)
 
     def _workers(self, tier: Tier) -> list[Worker]:
         known = self._context.catalog().workers
         return [known[name] for name in tier.pool]
 
-    def _trials(self, tier: Tier, notes: Notes, trials: Sequence[Trial]) -> list[Trial]:
+    def _trials(self, tier: Tier, state: LearningState, trials: Sequence[Trial]) -> list[Trial]:
         """The trials of the tier's workers that were not worked in yet, in the order of their times."""
-        own = [one for worker in self._workers(tier) for one in of_worker(trials, worker) if one.at > notes.tried]
+        own = [one for worker in self._workers(tier) for one in of_worker(trials, worker) if one.at > state.tried]
         return sorted(own, key=lambda one: (one.at, one.worker, one.task))
 
 
-def _calibrated(notes: Notes, spec: SelectorSpec, workers: Sequence[Worker], trials: Sequence[Trial]) -> Notes:
-    """The notes with trials worked in: each is a rating of the worker alone at that question."""
-    posterior = notes.posterior
+def _calibrated(
+    state: LearningState, spec: SelectorSpec, workers: Sequence[Worker], trials: Sequence[Trial]
+) -> LearningState:
+    """The state with trials worked in: each is a rating of the worker alone at that question."""
+    posterior = state.posterior
     for one in trials:
         trial = Rating(manned("answer", [one.worker]), features(one.question), one.score, one.usd, one.at)
         posterior = learned(posterior, spec, workers, trial)
-    return replace(notes, posterior=posterior, tried=max([notes.tried, *(one.at for one in trials)]))
+    return replace(state, posterior=posterior, tried=max([state.tried, *(one.at for one in trials)]))
 
 
-def _indexed(notes: Notes, number: int, parts: Mapping[str, Posterior]) -> Notes:
-    """The notes with the tenants whose own parts are written under this number; those with the latest ratings stay."""
-    tenants = {**notes.tenants, **{tenant: (number, part.ratings) for tenant, part in parts.items()}}
+def _indexed(state: LearningState, number: int, parts: Mapping[str, Posterior]) -> LearningState:
+    """The state with the tenants whose own parts are written under this number; those with the latest ratings stay."""
+    tenants = {**state.tenants, **{tenant: (number, part.ratings) for tenant, part in parts.items()}}
     latest = sorted(tenants, key=lambda tenant: tenants[tenant], reverse=True)[:MOST_TENANTS]
-    return replace(notes, tenants={tenant: tenants[tenant] for tenant in latest})
+    return replace(state, tenants={tenant: tenants[tenant] for tenant in latest})
 
 
-def _faded(known: Known, spec: SelectorSpec, now: float) -> Mapping[str, Posterior]:
+def _faded(known: LoadedRows, spec: SelectorSpec, now: float) -> Mapping[str, Posterior]:
     """The own parts of the tenants that are held, faded until now."""
     return {tenant: faded_part(own.part, spec.decay, now) for tenant, own in known.owns.items()}
 
 
-def _within(notes: Notes, spec: SelectorSpec, rated: Sequence[Rated]) -> tuple[Notes, list[Rated]]:
-    """The ratings that are not beyond the most of their API key on one day, and the notes in which they are counted."""
+def _within_daily_limit(
+    state: LearningState, spec: SelectorSpec, rated: Sequence[Rated]
+) -> tuple[LearningState, list[Rated]]:
+    """The ratings that are not beyond the most of their API key on one day, and the state in which they are counted."""
     if not spec.daily:
-        return notes, list(rated)
-    day, counted, found = notes.day, dict(notes.counted), []
+        return state, list(rated)
+    day, counted, found = state.day, dict(state.counted), []
     for one in rated:
-        today = int(one.rating.at // DAY)
+        today = int(one.rating.at // DAY_SECONDS)
         if today > day:
             day, counted = today, {}
         counted[one.rating.key] = counted.get(one.rating.key, 0) + 1
         if not one.rating.key or counted[one.rating.key] <= spec.daily:
             found.append(one)
-    return replace(notes, day=day, counted=counted), found
+    return replace(state, day=day, counted=counted), found
 
 
 def selectors(tiers: Sequence[Tier]) -> list[tuple[Tier, SelectorSpec]]:

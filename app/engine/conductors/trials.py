@@ -13,7 +13,7 @@ from typing import Any, Final, Protocol
 
 from app.core.pool.budgets import of_shadows
 from app.core.pool.catalog import Tier
-from app.core.pool.conductor_versions import Change, Standing, chosen
+from app.core.pool.conductor_versions import Change, VersionsInForce, chosen
 from app.core.rating.economics import JournaledRun
 from app.core.rating.promotion import (
     NO_EVIDENCE,
@@ -169,21 +169,21 @@ class Candidate:
 
     def conducts(self, run: str) -> bool:
         """True if the version is, or was, to conduct this run, whether or not it could be asked."""
-        now = Standing(live=self.live, canary=self.version, share=self.share)
+        now = VersionsInForce(live=self.live, canary=self.version, share=self.share)
         return self.promoted or chosen({self.conductor: now}, self.conductor, run) == self.version
 
 
-def candidate_of(changes: Sequence[Change], conductor: str, standing: Standing) -> Candidate | None:
+def candidate_of(changes: Sequence[Change], conductor: str, in_force: VersionsInForce) -> Candidate | None:
     """The version that is a canary, or was promoted last and is still live; None if there is none."""
     own = [one for one in changes if one.conductor == conductor]
-    if standing.canary:
-        begun = next(one.at for one in reversed(own) if one.kind == "canary" and one.version == standing.canary)
-        return Candidate(conductor, standing.canary, begun, standing.live, standing.share)
+    if in_force.canary:
+        begun = next(one.at for one in reversed(own) if one.kind == "canary" and one.version == in_force.canary)
+        return Candidate(conductor, in_force.canary, begun, in_force.live, in_force.share)
     decided = [one for one in own if one.kind in ("promoted", "rolled_back")]
-    if not decided or decided[-1].kind != "promoted" or decided[-1].version != standing.live:
+    if not decided or decided[-1].kind != "promoted" or decided[-1].version != in_force.live:
         return None
-    before = standing.before[-1] if standing.before else ""
-    return Candidate(conductor, standing.live, decided[-1].at, before)
+    before = in_force.before[-1] if in_force.before else ""
+    return Candidate(conductor, in_force.live, decided[-1].at, before)
 
 
 async def versions_apart(runs: Runs, tier: Tier, candidate: Candidate, now: float) -> Evidence:

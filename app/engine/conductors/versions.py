@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 
 from app.core.pool.catalog import Catalog
-from app.core.pool.conductor_versions import Change, ChangeKind, Standing, chosen, refusal, standings
+from app.core.pool.conductor_versions import Change, ChangeKind, VersionsInForce, chosen, refusal, versions_in_force
 from app.core.records import changed, record
 from app.errors import ConfigInvalid, StoreUnavailable
 from app.store.protocol import Actor, ConductorVersions, Store
@@ -34,7 +34,7 @@ class VersionReader:
         self._store = store
         self._telemetry = telemetry
         self._tick = tick
-        self._known: Mapping[str, Standing] = {}
+        self._known: Mapping[str, VersionsInForce] = {}
         self._read_at = -math.inf
 
     async def version(self, conductor: str, run: str) -> str:
@@ -47,7 +47,7 @@ class VersionReader:
         """Read them once."""
         with suppress(StoreUnavailable):
             asked_at = self._tick()
-            known = standings(await self._store.changes())
+            known = versions_in_force(await self._store.changes())
             self._read_at = asked_at
             if known != self._known:
                 self._known = known
@@ -86,7 +86,7 @@ async def checked_change(store: Store, wanted: Wanted, served: Callable[[], Coll
     `served` asks the conductor's server for the names of its models, and blocks. It is not asked for a rollback, which
     must be possible while the server is away.
     """
-    known = standings(await store.changes()).get(wanted.conductor, Standing())
+    known = versions_in_force(await store.changes()).get(wanted.conductor, VersionsInForce())
     reason = refusal(known, wanted.kind, wanted.version)
     if reason:
         raise ConfigInvalid([reason])

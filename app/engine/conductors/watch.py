@@ -14,7 +14,7 @@ from typing import Any, Final
 import orjson
 
 from app.core.pool.catalog import Catalog, Tier
-from app.core.pool.conductor_versions import Standing, standings
+from app.core.pool.conductor_versions import VersionsInForce, versions_in_force
 from app.core.rating.promotion import Condition, breaches, conditions, promotable
 from app.engine.conductors import versions
 from app.engine.conductors.trials import Candidate, Judged, candidate_of, judged, versions_apart
@@ -45,8 +45,8 @@ async def gate(store: Store, catalog: Catalog, wanted: Wanted, now: float) -> tu
     if not tiers:
         return ()
     known = await store.changes()
-    standing = standings(known).get(wanted.conductor, Standing())
-    canary = candidate_of(known, wanted.conductor, standing)
+    in_force = versions_in_force(known).get(wanted.conductor, VersionsInForce())
+    canary = candidate_of(known, wanted.conductor, in_force)
     since = now - EVIDENCE_SECONDS
     found = [await judged(store, tier, wanted.version, canary, since, now) for tier in tiers]
     return tuple([one for one in found if one is not None])
@@ -110,9 +110,9 @@ class PromotionWatch:
         if not tiers or not self._context.timed() or not await self._leadership.held():
             return
         known = await self._context.store.changes()
-        standing = standings(known)
+        in_force = versions_in_force(known)
         for conductor, of in tiers.items():
-            candidate = candidate_of(known, conductor, standing.get(conductor, Standing()))
+            candidate = candidate_of(known, conductor, in_force.get(conductor, VersionsInForce()))
             if candidate is not None:
                 await self._judge(candidate, of)
 

@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from app.core.pool.catalog import Catalog, Worker
-from app.core.pool.conductor_versions import ChangeKind, Standing, standings
+from app.core.pool.conductor_versions import ChangeKind, VersionsInForce, versions_in_force
 from app.engine.conductors import versions, watch
 from app.errors import ConfigInvalid, Conflict, NotFound
 from app.gateway.admin import replies
@@ -83,9 +83,9 @@ def _conductors(router: APIRouter, context: AdminContext, keys: Keys) -> None:
     )
     async def list_conductors(caller: Annotated[Caller, keys.needs("conductors:read")]) -> Any:
         """For each conductor of the pool file the version in force, the canary, and the versions that are loaded."""
-        known = standings(await context.gateway.store.changes())
+        known = versions_in_force(await context.gateway.store.changes())
         names = sorted(versions.conducted(context.gateway.catalog()))
-        return page([_standing(name, known.get(name, Standing())) for name in names], "name", has_more=False)
+        return page([_in_force(name, known.get(name, VersionsInForce())) for name in names], "name", has_more=False)
 
     @router.get(
         "/conductors/{conductor}/evidence",
@@ -160,8 +160,8 @@ async def _change(context: AdminContext, wanted: versions.Wanted, forced: str | 
     except ConfigInvalid as error:
         raise Conflict(f"The version cannot be changed: {'; '.join(error.faults)}.", code="change_refused") from None
     await versions.make_change(store, checked, name=context.gateway.name("change"), by=caller.actor, note=note)
-    known = standings(await store.changes())
-    return as_json(_standing(conductor, known.get(conductor, Standing())))
+    known = versions_in_force(await store.changes())
+    return as_json(_in_force(conductor, known.get(conductor, VersionsInForce())))
 
 
 async def _evidence(context: AdminContext, wanted: versions.Wanted, forced: str | None) -> str:
@@ -173,5 +173,5 @@ async def _evidence(context: AdminContext, wanted: versions.Wanted, forced: str 
     return watch.note(found, forced=forced)
 
 
-def _standing(name: str, now: Standing) -> dict[str, Any]:
+def _in_force(name: str, now: VersionsInForce) -> dict[str, Any]:
     return {"object": "conductor", "name": name, **asdict(now)}

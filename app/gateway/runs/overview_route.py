@@ -17,7 +17,7 @@ from fastapi import APIRouter, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
-from app.core.pool.conductor_versions import Standing, standings
+from app.core.pool.conductor_versions import VersionsInForce, versions_in_force
 from app.errors import InvalidRequest, Overloaded, StoreUnavailable
 from app.gateway.http.api_keys import Caller
 from app.gateway.http.auth import Keys
@@ -224,13 +224,13 @@ def _hidden(caller: Caller) -> dict[str, str]:
 
 async def _conductors(context: GatewayContext) -> list[Json]:
     """The version in force of each conductor of the pool file, and its canary."""
-    known = standings(await context.store.changes())
+    known = versions_in_force(await context.store.changes())
     conductors = {tier.conductor.worker for tier in context.catalog().tiers.values()} - {None}
     shown = []
     for name in sorted(str(one) for one in conductors):
-        standing = known.get(name, Standing())
-        version = {"conductor": name, "live": standing.live or None, "canary": standing.canary or None}
-        shown.append(version | {"share": standing.share})
+        in_force = known.get(name, VersionsInForce())
+        version = {"conductor": name, "live": in_force.live or None, "canary": in_force.canary or None}
+        shown.append(version | {"share": in_force.share})
     return shown
 
 
