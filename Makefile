@@ -60,7 +60,7 @@ chart: .venv/dev.stamp  ## The Helm chart through Helm's own engine into a stand
 trace: .venv/dev.stamp  ## A trace over two processes in a real Arize Phoenix, which gets an environment of its own.
 	tests/integration/phoenix/run
 
-s3: .venv/dev.stamp  ## The archive of pruned runs in a real S3-compatible server; builds an environment for that server.
+s3: .venv/dev.stamp  ## The archive of pruned runs, and exported checkpoints, in a real S3-compatible server; builds an environment for that server.
 	tests/store/s3/run
 
 test-vllm: .venv/dev.stamp  ## Builds its own environment: vLLM and torch are in no lock file.

@@ -16,6 +16,8 @@ from urllib.parse import urlsplit
 from app.errors import ArchiveUnavailable, ConfigInvalid
 
 SCHEME = "s3"
+CONTENT_TYPES = {"gz": "application/gzip", "txt": "text/plain", "tsr": "application/timestamp-reply"}
+"""The media types of files by the ends of their names."""
 CONNECT_SECONDS = 10
 READ_SECONDS = 60
 """Longest wait for the next bytes of the store."""
@@ -177,7 +179,7 @@ class Bucket:
         location = f"{SCHEME}://{self._bucket}/{key}"
         try:
             client = self._connected()
-            client.put_object(Bucket=self._bucket, Key=key, Body=body, ContentType="application/gzip")
+            client.put_object(Bucket=self._bucket, Key=key, Body=body, ContentType=_content_type(name))
             found = client.get_object(Bucket=self._bucket, Key=key)["Body"].read()
         except (self._failures.BotoCoreError, self._failures.ClientError, OSError) as error:
             raise ArchiveUnavailable(f"{location} cannot be written: {_reason(error)}.") from None
@@ -225,6 +227,10 @@ class Bucket:
         if self._client is None:
             self._client = self._session.create_client("s3", **self._options)
         return self._client
+
+
+def _content_type(name: str) -> str:
+    return CONTENT_TYPES.get(name.rpartition(".")[2], "application/octet-stream")
 
 
 def _reason(error: Exception) -> str:

@@ -1,4 +1,4 @@
-"""Journals are archived in a real S3-compatible server. Run by `make s3`, which installs the server."""
+"""Journals are archived, and checkpoints of the log exported, in a real S3-compatible server: see `make s3`."""
 
 import asyncio
 import os
@@ -8,15 +8,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import update
 
 from app.audit.check import Auditor
 from app.audit.export import Export
+from app.core.transparency.notes import Checkpoint, sign
+from app.engine.log_export import CheckpointExport, file_name
 from app.engine.retention import Pruning, archiving
 from app.errors import ArchiveUnavailable, NotFound
 from app.providers.formats import adapter
 from app.store.archive import open_archive
 from app.store.archive_files import open_archive_files
 from app.store.protocol import PruneQuery
+from app.store.sqlkit.tables import LOG_STATE
+from tests.engine.test_log_export import SIGNER, seal_a_run
 from tests.harness.in_process import finish, order, pool_text, running_service
 from tests.harness.servers import free_port
 from tests.harness.waiting import until
@@ -98,6 +103,34 @@ async def test_runs_are_pruned_once_the_bucket_has_their_journals(
     file.write_bytes(client(endpoint).get_object(Bucket="journals", Key=key)["Body"].read())
     report = await Auditor(Export(file).at, adapter).audit(Export(file))
     assert (report.runs, report.violations) == (1, [])
+
+
+async def test_checkpoints_are_exported_and_one_of_another_log_replaces_none(
+    endpoint: str, stub: ProviderStub, tmp_path: Path
+) -> None:
+    bucket = client(endpoint)
+    files = open_archive_files("s3://journals/held", endpoint)
+    async with running_service(tmp_path, pool_text(stub)) as opened:
+        size = await seal_a_run(opened)
+        absent = CheckpointExport(opened.context, open_archive_files("s3://absent/held", endpoint))
+        await absent.look()
+        assert opened.context.telemetry.registry.get_sample_value("baton_log_export_failures_total") == 1
+        note = (await opened.context.store.log.state()).checkpoint
+        for _ in range(2):  # another engine finds what the first one has exported
+            export = CheckpointExport(opened.context, files)
+            export._leadership._mine = absent._leadership._mine
+            await export.look()
+        forged = sign(Checkpoint("log.example/baton", size, bytes(32)).text, [SIGNER])
+        await opened.context.store._write(  # type: ignore[attr-defined]
+            lambda conn: conn.execute(update(LOG_STATE).values(checkpoint=forged))
+        )
+        await export.look()
+    stored = {name: bucket.get_object(Bucket="journals", Key=f"held/{name}") for name in files.names("")}
+    assert {one["Body"].read().decode() for one in stored.values()} == {note, forged}
+    assert {one["ContentType"] for one in stored.values()} == {"text/plain"}
+    assert file_name(size) in stored
+    assert files.written_at(file_name(size)) is not None
+    assert (files.read("absent"), files.written_at("absent")) == (None, None)
 
 
 def test_a_store_that_nobody_listens_for_is_named(credentials: None, monkeypatch: pytest.MonkeyPatch) -> None:
