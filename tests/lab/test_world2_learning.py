@@ -11,7 +11,8 @@ import pytest
 
 from app.lab.world2 import tasks as composed
 from app.lab.world2.baselines import Setting
-from app.lab.world2.bounds import OptimumByCards, unread
+from app.lab.world2.bounds import OptimumByCards, _drawn, unread
+from app.lab.world2.ceiling import measured_anew
 from app.lab.world2.constants import DOMAINS
 from app.lab.world2.gradients import Value
 from app.lab.world2.learning import SPREADS, Learner, Row, _Chances, from_card
@@ -179,15 +180,31 @@ def test_cards_alone_tell_who_is_good_at_what_and_many_questions_tell_more(learn
 
 
 def test_bounds_lie_below_the_optimum_and_a_card_of_many_questions_is_nearly_the_truth() -> None:
-    chosen = pool(Random(1))
+    chosen = pool(Random(1), unseen_workers=True)
     tasks = composed.tasks("train", "bounds", 4)
     setting = Setting(chosen, [], [])
-    best = setting.table(tasks).max(axis=1)
+    table = setting.table(tasks)
     for policy in (OptimumByCards(), *unread()):
-        reached = setting.table(tasks)[np.arange(len(tasks)), policy.choose(setting, tasks)]
-        assert (reached <= best + 1e-6).all()
+        reached = table[np.arange(len(tasks)), policy.choose(setting, tasks)]
+        assert (reached <= table.max(axis=1) + 1e-6).all()
     silent = unread()[0].choose(setting, [replace(tasks[0], confidential=True), replace(tasks[0], confidential=False)])
     assert silent[0] == silent[1]
+    known = Setting(measured_anew(chosen, 1_000, Random(2)), [], [])
+    reached = table[np.arange(len(tasks)), OptimumByCards().choose(known, tasks)]
+    assert (table.max(axis=1) - reached).mean() < 0.005
+
+
+def test_what_may_be_true_of_a_worker_has_the_spread_that_its_card_leaves() -> None:
+    """Over workers that are drawn by the world's own rules, the truth is as far from the posterior's mean as the
+    posterior says, so that the optimum by cards is a bound and not a guess."""
+    off, said = [], []
+    for worker in (*workers(unseen=False), *workers(unseen=True)):
+        abilities, skills = _drawn(worker.card, np.random.default_rng(0))
+        truth = np.array([worker.ability, *[worker.ability + edge for edge in worker.edges]])
+        drawn = np.column_stack([abilities, skills])
+        off.append(((truth - drawn.mean(axis=0)) ** 2).mean())
+        said.append(drawn.var(axis=0).mean())
+    assert np.mean(off) == pytest.approx(np.mean(said), rel=0.2)
 
 
 @pytest.mark.parametrize("learn", [advantage_weighted, policy_gradient])

@@ -1,6 +1,7 @@
 """World 2: the exact simulator and the executor agree on every shape and role, and there is nothing to exploit."""
 
 import math
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -184,6 +185,13 @@ def test_the_table_of_all_plans_holds_each_plan_at_its_place(chosen: Pool) -> No
     assert values.max() <= 1
     assert values.min() >= 0
     assert max(map(len, catalogue().values())) == MOST_STEPS
+
+
+def test_rewards_over_several_pools_that_may_be_true_are_their_mean(chosen: Pool) -> None:
+    (task,) = composed.tasks("train", "several", 1)
+    abler = tuple([replace(worker, ability=worker.ability + 1, edges=worker.edges[::-1]) for worker in chosen])
+    apart = (everything(Rewards(chosen), task) + everything(Rewards(abler), task)) / 2
+    assert everything(Rewards(chosen, others=[abler]), task) == pytest.approx(apart, rel=1e-5)
 
 
 def test_right_is_worth_more_than_wrong_at_any_cost(chosen: Pool) -> None:

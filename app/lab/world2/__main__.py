@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from app.lab.world2 import selector_log
+from app.lab.world2 import ceiling, selector_log
 from app.lab.world2.baselines import Policy, Setting
 from app.lab.world2.bounds import OptimumAsRead, OptimumByCards, unread
 from app.lab.world2.learning import BUDGETS, READ_TASKS, learned, learned_name
@@ -36,8 +36,12 @@ def main() -> int:
     parser.add_argument(
         "--rehearsal", action="store_true", help="compare the rehearsal conductor with tuned fixed plans"
     )
+    parser.add_argument("--ceiling", type=int, metavar="POOLS", help="print what cards of unseen workers allow at most")
     parser.add_argument("--selector", type=Path, help="simulate the product's selector, and write its regret to a file")
     asked = parser.parse_args()
+    if asked.ceiling is not None:
+        print(ceiling.report(asked.ceiling))
+        return 0
     if asked.selector is not None:
         selector_log.write(asked.selector)
         return 0

@@ -1,8 +1,9 @@
 """Bounds beside the searched optimum say how much of the gap can be closed at all, by what a policy may know.
 
-optimum by cards ...... knows the world's figures and every task's kind; of workers it knows what their cards tell:
-                        the mean of the exact posterior under the distribution that workers are drawn from. Where there
-                        are no verdicts on the workers, no policy can be expected to do much better
+optimum by cards ...... knows the world's figures and every task's kind; of workers it knows what their cards tell,
+                        by the exact posterior under the distribution that workers are drawn from, and takes the plan
+                        with the best expected reward under it. Where there are no verdicts on the workers, no policy
+                        has a higher expectation
 optimum as read ....... knows the figures and the workers' hidden skills, and reads tasks as the learner does
 optimum, silent ....... knows them too, and every part's family, but not which tasks are confidential: in phrasings that
                         were never met the words that say so share none with those of training
@@ -10,6 +11,7 @@ optimum by domain ..... knows them too, and each part's domain and what is confi
                         family that was never met is as hard as its domain is on average
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
@@ -24,20 +26,23 @@ from app.lab.world2.outcome import Rewards, everything
 from app.lab.world2.reading import Reader
 from app.lab.world2.sentences import pretrained
 from app.lab.world2.tasks import Part, Task, families, task
-from app.lab.world2.workers import PRICE_NOISE, PRICE_SLOPE, Card, Worker
+from app.lab.world2.workers import PRICE_NOISE, PRICE_SLOPE, Card, Pool
 
 GRID = np.linspace(-2.5, 4.0, 66)
 """Abilities and skills, in logits."""
+DRAWS = 64
+"""Draws from the posterior that stand for it, evenly spread over it."""
 
 
 class OptimumByCards:
-    """The best plans if every worker were as its card makes it expected to be."""
+    """The plans with the best expected reward over all that workers may be, given their cards."""
 
     name = "optimum by cards"
 
     def choose(self, setting: Setting, tasks: Sequence[Task]) -> Chosen:
         """Return the best plan for each task."""
-        rewards = Rewards(tuple([_expected(worker) for worker in setting.pool]))
+        first, *others = _possible(setting.pool)
+        rewards = Rewards(first, others=others)
         return np.array([int(everything(rewards, posed).argmax()) for posed in tasks])
 
 
@@ -110,31 +115,64 @@ def _mean_difficulties() -> list[float]:
     return found
 
 
-def _expected(worker: Worker) -> Worker:
-    ability, skills = _posterior(worker.card)
-    return replace(worker, ability=ability, edges=tuple([skill - ability for skill in skills]))
+def _possible(chosen: Pool) -> list[Pool]:
+    """Draws of what the workers of a pool may be, each worker drawn apart from the others."""
+    random = np.random.default_rng(0)
+    columns = []
+    for worker in chosen:
+        abilities, skills = _drawn(worker.card, random)
+        edges = skills - abilities[:, None]
+        columns.append([
+            replace(worker, ability=float(ability), edges=tuple(row.tolist()))
+            for ability, row in zip(abilities, edges, strict=True)
+        ])  # fmt: skip
+    return list(zip(*columns, strict=True))
+
+
+def _drawn(card: Card, random: np.random.Generator) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Abilities, and skills by domain (a row for each draw)."""
+    weights, by_domain = _posterior(card)
+    places = _spread(np.tile(weights, (DRAWS, 1)), random)
+    skills = [GRID[_spread(conditional[places], random)] for conditional in by_domain]
+    return GRID[places], np.stack(skills, axis=1)
+
+
+def _spread(weights: NDArray[np.float64], random: np.random.Generator) -> NDArray[np.int64]:
+    """One place of each row, by its weights; the dice of all rows are evenly spread."""
+    dice = random.permutation((np.arange(len(weights)) + random.random(len(weights))) / len(weights))
+    sums = weights.cumsum(axis=1)
+    places: NDArray[np.int64] = (sums < (dice * sums[:, -1])[:, None]).sum(axis=1)
+    return places
 
 
 @lru_cache(1_000)
-def _posterior(card: Card) -> tuple[float, tuple[float, ...]]:
-    """The means of ability and of the skill in each domain, given pass rates and speed. Speed tells the worker's place
-    in the range of prices, which the prices of pools do not."""
+def _posterior(card: Card) -> tuple[NDArray[np.float64], list[NDArray[np.float64]]]:
+    """The weights of abilities, and for each domain those of skills (columns) at each ability (rows), given pass rates
+    and speed. Speed tells the worker's place in the range of prices, which the prices of pools do not."""
     known = constants()
     z = (GRID - known.ability_mean) / known.ability_sd
-    rank = np.log(card.speed / known.speed_high) / np.log(known.speed_low / known.speed_high)
-    logs = -(z**2) / 2 - ((rank - 0.5 - PRICE_SLOPE * z) / PRICE_NOISE) ** 2 / 2
+    logs = -(z**2) / 2 + _logs_of_speed(card.speed, z)
     near = np.exp(-(((GRID[None, :] - GRID[:, None]) / known.edge_sd) ** 2) / 2)
     near /= near.sum(axis=1, keepdims=True)
-    means = []
+    by_domain = []
     for domain, right in enumerate(card.right):
         rate = _rates(domain)
-        chance = rate**right * (1 - rate) ** (card.asked - right)
-        total = near @ chance
-        logs = logs + np.log(total)
-        means.append((near @ (chance * GRID)) / total)
-    weights = np.exp(logs - logs.max())
-    weights /= weights.sum()
-    return float(weights @ GRID), tuple([float(weights @ mean) for mean in means])
+        likelihood = right * np.log(rate) + (card.asked - right) * np.log(1 - rate)
+        joint = near * np.exp(likelihood - likelihood.max())
+        by_domain.append(joint)
+        logs = logs + np.log(joint.sum(axis=1))
+    return np.exp(logs - logs.max()), by_domain
+
+
+def _logs_of_speed(speed: float, z: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The log likelihood of a speed at each ability in deviations. The ends of the range stand for all beyond them."""
+    known = constants()
+    rank = math.log(speed / known.speed_high) / math.log(known.speed_low / known.speed_high)
+    off = (rank - 0.5 - PRICE_SLOPE * z) / PRICE_NOISE
+    if 0 < rank < 1:
+        return np.asarray(-(off**2) / 2)
+    beyond = off if rank >= 1 else -off
+    return np.log([math.erfc(one / math.sqrt(2)) for one in beyond.tolist()])
 
 
 def _rates(domain: int) -> NDArray[np.float64]:

@@ -3,7 +3,8 @@
 Shapes are trees: every answer is used once. Given a task's hidden trait and whether its plan and its digest are good,
 the parts of a task are independent of each other, and so are the branches of a shape. So the chance that a part is
 right in the end is a product of sums along the tree, and the chance of the whole is summed over trait, plan and digest.
-Arrays have one axis for the trait and one for the worker of each step. `execution.py` is the same world as workers
+Arrays have one axis for the case (the trait; where several drawn pools are given, each pool's traits one after the
+other) and one for the worker of each step. `execution.py` is the same world as workers
 that read messages; a test finds the same figures on every shape and role.
 """
 
@@ -39,12 +40,15 @@ class Rewards:
     """The expected rewards of all plans over one pool. What recurs from task to task is computed once.
 
     `known` are the world's constants; a policy that believes in others can ask what would be best if they were true.
+    `others` are the same workers with other skills: rewards are then means over `pool` and all of these, so that a
+    policy that does not know the skills can ask what is best on average over what they may be.
     """
 
-    def __init__(self, pool: Pool, known: Constants | None = None) -> None:
+    def __init__(self, pool: Pool, known: Constants | None = None, others: Sequence[Pool] = ()) -> None:
         self.pool, self._known = pool, known or constants()
-        self._ability = np.array([worker.ability for worker in pool])
-        self._edges = np.array([worker.edges for worker in pool])
+        self._ability = np.array([[worker.ability for worker in one] for one in (pool, *others)])
+        self._edges = np.array([[worker.edges for worker in one] for one in (pool, *others)])
+        self._cases = len(self._ability) * len(TRAITS)
         self._context = np.array([float(worker.card.context) for worker in pool])
         self._price = np.array([worker.price for worker in pool])
         self._speed = np.array([worker.card.speed for worker in pool])
@@ -59,9 +63,9 @@ class Rewards:
         return right * self.worth(shape, size_of(task))
 
     def right(self, shape: str, task: Task) -> Array:
-        """Return the chance of a right answer by trait (first axis) and assignment."""
+        """Return the chance of a right answer by case (first axis) and assignment."""
         steps = catalogue()[shape]
-        total = np.zeros((len(TRAITS), *[1] * len(steps)))
+        total = np.zeros((self._cases, *[1] * len(steps)))
         for plan, digest in product(_bits(steps, "plan"), _bits(steps, "digest")):
             whole: Array = np.ones(())
             for place, part in enumerate(task.parts):
@@ -69,7 +73,7 @@ class Rewards:
             total = total + self._chance_of(steps, "plan", plan, 0) * (
                 self._chance_of(steps, "digest", digest, task.document) * whole
             )
-        return np.broadcast_to(total, (len(TRAITS), *[len(self.pool)] * len(steps)))
+        return np.broadcast_to(total, (self._cases, *[len(self.pool)] * len(steps)))
 
     def worth(self, shape: str, size: Size) -> Array:
         """Return what a right answer is worth: 1 less the shares of its cost, its wait and its disclosure."""
@@ -109,6 +113,11 @@ class Rewards:
         """Values by worker, laid along the axis of the step at `place`."""
         return values.reshape([len(self.pool) if n == place else 1 for n in range(steps)])
 
+    def _by_case(self, values: Array, place: int, steps: int) -> Array:
+        """Values by pool and worker, laid along the axes of the case and of the step at `place`."""
+        repeated = np.repeat(values, len(TRAITS), axis=0)
+        return repeated.reshape([self._cases, *[len(self.pool) if n == place else 1 for n in range(steps)]])
+
     def _chance_of(self, steps: Shape, role: str, good: int | None, document: int) -> Array:
         """The chance that the plan, or the digest, is as `good` says; 1 for a shape without one."""
         if good is None:
@@ -118,10 +127,10 @@ class Rewards:
         if role == "plan":
             logits = known.plan_skill + known.check_skill * (self._ability - known.ability_mean)
         else:
-            logits = known.digest_keeps + known.check_skill * self._edges[:, LANGUAGE]
+            logits = known.digest_keeps + known.check_skill * self._edges[:, :, LANGUAGE]
             logits = logits + self._short(document)
-        chance = self._axis(_logistic(logits), place, len(steps))
-        return (chance if good else 1 - chance)[None]
+        chance = self._by_case(_logistic(logits), place, len(steps))
+        return chance if good else 1 - chance
 
     def _short(self, document: int) -> Array:
         """The loss of workers whose context is shorter than the document."""
@@ -130,7 +139,7 @@ class Rewards:
     def _part(
         self, shape: str, family: Family, place: int, parts: int, document: int, plan: int | None, digest: int | None
     ) -> Array:
-        """The chance that one part is right in the end, by trait and assignment."""
+        """The chance that one part is right in the end, by case and assignment."""
         steps = catalogue()[shape]
         place = min(place, len(PARTIAL)) if any([step.role in PARTIAL for step in steps]) else len(PARTIAL)
         key = (shape, family.name, place, parts, document, _known(plan), _known(digest))
@@ -162,12 +171,12 @@ class Rewards:
         if key not in self._chances:
             self._chances[key] = self._chance(asked, role != "solve", at_once, plan, digest)
         shown = [len(self.pool) if place == at else 1 for place in range(len(asked.steps))]
-        return self._chances[key].reshape([len(TRAITS), *shown])
+        return self._chances[key].reshape([self._cases, *shown])
 
     def _chance(self, asked: "_Asked", reasons: bool, at_once: int, plan: int | None, digest: int | None) -> Array:
-        """The same by trait and worker. `digest` is None where the task itself is seen."""
+        """The same by case and worker. `digest` is None where the task itself is seen."""
         known, domain = self._known, asked.family.domain
-        logits = self._ability + self._edges[:, domain] - asked.family.difficulty - known.load * (at_once - 1)
+        logits = self._ability + self._edges[:, :, domain] - asked.family.difficulty - known.load * (at_once - 1)
         logits = logits + (known.reason[domain] if reasons else 0.0)
         if plan is not None:
             logits = logits + (known.plan_good if plan else known.plan_bad)
@@ -175,16 +184,17 @@ class Rewards:
             logits = logits - known.length[asked.document] + self._short(asked.document)
         elif not digest:
             logits = logits + known.digest_lost
-        return _logistic(logits - known.trait_sd * np.array(TRAITS)[:, None])
+        traits = known.trait_sd * np.array(TRAITS)
+        return _logistic(logits[:, None, :] - traits[:, None]).reshape(self._cases, len(self.pool))
 
     def _checked(self, asked: "_Asked", at: int) -> Array:
         known, steps = self._known, asked.steps
         (seen,) = [place for place in steps[at].sees if steps[place].role in ANSWERING]
         skill = known.check_skill * (self._ability - known.ability_mean)
         before = self._right_at(asked, seen)
-        keeps = self._axis(_logistic(known.keeps + skill), at, len(steps))
-        other = self._axis(_logistic(known.finds_other + skill), at, len(steps))
-        own = self._axis(_logistic(known.finds_own + skill), at, len(steps))
+        keeps = self._by_case(_logistic(known.keeps + skill), at, len(steps))
+        other = self._by_case(_logistic(known.finds_other + skill), at, len(steps))
+        own = self._by_case(_logistic(known.finds_own + skill), at, len(steps))
         finds = np.where(self._same(steps, at, hands(steps, seen, asked.parts)), own, other)
         return before * keeps + (1 - before) * finds * self._solved(asked, at, "reason", 0)
 
@@ -198,7 +208,7 @@ class Rewards:
         chosen: Array = np.zeros(())
         for right in range(1, len(counts)):
             logits = combine_logit(right, len(branches), known) + np.where(right < len(branches), skill, 0.0)
-            chosen = chosen + counts[right] * self._axis(_logistic(logits), at, len(steps))
+            chosen = chosen + counts[right] * self._by_case(_logistic(logits), at, len(steps))
         return chosen
 
     def _same(self, steps: Shape, at: int, others: Sequence[int]) -> NDArray[np.bool_]:

@@ -1,0 +1,80 @@
+"""The most of the gap that any policy can be expected to close over workers without verdicts, by what cards tell.
+
+`python -m app.lab.world2 --ceiling POOLS` prints it. The policy is `bounds.OptimumByCards`: it knows the figures of the
+world, the spreads that workers are drawn from, and every task's kind, and decides by the exact posterior of the skills
+given cards. The first row has the cards as they are (8, 20 or 60 questions of each domain); the others have cards of
+the same workers that were measured anew with so many questions each, which says how many would be needed.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from random import Random
+
+import numpy as np
+
+from app.lab.world2 import tasks as composed
+from app.lab.world2.baselines import Setting, domain_plans
+from app.lab.world2.bounds import OptimumByCards
+from app.lab.world2.standings import Matrix, resampled
+from app.lab.world2.tasks import Task
+from app.lab.world2.workers import Pool, pass_rate, pool
+
+TRAINING, TESTED = 60, 30
+ASKED = (20, 60, 240)
+AS_THEY_ARE = "as they are"
+
+
+def report(pools: int) -> str:
+    """Return the shares of the gap in Markdown, with 95 % intervals over pools and tasks."""
+    random = Random("world-2|ceiling")
+    tasks = composed.tasks("fresh", "ceiling", TESTED)
+    rewards: dict[str, list[Matrix]] = {}
+    for _ in range(pools):
+        for name, reward in _over(pool(random, unseen_workers=True), tasks, random).items():
+            rewards.setdefault(name, []).append(reward)
+    found = {name: np.stack(rows) for name, rows in rewards.items()}
+    mark = max([name for name in found if name.startswith("plan by")], key=lambda name: float(found[name].mean()))
+    gap = found["optimum"] - found[mark]
+    lines = [
+        f"{pools} pools of unseen workers, {TESTED} fresh tasks. The gap is {gap.mean():.3f}, above {mark}.", "",
+        "| questions on the cards | share of the gap | 95 % interval |", "|---|---|---|",
+    ]  # fmt: skip
+    for name in (AS_THEY_ARE, *map(str, ASKED)):
+        closed = found[name] - found[mark]
+        low, high = np.percentile(_ratios(closed, gap), [2.5, 97.5])
+        lines.append(f"| {name} | {closed.mean() / gap.mean():.0%} | {low:.0%} to {high:.0%} |")
+    return "\n".join(lines)
+
+
+def measured_anew(chosen: Pool, asked: int, random: Random) -> Pool:
+    """Return the same workers with cards of so many questions of each domain."""
+    found = []
+    for worker in chosen:
+        right = []
+        for domain, edge in enumerate(worker.edges):
+            rate = pass_rate(worker.ability, edge, domain)
+            right.append(sum([random.random() < rate for _ in range(asked)]))
+        found.append(replace(worker, card=replace(worker.card, right=tuple(right), asked=asked)))
+    return tuple(found)
+
+
+def _over(chosen: Pool, tasks: Sequence[Task], random: Random) -> dict[str, Matrix]:
+    """The rewards by task of everything that is compared over one pool."""
+    training = composed.tasks("train", "ceiling", TRAINING)
+    validation = composed.tasks("train", "ceiling|validation", TRAINING // 2)
+    setting = Setting(chosen, training, validation)
+    table = setting.table(tasks).astype(float)
+    found = {"optimum": table.max(axis=1)}
+    places = np.arange(len(tasks))
+    for policy in domain_plans(0):
+        found[policy.name] = table[places, policy.choose(setting, tasks)]
+    pools = {AS_THEY_ARE: chosen} | {str(asked): measured_anew(chosen, asked, random) for asked in ASKED}
+    for name, one in pools.items():
+        found[name] = table[places, OptimumByCards().choose(Setting(one, [], []), tasks)]
+    return found
+
+
+def _ratios(closed: Matrix, gap: Matrix) -> Matrix:
+    """The share of the gap in each resample; both are drawn again alike."""
+    shares: Matrix = resampled(closed, np.random.default_rng(1)) / resampled(gap, np.random.default_rng(1))
+    return shares
