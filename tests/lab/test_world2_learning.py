@@ -164,6 +164,24 @@ def test_verdicts_teach_what_workers_can_do_beyond_their_cards(learner: Learner)
     assert len(exported["workers"][chosen[1].name]) == len(DOMAINS)
 
 
+def test_executions_are_shared_among_pools_and_half_of_the_tried_ones_ask_one_worker_alone(learner: Learner) -> None:
+    learner = copy(learner)
+    learner._rows, learner._random = [], Random(5)
+    learner._seen = [pool(Random(1))]
+    learner._gather(40)
+    ours = {[one.name for one in workers(unseen=False)].index(one.name) for one in learner._seen[0]}
+    assert 10 <= sum([set(row.members) <= ours for row in learner._rows]) <= 32
+    learner._rows = []
+    for _ in range(200):
+        learner._execute(learner._seen[0], [Plan("plan reason check", (0, 1, 2))])
+    alone = [row.members for row in learner._rows if row.shape == "reason"]
+    whole = [row for row in learner._rows if row.shape == "plan reason check"]
+    planner = [one.name for one in workers(unseen=False)].index(learner._seen[0][0].name)
+    assert 50 <= len(alone) <= 100
+    assert 50 <= len(whole) <= 100
+    assert sum([members == (planner,) for members in alone]) <= 8
+
+
 def test_cards_alone_tell_who_is_good_at_what_and_many_questions_tell_more(learner: Learner) -> None:
     """Workers that training never meets: world 1 ended here in a KeyError."""
     spreads = (SPREADS["abilities"], SPREADS["edges"])

@@ -15,9 +15,11 @@ chosen by its reward on average over readings of the task, if the most probable 
 draws of beliefs as well was worse where workers are known by their cards alone: the plan chosen is the one for which
 the draws err most.)
 
-Executions: a first part at random over all shapes and workers; then a quarter at random, the rest among plans that are
-best for some task over the pool if a draw of beliefs is true (Thompson sampling). Each plan is carried out once, by the
-executor, through messages.
+Executions: half of them over the pools that the policy is for, half over others of the same workers. A first part is
+at random over all shapes and workers; then a quarter at random, the rest by plans that are best for some task over the
+pool if a draw of beliefs is true (Thompson sampling). Half of these plans are carried out whole. Of the others one
+worker who answers is asked alone: a verdict on one worker tells more of it than one on four. What is believed is
+renewed whenever the executions have doubled. Each plan is carried out once, by the executor, through messages.
 
 `Policy.exported` gives the beliefs as plain numbers in JSON (`format`: "world-2 policy 1"):
 
@@ -56,9 +58,11 @@ from app.lab.world2.workers import Card, Pool, Worker, pool, workers
 Array: TypeAlias = NDArray[np.float64]
 Figures: TypeAlias = dict[str, Array]
 BUDGETS = (1_000, 4_000, 16_000, 64_000)
-POOLS, READ_TASKS, POSED, CONSIDERED = 20, 1_500, 6_000, 15
-"""Pools of training beside the seen ones, labelled texts, different tasks that are executed, and the tasks of each pool
-whose best plans are tried."""
+POOLS, READ_TASKS, POSED = 20, 1_500, 6_000
+"""Pools of training beside the seen ones, labelled texts, and different tasks that are executed."""
+SEEN, CONSIDERED_SEEN, CONSIDERED = 0.5, 40, 10
+"""The share of executions over the seen pools, and the tasks whose best plans are tried over each of these, and over
+each other pool."""
 PRIORS: Mapping[str, tuple[float, float]] = {
     "mean": (0.5, 1.0), "price": (0.0, 0.4), "speed": (0.0, 0.4), "exam": (0.0, 0.3), "plan": (0.0, 0.2),
     "load": (0.1, 0.2), "short": (-0.7, 0.7), "long": (-1.0, 0.7), "truncated": (-1.5, 1.0), "kept": (2.0, 1.0),
@@ -72,11 +76,13 @@ SPREADS: Mapping[str, float] = {"reason": 0.4, "families": 0.7, "abilities": 0.5
 first guess: they are estimated again from what is found."""
 ESTIMATED = ("abilities", "edges")
 STEPS = {1_000: 16, 4_000: 8, 16_000: 6, 64_000: 5}
-"""Newton steps at each budget, from what was believed before."""
+BETWEEN = 3
+"""Newton steps at each budget, from what was believed before, and where beliefs are renewed between two of them."""
 LONGEST_STEP, BATCH = 1.0, 512
-TRIED = 0.75
-"""The share of executions, after the first part, that try plans which are believed to be best."""
-DRAWS = 4
+TRIED, ALONE = 0.75, 0.5
+"""The share of executions, after the first part, that try plans which are believed to be best, and the share of these
+in which one worker of the plan is asked alone."""
+DRAWS = 10
 """Draws of beliefs by which plans are tried."""
 
 
@@ -151,7 +157,7 @@ class Learner:
         self._noise = np.random.default_rng(seed)
         labelled = [task(self._random, "train") for _ in range(texts)]
         self.reader = Reader(labelled, pretrained())
-        self._pools = [*seen, *[pool(self._random) for _ in range(POOLS)]]
+        self._seen, self._others = list(seen), [pool(self._random) for _ in range(POOLS)]
         self._labelled = labelled
         self._rows: list[Row] = []
         self._tasks: list[tuple[Task, Read]] = []
@@ -161,9 +167,10 @@ class Learner:
 
     def grow(self, executions: int) -> None:
         """Execute plans until there are so many, and learn from all of them."""
-        tried = self._believed_best() if self._rows else {}
-        while len(self._rows) < executions:
-            self._execute(tried)
+        while self._rows and 2 * len(self._rows) < executions:
+            self._gather(2 * len(self._rows))
+            self.learn(BETWEEN)
+        self._gather(executions)
         self.learn(next(steps for budget, steps in STEPS.items() if executions <= budget or budget == BUDGETS[-1]))
 
     def policy(self) -> "LearnedPolicy":
@@ -189,13 +196,22 @@ class Learner:
         seed = int(self._noise.integers(2**31))
         return Beliefs(self._unflattened(flat), self.reader.families, np.random.default_rng(seed))
 
-    def _execute(self, tried: Mapping[int, Sequence[Plan]]) -> None:
+    def _gather(self, executions: int) -> None:
+        """Execute plans until there are so many."""
+        seen = [(one, self._believed_best(one, CONSIDERED_SEEN)) for one in self._seen]
+        others = [(one, self._believed_best(one, CONSIDERED)) for one in self._others]
+        while len(self._rows) < executions:
+            ours = bool(seen) and self._random.random() < SEEN
+            self._execute(*self._random.choice(seen if ours else others))
+
+    def _execute(self, chosen: Pool, tried: Sequence[Plan]) -> None:
         """Execute a plan once and keep the verdict."""
         random = self._random
-        place = random.randrange(len(self._pools))
-        chosen, (posed, read) = self._pools[place], self._posed()
+        posed, read = self._posed()
         if tried and random.random() < TRIED:
-            plan = random.choice(tried[place])
+            plan = random.choice(tried)
+            if random.random() < ALONE:
+                plan = Plan("reason", (random.choice(_answering(plan)),))
         else:
             name = random.choice(sorted(catalogue()))
             plan = Plan(name, tuple(random.randrange(len(chosen)) for _ in catalogue()[name]))
@@ -211,17 +227,17 @@ class Learner:
             return self._tasks[-1]
         return self._random.choice(self._tasks)
 
-    def _believed_best(self) -> dict[int, list[Plan]]:
-        """For each pool the plans that are best for some tasks, each if a draw of beliefs is true."""
+    def _believed_best(self, chosen: Pool, considered: int) -> list[Plan]:
+        """The plans that are best over a pool for so many tasks, each if a draw of beliefs is true; none at first."""
+        if not self._rows:
+            return []
         beliefs = [self.drawn() for _ in range(DRAWS)]
-        found: dict[int, list[Plan]] = {}
-        for place, chosen in enumerate(self._pools):
-            rewards, every = [one.rewards(chosen) for one in beliefs], plans(len(chosen))
-            found[place] = []
-            for at, posed in enumerate(self._random.sample(self._labelled, CONSIDERED)):
-                one = at % len(beliefs)
-                expected = everything(rewards[one], beliefs[one].understood(posed, self.reader.read(posed)))
-                found[place].append(every[int(expected.argmax())])
+        rewards, every = [one.rewards(chosen) for one in beliefs], plans(len(chosen))
+        found = []
+        for at, posed in enumerate(self._random.sample(self._labelled, considered)):
+            one = at % DRAWS
+            expected = everything(rewards[one], beliefs[one].understood(posed, self.reader.read(posed)))
+            found.append(every[int(expected.argmax())])
         return found
 
     # Learning.
@@ -424,6 +440,12 @@ def from_card(
     if random is not None:
         found = found + np.linalg.cholesky(np.linalg.inv(curve)) @ random.standard_normal(len(found))
     return float(found[0]), found[1:]
+
+
+def _answering(plan: Plan) -> list[int]:
+    """The workers of a plan's steps that answer, or work out a part of an answer."""
+    steps = zip(catalogue()[plan.shape], plan.workers, strict=True)
+    return [worker for step, worker in steps if step.role in (*ANSWERING, *PARTIAL)]
 
 
 @cache
