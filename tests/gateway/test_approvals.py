@@ -319,7 +319,7 @@ async def test_a_webhook_asks_and_is_kept_until_it_was_accepted(stub: ProviderSt
 async def test_an_approval_is_void_for_a_worker_that_has_changed(
     stub: ProviderStub, runtime: Runtime, caller: httpx.AsyncClient, boss: httpx.AsyncClient
 ) -> None:
-    """The pool file gives alpha another model between the question and the decision."""
+    """The pool file gives alpha another model between the question and the decision; another worker may take over."""
     run = (await waiting(caller))["baton"]["run"]
     loaded = runtime.pool.loaded
     known = loaded.catalog.workers
@@ -327,8 +327,13 @@ async def test_an_approval_is_void_for_a_worker_that_has_changed(
     runtime.pool.install(replace(loaded, catalog=sealed(moved)))
     outdated = await decide(boss, run)
     assert (outdated.status_code, outdated.json()["error"]["code"]) == (409, "approval_outdated")
-    assert (await decide(boss, run, "refuse")).status_code == 200
+    changed = await decide(boss, run, replacements=["alpha"])
+    assert changed.json()["error"]["code"] == "approval_outdated"
     assert stub.requests == []
+    stub.always("gamma", Reply(chunks=("4.",)))
+    assert (await decide(boss, run, replacements=["gamma"])).json()["decision"]["workers"] == ["gamma"]
+    assert (await ended_row(runtime.context.store, run)).state == "succeeded"
+    assert [one.json["model"] for one in stub.requests] == ["gamma"]
 
 
 async def test_an_approval_that_lowers_the_price_is_no_falsification(

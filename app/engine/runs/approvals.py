@@ -196,8 +196,9 @@ def approved(
     now: float,
     reason: str,
 ) -> RunApproved:
-    """`run.approved` within the bounds of a decision. Raises `InvalidRequest` for bounds that the run cannot have, and
-    `Conflict` if one of the workers is another one by now."""
+    """`run.approved` within the bounds of a decision. A planned worker that is another one by now is left out, if the
+    decision names replacements. Raises `InvalidRequest` for bounds that the run cannot have, and `Conflict` if no
+    worker is left in the place of one that has changed."""
     proposal = next(one for one in state.all_proposals if one.number == asked.proposal)
     planned = [step.worker for step in state.steps_of(proposal) if step.worker != CONDUCTOR]
     unknown = sorted(set(decision.replacements) - asked.workers.keys())
@@ -210,12 +211,14 @@ def approved(
     named = dict.fromkeys([*planned, *decision.replacements])
     present = approvals.fingerprints(catalog, named)
     moved = sorted(name for name in named if present.get(name) != asked.workers.get(name))
-    if moved:
+    if moved and not (decision.replacements and set(moved).isdisjoint(decision.replacements)):
         raise Conflict(
             f"The pool file has another {', '.join(moved)} than when the plan was made: its model, endpoint or price "
-            "has changed. Refuse the plan and send the request again.",
+            "has changed. Name a worker that has not changed among the replacements, or refuse the plan and send the "
+            "request again.",
             code="approval_outdated",
         )
+    named = dict.fromkeys([name for name in named if name not in moved])
     limit = state.admitted.limits.usd
     usual = limit if asked.price is None else min(asked.usd + asked.price, limit)
     max_usd = usual if decision.max_usd is None else decision.max_usd
