@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from app.core.plan.parse import REASON_CHARS
 from tests.conformance.test_rehearsal import EASY
 from tests.harness.processes import KEY, Caller, calling, environment, running
 from tests.vllm.cable import cable
@@ -21,6 +22,8 @@ from tests.vllm.server import CONTEXT, VllmServer
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 
 RUNS: Final = 16
+REASONED: Final = 4
+"""Runs whose conductor is asked for its reasons."""
 WORKERS: Final = ("red", "green", "blue")
 SAGE: Final = "sage"
 SUBTASK_CHARS: Final = 600
@@ -65,6 +68,11 @@ fallback = "{SAGE}"
 limits = {{ steps = 3, output_tokens = 48, attempts = 2, seconds = 120 }}
 efforts.low = {{ steps = 2, output_tokens = 12 }}
 efforts.medium = {{}}
+[tiers.baton-reasons]
+pool = "all"
+conductor = {{ kind = "model", worker = "conductor", temperature = 1.0, reasons = true }}
+fallback = "{SAGE}"
+limits = {{ steps = 2, output_tokens = 12, seconds = 400 }}
 """
 
 
@@ -206,6 +214,23 @@ def test_every_plan_of_a_real_model_is_executed_and_explained(by_file: Caller) -
     assert max(len(run["steps"]) for run in runs) > 1
     assert max(deltas for _, deltas in found) > 1
     assert by_file.read("/v1/runs", tier="baton-ultra", degraded="true")["data"] == []
+
+
+def test_a_real_model_gives_a_bounded_reason_wherever_the_schema_asks_for_one(by_file: Caller) -> None:
+    def one(place: int) -> list[dict[str, Any]]:
+        _, reply = ask(by_file, "baton-reasons", EASY[place][0], streams=False)
+        run = by_file.run(reply["baton"]["run"])
+        check_plan(run, (*WORKERS, SAGE))
+        explained = by_file.read(f"/v1/runs/{run['id']}/explain")
+        steps = [reason for step in explained["steps"] for reason in (step["reason"], step["withheld"]["reason"])]
+        return [explained["shape"]["reason"], *steps]
+
+    with ThreadPoolExecutor(4) as threads:
+        found = [reason for reasons in threads.map(one, range(REASONED)) for reason in reasons]
+    assert {reason["state"] for reason in found} <= {"given", "none"}, "a reason may be empty"
+    given = [reason["text"] for reason in found if reason["state"] == "given"]
+    assert len(given) > len(found) / 2
+    assert max(map(len, given)) <= REASON_CHARS
 
 
 @pytest.mark.parametrize("streams", [False, True], ids=["whole", "streamed"])
