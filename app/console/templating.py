@@ -12,6 +12,8 @@ from typing import Any, Final
 
 import jinja2
 
+from app.core.plan.workflow import CONDUCTOR
+
 TEMPLATES: Final = Path(__file__).parent / "templates"
 NOTHING: Final = "\N{EN DASH}"
 CONTROL: Final = {code: chr(0x2400 + code) for code in range(32) if code not in (9, 10)} | {127: "␡"}
@@ -28,6 +30,13 @@ ERASED_BY: Final[Mapping[str, str]] = {
     "user": "with everything of its end user",
     "operator": "by an operator's command",
 }
+NEEDED: Final[Mapping[str, str]] = {
+    "requested": "its request",
+    "tier": "its tier",
+    "price": "its price",
+    "further_plan": "an earlier plan of the run needed one",
+}
+"""What makes an approval necessary, by the API's word for it."""
 VISIBLE: Final = CONTROL | {code: f"[U+{code:04X}]" for code in (*DIRECTION, *HIDDEN)}
 INVISIBLE: Final = re.compile(f"[{''.join(map(chr, VISIBLE))}]")
 
@@ -51,6 +60,10 @@ def environment() -> jinja2.Environment:
         "plain": plain,
         "brief": brief,
         "source": source,
+        "worker": worker,
+        "placed": placed,
+        "basis": basis,
+        "needed": needed,
         "erased": erased,
     }
     return made
@@ -130,6 +143,35 @@ def source(name: str) -> str:
         return "the conversation"
     kind, _, number = name.partition(":")
     return f"{kind} {number}" if number else name
+
+
+def worker(name: object) -> str:
+    """The name of a worker, which may be the conductor of a nested workflow, with its invisible characters visible."""
+    return "the conductor itself" if name == CONDUCTOR else plain(name)
+
+
+def placed(name: str) -> str:
+    """An entry of an access list by its place in its run: `user`, or `1.0` for the first step of the first round."""
+    round_, _, position = name.partition(".")
+    if not position:
+        return source(name)
+    if "." in position:
+        return f"step {name}"  # inside of a step
+    return f"step {position}" if round_ == "1" else f"step {position} of round {round_}"
+
+
+def basis(estimate: Mapping[str, Any]) -> str:
+    """The words for what an estimate rests on."""
+    runs = f"{count(estimate['runs'])} earlier run{'' if estimate['runs'] == 1 else 's'}"
+    if estimate["basis"] == "prices":
+        return "prices and usual sizes"
+    return runs if estimate["basis"] == "history" else f"{runs}, and prices and usual sizes where they have none"
+
+
+def needed(reason: str) -> str:
+    """The words for why a plan needs an approval."""
+    kind, _, name = reason.partition(":")
+    return f"the {kind} {plain(name)}" if name else NEEDED.get(kind, plain(kind))
 
 
 def render(made: jinja2.Environment, name: str, values: Mapping[str, Any]) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from app.console.app import ASSETS, FILES
-from app.console.templating import NOTHING, TEMPLATES, brief, plain, seconds, usd
+from app.console.templating import NOTHING, TEMPLATES, basis, brief, needed, placed, plain, seconds, usd, worker
 from tests.harness.console import browsing, signed_in
 from tests.harness.stand_ins import GatewayStandIn
 
@@ -70,6 +70,22 @@ def test_a_template_escapes_everything_and_has_no_code_in_attributes(path: Path)
 )
 def test_invisible_characters_are_made_visible(text: str, shown: str) -> None:
     assert plain(text) == shown
+
+
+def test_words_of_the_api_are_told_in_plain_words() -> None:
+    assert [worker(name) for name in ("@conductor", "\x00ada")] == ["the conductor itself", "␀ada"]
+    places = ["user", "1.0", "2.3", "1.1.0"]
+    assert [placed(one) for one in places] == ["the conversation", "step 0", "step 3 of round 2", "step 1.1.0"]
+    assert [needed(one) for one in ("requested", "label:phi", "worker:ada", "price", "new")] == [
+        "its request",
+        "the label phi",
+        "the worker ada",
+        "its price",
+        "new",
+    ]
+    assert basis({"basis": "prices", "runs": 0}) == "prices and usual sizes"
+    assert basis({"basis": "history", "runs": 1}) == "1 earlier run"
+    assert basis({"basis": "mixed", "runs": 7}).startswith("7 earlier runs, and prices")
 
 
 def test_a_long_text_says_how_much_is_left_out() -> None:

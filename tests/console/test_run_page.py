@@ -86,6 +86,8 @@ async def test_a_step_shows_what_it_saw_what_was_withheld_and_what_its_calls_cam
     assert {tag for tag, _ in page.tags} >= {"svg", "path", "rect"}
     assert len([attrs for tag, attrs in page.tags if tag == "path" and "withheld" in (attrs["class"] or "")]) == 3
     assert "No step is chosen" in text
+    assert "Answer the output of step 2 , by gamma" in text
+    assert "waits for the first word" in text, "the colours of the timeline have a legend"
     [link] = set(page.links("step=2"))
     page, text = await page_of(browser, link)
     assert (
@@ -177,7 +179,7 @@ async def test_two_runs_are_compared_side_by_side(
     _, text = await page_of(browser, f"/console/compare?a={first}&b={second}")
     assert "the same subtask" in text
     assert "it has no such step" in text
-    assert "Only the second saw user." in text
+    assert "Only the second saw the conversation." in text
     assert (await browser.get("/console/compare?a=none&b=none")).status_code == 404
     assert (await browser.get("/console/compare")).status_code == 200
 

@@ -15,9 +15,9 @@ from app.console.session import PATH
 from app.core.records import changed
 
 QUESTIONS: Final = (
-    ("diff", "Compare it with the one in force: does it show anything to anybody who does not see it now?"),
-    ("check", "Show who may see what under it."),
-    ("try", "Apply it to past runs: which calls would it have refused?"),
+    ("diff", "Who would see what they do not see now?"),
+    ("check", "Who may see what under it?"),
+    ("try", "Which calls of past runs would it have refused?"),
 )
 FIELDS: Final = (
     forms.Field("question", "Question", "select", choices=QUESTIONS),
