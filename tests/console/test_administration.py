@@ -132,7 +132,7 @@ async def test_tenants_budgets_and_holds_are_managed(admin: AdminStandIn) -> Non
 async def test_the_pool_its_rules_and_its_conductors_are_shown(admin: AdminStandIn) -> None:
     async with console(admin, await admin.add_key("boss", all_tenants=True)) as client:
         workers = await read(client, "/workers")
-        assert re.search(r"alpha closed .* beta open ", workers)
+        assert re.search(r"alpha closed 0 \S \S stub .* beta open 0 \S \S stub ", workers)
         assert "alpha the pool file&#39;s model" in await read(client, "/conductors")
         assert "nothing to roll back" in await read(client, "/conductors/alpha/rollback")
         reply = await send(client, "/conductors/alpha/rollback")

@@ -1,5 +1,6 @@
 """The workers of the pool with their breakers, and the versions of conductors."""
 
+from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -9,9 +10,9 @@ from starlette.routing import Route
 
 from app.console import forms
 from app.console.admin.sections import API, Administration, Cell, Person, Table, at
-from app.console.api import Session, segment
+from app.console.api import ApiError, Session, segment
 from app.console.session import PATH
-from app.console.templating import NOTHING, percent
+from app.console.templating import NOTHING, count, percent, usd
 
 POOL_FILE: Final = "the pool file's model"
 """The words for the empty version."""
@@ -19,6 +20,13 @@ MEASURED: Final = (
     "A breaker is open while a worker is left out because its calls fail, and half open while it is tried."
 )
 ELSEWHERE: Final = "This process is a gateway, which calls no workers: the metrics of the engines have the breakers."
+CALLS: Final = "Calls are those of the last hour, of the runs that you may see; costs are at present prices."
+COLUMNS: Final = ("Worker", "Breaker", "Calls", "Went well", "About")
+"""The columns that say how a worker fares."""
+UNKNOWN: Final[Mapping[str, Any]] = {"calls": None, "success_rate": None, "about_usd": None}
+"""The figures of a worker whose calls cannot be read."""
+UNCALLED: Final[Mapping[str, Any]] = {**UNKNOWN, "calls": 0}
+"""The figures of a worker that was not called."""
 
 
 def routes(admin: Administration) -> list[Route]:
@@ -26,14 +34,16 @@ def routes(admin: Administration) -> list[Route]:
 
     async def show_workers(request: Request, session: Session) -> Response:
         found = (await admin.api.get(session, f"{API}/workers"))["data"]
+        calls = await _calls(admin, session)
         table = Table(
             "Table of workers",
-            ("Worker", "Breaker", "Provider", "Model", "Tiers", "Region", "Clearance", "Kept away by the rules"),
-            [_worker(one) for one in found],
+            (*COLUMNS, "Provider", "Model", "Tiers", "Region", "Clearance", "Kept away by the rules"),
+            [_worker(one, calls[one["name"]]) for one in found],
             "The pool file in force has no workers.",
         )
         is_measured = any(one["state"] is not None for one in found)
-        return await admin.show_list(request, session, "Workers", table, hint=MEASURED if is_measured else ELSEWHERE)
+        hint = f"{MEASURED if is_measured else ELSEWHERE} {CALLS}"
+        return await admin.show_list(request, session, "Workers", table, hint=hint)
 
     async def show_conductors(request: Request, session: Session) -> Response:
         found = (await admin.api.get(session, f"{API}/conductors"))["data"]
@@ -56,11 +66,25 @@ def routes(admin: Administration) -> list[Route]:
     ]
 
 
-def _worker(one: Mapping[str, Any]) -> list[Cell]:
+async def _calls(admin: Administration, session: Session) -> Mapping[str, Mapping[str, Any]]:
+    """The figures of each worker's calls in the last hour, which are not known where the person may not read runs."""
+    try:
+        found = await admin.api.get(session, "/v1/overview", period="hour")
+    except ApiError as error:
+        if error.status == 401:
+            raise
+        return defaultdict(lambda: UNKNOWN)
+    return defaultdict(lambda: UNCALLED, {one["worker"]: one for one in found["workers"]})
+
+
+def _worker(one: Mapping[str, Any], calls: Mapping[str, Any]) -> list[Cell]:
     state = one["state"].replace("_", " ") if one["state"] is not None else ""
     return [
         Cell(one["name"], f"{PATH}/runs?worker={segment(one['name'])}"),
         Cell(state, kind="state") if state else Cell("not measured here"),
+        Cell(count(calls["calls"]), kind="number"),
+        Cell(percent(calls["success_rate"]), kind="number"),
+        Cell(usd(calls["about_usd"]), kind="number"),
         Cell(one["provider"]),
         Cell(one["model"]),
         Cell(", ".join(one["tiers"]) or "none"),
