@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Literal
 
 from app.console.templating import usd
+from app.console.templating import worker as worker_name
+from app.core.plan.workflow import CONDUCTOR
 
 Data = Mapping[str, Any]
 Link = Callable[[str | int | None], str]
@@ -37,6 +39,8 @@ HOMES: Final = ("run", "round", "planning", "step")
 """The kinds of spans that have a row of their own."""
 SHORTEST_WAIT_SECONDS: Final = 0.001
 """Waits of the run that are shorter have no row; they are in the sums."""
+OF_FAILED: Final = "of_failed"
+"""The state of a phase of a call that has failed: the colour of the call itself says so."""
 SMALLEST: Final = 0.25
 """The least width of a bar, in percent, so that it can be seen."""
 
@@ -107,8 +111,7 @@ def _is_plain(edge: Data, nodes: Mapping[str, Data]) -> bool:
 
 def _node(node: Data, chosen: str, link: Link) -> dict[str, Any]:
     x, y = _corner(node)
-    worker = node["worker"] or node["planned_worker"] or ""
-    worker = "the conductor itself" if worker == "@conductor" else worker
+    worker = worker_name(node["worker"] or node["planned_worker"] or "")
     name = name_of(node["id"])
     figures = f"{calls_of(len(node['attempts']))}, {usd(node['cost_usd'])}" if node["attempts"] else ""
     links = {"step": node["number"], "plan": node["id"]}
@@ -138,7 +141,7 @@ def calls_of(number: int) -> str:
 
 def _title(name: str, node: Data, worker: str) -> str:
     planned = node["planned_worker"]
-    instead = f" in place of {planned}" if planned and planned not in (node["worker"], "@conductor") else ""
+    instead = f" in place of {planned}" if planned and planned not in (node["worker"], CONDUCTOR) else ""
     return f"{name}, {worker}{instead}" if worker else name
 
 
@@ -225,7 +228,7 @@ def timeline(found: Data, length: float, by: By, chosen: str, link: Link) -> dic
         home = _row_of(span, spans)
         if home["id"] not in rows:
             rows[home["id"]] = _row(home, chosen, link)
-        if bar := _bar(span, whole, by):
+        if bar := _bar(span, spans.get(span["parent"]), whole, by):
             rows[home["id"]]["bars"].append(bar)
     marks = [whole * n / (TICKS - 1) for n in range(TICKS)] if whole else []
     return {
@@ -268,8 +271,8 @@ def _row(span: Data, chosen: str, link: Link) -> dict[str, Any]:
     }
 
 
-def _bar(span: Data, whole: float, by: By) -> dict[str, Any] | None:
-    """The bar of a span; None where it has no place on the axis."""
+def _bar(span: Data, parent: Data | None, whole: float, by: By) -> dict[str, Any] | None:
+    """The bar of a span in its parent; None where it has no place on the axis."""
     start, size = (span["cost_start_usd"], span["cost_usd"]) if by == "money" else (span["start"], span["seconds"])
     if not whole or start is None or (by == "money" and not size):
         return None
@@ -279,7 +282,7 @@ def _bar(span: Data, whole: float, by: By) -> dict[str, Any] | None:
     error = f" ({span['error']})" if span["error"] and span["kind"] == "attempt" else ""
     return {
         "kind": span["kind"],
-        "state": span["state"] or "",
+        "state": OF_FAILED if parent is not None and _has_failed(parent) else span["state"] or "",
         "open": span["end"] is None,
         "x": round(left, 3),
         "width": round(max(min(100 * size / whole, 100 - left), SMALLEST), 3),
@@ -287,6 +290,10 @@ def _bar(span: Data, whole: float, by: By) -> dict[str, Any] | None:
         "seconds": span["seconds"],
         "cost_usd": span["cost_usd"],
     }
+
+
+def _has_failed(span: Data) -> bool:
+    return span["kind"] == "attempt" and span["state"] in ("error", "truncated", "unknown")
 
 
 def instants(found: Data) -> list[float]:

@@ -12,7 +12,8 @@ from app.core.run.instant import instant
 from app.core.run.timeline import timeline
 from tests.core.play import admission, done, intent, numbered, outcome
 
-CALLS = (StepQueued(0), intent("c", 0), outcome("c", 0, usd=7), done(0, "c"))
+FAILED = (intent("f", 0), outcome("f", 0, usd=3, kind="error"))
+CALLS = (StepQueued(0), *FAILED, intent("c", 0), outcome("c", 0, usd=7), done(0, "c"))
 
 
 def run_of(count: int) -> Any:
@@ -73,6 +74,8 @@ def test_bars_lie_on_the_axis_by_time_and_by_money() -> None:
         [step] = [row for row in drawn["rows"] if row["name"] == "step 0"]
         assert (step["chosen"], step["href"]) == (True, "?step=0")
         assert {bar["kind"] for bar in step["bars"]} >= {"step", "attempt"}
+        phases = [bar["state"] for bar in step["bars"] if bar["kind"] in ("first_word", "stream")]
+        assert ("of_failed" in phases) is (by == "time"), "the colour of a failed call is its own"
 
 
 def test_the_neighbours_of_an_instant_are_the_changes_around_it() -> None:
