@@ -64,7 +64,7 @@ async def _overview(pages: Pages, request: Request, session: Session, verified: 
         periods=[(name, _address(asked, name), name == found["period"]) for name in PERIODS],
         sees_tenants=me["all_tenants"],
         live="" if "until" in asked else f"{PATH}?{urlencode({**asked, 'live': found['until']})}",
-        **_values(found, asked),
+        **_values(pages, found, asked),
     )
 
 
@@ -80,16 +80,17 @@ def _live(pages: Pages, session: Session, asked: Mapping[str, str], shown: str) 
         found = orjson.loads(event.data)
         if found["until"] <= since:
             return {}
-        values = _values(found, asked)
+        values = _values(pages, found, asked)
         return {f"overview-{name}": pages.region(f"overview_{name}.html", **values) for name in REGIONS}
 
     return Live(pages.api.events(session, "/v1/overview/live", query=asked), render, is_finite=False)
 
 
-def _values(found: Json, asked: Json) -> dict[str, Any]:
+def _values(pages: Pages, found: Json, asked: Json) -> dict[str, Any]:
     """The values of the templates of an overview's parts."""
     return {
         "found": found,
+        "has_playground": pages.offers(f"{PATH}/playground"),
         "runs": _links(found, asked, found["runs_since"]),
         "calls": _links(found, asked, found["calls_since"]),
         "spent": lambda budget: _spent(found, budget),

@@ -66,6 +66,10 @@ class Pages:
         self._places = tuple(places)
         self._templates: jinja2.Environment = templating.environment()
 
+    def offers(self, path: str) -> bool:
+        """True if the navigation of this listener has this page."""
+        return any(place.path == path for place in self._places)
+
     def route(self, path: str, page: Page, method: str = "GET") -> Route:
         """The route of a page for people who are signed in."""
 

@@ -106,7 +106,7 @@ def routes(pages: Pages) -> list[Route]:
             is_followed=request.query_params.get("follow") != "no",
             here_followed=here,
             live=f"{here}&live",
-            region=listed and _shown(listed, asked, sees_tenants=me["all_tenants"]),
+            region=listed and _shown(pages, listed, asked, sees_tenants=me["all_tenants"]),
         )
 
     return [pages.route("/runs", show_runs)]
@@ -129,7 +129,7 @@ def _live(pages: Pages, session: Session, asked: Mapping[str, str], *, sees_tena
     async def render(_event: Event) -> Regions:
         nonlocal shown
         listed = await _listed(pages, session, asked)
-        html = pages.region("runs_table.html", **_shown(listed, asked, sees_tenants=sees_tenants))
+        html = pages.region("runs_table.html", **_shown(pages, listed, asked, sees_tenants=sees_tenants))
         if html == shown:
             return {}
         shown = html
@@ -138,7 +138,7 @@ def _live(pages: Pages, session: Session, asked: Mapping[str, str], *, sees_tena
     return Live(pages.api.events(session, "/v1/runs/live", query=asked), render, is_finite=False)
 
 
-def _shown(listed: Mapping[str, Any], asked: Mapping[str, str], *, sees_tenants: bool) -> dict[str, Any]:
+def _shown(pages: Pages, listed: Mapping[str, Any], asked: Mapping[str, str], *, sees_tenants: bool) -> dict[str, Any]:
     """The values of the table's template."""
     kept = {name: value for name, value in asked.items() if name not in ("after", "before")}
     links = {
@@ -152,6 +152,7 @@ def _shown(listed: Mapping[str, Any], asked: Mapping[str, str], *, sees_tenants:
         "links": links,
         "is_filtered": any(name not in ARRANGING for name in kept),
         "sees_tenants": sees_tenants,
+        "has_playground": pages.offers(f"{PATH}/playground"),
     }
 
 
