@@ -134,8 +134,11 @@ def test_spans_lie_in_each_other_and_add_up_to_the_money_of_the_run() -> None:
             drawn = timeline(at)
             spans = {span.id: span for span in drawn.spans}
             assert len(spans) == len(drawn.spans), "every span has an id of its own"
+            path = [drawn.spans[0].id]
             for span in drawn.spans[1:]:
                 around = spans[span.parent or ""]
+                assert around.id in path, "what is in a span follows it, before the next beside it"
+                path = [*path[: around.depth + 1], span.id]
                 assert around.start <= span.start
                 assert around.end is None or _end(span, at) <= around.end or span.kind in AFTER_THE_END
                 assert span.depth == around.depth + 1

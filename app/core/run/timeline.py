@@ -109,7 +109,7 @@ class Span:
 
 @record(frozen=True, slots=True)
 class Timeline:
-    """The spans of a run at an instant; a span comes after the one that it is in."""
+    """The spans of a run at an instant, in the order of a tree: each is followed by those that are in it."""
 
     at: Instant
     spans: tuple[Span, ...]
@@ -360,7 +360,7 @@ def _summed_up(spans: Sequence[_OpenSpan], at: Instant) -> Iterator[Span]:
             span.usd, span.usage = sum(part.usd for part in parts), summed(part.usage for part in parts)
     before: dict[str, tuple[int, int]] = {}
     spent: dict[str, int] = {}
-    for span in spans:
+    for span in _tree(spans[0], inside):
         depth, offset = 0, 0
         if span.parent is not None:
             around = span.parent.id
@@ -369,6 +369,13 @@ def _summed_up(spans: Sequence[_OpenSpan], at: Instant) -> Iterator[Span]:
             spent[around] = spent.get(around, 0) + span.usd
         before[span.id] = depth, offset
         yield _closed(span, at, depth, offset)
+
+
+def _tree(span: _OpenSpan, inside: Mapping[str, Sequence[_OpenSpan]]) -> Iterator[_OpenSpan]:
+    """A span and all that are in it, each behind the one that it is in, and the earliest first."""
+    yield span
+    for part in inside.get(span.id, ()):
+        yield from _tree(part, inside)
 
 
 def _cover(span: _OpenSpan) -> None:
