@@ -386,9 +386,8 @@ def _differences(differences: Sequence[tuple[Paired, Interval | None]]) -> Table
 
 def _print_two(found: Comparison) -> None:
     console, shown = terminal.out(), found.to_json()
-    table = terminal.table()
-    for column in ("", found.first.run, found.second.run):
-        table.add_column(column)
+    console.print(f"first: {found.first.run}\nsecond: {found.second.run}", markup=False, soft_wrap=True)
+    table = terminal.table("", "first", "second")
     for name in shown["first"]:
         if name != "run":
             table.add_row(name.replace("_", " "), str(shown["first"][name]), str(shown["second"][name]))

@@ -48,6 +48,10 @@ REASONS: Final[Mapping[str, str]] = {
 LABEL_COLUMNS: Final = 26
 FIGURE_COLUMNS: Final = 22
 NARROWEST_BAR: Final = 10
+LEGEND_WORDS: Final = 4
+"""Marks that are explained in one line."""
+SHORTEST_WAIT_SECONDS: Final = 0.001
+"""Waits for a slot that are shorter have no row."""
 
 Document = Mapping[str, Any]
 
@@ -99,11 +103,20 @@ def timeline(shown: Document, width: int, *, by_money: bool) -> Iterator[Text]:
     total = shown["cost_usd"] if by_money else shown["length_seconds"]
     phases = _phases(shown["spans"])
     for span in shown["spans"]:
-        if span["kind"] in ("first_word", "stream") or (by_money and span["cost_usd"] is None):
+        if _has_no_row(span, by_money=by_money):
             continue
         yield _row(span, phases.get(span["id"], (span,)), total, columns, by_money=by_money)
     if not by_money:
-        yield Text("  ".join(f"{mark} {WORDS[kind]}" for kind, mark in MARKS.items()), style="dim")
+        words = [f"{mark} {WORDS[kind]}" for kind, mark in MARKS.items()]
+        yield Text("  ".join(words[:LEGEND_WORDS]), style="dim")
+        yield Text("  ".join(words[LEGEND_WORDS:]), style="dim")
+
+
+def _has_no_row(span: Document, *, by_money: bool) -> bool:
+    if by_money and span["cost_usd"] is None:
+        return True
+    is_short = span["kind"] == "queue" and span["end"] is not None and span["seconds"] < SHORTEST_WAIT_SECONDS
+    return is_short or span["kind"] in ("first_word", "stream")
 
 
 def _phases(spans: Sequence[Document]) -> Mapping[str, Sequence[Document]]:
@@ -117,7 +130,8 @@ def _phases(spans: Sequence[Document]) -> Mapping[str, Sequence[Document]]:
 
 def _row(span: Document, parts: Sequence[Document], total: float, columns: int, *, by_money: bool) -> Text:
     name = "  " * span["depth"] + _span_name(span)
-    line = Text(f"{name[: LABEL_COLUMNS - 1]:<{LABEL_COLUMNS}}")
+    name = name if len(name) < LABEL_COLUMNS else f"{name[: LABEL_COLUMNS - 2]}…"
+    line = Text(f"{name:<{LABEL_COLUMNS}}")
     if by_money:
         line.append_text(_bar([(span["cost_start_usd"], span["cost_usd"], "#", "")], total, columns))
         return line.append(f" {_money(span['cost_usd']):>{FIGURE_COLUMNS}}")
@@ -126,8 +140,8 @@ def _row(span: Document, parts: Sequence[Document], total: float, columns: int, 
     ]
     line.append_text(_bar(pieces, total, columns))
     figure = run_words.seconds(span["seconds"]) + ("" if span["end"] is not None else " so far")
-    error = f" {clean(span['error'])}" if span["error"] else ""
-    return line.append(f" {figure:>9}{error}"[: FIGURE_COLUMNS + 1])
+    words = f" {figure:>9}" + (f" {clean(span['error'])}" if span["error"] else "")
+    return line.append(words if len(words) <= FIGURE_COLUMNS else f"{words[: FIGURE_COLUMNS - 1]}…")
 
 
 def _bar(pieces: Sequence[tuple[float, float, str, str]], total: float, columns: int) -> Text:

@@ -60,7 +60,7 @@ TAGS = ("worker", "label", METADATA_TAG)
 """Options whose values are tags of the same name."""
 COLUMNS = ("run", "when", "tier", "key", "state", "shape", "took", "tokens", "cost")
 NARROW = ("run", "when", "tier", "state", "took", "cost")
-WIDE, PREFIX = 130, 20
+WIDE, PREFIX = 130, 19
 
 
 def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> int:
@@ -171,8 +171,12 @@ def _table(rows: tuple[RunRow, ...], names: Mapping[str, str], width: int) -> Ta
     """Return the table of runs. A narrow one has prefixes of ids, which `show` accepts as well."""
     wide = width >= WIDE
     table = terminal.table()
+    table.padding = (0, 2 if wide else 1, 0, 0)
     for column in COLUMNS if wide else NARROW:
-        table.add_column(column, justify="right" if column in ("took", "tokens", "cost") else "left", no_wrap=True)
+        is_figure, may_fold = column in ("took", "tokens", "cost"), column in ("tier", "state")
+        table.add_column(
+            column, justify="right" if is_figure else "left", overflow="fold", no_wrap=wide or not may_fold
+        )
     for row in rows:
         state = row.state + _note(row, wide=wide)
         cells: dict[str, RenderableType] = {
@@ -180,7 +184,7 @@ def _table(rows: tuple[RunRow, ...], names: Mapping[str, str], width: int) -> Ta
             "when": run_words.moment(row.created_at)[0 if wide else 5 : None if wide else 16],
             "tier": terminal.clean(row.tier),
             "key": terminal.clean(names.get(row.key, row.key)),
-            "state": Text(state, style="yellow" if row.degraded else run_tree.COLOURS.get(row.state, "yellow")),
+            "state": Text(state, style=_colour(row), overflow="fold"),
             "shape": f"{row.topology or '-'} {row.steps or ''}",
             "took": run_words.seconds(row.ended_at - row.created_at) if row.ended_at else "…",
             "tokens": f"{row.spent.tokens:,}",
@@ -188,6 +192,10 @@ def _table(rows: tuple[RunRow, ...], names: Mapping[str, str], width: int) -> Ta
         }
         table.add_row(*(cells[str(column.header)] for column in table.columns))
     return table
+
+
+def _colour(row: RunRow) -> str:
+    return "yellow" if row.degraded else run_tree.COLOURS.get(row.state, "yellow")
 
 
 def _note(row: RunRow, *, wide: bool) -> str:

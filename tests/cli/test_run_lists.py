@@ -3,10 +3,12 @@
 import asyncio
 import time
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 
 import orjson
 import pytest
+from rich.console import Console
 
 from app.cli import runs
 from app.cli.commands import parse
@@ -16,6 +18,7 @@ from app.store.protocol import Projection
 from app.store.sql import open_store
 from tests.conformance.entries import admitted
 from tests.harness.raw_facts import Raw
+from tests.harness.stand_ins import row_of
 from tests.harness.waiting import until
 
 
@@ -47,3 +50,18 @@ async def test_a_list_is_followed(
         await until(lambda: has(first, second, ("run_1", "failed")))
         following.cancel()
         await asyncio.wait([following])
+
+
+@pytest.mark.parametrize("tier", ["baton-ultra", "a-tier-with-a-very-long-name"])
+def test_a_list_at_80_columns_cuts_neither_times_nor_money(tier: str) -> None:
+    rows = (
+        row_of("run_" + "a" * 31, "acme", tier=tier, key=runs.PREVIEW_KEY),
+        row_of("run_" + "b" * 31, "acme", tier=tier, state="awaiting_approval", ended_at=None),
+    )
+    console = Console(file=StringIO(), width=80)
+    console.print(runs._table(rows, {}, console.width))
+    said = console.file.getvalue()
+    assert max(map(len, said.splitlines())) <= 80
+    assert "run_aaaaaaaaaaaaaaa 09-09 01:46" in said
+    assert "$0.0001" in said
+    assert said.count("…") == 1, "the mark of a run that goes on"
