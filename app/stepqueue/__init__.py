@@ -1,1 +1,1 @@
-"""The step queue: a doorbell for tickets and a wire for live deltas. It may lose everything at any time (D1)."""
+"""The step queue carries tickets and the live parts of answers. It may lose everything at any time (D1)."""

@@ -1,4 +1,4 @@
-"""`baton approvals`."""
+"""Declares `baton approvals` with its options."""
 
 import click
 

@@ -1,4 +1,4 @@
-"""`baton audit`."""
+"""Declares `baton audit` with its options."""
 
 import click
 

@@ -1,4 +1,4 @@
-"""`baton budgets`."""
+"""Declares `baton budgets` with its options."""
 
 import click
 

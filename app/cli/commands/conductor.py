@@ -1,4 +1,4 @@
-"""`baton conductor`."""
+"""Declares `baton conductor` with its options."""
 
 import click
 

@@ -1,4 +1,4 @@
-"""`baton content-keys`."""
+"""Declares `baton content-keys` with its options."""
 
 from app.cli.commands.declarations import AS_JSON, Group, group
 

@@ -1,4 +1,4 @@
-"""`baton holds`."""
+"""Declares `baton holds` with its options."""
 
 from app.cli.commands.declarations import AS_JSON, Group, argument, flag, group, option
 

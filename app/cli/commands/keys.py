@@ -1,4 +1,4 @@
-"""`baton keys`."""
+"""Declares `baton keys` with its options."""
 
 import click
 

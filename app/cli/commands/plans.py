@@ -1,4 +1,4 @@
-"""`baton plans`."""
+"""Declares `baton plans` with its options."""
 
 import click
 

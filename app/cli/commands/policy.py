@@ -1,4 +1,4 @@
-"""`baton policy`."""
+"""Declares `baton policy` with its options."""
 
 from app.cli.commands.declarations import AS_JSON, SINCE, Group, argument, group, in_order
 

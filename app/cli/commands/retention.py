@@ -1,4 +1,4 @@
-"""`baton retention`."""
+"""Declares `baton retention` with its options."""
 
 from app.cli.commands.declarations import AS_JSON, Group, group
 

@@ -1,4 +1,4 @@
-"""`baton runs`, `baton plan` and `baton report`."""
+"""Declares `baton runs`, `baton plan` and `baton report` with their options."""
 
 from typing import get_args
 

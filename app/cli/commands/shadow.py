@@ -1,4 +1,4 @@
-"""`baton shadow`."""
+"""Declares `baton shadow` with its options."""
 
 from app.cli.commands.declarations import AS_JSON, SPAN, Group, argument, flag, group, in_order, option
 

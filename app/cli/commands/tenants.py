@@ -1,4 +1,4 @@
-"""`baton tenants`."""
+"""Declares `baton tenants` with its options."""
 
 from app.cli.commands.declarations import AS_JSON, Group, argument, group
 

@@ -1,4 +1,4 @@
-"""`baton train`."""
+"""Declares `baton train` with its options."""
 
 import click
 

@@ -1,4 +1,4 @@
-"""`baton webhooks`."""
+"""Declares `baton webhooks` with its options."""
 
 from app.cli.commands.declarations import AS_JSON, COUNT, Group, argument, flag, group, option
 

@@ -352,10 +352,10 @@ class Planner:
             if not self._means.has_time_to_plan(state, known.workers):
                 raise WorkerUnavailable(code=f"conductor_{NO_TIME}")
             known = replace(known, seconds_left=float(max(int(self._means.seconds_left(state)), 0)))
-            told = await shown(self._context.store, state, command, known, self._left)
+            seen = await shown(self._context.store, state, command, known, self._left)
             drafted: list[Fact] = []
             refused: list[str] = []
-            async for step in conductor.propose(told, partial(self._ask, append, told)):
+            async for step in conductor.propose(seen, partial(self._ask, append, seen)):
                 if isinstance(step, Rationale):
                     why = step.why
                     continue
@@ -469,7 +469,7 @@ class Planner:
     async def _ask(
         self,
         append: Append,
-        told: Brief,
+        seen: Brief,
         worker: str,
         messages: tuple[Message, ...],
         *,
@@ -481,13 +481,7 @@ class Planner:
         within: float = inf,
     ) -> AsyncIterator[list[Piece]]:
         """One journaled call for a conductor, `within` so many seconds: its intent first, exactly one outcome after."""
-        state, known = self._state, self._context.catalog().workers.get(worker)
-        if state is None or known is None:
-            raise PlanRejected(["the conductor's model is not in the pool file"])
-        if not self._may_read(known, state):  # since the admission, or by what was read since then (D6)
-            raise WorkerUnavailable(code="conductor_not_cleared")
-        if state.admitted.needs_prices and not known.priced:
-            raise WorkerUnavailable(code="conductor_not_priced")
+        state, known = self._callable(worker)
         self._lowers = known.declassifies
         version = state.admitted.tried_version or await self._context.version(worker, state.run)
         served = _served(known, version, within)
@@ -506,9 +500,9 @@ class Planner:
             spare=True,
             tier_seconds=tier_seconds(self._context.catalog(), state),
             trace=self._span or self.trace,
-            purpose=self._purpose(state, told, template, version),
+            purpose=self._purpose(state, seen, template, version),
         )
-        attempt = self._within_means(state, told, asked, embeds=template == EMBEDS)
+        attempt = self._within_means(state, seen, asked, embeds=template == EMBEDS)
         if version and self._context.health.is_out(known):  # its server, whichever of its models is asked
             raise WorkerUnavailable(code="conductor_out")
         if refusal := self._context.health.refusal(served, self._left()):
@@ -527,13 +521,25 @@ class Planner:
             settled = partial(append, outcome, contents=content, release=attempt.hold, spent=attempt.spent)
             await settled(within=pending_outcomes.OUTCOME_PATIENCE)
 
-    def _within_means(self, state: RunState, told: Brief, asked: Attempt, *, embeds: bool) -> Attempt:
+    def _callable(self, worker: str) -> tuple[RunState, Worker]:
+        """The run's state, and the conductor's model. Raises `PlanRejected` or `WorkerUnavailable` if it may not be
+        called."""
+        state, known = self._state, self._context.catalog().workers.get(worker)
+        if state is None or known is None:
+            raise PlanRejected(["the conductor's model is not in the pool file"])
+        if not self._may_read(known, state):  # since the admission, or by what was read since then (D6)
+            raise WorkerUnavailable(code="conductor_not_cleared")
+        if state.admitted.needs_prices and not known.priced:
+            raise WorkerUnavailable(code="conductor_not_priced")
+        return state, known
+
+    def _within_means(self, state: RunState, seen: Brief, asked: Attempt, *, embeds: bool) -> Attempt:
         """A call of a conductor, cut to what the run can pay if the cheapest worker is to answer after it.
 
         Raises `RunOverBudget` if that is not enough for a short plan.
         """
-        floor, question = told.limits.floor, question_tokens(told.task)
-        answer = min([least(one, question, floor) for one in told.workers], key=lambda one: one.usd, default=Amount())
+        floor, question = seen.limits.floor, question_tokens(seen.task)
+        answer = min([least(one, question, floor) for one in seen.workers], key=lambda one: one.usd, default=Amount())
         attempt = asked.within(unspent(state).less(answer), 1 if embeds else max(PLAN_TOKENS, floor))
         if attempt is None:
             raise RunOverBudget
@@ -546,13 +552,13 @@ class Planner:
             return permits(model, conversation(state))
         return permits(model, Flow(state).planner(proposal.round, proposal.parent))
 
-    def _purpose(self, state: RunState, told: Brief, template: str, version: str) -> Purpose:
+    def _purpose(self, state: RunState, seen: Brief, template: str, version: str) -> Purpose:
         return Purpose(
             template=template,
-            usd_left=told.usd_left,
-            seconds_left=int(told.seconds_left) if told.seconds_left is not None else None,
-            rejected=self._ref(told.rejected),
-            left_out=left_out(told.task.messages, told.message_chars) if template in PARTLY.values() else 0,
+            usd_left=seen.usd_left,
+            seconds_left=int(seen.seconds_left) if seen.seconds_left is not None else None,
+            rejected=self._ref(seen.rejected),
+            left_out=left_out(seen.task.messages, seen.message_chars) if template in PARTLY.values() else 0,
             version=version or "",
             tenant=state.admitted.tenant,
             shadow=state.admitted.origin_kind == "shadow",

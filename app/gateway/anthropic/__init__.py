@@ -1,1 +1,1 @@
-"""`/v1/messages`."""
+"""The route of `/v1/messages`, with its requests and replies."""

@@ -1,1 +1,1 @@
-"""`/v1/chat/completions` and `/v1/completions`."""
+"""The routes of `/v1/chat/completions` and `/v1/completions`, with their requests and replies."""

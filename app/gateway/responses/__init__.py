@@ -1,1 +1,1 @@
-"""`/v1/responses`."""
+"""The routes of `/v1/responses`, with their requests, replies and stored items."""
