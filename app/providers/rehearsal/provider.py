@@ -18,7 +18,6 @@ from app.core.message.chat import (
     Chosen,
     End,
     Finish,
-    Form,
     Likely,
     Message,
     Piece,
@@ -46,7 +45,6 @@ PAUSES = {
     "sage": (30, 3), "abacus": (45, 5), "almanac": (40, 4), "scribe": (20, 2), "lawyer": (70, 8), "conductor": (25, 1),
 }  # fmt: skip
 """Milliseconds to the first token and between chunks."""
-ANY_OBJECT = {"type": "object", "properties": {"answer": {"type": "string"}}}
 
 
 UNSUPPORTED = frozenset({"temperature", "top_p", "presence_penalty", "frequency_penalty", "logit_bias"})
@@ -68,7 +66,7 @@ class RehearsalProvider:
             "model": request.worker.model,
             "messages": [message_to_json(message) for message in request.messages],
             "sampling": asdict(request.sampling),
-            "schema": _schema(request.form),
+            "schema": request.form.schema if request.form is not None else None,
             "logprobs": request.logprobs,
         }
         if request.toolbox.tools:
@@ -91,7 +89,8 @@ class RehearsalProvider:
             written = sum(len(TOKEN.findall(piece.name + piece.arguments)) for piece in calls)
             yield [End("tool_calls", Usage(_size(messages), output=written), call["model"])]
             return
-        tokens, odds = self._answer(call, read)
+        wants_json = call["schema"] is None and len(read) < len(messages)
+        tokens, odds = self._answer(call, read, wants_json=wants_json)
         tokens, finish, stopped = _cut(tokens, call["sampling"]["max_tokens"], tuple(call["sampling"]["stop"]))
         await clock.pause(first, deadlines.first)
         for start in range(0, len(tokens), CHUNK):
@@ -105,9 +104,10 @@ class RehearsalProvider:
         """There is nothing to close."""
 
     def _answer(
-        self, call: Mapping[str, Any], messages: tuple[Message, ...]
+        self, call: Mapping[str, Any], messages: tuple[Message, ...], *, wants_json: bool
     ) -> tuple[list[str], dict[int, Mapping[int, float]]]:
-        """The answer's tokens; for a plan also the odds of each worker choice, by the place of its token."""
+        """The answer's tokens, as a JSON object of any form if one is wanted; for a plan also the odds of each worker
+        choice, by the place of its token."""
         schema = call["schema"]
         if call["model"] == "conductor" or planner.is_plan_schema(schema):
             choices = planner.plan(messages, schema)
@@ -116,8 +116,8 @@ class RehearsalProvider:
                 return tokens, _places(tokens, choices)
         found = gadgets.latest_results(messages)
         text = self._said(call, messages) if found is None else f"The answer is {found}."
-        if schema == ANY_OBJECT:
-            text = final(text) or text  # most programs that ask so want a value, and not a sentence
+        if wants_json:  # a value, and no sentence, as most programs want it
+            text = json.dumps({"answer": final(text) or text})
         return TOKEN.findall(filled(schema, text) if schema else text), {}
 
     def _calls(self, call: Mapping[str, Any], messages: tuple[Message, ...]) -> list[ToolDelta]:
@@ -141,13 +141,6 @@ class RehearsalProvider:
         factor = float(self._options.get("delay", "1")) / 1000
         first = float(self._options.get("first_ms", own[0]))
         return first * factor, float(self._options.get("chunk_ms", own[1])) * factor
-
-
-def _schema(form: Form | None) -> Mapping[str, Any] | None:
-    """The schema of the answer: where any JSON object will do, that of one with the answer in it."""
-    if form is None:
-        return None
-    return form.schema if form.schema is not None else ANY_OBJECT
 
 
 class _Clock:
