@@ -181,7 +181,8 @@ def table(runs: Sequence[Played], kind: str) -> list[str]:
         f"| cap, {unit} | runs | fit the floor | refused of those | answered | degraded | right | dollars a run |",
         "|---|---|---|---|---|---|---|---|",
     ]
-    return lines + [_row(f"{band[0].cap:.5f} to {band[-1].cap:.5f}", band) for band in (*bands(runs), list(runs))]
+    lines += [_row(f"{band[0].cap:.5f} to {band[-1].cap:.5f}", band) for band in bands(runs)]
+    return [*lines, _row(f"all {len(runs)}", runs)]
 
 
 def _row(name: str, band: Sequence[Played]) -> str:
