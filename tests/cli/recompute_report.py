@@ -33,7 +33,7 @@ again, runs = ([run for run in runs if ("origin_kind" in of(run, "run.admitted")
 previews, going_on = ([run for run in runs if of(run, "run.admitted")[0]["preview"] == planned and
                       (planned or run["ended_at"] is None)] for planned in (True, False))
 runs = [run for run in sorted(runs, key=lambda run: (run["created_at"], run["id"])) if run not in previews + going_on]
-spared, cheap, best, clusters, fair = Counter(calls_not_measured=0), Counter(), Counter(), {}, ("ok", "cancelled")
+spared, best, clusters, paid, least, fair = Counter(calls_not_measured=0), Counter(), {}, 0, 0, ("ok", "cancelled")
 for run in runs:
     start, ends = of(run, "run.admitted")[0], {end["call"]: end for end in of(run, "call.finished")}
     steps, opened = {one["n"]: one for one in of(run, "plan.step")}, {p["proposal"]: p for p in of(run, "plan.opened")}
@@ -64,8 +64,8 @@ for run in runs:
     for name, use in ((name, end["usage"]) for name in bills for _, end in over):
         price, fresh = pools[start["catalog"]][name]["price"], {"input": use["input"] - use["cached"]}
         bills[name] -= sum((use | fresh)[part] * price[part] for part in ("input", "cached", "output")) // -(10**6)
-    best.update([min(bills, key=bills.get)] if bills else [])
-    cheap.update(runs=1 if over else 0, usd=sum(end["usd"] for _, end in over), least=min(bills.values(), default=0))
+    best.update(sorted(bills, key=bills.get)[:1] or [None] * bool(over))
+    paid, least = paid + sum(end["usd"] for _, end in over if bills), least + min(bills.values(), default=0)
     for kind, at, body in ((line["kind"], line["at"], line["body"]) for line in run["lines"] if "event" in line):
         n, error = body.get("n"), body.get("error")
         where = "plan" if n is None else str(n - opened[steps[n]["proposal"]]["base"])
@@ -94,7 +94,7 @@ print(json.dumps({
                     {"feature": one[0], "value": one[1], "runs": there[one], "of_runs": usual[one],
                      "lift": round(lift, 6)} for lift, one in lifts if there[one] * len(runs) > len(top) * usual[one]]},
     "access_lists": spared | {"share_spared": round(hidden / (hidden + spared["input_tokens"]), 6)},
-    "cheapest": {"runs": cheap["runs"], "runs_without_prices": 0, "cheapest_workers": best, "cheapest_cost_usd":
-       cheap["least"] / 1e6, "cost_usd": cheap["usd"] / 1e6, "difference_usd": (cheap["usd"] - cheap["least"]) / 1e6},
+    "cheapest": {"runs_without_prices": best.pop(None, 0), "runs": best.total(), "cheapest_workers": best, "cost_usd":
+       paid / 1e6, "cheapest_cost_usd": least / 1e6, "difference_usd": (paid - least) / 1e6},
     "failures": [{"shape": key, "count": len(hits), "first_at": min(hits)[0], "last_at": max(hits)[0],
                   "examples": list(dict.fromkeys(run for _, run in hits))[:3]} for key, hits in clusters.items()]}))

@@ -94,6 +94,8 @@ class Copying:
     def billed(self, kind: str, body: dict[str, Any]) -> dict[str, Any]:
         if kind == "call.intended" and body["n"] is not None and self.chance.random() < 0.3:
             return body | {"access": [one for one in body["access"] if self.chance.random() < 0.6]}
+        if kind == "run.admitted" and self.chance.random() < 0.1:
+            return body | {"pool": ["gamma"]}  # whose price is not known
         if kind != "call.finished":
             return body
         if self.chance.random() < 0.2:
