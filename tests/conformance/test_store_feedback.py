@@ -64,6 +64,11 @@ async def test_comments_are_erased_with_the_content(store: Store) -> None:
     await store.erase("run")
     assert [one.comment for one in await store.feedback("run")] == [""]
     assert [one.comment for one in await store.feedback("other")] == [GOOD.comment]
+    with pytest.raises(Conflict) as refused:
+        await store.rate(replace(GOOD, id="fb_later"))
+    assert refused.value.public_code == "content_erased"
+    later = replace(GOOD, id="fb_later", comment="")
+    assert await store.rate(later) == later, "without a comment it is kept"
 
 
 async def test_what_was_learned_is_replaced_by_whoever_has_read_it(store: Store) -> None:
