@@ -37,8 +37,8 @@ from app.engine.delivery.messages import AnswerPart, CallerMessage, Mailbox, Tur
 from app.engine.runs.client import RunClient
 from app.engine.runs.driver import Driver
 from app.engine.runs.registry import Drivers
+from app.engine.steps.claimed_step import Relay, Work
 from app.engine.steps.dispatcher import Dispatcher
-from app.engine.steps.work import Relay, Work
 from app.errors import Conflict, StoreUnavailable
 from app.stepqueue.memory import MemoryQueue
 from app.stepqueue.protocol import Committed, Delta, Listen, Live, Ticket

@@ -43,8 +43,8 @@ from app.engine.calls.candidates import Candidates
 from app.engine.calls.step_request import NOTHING, is_long, look
 from app.engine.commit.colocation import LocalRuns
 from app.engine.context import EngineContext
+from app.engine.steps.claimed_step import Relay, StepBasis, StepLog, Work
 from app.engine.steps.pending_outcomes import PendingOutcomes
-from app.engine.steps.work import Relay, StepBasis, StepLog, Work
 from app.engine.worker_health import Choice
 from app.errors import (
     BatonError,
