@@ -37,7 +37,7 @@ from app.engine.delivery.messages import AnswerPart, CallerMessage, Mailbox, Tur
 from app.engine.runs.client import RunClient
 from app.engine.runs.driver import Driver
 from app.engine.runs.registry import Drivers
-from app.engine.steps.claimed_step import Relay, Work
+from app.engine.steps.claimed_step import Relay
 from app.engine.steps.dispatcher import Dispatcher
 from app.errors import Conflict, StoreUnavailable
 from app.stepqueue.memory import MemoryQueue
@@ -429,8 +429,8 @@ async def test_what_is_sent_again_has_all_that_was_sent_meanwhile() -> None:
         sent: list[Live] = []
         context = SimpleNamespace(store=here.store, queue=here.queue, telemetry=Telemetry(), tick=lambda: 0.0)
         dispatcher = Dispatcher(cast(EngineContext, context), name="heir", slots=1, grace=0.0)
-        work = Work(Ticket(RUN, 1, "mini", "heir", 1), relay=relay)
-        dispatcher._works[RUN, 1] = work
+        work = ClaimedStep(Ticket(RUN, 1, "mini", "heir", 1), relay=relay)
+        dispatcher._claimed[RUN, 1] = work
         async with asyncio.TaskGroup() as group:
             dispatcher._group = group
             assert dispatcher.listen(Listen(RUN, HOME))

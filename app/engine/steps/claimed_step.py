@@ -100,7 +100,7 @@ class StepBasis:
 
 
 @dataclass(slots=True)
-class Work:
+class ClaimedStep:
     """A ticket that this process is working on."""
 
     ticket: Ticket

@@ -22,7 +22,7 @@ from app.engine.calls.attempt import Attempt
 from app.engine.commit.colocation import BegunStep, LocalRuns
 from app.engine.commit.tickets import due_ticket
 from app.engine.context import EngineContext
-from app.engine.steps.claimed_step import Relay, Work
+from app.engine.steps.claimed_step import ClaimedStep, Relay
 from app.engine.steps.execution import Execution
 from app.engine.steps.pending_outcomes import PendingOutcomes
 from app.errors import BatonError, LeaseLost, QueueUnavailable, RunEnded, StoreUnavailable
@@ -69,7 +69,7 @@ class Dispatcher:
         self._name = name
         self._slots = slots
         self._grace = grace
-        self._works: dict[tuple[str, int], Work] = {}
+        self._claimed: dict[tuple[str, int], ClaimedStep] = {}
         self._begun = 0
         """Steps that wait for the entry that queues them; each has a slot."""
         self._group: asyncio.TaskGroup | None = None
@@ -82,7 +82,7 @@ class Dispatcher:
 
     def __len__(self) -> int:
         """Steps that are being worked on."""
-        return len(self._works)
+        return len(self._claimed)
 
     async def run(self, stopping: asyncio.Event) -> None:
         """Work until `stopping` is set, then drain."""
@@ -108,8 +108,8 @@ class Dispatcher:
             for ticket in await self._take():
                 if ticket.step == WHOLE_RUN:
                     self._offer(ticket)
-                elif (ticket.run, ticket.step) not in self._works:
-                    work = Work(ticket)
+                elif (ticket.run, ticket.step) not in self._claimed:
+                    work = ClaimedStep(ticket)
                     self._start(group, work, self._execution(work))
             await asyncio.sleep(0)  # the steps that were taken begin before the next read
 
@@ -128,7 +128,7 @@ class Dispatcher:
         """The number of steps that can be begun now."""
         return self._free() - self._taking() if self._group is not None else 0
 
-    def _execution(self, work: Work) -> Execution:
+    def _execution(self, work: ClaimedStep) -> Execution:
         return Execution(
             self._context,
             self._name,
@@ -139,10 +139,10 @@ class Dispatcher:
         )
 
     def _has_last_delivery(self) -> bool:
-        return any(work.is_last_delivery for work in self._works.values())
+        return any(work.is_last_delivery for work in self._claimed.values())
 
-    def _start(self, group: asyncio.TaskGroup, work: Work, execution: Execution) -> None:
-        self._works[work.ticket.run, work.ticket.step] = work
+    def _start(self, group: asyncio.TaskGroup, work: ClaimedStep, execution: Execution) -> None:
+        self._claimed[work.ticket.run, work.ticket.step] = work
         work.task = group.create_task(self._execute(work, execution))
 
     async def _take(self) -> list[Ticket]:
@@ -164,7 +164,7 @@ class Dispatcher:
         """Slots that have no step; those whose outcome waits for the database need none."""
         if self._outcomes.full:
             return 0
-        return self._slots - len(self._works) - self._begun + len(self._outcomes)
+        return self._slots - len(self._claimed) - self._begun + len(self._outcomes)
 
     async def _take_from_outbox(self, free: int, missed: float) -> list[Ticket]:
         try:
@@ -180,22 +180,22 @@ class Dispatcher:
         if isinstance(message, Stop):
             self.stop(message.run, message.step)
         elif isinstance(message, Adopted):
-            for work in self._works_of(message.run):
+            for work in self._claimed_of(message.run):
                 work.engine = message.address
         elif isinstance(message, Listen):
             self.listen(message)
 
-    def _works_of(self, run: str) -> list[Work]:
-        return [work for work in self._works.values() if work.ticket.run == run]
+    def _claimed_of(self, run: str) -> list[ClaimedStep]:
+        return [work for work in self._claimed.values() if work.ticket.run == run]
 
     # -- for the drivers of this process: see commit/colocation.py
 
     def stop(self, run: str, step: int | None) -> bool:
         """Interrupt steps of a run; False if others may execute some of them."""
-        works = [work for work in self._works_of(run) if step in (None, work.ticket.step)]
-        for work in works:
+        claimed = [work for work in self._claimed_of(run) if step in (None, work.ticket.step)]
+        for work in claimed:
             work.interrupt(stopped=True)
-        return step is not None and bool(works)
+        return step is not None and bool(claimed)
 
     def slot_freed(self) -> None:
         """Note that a run was taken, so that the slot that was kept for it is free."""
@@ -203,13 +203,13 @@ class Dispatcher:
 
     def listen(self, message: Listen) -> bool:
         """Send a gateway what it lacks of a run's answer; False if others may execute the answering step."""
-        works = self._works_of(message.run)
-        for work in works:
+        claimed = self._claimed_of(message.run)
+        for work in claimed:
             if message.address not in work.listening:
                 work.listening = (*work.listening, message.address)
             if work.relay is not None and self._group is not None:
                 self._group.create_task(self._send_lacking(message, work.relay))
-        return any(work.relay is not None for work in works)
+        return any(work.relay is not None for work in claimed)
 
     async def _send_lacking(self, listener: Listen, relay: Relay) -> None:
         """Send what has been sent of an answer by now, and not by the time when somebody began to listen: more of it
@@ -238,13 +238,13 @@ class Dispatcher:
     async def _renew(self, suspects: set[Held]) -> set[Held]:
         """Prolong every claim; returns those that are missing for the first time. A step that was just finished is not
         kept either; only what is missing twice, and is among the `suspects`, was taken over."""
-        held = {Held(*place, work.claim): work for place, work in self._works.items() if work.claim}
+        held = {Held(*place, work.claim): work for place, work in self._claimed.items() if work.claim}
         if not held:
             return set()
         with suppress(QueueUnavailable):  # first the queue, so that it delivers them to nobody else meanwhile
             await self._context.queue.keep([work.ticket for work in held.values() if work.ticket.receipt])
         kept = await self._context.store.renew_claims(list(held), self._context.now() + self._context.lease)
-        missing = {claim for claim in held.keys() - kept if self._works.get(claim[:2]) is held[claim]}
+        missing = {claim for claim in held.keys() - kept if self._claimed.get(claim[:2]) is held[claim]}
         for claim in missing & suspects:
             self._context.telemetry.count("baton_lease_lost_total", "step")
             held[claim].interrupt(stopped=True)
@@ -253,17 +253,17 @@ class Dispatcher:
     async def _drain(self) -> None:
         with suppress(TimeoutError):
             async with asyncio.timeout(self._grace):
-                while self._works or self._begun or self._planning():
+                while self._claimed or self._begun or self._planning():
                     self._freed.clear()
                     with suppress(TimeoutError):
                         async with asyncio.timeout(PLAN_LOOK_SECONDS):
                             await self._freed.wait()
         self._interrupting = True
-        for work in list(self._works.values()):
+        for work in list(self._claimed.values()):
             work.interrupt(stopped=False)
         self._outcomes.close()
 
-    async def _execute(self, work: Work, execution: Execution) -> None:
+    async def _execute(self, work: ClaimedStep, execution: Execution) -> None:
         """Execute one ticket; no error of it may end the dispatcher."""
         ticket = work.ticket
         try:
@@ -283,8 +283,8 @@ class Dispatcher:
             )
             logging.getLogger("baton").debug("step", exc_info=error)
         finally:
-            if self._works.get((ticket.run, ticket.step)) is work:  # else it was begun anew, for the next turn
-                del self._works[ticket.run, ticket.step]
+            if self._claimed.get((ticket.run, ticket.step)) is work:  # else it was begun anew, for the next turn
+                del self._claimed[ticket.run, ticket.step]
             self._freed.set()
 
     async def _forget(self, ticket: Ticket) -> None:
@@ -318,7 +318,7 @@ class Dispatcher:
     async def _begin(
         self, group: asyncio.TaskGroup, state: RunState, salt: bytes, fresh: Mapping[str, bytes], row: Outbox
     ) -> BegunStep | None:
-        work = Work(Ticket(state.run, row.step, row.tier, row.driver, state.seq, AGAIN))
+        work = ClaimedStep(Ticket(state.run, row.step, row.tier, row.driver, state.seq, AGAIN))
         execution, attempt = self._execution(work), None
         self._begun += 1
         try:
@@ -336,7 +336,7 @@ class Dispatcher:
         return BegunStep(taken, attempt.intended(), attempt.hold, go, forgo)
 
     def _go(
-        self, group: asyncio.TaskGroup, work: Work, execution: Execution, forgo: Callable[[], None], claim: int
+        self, group: asyncio.TaskGroup, work: ClaimedStep, execution: Execution, forgo: Callable[[], None], claim: int
     ) -> None:
         if self._ended:  # its claim lapses, and the engine that takes it then gives the call the outcome `unknown`
             return forgo()

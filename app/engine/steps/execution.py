@@ -43,7 +43,7 @@ from app.engine.calls.candidates import Candidates
 from app.engine.calls.step_request import NOTHING, is_long, look
 from app.engine.commit.colocation import LocalRuns
 from app.engine.context import EngineContext
-from app.engine.steps.claimed_step import Relay, StepBasis, StepLog, Work
+from app.engine.steps.claimed_step import ClaimedStep, Relay, StepBasis, StepLog
 from app.engine.steps.pending_outcomes import PendingOutcomes
 from app.engine.worker_health import Choice
 from app.errors import (
@@ -77,7 +77,7 @@ class Execution:
         self,
         context: EngineContext,
         name: str,
-        work: Work,
+        work: ClaimedStep,
         *,
         local: LocalRuns,
         outcomes: PendingOutcomes,
