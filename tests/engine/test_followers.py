@@ -37,7 +37,7 @@ from app.engine.delivery.messages import AnswerPart, CallerMessage, Mailbox, Tur
 from app.engine.runs.client import RunClient
 from app.engine.runs.driver import Driver
 from app.engine.runs.registry import Drivers
-from app.engine.steps.claimed_step import Relay
+from app.engine.steps.claimed_step import ClaimedStep, Relay
 from app.engine.steps.dispatcher import Dispatcher
 from app.errors import Conflict, StoreUnavailable
 from app.stepqueue.memory import MemoryQueue
