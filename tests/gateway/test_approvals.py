@@ -11,6 +11,9 @@ from typing import Any
 import httpx
 import pytest
 
+from app.audit.log.findings import Finding
+from app.core.pool.budgets import Budget
+from app.core.pool.catalog import MILLION
 from app.core.pool.snapshot import sealed
 from app.core.roles import ROLES
 from app.core.run import notices
@@ -342,11 +345,21 @@ async def test_an_approval_that_lowers_the_price_is_no_falsification(
     stub.always("alpha", Reply(chunks=("4.",)))
     store = runtime.context.store
     assert isinstance(store, SqlStore)
+    await store.set_budget(Budget("acme", "tenant", "", "day", MILLION), by=tampers.OWNER)
+
+    async def verified(*, settled: bool) -> tuple[list[Finding], int]:
+        async with open_archive(f"sqlite:///{tmp_path}/baton.db") as archive:
+            report = await archive.snapshot(lambda conn, opened: tampers.verify(conn, (), opened, settled=settled))
+        return list(report.ordered()), report.runs
+
     run = (await waiting(caller))["baton"]["run"]
     await tampers.seal(store)
     assert (await decide(boss, run, max_usd=0.5)).status_code == 200
-    assert (await ended_row(store, run)).cap.usd == 500_000
+    row = await ended_row(store, run)
+    assert (row.cap.usd, row.spent.usd > 0) == (500_000, True)
     await tampers.seal(store)
-    async with open_archive(f"sqlite:///{tmp_path}/baton.db") as archive:
-        report = await archive.snapshot(lambda conn, opened: tampers.verify(conn, (), opened))
-    assert (list(report.ordered()), report.runs) == ([], 1)
+    assert await verified(settled=True) == ([], 1)
+    unsealed = (await waiting(caller))["baton"]["run"]
+    await decide(boss, unsealed)
+    await ended_row(store, unsealed)
+    assert await verified(settled=False) == ([], 2), "a run that is not sealed yet has spent of its budget, too"

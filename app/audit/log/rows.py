@@ -177,6 +177,7 @@ class RowCheck:
         self.report.events += len(run.events)
         self.report.erased += run.row["salt"] is None
         entries = self._entries(run.entries)
+        held = self._calls(run)
         if not entries:
             if self._is_new(run.row["created_at"]):
                 self.report.pending += 1
@@ -186,7 +187,9 @@ class RowCheck:
         self._events(name, run, entries)
         self._row(name, run, entries)
         self._erasure(f"run {name}", run, entries[-1])
-        self._calls(f"run {name}", run, entries[-1])
+        for column, wanted in held.items() if run.row["ended_at"] is not None else ():
+            if run.row[column] != wanted:
+                self._add("altered", f"run {name}", f"its row has another `{column}` than its calls", entries[-1].place)
         self._expect_tags(name, run.events)
         is_ledger_proven = self._ledger(f"run {name}", run, _of_last_events(entries))
         if self.contents:
@@ -303,31 +306,24 @@ class RowCheck:
         elif row["salt"] is None and not entries:
             self._add("surplus", thing, "its content was erased, and the erasure was never sealed", last.place)
 
-    def _calls(self, thing: str, run: SealedRun, last: Sealed) -> None:
-        """A run that has ended holds what its calls hold that have no outcome. What they cost is added to the accounts
-        of budgets that they name."""
-        row, kinds = run.row, [event[1] for event in run.events]
-        held: Mapping[str, int] = dict.fromkeys(HELD, 0)
-        if row["budgets"] is not None or kinds.count(INTENT) != kinds.count(OUTCOME):
-            try:
-                held = self._held(run.events)
-            except (KeyError, TypeError, ValueError):
-                return  # an event is altered, and a finding already
-        for column, wanted in held.items():
-            if row["ended_at"] is not None and row[column] != wanted:
-                self._add("altered", thing, f"its row has another `{column}` than its calls", last.place)
-
-    def _held(self, events: Sequence[Event]) -> Mapping[str, int]:
+    def _calls(self, run: SealedRun) -> Mapping[str, int]:
+        """What the row of a run must hold, that of its calls without an outcome; nothing if an event cannot be read,
+        which is a finding. What the others cost is added to the accounts of budgets that they name."""
+        kinds = [event[1] for event in run.events]
+        if run.row["budgets"] is None and kinds.count(INTENT) == kinds.count(OUTCOME):
+            return dict.fromkeys(HELD, 0)
         calls: dict[str, dict[str, Any]] = {}
-        for _, kind, _, raw in events:
-            if kind == INTENT:
-                body = orjson.loads(raw)
-                calls[body["call"]] = body
-            elif kind == OUTCOME:
-                body = orjson.loads(raw)
-                intent = calls.pop(body["call"])
-                self._books.settle(intent, body)
-        return {column: sum([body[HELD[column]] for body in calls.values()]) for column in HELD}
+        try:
+            for _, kind, _, raw in run.events:
+                if kind == INTENT:
+                    body = orjson.loads(raw)
+                    calls[body["call"]] = body
+                elif kind == OUTCOME:
+                    body = orjson.loads(raw)
+                    self._books.settle(calls.pop(body["call"]), body)
+            return {column: sum([body[HELD[column]] for body in calls.values()]) for column in HELD}
+        except (KeyError, TypeError, ValueError):
+            return {}
 
     def _end(self, thing: str, run: SealedRun, last: Sealed, salt: bytes) -> None:
         """The end of a run, all of whose events are sealed."""
