@@ -504,7 +504,7 @@ def _contained(reading: Reading, data: bytes) -> None:
             piece.text.encode()
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(document=st.dictionaries(NAMES, SHAPED, max_size=5))
 def test_any_document_is_contained(form: Format, document: dict[str, Any]) -> None:
     data = json.dumps(document).encode()
