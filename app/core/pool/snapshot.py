@@ -9,10 +9,13 @@ import json
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass, replace
 from functools import cache
-from types import UnionType
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from types import NoneType, UnionType
+from typing import Any, Final, Union, get_args, get_origin, get_type_hints
 
 from app.core.pool.catalog import Catalog
+
+SCALARS: Final = frozenset({str, int, float, bool, NoneType})
+"""The types of most values, which stay as they are: to find that out by what they are not takes most of the time."""
 
 
 def snapshot(catalog: Catalog) -> bytes:
@@ -37,6 +40,8 @@ def restored(data: bytes) -> Catalog:
 
 
 def _plain(value: Any) -> Any:
+    if type(value) in SCALARS:
+        return value
     if is_dataclass(value):
         return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, Mapping):
