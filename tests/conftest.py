@@ -18,6 +18,7 @@ import ssl
 import threading
 import uuid
 from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
@@ -134,6 +135,14 @@ def one_tls_context() -> Iterator[None]:
     """Share one TLS context: each HTTP client would read all root certificates, which takes 20 ms."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ssl, "create_default_context", functools.cache(ssl.create_default_context))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_version() -> Iterator[None]:
+    """Read the version once: each service would parse the metadata of its package, which takes 2 ms."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("app.process.wiring.version", functools.cache(version))
         yield
 
 
