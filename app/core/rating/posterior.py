@@ -22,7 +22,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from app.core.plan.templates import Arm
 from app.core.pool.catalog import Price, SelectorSpec, Worker
@@ -270,30 +270,61 @@ class Rating:
     """The part of a whole rating that it counts for, above 0 and up to 1."""
 
 
+class _Term(NamedTuple):
+    """One weight that takes part in a prediction, with the input by which it is multiplied."""
+
+    part: str
+    place: int
+    value: float
+    """The input."""
+    mean: float
+    variance: float
+
+
 def learned(posterior: Posterior, spec: SelectorSpec, workers: Sequence[Worker], rating: Rating) -> Posterior:
-    """The posterior after one more rating."""
+    """The posterior after one more rating: one step of assumed-density filtering."""
     posterior = faded(posterior, spec.decay, rating.at)
     models = {**{one.name: one.model for one in workers}, **rating.models}
     parts = ["base", *[of_model(part, models) for part in rating.arm.parts]]
-    terms = [(part, *one) for part in parts for one in _inputs(part, rating.seen)]
-    weights = [posterior.weights.get(part, {}).get(place, (0.0, prior)) for part, place, _, prior in terms]
-    mean = FIRST_LOG_ODDS + expected(workers, rating.seen).get(rating.arm.main, 0.0)
-    mean += sum([term[2] * one[0] for term, one in zip(terms, weights, strict=True)])
-    spread = sum([term[2] * term[2] * one[1] for term, one in zip(terms, weights, strict=True)])
-    chance = logistic(mean / math.sqrt(1 + math.pi * spread / 8))
-    sure = chance * (1 - chance) * rating.weight
-    surprise = (rating.score - (chance if rating.before is None else rating.before)) * rating.weight
-    moved = {part: dict(posterior.weights.get(part, {})) for part in parts}
-    for (part, place, value, _), (known, variance) in zip(terms, weights, strict=True):
-        gain = value * variance / (1 + spread * sure)
-        left = variance * (1 - value * gain * sure) if rating.before is None else variance
-        moved[part][place] = (known + gain * surprise, left)
-    updated = {**posterior.weights, **moved}
+    terms = _terms(posterior, parts, rating.seen)
+    log_odds = FIRST_LOG_ODDS + expected(workers, rating.seen).get(rating.arm.main, 0.0)
+    log_odds += sum([one.value * one.mean for one in terms])
+    spread = sum([one.value * one.value * one.variance for one in terms])
+    chance = logistic(log_odds / math.sqrt(1 + math.pi * spread / 8))
+    weights = _moved(posterior, terms, rating, chance, spread)
     if rating.before is not None:
-        return replace(posterior, weights=updated)
+        return replace(posterior, weights=weights)
     bills, ratio = _billed(posterior, workers, rating, models)
-    after = replace(posterior, weights=updated, bills=bills, ratio=ratio, ratings=posterior.ratings + 1)
+    after = replace(posterior, weights=weights, bills=bills, ratio=ratio, ratings=posterior.ratings + 1)
     return _watched(after, parts[1], chance, rating)
+
+
+def _terms(posterior: Posterior, parts: Sequence[str], seen: Features) -> list[_Term]:
+    """The weights of these parts that a request has an input for."""
+    found = []
+    for part in parts:
+        known = posterior.weights.get(part, {})
+        for place, value, prior in _inputs(part, seen):
+            mean, variance = known.get(place, (0.0, prior))
+            found.append(_Term(part, place, value, mean, variance))
+    return found
+
+
+def _moved(
+    posterior: Posterior, terms: Sequence[_Term], rating: Rating, chance: float, spread: float
+) -> dict[str, Mapping[int, Weight]]:
+    """All weights, those of the terms moved by the difference between a rating and its prediction, each as far as
+    its own variance goes. A first rating reduces the variances as well."""
+    certainty = chance * (1 - chance) * rating.weight
+    surprise = (rating.score - (chance if rating.before is None else rating.before)) * rating.weight
+    moved = {one.part: dict(posterior.weights.get(one.part, {})) for one in terms}
+    for one in terms:
+        gain = one.value * one.variance / (1 + spread * certainty)
+        variance = one.variance
+        if rating.before is None:
+            variance *= 1 - one.value * gain * certainty
+        moved[one.part][one.place] = (one.mean + gain * surprise, variance)
+    return {**posterior.weights, **moved}
 
 
 def _watched(posterior: Posterior, part: str, chance: float, rating: Rating) -> Posterior:
