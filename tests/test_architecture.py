@@ -315,8 +315,9 @@ PLANTED: Final[tuple[tuple[str, str, str], ...]] = (
     (
         "providers/adapters/openai.py",
         "import app.providers.adapters.anthropic",
-        "provider adapters do not know each other",
+        "implementations of a seam do not know each other",
     ),
+    ("conductor/model.py", "import app.conductor.fixed", "implementations of a seam do not know each other"),
     ("audit/money.py", "import app.core.run.bill", "the auditor is independent of the executor"),
     ("core/plan/workflow.py", "import app.core.plan.visibility", "the auditor is independent of the executor"),
     ("process/serve.py", "import app.lab.world", "the service imports neither the lab nor the auditor"),
@@ -324,8 +325,8 @@ PLANTED: Final[tuple[tuple[str, str, str], ...]] = (
     ("store/stray.py", "import fastapi", "the web framework stays in the gateway"),
     ("gateway/stray.py", "import sqlalchemy", "SQL stays in the store"),
     ("engine/delivery/webhooks.py", "import app.providers.http", "webhooks make plain HTTP calls and nothing else"),
-    ("providers/http.py", "import aiohttp", "HTTP connections are made in the network room alone"),
-    ("stepqueue/redis.py", "import tenacity", "retry policies stand in the network room alone"),
+    ("providers/http.py", "import aiohttp", "connections and retry policies stand in the network room alone"),
+    ("stepqueue/redis.py", "import tenacity", "connections and retry policies stand in the network room alone"),
     ("network/http_client.py", "import app.providers.http", "imports point down"),
 )
 """A module, the line that is planted in it, and the contract that this breaks.
