@@ -29,6 +29,8 @@ from sqlalchemy import Dialect, Engine, create_engine
 from sqlalchemy.engine import URL, make_url
 
 from app.cli.terminal import NOISY
+from app.stepqueue import live
+from app.stepqueue import redis as redis_queue
 from app.store.sqlkit.log_statements import LogStatements
 from app.store.sqlkit.migrate import migrate
 from app.store.sqlkit.statements import Statements
@@ -306,3 +308,13 @@ async def redis_url(redis_server_url: str, redis_prefix: str) -> AsyncIterator[s
             return
         async for key in client.scan_iter(match=f"{redis_prefix}*", count=1000):
             await client.delete(key)
+
+
+@pytest.fixture
+def patient_redis(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have queues of this process wait for their server, which is healthy: on a busy machine it may take longer than
+    the second after which they go on without it."""
+    for name in ("SOCKET_SECONDS", "GIVE_UP_SECONDS", "PROBE_SECONDS"):
+        monkeypatch.setattr(redis_queue, name, PATIENCE_SECONDS)
+    monkeypatch.setattr(live, "PROBE_SECONDS", PATIENCE_SECONDS)
+    monkeypatch.setattr(redis_queue, "_options", functools.partial(redis_queue._options, answers=PATIENCE_SECONDS))

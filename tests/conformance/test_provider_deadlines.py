@@ -43,7 +43,9 @@ BREAK_DELAY = 0.02
 
 async def test_a_hang_before_the_first_byte(line: Line) -> None:
     async with asyncio.timeout(PATIENCE_SECONDS):
-        error, _ = await failure(line, Hang(), deadlines=replace(HURRIED, connect=5, first=1.0, total=3600))
+        error, _ = await failure(
+            line, Hang(), deadlines=replace(HURRIED, connect=PATIENCE_SECONDS, first=3.0, total=3600)
+        )
     assert type(error) is WorkerTimeout
     await line.stub.requests[0].gone()
 

@@ -5,7 +5,6 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import pytest
@@ -14,7 +13,6 @@ from app.core.message.chat import ToolDelta
 from app.core.run.events import Event, Kind
 from app.core.run.trace import Trace
 from app.errors import QueueUnavailable
-from app.stepqueue import redis
 from app.stepqueue.memory import MemoryQueue
 from app.stepqueue.protocol import AGAIN, WHOLE_RUN, Adopted, Committed, Delta, Listen, Live, StepQueue, Stop, Ticket
 from app.stepqueue.redis import RedisQueue
@@ -36,18 +34,14 @@ def open_queue(request: pytest.FixtureRequest) -> Opener:
         @asynccontextmanager
         async def in_memory(**options: Any) -> AsyncIterator[StepQueue]:
             if not shared:
-                shared.append(MemoryQueue(TIERS, lease=LEASE, **options))
+                shared.append(MemoryQueue(TIERS, **{"lease": LEASE, **options}))
             async with shared[0] as queue:
                 yield queue
 
         return in_memory
     url, prefix = request.getfixturevalue("redis_url"), request.getfixturevalue("redis_prefix")
-    # The server is healthy throughout: on a busy machine it may take longer than a second to answer.
-    patch = request.getfixturevalue("monkeypatch")
-    for name in ("SOCKET_SECONDS", "GIVE_UP_SECONDS", "PROBE_SECONDS"):
-        patch.setattr(redis, name, PATIENCE_SECONDS)
-    patch.setattr(redis, "_options", partial(redis._options, answers=PATIENCE_SECONDS))
-    return lambda **options: RedisQueue(url, TIERS, lease=LEASE, prefix=prefix, **options)
+    request.getfixturevalue("patient_redis")
+    return lambda **options: RedisQueue(url, TIERS, prefix=prefix, **{"lease": LEASE, **options})
 
 
 @pytest.fixture
@@ -122,7 +116,7 @@ def of(tenant: str, *numbers: int, step: int = WHOLE_RUN) -> list[Ticket]:
 @pytest.mark.parametrize("step", [0, WHOLE_RUN])
 async def test_tenants_take_turns_however_many_tickets_one_of_them_has(open_queue: Opener, step: int) -> None:
     """A flood of 500, two takers of four at a time, and then one ticket each of two other tenants."""
-    async with open_queue() as one, open_queue() as two:
+    async with open_queue(lease=PATIENCE_SECONDS) as one, open_queue(lease=PATIENCE_SECONDS) as two:
         await one.enqueue(of("flood", *range(500), step=step))
         first = await one.take(4, 1.0) + await two.take(4, 1.0)
         assert len(first) == 8

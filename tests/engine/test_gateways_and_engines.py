@@ -25,6 +25,8 @@ from tests.harness.in_process import calling as http_calling
 from tests.harness.waiting import until
 from tests.stubs import Hang, ProviderStub, Reply
 
+pytestmark = pytest.mark.usefixtures("patient_redis")
+
 ONE_TWO_ONE = plan(
     ("alpha", "one", ["user"]), ("beta", "two", ["user", 0]), ("gamma", "three", ["user", 0]), ("alpha", "all", [1, 2])
 )

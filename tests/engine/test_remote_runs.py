@@ -20,6 +20,8 @@ from tests.harness.in_process import events, kinds, pool_text, running_service
 from tests.harness.waiting import until
 from tests.stubs import ProviderStub, Reply, Stall
 
+pytestmark = pytest.mark.usefixtures("patient_redis")
+
 PIECES = ("Vier ", "mal ", "fünf ", "ist ", "zwanzig", ".")
 ANSWER = "".join(PIECES)
 ASKED = body(stream=True, baton={"on_disconnect": "finish", "stream_steps": True})

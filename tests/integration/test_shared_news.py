@@ -16,7 +16,7 @@ from tests.harness.in_process import calling, events, finish, order, pool_text, 
 from tests.harness.waiting import until
 from tests.stubs import Fail, ProviderStub
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("patient_redis")]
 
 
 @pytest.fixture
