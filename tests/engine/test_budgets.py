@@ -10,6 +10,7 @@ import pytest
 
 from app.core.message.chat import Message, Task, Text
 from app.core.pool.budgets import Budget
+from app.core.records import changed
 from app.core.run.events import Kind
 from app.errors import BudgetExhausted, InvalidRequest
 from app.gateway.http.api_keys import mint
@@ -86,14 +87,16 @@ async def test_the_rest_of_a_budget_pays_for_a_shorter_answer(stub: ProviderStub
     assert (use.held, use.spent) == (0, outcome.ended.bill.usd)
 
 
-async def test_the_team_of_the_metadata_is_the_one_that_pays(opened: Runtime) -> None:
-    search = Budget("tenant", "team", "search", "day", 1_000_000)
-    await opened.context.store.set_budget(search)
-    task = Task((Message("user", (Text("Hello"),)),), metadata={"team": "search"})
-    await finish(await opened.runs.start(order(opened, "baton-mini", task=task)))
-    await finish(await opened.runs.start(order(opened, "baton-mini")))
-    (use,) = await opened.context.store.budget_use(search.id, 10)
-    assert use.spent == 26
+async def test_the_team_and_the_user_of_the_metadata_are_those_that_pay(opened: Runtime) -> None:
+    search, ann = Budget("tenant", "team", "search", "day", 10**6), Budget("tenant", "user", "ann", "day", 10**6)
+    for budget in (search, ann):
+        await opened.context.store.set_budget(budget)
+    asked = Task((Message("user", (Text("Hello"),)),), metadata={"team": "search", "user_id": "ann"})
+    for task in (asked, changed(asked, metadata={}), changed(asked, user="bob")):
+        await finish(await opened.runs.start(order(opened, "baton-mini", task=task)))
+    for budget, spent in ((search, 52), (ann, 26)):
+        (use,) = await opened.context.store.budget_use(budget.id, 10)
+        assert use.spent == spent, "a request's `user` comes before that of its metadata"
 
 
 async def test_a_worker_of_unknown_price_is_not_called_where_a_budget_applies(

@@ -27,6 +27,8 @@ EVERYBODY = "*"
 """The name of a budget that each key, user or team has which has none of its own."""
 TEAM_FIELD = "team"
 """The field of a request's `metadata` that names the team."""
+USER_FIELD = "user_id"
+"""The field of a request's `metadata` that names the user, where nothing else does."""
 LONGEST_NAME = 256
 """Characters of the name of a budget; a longer user or team has the budget of everybody."""
 HOUR_SECONDS = 3_600

@@ -17,7 +17,7 @@ from app.core.plan.parse import by_name, read_plan
 from app.core.plan.workflow import CONDUCTOR as ITSELF
 from app.core.plan.workflow import Step
 from app.core.pool.approval import terms_of
-from app.core.pool.budgets import TEAM_FIELD, Scope
+from app.core.pool.budgets import TEAM_FIELD, USER_FIELD, Scope
 from app.core.pool.catalog import Catalog, Limits, Tier, Worker
 from app.core.pool.policy import Eligible, Overrides, eligible, healthy, permits, priced, unknown_names
 from app.core.pool.rules import CALLER as CALLERS_WORDS
@@ -139,8 +139,10 @@ class Order:
 
     @property
     def user(self) -> str:
-        """The end user whom the request names, by `user` or else by `safety_identifier`; empty if it names none."""
-        return self.task.user or self.task.echoed.get("safety_identifier") or ""
+        """The end user whom the request names, by `user`, else by `safety_identifier`, else in its metadata; empty if
+        it names none. Budgets and rates count by it."""
+        named = self.task.user or self.task.echoed.get("safety_identifier")
+        return named or self.task.metadata.get(USER_FIELD, "")
 
 
 @record(frozen=True, slots=True)
