@@ -73,7 +73,6 @@ OPEN, CLOSE = '"subtask":"Please', '."'
 _OPEN = FIRST_WORKER + SLOTS
 _WORD = _OPEN + 1
 _ACCESS = _WORD + len(subtask_wording.vocabulary())
-_TOKENS = _ACCESS + (1 << STEPS) - 1
 _PART = MOST + 4
 """States of a step: worker, opening, so many words, the access list that must come then, and what comes after."""
 _ENDED = 1 + STEPS * _PART
