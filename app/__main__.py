@@ -46,7 +46,7 @@ def _command(module: str, *, alone: bool) -> Callable[[Asked, Mapping[str, str],
 
 
 def _complain(error: BatonError | ExceptionGroup[Exception]) -> int:
-    """Say what went wrong; a group is told by its first error that was expected, and raised if it has none."""
+    """Say what went wrong; of a group its first expected error, and the group is raised if it has none."""
     found: BaseException = error
     while isinstance(found, BaseExceptionGroup):
         found = next((one for one in found.exceptions if isinstance(one, BatonError)), found.exceptions[0])

@@ -47,7 +47,7 @@ class Endpoints:
         self.tick = tick
         self._chance = chance
         self.on_ejection: Callable[[str, str], None] | None = None
-        """Is told the name of each endpoint that is ejected, and the reason."""
+        """Receives the name of each endpoint that is ejected, and the reason."""
 
     @property
     def unsupported(self) -> frozenset[str]:

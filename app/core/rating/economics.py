@@ -147,7 +147,7 @@ class _Call:
         return bool(self.outcome) and self.outcome["outcome"] == "ok"
 
 
-class _Told:
+class _RunAccount:
     """The journal of one run, by the names and numbers that its events refer to."""
 
     def __init__(self, events: Sequence[Event]) -> None:
@@ -238,16 +238,16 @@ def _up_to(number: int) -> str:
     return f"{STEPS_SHOWN} or more" if number >= STEPS_SHOWN else str(number)
 
 
-def _features(run: JournaledRun, told: _Told) -> tuple[tuple[str, str], ...]:
-    failed = [call for call in told.step_calls if call.outcome and call.outcome["outcome"] not in HARMLESS]
+def _features(run: JournaledRun, account: _RunAccount) -> tuple[tuple[str, str], ...]:
+    failed = [call for call in account.step_calls if call.outcome and call.outcome["outcome"] not in HARMLESS]
     return (
         ("tier", run.tier),
         ("topology", run.topology or "none"),
-        *(("worker", worker) for worker in told.workers),
-        ("rounds", _up_to(len(told.rounds))),
-        ("steps", _up_to(len({call.step for call in told.step_calls}))),
+        *(("worker", worker) for worker in account.workers),
+        ("rounds", _up_to(len(account.rounds))),
+        ("steps", _up_to(len({call.step for call in account.step_calls}))),
         ("failed calls", _up_to(len(failed))),
-        ("tools", "called" if told.tools else "not called"),
+        ("tools", "called" if account.tools else "not called"),
         ("fallback", "yes" if run.degraded else "no"),
     )
 
@@ -349,16 +349,16 @@ class _AccessLists:
     conversations: int = 0
     unmeasured: int = 0
 
-    def add(self, told: _Told) -> None:
-        fine = [call for call in told.step_calls if call.succeeded]
+    def add(self, account: _RunAccount) -> None:
+        fine = [call for call in account.step_calls if call.succeeded]
         conversation = next((call.usage.input for call in fine if call.intent["access"] == ["user"]), None)
         for call in fine:
-            planned = told.steps.get(call.step) if call.step is not None else None
+            planned = account.steps.get(call.step) if call.step is not None else None
             if planned is None:
                 continue
             self.calls += 1
             self.input += call.usage.input
-            self.outputs += sum(_hidden(told, call, planned))
+            self.outputs += sum(_hidden(account, call, planned))
             if "user" in call.intent["access"] or planned.get("parent") is not None:
                 continue
             if conversation is None:
@@ -380,14 +380,14 @@ class _AccessLists:
         }
 
 
-def _hidden(told: _Told, call: _Call, planned: Json) -> Iterator[int]:
+def _hidden(account: _RunAccount, call: _Call, planned: Json) -> Iterator[int]:
     """The tokens of each output that a call was not shown, though it is an earlier one of its plan."""
-    for n, giver in told.done.items():
-        other = told.steps.get(n)
+    for n, giver in account.done.items():
+        other = account.steps.get(n)
         if other is None or other["proposal"] != planned["proposal"] or n >= planned["n"]:
             continue
-        if n not in call.intent["access"] and giver in told.calls:
-            usage = told.calls[giver].usage
+        if n not in call.intent["access"] and giver in account.calls:
+            usage = account.calls[giver].usage
             yield usage.output - usage.reasoning
 
 
@@ -401,10 +401,10 @@ class _Cheapest:
     unpriced: int = 0
     workers: dict[str, int] = field(default_factory=dict)
 
-    def add(self, pool: Sequence[str], told: _Told, prices: Prices | None) -> None:
-        if not any(call.outcome for call in told.step_calls):
+    def add(self, pool: Sequence[str], account: _RunAccount, prices: Prices | None) -> None:
+        if not any(call.outcome for call in account.step_calls):
             return
-        found = _compared(pool, told, prices)
+        found = _compared(pool, account, prices)
         if found is None:
             self.unpriced += 1
             return
@@ -438,12 +438,12 @@ class Compared:
 def compared(pool: Sequence[str], events: Sequence[Event], prices: Prices | None) -> Compared | None:
     """Compare the calls of one run's steps with the cheapest worker of its pool; None where none of them has ended, or
     where no price is known."""
-    return _compared(pool, _Told(events), prices)
+    return _compared(pool, _RunAccount(events), prices)
 
 
-def _compared(pool: Sequence[str], told: _Told, prices: Prices | None) -> Compared | None:
+def _compared(pool: Sequence[str], account: _RunAccount, prices: Prices | None) -> Compared | None:
     """Of workers that cost the same the first one of the pool counts as the cheapest."""
-    calls = [call for call in told.step_calls if call.outcome]
+    calls = [call for call in account.step_calls if call.outcome]
     priced = [worker for worker in pool if prices and worker in prices]
     if not calls or not prices or not priced:
         return None
@@ -480,9 +480,9 @@ class _Failures:
     def __init__(self) -> None:
         self._clusters: dict[_Failure, _Cluster] = {}
 
-    def add(self, run: JournaledRun, told: _Told) -> None:
+    def add(self, run: JournaledRun, account: _RunAccount) -> None:
         for event in run.events:
-            if (found := _failure(run, told, event.kind, event.body)) is not None:
+            if (found := _failure(run, account, event.kind, event.body)) is not None:
                 self._count(found, event.at, run.id)
 
     def _count(self, failure: _Failure, at: float, run: str) -> None:
@@ -507,19 +507,19 @@ class _Failures:
         return rows[:MOST_CLUSTERS], max(len(rows) - MOST_CLUSTERS, 0)
 
 
-def _failure(run: JournaledRun, told: _Told, kind: Kind, body: Json) -> _Failure | None:
+def _failure(run: JournaledRun, account: _RunAccount, kind: Kind, body: Json) -> _Failure | None:
     """The failure that an event stands for, if it does for one. A call that was cancelled is none."""
     topology = run.topology or "none"
     if kind is Kind.CALL_FINISHED and body["outcome"] not in HARMLESS:
-        call = told.calls.get(body["call"])
+        call = account.calls.get(body["call"])
         cause = str(body.get("error") or body["outcome"])
-        shape = (topology, told.position(body["n"]), call.worker if call is not None else "")
+        shape = (topology, account.position(body["n"]), call.worker if call is not None else "")
         return _Failure("call", cause, str(body.get("reason", "")), *shape)
     if kind is Kind.PLAN_REJECTED:
         return _Failure("plan", "conductor_failed" if body["outage"] else "plan_rejected", "", topology, "plan", "")
     if kind is Kind.STEP_FAILED:
         n = body["n"]
-        return _Failure("step", body["error"], "", topology, told.position(n), told.worker(n))
+        return _Failure("step", body["error"], "", topology, account.position(n), account.worker(n))
     if kind in TERMINAL and kind is not Kind.SUCCEEDED:
         return _Failure("run", str(body.get("error") or run.state), run.state, topology, "", "")
     return None
@@ -551,29 +551,29 @@ class Report:
 
         Raises `TooManyGroups`.
         """
-        told = _Told(run.events)
-        if told.shadow or told.replay:
-            self._shadows += told.shadow
-            self._replays += told.replay
+        account = _RunAccount(run.events)
+        if account.shadow or account.replay:
+            self._shadows += account.shadow
+            self._replays += account.replay
             return
-        if told.preview or not run.ended:
-            self._previews += told.preview
-            self._open += not told.preview
+        if account.preview or not run.ended:
+            self._previews += account.preview
+            self._open += not account.preview
             return
         found = verdict(run, self._wanted)
         for name in sources(run, self._wanted):
             self._sources[name] = self._sources.get(name, 0) + 1
         answered = run.state == "succeeded"
-        self._total.add(told.usd, found, answered=answered)
+        self._total.add(account.usd, found, answered=answered)
         for name, groups in self._groups.items():
-            for value in self._values(name, run, told):
+            for value in self._values(name, run, account):
                 if value not in groups and len(groups) >= MOST_GROUPS:
                     raise TooManyGroups(name)
-                groups.setdefault(value, _Sums()).add(told.usd, found, answered=answered)
-        self._dearest.add(told.usd, _features(run, told))
-        self._access_lists.add(told)
-        self._cheapest.add(run.events[0].body["pool"], told, prices)
-        self._failures.add(run, told)
+                groups.setdefault(value, _Sums()).add(account.usd, found, answered=answered)
+        self._dearest.add(account.usd, _features(run, account))
+        self._access_lists.add(account)
+        self._cheapest.add(run.events[0].body["pool"], account, prices)
+        self._failures.add(run, account)
 
     def figures(self) -> dict[str, Any]:
         """All figures as JSON values."""
@@ -605,7 +605,7 @@ class Report:
             rows += [{"by": name, "group": value, **sums.shown()} for value, sums in ordered]
         return rows
 
-    def _values(self, name: str, run: JournaledRun, told: _Told) -> Sequence[str | None]:
+    def _values(self, name: str, run: JournaledRun, account: _RunAccount) -> Sequence[str | None]:
         """The groups that a run belongs to. One that has none of them belongs to the group None."""
         if name.startswith(METADATA):
             beginning = name.removeprefix(METADATA) + "="
@@ -613,7 +613,7 @@ class Report:
         if name == "user":
             return run.users or [None]
         if name == "worker":
-            return told.workers or [None]
+            return account.workers or [None]
         if name == "week":
             year, week, _ = datetime.fromtimestamp(run.created_at, self._zone).isocalendar()
             return [f"{year}-W{week:02}"]

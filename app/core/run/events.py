@@ -76,7 +76,7 @@ class RunAdmitted(Fact):
     """The span of the request in W3C Trace Context; empty where the request belongs to no trace."""
     tracestate: str = optional("")
     budgets: tuple[str, ...] = optional(())
-    """The accounts of budgets in which each of its holds is reserved, beside the run's own limit."""
+    """The accounts of budgets in which each of its holds is reserved in addition to the run's own limit."""
     capped: bool = optional(False)
     """True if the request or its API key says what the run may cost."""
     origin_kind: OriginKind = optional("")
@@ -395,9 +395,9 @@ class CallIntended(Fact):
     template: str = ""
     """The name of the form in which the messages were composed."""
     usd_left: int | None = optional(None)
-    """Of a planning call: the money that the conductor was told is left."""
+    """Of a planning call: the money that is left according to its brief."""
     seconds_left: int | None = optional(None)
-    """Of a planning call: the seconds that the conductor was told are left."""
+    """Of a planning call: the seconds that are left according to its brief."""
     rejected: str = optional("", along="usd_left")
     """Of a planning call: ref of the rejected text that it is to repair."""
     left_out: int = optional(0)

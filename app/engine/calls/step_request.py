@@ -104,7 +104,7 @@ def is_long(request: Request, provider: ProviderSpec) -> bool:
     """Return whether a reply that nobody receives as it comes had better be asked for as a stream, where another worker
     could take over.
 
-    A reply that comes whole says nothing until it is complete, so that a worker that hangs cannot be told from one that
+    A reply that comes whole says nothing until it is complete, so that a worker that hangs looks like one that
     writes. A stream costs half as much CPU again, so a reply that is written in `BRIEF_SECONDS` comes whole, and those
     of workers that have been quick as well.
     """

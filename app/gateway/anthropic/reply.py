@@ -130,7 +130,7 @@ class Events:
     """The frames of one stream: one message, whose blocks come one after the other.
 
     The `id:` of a frame is its event number (`run/position.py`); those up to `after` are left out. A block's borders
-    and tool calls have none: they are told again.
+    and tool calls have none: they are sent again.
     """
 
     ping = b'event: ping\ndata: {"type": "ping"}\n\n'

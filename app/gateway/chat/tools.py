@@ -1,6 +1,6 @@
 """Tools as OpenAI's chat completions write them: definitions, choices, calls, and the rules of such a conversation.
 
-A custom tool, which takes free text, is a function to workers (`custom_tools.py`); a reply is told by its `wire` which
+A custom tool, which takes free text, is a function to workers (`custom_tools.py`); a reply learns from its `wire` which
 of them are spelled as custom ones again.
 """
 

@@ -84,7 +84,7 @@ class Places:
         return self.running >= self._context.rates.running
 
     def has_share(self, tenant: str) -> bool:
-        """True if the tenant has all places that it may have beside others."""
+        """True if the tenant has all places that it may have while others have some."""
         most = self._context.rates.running
         if self._held[tenant] < most - most // 8:
             return False

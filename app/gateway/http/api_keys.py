@@ -61,7 +61,7 @@ def digest(secret: str, pepper: bytes) -> bytes:
 
 
 def pepper_mark(pepper: bytes) -> str:
-    """A short name of a pepper, from which it cannot be found: stored beside each digest that was made with it."""
+    """A short name of a pepper, from which it cannot be found: stored with each digest that was made with it."""
     return hmac.digest(pepper, b"baton pepper mark", "sha256").hex()[:12]
 
 

@@ -23,7 +23,7 @@ from app.gateway.wire import query
 from app.store.protocol import PLAN_TAG, RunQuery, RunRow, TenantStore
 
 FORMAT: Final = "plan"
-"""The wire format of a revision; `reply` beside it is that of the request, in which the plan's answer is written."""
+"""The wire format of a revision; the field `reply` is that of the request, in which the plan's answer is written."""
 MOST_REVISIONS: Final = 100
 
 

@@ -3,11 +3,11 @@
 Both are written from the journal and the stored task alone, so that any process can give them again. A response is one
 turn of a run: `resp_<run>` is the first, `resp_<run>_<n>` the one that began with the n-th tool results.
 
-Sequence numbers never fall and never change: they say how far the reply has been told (`run/position.py`).
+Sequence numbers never fall and never change: they say how much of the reply was sent (`run/position.py`).
 
     0, 1                       response.created, response.in_progress
     2, 3                       the message's item and its part are there
-    3 + n                      its first n characters have been told
+    3 + n                      its first n characters were sent
     3 + length + 1, 2, 3       text, part and item are done
     + 1, + 1, + 1, + 1         of a hosted search before a call: search added, done; its output added, done
     + 1, + m, + 1, + 1         of each function call: added, m characters of arguments, arguments done, item done

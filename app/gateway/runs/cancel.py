@@ -1,8 +1,8 @@
-"""Stopping a run from anywhere: the wish goes into its journal, and its driver, wherever that is, is told of it.
+"""Stopping a run from anywhere: the wish goes into its journal, and its driver, wherever that is, is notified of it.
 
-The journal is what counts. A driver that is not told sees it when it next renews its lease; where there is no driver,
-because it was lost or because the run waits for tool results, whoever takes the run over sees it first. A run that has
-ended stays as it is.
+The journal is what counts. A driver that is not notified sees it when it next renews its lease. Where there is no
+driver, because it was lost or because the run waits for tool results, whoever takes the run over sees it first. A run
+that has ended stays as it is.
 """
 
 import asyncio

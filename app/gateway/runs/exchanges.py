@@ -114,7 +114,7 @@ def full(step: StepState, events: Sequence[Event], texts: Mapping[str, str]) -> 
 
 
 def message(one: Message) -> dict[str, Any]:
-    """A message as OpenAI writes it, and beside it what its provider wants back with it."""
+    """A message as OpenAI writes it, with what its provider wants back with it."""
     shown: dict[str, Any] = {"role": one.role, "content": [_part(part) for part in one.parts]}
     if one.calls:
         shown["tool_calls"] = wire_calls(one.calls)

@@ -402,7 +402,7 @@ def _rating(one: Data) -> Data:
 
 
 def _others(known: _Known, answer: StepState) -> list[int]:
-    """The steps with an output of their own beside the answering one."""
+    """The steps with an output of their own, besides the answering one."""
     return [step.n for step in known.steps if step.n != answer.n and step.chars and step.worker != CONDUCTOR]
 
 

@@ -1,4 +1,4 @@
-"""`GET /v1/shadows/report`: a tier's live runs beside their shadows (`deploy/docs/shadows.md`)."""
+"""`GET /v1/shadows/report`: a tier's live runs compared with their shadows (`deploy/docs/shadows.md`)."""
 
 import asyncio
 from typing import Annotated, Final

@@ -1,6 +1,6 @@
 """Custom tools, which take free text, as functions that any worker can call, and their calls as texts again.
 
-A worker is offered functions only. Such a tool becomes a function of one text, `input`, and is told its grammar in
+A worker is offered functions only. Such a tool becomes a function of one text, `input`, whose grammar is described in
 words, since no decoder of ours keeps to it. How the caller spelled it stands beside it in the task (`Tool.spelling`).
 """
 

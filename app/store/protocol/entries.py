@@ -43,7 +43,7 @@ class NewRun:
     code: str
     """Version of the code that admitted the run."""
     budgets: tuple[str, ...] = ()
-    """The accounts in which each hold of the run is reserved, beside its own cap (see `budgets.py`)."""
+    """The accounts in which each hold of the run is reserved in addition to its own cap (see `budgets.py`)."""
     origin_kind: OriginKind = ""
     origin_run: str = ""
     """The id of the run from which this one follows; empty where `origin_kind` is."""

@@ -6,7 +6,7 @@ key by AES-256-GCM, together with the place where it is stored, so that no conte
 To change the master key only the content keys are encrypted anew, and to destroy a tenant's content key erases all that
 was encrypted under it.
 
-A sealed content begins with a byte that no UTF-8 has, so that it is told from a plain one: contents that were stored
+A sealed content begins with a byte that no UTF-8 has, so that it differs from a plain one: contents that were stored
 without a key stay readable.
 """
 
