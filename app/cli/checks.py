@@ -17,6 +17,7 @@ from app.errors import (
     WorkerRefused,
     WorkerTruncated,
 )
+from app.gateway.http.api_keys import any_accepted
 from app.process.config import Loaded, describe, log_witnesses
 from app.process.wiring import Runtime
 from app.providers.protocol import Request
@@ -114,7 +115,7 @@ async def of_house(loaded: Loaded, opened: Runtime, *, every: bool, exists: bool
     pending = [
         _database(loaded, opened) if exists else _no_database(loaded),
         _queue(loaded, opened),
-        *([_log(opened)] if exists else []),
+        *([_keys(opened), _log(opened)] if exists else []),
         *([_outside(loaded, opened)] if exists and loaded.settings.log_export else []),
         *[_generation(f"conductor of {tiers}", catalog.workers[name], opened) for name, tiers in conductors.items()],
     ]
@@ -139,6 +140,20 @@ async def _database(loaded: Loaded, opened: Runtime) -> Verdict:
         check,
         "check BATON_DATABASE_URL and `baton migrate`, and that the disk is neither full nor read-only",
     )
+
+
+async def _keys(opened: Runtime) -> Verdict:
+    async def check() -> Verdict:
+        gateway = opened.gateway
+        accepted = await any_accepted(gateway.store, gateway.peppers(), gateway.now())
+        if accepted is None:
+            return Verdict("keys", "skip", "none is in force", "make one by `baton keys add NAME`")
+        if accepted:
+            return Verdict("keys", "ok", "hashed under the pepper that this command has")
+        remedy = "restore the pepper from the back-up, or give each key a new secret by `baton keys rotate`"
+        return Verdict("keys", "fail", "all are void: hashed under a pepper that this command does not have", remedy)
+
+    return await _within("keys", check, "check BATON_DATABASE_URL and `baton migrate`")
 
 
 async def _log(opened: Runtime) -> Verdict:

@@ -15,7 +15,7 @@ import os
 import select
 import signal
 import socket
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -34,7 +34,7 @@ from app.engine.runs.shadows import Shadows
 from app.engine.sealer import Sealer
 from app.errors import ConfigInvalid, OursError
 from app.gateway.app import create_app, create_probes, place_of
-from app.gateway.http.api_keys import adopt, mint
+from app.gateway.http.api_keys import adopt, any_accepted, mint
 from app.gateway.http.connection import connection
 from app.network import retries
 from app.network.log_authorities import TSP
@@ -101,7 +101,9 @@ async def serve(loaded: Loaded, environ: Mapping[str, str], roles: Roles, announ
         group.create_task(opened.ratings.run(stopping))
         group.create_task(opened.conductor_probe.run(stopping))
         group.create_task(_follow_calibration(opened, stopping))
-        group.create_task(_compare_schema(opened, stopping))
+        group.create_task(_once_the_database_answers(partial(_compare_schema, opened), stopping))
+        if roles.gateway:
+            group.create_task(_once_the_database_answers(partial(_compare_pepper, opened), stopping))
         group.create_task(gc_policy.keep(lambda: bool(len(opened.runs) or len(opened.dispatcher)), stopping))
         working = group.create_task(opened.dispatcher.run(steps_end)) if roles.dispatcher else None
         if roles.dispatcher:
@@ -158,25 +160,41 @@ def _run_retention(opened: Runtime, settings: Settings) -> RunRetention:
     )
 
 
-async def _compare_schema(opened: Runtime, stopping: asyncio.Event) -> None:
-    """Log once if the database has another schema than this program expects, as soon as it answers."""
+async def _once_the_database_answers(compare: Callable[[], Awaitable[None]], stopping: asyncio.Event) -> None:
+    """Compare something with the database once, as soon as it answers."""
     while not stopping.is_set():
         with suppress(OursError):
-            found, known = await opened.context.store.schema()
-            log, fields = opened.context.telemetry.log, {"error": f"revision {found}, this program {known}"}
-            if found is None or found < known:
-                log(logging.ERROR, "The database lacks tables of this release: run `baton migrate`.", **fields)
-            elif found > known:
-                log(
-                    logging.WARNING,
-                    "The database is newer than this program. Neighbouring releases work together; replace this "
-                    "process by the release that has migrated the database.",
-                    **fields,
-                )
+            await compare()
             return
         with suppress(TimeoutError):
             async with asyncio.timeout(retries.STARTUP_PAUSE):
                 await stopping.wait()
+
+
+async def _compare_schema(opened: Runtime) -> None:
+    """Log if the database has another schema than this program expects."""
+    found, known = await opened.context.store.schema()
+    log, fields = opened.context.telemetry.log, {"error": f"revision {found}, this program {known}"}
+    if found is None or found < known:
+        log(logging.ERROR, "The database lacks tables of this release: run `baton migrate`.", **fields)
+    elif found > known:
+        log(
+            logging.WARNING,
+            "The database is newer than this program. Neighbouring releases work together; replace this "
+            "process by the release that has migrated the database.",
+            **fields,
+        )
+
+
+async def _compare_pepper(opened: Runtime) -> None:
+    """Log if this process has another pepper than the one under which the API keys are hashed."""
+    gateway = opened.gateway
+    if await any_accepted(gateway.store, gateway.peppers(), gateway.now()) is False:
+        opened.context.telemetry.log(
+            logging.ERROR,
+            "No API key is accepted, because all of them are hashed under another pepper than that of this process: "
+            "restore the pepper from the back-up, or give each key a new secret by `baton keys rotate`.",
+        )
 
 
 async def _follow_calibration(opened: Runtime, stopping: asyncio.Event) -> None:

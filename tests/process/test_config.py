@@ -477,6 +477,14 @@ def test_a_webhook_may_have_a_query_and_several_secrets() -> None:
     assert settings.webhook_secret.get_secret_value() == secrets
 
 
+def test_a_data_folder_that_cannot_be_made_is_named_with_the_cause(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigInvalid) as caught:
+        pepper(read({"BATON_DATA_DIR": str(tmp_path / "file" / "data")}))
+    assert "Not a directory" in caught.value.faults[0]
+    assert "BATON_DATA_DIR" in caught.value.faults[0]
+
+
 def test_the_pepper_is_made_once(tmp_path: Path) -> None:
     settings = read({"BATON_DATA_DIR": str(tmp_path / "data")})
     first = pepper(settings).get_secret_value()

@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
+from openai import AuthenticationError
 
 from app.cli import run_words
 from tests.conformance.test_rehearsal import EASY
 from tests.harness.processes import Caller, Process, calling, command, environment, running
+from tests.harness.waiting import wait_until
 
 PRINTED: Final = re.compile(r"export BATON_API_KEY=(bt_\S+)")
 TIERS: Final = ("baton-mini", "baton-ultra")
@@ -98,3 +100,20 @@ def test_the_first_key_is_shown_once_and_restarts_keep_it_and_the_runs(
         assert "4" in caller.whole("baton-ultra", "2+2")[0]
     for path in Path(environ["BATON_DATA_DIR"]).iterdir():
         assert key.encode() not in path.read_bytes(), f"{path.name} holds the key itself"
+
+
+def test_a_lost_pepper_is_told_at_the_start_and_by_the_doctor(
+    service: Process, environ: dict[str, str], key: str
+) -> None:
+    """The last test of this file: the key is void after it."""
+    assert "No API key is accepted" not in service.logged
+    assert "\nok    keys: " in command(service.folder, environ, "doctor").stdout
+    assert service.stop() == 0
+    (Path(environ["BATON_DATA_DIR"]) / "pepper").unlink()
+    service.start()
+    wait_until(lambda: "No API key is accepted" in service.logged, what="the process has compared the pepper")
+    with calling(service.url, key) as caller, pytest.raises(AuthenticationError):
+        caller.whole("baton-mini", "2+2")
+    checked = command(service.folder, environ, "doctor")
+    assert checked.returncode == 1
+    assert "\nfail  keys: all are void" in checked.stdout

@@ -6,16 +6,18 @@ A key is `bt_<public id>_<secret>`. Commands import this module without the web 
 import hmac
 import re
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from app.core.pool.catalog import MILLION
 from app.core.records import record
 from app.core.roles import SCOPES, permits, role_of
 from app.errors import ConfigInvalid
-from app.store.protocol import Actor, KeyRow
+from app.store.protocol import Actor, KeyQuery, KeyRow, Keys
 from app.store.protocol.admin_events import Via
 
+NEWEST_KEYS = 100
+"""Keys that are looked at to tell whether the pepper is that of the database."""
 KEY_FORMAT = re.compile(r"bt_([A-Za-z0-9]{4,32})_([A-Za-z0-9_-]{16,128})")
 
 
@@ -122,6 +124,16 @@ def new_secret(row: KeyRow, pepper: bytes) -> tuple[str, bytes]:
 def is_in_force(row: KeyRow, now: float) -> bool:
     """True if the key is neither revoked nor expired."""
     return row.revoked_at is None and (row.expires_at is None or row.expires_at > now)
+
+
+async def any_accepted(store: Keys, peppers: Sequence[bytes], now: float) -> bool | None:
+    """False if all keys in force are hashed under other peppers than these, so that every caller is refused; None if
+    there is no key in force. Only the newest keys are looked at."""
+    rows = await store.keys(KeyQuery(in_force=True, now=now, limit=NEWEST_KEYS))
+    if not rows:
+        return None
+    marks = {pepper_mark(pepper) for pepper in peppers}
+    return any(row.pepper is None or row.pepper in marks for row in rows)
 
 
 def key_to_json(row: KeyRow, now: float) -> dict[str, Any]:

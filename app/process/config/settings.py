@@ -453,9 +453,13 @@ def pepper(settings: Settings) -> SecretStr:
     if settings.pepper is not None:
         return settings.pepper
     path = pepper_file(settings)
-    if not path.exists():
-        _write_once(path, secrets.token_urlsafe(32))
-    found = path.read_text(encoding="ascii").strip()
+    try:
+        if not path.exists():
+            _write_once(path, secrets.token_urlsafe(32))
+        found = path.read_text(encoding="ascii", errors="ignore").strip()
+    except OSError as error:
+        remedy = "correct BATON_DATA_DIR or the folder's permissions, or set BATON_PEPPER"
+        raise ConfigInvalid([f"{path}: cannot be made or read: {error.strerror}; {remedy}"]) from None
     if len(found) < 32:
         raise ConfigInvalid(
             [f"{path}: the pepper is damaged; restore it from a backup, or delete it and issue new keys"]
