@@ -13,7 +13,7 @@ from app.stepqueue.redis import RedisQueue
 from tests.harness import servers
 from tests.harness.waiting import fastest, until
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("patient_redis")]
 
 TIERS = ("ultra", "mini")
 PAUSE = 0.001
