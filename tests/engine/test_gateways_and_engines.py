@@ -20,7 +20,18 @@ from app.stepqueue.protocol import AGAIN, WHOLE_RUN, Live, Ticket
 from app.stepqueue.redis import RedisQueue
 from app.store.protocol import UNDECIDED, Appended, Entry, Ledger, Move, RunQuery
 from tests.harness.conversations import Talk, calling, look
-from tests.harness.in_process import Outcome, ask, events, finish, kinds, order, plan, pool_text, running_service
+from tests.harness.in_process import (
+    LONG_LEASE,
+    Outcome,
+    ask,
+    events,
+    finish,
+    kinds,
+    order,
+    plan,
+    pool_text,
+    running_service,
+)
 from tests.harness.in_process import calling as http_calling
 from tests.harness.waiting import until
 from tests.stubs import Hang, ProviderStub, Reply
@@ -200,7 +211,7 @@ async def test_a_flood_of_one_tenant_does_not_keep_anothers_run_waiting(
 ) -> None:
     """One slot, a flood of runs, then one run of another tenant: each tenant in turn has one taken."""
     stub.script("alpha", Hang())
-    settings = {"BATON_CONCURRENT_STEPS": "1"} | queue_settings
+    settings = {"BATON_CONCURRENT_STEPS": "1"} | queue_settings | LONG_LEASE  # nobody finds a run that waits for long
     async with running_service(tmp_path, pool_text(stub), settings) as engine:
 
         async def begin(tenant: str) -> FollowedRun:
