@@ -277,6 +277,33 @@ def test_a_column_of_an_open_run_that_no_entry_seals_fits_what_is_stored_beside_
     assert change.split()[0].removesuffix("s") in finding.words
 
 
+OF_ENDED_RUNS = (
+    ("deadline = deadline + 1", "kept", "another `deadline` than its events"),
+    ("held_usd = 5", "kept", "another `held_usd` than its calls"),
+    ("held_tokens = 5", "kept", "another `held_tokens` than its calls"),
+    ("erased_by = 'user'", "kept", "says that its content was erased"),
+    ("erased_by = 'user'", "erased", "when and by what"),
+    ("erased_at = erased_at - 86400", "erased", "when and by what"),
+)
+
+
+@pytest.mark.parametrize(("change", "run", "words"), OF_ENDED_RUNS)
+def test_a_column_of_an_ended_run_follows_from_its_events_or_its_erasure(
+    conn: Connection, subject: Subject, change: str, run: str, words: str
+) -> None:
+    (finding,) = found_after(conn, f"UPDATE runs SET {change} WHERE id = 'run_{run}'", subject.held)
+    assert (finding.rule, finding.thing) == ("altered", f"run run_{run}")
+    assert words in finding.words
+
+
+def test_content_that_was_deleted_without_a_date_is_a_finding_where_erasures_are_dated(
+    conn: Connection, subject: Subject
+) -> None:
+    change = "UPDATE runs SET erased_at = NULL, erased_by = NULL WHERE id = 'run_erased'"
+    undated = [one.words for one in found_after(conn, change, subject.held)]
+    assert "its content is gone, and its row does not say since when" in undated
+
+
 async def waiting_run(folder: Path) -> str:
     """Make a sealed database with a real run that waits for the results of a tool. Returns the URL."""
     async with ProviderStub() as stub, running_service(folder, pool_text(stub)) as opened:
