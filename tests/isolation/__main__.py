@@ -19,7 +19,7 @@ from app.store.sqlkit.migrate import migrate
 from tests.harness import servers
 from tests.harness.in_process import pool_text, running_service
 from tests.isolation.commands import words_of_others
-from tests.isolation.operations import REQUESTS, Report, play
+from tests.isolation.operations import ONE_PERSON, REQUESTS, Report, play
 from tests.stubs import ProviderStub
 
 LEAST = 20
@@ -39,7 +39,7 @@ def database(kind: str, folder: Path) -> Iterator[str]:
 
 async def played(folder: Path, environ: dict[str, str], operations: int, seed: int) -> Report:
     """Carry out the operations on a service."""
-    async with ProviderStub() as stub, running_service(folder, pool_text(stub), environ) as opened:
+    async with ProviderStub() as stub, running_service(folder, pool_text(stub) + ONE_PERSON, environ) as opened:
         return await play(opened, stub, operations, seed, least=LEAST, browses=True)
 
 

@@ -35,6 +35,8 @@ TENANTS = ("amber", "birch")
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
 DECISION = {"decision": "approve", "digest": "0" * 64}
 """A decision on a plan that nobody has asked about."""
+ONE_PERSON = "\n[tiers.baton-mini.approval]\nfour_eyes = false\n"
+"""In a pool file: a tenant's key may approve the plans of its own runs."""
 FORM = {"decision": "approve", "action": "run", "once": "page", "score": "1", "model": "baton-mini"}
 """Fields of the console's forms."""
 RUN_ID = re.compile(r"run_[0-9a-z]+")

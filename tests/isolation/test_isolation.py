@@ -10,11 +10,9 @@ from app.store.sql import SqlStore, SqlTenantStore
 from tests.harness.in_process import pool_text, running_service
 from tests.harness.stand_ins import GatewayStandIn
 from tests.isolation.commands import COMMANDS, WITHOUT, takers_of_a_tenant
-from tests.isolation.operations import REQUESTS, Report, play, routes_of
+from tests.isolation.operations import ONE_PERSON, REQUESTS, Report, play, routes_of
 from tests.stubs import ProviderStub
 
-ONE_PERSON = "\n[tiers.baton-mini.approval]\nfour_eyes = false\n"
-"""A tenant's key may approve the plans of its own runs."""
 OPERATIONS = 110
 SEED = 21
 POSTGRES = pytest.mark.integration
