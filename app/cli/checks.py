@@ -75,6 +75,11 @@ def of_settings(loaded: Loaded) -> list[Verdict]:
                 "for real answers set a provider key such as OPENAI_API_KEY or ANTHROPIC_API_KEY, or BATON_POOL",
             )
         )
+    unpriced = [worker.name for worker in catalog.workers.values() if not worker.priced]
+    if unpriced:
+        words = f"no price is known of {', '.join(unpriced)}: not called for a request, key or tenant that has a budget"
+        remedy = "write `price` in the pool file; price = { input = 0, output = 0 } says that a worker is free"
+        found.append(Verdict("prices", "skip", words, remedy))
     return found + [Verdict("pool", "ok", f"note: {note}") for note in loaded.notes]
 
 

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from app.cli import checks
+from app.process.config import configure
 from tests.cli.test_commands import Done, baton
 from tests.harness import servers
 from tests.stubs import KEYS, Fail, ProviderStub, Reply
@@ -31,6 +33,20 @@ async def test_a_good_key_answers_one_token(tmp_path: Path, stub: ProviderStub) 
     assert "ok    conductor of baton-ultra: openai/" in done.out
     assert "fraction of a cent" in done.err
     assert len(stub.requests) == 2
+
+
+def test_workers_of_unknown_price_are_named(tmp_path: Path) -> None:
+    pool = tmp_path / "pool.toml"
+    pool.write_text(
+        '[providers.house]\nformat = "openai"\nbase_url = "http://127.0.0.1:9/v1"\n'
+        '[workers.house]\nprovider = "house"\nmodel = "m"\n'
+        '[workers.free]\nprovider = "house"\nmodel = "n"\nprice = { input = 0, output = 0 }\n'
+        '[tiers.mini]\npool = "all"\nfallback = "house"\nconductor = { kind = "fixed", shape = "single" }\n'
+    )
+    verdicts = checks.of_settings(configure({"BATON_POOL": str(pool)}))
+    [words] = [one.words for one in verdicts if one.name == "prices"]
+    assert words.startswith("no price is known of house: not called for a request, key or tenant that has a budget")
+    assert "prices" not in {one.name for one in checks.of_settings(configure({}))}
 
 
 async def test_every_worker_is_asked_where_that_is_wanted(tmp_path: Path, stub: ProviderStub) -> None:

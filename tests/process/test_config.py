@@ -386,6 +386,7 @@ def test_a_conductor_by_url(more: dict[str, str]) -> None:
     assert loaded.catalog.rehearsal == (not more)
     assert loaded.catalog.tiers["baton-ultra"].conductor.worker == "conductor"
     assert loaded.catalog.workers["conductor"].model == "qwen"
+    assert loaded.catalog.workers["conductor"].priced, "else it would conduct no run that has a budget"
     assert not any("conductor" in tier.pool for tier in loaded.catalog.tiers.values())
     assert loaded.secrets["conductor"].get_secret_value() == "hush"
     assert "BATON_CONDUCTOR_MODEL: is not set" in faults({"BATON_CONDUCTOR_URL": "http://h/v1"})[0]

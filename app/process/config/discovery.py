@@ -94,7 +94,11 @@ def discover(settings: Settings, environ: Mapping[str, str], faults: list[str]) 
 
 
 def conductor_entries(settings: Settings) -> dict[str, Any]:
-    """Return entries for the provider and the worker `conductor`, or nothing without `BATON_CONDUCTOR_URL`."""
+    """Return entries for the provider and the worker `conductor`, or nothing without `BATON_CONDUCTOR_URL`.
+
+    It is taken to be free, since it is usually the operator's own server: without a price it would not be asked for any
+    run that has a budget.
+    """
     if settings.conductor_url is None:
         return {}
     provider: dict[str, Any] = {
@@ -104,7 +108,13 @@ def conductor_entries(settings: Settings) -> dict[str, Any]:
     }
     if settings.conductor_key is not None:
         provider["key"] = "BATON_CONDUCTOR_KEY"
-    worker = {"provider": "conductor", "model": settings.conductor_model, "strengths": ["planning"], "pooled": False}
+    worker = {
+        "provider": "conductor",
+        "model": settings.conductor_model,
+        "price": {"input": 0, "output": 0},
+        "strengths": ["planning"],
+        "pooled": False,
+    }
     return {"providers": {"conductor": provider}, "workers": {"conductor": worker}}
 
 

@@ -141,7 +141,9 @@ class Settings(BaseModel):
         default="", repr=False, description="URL of an RFC 3161 authority that stamps exported checkpoints."
     )
     conductor_url: str | None = Field(
-        default=None, repr=False, description="Base URL of an OpenAI-compatible server that conducts."
+        default=None,
+        repr=False,
+        description="Base URL of an OpenAI-compatible server that conducts; its calls count as free.",
     )
     conductor_model: str | None = Field(default=None, description="Model name on the conductor's server.")
     conductor_key: SecretStr | None = Field(
