@@ -35,8 +35,8 @@ from typing import Any, Final, ParamSpec, Self, TypeVar
 from redis.asyncio import BlockingConnectionPool, ConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
+from redis.exceptions import AuthenticationError, OutOfMemoryError, ReadOnlyError, ResponseError
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import OutOfMemoryError, ReadOnlyError, ResponseError
 
 from app.core.records import record
 from app.errors import QueueUnavailable
@@ -63,6 +63,7 @@ frozen."""
 BOUND: Final = 100_000
 """Tickets of one tier, waiting and taken together, above which `enqueue` refuses: some 20 MiB of Redis."""
 MAY_EVICT: Final = "queue_may_evict"
+REFUSED: Final = "Redis refuses the user or the password of BATON_REDIS_URL."
 WATCH_SECONDS: Final = 1.0
 PROBE_SECONDS: Final = 1.0
 """Seconds for one probe; a server that takes longer counts as unavailable."""
@@ -241,6 +242,8 @@ class RedisQueue:
         """See the seam. Also refuses a server that may evict tickets, as far as it lets us ask."""
         if not self._closed:
             await self._breaker.probe()
+        if self._breaker.refused:
+            raise QueueUnavailable(REFUSED, code="queue_refuses_login")
         fault = await self._eviction_fault()
         if fault is not None:
             raise QueueUnavailable(fault, code=MAY_EVICT)
@@ -370,6 +373,8 @@ class CircuitBreaker:
         self._calls: set[asyncio.Timeout] = set()
         self._closed = False
         self.open = False
+        self.refused = False
+        """True while it is open because the server refuses our login."""
         self.full = False
 
     def close(self) -> None:
@@ -425,7 +430,7 @@ class CircuitBreaker:
         else:
             self.full = False
         if self.open:
-            self.open = False
+            self.open = self.refused = False
             log.warning("Redis answers again")
             await self._recovered()
 
@@ -438,8 +443,10 @@ class CircuitBreaker:
             self.full = True
 
     def _open(self, fault: BaseException) -> None:
+        self.refused = isinstance(fault, AuthenticationError)
         if not self.open:
-            log.warning("Redis does not answer (%s): going on without it", type(fault).__name__)
+            words = REFUSED if self.refused else f"Redis does not answer ({type(fault).__name__})."
+            log.warning("%s Going on without it.", words)
         self.open = True
         self._trouble.set()
         now = asyncio.get_running_loop().time()

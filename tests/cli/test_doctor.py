@@ -97,6 +97,7 @@ async def test_a_provider_that_fails_is_told_apart_from_a_bad_key(tmp_path: Path
     [
         (["--maxmemory-policy", "allkeys-lru"], "may evict tickets (maxmemory-policy allkeys-lru)"),
         (["--maxmemory", "1", "--maxmemory-policy", "noeviction"], "out of memory"),
+        (["--requirepass", "another"], "refuses the user or the password of BATON_REDIS_URL"),
     ],
 )
 async def test_a_redis_that_is_reached_but_of_no_use_is_told_apart_from_one_that_is_away(
