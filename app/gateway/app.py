@@ -279,7 +279,7 @@ class Frontdoor:
 
     def _report(self, scope: MutableMapping[str, Any], request_id: bytes, error: Exception) -> None:
         fields = {"route": route_of(scope), "request": request_id.decode(), "error": place_of(error)}
-        self._context.telemetry.log(logging.ERROR, "a request failed because of a bug", **fields)
+        self._context.telemetry.log(logging.ERROR, "A request failed because of a bug.", **fields)
 
 
 def _is_anthropics(scope: MutableMapping[str, Any]) -> bool:

@@ -69,7 +69,7 @@ class Clock:
     def _follow(self, offset: float) -> None:
         difference = offset - self._offset
         if abs(difference) >= NOTABLE:
-            log.warning("the clock of this machine is %+.1f s from the database's, which is followed", -difference)
+            log.warning("The clock of this machine is %+.1f s from the database's, which is followed.", -difference)
         self._offset, self._doubt = offset, None
 
     async def keep(self, stopping: asyncio.Event) -> None:

@@ -153,7 +153,7 @@ class Subscriber:
                 await self.open()
             await self._read()
         except FAULTS as fault:
-            log.debug("the subscription was interrupted by %s", type(fault).__name__)
+            log.debug("The subscription was interrupted by %s.", type(fault).__name__)
             await self.close()
             raise
 
@@ -198,7 +198,7 @@ class Subscriber:
         except Exception as fault:
             self._losses.sink_failures += 1
             # Only the kind of fault: its text may hold what a worker said.
-            log.warning("a sink of the step queue raised %s", type(fault).__name__)
+            log.warning("A sink of the step queue raised %s.", type(fault).__name__)
 
 
 def sealed(payload: bytes, channel: str, key: bytes) -> bytes:

@@ -151,7 +151,7 @@ class MemoryQueue:
                 except Exception as fault:
                     self.sink_failures += 1
                     # Only the kind of fault: its text may hold what a worker said.
-                    log.warning("a sink of the step queue raised %s", type(fault).__name__)
+                    log.warning("A sink of the step queue raised %s.", type(fault).__name__)
 
     @asynccontextmanager
     async def subscribe(self, address: str, sink: Callable[[Live], None]) -> AsyncIterator[None]:

@@ -431,7 +431,7 @@ class CircuitBreaker:
             self.full = False
         if self.open:
             self.open = self.refused = False
-            log.warning("Redis answers again")
+            log.warning("Redis answers again.")
             await self._recovered()
 
     def _note(self, fault: BaseException) -> None:
@@ -439,14 +439,14 @@ class CircuitBreaker:
             self._open(fault)
         elif isinstance(fault, OutOfMemoryError):
             if not self.full:
-                log.error("Redis is out of memory: new tickets wait in the database for dispatchers that look there")
+                log.error("Redis is out of memory; new tickets wait in the database for engines that look there.")
             self.full = True
 
     def _open(self, fault: BaseException) -> None:
         self.refused = isinstance(fault, AuthenticationError)
         if not self.open:
             words = REFUSED if self.refused else f"Redis does not answer ({type(fault).__name__})."
-            log.warning("%s Going on without it.", words)
+            log.warning("%s This process goes on without it.", words)
         self.open = True
         self._trouble.set()
         now = asyncio.get_running_loop().time()

@@ -58,9 +58,9 @@ class ConductorProbe:
             self._context.telemetry.log(
                 logging.ERROR,
                 "A conductor could not be probed because of a bug; it is probed again.",
+                bug,
                 worker=worker.name,
             )
-            logging.getLogger("baton").debug("probe", exc_info=bug)
         finally:
             self._asking.discard(worker.name)
 

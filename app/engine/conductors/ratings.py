@@ -171,9 +171,9 @@ class RatingReader:
                     self._context.telemetry.log(
                         logging.ERROR,
                         "Ratings could not be learned because of a bug; they are tried again.",
+                        bug,
                         tier=tier.name,
                     )
-                    logging.getLogger("baton").error("ratings", exc_info=bug)
             with suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_SECONDS):
                     await stopping.wait()

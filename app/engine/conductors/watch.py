@@ -95,9 +95,8 @@ class PromotionWatch:
                 pass  # the database is away
             except Exception as bug:
                 self._context.telemetry.log(
-                    logging.ERROR, "Promotions could not be watched because of a bug; it is tried again."
+                    logging.ERROR, "Promotions could not be watched because of a bug; it is tried again.", bug
                 )
-                logging.getLogger("baton").error("watch", exc_info=bug)
             with suppress(TimeoutError):
                 async with asyncio.timeout(EVERY_SECONDS):
                     await stopping.wait()

@@ -520,9 +520,11 @@ class Followers:
             self._drop(follower, error)
         except Exception as bug:
             self._context.telemetry.log(
-                logging.ERROR, "A follower failed by a bug; its callers get an error, and the run goes on.", run=run
+                logging.ERROR,
+                "A follower failed by a bug; its callers get an error, and the run goes on.",
+                bug,
+                run=run,
             )
-            logging.getLogger("baton").error("follower", exc_info=bug)
             self._drop(follower, BatonError())
         finally:
             is_again = follower in self._again

@@ -143,8 +143,9 @@ class Webhooks:
                 notice,
             )
         except Exception as error:
-            self._log(logging.ERROR, "The delivery of a webhook failed by a bug; it is tried again.", notice)
-            logging.getLogger("baton").error("webhook", exc_info=error)
+            self._context.telemetry.log(
+                logging.ERROR, "The delivery of a webhook failed by a bug; it is tried again.", error, run=notice.run
+            )
 
     async def _post(self, client: httpx.AsyncClient, target: Target, notice: Notice) -> DeliveryResult:
         body = notices.payload(notice)

@@ -124,9 +124,9 @@ class Recovery:
                 self._context.telemetry.log(
                     logging.ERROR,
                     "A run whose engine is gone could not be taken over; an engine tries again.",
+                    error,
                     run=row.id,
                 )
-                logging.getLogger("baton").debug("recovery", exc_info=error)
         wanted = min(room, sum(kind.runs for kind in lapsed if self._can_drive(kind)))
         return len(rows) < wanted  # a run is passed over while another process writes to it
 

@@ -14,6 +14,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
+from typing import TypeVar
 
 from app.conductor.protocol import Policy
 from app.core.message.chat import Task
@@ -46,6 +47,7 @@ from app.errors import (
 from app.stepqueue.protocol import AGAIN, DISPATCHERS, Adopted, Committed, Delta, Listen, Live, Stop, Ticket
 from app.store.protocol import MOVED, Entry, Lease, Outbox
 
+E = TypeVar("E", bound=Exception)
 WATCH_SECONDS = 0.25
 """Time between two looks for journals that have moved, while the step queue is unavailable."""
 SWEEP_SECONDS = 0.5
@@ -207,9 +209,8 @@ class Drivers:
             )
         except Exception as bug:
             self._context.telemetry.log(
-                logging.ERROR, "A run could not be taken because of a bug; an engine tries it again.", run=run
+                logging.ERROR, "A run could not be taken because of a bug; an engine tries it again.", bug, run=run
             )
-            logging.getLogger("baton").error("take", exc_info=bug)
         finally:
             self._taking.discard(run)
             if self.dispatcher is not None:
@@ -353,8 +354,9 @@ class Drivers:
             )
         except* Exception as group:
             left = "bug"
-            telemetry.log(logging.ERROR, "A driver failed by a bug; the run is left to the next engine.", run=run)
-            logging.getLogger("baton").error("driver", exc_info=group)
+            telemetry.log(
+                logging.ERROR, "A driver failed by a bug; the run is left to the next engine.", _first(group), run=run
+            )
         finally:
             end_run_span(driver.span, driver.state, left)
             if self._drivers.get(run) is driver:  # else this process goes on with it: a new turn, or a takeover
@@ -476,9 +478,9 @@ async def _call(act: Callable[[], Awaitable[None]]) -> None:
     await act()
 
 
-def _first(group: BaseExceptionGroup[BatonError]) -> BatonError:
+def _first(group: ExceptionGroup[E]) -> E:
     """The first error in a tree of them."""
-    error: BaseException = group
-    while isinstance(error, BaseExceptionGroup):
+    error: E | ExceptionGroup[E] = group
+    while isinstance(error, ExceptionGroup):
         error = error.exceptions[0]
-    return error if isinstance(error, BatonError) else BatonError()
+    return error

@@ -82,9 +82,8 @@ class Shadows:
                 pass  # the database is away: the next look finds the same runs
             except Exception as bug:
                 self._context.telemetry.log(
-                    logging.ERROR, "Shadows could not be started because of a bug; they are tried again."
+                    logging.ERROR, "Shadows could not be started because of a bug; they are tried again.", bug
                 )
-                logging.getLogger("baton").error("shadows", exc_info=bug)
             with suppress(TimeoutError):
                 async with asyncio.timeout(EVERY_SECONDS):
                     await stopping.wait()
@@ -195,8 +194,7 @@ class Shadows:
         except OursError:
             raise
         except Exception as bug:  # a run that cannot be repeated must not keep the others waiting
-            self._context.telemetry.log(logging.ERROR, "The shadow of a run could not be started.", run=run)
-            logging.getLogger("baton").error("shadow", exc_info=bug)
+            self._context.telemetry.log(logging.ERROR, "The shadow of a run could not be started.", bug, run=run)
             return "failed"
 
     async def _start(self, catalog: Catalog, order: Order) -> str:

@@ -278,10 +278,10 @@ class Dispatcher:
             self._context.telemetry.log(
                 level,
                 "A step could not be executed; it is left to the next delivery of its ticket.",
+                error,
                 run=ticket.run,
                 step=ticket.step,
             )
-            logging.getLogger("baton").debug("step", exc_info=error)
         finally:
             if self._claimed.get((ticket.run, ticket.step)) is work:  # else it was begun anew, for the next turn
                 del self._claimed[ticket.run, ticket.step]

@@ -240,7 +240,7 @@ class Connections:
             return
         if self._server is not None:
             self.server_changes += 1
-            logger.warning("the database has moved to another server: runs are read again and taken over")
+            logger.warning("The database has moved to another server; runs are read again and taken over.")
         self._server = server
 
     def _checked_out(self, _connection: object, record: ConnectionPoolEntry, _proxy: object) -> None:
@@ -404,8 +404,8 @@ class Postgres:
             self._looks_for_reader_at = time() + READER_SECONDS
             if self._reader_role is None:
                 logger.warning(
-                    "row-level security is not in force: reads for callers rely on the gateways' checks alone; "
-                    "`baton doctor` says what is missing"
+                    "Row-level security is not in force: reads for callers rely on the gateways' checks alone; "
+                    "`baton doctor` says what is missing."
                 )
         return self._reader_role
 

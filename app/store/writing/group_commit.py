@@ -84,14 +84,14 @@ class DatabaseAvailability:
     def report_away(self) -> None:
         """Report a call that did not reach the database."""
         if self.healthy:
-            logger.warning("the database is away: writes wait until it is back")
+            logger.warning("The database is unavailable; writes wait until it is back.")
         self._reached.clear()
         self._suspected.set()
 
     def report_reached(self) -> None:
         """Report a call that succeeded."""
         if not self.healthy:
-            logger.warning("the database is back")
+            logger.warning("The database is available again.")
             self._recovered_at = asyncio.get_running_loop().time()
             self._reached.set()
 
@@ -129,7 +129,7 @@ class DatabaseAvailability:
         except BatonError:
             return False
         except Exception as error:  # any fault of the driver with a broken database: the next probe may succeed
-            logger.debug("a probe of the database failed with %s; the next one follows", type(error).__name__)
+            logger.debug("A probe of the database failed with %s; the next one follows.", type(error).__name__)
             return False
         self.report_reached()
         return True
@@ -354,7 +354,7 @@ def _refusal(error: Exception) -> BatonError:
     if isinstance(error, NotFound):
         return error
     if not isinstance(error, Fault):
-        logger.error("the store could not write an entry to the journal", exc_info=error)
+        logger.error("The store could not write an entry to the journal because of a bug.", exc_info=error)
     unavailable = StoreUnavailable(retry_after=1.0)
     if isinstance(error, Fault) and error.reason == "undecided":
         unavailable = StoreUnavailable(UNKNOWN, code=UNDECIDED, retry_after=1.0)
