@@ -68,6 +68,19 @@ async def test_the_form_sent_twice_begins_one_run(stub: ProviderStub, browser: h
     assert run_in(await press(browser, once="b")) != run_in(first)
 
 
+async def test_a_long_answer_says_how_much_of_it_is_not_shown_and_a_huge_one_breaks_no_page(
+    stub: ProviderStub, browser: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.console.following.SHOWN_CHARS", 10)
+    stub.always("*", Reply(chunks=("w" * 2_010,)))
+    live = await followed(browser, run_in(await press(browser, tier="baton-mini")))
+    assert "wwwwwwwwww 2,000 more characters are not shown here" in words(section(live, "answer"))
+    stub.always("*", Reply(chunks=("w" * 50_000,) * 200))
+    live = await followed(browser, run_in(await press(browser, tier="baton-mini", once="second")))
+    assert len(live) < 100_000
+    assert "failed" in words(section(live, "outcome")), "it is longer than the tier permits"
+
+
 async def test_a_run_goes_on_when_its_page_is_closed(stub: ProviderStub, browser: httpx.AsyncClient) -> None:
     goes_on = asyncio.Event()
     stub.always("alpha", Reply(chunks=("Fo", "ur."), fault=Stall(after=1, seconds=goes_on)))
