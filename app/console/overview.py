@@ -1,6 +1,7 @@
 """The overview: what runs, what it costs and what is wrong now. Every number leads to the runs behind it."""
 
 from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
 from typing import Any, Final
 from urllib.parse import urlencode
 
@@ -127,7 +128,15 @@ def _spent(found: Json, budget: Json) -> str:
     return _list(filters)
 
 
+def _moment(seconds: float) -> str:
+    """A time of the API as a person reads it in a field: in UTC."""
+    return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")
+
+
 def _list(filters: Json) -> str:
     """The address of the list of runs with these filters; those that are empty are left out."""
     chosen = {name: value for name, value in filters.items() if value not in (None, "")}
+    for name in ("since", "until"):
+        if name in chosen:
+            chosen[name] = _moment(chosen[name])
     return f"{PATH}/runs?{urlencode(chosen)}"
