@@ -33,7 +33,7 @@ MOST_LISTED: Final = 400
 MOST_MARKS: Final = 6
 """Calls that have a mark in the node of their step."""
 WORKER_CHARS: Final = 20
-TICKS: Final = 6
+TICKS: Final = 5
 """Marks on the axis of a timeline, with both ends."""
 HOMES: Final = ("run", "round", "planning", "step")
 """The kinds of spans that have a row of their own."""

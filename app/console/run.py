@@ -52,11 +52,14 @@ class Cursor:
     by: drawing.By = "time"
 
     def address(self, **changes: Any) -> str:
-        """The address of the page with another cursor."""
+        """The address of the page with another cursor, at the part of the page that it changes."""
         given: dict[str, Any] = {"step": self.step, "t": self.t, "by": self.by} | changes
         kept = {name: value for name, value in given.items() if value not in (None, "", "time")}
         path = f"{PATH}/runs/{segment(self.run)}"
-        return f"{path}?{urlencode(kept)}" if kept else path
+        shown = f"{path}?{urlencode(kept)}" if kept else path
+        if changes.get("step") is not None:
+            return f"{shown}#run-pane"
+        return f"{shown}#run-timeline" if "by" in changes else shown
 
     @property
     def chosen(self) -> str:
@@ -305,5 +308,5 @@ async def _comparison(pages: Pages, request: Request, session: Session) -> Respo
         for pair in found["steps"]:
             for side in ("first", "second"):
                 if (step := pair[side]) is not None:
-                    step["href"] = Cursor(found[side]["run"], str(step["n"])).address()
+                    step["href"] = Cursor(found[side]["run"]).address(step=step["n"])
     return pages.show(request, "compare.html", a=first, b=second, found=found)

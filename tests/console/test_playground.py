@@ -47,7 +47,7 @@ async def test_a_question_is_planned_carried_out_and_answered_before_the_readers
     shown = words(section(live, "steps"))
     assert re.search(r"Think it over\. Shown: the conversation", shown)
     assert "Withheld: the conversation (not listed" in shown
-    assert f'href="/console/runs/{run}?step=1"' in section(live, "steps")
+    assert f'href="/console/runs/{run}?step=1#run-pane"' in section(live, "steps")
     assert any(one in section(live, "answer") for one in SAYS.values())
     outcome = words(section(live, "outcome"))
     for fact in ("succeeded", "Cost $0.0", "Tokens", "Time", run, "Why it went so", "What nobody knows"):
