@@ -40,4 +40,5 @@ def conductor_servers(loaded: Loaded, conductor: str) -> Iterator[tuple[Manageme
 def served_by_all(servers: Sequence[Management]) -> list[str]:
     """Return the models that each of these servers has."""
     first, *others = [server.models() for server in servers]
-    return [name for name in first if all([name in names for names in others])]
+    common = set(first).intersection(*others)
+    return [name for name in first if name in common]

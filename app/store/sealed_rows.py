@@ -369,7 +369,7 @@ class SealedRows:
         return orphans(self._conn, ROWS)
 
     def accounts(self) -> Mapping[str, AccountSums]:
-        """What the accounts of budgets have spent and hold."""
+        """Return what the accounts of budgets have spent and hold."""
         return read_accounts(self._conn)
 
     def catalogs(self) -> Mapping[str, bytes]:

@@ -321,7 +321,11 @@ class RowCheck:
                 elif kind == OUTCOME:
                     body = orjson.loads(raw)
                     self._books.settle(calls.pop(body["call"]), body)
-            return {column: sum([body[HELD[column]] for body in calls.values()]) for column in HELD}
+            held = dict.fromkeys(HELD, 0)
+            for body in calls.values():
+                for column, name in HELD.items():
+                    held[column] += body[name]
+            return held
         except (KeyError, TypeError, ValueError):
             return {}
 

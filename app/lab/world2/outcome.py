@@ -46,8 +46,11 @@ class Rewards:
 
     def __init__(self, pool: Pool, known: Constants | None = None, others: Sequence[Pool] = ()) -> None:
         self.pool, self._known = pool, known or constants()
-        self._ability = np.array([[worker.ability for worker in one] for one in (pool, *others)])
-        self._edges = np.array([[worker.edges for worker in one] for one in (pool, *others)])
+        abilities, edges = [], []
+        for one in (pool, *others):
+            abilities.append([worker.ability for worker in one])
+            edges.append([worker.edges for worker in one])
+        self._ability, self._edges = np.array(abilities), np.array(edges)
         self._cases = len(self._ability) * len(TRAITS)
         self._context = np.array([float(worker.card.context) for worker in pool])
         self._price = np.array([worker.price for worker in pool])
