@@ -32,7 +32,7 @@ from app.errors import ConfigInvalid
 from app.process.serve import Started
 from tests.harness import processes
 from tests.harness.processes import KEY, ROOT
-from tests.harness.waiting import until, wait_until
+from tests.harness.waiting import PATIENCE_SECONDS, until, wait_until
 
 EASY = "What is 17 * 23?"
 HARD = "Solve 3(x + 2) = 2x + 11"
@@ -78,7 +78,10 @@ class Service:
         """One question by HTTP."""
         body = {"model": model, "messages": [{"role": "user", "content": question}], **more}
         reply = httpx.post(
-            f"{self.url}/v1/chat/completions", json=body, headers={"Authorization": f"Bearer {KEY}"}, timeout=20
+            f"{self.url}/v1/chat/completions",
+            json=body,
+            headers={"Authorization": f"Bearer {KEY}"},
+            timeout=PATIENCE_SECONDS,
         )
         reply.raise_for_status()
         found: dict[str, Any] = reply.json()
@@ -270,7 +273,7 @@ def test_the_announcement_can_be_pasted(service: Service) -> None:
         env={**os.environ, "BATON_API_KEY": KEY, "no_proxy": "*"},
         capture_output=True,
         text=True,
-        timeout=20,
+        timeout=PATIENCE_SECONDS,
         check=True,
     )
     assert "15" in json.loads(done.stdout)["choices"][0]["message"]["content"]
@@ -352,7 +355,7 @@ def test_a_run_is_found_by_the_id_of_its_trace(service: Service) -> None:
     trace = "4bf92f3577b34da6a3ce929d0e0e4736"
     body = {"model": "baton-mini", "messages": [{"role": "user", "content": EASY}]}
     headers = {"authorization": f"Bearer {KEY}", "traceparent": f"00-{trace}-00f067aa0ba902b7-01"}
-    reply = httpx.post(f"{service.url}/v1/chat/completions", json=body, headers=headers)
+    reply = httpx.post(f"{service.url}/v1/chat/completions", json=body, headers=headers, timeout=PATIENCE_SECONDS)
     run = reply.json()["baton"]["run"]
     assert f"trace: {trace}" in baton(service.folder, "runs", "show", run).out
     listed = baton(service.folder, "runs", "ls", "--json", "--trace-id", trace)
@@ -424,7 +427,7 @@ def test_a_key_lives_from_add_to_revoke(service: Service) -> None:
     made = apart(service.folder, "keys", "add", "ci", "--tier", "baton-mini", "--usd", "0.25", "--expires", "2d")
     key = made.out.strip()
     headers = {"Authorization": f"Bearer {key}"}
-    models = httpx.get(f"{service.url}/v1/models", headers=headers).json()["data"]
+    models = httpx.get(f"{service.url}/v1/models", headers=headers, timeout=PATIENCE_SECONDS).json()["data"]
     assert {model["baton"]["tier"] for model in models} == {"baton-mini"}
     listed = baton(service.folder, "keys", "ls").out
     assert key.split("_")[1] in listed
@@ -432,14 +435,18 @@ def test_a_key_lives_from_add_to_revoke(service: Service) -> None:
     assert "$0.25 a run" in listed
     assert baton(service.folder, "keys", "revoke", key).status == 0
     assert "revoked" in baton(service.folder, "keys", "ls").out
-    wait_until(lambda: httpx.get(f"{service.url}/v1/models", headers=headers).status_code == 401)
+    wait_until(
+        lambda: httpx.get(f"{service.url}/v1/models", headers=headers, timeout=PATIENCE_SECONDS).status_code == 401
+    )
 
 
 def test_an_administrator_reaches_other_tenants_only_by_a_key_made_for_that(service: Service) -> None:
     def runs_seen(*options: str) -> int:
         name = f"root{''.join(options)}"
         key = baton(service.folder, "keys", "add", name, "--tenant", "ops", "--scope", "admin", *options).out.strip()
-        listed = httpx.get(f"{service.url}/v1/runs", headers={"Authorization": f"Bearer {key}"})
+        listed = httpx.get(
+            f"{service.url}/v1/runs", headers={"Authorization": f"Bearer {key}"}, timeout=PATIENCE_SECONDS
+        )
         return len(listed.json()["data"])
 
     service.ask("baton-mini", EASY)
@@ -450,7 +457,9 @@ def test_an_administrator_reaches_other_tenants_only_by_a_key_made_for_that(serv
 def test_a_rotated_key_keeps_its_name_and_limits_and_both_secrets_work_for_a_while(service: Service) -> None:
     def statuses(*keys: str) -> list[int]:
         return [
-            httpx.get(f"{service.url}/v1/models", headers={"Authorization": f"Bearer {key}"}).status_code
+            httpx.get(
+                f"{service.url}/v1/models", headers={"Authorization": f"Bearer {key}"}, timeout=PATIENCE_SECONDS
+            ).status_code
             for key in keys
         ]
 

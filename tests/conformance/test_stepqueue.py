@@ -364,7 +364,7 @@ async def test_an_error_while_hearing_passes_through_unchanged(queue: StepQueue)
 async def test_ready_until_closed(open_queue: Opener) -> None:
     async with open_queue() as queue:
         await queue.ready()
-        taking = asyncio.create_task(queue.take(1, 5.0))
+        taking = asyncio.create_task(queue.take(1, PATIENCE_SECONDS))
         await stays(lambda: not taking.done(), seconds=0.05)
         async with queue.subscribe("a", lambda _: None):
             await queue.close()

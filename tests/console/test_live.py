@@ -9,6 +9,7 @@ import pytest
 
 from app.console.api import Api, ApiError, Event, Session
 from app.console.live import Live, Regions, patch
+from tests.harness.waiting import PATIENCE_SECONDS
 
 NOBODY = Session(())
 
@@ -41,7 +42,7 @@ async def sent(live: Live, *, leaves_behind: str | None = None) -> str:
         if leaves_behind is not None and leaves_behind in parts[-1]:
             leaves.set()
 
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         await live({}, receive, send)
     return "".join(parts)
 
@@ -189,7 +190,7 @@ async def test_leaving_a_stream_disconnects_from_the_api() -> None:
         finally:
             left.set()
 
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         async with Api(endless).events(NOBODY, "/v1/x") as events:
             async for _ in events:
                 break

@@ -6,6 +6,7 @@ import pytest
 
 from tests.harness.console import SAME_ORIGIN, browsing, sign_in, signed_in, words
 from tests.harness.stand_ins import GatewayStandIn
+from tests.harness.waiting import PATIENCE_SECONDS
 
 
 async def test_a_browser_is_led_from_the_root_to_the_page_it_wanted(gateway: GatewayStandIn) -> None:
@@ -89,7 +90,7 @@ async def test_a_live_page_without_a_session_is_told_not_to_ask_again(gateway: G
 
 
 async def test_the_head_of_a_live_page_is_no_stream(gateway: GatewayStandIn) -> None:
-    async with signed_in(gateway, gateway.add_key()) as client, asyncio.timeout(20):
+    async with signed_in(gateway, gateway.add_key()) as client, asyncio.timeout(PATIENCE_SECONDS):
         assert (await client.head("/console/runs?live")).status_code == 200
 
 

@@ -20,6 +20,7 @@ import pytest
 from app.__main__ import main
 from app.process.config import configure
 from app.process.config.settings import variables
+from tests.harness.waiting import PATIENCE_SECONDS
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 README: Final = (ROOT / "README.md").read_text()
@@ -91,7 +92,7 @@ def terminal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Terminal]:
         assert url, words
         yield Terminal(url[1], {**environ, "BATON_API_KEY": key[1]}, folder)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 0
+        assert process.wait(PATIENCE_SECONDS) == 0
 
 
 @pytest.fixture(scope="module")

@@ -28,7 +28,7 @@ from app.stepqueue.protocol import Live, Stop
 from app.store.protocol import Appended, Entry
 from tests.harness.conversations import Talk, calling, look
 from tests.harness.in_process import events, finish, kinds, narrowed, order, plan, plan_text, pool_text, running_service
-from tests.harness.waiting import stays, until
+from tests.harness.waiting import PATIENCE_SECONDS, stays, until
 from tests.stubs import Hang, ProviderStub, Reply
 
 ONE_TWO_ONE = plan(
@@ -241,7 +241,7 @@ async def test_a_step_that_could_not_be_begun_gives_its_slot_back(
         working = asyncio.create_task(dispatcher.run(stopping))
         await asyncio.sleep(0)
         try:
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(PATIENCE_SECONDS):
                 outcome = await finish(await opened.runs.start(order(opened, "baton-mini")))
         finally:
             stopping.set()

@@ -33,7 +33,7 @@ from tests.harness.in_process import (
     running_service,
 )
 from tests.harness.in_process import calling as http_calling
-from tests.harness.waiting import until
+from tests.harness.waiting import PATIENCE_SECONDS, until
 from tests.stubs import Hang, ProviderStub, Reply
 
 pytestmark = pytest.mark.usefixtures("patient_redis")
@@ -332,7 +332,7 @@ async def outcomes_after_a_takeover(stub: ProviderStub, tmp_path: Path, **more: 
         move = Move(0, "take", version=due.version, holder="dead", until=now + 3600.0)
         intent = (fact_from_json(Kind.CALL_INTENDED, body),)
         await store.append(Entry(driven.run, now, intent, move=move, hold=Ledger(5, 7)))
-    with sqlite3.connect(tmp_path / "baton.db", timeout=5) as database:  # its engine has died
+    with sqlite3.connect(tmp_path / "baton.db", timeout=PATIENCE_SECONDS) as database:  # its engine has died
         database.execute("UPDATE runs SET driver = 'dead', lease_until = 0 WHERE id = ?", (driven.run,))
     database.close()
     async with running_service(tmp_path, pool_text(stub), settings, audits=False) as heir:

@@ -26,7 +26,7 @@ from app.store.sql import SqlStore
 from tests.harness.callers import body, key_of
 from tests.harness.in_process import finish, order, plan, pool_text, running_service
 from tests.harness.stand_ins import serving
-from tests.harness.waiting import until
+from tests.harness.waiting import PATIENCE_SECONDS, until
 from tests.stubs import Hang, ProviderStub
 
 MORE = 25
@@ -56,7 +56,7 @@ async def _hold(stack: ExitStack, url: str, request: bytes) -> None:
     loop, where = asyncio.get_running_loop(), urlsplit(url)
     caller = stack.enter_context(socket.socket())
     caller.setblocking(False)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         await loop.sock_connect(caller, (where.hostname, where.port))
         await loop.sock_sendall(caller, request)
         heard = b""

@@ -238,12 +238,13 @@ async def test_the_loss_of_a_lease_does_not_strike_the_driver_that_has_just_take
 
 
 async def test_a_run_that_was_lost_and_comes_back_is_driven_once(stub: ProviderStub, tmp_path: Path) -> None:
-    stub.script("alpha", Hang(1.0))
+    stub.script("alpha", Hang(3.0))
     async with running_service(tmp_path, pool_text(stub), SETTINGS) as opened:
         driven = await opened.runs.start(order(opened, "baton-mini"))
         await stub.wait_for(1, "alpha")
         old = opened.drivers.known(driven.run)
-        with sqlite3.connect(tmp_path / "baton.db", timeout=5) as database:  # another one took it over, and died
+        # Another one took it over, and died.
+        with sqlite3.connect(tmp_path / "baton.db", timeout=PATIENCE_SECONDS) as database:
             database.execute("UPDATE runs SET epoch = 2, driver = 'other', lease_until = 0 WHERE id = ?", (driven.run,))
         database.close()
         await opened.drivers._recovery.sweep(5, opened.drivers._renew)

@@ -12,6 +12,7 @@ from app.gateway.runs.cancel import settled
 from app.process.wiring import Runtime
 from tests.harness.conversations import ASK, Talk, calling, look
 from tests.harness.in_process import finish, pool_text, running_service
+from tests.harness.waiting import PATIENCE_SECONDS
 from tests.stubs import ProviderStub, Reply
 from tests.stubs import Usage as Billed
 
@@ -116,7 +117,9 @@ async def test_an_abandoned_wait_expires(stub: ProviderStub, tmp_path: Path) -> 
         stub.script("alpha", calling(look("a")), DONE)
         talk = Talk(opened)
         first = await talk.say()
-        row = await settled(opened.context.store, await opened.context.store.run(first.ended.state.run), 10.0)
+        row = await settled(
+            opened.context.store, await opened.context.store.run(first.ended.state.run), PATIENCE_SECONDS
+        )
         assert (row.state, row.error) == ("expired", "tool_results_missing")
         counted = opened.context.telemetry.exposition().decode()
         assert 'baton_runs_total{outcome="abandoned",tier="baton-mini"} 1.0' in counted, "no fault of this service"

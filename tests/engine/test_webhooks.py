@@ -21,7 +21,7 @@ from app.process.wiring import Runtime
 from app.store.sql import SqlStore
 from tests.engine.test_tool_turns import Talk
 from tests.harness.in_process import finish, order, pool_text, running_service
-from tests.harness.waiting import stays, until
+from tests.harness.waiting import PATIENCE_SECONDS, stays, until
 from tests.stubs import Fail, ProviderStub, Reply, ToolCall
 
 SECRET = "whsec_" + base64.b64encode(b"s" * 32).decode()
@@ -196,7 +196,7 @@ async def test_an_end_that_nobody_can_explain_is_told_too(
     """A run past its deadline is ended without its journal being understood: newer code has written to it."""
     async with opened_house(stub, receiver, tmp_path, dispatches=False) as opened:
         driven = await opened.runs.start(order(opened, "baton-mini", wire=BACKGROUND))
-    with sqlite3.connect(tmp_path / "baton.db", timeout=5) as database:
+    with sqlite3.connect(tmp_path / "baton.db", timeout=PATIENCE_SECONDS) as database:
         database.execute("UPDATE events SET kind = 'plan.dreamt' WHERE kind = 'plan.accepted'")
         database.execute("UPDATE runs SET deadline = 0, lease_until = 0")
     database.close()
@@ -262,7 +262,7 @@ async def test_after_three_days_it_is_given_up(
     async with opened_house(stub, receiver, tmp_path, environ={"BATON_WEBHOOK_URL": "http://127.0.0.1:1/"}) as opened:
         await run_of(opened)
         await until(lambda: outcomes(opened)[1] >= 1)
-    with sqlite3.connect(tmp_path / "baton.db", timeout=5) as database:
+    with sqlite3.connect(tmp_path / "baton.db", timeout=PATIENCE_SECONDS) as database:
         database.execute("UPDATE notices SET at = at - ?, due = 0", (notices.KEEP,))
     database.close()
     receiver.answers = [503]
@@ -329,7 +329,7 @@ async def test_of_two_processes_one_delivers(
         houses = [
             await stack.enter_async_context(opened_house(stub, receiver, tmp_path, environ=database)) for _ in range(2)
         ]
-        async with asyncio.timeout(20):  # which of them gets a notice is chance; both get some in the end
+        async with asyncio.timeout(PATIENCE_SECONDS):  # which of them gets a notice is chance; both get some in the end
             while len(runs) < 12 or not all(outcomes(one)[0] for one in houses):
                 runs += await asyncio.gather(*map(run_of, houses))
         await none_left(houses[0])
@@ -363,7 +363,7 @@ async def test_without_a_webhook_nothing_is_kept_and_old_notices_are_forgotten(
     async with running_service(tmp_path, pool_text(stub)) as opened:
         await run_of(opened)
         assert await opened.context.store.pending_notices(9) == 1
-        with sqlite3.connect(tmp_path / "baton.db", timeout=5) as database:
+        with sqlite3.connect(tmp_path / "baton.db", timeout=PATIENCE_SECONDS) as database:
             database.execute("UPDATE notices SET at = at - ?, due = 0", (notices.KEEP,))
         database.close()
         await none_left(opened)

@@ -9,12 +9,13 @@ import pytest
 from app.gateway.openapi.run_replies import Attempt
 from app.process.wiring import Runtime
 from tests.harness.in_process import finish, order, plan
+from tests.harness.waiting import PATIENCE_SECONDS
 from tests.stubs import Fail, Hang, ProviderStub, Reply
 
 
 async def ask(client: httpx.AsyncClient, **more: Any) -> httpx.Response:
     body = {"model": "baton-mini", "messages": [{"role": "user", "content": "What is 2 + 2?"}]} | more
-    return await client.post("/v1/chat/completions", json=body, timeout=20)
+    return await client.post("/v1/chat/completions", json=body, timeout=PATIENCE_SECONDS)
 
 
 async def test_a_planned_run_is_explained_step_by_step(stub: ProviderStub, client: httpx.AsyncClient) -> None:

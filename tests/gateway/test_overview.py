@@ -20,7 +20,7 @@ from app.gateway.runs import overview, overview_route, stored_overview
 from app.process.wiring import Runtime
 from app.store.sqlkit.tables import LOG_TILES
 from tests.harness.in_process import app_over, ask, calling, finish, order, pool_text, running_service, speak
-from tests.harness.waiting import until
+from tests.harness.waiting import PATIENCE_SECONDS, until
 from tests.stubs import ProviderStub
 
 
@@ -150,7 +150,7 @@ async def test_a_new_stream_of_an_overview_does_not_wait_for_the_next_making(
         await ask(client)
         await until(lambda: shared[0]._making.locked())  # the first stream waits until it may be made again
         second = await stack.enter_async_context(api.events(session, "/v1/overview/live", query=week))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             assert json.loads((await anext(second)).data)["total"]["runs"] == 0
 
 

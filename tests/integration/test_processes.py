@@ -19,7 +19,7 @@ from redis import Redis
 
 from tests.harness import servers
 from tests.harness.processes import Caller, Process, asking, calling, command, running
-from tests.harness.waiting import fastest_in_thread, wait_until
+from tests.harness.waiting import PATIENCE_SECONDS, fastest_in_thread, wait_until
 from tests.integration.installation import CHAIN, TREE, WORKERS, Installation, launched, settings
 from tests.stubs import Hang, Reply, Stall
 from tests.stubs.control import StubControl
@@ -278,7 +278,7 @@ def test_processes_may_start_before_their_servers(tmp_path: Path, stub: StubCont
 def answers(process: Process, path: str) -> int:
     """The status of a probe; 0 while nobody listens."""
     with suppress(httpx.TransportError):
-        return httpx.get(f"{process.url}{path}", timeout=5, trust_env=False).status_code
+        return httpx.get(f"{process.url}{path}", timeout=PATIENCE_SECONDS, trust_env=False).status_code
     return 0
 
 

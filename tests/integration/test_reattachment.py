@@ -17,7 +17,7 @@ import orjson
 import pytest
 
 from tests.harness.processes import KEY, Process, asking, command
-from tests.harness.waiting import wait_until
+from tests.harness.waiting import PATIENCE_SECONDS, wait_until
 from tests.integration.installation import Installation, execute, launched, settings
 from tests.stubs import Fail, Hang, Reply, Stall
 from tests.stubs.control import StubControl
@@ -136,7 +136,10 @@ def take(part: Part, line: str) -> None:
 def attempts(process: Process, run: str) -> list[str]:
     """What the attempts of a run's only step came to."""
     reply = httpx.get(
-        f"{process.url}/v1/runs/{run}", headers={"Authorization": f"Bearer {KEY}"}, timeout=10, trust_env=False
+        f"{process.url}/v1/runs/{run}",
+        headers={"Authorization": f"Bearer {KEY}"},
+        timeout=PATIENCE_SECONDS,
+        trust_env=False,
     )
     (step,) = reply.json()["steps"]
     return [attempt["outcome"] for attempt in step["attempts"]]
@@ -253,7 +256,7 @@ def test_a_run_is_stopped_by_a_gateway_that_does_not_drive_it(
     asked = aside(post, installation.gateway, uuid.uuid4().hex)
     wait_until(lambda: installation.stub.requests("alpha"), what="it is called")
     headers = {"Authorization": f"Bearer {KEY}"}
-    with httpx.Client(base_url=other.url, headers=headers, timeout=10, trust_env=False) as client:
+    with httpx.Client(base_url=other.url, headers=headers, timeout=PATIENCE_SECONDS, trust_env=False) as client:
         (row,) = client.get("/v1/runs", params={"limit": 1}).json()["data"]
         assert client.post(f"/v1/runs/{row['id']}/cancel").status_code == 200
     assert asked.result().json()["error"]["code"] == "run_cancelled"

@@ -13,7 +13,7 @@ import pytest
 from openai import OpenAI
 
 from tests.harness.processes import Process, calling
-from tests.harness.waiting import wait_until
+from tests.harness.waiting import PATIENCE_SECONDS, wait_until
 from tests.integration.installation import settings
 from tests.stubs import Reply
 from tests.stubs.control import StubControl
@@ -54,7 +54,7 @@ def address(came: Came) -> Iterator[str]:
 
 def one(database: Path, statement: str) -> Any:
     """The first value of a statement's answer."""
-    with closing(sqlite3.connect(database, timeout=5)) as connection, connection:
+    with closing(sqlite3.connect(database, timeout=PATIENCE_SECONDS)) as connection, connection:
         return connection.execute(statement).fetchone()[0]
 
 

@@ -224,7 +224,7 @@ async def test_what_is_told_as_written_after_a_freeze_can_be_seen_by_others(
         with pytest.raises(StoreUnavailable):
             await (store.run("run") if given_up == "read" else store.append(entry))
         proxy.thaw()
-        assert await store.wait_until_healthy(10.0)
+        assert await store.wait_until_healthy(PATIENCE_SECONDS)
         await store.append(note("run"))
         async with open_store(postgres_url) as other:
             assert (await other.run("run")).seq == (await store.run("run")).seq >= 2

@@ -12,6 +12,8 @@ import httpx
 import openai
 import pytest
 
+from tests.harness.waiting import PATIENCE_SECONDS
+
 from . import (
     KEYS,
     Behaviour,
@@ -58,7 +60,7 @@ async def client(stub: ProviderStub) -> AsyncIterator[openai.AsyncOpenAI]:
 
 @pytest.fixture
 async def http() -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(timeout=5, trust_env=False) as made:
+    async with httpx.AsyncClient(timeout=PATIENCE_SECONDS, trust_env=False) as made:
         yield made
 
 
