@@ -225,8 +225,7 @@ class SealedRows:
         query = select(*columns).where(EVENTS.c.run.between(*ends)).order_by(EVENTS.c.run, EVENTS.c.seq)
         for run, seq, kind, at, body in self._conn.execute(query).all():
             events[run].append((seq, kind, at, body))
-        entries = self._entries_of(LOG_LEAVES.c.subject.between(*ends), "run")
-        erasures = self._entries_of(LOG_LEAVES.c.subject.between(*ends), "erasure")
+        entries = self._entries_of(LOG_LEAVES.c.subject.between(*ends), "run", "erasure")
         private, disclosures = self._private(ends), self._disclosures(ends)
         bodies = content.of_runs(self._conn, names, self._opened) if contents else {}
         threads = self._threads([row["id"] for row in rows if row["thread"] is not None])
@@ -236,8 +235,8 @@ class SealedRows:
             yield SealedRun(
                 row=row,
                 events=events[name],
-                entries=entries.get(name, ()),
-                erasures=erasures.get(name, ()),
+                entries=[one for one in entries.get(name, ()) if one.kind == "run"],
+                erasures=[one for one in entries.get(name, ()) if one.kind == "erasure"],
                 private=private.get(name, ()),
                 disclosures=disclosures.get(name, ()),
                 contents=bodies.get(name, {}),
@@ -264,9 +263,9 @@ class SealedRows:
         by_subject = row.subject if kind != "feedback" else row.id
         return self._entries_of(by_subject.in_(ids), kind)
 
-    def _entries_of(self, chosen: ColumnElement[bool], kind: str) -> Mapping[str, Sequence[LogRow]]:
+    def _entries_of(self, chosen: ColumnElement[bool], *kinds: str) -> Mapping[str, Sequence[LogRow]]:
         row = LOG_LEAVES.c
-        query = select(LOG_LEAVES).where(chosen, row.kind == kind).order_by(row.place)
+        query = select(LOG_LEAVES).where(chosen, row.kind.in_(kinds)).order_by(row.place)
         found: defaultdict[str, list[LogRow]] = defaultdict(list)
         for one in self._conn.execute(query):
             found[one.id].append(_log_row(one._mapping))
