@@ -21,4 +21,4 @@ async def test_hops_over_a_queue_in_memory() -> None:
 
 def test_hop_over_redis() -> None:
     with servers.redis() as server:
-        assert 0 < queue_hop(server.url) < 100
+        assert queue_hop(server.url) > 0
