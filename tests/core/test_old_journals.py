@@ -4,6 +4,7 @@
 """
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from tests.core.journals import FOLDER, summary
 from tests.core.test_arrows import DRAFTS
 
 Line = dict[str, Any]
+CHANGELOG = Path(__file__).parents[2] / "deploy/docs/changelog.md"
 RUNS = sorted(path for path in FOLDER.glob("*/*.jsonl") if path.stem not in ("catalogs", "changes"))
 
 
@@ -29,6 +31,12 @@ def read(path: Path) -> tuple[Line, list[Line]]:
 def events(lines: list[Line], **more: Any) -> tuple[Event, ...]:
     """A journal with `more` in each body."""
     return tuple(Event("run", one["seq"], Kind(one["kind"]), one["at"], one["body"] | more) for one in lines)
+
+
+def test_every_release_has_journals() -> None:
+    """A release whose changes have a section is one that later releases must read."""
+    sections = re.findall(r"^## (\S+)$", CHANGELOG.read_text(), re.MULTILINE)
+    assert sorted(sections) == sorted({path.parent.name for path in RUNS})
 
 
 def test_every_kind_of_event_and_every_end_is_in_some_journal() -> None:
