@@ -11,17 +11,7 @@ from app.store.protocol import AdminEvent, AdminEventQuery
 
 def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> int:
     """Carry out the command on the configured database. Returns the exit status."""
-    settings = read(environ)
-    terminal.log_to_stderr("warning")
-    storage.announce(settings)
-    query = AdminEventQuery(
-        limit=asked.limit,
-        tenant=asked.tenant,
-        target=asked.target,
-        actor=asked.actor,
-        since=now() - asked.since if asked.since else None,
-    )
-    found = event_loop.run(_read(settings, query))
+    found = listed(asked, environ, now, target=asked.target)
     if asked.json:
         terminal.print_json([asdict(one) for one in found])
         return 0
@@ -32,6 +22,25 @@ def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> i
         terminal.add_row(table, cells)
     terminal.out().print(table if found else "Nothing was changed.")
     return 0
+
+
+def listed(
+    asked: Asked,
+    environ: Mapping[str, str],
+    now: Callable[[], float],
+    *,
+    target: str | None,
+    action: str | None = None,
+) -> tuple[AdminEvent, ...]:
+    """Read what a command asks for from the log of changes of the configured database, the newest first."""
+    settings = read(environ)
+    terminal.log_to_stderr("warning")
+    storage.announce(settings)
+    since = now() - asked.since if asked.since else None
+    query = AdminEventQuery(
+        limit=asked.limit, tenant=asked.tenant, target=target, actor=asked.actor, action=action, since=since
+    )
+    return event_loop.run(_read(settings, query))
 
 
 async def _read(settings: Settings, query: AdminEventQuery) -> tuple[AdminEvent, ...]:

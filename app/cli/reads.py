@@ -3,27 +3,15 @@
 import sys
 from collections.abc import Callable, Mapping
 
-from app.cli import event_loop, storage, terminal
+from app.cli import changes, storage, terminal
 from app.cli.asked import Asked
 from app.errors import StoreUnavailable
-from app.process.config import Settings, read
-from app.store.protocol import CONTENT_READ, AdminEvent, AdminEventQuery, Store
+from app.store.protocol import CONTENT_READ, AdminEvent, Store
 
 
 def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> int:
     """Carry out the command on the configured database. Returns the exit status."""
-    settings = read(environ)
-    terminal.log_to_stderr("warning")
-    storage.announce(settings)
-    query = AdminEventQuery(
-        limit=asked.limit,
-        tenant=asked.tenant,
-        target=asked.run,
-        actor=asked.actor,
-        action=CONTENT_READ,
-        since=now() - asked.since if asked.since else None,
-    )
-    found = event_loop.run(_read(settings, query))
+    found = changes.listed(asked, environ, now, target=asked.run, action=CONTENT_READ)
     if asked.json:
         terminal.print_json([_shown(one) for one in found])
         return 0
@@ -34,11 +22,6 @@ def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> i
         terminal.add_row(table, cells)
     terminal.out().print(table if found else "Nobody has read any content.")
     return 0
-
-
-async def _read(settings: Settings, query: AdminEventQuery) -> tuple[AdminEvent, ...]:
-    async with storage.opened(settings) as store:
-        return await store.admin_events(query)
 
 
 def _shown(one: AdminEvent) -> dict[str, object]:
