@@ -36,10 +36,13 @@ async def run(opened: Runtime) -> Outcome:
     return await finish(await opened.runs.start(order(opened, "baton-ultra")))
 
 
-async def test_an_open_breaker_leads_to_the_fallback_without_a_call(stub: ProviderStub, tmp_path: Path) -> None:
+async def test_an_open_breaker_leads_to_the_fallback_without_a_call(
+    stub: ProviderStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     stub.always("planner", Hang())
     quick = "[workers.planner]\ndeadlines = { first = 0.3 }\n"
     async with running_service(tmp_path, pool_text(stub).replace("[workers.planner]\n", quick)) as opened:
+        monkeypatch.setattr(opened.context.health, "_tick", lambda: 1_000.0)  # no ejection is ever over
         await asyncio.gather(*(run(opened) for _ in range(IN_A_ROW)))
         asked = len(stub.of("planner"))
         outcome = await run(opened)

@@ -130,8 +130,9 @@ async def test_a_worker_that_has_been_quick_is_asked_for_whole_replies_until_one
     stub: ProviderStub, opened: Runtime
 ) -> None:
     async def ask() -> bool:
+        before = len(stub.requests)
         await finish(await opened.runs.start(order(opened, "baton-mini")))
-        return bool(stub.requests[-1].json.get("stream", False))
+        return bool(stub.requests[before].json.get("stream", False))
 
     alpha, health = opened.context.catalog().workers["alpha"], opened.context.health
     health.took(alpha, 0.1, 20.0)

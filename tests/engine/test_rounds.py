@@ -227,8 +227,8 @@ async def test_a_further_round_has_its_share_of_the_time_that_is_left(stub: Prov
     """The first round took longer than all plans of one round may; the second is planned all the same."""
     plans(stub, plan_text((0, "One", ["user"])), EMPTY)
     for worker in SAYS:
-        stub.always(worker, Reply(chunks=(SAYS[worker],), header_delay=2.5))
-    outcome = await run(opened, limits=narrowed(opened, "baton-deep", seconds=5.0))
+        stub.always(worker, Reply(chunks=(SAYS[worker],), header_delay=4.5))
+    outcome = await run(opened, limits=narrowed(opened, "baton-deep", seconds=10.0))
     assert [one.state for one in outcome.ended.state.proposals] == ["accepted", "accepted"]
 
 
