@@ -14,7 +14,7 @@ from tests.conformance.upstream_failures import KINDS
 from tests.conformance.wire_formats import QUESTION, Format, Line, connected, request
 from tests.stubs import Fail, Hang, ProviderStub
 
-QUICK = Deadlines(connect=0.3, first=0.3, gap=10, total=20)
+QUICK = Deadlines(connect=10, first=0.3, gap=10, total=20)
 PATIENT = Deadlines(connect=10, first=10, gap=10, total=20)
 BODY = orjson.dumps(
     {

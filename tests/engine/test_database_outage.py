@@ -140,7 +140,7 @@ async def test_an_outage_beyond_the_deadline_ends_the_run_as_expired(
     monkeypatch.setattr(driver, "QUIESCE_SECONDS", 0.1)
     stub.script("alpha", Reply(header_delay=0.3))
     async with running_service(tmp_path, pool_text(stub), SETTINGS) as opened:
-        limits = narrowed(opened, "baton-mini", seconds=1.0)
+        limits = narrowed(opened, "baton-mini", seconds=2.0)
         driven = await opened.runs.start(order(opened, "baton-mini", plan=CHAIN, limits=limits))
         await stub.wait_for(1, "alpha")
         with away(opened):
