@@ -31,6 +31,7 @@ from app.store.sql import SqlStore, open_store
 from app.store.sqlkit.migrate import migrate
 from app.store.sqlkit.tables import (
     CONTENTS,
+    DISCLOSURES,
     EVENTS,
     METADATA,
     NOTICES,
@@ -49,7 +50,7 @@ MODELS = 20
 DAY_SECONDS = 86_400.0
 RECENT = 0.1
 """Share of further events that are too young to be pruned."""
-COPIED = (RUNS, EVENTS, CONTENTS, SHARED_CONTENTS, TAGS, NOTICES)
+COPIED = (RUNS, EVENTS, CONTENTS, SHARED_CONTENTS, TAGS, NOTICES, DISCLOSURES)
 TIMES = frozenset({"created_at", "deadline", "ended_at", "at"})
 READS = 30
 WRITE_PAUSE_SECONDS = 0.02
