@@ -33,8 +33,6 @@ from app.providers.rehearsal.policy import Card, PlanStep, held, terms
 
 Matrix: TypeAlias = NDArray[np.float64]
 SEED, VERDICTS, TEXTS = 0, 64_000, 2_500
-SHARE = 20
-"""The times that the rehearsal pool stands among the pools of the learner, which has as many others."""
 SELDOM, RIDGE = 8, 5.0
 """Texts that a word must be in, and the penalty of its weights."""
 PLANS, CAPPED = 10, 4
@@ -53,7 +51,7 @@ STRENGTHS: Mapping[str, str] = {
 
 def write(path: Path) -> None:
     """Learn the policy, and write it to a file."""
-    learner = Learner(SEED, [profiles()] * SHARE)
+    learner = Learner(SEED, [profiles()])
     learner.grow(VERDICTS)
     texts = composed.tasks("train", "conductor", TEXTS)
     believed = learner.believed(profiles())
