@@ -342,7 +342,10 @@ async def test_of_two_processes_one_delivers(
     assert [sum(column) for column in zip(*counted, strict=True)] == [len(receiver.came) - unstored, 0, 0]
 
 
-async def test_a_slow_receiver_holds_up_nobody_else(stub: ProviderStub, receiver: Receiver, tmp_path: Path) -> None:
+async def test_a_slow_receiver_holds_up_nobody_else(
+    stub: ProviderStub, receiver: Receiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(webhooks, "DEADLINE", 3.0)
     receiver.answers = ["hang"]
     async with opened_house(stub, receiver, tmp_path) as opened:
         first = await run_of(opened)
