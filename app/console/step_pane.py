@@ -122,7 +122,7 @@ def _cut_content(content: Data | None) -> dict[str, Any] | None:
         "earlier_messages": max(len(messages or ()) - MOST_MESSAGES, 0),
         "output": cut(content["output"]),
         "outputs": {call["id"]: cut(call.get("output")) for call in content["attempts"]},
-        "exchanges": content["exchanges"],
+        "called": [_message(one["said"]) for one in content["exchanges"] if one["said"] and one["results"] is None],
     }
 
 

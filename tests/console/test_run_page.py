@@ -23,7 +23,7 @@ from tests.harness.console import SAME_ORIGIN, browsing, sign_in, words
 from tests.harness.in_process import plan, speak
 from tests.harness.prepared_apps import app_over
 from tests.harness.waiting import until
-from tests.stubs import Fail, Hang, ProviderStub, Reply
+from tests.stubs import Fail, Hang, ProviderStub, Reply, ToolCall
 
 HOSTILE = '</text><script>alert(1)</script>{{ 7*7 }}\x1b[31m\u202e"><img src=x onerror=alert(2)>'
 STEPS = plan(("alpha", "Think about it", ["user"]), ("beta", "Draft it", ["user"]), ("gamma", "Answer it", [1]))
@@ -144,6 +144,23 @@ async def test_text_of_workers_is_text_whatever_it_contains(
 @pytest.mark.parametrize(("probability", "said"), [(None, "reports no probabilities"), (0.5, "not those of the other")])
 def test_why_a_model_has_no_alternatives_is_said_from_what_it_reported(probability: float | None, said: str) -> None:
     assert said in why_no_alternatives({"chosen_by": "conductor", "probability": probability})
+
+
+async def test_a_step_that_waits_for_tools_shows_what_it_has_called(
+    stub: ProviderStub, client: httpx.AsyncClient, browser: httpx.AsyncClient
+) -> None:
+    call = ToolCall("weather", '{"city": "Bonn"}')
+    stub.script("alpha", Reply(chunks=(), tool_calls=(call,), finish="tool"), Reply(chunks=("Take a coat.",)))
+    tool = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
+    body = {"model": "baton-mini", "messages": [{"role": "user", "content": "What shall I wear?"}], "tools": [tool]}
+    asked = (await client.post("/v1/chat/completions", json=body)).json()
+    said, address = asked["choices"][0]["message"], f"/console/runs/{asked['baton']['run']}?step=0"
+    _, text = await page_of(browser, address)
+    assert 'whose results have not come yet. calls weather({"city": "Bonn"})' in text
+    result = {"role": "tool", "tool_call_id": said["tool_calls"][0]["id"], "content": "It rains."}
+    await client.post("/v1/chat/completions", json={**body, "messages": [*body["messages"], said, result]})
+    _, text = await page_of(browser, address)
+    assert 'calls weather({"city": "Bonn"}) tool It rains. Answer Take a coat.' in text
 
 
 async def test_an_empty_panel_says_why(
