@@ -8,6 +8,7 @@ grammar, which would give it away.
 import csv
 import json
 import re
+import shutil
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -94,12 +95,33 @@ def train(journaled: Path, *words: str) -> str:
 def trained(journaled: Path, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What `--backend trl` leaves after a warm start and three steps of GRPO."""
     out = tmp_path_factory.mktemp("trained") / "out"
+    assert "3 steps of policy gradients" in train(journaled, *order(journaled, model, out))
+    return out
+
+
+def order(journaled: Path, model: Path, out: Path) -> list[str]:
+    """The words of the command that trains into a folder, or goes on there."""
     where = f"--backend trl --model {model} --lora {RANK} --out {out} --tier {world_file.TIER}"
     asked = f"--tasks {journaled}/tasks.jsonl --steps 3 --questions 2 --group 6 --micro 6 --completion 64 --rate 3e-4"
     imitated = f"--warm-start {journaled}/rollouts.jsonl --epochs 18 --batch 4 --imitation-rate 0.015"
-    said = train(journaled, *f"{where} {asked} {imitated} --every 1".split())
-    assert "3 steps of policy gradients" in said
-    return out
+    return f"{where} {asked} {imitated} --every 1".split()
+
+
+def test_an_interrupted_training_goes_on_from_its_last_checkpoint(
+    trained: Path, journaled: Path, model: Path, tmp_path: Path
+) -> None:
+    """As after a kill before the third step's checkpoint was written."""
+    copied = tmp_path / "out"
+    shutil.copytree(trained, copied)
+    shutil.rmtree(copied / "checkpoints" / "checkpoint-3")
+    shutil.rmtree(copied / "adapter")
+    said = train(journaled, *order(journaled, model, copied))
+    assert "going on from checkpoint-2" in said
+    rows = [list(csv.DictReader((one / "curve.csv").read_text().splitlines())) for one in (trained, copied)]
+    assert [row["step"] for row in rows[1]] == ["1", "2", "3"]
+    assert [row["reward"] for row in rows[0][:2]] == [row["reward"] for row in rows[1][:2]], "what was done stays done"
+    card = json.loads((copied / "card.json").read_text())
+    assert sum(card["plans_carried_out"].values()) == 2 * 6, "only the last step was carried out anew"
 
 
 def test_plans_are_rewarded_by_the_executor_and_move_the_adapter(trained: Path) -> None:
@@ -117,6 +139,10 @@ def test_plans_are_rewarded_by_the_executor_and_move_the_adapter(trained: Path) 
     assert set(card["weights_sha256"]) >= {"adapter_config.json", "adapter_model.safetensors"}
     assert set(card["base_sha256"]) >= {"config.json", "model.safetensors", "tokenizer.json"}
     assert card["software"]["trl"]
+    assert all(float(row["told"]) <= float(row["right"]) + float(row["wrong"]) for row in rows)
+    raw = (trained / "adapter" / "adapter_model.safetensors").read_bytes()
+    header = json.loads(raw[8 : 8 + int.from_bytes(raw[:8], "little")])
+    assert {one["dtype"] for name, one in header.items() if name != "__metadata__"} == {"F32"}, "bfloat16 would drift"
 
 
 def test_the_adapter_is_deployed_as_it_is_and_plans_for_the_service(
