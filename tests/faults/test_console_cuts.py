@@ -1,6 +1,7 @@
 """Pages of runs that go on, whose connection breaks anywhere: each equals a fresh page after every reconnect.
 
-`BATON_TEST_CUTS=1000 python -m pytest -m faults_suite tests/faults/test_console_cuts.py` breaks it more often.
+`BATON_TEST_CUTS=1000 python -m pytest --timeout=0 -m faults_suite tests/faults/test_console_cuts.py`
+breaks it more often.
 """
 
 import asyncio
