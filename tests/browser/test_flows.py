@@ -16,7 +16,7 @@ from tests.integration.installation import TREE, WORKERS
 from tests.stubs import Reply, Stall, ToolCall, plan_reply
 
 if TYPE_CHECKING:
-    from playwright.sync_api import BrowserContext, Locator, Page, Route
+    from playwright.sync_api import BrowserContext, Locator, Page
 
 WEATHER = {"name": "weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}}
 APPROVER = ("runs:read", "approvals:decide")
@@ -226,18 +226,6 @@ def test_a_run_that_begins_elsewhere_appears_in_the_list(page: "Page", service: 
         page.goto("/console/runs")
     run = service.caller.whole("baton-mini", "Who are you?")[1]["baton"]["run"]
     page.locator(f"#row-{run}").wait_for()
-
-
-def test_a_page_is_followed_though_a_script_of_it_comes_late(page: "Page") -> None:
-    held: list[Route] = []
-    page.route("**/hx-sse.min.js", lambda route: held.append(route))
-    with page.expect_request("**/hx-sse.min.js"):
-        page.goto("/console/runs", wait_until="commit")
-    page.wait_for_function("window.htmx")
-    for _ in range(2):  # every timer of the scripts before is served, and the request has come to this test
-        page.evaluate("new Promise(go => setTimeout(go))")
-    with page.expect_response(re.compile("[?&]live")):
-        held[0].continue_()
 
 
 def test_a_person_who_has_signed_out_must_sign_in_again(page: "Page") -> None:

@@ -48,6 +48,15 @@ def test_scripts_and_styles_are_light_and_licensed() -> None:
     assert {path.name for path in FILES.iterdir()} - set(ASSETS) == {"htmx_license.txt", "uplot_license.txt"}
 
 
+def test_htmx_begins_with_its_extensions_however_late_they_come() -> None:
+    """While the document is read it waits for the document's end; deferred, it begins when a timer ends, at which an
+    extension may not have come yet, so that the page is not followed."""
+    body = (TEMPLATES / "frame.html").read_text().partition("<body>")[2]
+    tags = re.findall(r"<script([^>]*)>", body)
+    assert [re.findall(r"static/([\w-]+)\.min\.js", tag) for tag in tags] == [["htmx"], ["hx-csp"], ["hx-sse"]]
+    assert not re.search(r"\b(defer|async|type)\b", " ".join(tags))
+
+
 @pytest.mark.parametrize("path", EVERY_TEMPLATE, ids=lambda path: path.name)
 def test_a_template_escapes_everything_and_has_no_code_in_attributes(path: Path) -> None:
     text = path.read_text()
