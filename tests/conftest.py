@@ -106,13 +106,26 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: places.get("/".join(item.path.parts[-2:]), len(LONGEST)))
 
 
-@pytest.fixture(autouse=True)
-def _same_logging() -> Iterator[None]:
-    """Undo each test's settings of log levels and handlers, which commands change."""
+@pytest.fixture(scope="session", autouse=True)
+def _first_logging() -> list[tuple[logging.Logger, int, list[logging.Handler]]]:
+    """The log levels and handlers before any test, and before any fixture that serves several tests."""
     loggers = [logging.getLogger(name) for name in (None, "app.store", *NOISY)]
-    before = [(one, one.level, one.handlers[:]) for one in loggers]
+    return [(one, one.level, one.handlers[:]) for one in loggers]
+
+
+@pytest.fixture(autouse=True)
+def _same_logging(_first_logging: list[tuple[logging.Logger, int, list[logging.Handler]]]) -> Iterator[None]:
+    """Undo each test's settings of log levels and handlers, which commands change, and those of its module's fixtures.
+
+    They are undone before the test as well, because a fixture of its module may have carried out a command.
+    """
+    _set_logging(_first_logging)
     yield
-    for one, level, handlers in before:
+    _set_logging(_first_logging)
+
+
+def _set_logging(wanted: list[tuple[logging.Logger, int, list[logging.Handler]]]) -> None:
+    for one, level, handlers in wanted:
         one.setLevel(level)
         one.handlers[:] = handlers
 
