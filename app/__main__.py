@@ -31,7 +31,7 @@ def main(arguments: Sequence[str] | None = None, environ: Mapping[str, str] = os
 
 
 def _command(module: str, *, alone: bool) -> Callable[[Asked, Mapping[str, str], Callable[[], float]], int]:
-    """What runs it. The one import by name: a command pays for what it uses, and not for the whole service.
+    """Import the function that runs a command, by name: a command pays for what it uses, and not for the whole service.
 
     What is imported is never garbage. Where the process is this command's `alone`, the collector never looks through
     it, now or later: that took a third of the time of a short command.

@@ -36,7 +36,7 @@ NEEDED: Final[Mapping[str, str]] = {
     "price": "its price",
     "further_plan": "an earlier plan of the run needed one",
 }
-"""What makes an approval necessary, by the API's word for it."""
+"""The words for each reason why a plan needs an approval, by its name in the API."""
 VISIBLE: Final = CONTROL | {code: f"[U+{code:04X}]" for code in (*DIRECTION, *HIDDEN)}
 INVISIBLE: Final = re.compile(f"[{''.join(map(chr, VISIBLE))}]")
 

@@ -28,7 +28,7 @@ class Figures:
     """Seconds of calls on the longest way to the answer: each round's planning, then its longest chain of steps."""
     calls: int = 0
     steps: int = 0
-    """That were begun."""
+    """The number of steps that were begun."""
     rounds: int = 0
     plan: str = ""
     """Hash of the accepted plans' workers and access lists; the words of subtasks do not count."""

@@ -21,7 +21,7 @@ from app.lab.training_options import Recipe
 
 Say = Callable[[str], None]
 PLAIN: Mapping[str, bool] = {"enable_thinking": False}
-"""What a chat template is told: models that can think before they answer write the plan at once."""
+"""The options of the chat template: a model that can think before it answers writes the plan at once."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ KEEP_ALIVE = 20.0
 """Seconds for which an idle connection is kept: less than what most servers and load balancers allow, so that a request
 is rarely sent into a connection that is being closed. (vLLM allows 5 by default; the guide sets it higher.)"""
 _RAISED = (httpx.HTTPError, aiohttp.ClientError, HttpProcessingError)
-"""What `AiohttpTransport` raises: some errors of aiohttp under a name of httpx, some as they are."""
+"""The errors that `AiohttpTransport` raises: it gives some of aiohttp's errors a class of httpx, and leaves others."""
 _HTTPX_ERRORS: tuple[tuple[type[Exception], type[httpx.TransportError]], ...] = (
     (aiohttp.ConnectionTimeoutError, httpx.ConnectTimeout),
     (aiohttp.ServerTimeoutError, httpx.ReadTimeout),

@@ -29,7 +29,7 @@ from app.core.run.trace import NO_TRACE, Trace
 SCHEMA = "https://opentelemetry.io/schemas/1.41.0"
 """The last version of the conventions that has the GenAI metrics below; the operation `plan` was added after it."""
 SIGNALS = ("TRACES", "METRICS")
-"""What may be exported, by the names in OpenTelemetry's variables."""
+"""The signals that may be exported, by their names in OpenTelemetry's environment variables."""
 SPAN_RUN, SPAN_PLAN, SPAN_CALL, SPAN_QUEUE = "invoke_workflow", "plan", "chat", "baton.queue"
 TOKEN_USAGE, OPERATION_DURATION = "gen_ai.client.token.usage", "gen_ai.client.operation.duration"
 TOKEN_BOUNDS = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536, 262144, 1048576, 4194304, 16777216, 67108864)

@@ -109,9 +109,9 @@ class RowCheck:
     _waiting: frozenset[tuple[str, str]] = frozenset()
     """Kind and id of what was changed in the last moments, after it was sealed; see `_is_changing`."""
     _changing: list[str] = field(default_factory=list)
-    """What was sealed before, and has changed since."""
+    """Names of the rows that were changed after they were sealed, and not sealed again yet: a kind and an id each."""
     _books: Books = field(default_factory=Books)
-    """What the accounts of budgets have spent, by the outcomes of calls."""
+    """The money that each account of a budget must have spent, added up from the outcomes of calls."""
     _undated: int = 0
     """Runs whose content was erased by a release that did not note when."""
 
@@ -177,7 +177,7 @@ class RowCheck:
         self.report.events += len(run.events)
         self.report.erased += run.row["salt"] is None
         entries = self._entries(run.entries)
-        held = self._calls(run)
+        held = self._settle_calls(run)
         if not entries:
             if self._is_new(run.row["created_at"]):
                 self.report.pending += 1
@@ -306,9 +306,12 @@ class RowCheck:
         elif row["salt"] is None and not entries:
             self._add("surplus", thing, "its content was erased, and the erasure was never sealed", last.place)
 
-    def _calls(self, run: SealedRun) -> Mapping[str, int]:
-        """What the row of a run must hold, that of its calls without an outcome; nothing if an event cannot be read,
-        which is a finding. What the others cost is added to the accounts of budgets that they name."""
+    def _settle_calls(self, run: SealedRun) -> Mapping[str, int]:
+        """Add the cost of a run's finished calls to the accounts of budgets that they name, and return the amounts that
+        the run's row must hold for the calls that go on.
+
+        The result is empty if an event cannot be read, which is a finding elsewhere.
+        """
         kinds = [event[1] for event in run.events]
         if run.row["budgets"] is None and kinds.count(INTENT) == kinds.count(OUTCOME):
             return dict.fromkeys(HELD, 0)

@@ -17,7 +17,7 @@ Alignment = Literal["subtask", "worker", "place", "alone"]
 Hash = Callable[[str], str]
 """The hash of a text that is given by its ref; empty where the text may not be read, or was erased."""
 Key = Callable[[str, StepFigures, Hash], object]
-"""What steps must have in common to be matched, from the place of one, its figures and the hashes of its run."""
+"""A function of a step's place, its figures and the hashes of its run. Steps with equal results are aligned."""
 DIGITS: Final = 6
 """Decimal places of seconds."""
 
@@ -38,7 +38,8 @@ class AlignedSteps:
     """None where a text is missing, was erased, or may not be read."""
     only_first: tuple[str, ...] = ()
     only_second: tuple[str, ...] = ()
-    """What only one of the two was granted: `user`, and places of steps in its own run. Aligned steps count as one."""
+    """The grants that only one of the two steps has: `user`, and places of steps in its own run. Aligned steps count as
+    one."""
 
     def differs(self) -> tuple[str, ...]:
         """The names of what is different: `worker`, `state`, `access`, `tokens`, `cost`, `output`."""

@@ -554,7 +554,7 @@ class StepFailed(Fact):
     n: int
     error: str
     deliveries: int | None = optional(None)
-    """How many engines fell silent over it, if that is why it is given up."""
+    """The number of engines that fell silent while they executed it, if it is given up for that reason."""
     left: float | None = optional(None)
     """Seconds that were left of the run, if no worker could be called."""
     passed_over: PassedOver = optional(())

@@ -204,7 +204,7 @@ class RunState:
 
     @property
     def topology(self) -> str:
-        """That of the latest workflow; empty before there is one."""
+        """The topology of the latest workflow; empty before there is one."""
         return next((one.topology for one in reversed(self.proposals) if one.topology), "")
 
     @property

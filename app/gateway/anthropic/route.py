@@ -35,7 +35,7 @@ from app.gateway.openapi import message_replies, operations
 from app.gateway.wire.baton_options import order_of, resolve_tier
 
 PREFIX: Final = "/v1/messages"
-"""Where errors have Anthropic's shape, and replies Anthropic's name for their id."""
+"""The beginning of the paths whose errors have Anthropic's shape, and whose replies name their id as Anthropic does."""
 SCHEMAS: Final[operations.Schemas] = {
     "MessagesRequest": lambda: operations.request_schema(MessagesRequest, "MessagesRequest"),
     "TokenCountRequest": lambda: operations.request_schema(TokenCountRequest, "TokenCountRequest"),

@@ -71,7 +71,7 @@ def of_plan(error: PlanRejected) -> InvalidRequest:
 
 
 def _all(reasons: Sequence[str]) -> str:
-    """As many whole reasons as fit, and how many more there are."""
+    """Join as many whole reasons as fit into an error message, and count the others."""
     shown: list[str] = []
     room = LONGEST - 100
     for reason in reasons:

@@ -138,7 +138,7 @@ class ResponseText(Reply):
 
     format: dict[str, Any]
     verbosity: Literal["low", "medium", "high"] | None = None
-    """As it was sent; absent where it was not."""
+    """The verbosity that the request asked for; absent if it asked for none."""
 
 
 class ResponseObject(Reply):

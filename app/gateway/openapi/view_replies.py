@@ -58,7 +58,7 @@ class GraphNode(Reply):
     number: int | None
     """The number of the proposal or of the step."""
     state: str
-    """That of the run, the proposal or the step. A plan that waits for an approval is `awaiting_approval`."""
+    """The state of the run, the proposal or the step. A plan that waits for an approval is `awaiting_approval`."""
     worker: str | None
     """The worker that has the step, or the model that planned."""
     planned_worker: str | None

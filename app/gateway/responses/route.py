@@ -198,7 +198,7 @@ def _reads(router: APIRouter, context: GatewayContext, keys: Keys, idempotency: 
     async def get_response(
         response: ResponseId, options: Annotated[query.ResponseOptions, Query()], caller: reader, request: Request
     ) -> Response:
-        """As it stands, or its whole stream again. `Last-Event-ID` counts before `starting_after`."""
+        """Return the response as it stands, or stream it again. `Last-Event-ID` counts before `starting_after`."""
         found = await _stored(context, response, caller)
         if not options.stream:
             return _json(reply.whole(found.subject, found.ended))

@@ -27,7 +27,7 @@ from app.store.protocol import METADATA_TAG, Place, RunQuery, RunRow
 
 SCHEMAS: Final[operations.Schemas] = {"RunListEvent": lambda: operations.event_schema(run_replies.RunListEvent)}
 COUNTED: Final = 10_000
-"""How far runs are counted: a count costs a look at each run that it counts."""
+"""The highest count of a list's runs: counting takes a look at each of them."""
 JSON: Final = "application/json"
 PING: Final = b": ping\n"
 Shown = dict[str, Any]

@@ -19,7 +19,7 @@ MOST_CALLS: Final = 50_000
 MOST_BUDGETS: Final = 30
 """The most budgets of an overview: each is looked up by itself."""
 MOST_QUEUED: Final = 10_000
-"""How far the queue is counted."""
+"""The highest count of waiting tickets."""
 PERIODS: Final[Mapping[str, tuple[float, int]]] = {
     "hour": (3_600.0, 12),
     "day": (86_400.0, 24),

@@ -296,7 +296,8 @@ class Learner:
         yield self._evidence_of_cards()
 
     def _evidence_of_cards(self) -> tuple[float, Array, Array, Array]:
-        """The same of cards, a row for each worker and domain."""
+        """The log chance of the pass rates on cards, and its derivatives and weights as of a batch, with a row for each
+        worker and domain."""
         cards = [worker.card for worker in workers(unseen=False)]
         members, domains = np.divmod(np.arange(len(cards) * len(DOMAINS)), len(DOMAINS))
         figures = self._copied(len(members))

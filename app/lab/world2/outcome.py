@@ -177,7 +177,10 @@ class Rewards:
         return self._chances[key].reshape([self._cases, *shown])
 
     def _chance(self, asked: "_Asked", reasons: bool, at_once: int, plan: int | None, digest: int | None) -> Array:
-        """The same by case and worker. `digest` is None where the task itself is seen."""
+        """The chance that each worker (column) solves the part in each case (row).
+
+        `digest` is 1 if the digest that the step reads is good and 0 if it is not, None where the step sees the task.
+        """
         known, domain = self._known, asked.family.domain
         logits = self._ability + self._edges[:, :, domain] - asked.family.difficulty - known.load * (at_once - 1)
         logits = logits + (known.reason[domain] if reasons else 0.0)

@@ -40,7 +40,7 @@ from app.core.pool.rules import Match, Rule
 from app.process.config.settings import url_problem
 
 ALL = "*"
-"""What `pool = "all"` becomes; no worker can be called that."""
+"""The entry that stands for all workers, in place of `pool = "all"`; no worker can have this name."""
 EFFORTS: tuple["Effort", ...] = ("minimal", "low", "medium", "high", "xhigh", "max")
 DEAREST = Decimal(10_000)
 """USD per million tokens; more is taken for a slip of the decimal point."""

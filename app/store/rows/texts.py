@@ -57,7 +57,7 @@ class StoredParts:
     """Its row in `shared_contents`."""
     texts: Sequence[Row]
     thread: str
-    """Where an answer to it belongs; empty if it has no head."""
+    """The id of the thread to which an answer to it belongs; empty if it has no head."""
 
 
 def lock_of(owner: str) -> int:
@@ -181,7 +181,8 @@ def erase(conn: Connection, runs: Sequence[str]) -> None:
 
 
 def _chains_to_erase(named: Sequence[str]) -> Select[Any]:
-    """Those of these texts that nothing names and no text follows, each with the texts before it that only it needs.
+    """Select from these texts those that nothing names and no text follows, each with the texts before it that only it
+    needs.
 
     A text that two erased ones follow is left for the next statement.
     """

@@ -109,7 +109,7 @@ class _Run:
     notify_turn: int | None = None
     revision: int = 0
     thread: str | None = None
-    """Where the texts of its outputs belong, if its contents are shared (see `rows/texts.py`)."""
+    """The id of the thread to which its outputs belong, if its contents are shared (see `rows/texts.py`)."""
     budgets: str | None = None
     """A JSON array of the accounts in which its holds are reserved; None where there are none."""
     tenant: str = ""
