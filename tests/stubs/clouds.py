@@ -108,23 +108,20 @@ def exception(name: str) -> bytes:
     )
 
 
-class TokenStub:
-    """`async with TokenStub() as tokens:` answers the libraries that fetch tokens.
-
-    `/msi/token` is the managed identity of Azure's App Service, and `/token` Google's token endpoint.
-    """
+class _LocalServer:
+    """`async with server:` serves its routes at `url`, on a free port of this machine."""
 
     def __init__(self) -> None:
         self._runner: web.AppRunner | None = None
         self.url = ""
         self.requests: list[Received] = []
-        self.fields: list[Mapping[str, str]] = []
-        """The query or the form of each request."""
+
+    def _routes(self) -> list[web.RouteDef]:
+        raise NotImplementedError
 
     async def __aenter__(self) -> Self:
         app = web.Application()
-        app.router.add_get("/msi/token", self._managed_identity)
-        app.router.add_post("/token", self._service_account)
+        app.router.add_routes(self._routes())
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
         await self._runner.setup()
         await web.TCPSite(self._runner, "127.0.0.1", 0).start()
@@ -134,6 +131,21 @@ class TokenStub:
     async def __aexit__(self, *failure: object) -> None:
         if self._runner is not None:
             await self._runner.cleanup()
+
+
+class TokenStub(_LocalServer):
+    """`async with TokenStub() as tokens:` answers the libraries that fetch tokens.
+
+    `/msi/token` is the managed identity of Azure's App Service, and `/token` Google's token endpoint.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fields: list[Mapping[str, str]] = []
+        """The query or the form of each request."""
+
+    def _routes(self) -> list[web.RouteDef]:
+        return [web.get("/msi/token", self._managed_identity), web.post("/token", self._service_account)]
 
     async def _managed_identity(self, request: web.Request) -> web.StreamResponse:
         self._note(request, dict(request.query))
@@ -155,31 +167,19 @@ class TokenStub:
         return f"{kind}-{len(self.requests)}"
 
 
-class CloudStub:
+class CloudStub(_LocalServer):
     """`async with CloudStub(check) as cloud:` answers at every path that it knows, if `check` finds nothing wrong."""
 
     def __init__(self, check: Check) -> None:
+        super().__init__()
         self._check = check
-        self._runner: web.AppRunner | None = None
-        self.url = ""
-        self.requests: list[Received] = []
         self.replies: list[Reply] = []
         """The next answers; then plain ones."""
         self.tail: bytes | None = None
         """What ends an event stream in place of its last event."""
 
-    async def __aenter__(self) -> Self:
-        app = web.Application()
-        app.router.add_post("/{path:.*}", self._answer)
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
-        await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
-        self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
-        return self
-
-    async def __aexit__(self, *failure: object) -> None:
-        if self._runner is not None:
-            await self._runner.cleanup()
+    def _routes(self) -> list[web.RouteDef]:
+        return [web.post("/{path:.*}", self._answer)]
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         headers = tuple((name.decode(), value.decode("latin-1")) for name, value in request.raw_headers)
