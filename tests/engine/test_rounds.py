@@ -257,15 +257,19 @@ def _sent(stub: ProviderStub) -> list[dict[str, Any]]:
     return [call.json for worker in SAYS for call in stub.of(worker)]
 
 
-async def test_words_of_a_lost_last_round_are_not_continued(stub: ProviderStub, opened: Runtime) -> None:
-    """A caller who heard half of the last round's answer does not hear the former round's as if it went on."""
-    first, second = plan_text((0, "One", ["user"])), plan_text((0, "Two", ["user"]))
-    limits = narrowed(opened, "baton-deep", rounds=2, attempts=1)
-    plans(stub, first, second)
+async def broken_second_round(stub: ProviderStub, opened: Runtime, fault: Stall | Truncate, seconds: float) -> Outcome:
+    """A run whose second and last round breaks off behind its first words."""
+    limits = narrowed(opened, "baton-deep", rounds=2, attempts=1, seconds=seconds)
+    plans(stub, plan_text((0, "One", ["user"])), plan_text((0, "Two", ["user"])))
     for worker in SAYS:
         stub.script(worker, Reply(chunks=("The first answer.",)))
-        stub.always(worker, Reply(chunks=("The second", " one"), fault=Truncate(after=1)))
-    outcome = await run(opened, limits=limits, streams=True)
+        stub.always(worker, Reply(chunks=("The second", " one"), fault=fault))
+    return await run(opened, limits=limits, streams=True)
+
+
+async def test_words_of_a_lost_last_round_are_not_continued(stub: ProviderStub, opened: Runtime) -> None:
+    """A caller who heard half of the last round's answer does not hear the former round's as if it went on."""
+    outcome = await broken_second_round(stub, opened, Truncate(after=1), seconds=30.0)
     state = outcome.ended.state
     assert (state.state, end_of(state).step, end_of(state).stopped) == ("succeeded", 0, "worker_truncated")
     assert outcome.said == ["The second"]
@@ -274,13 +278,7 @@ async def test_words_of_a_lost_last_round_are_not_continued(stub: ProviderStub, 
 
 
 async def test_words_of_a_last_round_that_is_out_of_time_are_the_answer(stub: ProviderStub, opened: Runtime) -> None:
-    first, second = plan_text((0, "One", ["user"])), plan_text((0, "Two", ["user"]))
-    limits = narrowed(opened, "baton-deep", rounds=2, attempts=1, seconds=4.0)
-    plans(stub, first, second)
-    for worker in SAYS:
-        stub.script(worker, Reply(chunks=("The first answer.",)))
-        stub.always(worker, Reply(chunks=("The second", " one"), fault=Stall(after=1)))
-    outcome = await run(opened, limits=limits, streams=True)
+    outcome = await broken_second_round(stub, opened, Stall(after=1), seconds=4.0)
     state = outcome.ended.state
     assert (state.state, end_of(state).step, outcome.said) == ("succeeded", 1, ["The second"])
     assert outcome.ended.error is None
