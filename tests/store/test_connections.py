@@ -151,7 +151,8 @@ async def test_what_is_kept_makes_room_for_who_needs_one(migrated_postgres_url: 
     async with opened(migrated_postgres_url, 2) as runner:
         before = await pids(runner, 2)
         async with asyncio.timeout(PATIENCE_SECONDS):
-            assert set(await asyncio.gather(runner.read(plain), runner.read(plain))) == before
+            # The second may begin when the first has ended, and then takes the same connection.
+            assert set(await asyncio.gather(runner.read(plain), runner.read(plain))) <= before
 
 
 async def test_who_waits_comes_before_who_asks_next(migrated_postgres_url: str) -> None:
