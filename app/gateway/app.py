@@ -28,13 +28,13 @@ from app.gateway.anthropic import reply as anthropic_reply
 from app.gateway.anthropic import route as messages
 from app.gateway.chat import completions
 from app.gateway.chat import route as chat
-from app.gateway.http import fault, health, request_span
+from app.gateway.http import fault, health
 from app.gateway.http.admission import Admission, Idempotency
 from app.gateway.http.auth import Keys
 from app.gateway.http.context import GatewayContext
 from app.gateway.http.cross_origin import CrossOrigin
 from app.gateway.http.ingress import Direct
-from app.gateway.http.request_log import CLIENT_CLOSED, RequestLog, route_of
+from app.gateway.http.request_log import CLIENT_CLOSED, RequestLog, end_span, route_of, start_span
 from app.gateway.openapi import docs_page, operations, root
 from app.gateway.plans import route as plans
 from app.gateway.responses import route as responses
@@ -227,7 +227,7 @@ class Frontdoor:
         scope["baton.headers"] = headers
         scope["baton.status"] = 0
         scope["baton.log"] = log = RequestLog(request_id.decode(), self._context.tick())
-        span = request_span.start(self._context.tracing, scope)
+        span = start_span(self._context.tracing, scope)
 
         async def out(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -245,7 +245,7 @@ class Frontdoor:
             await self._inner(scope, receive, out)
         finally:
             log.write(self._context.telemetry, scope, self._context.tick())
-            request_span.end(span, scope)
+            end_span(span, scope)
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Route the request; whatever is raised becomes a reply, unless one has begun."""

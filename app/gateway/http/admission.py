@@ -46,11 +46,11 @@ from app.errors import (
     RunUndecided,
     StoreUnavailable,
 )
-from app.gateway.http import fault, request_span
+from app.gateway.http import fault
 from app.gateway.http.api_keys import Caller
 from app.gateway.http.context import GatewayContext
 from app.gateway.http.rate_limits import Headers, RateLimiter
-from app.gateway.http.request_log import RequestLog
+from app.gateway.http.request_log import SPAN_KEY, RequestLog, link_run
 from app.store.protocol import TAKEN, IdempotencyRecord, KeyRow, TenantStore
 
 BUSY_RETRY = 1.0
@@ -250,7 +250,7 @@ class Idempotency:
         headers.append((b"x-baton-run", run.encode()))
         log: RequestLog = request.scope["baton.log"]
         log.follow(driven)
-        request_span.belongs_to(request.scope, driven.state)
+        link_run(request.scope, driven.state)
         left = driven.state.deadline - self._context.now()
         return Begun(driven, permit, max(left, 0.0), log, after)
 
@@ -293,7 +293,7 @@ class Idempotency:
 
     async def _begin(self, request: Request, caller: Caller, order: Order, once: IdempotencyRecord | None) -> Begun:
         headers = request.scope["baton.headers"]
-        trace = request.scope[request_span.KEY].trace
+        trace = request.scope[SPAN_KEY].trace
         order = changed(order, request_id=headers[0][1].decode(), key_name=caller.key.name, trace=trace)
         if once is not None:
             until = self._context.now() + order.limits.seconds + self._context.remembered
@@ -312,7 +312,7 @@ class Idempotency:
         headers.append((b"x-baton-run", driven.run.encode()))
         log: RequestLog = request.scope["baton.log"]
         log.follow(driven)
-        request_span.belongs_to(request.scope, driven.state)
+        link_run(request.scope, driven.state)
         return Begun(driven, permit, order.limits.seconds, log)
 
     async def _start(self, order: Order, permit: Permit) -> FollowedRun:

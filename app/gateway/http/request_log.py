@@ -1,30 +1,42 @@
-"""The facts of an HTTP request at its end, for its one line in the log and for the metrics of requests.
+"""The traces that an HTTP request leaves: its one line in the log, the metrics of requests, and its span.
 
-`Frontdoor` makes a `RequestLog` for each request and puts it into the request's scope as `baton.log`; whoever learns
-something of the request notes it there. Nothing that a caller sends gets into it but the request's id, whose form is
-checked.
+`Frontdoor` makes a `RequestLog` and a span for each request and puts both into the request's scope, as `baton.log` and
+`baton.span`; whoever learns something of the request notes it there. Nothing that a caller sends gets into the line but
+the request's id, whose form is checked. The span follows OpenTelemetry's conventions for servers and stands below the
+span that the caller names; the request's headers, query and body, and the addresses of callers, are not in it.
 """
 
 from collections.abc import MutableMapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
+
+from opentelemetry.trace import SpanKind
 
 from app.core.pool.catalog import MILLION
+from app.core.run.state import RunState
+from app.core.run.trace import NO_TRACE, continued
 from app.engine.delivery.messages import FollowedRun, TurnEnd
 from app.errors import BatonError, OverQuota
+from app.network.tracing import Span, Tracing, received
 from app.store.protocol import KeyRow
 from app.telemetry import Telemetry
 
 UNMATCHED = "unmatched"
 """The route of a request for which there is none."""
-METHODS = {"GET": "read", "HEAD": "read", "OPTIONS": "read"}
-"""The classes of methods; all others are `write`."""
+METHOD_CLASSES = {"GET": "read", "HEAD": "read", "OPTIONS": "read"}
+"""The classes of methods in metrics; all others are `write`."""
 TEXT = 128
 """Characters of a name in a line."""
 CLIENT_CLOSED = 499
 OVERLOADED = 503
 REASONS = 100
 """Most reasons of refusals that are counted apart. They are codes of our own errors, of which there are fewer."""
+PROBES: Final = frozenset({"/healthz", "/readyz", "/metrics"})
+"""Paths that are asked every few seconds and belong to no request of a caller."""
+SPAN_KEY: Final = "baton.span"
+"""The key of the span in the scope of a request."""
+METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+"""Methods that spans name; others are `_OTHER`, as the conventions have it."""
 
 
 @dataclass(slots=True)
@@ -79,7 +91,8 @@ class RequestLog:
         status, route, method = scope["baton.status"], route_of(scope), scope["method"]
         seconds = tick - self.began
         telemetry.count("baton_requests_total", route, str(status))
-        telemetry.observe("baton_request_seconds", seconds, route, METHODS.get(method, "write"), f"{status // 100}xx")
+        kind = METHOD_CLASSES.get(method, "write")
+        telemetry.observe("baton_request_seconds", seconds, route, kind, f"{status // 100}xx")
         count_refusal(telemetry, status, self.limit or self.code)
         fields: dict[str, object] = {
             "request": self.id,
@@ -115,3 +128,58 @@ def count_refusal(telemetry: Telemetry, status: int, reason: str) -> None:
 def route_of(scope: MutableMapping[str, Any]) -> str:
     """The route's template, never the path itself: metric labels come from closed sets."""
     return getattr(scope.get("route"), "path", UNMATCHED)
+
+
+# -- the span
+
+
+def start_span(tracing: Tracing, scope: MutableMapping[str, Any]) -> Span:
+    """Start the span of a request and put it into its scope."""
+    if scope["path"] in PROBES:
+        span = Span(NO_TRACE)
+    elif not tracing.exports:
+        span = Span(received(scope["headers"]))
+    else:
+        span = _server_span(tracing, scope)
+    scope[SPAN_KEY] = span
+    return span
+
+
+def _server_span(tracing: Tracing, scope: MutableMapping[str, Any]) -> Span:
+    method = _named_method(scope)
+    attributes: dict[str, str | int] = {"http.request.method": method, "url.scheme": scope.get("scheme", "http")}
+    if scope.get("http_version"):
+        attributes["network.protocol.version"] = scope["http_version"]
+    if server := scope.get("server"):
+        attributes["server.address"] = server[0]
+        if server[1] is not None:
+            attributes["server.port"] = server[1]
+    return tracing.start(method, received(scope["headers"]), attributes, kind=SpanKind.SERVER)
+
+
+def end_span(span: Span, scope: MutableMapping[str, Any]) -> None:
+    """End it with the route and the status of the reply; a status of 500 or more is an error."""
+    if not span.is_recording:
+        return span.end()
+    status, route = scope["baton.status"], getattr(scope.get("route"), "path", None)
+    attributes: dict[str, str | int] = {"baton.request": scope["baton.headers"][0][1].decode()}
+    if route is not None:  # the path of a request that fits no route may be anything
+        span.rename(f"{_named_method(scope)} {route}")
+        attributes |= {"http.route": route, "url.path": scope["path"]}
+    if status:
+        attributes["http.response.status_code"] = status
+    span.set(attributes)
+    return span.end(str(status or 500) if not 0 < status < 500 else "")
+
+
+def link_run(scope: MutableMapping[str, Any], state: RunState) -> None:
+    """Note the run that a request began or follows, with a link if the run belongs to another trace."""
+    span: Span = scope[SPAN_KEY]
+    if span.is_recording:
+        span.set({"baton.run": state.run})
+        span.link(continued(state.admitted.trace, state.turn.trace))
+
+
+def _named_method(scope: MutableMapping[str, Any]) -> str:
+    method: str = scope["method"]
+    return method if method in METHODS else "_OTHER"
