@@ -3,7 +3,7 @@
 It answers `/console`, leads browsers from `/` there, and gives every other request to the API untouched.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -87,12 +87,17 @@ class Console:
         )
         self._pages.router.redirect_slashes = False
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one connection's request."""
-        if scope["type"] == "http" and self._has_people and scope["path"] in LOGINS and _is_browser(scope):
-            return await self._log_in(scope, receive, send)
-        if scope["type"] != "http" or not _is_page(scope):
-            return await self._api(scope, receive, send)
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        """Serve one connection's request. One for the API is the API's alone: nothing of the console runs beside it."""
+        if scope["type"] != "http":
+            return self._api(scope, receive, send)
+        if self._has_people and scope["path"] in LOGINS and _is_browser(scope):
+            return self._log_in(scope, receive, send)
+        if _is_page(scope):
+            return self._show_page(scope, receive, send)
+        return self._api(scope, receive, send)
+
+    async def _show_page(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await self._pages(scope, receive, send)
         except Exception as error:  # Starlette raises it again behind the page that says so

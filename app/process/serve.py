@@ -263,6 +263,7 @@ def _server(opened: Runtime, app: ASGIApp, host: str, port: int) -> "Server":
         app,
         host=host,
         port=port,
+        interface="asgi3",  # uvicorn would guess it only from an `async def __call__`, which the console has not
         http=connection(opened.gateway),
         log_config=None,
         access_log=False,
