@@ -20,6 +20,7 @@ from app.core.run.events import (
     CallFinished,
     CallIntended,
     Event,
+    Fact,
     Kind,
     PlanAccepted,
     PlanOpened,
@@ -37,7 +38,6 @@ from app.core.run.events import (
     StepSkipped,
     StepToolResults,
 )
-from app.core.run.facts import Fact
 from app.core.run.graph import graph
 from app.core.run.instant import Instant, instant, snapshot
 from app.core.run.kinds import ENDED

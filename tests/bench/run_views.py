@@ -16,8 +16,7 @@ import orjson
 
 from app.core.message.chat import Usage
 from app.core.plan.workflow import Access
-from app.core.run.events import CallIntended, Event, Kind, PlanAccepted, PlanOpened, PlanStep, StepQueued
-from app.core.run.facts import Fact
+from app.core.run.events import CallIntended, Event, Fact, Kind, PlanAccepted, PlanOpened, PlanStep, StepQueued
 from app.core.run.graph import graph
 from app.core.run.instant import instant, snapshot
 from app.core.run.timeline import timeline

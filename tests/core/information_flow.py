@@ -19,6 +19,8 @@ from app.core.run import drafts
 from app.core.run.events import (
     CallFinished,
     CallIntended,
+    Fact,
+    NamedCall,
     RunAdmitted,
     RunAwaitingTool,
     RunResumed,
@@ -28,7 +30,6 @@ from app.core.run.events import (
     StepSkipped,
     StepToolResults,
 )
-from app.core.run.facts import Fact, NamedCall
 from app.core.run.labels import Flow, conversation, reading_of, refusals
 from app.core.run.progress import Propose
 from app.core.run.state import RunState, Turn, tentative

@@ -18,6 +18,8 @@ from app.core.run.events import (
     CallFinished,
     CallIntended,
     Event,
+    Fact,
+    NamedCall,
     PlanOpened,
     RunAdmitted,
     RunCancelAsked,
@@ -27,7 +29,6 @@ from app.core.run.events import (
     StepQueued,
     StepToolResults,
 )
-from app.core.run.facts import Fact, NamedCall
 from app.core.run.progress import (
     Await,
     Command,

@@ -11,8 +11,7 @@ from app.core.pool.catalog import ApprovalRule, Catalog, ConductorSpec, Limits, 
 from app.core.pool.rules import Match, Rule
 from app.core.run import approvals, drafts
 from app.core.run.bill import spendable
-from app.core.run.events import Kind, RunAdmitted, RunApproved, RunRefused
-from app.core.run.facts import Fact
+from app.core.run.events import Fact, Kind, RunAdmitted, RunApproved, RunRefused
 from app.core.run.progress import AwaitApproval, DropPlan, Finish, Propose, Queue, decide
 from app.core.run.state import RunState, fold
 from tests.core.play import admission, numbered

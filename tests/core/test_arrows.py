@@ -11,6 +11,7 @@ from app.core.run import drafts, kinds
 from app.core.run.events import (
     TERMINAL,
     Event,
+    Fact,
     Kind,
     RunAdmitted,
     RunApprovalExpired,
@@ -21,11 +22,9 @@ from app.core.run.events import (
     StepToolResults,
     fact_from_json,
 )
-from app.core.run.facts import Fact
 from app.core.run.kinds import AFTER_THE_END, ENDED, OUTCOMES, RUN_ARROWS, RUN_STATES, STEP_ARROWS
 from app.core.run.progress import Propose
-from app.core.run.state import Call, Proposal, RunState, StepState, advance, fold
-from app.core.run.state_records import Exchange
+from app.core.run.state import Call, Exchange, Proposal, RunState, StepState, advance, fold
 from tests.core.play import POOL, admission, called, done, failed, intent, numbered, outcome, resumed
 
 STEP_KINDS = {

@@ -6,8 +6,7 @@ from app.core.message.chat import Usage
 from app.core.plan.workflow import Access
 from app.core.rating.comparison import Comparison, Recipient, compare, figures, paired, unknown
 from app.core.rating.feedback import Feedback
-from app.core.run.events import Event, PlanAccepted, PlanOpened, PlanRejected, PlanStep, RunSucceeded, StepQueued
-from app.core.run.facts import Fact
+from app.core.run.events import Event, Fact, PlanAccepted, PlanOpened, PlanRejected, PlanStep, RunSucceeded, StepQueued
 from tests.core.play import admission, done, intent, numbered, outcome
 
 

@@ -7,8 +7,7 @@ import pytest
 from app.core.plan.workflow import CONDUCTOR, Access, Step
 from app.core.pool.catalog import Limits
 from app.core.run import drafts, position
-from app.core.run.events import Event, Kind, fact_from_json
-from app.core.run.facts import Fact
+from app.core.run.events import Event, Fact, Kind, fact_from_json
 from app.core.run.kinds import Mode
 from app.core.run.position import Position
 from app.core.run.progress import (

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from app.core.pool.catalog import Limits
-from app.core.run.events import CLASSES, Event, Kind, fact_from_json
-from app.core.run.facts import Fact
+from app.core.run.events import CLASSES, Event, Fact, Kind, fact_from_json
 from app.core.run.state import RunState, admit, advanced, fold
 from tests.core.journals import FOLDER, summary
 from tests.core.test_arrows import DRAFTS

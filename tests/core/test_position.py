@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 
 from app.core.run import drafts, position
-from app.core.run.events import Kind
-from app.core.run.facts import Fact
+from app.core.run.events import Fact, Kind
 from app.core.run.position import ATTEMPT, DONE, Position
 from app.core.run.progress import give_up
 from app.core.run.state import RunState, StepState, fold

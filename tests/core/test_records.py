@@ -12,8 +12,7 @@ from app.core.plan.workflow import Access
 from app.core.pool.breaker import Breaker
 from app.core.records import changed
 from app.core.run.progress import Propose
-from app.core.run.state import Call, Proposal, RunState, StepState, Turn
-from app.core.run.state_records import Exchange
+from app.core.run.state import Call, Exchange, Proposal, RunState, StepState, Turn
 from app.stepqueue.protocol import Ticket
 from app.store.protocol import Entry, Outbox
 

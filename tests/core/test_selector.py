@@ -20,8 +20,7 @@ from app.core.rating.features import COUNTED, SKETCH, WIDTH, Features, features,
 from app.core.rating.feedback import Feedback
 from app.core.rating.posterior import FIRST_LOG_ODDS, Estimate, Posterior, Rating, estimates, faded, learned
 from app.core.rating.posterior import from_json as read
-from app.core.run.events import CallIntended, Event, PlanAccepted, PlanOpened, PlanStep
-from app.core.run.facts import Fact
+from app.core.run.events import CallIntended, Event, Fact, PlanAccepted, PlanOpened, PlanStep
 
 DAY = 86_400.0
 

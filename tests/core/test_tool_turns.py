@@ -10,8 +10,7 @@ from app.core.message.tools import mint
 from app.core.plan.workflow import Access, Step
 from app.core.run import drafts
 from app.core.run.bill import bill
-from app.core.run.events import Kind, StepToolResults, fact_from_json
-from app.core.run.facts import Fact
+from app.core.run.events import Fact, Kind, StepToolResults, fact_from_json
 from app.core.run.progress import Await, Finish, Queue, confirmed, decide
 from app.core.run.state import NO_RESULTS, RunState
 from app.core.run.tool_results import Returned, latest, portions, returned, standing

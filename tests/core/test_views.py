@@ -8,8 +8,7 @@ import pytest
 
 from app.core.message.chat import Usage
 from app.core.plan.workflow import Access
-from app.core.run.events import CallFinished, CallIntended, Event, PlanAccepted, PlanOpened, PlanStep, StepQueued
-from app.core.run.facts import Fact
+from app.core.run.events import CallFinished, CallIntended, Event, Fact, PlanAccepted, PlanOpened, PlanStep, StepQueued
 from app.core.run.graph import Edge, Graph, graph
 from app.core.run.instant import Instant, instant, snapshot
 from app.core.run.layout import Place, layout

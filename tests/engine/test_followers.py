@@ -20,14 +20,15 @@ from app.core.run.events import (
     CallFinished,
     CallIntended,
     Event,
+    Fact,
     Kind,
+    NamedCall,
     RunAwaitingTool,
     StepAwaitingTool,
     StepDone,
     StepToolResults,
     fact_from_json,
 )
-from app.core.run.facts import Fact, NamedCall
 from app.core.run.position import Position
 from app.core.run.state import fold
 from app.engine.calls.attempt import Reply

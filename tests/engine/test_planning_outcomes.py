@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from app.core.run.events import Kind
-from app.core.run.facts import Fact
+from app.core.run.events import Fact, Kind
 from app.engine.steps import pending_outcomes
 from app.errors import StoreUnavailable, WorkerUnavailable
 from app.store.protocol import Appended, Entry

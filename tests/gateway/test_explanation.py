@@ -14,8 +14,7 @@ import pytest
 from app.core.pool.catalog import Card, Price, Worker
 from app.core.rating.decision import LAYER
 from app.core.rating.feedback import Feedback
-from app.core.run.events import Event, PlanAccepted, PlanOpened, PlanStep, RunAdmitted
-from app.core.run.facts import Fact
+from app.core.run.events import Event, Fact, PlanAccepted, PlanOpened, PlanStep, RunAdmitted
 from app.core.run.state import RunState
 from app.gateway.runs import explanation_words
 from app.gateway.runs.explanation import explained

@@ -5,8 +5,7 @@ from typing import Any
 
 import orjson
 
-from app.core.run.events import Kind
-from app.core.run.facts import Fact
+from app.core.run.events import Fact, Kind
 
 
 class Raw(Fact):

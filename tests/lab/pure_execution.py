@@ -13,8 +13,7 @@ from app.core.plan.visibility import Seen, compose, granted
 from app.core.plan.workflow import Step
 from app.core.pool.catalog import Limits
 from app.core.run import drafts
-from app.core.run.events import CallFinished, CallIntended, Event, RunAdmitted, StepDone, StepQueued
-from app.core.run.facts import Fact
+from app.core.run.events import CallFinished, CallIntended, Event, Fact, RunAdmitted, StepDone, StepQueued
 from app.core.run.progress import Finish, Propose, Queue, Skip, decide
 from app.core.run.state import RunState, advance, begin
 from app.lab.plans import Plan, to_workflow

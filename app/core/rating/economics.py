@@ -16,8 +16,7 @@ from app.core.message.chat import Usage, usage_from_json
 from app.core.pool.catalog import MILLION, Price
 from app.core.rating.feedback import Feedback, FeedbackKind, sign
 from app.core.records import record
-from app.core.run.events import Event
-from app.core.run.facts import Json
+from app.core.run.events import Event, Json
 from app.core.run.kinds import TERMINAL, Kind
 
 Success = Literal["feedback", "graders", "signals"]

@@ -25,7 +25,7 @@ from app.core.pool.budget import worst_case
 from app.core.pool.catalog import Limits, Worker
 from app.core.rating.economics import JournaledRun
 from app.core.records import record
-from app.core.run.facts import Json
+from app.core.run.events import Json
 from app.core.run.kinds import TERMINAL, Kind
 
 Basis = Literal["shape", "role", "worker", "others", "prices"]

@@ -11,6 +11,7 @@ from app.core.run import approvals
 from app.core.run.bill import bill
 from app.core.run.events import (
     ENDS,
+    Fact,
     PlanAccepted,
     PlanOpened,
     PlanRejected,
@@ -24,7 +25,6 @@ from app.core.run.events import (
     StepFailed,
     StepSkipped,
 )
-from app.core.run.facts import Fact
 from app.core.run.progress import Await, Conclude, DropPlan, Finish, Propose, Skip, granted
 from app.core.run.recording import Kept
 from app.core.run.state import Proposal, RunState, StepState, Turn

@@ -21,8 +21,7 @@ from app.core.pool.catalog import Catalog, Limits, Worker
 from app.core.pool.policy import exclusion, permits
 from app.core.pool.rules import CALLER, CONDUCTOR, NOTHING, STEP, TOOL, Reading
 from app.core.run import drafts
-from app.core.run.events import RunAdmitted, StepDone
-from app.core.run.facts import Fact, PassedOver
+from app.core.run.events import Fact, PassedOver, RunAdmitted, StepDone
 from app.core.run.progress import Propose
 from app.core.run.state import CALLER as CALLERS_PLAN
 from app.core.run.state import Proposal, RunState, StepState, Turn, tentative

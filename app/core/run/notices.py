@@ -15,8 +15,7 @@ from typing import Any
 from app.core.pool.budgets import Budget, Window
 from app.core.pool.catalog import MILLION
 from app.core.records import record
-from app.core.run.events import RunAwaitingApproval, RunAwaitingTool, RunCancelled, RunEnd, RunSucceeded
-from app.core.run.facts import Fact
+from app.core.run.events import Fact, RunAwaitingApproval, RunAwaitingTool, RunCancelled, RunEnd, RunSucceeded
 from app.core.run.reply_ids import formatted
 
 PREFIX = "whsec_"

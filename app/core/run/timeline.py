@@ -29,6 +29,7 @@ from app.core.run.events import (
     CallFinished,
     CallIntended,
     Event,
+    Fact,
     PlanAccepted,
     PlanOpened,
     PlanRejected,
@@ -45,7 +46,6 @@ from app.core.run.events import (
     StepSkipped,
     StepToolResults,
 )
-from app.core.run.facts import Fact
 from app.core.run.instant import Instant, instant_to_json, rounded
 
 SpanKind = Literal[

@@ -11,8 +11,7 @@ from typing import Literal
 from app.core.message.chat import Message
 from app.core.message.tools import run_of
 from app.core.records import record
-from app.core.run.state import RunState
-from app.core.run.state_records import Exchange
+from app.core.run.state import Exchange, RunState
 from app.errors import InvalidRequest
 
 Standing = Literal["go_on", "repeat", "history"]

@@ -11,8 +11,7 @@ from itertools import zip_longest
 from typing import Protocol
 
 from app.core.records import record
-from app.core.run.events import Event
-from app.core.run.facts import Fact
+from app.core.run.events import Event, Fact
 from app.core.run.state import RunState
 from app.core.run.trace import Trace
 from app.errors import Conflict, RunOverBudget

@@ -26,8 +26,7 @@ import orjson
 from app.core.pool.catalog import Catalog
 from app.core.records import changed
 from app.core.run import drafts
-from app.core.run.events import CallFinished, Event, Kind, PlanStep, RunAwaitingApproval, StepQueued
-from app.core.run.facts import Fact
+from app.core.run.events import CallFinished, Event, Fact, Kind, PlanStep, RunAwaitingApproval, StepQueued
 from app.core.run.kinds import AFTER_THE_END
 from app.core.run.progress import Await, AwaitApproval, Conclude, DropPlan, Finish, Propose, Queue, Skip, decide
 from app.core.run.state import RUN_ENDED, Call, RunState, advance, possible, tentative

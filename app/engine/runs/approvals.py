@@ -15,8 +15,7 @@ from app.core.plan.workflow import CONDUCTOR
 from app.core.pool.catalog import Catalog
 from app.core.records import changed, record
 from app.core.run import approvals
-from app.core.run.events import Event, RunApproved, RunAwaitingApproval, RunRefused, dated
-from app.core.run.facts import Fact
+from app.core.run.events import Event, Fact, RunApproved, RunAwaitingApproval, RunRefused, dated
 from app.core.run.kinds import ENDED
 from app.core.run.progress import Finish, decide
 from app.core.run.state import RunState, fold, tentative

@@ -45,8 +45,7 @@ from app.core.rating.features import asked, placed, viewed
 from app.core.records import record
 from app.core.run import disclosures, drafts
 from app.core.run.bill import unspent
-from app.core.run.events import StepSkipped
-from app.core.run.facts import Fact
+from app.core.run.events import Fact, StepSkipped
 from app.core.run.labels import Flow, conversation, matters, refusals
 from app.core.run.progress import Propose, may_nest
 from app.core.run.recipients import EMBEDS

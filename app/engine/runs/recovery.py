@@ -22,8 +22,7 @@ from app.core.plan.arms import tier_of
 from app.core.plan.parse import by_name, read_plan
 from app.core.plan.workflow import Step
 from app.core.records import record
-from app.core.run.events import Kind, RunExpired
-from app.core.run.facts import Fact
+from app.core.run.events import Fact, Kind, RunExpired
 from app.core.run.progress import Finish, give_up
 from app.core.run.recording import Recording
 from app.core.run.state import CALLER, FALLBACK, REPLAY, RunState, StepState, fold, tentative

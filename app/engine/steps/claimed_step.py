@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from app.core.message.chat import Piece, ToolDelta, Words, spoken
 from app.core.pool.catalog import MILLION
 from app.core.records import record
-from app.core.run.events import CallFinished, CallIntended, StepAwaitingTool, StepDone, StepFailed
-from app.core.run.facts import Fact, PassedOver
+from app.core.run.events import CallFinished, CallIntended, Fact, PassedOver, StepAwaitingTool, StepDone, StepFailed
 from app.core.run.state import RunState, StepState
 from app.engine.calls.attempt import Reply
 from app.engine.calls.candidates import Candidates

@@ -31,8 +31,7 @@ from app.core.pool.rules import Reading
 from app.core.records import changed
 from app.core.run import approvals, disclosures
 from app.core.run.bill import spendable
-from app.core.run.events import CallFinished, StepAwaitingTool, StepDone, StepFailed
-from app.core.run.facts import Fact, NamedCall
+from app.core.run.events import CallFinished, Fact, NamedCall, StepAwaitingTool, StepDone, StepFailed
 from app.core.run.kinds import AFTER_THE_END
 from app.core.run.labels import readers
 from app.core.run.share import share

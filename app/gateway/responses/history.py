@@ -8,8 +8,7 @@ import orjson
 from app.core.message.chat import Message, Text, ToolCall, message_from_json, task_from_json
 from app.core.records import record
 from app.core.run.labels import carried
-from app.core.run.state import RunState
-from app.core.run.state_records import Exchange
+from app.core.run.state import Exchange, RunState
 from app.engine.calls.step_request import texts_of
 from app.engine.delivery.messages import TurnEnd
 from app.gateway.responses.reply import Subject

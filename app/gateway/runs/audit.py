@@ -17,6 +17,7 @@ from app.core.run.events import (
     CallFinished,
     CallIntended,
     Event,
+    PassedOver,
     PlanOpened,
     PlanStep,
     StepDone,
@@ -24,7 +25,6 @@ from app.core.run.events import (
     dated,
     facts,
 )
-from app.core.run.facts import PassedOver
 from app.core.run.labels import Flow
 from app.core.run.state import RunState, fold
 from app.core.run.trace import continued

@@ -8,8 +8,7 @@ checks that follow from these.
 from typing import Literal
 
 from app.core.records import record
-from app.core.run.events import Event
-from app.core.run.facts import Fact
+from app.core.run.events import Event, Fact
 from app.core.run.kinds import OriginKind
 from app.store.protocol.idempotency import IdempotencyRecord
 

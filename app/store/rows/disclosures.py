@@ -9,8 +9,7 @@ from typing import Any
 import orjson
 from sqlalchemy import ColumnElement, Connection, bindparam, func, insert, or_, select, tuple_, update
 
-from app.core.run.events import CallFinished, CallIntended, Event, Kind
-from app.core.run.facts import Fact
+from app.core.run.events import CallFinished, CallIntended, Event, Fact, Kind
 from app.core.run.recipients import recipient_kind, seen_steps
 from app.store.protocol import ERASED_TAGS, USER_TAG
 from app.store.protocol.disclosures import Completed, Disclosure, DisclosureQuery, Place, Rebuilt, Saw

@@ -24,8 +24,7 @@ from sqlalchemy import Connection, select
 
 from app.core.records import record
 from app.core.run import notices
-from app.core.run.events import TERMINAL, Event, Kind, RunApproved, RunAwaitingApproval, RunResumed, StepDone
-from app.core.run.facts import Fact
+from app.core.run.events import TERMINAL, Event, Fact, Kind, RunApproved, RunAwaitingApproval, RunResumed, StepDone
 from app.core.run.kinds import AFTER_THE_END, ANYBODY, COPIES
 from app.errors import Conflict, LeaseLost, NotFound, RunEnded, RunOverBudget
 from app.store.protocol import MOVED, TAKEN, Appended, Entry, IdempotencyRecord, Lease, Ledger, Move, NewRun, Projection
