@@ -1,6 +1,7 @@
 """`baton conductor VERB` takes a trained conductor from its checkpoint into service, and out of it again.
 
 export, describe ......... make a folder ready to be served: `lab/export.py`, `lab/manifest.py`
+sign ..................... sign the manifest, so that the folder can be told from others
 serve .................... start vLLM for it
 deploy, unload ........... load a version into a running vLLM, if it fits and its golden plans are right
 restore .................. load the deployed versions again where a server has lost them
@@ -20,13 +21,15 @@ from app.cli import deployment, event_loop, shadow, storage, terminal, train
 from app.cli.asked import Asked
 from app.cli.shadow_report import print_conditions
 from app.core.pool.conductor_versions import Change, ChangeKind, VersionsInForce, refusal, versions_in_force
+from app.core.transparency.notes import split_note
 from app.engine.conductors import watch
 from app.engine.conductors.trials import Judged
 from app.engine.conductors.versions import Wanted, checked_change, conducted, make_change
 from app.errors import ConfigInvalid
 from app.lab import manifest
 from app.process.conductor_server import conductor_servers, served_by_all
-from app.process.config import Loaded, Settings, configure
+from app.process.config import Loaded, Settings, conductor_signer, configure, trusted_signers
+from app.process.config import read as read_settings
 from app.providers.vllm import Management
 from app.store.protocol import Actor
 
@@ -47,6 +50,8 @@ def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> i
         return _export(asked)
     if asked.verb == "describe":
         return _describe(asked)
+    if asked.verb == "sign":
+        return _sign(asked, environ)
     loaded = configure(environ)
     storage.announce(loaded.settings)
     if asked.verb == "ls":
@@ -91,12 +96,26 @@ def _describe(asked: Asked) -> int:
     return 0
 
 
+def _sign(asked: Asked, environ: Mapping[str, str]) -> int:
+    signer = conductor_signer(read_settings(environ))
+    if signer is None:
+        raise ConfigInvalid(["BATON_CONDUCTOR_SIGNING_KEY: is not set; `baton audit log --new-key NAME` makes a key"])
+    made = manifest.sign(Path(asked.folder), signer)
+    if asked.json:
+        terminal.print_json({"version": made.name, "folder": asked.folder, "verifier": str(signer.verifier)})
+    else:
+        told = f"{made.name} is signed; those who load it need BATON_CONDUCTOR_SIGNERS={signer.verifier}"
+        terminal.out().print(told, markup=False, soft_wrap=True)
+    return 0
+
+
 # -- versions
 
 
 def _deploy(loaded: Loaded, asked: Asked) -> int:
     folder = Path(asked.folder)
     card, golden = manifest.read(folder)
+    deployment.check_signature(folder, card, loaded.settings)
     deployment.check_fit(card, loaded, asked.conductor)
     with conductor_servers(loaded, asked.conductor) as servers:
         note = deployment.deploy(servers, folder, card, golden, asked.path or str(folder.resolve()))
@@ -105,7 +124,7 @@ def _deploy(loaded: Loaded, asked: Asked) -> int:
         terminal.print_json({"conductor": asked.conductor, "version": card.name, "checked": json.loads(note)})
         return 0
     console = terminal.out()
-    console.print(f"{card.name} is loaded and fit: {note}", markup=False, soft_wrap=True)
+    console.print(f"{card.name} is loaded and fit: {_found(note)}", markup=False, soft_wrap=True)
     console.print(f"next: baton conductor shadow {asked.conductor} {card.name}", markup=False, soft_wrap=True)
     return 0
 
@@ -122,6 +141,7 @@ def _restore(loaded: Loaded, asked: Asked) -> int:
             card, golden = manifest.read(folder)
             if card.name != version:
                 raise ConfigInvalid([f"{folder}: is {card.name} by now, not {version}; deploy it as another version"])
+            deployment.check_signature(folder, card, loaded.settings)
             note = deployment.deploy(servers, folder, card, golden, path)
             event_loop.run(_store(loaded.settings, asked, "loaded", version, note=note))
     if asked.json:
@@ -187,7 +207,7 @@ async def _make(loaded: Loaded, asked: Asked, wanted: Wanted, now: float) -> tup
             return served_by_all(servers)
 
     async with storage.opened(loaded.settings) as store:
-        possible = await checked_change(store, wanted, served)
+        possible = await checked_change(store, wanted, served, trusted_signers(loaded.settings), terminal.warn)
         forced = getattr(asked, "force", None)
         evidence = await watch.gate(store, loaded.catalog, possible, now)
         if not watch.held(evidence) and not forced:
@@ -247,10 +267,19 @@ def _list(settings: Settings, limit: int, *, as_json: bool) -> int:
     for one in changes[-limit:]:
         at = terminal.second(one.at)
         share = f"{one.share:.0%}" if one.kind == "canary" else ""
-        cells = (at, one.who, one.conductor, one.kind, one.version, share, one.note)
+        cells = (at, one.who, one.conductor, one.kind, one.version, share, _found(one.note))
         terminal.add_row(table, cells)
     console.print(table)
     return 0
+
+
+def _found(note: str) -> str:
+    """The findings about a version, with the name of the key that has signed it in place of the whole signature."""
+    if '"signature"' not in note:
+        return note
+    facts = json.loads(note)
+    _, signatures = split_note(facts.pop("signature"))
+    return json.dumps({**facts, "signed_by": [name for name, _, _ in signatures]})
 
 
 async def _changes(settings: Settings) -> tuple[Change, ...]:

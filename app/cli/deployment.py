@@ -13,15 +13,18 @@ from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
 
+from app.cli import terminal
 from app.cli.asked import Asked
 from app.conductor.styles import STYLES, Style
 from app.core.plan import parse as core_plan
 from app.core.plan.workflow import Step
 from app.core.pool.catalog import Tier
+from app.engine.conductors.versions import accept
 from app.errors import ConfigInvalid, PlanRejected
 from app.lab import manifest
 from app.lab.manifest import Golden, Manifest
-from app.process.config import Loaded
+from app.process.config import Loaded, Settings, trusted_signers
+from app.process.config import read as read_settings
 from app.providers.vllm import Management
 
 STRUCTURED: Mapping[str, str] = {
@@ -56,10 +59,11 @@ class Checked:
         return found
 
 
-def command(asked: Asked) -> tuple[list[str], dict[str, str]]:
+def command(asked: Asked, settings: Settings) -> tuple[list[str], dict[str, str]]:
     """Return the command that starts vLLM for the folder of a whole model, and the variables that it needs."""
     folder = Path(asked.folder)
     card, _ = manifest.read(folder)
+    check_signature(folder, card, settings)
     if card.kind != "model":
         raise ConfigInvalid([f"{folder}: is an adapter; serve its base, {card.base}, then deploy it"])
     config = json.loads((folder / "config.json").read_text())
@@ -85,7 +89,7 @@ def command(asked: Asked) -> tuple[list[str], dict[str, str]]:
 
 def serve(asked: Asked, environ: Mapping[str, str]) -> int:
     """Replace this process by the server, or print the command that would start it."""
-    words, variables = command(asked)
+    words, variables = command(asked, read_settings(environ))
     if asked.dry_run:
         print(" ".join([*(f"{name}={value}" for name, value in variables.items()), *map(_quoted, words)]))
         return 0
@@ -166,9 +170,16 @@ def read(text: str, one: Golden) -> tuple[Step, ...] | None:
         return None
 
 
+def check_signature(folder: Path, card: Manifest, settings: Settings) -> None:
+    """Raise `ConfigInvalid` for a version that no key in `BATON_CONDUCTOR_SIGNERS` has signed, or warn of it, as
+    `BATON_CONDUCTOR_UNSIGNED` says."""
+    trusted = trusted_signers(settings)
+    accept(trusted, manifest.objection(folder, card.name, trusted), terminal.warn)
+
+
 def deploy(servers: Sequence[Management], folder: Path, card: Manifest, golden: Sequence[Golden], path: str) -> str:
     """Load a version into each server that lacks it, and check it on all of them. Returns the result of the last one as
-    JSON; where it fails, it is unloaded from each server that did not have it before."""
+    JSON, with the version's signature; where it fails, it is unloaded from each server that did not have it before."""
     if not golden:
         raise ConfigInvalid([f"{folder}: has no golden prompts, so that nothing could be checked"])
     loaded: list[Management] = []
@@ -185,9 +196,9 @@ def deploy(servers: Sequence[Management], folder: Path, card: Manifest, golden: 
         for server in loaded:
             server.unload(card.name)
         raise
-    return json.dumps(
-        {**asdict(found), "base": card.base, "commit": card.commit, "folder": str(folder.resolve()), "path": path}
-    )
+    facts = {"base": card.base, "commit": card.commit, "folder": str(folder.resolve()), "path": path}
+    signature = manifest.signature(folder)
+    return json.dumps(asdict(found) | facts | ({"signature": signature} if signature else {}))
 
 
 def _load(server: Management, card: Manifest, path: str) -> None:

@@ -81,6 +81,11 @@ def print_json(value: object) -> None:
     print(orjson.dumps(value, option=orjson.OPT_INDENT_2).decode(), flush=True)
 
 
+def warn(text: str) -> None:
+    """Print a warning on standard error."""
+    err().print(f"Warning: {text}.", markup=False, soft_wrap=True)
+
+
 def program() -> str:
     """Return the command by which this program can be called again from the current folder."""
     path = Path(sys.argv[0])

@@ -2,7 +2,8 @@
 
 An operator can read from it how the model was made, and check that a server fits it: base model, tokenizer, prompt, the
 plan's schema. A version's name ends in the beginning of its weights' hash, so that two versions never share one.
-`golden.jsonl` has prompts with the tokens that they must come to and the plans that they must lead to.
+`golden.jsonl` has prompts with the tokens that they must come to and the plans that they must lead to. `baton.sig` may
+have the signature of the manifest, and so of all files that it names.
 """
 
 import hashlib
@@ -16,9 +17,11 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from app.conductor.styles import STYLES
 from app.core.plan.parse import SCHEMA
+from app.core.transparency.notes import Signer
+from app.core.transparency.version_signatures import TrustedSigners, signed
 from app.errors import ConfigInvalid
 
-MANIFEST, GOLDEN = "baton.json", "golden.jsonl"
+MANIFEST, GOLDEN, SIGNATURE = "baton.json", "golden.jsonl", "baton.sig"
 WEIGHTS: Mapping[str, str] = {"model": "model.safetensors", "adapter": "adapter_model.safetensors"}
 PARTS = "model.safetensors.index.json"
 """The index that large models have instead: which file each weight is in."""
@@ -59,7 +62,7 @@ class Manifest(Record):
     commit: str
     evaluation: Mapping[str, Any]
     files: Mapping[str, str]
-    """SHA-256 of every other file of the folder."""
+    """SHA-256 of every file of the folder but this one and its signature."""
 
 
 class Golden(Record):
@@ -184,7 +187,9 @@ def tokenizer_sha256(folder: Path) -> str:
 
 
 def write(folder: Path, golden: Sequence[Golden], **facts: Any) -> Manifest:
-    """Write golden prompts and manifest into the folder; `facts` are the manifest's other fields."""
+    """Write golden prompts and manifest into the folder; `facts` are the manifest's other fields. The signature of an
+    earlier manifest is removed."""
+    (folder / SIGNATURE).unlink(missing_ok=True)
     lines = [json.dumps(one.model_dump(), ensure_ascii=False) for one in golden]
     (folder / GOLDEN).write_text("".join(f"{line}\n" for line in lines))
     made = Manifest(schema_version=SCHEMA, files=_hashes(folder), **facts)
@@ -206,6 +211,24 @@ def read(folder: Path) -> tuple[Manifest, list[Golden]]:
     if faults := [f"{folder}: {fault}" for fault in _faults(folder, found)]:
         raise ConfigInvalid(faults)
     return found, golden
+
+
+def sign(folder: Path, signer: Signer) -> Manifest:
+    """Sign the manifest of a folder. `ConfigInvalid` as for `read`: what is signed is whole."""
+    found, _ = read(folder)
+    (folder / SIGNATURE).write_text(signed(found.name, _digest(folder / MANIFEST), signer))
+    return found
+
+
+def signature(folder: Path) -> str:
+    """The signature of a folder's manifest as it stands there, not yet checked; empty if there is none."""
+    place = folder / SIGNATURE
+    return place.read_text(errors="replace") if place.is_file() else ""
+
+
+def objection(folder: Path, version: str, trusted: TrustedSigners) -> str:
+    """The reason why the signature of a version's folder is not accepted, or an empty string."""
+    return trusted.objection(version, signature(folder), _digest(folder / MANIFEST))
 
 
 def _faults(folder: Path, found: Manifest) -> list[str]:
@@ -233,7 +256,7 @@ def _own_name(folder: Path, found: Manifest) -> bool:
 
 
 def _hashes(folder: Path) -> dict[str, str]:
-    files = sorted(one for one in folder.iterdir() if one.is_file() and one.name != MANIFEST)
+    files = sorted(one for one in folder.iterdir() if one.is_file() and one.name not in (MANIFEST, SIGNATURE))
     return {one.name: _digest(one) for one in files}
 
 

@@ -10,7 +10,7 @@ from app.gateway.admin.context import AdminContext
 from app.gateway.admin.people import Grant, People, Provider
 from app.gateway.administration import create_admin
 from app.process.conductor_server import conductor_servers, served_by_all
-from app.process.config import Settings, read_catalog_text
+from app.process.config import Settings, read_catalog_text, trusted_signers
 from app.process.config.role_rules import role_rules
 from app.process.wiring import Runtime
 
@@ -36,8 +36,10 @@ def admin_context(opened: Runtime, *, has_engine: bool) -> AdminContext:
             return served_by_all(servers)
 
     state = opened.pool.health.state if has_engine else None
-    people = _people(opened, opened.pool.loaded.settings)
-    return AdminContext(opened.gateway, read_pool, versions, people, state)
+    settings = opened.pool.loaded.settings
+    return AdminContext(
+        opened.gateway, read_pool, versions, trusted_signers(settings), people=_people(opened, settings), state=state
+    )
 
 
 def _people(opened: Runtime, settings: Settings) -> People | None:

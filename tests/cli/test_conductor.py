@@ -14,6 +14,8 @@ import pytest
 from app.__main__ import main
 from app.cli.commands import parse
 from app.core.plan.parse import schema
+from app.core.transparency.notes import Signer, sign
+from app.core.transparency.version_signatures import TrustedSigners, signed
 from app.lab import manifest
 from app.lab.manifest import Golden, Manifest
 from app.process.config import configure
@@ -83,10 +85,10 @@ class Bench:
         """Write the pool file."""
         (self.folder / "pool.toml").write_text(POOL.format(url=self.stub.url, prompt=prompt, steps=steps))
 
-    def run(self, *words: str) -> int:
-        """`baton conductor ...`; the exit status."""
+    def run(self, *words: str, **settings: str) -> int:
+        """`baton conductor ...` with further settings; the exit status."""
         environ = {"BATON_POOL": str(self.folder / "pool.toml"), "BATON_DATA_DIR": str(self.folder)}
-        return main(["conductor", *words], environ)
+        return main(["conductor", *words], environ | {f"BATON_{name}": value for name, value in settings.items()})
 
     def deploy(self, folder: str = "adapter") -> int:
         """Deploy a folder."""
@@ -146,6 +148,67 @@ def test_a_version_whose_conditions_do_not_hold_is_promoted_only_with_a_reason(
     assert bench.run("promote", "planner", name, "--force", "incident 12", "--json") == 0
     (change,) = json.loads(capsys.readouterr().out)["changes"]
     assert (change["kind"], json.loads(change["note"])["forced"]) == ("promoted", "incident 12")
+
+
+OURS, OTHERS = (Signer(name, bytes([place]) * 32) for place, name in enumerate(("ours", "others")))
+
+
+def test_only_versions_that_a_known_key_has_signed_are_loaded_and_put_into_force(
+    bench: Bench, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name, adapter = bench.adapter.name, str(bench.folder / "adapter")
+    ours = {"CONDUCTOR_SIGNERS": str(OURS.verifier)}
+
+    def signed(signer: Signer) -> None:
+        assert bench.run("sign", adapter, CONDUCTOR_SIGNING_KEY=signer.secret()) == 0
+        assert f"BATON_CONDUCTOR_SIGNERS={signer.verifier}" in capsys.readouterr().out
+
+    def refuses(*words: str, told: str, **settings: str) -> None:
+        assert bench.run(*words, **settings) == 2
+        assert told in capsys.readouterr().err
+
+    deploys = ("deploy", "planner", adapter)
+    refuses("sign", adapter, told="BATON_CONDUCTOR_SIGNING_KEY: is not set")
+    refuses(*deploys, told=f"{name} is not signed", **ours)
+    signed(OTHERS)
+    refuses(*deploys, told="No known key has signed the note", **ours)
+    assert name not in bench.stub.models
+    assert bench.run(*deploys, CONDUCTOR_UNSIGNED="warn", **ours) == 0
+    assert "Warning: the signature of planner@" in capsys.readouterr().err
+    refuses("promote", "planner", name, told="No known key has signed the note", **ours)
+    signed(OURS)
+    assert bench.run(*deploys, **ours) == 0
+    assert bench.run("canary", "planner", name, "0.5", **ours) == 0
+    assert '"signed_by": ["ours"]}' in capsys.readouterr().out
+    refuses("promote", "planner", name, told="No known key", CONDUCTOR_SIGNERS=str(OTHERS.verifier))
+    assert bench.run("promote", "planner", name, **ours) == 0
+    refuses("serve", str(bench.folder / "base"), "--dry-run", told="is not signed", **ours)
+    bench.stub.models.remove(name)
+    card = Path(adapter) / manifest.MANIFEST
+    card.write_text(card.read_text().replace("c0ffee", "c0ffeecake"))
+    refuses("restore", "planner", told="is not the one that was signed", **ours)
+    card.write_text(card.read_text().replace("c0ffeecake", "c0ffee"))
+    assert bench.run("restore", "planner", **ours) == 0
+
+
+def test_a_signature_does_not_serve_for_another_version_and_not_for_another_kind_of_note(bench: Bench) -> None:
+    name, hashed, known = bench.adapter.name, manifest.sha256(b"{}"), TrustedSigners((OURS.verifier,))
+    assert known.objection(name, signed(name, hashed, OURS), hashed) == ""
+    assert known.objection(name, signed(name, hashed, OURS)) == "", "a promotion has no folder at hand"
+    assert "is that of planner@0" in known.objection(name, signed("planner@0", hashed, OURS), hashed)
+    assert "of something else" in known.objection(name, sign(f"log\n{name}\n{hashed}\n", [OURS]), hashed)
+    broken = signed(name, hashed, OURS).replace(hashed, manifest.sha256(b"[]"))
+    assert "The signature of ours is wrong" in known.objection(name, broken)
+    assert TrustedSigners().objection(name, "") == ""
+
+
+def test_a_new_manifest_has_no_signature(bench: Bench) -> None:
+    adapter = bench.folder / "adapter"
+    manifest.sign(adapter, OURS)
+    assert manifest.signature(adapter)
+    (adapter / "adapter_config.json").write_text('{"peft_type": "LORA", "r": 8}')
+    manifest.describe(adapter, bench.folder / "base", None)
+    assert manifest.signature(adapter) == ""
 
 
 def refused(bench: Bench, capsys: pytest.CaptureFixture[str], told: str) -> None:
@@ -319,7 +382,8 @@ def test_the_pages_commands_are_commands_and_its_pool_is_a_pool(tmp_path: Path) 
     verbs = {vars(parse(shlex.split(line)[1:]))["verb"] for line in lines}
     assert all(line.startswith("baton conductor ") for line in lines)
     assert verbs == {
-        "export", "describe", "serve", "deploy", "restore", "shadow", "canary", "promote", "rollback", "unload", "ls",
+        "export", "describe", "sign", "serve", "deploy", "restore", "shadow", "canary", "promote", "rollback", "unload",
+        "ls",
     }  # fmt: skip
     (pool,) = blocks("toml", PAGE)
     worker = '[workers.sage]\nprovider = "rehearsal"\nmodel = "sage"\n[providers.rehearsal]\nformat = "rehearsal"\n'

@@ -4,7 +4,7 @@ import asyncio
 import json
 import re
 from collections.abc import AsyncIterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,9 @@ from app.core.pool.catalog import Limits
 from app.core.pool.conductor_versions import Change
 from app.core.run.events import fact_from_json
 from app.core.run.kinds import Kind
+from app.core.transparency.notes import Signer
+from app.core.transparency.version_signatures import TrustedSigners
+from app.gateway.administration import create_admin
 from app.gateway.http.api_keys import KEY_FORMAT, mint
 from app.store.protocol import Entry, Projection
 from tests.conformance.entries import new_run
@@ -23,6 +26,7 @@ from tests.conformance.test_store_budgets import begin, intend
 from tests.harness.administration import AdminStandIn, administration
 from tests.harness.stand_ins import CATALOG, PEPPER
 
+SIGNER = Signer("releases", bytes(32))
 POOL = """
 [providers.rehearsal]
 format = "rehearsal"
@@ -354,6 +358,9 @@ async def test_a_version_is_promoted_and_rolled_back_by_its_author(admin: AdminS
         admin.served.append("v1")
         canary = await asked(client, "POST", "/conductors/alpha/canary", json={"version": "v1", "share": 0.25})
         assert (canary["canary"], canary["share"], canary["live"]) == ("v1", 0.25, "")
+        careful = create_admin(replace(admin.context, trusted=TrustedSigners((SIGNER.verifier,))))
+        async with admin.client(await admin.add_key("chief", tenant="ops", all_tenants=True), careful) as other:
+            assert await refused(other, "POST", "/conductors/alpha/promote", **promote) == (409, "change_refused")
         assert (await asked(client, "POST", "/conductors/alpha/promote", **promote))["live"] == "v1"
         assert await refused(client, "POST", "/conductors/beta/promote", **promote) == (404, "not_found")
         admin.served.clear()  # rolling back must be possible while the server is away

@@ -74,6 +74,16 @@ def _folders(conductor: Group) -> None:
         What no option names stays as it is in an existing manifest.
         """
 
+    @conductor.add("sign", "conductor", "baton conductor sign adapter")
+    @argument("folder", "The folder with weights and manifest.")
+    @AS_JSON
+    def sign() -> None:
+        """Sign the manifest of a version with the key in BATON_CONDUCTOR_SIGNING_KEY.
+
+        Where BATON_CONDUCTOR_SIGNERS names keys, only versions that one of them has signed are loaded and put into
+        force.
+        """
+
 
 def _server(conductor: Group) -> None:
     @conductor.add(

@@ -5,18 +5,21 @@ within `EVERY` seconds. Nobody is asked on the strength of what is older than `F
 cannot be read just then: what was read last stays in force.
 
 `checked_change` refuses a change that does not fit what stands, or a version that the conductor's server no longer
-serves; `make_change` stores the change with its author. Commands and the admin API use both.
+serves or that no trusted key has signed; `make_change` stores the change with its author. Both serve commands and the
+admin API.
 """
 
 import asyncio
+import json
 import logging
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 
 from app.core.pool.catalog import Catalog
 from app.core.pool.conductor_versions import Change, ChangeKind, VersionsInForce, chosen, refusal, versions_in_force
 from app.core.records import changed, record
+from app.core.transparency.version_signatures import TrustedSigners
 from app.errors import ConfigInvalid, StoreUnavailable
 from app.store.protocol import Actor, ConductorVersions, Store
 from app.telemetry import Telemetry
@@ -80,19 +83,47 @@ def conducted(catalog: Catalog) -> frozenset[str]:
     return frozenset(tier.conductor.worker for tier in catalog.tiers.values() if tier.conductor.worker is not None)
 
 
-async def checked_change(store: Store, wanted: Wanted, served: Callable[[], Collection[str]]) -> Wanted:
+async def checked_change(
+    store: Store,
+    wanted: Wanted,
+    served: Callable[[], Collection[str]],
+    trusted: TrustedSigners | None = None,
+    warn: Callable[[str], object] | None = None,
+) -> Wanted:
     """The change with its version, if it is possible; else raises `ConfigInvalid` with the reason.
+
+    A version that is to conduct must have been signed by one of the `trusted` keys when it was deployed. Where other
+    versions are only warned of, the reason is given to `warn`.
 
     `served` asks the conductor's server for the names of its models, and blocks. It is not asked for a rollback, which
     must be possible while the server is away.
     """
-    known = versions_in_force(await store.changes()).get(wanted.conductor, VersionsInForce())
+    changes = await store.changes()
+    known = versions_in_force(changes).get(wanted.conductor, VersionsInForce())
     reason = refusal(known, wanted.kind, wanted.version)
     if reason:
         raise ConfigInvalid([reason])
+    if wanted.kind in ("canary", "promoted") and trusted is not None:
+        note = signature_of(changes, wanted.conductor, wanted.version)
+        accept(trusted, trusted.objection(wanted.version, note), warn)
     if wanted.kind in ("canary", "promoted") and wanted.version not in await asyncio.to_thread(served):
         raise ConfigInvalid([f"the server no longer answers to {wanted.version}; deploy it again"])
     return changed(wanted, version=wanted.version or known.canary or known.live)
+
+
+def accept(trusted: TrustedSigners, objection: str, warn: Callable[[str], object] | None = None) -> None:
+    """Refuse a version for an objection to its signature (`ConfigInvalid`), or only warn of it, as the keys' setting
+    says; an empty objection is none."""
+    if objection and trusted.refuses:
+        raise ConfigInvalid([objection])
+    if objection and warn is not None:
+        warn(objection)
+
+
+def signature_of(changes: Sequence[Change], conductor: str, version: str) -> str:
+    """The signature with which a version was deployed last; empty if it had none, or was deployed by an older Baton."""
+    notes = [one.note for one in changes if (one.conductor, one.kind, one.version) == (conductor, "loaded", version)]
+    return str(json.loads(notes[-1] or "{}").get("signature", "")) if notes else ""
 
 
 async def make_change(store: Store, wanted: Wanted, *, name: str, by: Actor, note: str = "") -> None:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 
 from app.core.pool.catalog import Catalog, Worker
 from app.core.records import record
+from app.core.transparency.version_signatures import TrustedSigners
 from app.gateway.admin.people import People
 from app.gateway.http.context import GatewayContext
 
@@ -18,6 +19,8 @@ class AdminContext:
     versions: Callable[[str], Sequence[str]]
     """The names of the models that a conductor's server serves; it blocks while it asks. Raises `ConfigInvalid` for a
     conductor whose server cannot be asked, or a `WorkerError`."""
+    trusted: TrustedSigners = TrustedSigners()
+    """The keys of which one must have signed each version of a conductor that is put into force."""
     people: People | None = None
     """How people log in; None: only keys are accepted."""
     state: Callable[[Worker], str] | None = None

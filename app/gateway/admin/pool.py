@@ -1,7 +1,9 @@
 """`/admin/v1/workers` and `/conductors`: the pool in force, and which versions conduct."""
 
+import logging
 from collections.abc import Mapping
 from dataclasses import asdict
+from functools import partial
 from typing import Annotated, Any, NamedTuple
 
 from fastapi import APIRouter, Path, Query
@@ -155,13 +157,21 @@ async def _change(context: AdminContext, wanted: versions.Wanted, forced: str | 
     """Make a change of the version that conducts. Raises `Conflict` if it is not possible."""
     store, conductor = context.gateway.store, wanted.conductor
     try:
-        checked = await versions.checked_change(store, wanted, lambda: context.versions(conductor))
+        checked = await versions.checked_change(
+            store, wanted, lambda: context.versions(conductor), context.trusted, partial(_warn, context)
+        )
         note = await _evidence(context, checked, forced)
     except ConfigInvalid as error:
         raise Conflict(f"The version cannot be changed: {'; '.join(error.faults)}.", code="change_refused") from None
     await versions.make_change(store, checked, name=context.gateway.name("change"), by=caller.actor, note=note)
     known = versions_in_force(await store.changes())
     return as_json(_in_force(conductor, known.get(conductor, VersionsInForce())))
+
+
+def _warn(context: AdminContext, objection: str) -> None:
+    context.gateway.telemetry.log(
+        logging.WARNING, "A version without a trusted signature is put into force.", reason=objection
+    )
 
 
 async def _evidence(context: AdminContext, wanted: versions.Wanted, forced: str | None) -> str:

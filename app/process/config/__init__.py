@@ -26,6 +26,7 @@ from app.process.config.poolfile import Faults, Pool, build, endpoint_secret, me
 from app.process.config.settings import (
     Row,
     Settings,
+    conductor_signer,
     content_keys,
     describe,
     log_signers,
@@ -35,12 +36,14 @@ from app.process.config.settings import (
     peppers,
     rate_limits,
     read,
+    trusted_signers,
 )
 
 __all__ = [
     "Loaded",
     "Row",
     "Settings",
+    "conductor_signer",
     "configure",
     "content_keys",
     "describe",
@@ -56,6 +59,7 @@ __all__ = [
     "read_catalog",
     "read_catalog_text",
     "reload",
+    "trusted_signers",
 ]
 
 MAX_POOL_BYTES = 4 * 1024 * 1024

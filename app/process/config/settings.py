@@ -9,7 +9,6 @@ import difflib
 import os
 import re
 import secrets
-from base64 import b64decode
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,9 +20,11 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, V
 from app.core.pool.rates import RateLimits
 from app.core.run.notices import read_secrets
 from app.core.run.retention_classes import RetentionClass
-from app.core.transparency.notes import NoteInvalid, Signer
-from app.core.transparency.witnesses import Witness, read_witnesses
+from app.core.transparency.notes import Signer
+from app.core.transparency.version_signatures import TrustedSigners
+from app.core.transparency.witnesses import Witness
 from app.errors import ConfigInvalid
+from app.process.config import key_lists
 from app.process.config.retention_classes import retention_classes
 from app.process.config.role_rules import role_rules
 from app.process.config.secret_files import SUFFIX, secret
@@ -38,10 +39,6 @@ SCHEMES = {
 }
 URLS = frozenset({"database_url", "redis_url", "webhook_url"})
 """URLs that may hold a password."""
-KMS = "aws-kms:"
-"""Begins the name of a master key in AWS's key management service."""
-KEY_BYTES = 32
-KEY_FAULT = "must be keys of 32 bytes in base64, one a line; make one with `openssl rand -base64 32`"
 INNER = frozenset({"given", "in_files"})
 """Fields that are no settings."""
 PRIVATE = frozenset({"webhook_url"})
@@ -139,6 +136,17 @@ class Settings(BaseModel):
     )
     log_timestamp_url: str = Field(
         default="", repr=False, description="URL of an RFC 3161 authority that stamps exported checkpoints."
+    )
+    conductor_signing_key: SecretStr | None = Field(
+        default=None, description="Signer key (PRIVATE+KEY+NAME+...) with which `baton conductor sign` signs versions."
+    )
+    conductor_signers: str = Field(
+        default="",
+        description="Verifier keys (NAME+HEX+BASE64), separated by spaces, of which one must have signed each version "
+        "of a conductor that is to be loaded or put into force; unset: versions need no signature.",
+    )
+    conductor_unsigned: Literal["refuse", "warn"] = Field(
+        default="refuse", description="What is done with versions that none of these keys has signed."
     )
     conductor_url: str | None = Field(
         default=None,
@@ -304,21 +312,27 @@ class Settings(BaseModel):
     @field_validator("content_keys")
     @classmethod
     def _master_keys(cls, value: SecretStr | None) -> SecretStr | None:
-        _decoded(value)
+        key_lists.master_keys(value)
         return value
 
-    @field_validator("log_key")
+    @field_validator("log_key", "conductor_signing_key")
     @classmethod
     def _log_signers(cls, value: SecretStr | None) -> SecretStr | None:
-        _signers(value)
+        key_lists.signers(value)
         return value
 
     @field_validator("log_witness")
     @classmethod
     def _witnesses(cls, value: str) -> str:
-        for witness in _read_witnesses(value):
+        for witness in key_lists.witnesses(value):
             if problem := url_problem(witness.url):
                 raise ValueError(f"the URL of {witness.name} {problem}")
+        return value
+
+    @field_validator("conductor_signers")
+    @classmethod
+    def _conductor_signers(cls, value: str) -> str:
+        key_lists.verifiers(value)
         return value
 
     @field_validator("log_timestamp_url")
@@ -476,50 +490,27 @@ def pepper_file(settings: Settings) -> Path:
 
 def content_keys(settings: Settings) -> tuple[bytes | str, ...]:
     """Return the master keys of contents, the present one first; none where contents are stored plain."""
-    return _decoded(settings.content_keys)
+    return key_lists.master_keys(settings.content_keys)
 
 
 def log_signers(settings: Settings) -> tuple[Signer, ...]:
     """Return the keys that sign the checkpoints of the transparency log; none where the database has its own."""
-    return _signers(settings.log_key)
+    return key_lists.signers(settings.log_key)
+
+
+def conductor_signer(settings: Settings) -> Signer | None:
+    """Return the key that signs versions of conductors; None where there is none. Of several it is the first."""
+    return next(iter(key_lists.signers(settings.conductor_signing_key)), None)
+
+
+def trusted_signers(settings: Settings) -> TrustedSigners:
+    """Return the keys of which one must have signed each version of a conductor."""
+    return TrustedSigners(key_lists.verifiers(settings.conductor_signers), settings.conductor_unsigned == "refuse")
 
 
 def log_witnesses(settings: Settings) -> tuple[Witness, ...]:
     """Return the witnesses that are asked to cosign checkpoints."""
-    return _read_witnesses(settings.log_witness)
-
-
-def _read_witnesses(value: str) -> tuple[Witness, ...]:
-    try:
-        return read_witnesses(value)
-    except NoteInvalid:
-        raise ValueError("must be a URL and a verifier key (NAME+HEX+BASE64) for each witness; correct it") from None
-
-
-def _signers(value: SecretStr | None) -> tuple[Signer, ...]:
-    """Return the keys of a setting. Raises ValueError with the fault, which shows none of them."""
-    words = value.get_secret_value().split() if value is not None else []
-    try:
-        return tuple([Signer.parsed(word) for word in words])
-    except NoteInvalid:
-        raise ValueError("is not a signer key; make one with `baton audit log --new-key NAME`") from None
-
-
-def _decoded(value: SecretStr | None) -> tuple[bytes | str, ...]:
-    """Return the keys of a setting, and the names of those in KMS. Raises ValueError with the fault, which shows none
-    of them."""
-    words = value.get_secret_value().split() if value is not None else []
-    return tuple([word if word.startswith(KMS) else _master_key(word) for word in words])
-
-
-def _master_key(word: str) -> bytes:
-    try:
-        key = b64decode(word, validate=True)
-    except ValueError:
-        raise ValueError(KEY_FAULT) from None
-    if len(key) != KEY_BYTES:
-        raise ValueError(KEY_FAULT)
-    return key
+    return key_lists.witnesses(settings.log_witness)
 
 
 def peppers(settings: Settings) -> tuple[bytes, ...]:
