@@ -540,7 +540,8 @@ class SqlStore(Administration):
         return await self._read(partial(keys.find, public_id=public_id))
 
     async def set_budget(self, budget: Budget, *, by: Actor = PROCESS) -> None:
-        await self._write(partial(budgets.put, budget=budget, by=by))
+        for _ in range(await self._write(partial(budgets.put, budget=budget, by=by))):
+            self._signalled(Signal("soft_limit", budget.id))
         self._budgeted_at = -inf
 
     async def remove_budget(self, id_: str, *, by: Actor = PROCESS) -> bool:

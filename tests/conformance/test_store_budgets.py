@@ -193,6 +193,21 @@ async def test_the_soft_limit_warns_once_in_a_window(store: SqlStore) -> None:
     assert (told["data"]["budget"], told["data"]["spent_usd"]) == (DAILY.id, 0.00085)
 
 
+async def test_a_soft_limit_below_what_is_spent_warns_at_once_and_only_once(store: SqlStore) -> None:
+    await begin(store, "run", budgets=(replace(DAILY, soft=None),))
+    await store.append(intend("run", "a", 500))
+    await store.append(outcome("run", "a", 500, 500))
+    signals: list[Signal] = []
+    store.on_signal = signals.append
+    for soft, usd in ((0.8, 1_000), (0.4, 1_000), (0.9, 500)):  # not reached; reached; warned of already
+        await store.set_budget(replace(DAILY, soft=soft, usd=usd))
+    await store.append(intend("run", "b", 0))
+    await store.append(outcome("run", "b", 0, 0))
+    assert [(one.kind, one.budget) for one in signals] == [("soft_limit", DAILY.id)]
+    (notice,) = await store.take_notices(now=9e9, until=9e9, limit=10)
+    assert orjson.loads(payload(notice))["data"]["spent_usd"] == 0.0005
+
+
 async def test_a_budget_that_is_removed_holds_nothing_more_and_keeps_what_was_spent(store: Store) -> None:
     await begin(store, "run")
     await store.append(intend("run", "a", 1_000))

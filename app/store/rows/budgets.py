@@ -7,10 +7,12 @@ from typing import Any
 from sqlalchemy import Connection, and_, delete, or_, select, tuple_, update
 from sqlalchemy.dialects import postgresql, sqlite
 
-from app.core.pool.budgets import EVERYBODY, Budget, Scope, accounts
+from app.core.pool.budgets import EVERYBODY, Budget, Scope, Window, accounts
+from app.core.run import notices
 from app.store.protocol import Actor, BudgetUse
+from app.store.rows import runs
 from app.store.rows.admin_events import note
-from app.store.sqlkit.tables import BUDGET_WINDOWS, BUDGETS
+from app.store.sqlkit.tables import BUDGET_WINDOWS, BUDGETS, NOTICES
 
 EARLIER = 0
 """The start of the row into which an account's old windows are summed up, so that the account's sums stay."""
@@ -19,17 +21,46 @@ AT_ONCE = 5_000
 _REPLACED = ("usd", "zone", "soft")
 
 
-def put(conn: Connection, budget: Budget, by: Actor) -> None:
-    """Store a budget, or replace amount, time zone and soft limit of the one of its id; logged with its author."""
+def put(conn: Connection, budget: Budget, by: Actor) -> int:
+    """Store a budget, or replace amount, time zone and soft limit of the one of its id; logged with its author.
+
+    Accounts that have spent enough for its soft limit already are warned of at once; returns how many they are.
+    """
     insert = postgresql.insert if conn.dialect.name == "postgresql" else sqlite.insert
     fields = asdict(budget)
     if conn.execute(insert(BUDGETS).values(fields | {"id": budget.id}).on_conflict_do_nothing()).rowcount == 1:
         note(conn, by, "budget.set", budget.id, tenant=budget.tenant, before=None, after=fields)
-        return
+        return _warn_of_present_windows(conn, budget)
     before = _locked(conn, budget.id)
     replaced = {name: fields[name] for name in _REPLACED}
     conn.execute(update(BUDGETS).where(BUDGETS.c.id == budget.id).values(replaced))
     note(conn, by, "budget.set", budget.id, tenant=budget.tenant, before=before, after=(before or {}) | replaced)
+    return _warn_of_present_windows(conn, budget)
+
+
+def _warn_of_present_windows(conn: Connection, budget: Budget) -> int:
+    """Warn of each account that has reached the soft limit in its present window without a warning so far.
+
+    The rows are locked in the order in which entries lock them.
+    """
+    if budget.soft is None:
+        return 0
+    now, row = runs.clock(conn), BUDGET_WINDOWS.c
+    reached = (row.budget == budget.id, row.end > now, row.warned_at.is_(None), row.spent >= budget.soft * budget.usd)
+    query = select(row.account, row.start, row.end, row.spent).where(*reached).order_by(row.account, row.start)
+    found = conn.execute(query.with_for_update()).all()
+    for account, start, end, spent in found:
+        warn(conn, budget, account, Window(start, end), spent, now)
+        mine = (row.account == account, row.start == start)
+        conn.execute(update(BUDGET_WINDOWS).where(*mine).values(warned_at=now))
+    return len(found)
+
+
+def warn(conn: Connection, budget: Budget, account: str, of: Window, spent: int, now: float) -> None:
+    """Queue the notice that a window of an account has reached its budget's soft limit."""
+    about = notices.soft_limit(budget, account, of, spent)
+    values = {"run": account, "turn": of.start, "word": notices.SOFT_LIMIT, "about": about}
+    conn.execute(NOTICES.insert().values(**values, at=now, tries=0, due=now))
 
 
 def remove(conn: Connection, id_: str, by: Actor) -> bool:

@@ -18,13 +18,12 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from app.core.pool.budgets import Budget, Window, budget_id, window
 from app.core.records import record
-from app.core.run import notices
 from app.core.run.events import CallFinished, CallIntended
 from app.errors import BudgetExhausted
 from app.store.protocol import Entry
 from app.store.rows import budgets as budget_rows
 from app.store.rows import runs as run_rows
-from app.store.sqlkit.tables import BUDGET_HOLDS, BUDGET_WINDOWS, NOTICES
+from app.store.sqlkit.tables import BUDGET_HOLDS, BUDGET_WINDOWS
 
 Place = tuple[str, int]
 """The account and the start of a window."""
@@ -179,9 +178,7 @@ class BudgetLedger:
             return
         row.warned_at = self._now
         self.signals.append(Signal("soft_limit", row.budget))
-        about = notices.soft_limit(budget, row.account, Window(row.start, row.end), row.spent)
-        values = {"run": row.account, "turn": row.start, "word": notices.SOFT_LIMIT, "about": about}
-        conn.execute(NOTICES.insert().values(**values, at=self._now, tries=0, due=self._now))
+        budget_rows.warn(conn, budget, row.account, Window(row.start, row.end), row.spent, self._now)
 
 
 def load(conn: Connection, runs: Mapping[str, str | None], batch: Sequence[Entry]) -> BudgetLedger | None:
