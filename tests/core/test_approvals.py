@@ -114,6 +114,9 @@ def test_only_workers_that_are_approved_as_they_are_may_be_called() -> None:
     assert [one.name for one in approvals.permitted(moved, terms, given, CATALOG)[0]] == ["bob"]
     assert [one.name for one in approvals.permitted(everybody, terms, None, CATALOG)[0]] == ["ada", "bob"]
     assert approvals.permitted(everybody, None, None, CATALOG) == (everybody, ())
+    free = [replace(everybody[0], priced=False), everybody[1]]
+    assert [one.name for one in approvals.permitted(free, ApprovalTerms(above_usd=9), None, CATALOG)[0]] == ["bob"]
+    assert approvals.permitted(free, terms, None, CATALOG)[0] == free, "nothing here depends on a price"
 
 
 def test_terms_follow_from_the_tier_the_rules_and_the_request() -> None:

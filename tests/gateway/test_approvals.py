@@ -269,6 +269,36 @@ async def test_only_approved_workers_take_over_and_the_price_is_a_limit(
     assert (row.state, row.cap.usd, row.spent.usd) == ("over_budget", 1, 0)
 
 
+async def test_a_worker_of_unknown_price_is_called_only_under_an_approval_without_a_price(
+    stub: ProviderStub, tmp_path: Path
+) -> None:
+    price = "price = { input = 1.00, output = 2.00, cached = 0.50 }\n"
+    gamma = WORKER.format(name="gamma")
+    text = pool(stub, "above_usd = 0.02\nfour_eyes = false").replace(gamma, gamma.replace(price, ""))
+    plan = {"steps": [{"worker": "gamma", "subtask": "", "access": ["user"]}]}
+    async with (
+        running_service(tmp_path, text) as opened,
+        calling(opened) as caller,
+        deciding(opened, *ROLES["operator"]) as boss,
+    ):
+        for bad in ("alpha", "beta"):
+            stub.always(bad, Fail(status=400))
+        reply = await caller.post("/v1/chat/completions", json=QUESTION)
+        assert reply.status_code == 400, "gamma does not take over: nobody has approved it"
+        run = (await waiting(caller, baton={"plan": plan}))["baton"]["run"]
+        shown = (await boss.get(f"/v1/approvals/{run}")).json()
+        assert (shown["reasons"], shown["worst_case_usd"]) == (["price"], None)
+        assert not stub.of("gamma")
+        refused = await decide(boss, run, max_usd=0.01)
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "max_usd")
+        assert (await decide(boss, run)).status_code == 200
+        assert (await ended_row(opened.context.store, run)).state == "succeeded"
+        alone = {"steps": [{"worker": "alpha", "subtask": "", "access": ["user"]}]}
+        priced = (await waiting(caller, baton={"plan": alone, "approval": "required"}))["baton"]["run"]
+        refused = await decide(boss, priced, replacements=["gamma"])
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "replacements")
+
+
 async def test_streams_end_with_the_state_and_go_on_behind_the_same_event(
     stub: ProviderStub, runtime: Runtime, caller: httpx.AsyncClient, boss: httpx.AsyncClient
 ) -> None:

@@ -96,6 +96,12 @@ def binding(subject: str, by: str, workers: Iterable[str], max_usd: int) -> str:
     return digest(form)
 
 
+def needs_one(worker: Worker, terms: ApprovalTerms) -> bool:
+    """True if no step may call a worker without an approval: the terms name it, or a price above which plans need one,
+    and its own price is not known."""
+    return worker.name in terms.workers or (terms.above_usd is not None and not worker.priced)
+
+
 def permitted(
     workers: Sequence[Worker], terms: ApprovalTerms | None, approval: Approval | None, catalog: Catalog
 ) -> tuple[list[Worker], tuple[tuple[str, str], ...]]:
@@ -103,7 +109,7 @@ def permitted(
     if terms is None:
         return list(workers), ()
     if approval is None:
-        barred = [worker for worker in workers if worker.name in terms.workers]
+        barred = [worker for worker in workers if needs_one(worker, terms)]
     else:
         known = approval.workers
         barred = [one for one in workers if known.get(one.name) != fingerprint(catalog, one)]

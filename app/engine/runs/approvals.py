@@ -197,7 +197,9 @@ def approved(
 ) -> RunApproved:
     """`run.approved` within the bounds of a decision. A planned worker that is another one by now is left out, if the
     decision names replacements. Raises `InvalidRequest` for bounds that the run cannot have, and `Conflict` if no
-    worker is left in the place of one that has changed."""
+    worker is left in the place of one that has changed.
+
+    A worker of unknown price is allowed only where the plan's own price is not known, and the decision names none."""
     proposal = next(one for one in state.all_proposals if one.number == asked.proposal)
     planned = [step.worker for step in state.steps_of(proposal) if step.worker != CONDUCTOR]
     unknown = sorted(set(decision.replacements) - asked.workers.keys())
@@ -218,7 +220,15 @@ def approved(
             code="approval_outdated",
         )
     named = dict.fromkeys([name for name in named if name not in moved])
-    limit = state.admitted.limits.usd
+    limit, is_bounded = state.admitted.limits.usd, asked.price is not None or decision.max_usd is not None
+    unpriced = [name for name in named if not catalog.workers[name].priced]
+    if unpriced and is_bounded:
+        raise InvalidRequest(
+            f"The price of {unpriced[0]} is not known, so that no price can bound this approval: name other "
+            "replacements, or send no max_usd where the worker is a planned one.",
+            param="max_usd" if decision.max_usd is not None else "replacements",
+            code="invalid_value",
+        )
     usual = limit if asked.price is None else min(asked.usd + asked.price, limit)
     max_usd = usual if decision.max_usd is None else decision.max_usd
     if not 0 <= max_usd <= limit:

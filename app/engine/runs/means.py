@@ -15,6 +15,7 @@ from app.core.plan.pricing import ample, best_alone, least, plan_price, plan_sec
 from app.core.plan.workflow import Step
 from app.core.pool.catalog import MILLION, Amount, Worker
 from app.core.pool.policy import permits
+from app.core.run import approvals
 from app.core.run.bill import unspent
 from app.core.run.labels import conversation
 from app.core.run.share import needed
@@ -112,8 +113,12 @@ class Means:
             shape.append((step.worker, inputs))
         return self._objections(state, self.workers(state), price, shape)
 
-    def worst_case(self, state: RunState, steps: Sequence[Step]) -> int:
-        """The price of a plan in micro-dollars if each step makes one call and writes as much as it may."""
+    def worst_case(self, state: RunState, steps: Sequence[Step]) -> int | None:
+        """The price of a plan in micro-dollars if each step makes one call and writes as much as it may; None if the
+        price of one of its workers is not known."""
+        known = self._context.catalog().workers
+        if any(step.worker in known and not known[step.worker].priced for step in steps):
+            return None
         return plan_price(steps, self.workers(state), self.question, state.admitted.limits.output_tokens).usd
 
     def _objections(
@@ -153,5 +158,6 @@ class Means:
     def _without_approval(self, state: RunState) -> Sequence[Worker]:
         """The workers that may be called without an approval; all of them if each one needs one."""
         known, terms = self.workers(state), state.admitted.approval
-        barred = terms.workers if terms is not None else ()
-        return [worker for worker in known if worker.name not in barred] or known
+        if terms is None:
+            return known
+        return [worker for worker in known if not approvals.needs_one(worker, terms)] or known
