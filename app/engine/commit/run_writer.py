@@ -429,7 +429,11 @@ class RunWriter:
         Without `plans` nothing follows where a conductor is to be asked: that is for the driver's own turn.
         """
         follows = Consequences(state)
-        while follows.pending is None and (commands := decide(follows.state, self._context.now())):
+        while follows.pending is None:
+            now = self._context.now()
+            commands = decide(follows.state, now)
+            if not commands:
+                break
             fresh: list[Fact] = []
             for command in commands:
                 if isinstance(command, Propose):
@@ -442,12 +446,12 @@ class RunWriter:
                 elif isinstance(command, Queue | Skip | Conclude):
                     fresh += follows.facts_of(command, self._home, enqueues=self._context.queue.healthy)
                 elif isinstance(command, Await):
-                    fresh.append(follows.await_tools(command, self._context.now()))
+                    fresh.append(follows.await_tools(command, now))
                 elif isinstance(command, AwaitApproval):
-                    now, catalog = self._context.now(), self._context.catalog()
-                    fresh.append(follows.await_approval(command, now, catalog, notifies=self._context.notifies))
+                    catalog, notifies = self._context.catalog(), self._context.notifies
+                    fresh.append(follows.await_approval(command, now, catalog, notifies=notifies))
                 elif isinstance(command, DropPlan):
-                    fresh += follows.drop_plan(command, self._context.now())
+                    fresh += follows.drop_plan(command, now)
                 else:  # a proposal or the end: no step is to begin that is about to be stopped
                     follows.pending, follows.outbox = command, []
             follows.add(fresh)

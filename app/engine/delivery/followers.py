@@ -328,11 +328,7 @@ class Follower:
         for event in events:
             if event.seq > self.state.seq:
                 self._early[event.seq] = event
-        while not self.state.replied and (event_now := self._early.pop(self.state.seq + 1, None)) is not None:
-            self.state = advance(self.state, event_now)
-            self.audience.note(event_now)
-        if self.state.replied:
-            self._early.clear()
+        self._fold_in_order()
         streamed = self.state.calls.get(self.audience.call)
         if streamed is not None and streamed.failed:
             self.audience.lose()
@@ -340,6 +336,16 @@ class Follower:
             known, self._pending = self._pending, []
             for delta in known:
                 self.receive(delta)
+
+    def _fold_in_order(self) -> None:
+        """Fold the events that follow the state without a gap, up to the end of the turn; what came early waits."""
+        while not self.state.replied:
+            event = self._early.pop(self.state.seq + 1, None)
+            if event is None:
+                return
+            self.state = advance(self.state, event)
+            self.audience.note(event)
+        self._early.clear()
 
     def _pass_on(self, delta: Delta) -> None:
         if self.audience.receive(self.state, delta) and self._since is not None:

@@ -198,8 +198,8 @@ def choose(context: EngineContext, order: Order) -> Eligible:
         raise InvalidRequest(
             f"baton.pool names a worker that is not in the pool; the pool is: {known}", param="baton.pool"
         )
-    least = _least(context.catalog(), order)
-    choice = eligible(context.catalog(), order.tier, order.task, least, order.overrides)
+    catalog = context.catalog()
+    choice = eligible(catalog, order.tier, order.task, _least(catalog, order), order.overrides)
     if order.needs_prices:
         choice = priced(choice)
     if not choice.workers:

@@ -251,8 +251,11 @@ class Planner:
 
     def _may_ask(self, state: RunState) -> bool:
         """True if the tier's model may plan for this run: it reads the whole task (D6), and should be healthy."""
-        tier, known = self._context.catalog().tiers.get(state.admitted.tier), self._context.catalog().workers
-        model = known.get(tier.conductor.worker or "") if tier is not None else None
+        catalog = self._context.catalog()
+        tier = catalog.tiers.get(state.admitted.tier)
+        if tier is None or tier.conductor.worker is None:
+            return False
+        model = catalog.workers.get(tier.conductor.worker)
         if model is None or not permits(model, conversation(state)):
             return False
         return not self._context.health.refusal(model, self._left_of(state))

@@ -409,13 +409,14 @@ class Execution:
         self._ids = []
         number = self._number + 1
         state, view, worker = basis.state, basis.view, choice.called
-        flawed = self._flawed if self._flawed is not None and self._flawed.worker.name == worker.name else None
-        provider, flaw = self._context.catalog().providers[worker.provider], None
-        if flawed is not None:
-            flaw = flawed.reply.flaw
+        catalog = self._context.catalog()
+        provider = catalog.providers[worker.provider]
+        repaired, flaw = "", None
+        if self._flawed is not None and self._flawed.worker.name == worker.name:
+            repaired, flaw = self._flawed.call, self._flawed.reply.flaw
         request = view.request(worker, state.admitted.limits, streams=state.streams, provider=provider, flaw=flaw)
         quick = number == 1 and self._context.health.is_quick(worker)
-        most_seconds = tier_seconds(self._context.catalog(), state)
+        most_seconds = tier_seconds(catalog, state)
         cuts = (
             (view.step.answers or view.step.complete)
             and request.form is None
@@ -442,7 +443,7 @@ class Execution:
                 template=view.template(worker, provider=provider, flaw=flaw),
                 passed_over=(*basis.excluded, *choice.passed_over),
                 despite=choice.despite,
-                repairs=flawed.call if flawed is not None else "",
+                repairs=repaired,
                 tenant=state.admitted.tenant,
                 shadow=state.admitted.origin_kind == "shadow",
                 watched=watched,

@@ -242,12 +242,13 @@ class DisclosureRows:
         self._made: dict[tuple[str, str], Row] = {}
         self._ended: dict[tuple[str, str], Ended] = {}
 
-    def note(self, run: str, tenant: str, key: str, fact: Fact, at: float) -> None:
-        """Note an event of a run, if it is the intent or the outcome of a call."""
-        if isinstance(fact, CallIntended) and fact.planned_by:
-            self._made[run, fact.call] = intended(run, tenant, key, fact, at)
-        elif isinstance(fact, CallFinished):
-            self._ended[run, fact.call] = ended(fact)
+    def note(self, run: str, tenant: str, key: str, facts: Sequence[Fact], at: float) -> None:
+        """Note those of a run's new events that are the intent or the outcome of a call."""
+        for fact in facts:
+            if isinstance(fact, CallIntended) and fact.planned_by:
+                self._made[run, fact.call] = intended(run, tenant, key, fact, at)
+            elif isinstance(fact, CallFinished):
+                self._ended[run, fact.call] = ended(fact)
 
     def writes(self, statements: Statements) -> tuple[tuple[Rows, Sequence[Row]], ...]:
         """The rows to be written. No row is both added and completed: Postgres does both in one statement."""

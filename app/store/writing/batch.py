@@ -376,7 +376,7 @@ class RowBatch:
                 run.state, run.ended_at = TERMINAL[draft.kind], at
                 self._delete_untaken(run.id)
             self._add_notice(run, draft, entry)
-            self._disclosures.note(run.id, run.tenant, run.key, draft, at)
+        self._disclosures.note(run.id, run.tenant, run.key, entry.events, at)
         run.seq += len(events)
         return events
 
@@ -408,16 +408,20 @@ class RowBatch:
                 self._contents.append(self._content(run.id, ref, body))
                 continue
             *row, own = parts.content
-            self._shared.append((*row, self._sealed(place_of(run.id, ref), own)))
+            self._shared.append((*row, self._encrypted(run.id, ref, own)))
             for name, before, spoken, text in parts.texts:
-                self._texts[name] = (name, before, spoken, self._sealed(TEXT, text), run.tenant)
+                body = text if self._key is None else self._key.seal(TEXT, text)
+                self._texts[name] = (name, before, spoken, body, run.tenant)
 
     def _content(self, run: str, ref: str, body: bytes) -> Row:
         """The row of a content that is stored as a whole."""
-        return run, ref, self._sealed(place_of(run, ref), body)
+        return run, ref, self._encrypted(run, ref, body)
 
-    def _sealed(self, place: str, body: bytes) -> bytes:
-        return body if self._key is None else self._key.seal(place, body)
+    def _encrypted(self, run: str, ref: str, body: bytes) -> bytes:
+        """The content as it is stored: as it is, where contents are not encrypted."""
+        if self._key is None:
+            return body
+        return self._key.seal(place_of(run, ref), body)
 
     def _may_share(self, owner: str) -> bool:
         """True if texts of an owner may be written, whose lock is noted then."""
