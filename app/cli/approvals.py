@@ -95,7 +95,9 @@ async def _decide(
 
 def _table(found: list[dict[str, Any]], *, decided: bool) -> Table | str:
     if not found:
-        return "No plan was decided." if decided else "No plan waits for an approval."
+        if decided:
+            return "No plan was decided."
+        return "No plan waits for an approval."
     if decided:
         return _decided(found)
     table = terminal.table()
@@ -120,7 +122,9 @@ def _decided(found: list[dict[str, Any]]) -> Table:
 
 
 def _money(one: Mapping[str, Any]) -> str:
-    return f"${one['worst_case_usd']:.6f}" if one["worst_case_usd"] is not None else "unknown"
+    if one["worst_case_usd"] is None:
+        return "unknown"
+    return f"${one['worst_case_usd']:.6f}"
 
 
 def _minute(at: float) -> str:

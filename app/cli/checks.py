@@ -106,7 +106,9 @@ async def of_schema(loaded: Loaded) -> list[Verdict]:
         return Verdict("row security", "skip", words, found.reason)
 
     schema = await _within("schema", check, remedy)
-    return [schema, await _within("row security", secured, remedy)] if schema.status == "ok" else [schema]
+    if schema.status == "ok":
+        return [schema, await _within("row security", secured, remedy)]
+    return [schema]
 
 
 async def of_house(loaded: Loaded, opened: Runtime, *, every: bool, exists: bool) -> list[Verdict]:

@@ -242,7 +242,9 @@ def _name() -> str:
 
 
 def _author(asked: Asked) -> Actor:
-    return Actor(asked.who, "command") if asked.who else storage.operator()
+    if asked.who:
+        return Actor(asked.who, "command")
+    return storage.operator()
 
 
 async def _in_force(settings: Settings, conductor: str) -> VersionsInForce:

@@ -101,7 +101,9 @@ def serve(asked: Asked, environ: Mapping[str, str]) -> int:
 
 
 def _quoted(word: str) -> str:
-    return f"'{word}'" if any(char in word for char in ' "{}') else word
+    if any(char in word for char in ' "{}'):
+        return f"'{word}'"
+    return word
 
 
 def check_fit(card: Manifest, loaded: Loaded, conductor: str) -> None:

@@ -145,7 +145,9 @@ def whole(arm: str, tier: str) -> str:
     """Return the model id of an arm: `single:x` becomes `baton-ultra:single:x`."""
     if arm == OWN:
         return tier
-    return arm if arm == tier or arm.startswith(f"{tier}:") else f"{tier}:{arm}"
+    if arm == tier or arm.startswith(f"{tier}:"):
+        return arm
+    return f"{tier}:{arm}"
 
 
 def _short(model: str) -> str:

@@ -204,7 +204,9 @@ def _pepper(row: KeyRow, settings: Settings) -> str:
     marks = [pepper_mark(pepper) for pepper in peppers(settings)]
     if row.pepper not in marks:
         return "missing"
-    return "current" if row.pepper == marks[0] else "earlier"
+    if row.pepper == marks[0]:
+        return "current"
+    return "earlier"
 
 
 def _day(at: float | None) -> str:

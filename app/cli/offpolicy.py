@@ -163,7 +163,9 @@ def _reason_not_usable(tier: Tier | None, one: Decided | None) -> str:
         return "no answer, or a plan without probabilities"
     if one.shape and (tier is None or tier.conductor.temperature != 1.0):
         return "the model decodes at a temperature other than 1, so its probabilities are not those of the draw"
-    return "" if one.chance else "nothing was left to chance"
+    if one.chance:
+        return ""
+    return "nothing was left to chance"
 
 
 async def _seen(store: Store, run: str, one: Decided, task: str) -> tuple[Features | None, str]:

@@ -58,7 +58,9 @@ def baton(pool: str, environ: Mapping[str, str], *, runs: int) -> Iterator[tuple
 def _search_path(environ: Mapping[str, str]) -> str:
     """Return the search path for modules, with the folder of this package first."""
     others = environ.get("PYTHONPATH")
-    return f"{SOURCE}{os.pathsep}{others}" if others else str(SOURCE)
+    if others:
+        return f"{SOURCE}{os.pathsep}{others}"
+    return str(SOURCE)
 
 
 def _pool(text: str, environ: Mapping[str, str], folder: Path) -> dict[str, str]:
@@ -66,7 +68,9 @@ def _pool(text: str, environ: Mapping[str, str], folder: Path) -> dict[str, str]
         (folder / "pool.toml").write_text(text)
         return {"BATON_POOL": str(folder / "pool.toml")}
     named = environ.get("BATON_POOL")
-    return {"BATON_POOL": str(Path(named).resolve())} if named else {}
+    if not named:
+        return {}
+    return {"BATON_POOL": str(Path(named).resolve())}
 
 
 def _url(process: "subprocess.Popen[bytes]", log: Path) -> str:

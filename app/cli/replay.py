@@ -117,7 +117,9 @@ def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> i
         terminal.print_json(summed_up)
     else:
         _print(batch, differences)
-    return 0 if batch.pairs and not any(pair.refused for pair in batch.pairs) else 1
+    if batch.pairs and not any(pair.refused for pair in batch.pairs):
+        return 0
+    return 1
 
 
 def _under(asked: Asked) -> Mapping[str, str]:

@@ -113,7 +113,9 @@ def _summary(figures: Sequence[Figures]) -> dict[str, dict[str, float | None]]:
 
 
 def _in_words(mean: float | None, worst: float | None) -> str:
-    return f"{mean:.3f} ({worst:.3f})" if mean is not None and worst is not None else "-"
+    if mean is not None and worst is not None:
+        return f"{mean:.3f} ({worst:.3f})"
+    return "-"
 
 
 # -- a log

@@ -124,7 +124,9 @@ def _group(by: str, group: str | None, names: Mapping[str, str]) -> str:
     """A group in words: an API key by its name, where that is known."""
     if group is None:
         return "(none)"
-    return names.get(group, group) if by == "key" else group
+    if by == "key":
+        return names.get(group, group)
+    return group
 
 
 def _print_dearest(console: Console, dearest: Mapping[str, Any]) -> None:
@@ -178,8 +180,12 @@ def _failure_rows(failures: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]
 
 
 def _dollars(amount: float | None) -> str:
-    return "-" if amount is None else terminal.dollars(amount * MILLION)
+    if amount is None:
+        return "-"
+    return terminal.dollars(amount * MILLION)
 
 
 def _moment(at: float | None) -> str:
-    return "now" if at is None else run_words.moment(at)[:16]
+    if at is None:
+        return "now"
+    return run_words.moment(at)[:16]

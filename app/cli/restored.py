@@ -241,4 +241,6 @@ def _calls(one: OpenRun) -> str:
 
 
 def _known(one: Missing) -> str:
-    return "the run is known" if one.known else "the run is missing"
+    if one.known:
+        return "the run is known"
+    return "the run is missing"

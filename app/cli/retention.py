@@ -49,14 +49,18 @@ def words(settings: Settings) -> str:
 def _days(seconds: float | None) -> float | str | None:
     if seconds is None:
         return None
-    return "never" if seconds == inf else seconds / DAY_SECONDS
+    if seconds == inf:
+        return "never"
+    return seconds / DAY_SECONDS
 
 
 def _said(seconds: float | None, *, unsaid: str) -> str:
     """A time in words. `unsaid` stands for None."""
     if seconds is None:
         return unsaid
-    return "for ever" if seconds == inf else f"for {seconds / DAY_SECONDS:g} days"
+    if seconds == inf:
+        return "for ever"
+    return f"for {seconds / DAY_SECONDS:g} days"
 
 
 def _named(of: RunClass) -> str:

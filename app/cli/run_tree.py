@@ -132,7 +132,9 @@ def _step(tree: Tree, step: run_words.Record, *, answers: bool, full: bool, plan
 def _shown(text: str | None, full: bool) -> str:
     if text is None:
         return run_words.ERASED
-    return clean(text) if full else excerpt(text, run_words.EXCERPT)
+    if full:
+        return clean(text)
+    return excerpt(text, run_words.EXCERPT)
 
 
 def _line(name: str, value: Any) -> Text:

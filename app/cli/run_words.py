@@ -51,7 +51,9 @@ def key(run: Record) -> str:
 
 def seconds(span: float) -> str:
     """Return a duration in milliseconds below one second, else in seconds."""
-    return f"{span * 1000:.0f} ms" if span < 1 else f"{span:.1f} s"
+    if span < 1:
+        return f"{span * 1000:.0f} ms"
+    return f"{span:.1f} s"
 
 
 def cost(usd: float) -> str:
@@ -76,7 +78,9 @@ def tokens(usage: Record) -> str:
     words = f"{usage['input']:,} + {usage['output']:,} tokens"
     notes = [f"{usage[kind]:,} {kind}" for kind in ("cached", "reasoning") if usage[kind]]
     notes += ["estimated"] if usage["estimated"] else []
-    return f"{words} ({', '.join(notes)})" if notes else words
+    if notes:
+        return f"{words} ({', '.join(notes)})"
+    return words
 
 
 def sees(access: Sequence[str | int]) -> str:
@@ -85,8 +89,12 @@ def sees(access: Sequence[str | int]) -> str:
     noun = "step" if len(steps) == 1 else "steps"
     earlier = f"{noun} {', '.join(steps)}"
     if "user" in access:
-        return f"the conversation and {earlier}" if steps else "the conversation"
-    return f"{earlier}, not the conversation" if steps else "nothing but its subtask"
+        if not steps:
+            return "the conversation"
+        return f"the conversation and {earlier}"
+    if not steps:
+        return "nothing but its subtask"
+    return f"{earlier}, not the conversation"
 
 
 def attempt(record: Record) -> str:
@@ -143,7 +151,9 @@ def exchange(record: Record, *, full: bool) -> str:
 
 def _result(message: Record) -> str:
     text = " ".join(part["text"] if part["type"] == "text" else "an image" for part in message["content"])
-    return f"failed: {text}" if message["failed"] else text
+    if message["failed"]:
+        return f"failed: {text}"
+    return text
 
 
 def _cut(text: str, full: bool) -> str:
@@ -175,13 +185,17 @@ def passed_over(record: Record) -> list[str]:
 
 def error(code: str | None) -> str | None:
     """Return an error code, with an explanation if the code alone says too little."""
-    return f"{code} ({ERRORS[code]})" if code in ERRORS else code
+    if code in ERRORS:
+        return f"{code} ({ERRORS[code]})"
+    return code
 
 
 def kept(step: Record) -> str | None:
     """Return the step of an earlier run whose output was taken over."""
     source = step.get("kept_from")
-    return f"the output of step {source['step']} of {source['run']}; nobody was called" if source else None
+    if not source:
+        return None
+    return f"the output of step {source['step']} of {source['run']}; nobody was called"
 
 
 def choice(step: Record) -> str | None:
@@ -204,7 +218,9 @@ def _replaced(step: Record, planned: str) -> str:
         reasons += [one["reason"] for one in call.get("passed_over", []) if one["worker"] == planned]
     if failures:
         return f" after {', '.join(failures)}"
-    return f", which was passed over ({reasons[0]})" if reasons else ""
+    if not reasons:
+        return ""
+    return f", which was passed over ({reasons[0]})"
 
 
 def proposal(record: Record) -> str:
@@ -227,7 +243,9 @@ def proposal(record: Record) -> str:
 def _asked(attempt: Record) -> str:
     """Return the worker that was asked for a plan, with its version if it has several."""
     version = attempt.get("version")
-    return f"{attempt['worker']}, version {version}" if version else str(attempt["worker"])
+    if version:
+        return f"{attempt['worker']}, version {version}"
+    return str(attempt["worker"])
 
 
 def decision(record: Record) -> list[str]:

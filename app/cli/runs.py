@@ -195,7 +195,9 @@ def _table(rows: tuple[RunRow, ...], names: Mapping[str, str], width: int) -> Ta
 
 
 def _colour(row: RunRow) -> str:
-    return "yellow" if row.degraded else run_tree.COLOURS.get(row.state, "yellow")
+    if row.degraded:
+        return "yellow"
+    return run_tree.COLOURS.get(row.state, "yellow")
 
 
 def _note(row: RunRow, *, wide: bool) -> str:
@@ -251,7 +253,9 @@ def _document(view: str, at: Instant) -> Mapping[str, Any]:
     """Return the document of a view, as the API gives it to a key that may not read texts."""
     if view == "graph":
         return graph(at).to_json()
-    return timeline(at).to_json() if view == "timeline" else snapshot(at)
+    if view == "timeline":
+        return timeline(at).to_json()
+    return snapshot(at)
 
 
 def _drawn(asked: Asked, document: Mapping[str, Any], width: int) -> Iterator[Text]:
@@ -371,7 +375,9 @@ def _plan_detail(fact: Fact) -> str:
         case PlanStep():
             return f"step {fact.n}: {fact.worker}, sees {run_words.sees(fact.access.as_list())}"
         case PlanAccepted():
-            return f"{fact.topology}, {fact.steps} steps" if fact.steps else run_words.ENOUGH
+            if fact.steps:
+                return f"{fact.topology}, {fact.steps} steps"
+            return run_words.ENOUGH
         case PlanRejected():
             return "; ".join(fact.reasons)
         case CallIntended():

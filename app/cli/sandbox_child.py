@@ -101,7 +101,9 @@ def _judged(code: str, tests: str) -> str:
         return "a test fails"
     except BaseException as error:
         builtin = type(error).__module__ == "builtins"
-        return f"raises {type(error).__name__}" if builtin else "raises an error of its own"
+        if not builtin:
+            return "raises an error of its own"
+        return f"raises {type(error).__name__}"
 
 
 def _called(defined: list[Any]) -> str:

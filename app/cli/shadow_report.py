@@ -115,4 +115,6 @@ def _amount(name: str, value: float | None) -> str:
         return "?"
     if name in (*SHARES, "share"):
         return f"{value:.1%}"
-    return f"${value:.6f}" if name == "cost_usd" else f"{value:.2f}"
+    if name == "cost_usd":
+        return f"${value:.6f}"
+    return f"{value:.2f}"

@@ -115,4 +115,6 @@ def _messages(task: Mapping[str, Any]) -> tuple[Mapping[str, str], ...] | None:
             return None
         if not isinstance(one["content"], str):
             return None
-    return tuple(given) if any(one["role"] == "user" for one in given) else None
+    if not any(one["role"] == "user" for one in given):
+        return None
+    return tuple(given)

@@ -47,7 +47,9 @@ def clean(text: str) -> str:
 def excerpt(text: str, length: int) -> str:
     """Return the beginning of a text on one line."""
     line = " ".join(clean(text).split())
-    return line if len(line) <= length else f"{line[: length - 1]}…"
+    if len(line) <= length:
+        return line
+    return f"{line[: length - 1]}…"
 
 
 def dollars(micro: float) -> str:
@@ -93,7 +95,9 @@ def program() -> str:
         return f"{Path(sys.executable).name} -m app"
     if shutil.which("baton"):
         return "baton"
-    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
+    if path.is_relative_to(Path.cwd()):
+        return str(path.relative_to(Path.cwd()))
+    return str(path)
 
 
 class PlainLines(logging.Formatter):

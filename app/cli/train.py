@@ -25,7 +25,9 @@ def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> i
         found("app.lab.train_rounds:run")(asked, _say)
         return 0
     rollouts = found("app.cli.teach:imitated")(asked, environ) if asked.warm_start else ()
-    return 0 if found("app.lab.train:run")(asked, _say, rollouts) else 1
+    if found("app.lab.train:run")(asked, _say, rollouts):
+        return 0
+    return 1
 
 
 def found(name: str) -> Any:

@@ -75,7 +75,9 @@ def _facts(state: LogState, checkpoint: Checkpoint | None) -> dict[str, Any]:
 
 def _checkpoint(note: str | None, verifiers: Sequence[str]) -> Checkpoint | None:
     """The checkpoint of the log, whose signature is checked by its own keys."""
-    return open_checkpoint(note, [Verifier.parsed(one) for one in verifiers]) if note is not None else None
+    if note is None:
+        return None
+    return open_checkpoint(note, [Verifier.parsed(one) for one in verifiers])
 
 
 async def _prove(settings: Settings, asked: Asked) -> int:

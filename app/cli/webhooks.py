@@ -82,4 +82,6 @@ def _chosen(found: Sequence[FailedNotice], ids: Sequence[str]) -> Sequence[Faile
     unknown = sorted(set(ids) - set(by_id))
     if unknown:
         raise NotFound(f"No message of the id {unknown[0]} was given up; `baton webhooks failed` lists them.")
-    return [by_id[name] for name in ids] if ids else found
+    if ids:
+        return [by_id[name] for name in ids]
+    return found

@@ -83,4 +83,6 @@ class Odds:
             return None
         self._at = end = start + len(str(ordinal))
         logs = [log for at, token, log in self._tokens if at < end and at + len(token) > start]
-        return round(math.exp(sum(logs)), 6) if logs else None
+        if not logs:
+            return None
+        return round(math.exp(sum(logs)), 6)

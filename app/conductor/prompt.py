@@ -109,14 +109,18 @@ def template(brief: Brief) -> str:
         name = NESTING_FURTHER if brief.previous is not None else NESTING
     name = name if brief.seconds_left is None else TIMED[name]
     name = REASONED[name] if brief.reasons else name
-    return PARTLY[name] if left_out(brief.task.messages, brief.message_chars) else name
+    if left_out(brief.task.messages, brief.message_chars):
+        return PARTLY[name]
+    return name
 
 
 def left_out(messages: Sequence[Message], message_chars: int) -> int:
     """Return the number of characters of a conversation that a conductor is not shown."""
     lengths = [len(message.text) for message in messages]
     kept = sum(_ends(message_chars))
-    return sum([length - kept for length in lengths if length > message_chars]) if message_chars else 0
+    if not message_chars:
+        return 0
+    return sum([length - kept for length in lengths if length > message_chars])
 
 
 def shortened(text: str, message_chars: int) -> str:

@@ -168,7 +168,9 @@ class Archiving:
 
 def archiving(address: str, endpoint: str | None, *, contents: bool) -> Archiving | None:
     """The archive of this address (see `open_archive_files`), or None if it is empty. Raises `ConfigInvalid`."""
-    return Archiving(open_archive_files(address, endpoint), contents) if address else None
+    if not address:
+        return None
+    return Archiving(open_archive_files(address, endpoint), contents)
 
 
 @dataclass(slots=True)

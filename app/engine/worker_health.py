@@ -203,7 +203,9 @@ class Health:
         took = sorted(self._took.get(_key(worker), ()))
         if len(took) >= TIMED:
             return took[len(took) * 9 // 10]
-        return FIRST_SECONDS + worker.writing_seconds(USUAL_TOKENS) if worker.card.speed is not None else 0.0
+        if worker.card.speed is None:
+            return 0.0
+        return FIRST_SECONDS + worker.writing_seconds(USUAL_TOKENS)
 
     def affords(self, worker: Worker, place: Place) -> bool:
         """True if the worker's retry budget has room."""

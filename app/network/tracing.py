@@ -176,7 +176,9 @@ def _read(headers: Mapping[str, str]) -> Context:
 
 def _below(parent: Trace) -> Context:
     """The context of the children of a span; that of a new trace where there is no parent."""
-    return _read(parent.headers()) if parent else Context()
+    if parent:
+        return _read(parent.headers())
+    return Context()
 
 
 def _context_of(place: Trace) -> otel.SpanContext:

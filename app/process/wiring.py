@@ -152,7 +152,9 @@ class Pool:
         adapter = self._adapters.get(name)
         if adapter is None:
             raise WorkerMisconfigured()
-        return adapter.choose() if isinstance(adapter, Endpoints) else adapter
+        if isinstance(adapter, Endpoints):
+            return adapter.choose()
+        return adapter
 
     def conductor(self, tier: Tier) -> Policy:
         """The policy that plans for a tier, or for an arm of one: there are many, so what costs nothing is not kept."""
@@ -174,7 +176,9 @@ class Pool:
         """True if every model that conducts is healthy, as far as is known; None if no tier has one."""
         names = {tier.conductor.worker for tier in self.catalog().tiers.values() if tier.conductor.kind == "model"}
         found = [worker for worker in self.catalog().workers.values() if worker.name in names]
-        return not self.health.ejected(found) if found else None
+        if not found:
+            return None
+        return not self.health.ejected(found)
 
     def _make(self, tier: str, spec: ConductorSpec) -> Policy:
         model = self._model(spec, spec.worker) if spec.worker is not None else None
@@ -222,7 +226,9 @@ def _rekeyed(before: Loaded, after: Loaded) -> frozenset[str]:
 
 
 def _text(secret: SecretStr | None) -> str | None:
-    return secret.get_secret_value() if secret is not None else None
+    if secret is None:
+        return None
+    return secret.get_secret_value()
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,7 +44,9 @@ def key_headers(spec: ProviderSpec, key: str | None, name: str, scheme: str = ""
     """Return the header that carries the key: `name` of the wire format, unless the provider wants `api-key`."""
     if not key:
         return {}
-    return {"api-key": key} if spec.auth == "api-key" else {name: scheme + key}
+    if spec.auth == "api-key":
+        return {"api-key": key}
+    return {name: scheme + key}
 
 
 def missing_extra(auth: str) -> str:
@@ -56,7 +58,9 @@ def missing_extra(auth: str) -> str:
         found = find_spec(module) is not None
     except ModuleNotFoundError:
         found = False
-    return "" if found else f"needs the extra {extra}; install it with pip install 'baton[{extra}]'"
+    if found:
+        return ""
+    return f"needs the extra {extra}; install it with pip install 'baton[{extra}]'"
 
 
 def authentication(spec: ProviderSpec) -> Authentication | None:

@@ -72,14 +72,18 @@ def words(value: object, who: str) -> str:
 
 def label(value: object) -> str | None:
     """Return a short name that is only reported and never relied upon, such as a model id."""
-    return value[:200] if isinstance(value, str) and value else None
+    if isinstance(value, str) and value:
+        return value[:200]
+    return None
 
 
 def count(value: object) -> int | None:
     """Return a plausible number of tokens, or None."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
-    return value if type(value) is int and 0 <= value <= TOKENS else None
+    if type(value) is int and 0 <= value <= TOKENS:
+        return value
+    return None
 
 
 def usage(into: object, out: object, cached: object = 0, reasoning: object = 0, stored: object = 0) -> Usage | None:

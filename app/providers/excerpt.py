@@ -72,7 +72,9 @@ def excerpt(message: str, body: bytes, secrets: Iterable[str], path: str = "") -
     text = _LONG.sub(lambda found: _kept(found[0], model, path), _KEY.sub(REMOVED, text))
     text = _without(text, body.replace(model.encode(), b"") if model else body, _names(model) | _names(path))
     text = _BLANKS.sub(" ", _GAPS.sub(REMOVED, _JOINED.sub(REMOVED, text))).strip()
-    return text if len(text) <= EXCERPT_CHARS else text[: EXCERPT_CHARS - 4] + " ..."
+    if len(text) <= EXCERPT_CHARS:
+        return text
+    return text[: EXCERPT_CHARS - 4] + " ..."
 
 
 def label(value: str, body: bytes, secrets: Iterable[str], known: Container[str] = ()) -> str:
@@ -81,7 +83,9 @@ def label(value: str, body: bytes, secrets: Iterable[str], known: Container[str]
     if value in known:
         return value
     unsafe = not _ID.fullmatch(value) or _KEY.search(value) or any(part in value for part in _parts(secrets))
-    return "" if unsafe or value.encode() in body else value
+    if unsafe or value.encode() in body:
+        return ""
+    return value
 
 
 def _parts(secrets: Iterable[str]) -> list[str]:

@@ -188,7 +188,9 @@ def _kind(status: int) -> type[WorkerError]:
         return WorkerUnavailable
     if status >= 400:
         return WorkerRefused
-    return WorkerMisconfigured if status >= 300 else WorkerMalformed
+    if status >= 300:
+        return WorkerMisconfigured
+    return WorkerMalformed
 
 
 def _excused(kind: type[WorkerError], error: Mapping[str, Any]) -> type[WorkerError]:
@@ -196,7 +198,9 @@ def _excused(kind: type[WorkerError], error: Mapping[str, Any]) -> type[WorkerEr
     the request's own fault, not the key's."""
     metadata = error.get("metadata")
     flagged = isinstance(metadata, dict) and "flagged_input" in metadata
-    return WorkerRefused if flagged and kind is WorkerMisconfigured else kind
+    if flagged and kind is WorkerMisconfigured:
+        return WorkerRefused
+    return kind
 
 
 def _error(document: object) -> dict[str, Any]:
@@ -227,7 +231,9 @@ def _words(error: Mapping[str, Any]) -> Iterator[str]:
 
 def _details(error: Mapping[str, Any]) -> list[dict[str, Any]]:
     details = error.get("details")
-    return [detail for detail in details if isinstance(detail, dict)] if isinstance(details, list) else []
+    if not isinstance(details, list):
+        return []
+    return [detail for detail in details if isinstance(detail, dict)]
 
 
 def _numbered(value: object) -> int:
@@ -247,7 +253,9 @@ def _retry_after(headers: Mapping[str, str], error: dict[str, Any]) -> float | N
     seconds = next((value for value in found if value is not None), None)
     if seconds is None:
         seconds = _until(headers.get("retry-after"), headers.get("date"))
-    return None if seconds is None else min(seconds, DAY)
+    if seconds is None:
+        return None
+    return min(seconds, DAY)
 
 
 def _seconds(value: object) -> float | None:

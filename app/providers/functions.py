@@ -66,7 +66,9 @@ class Calls:
 
 def text_of(arguments: object, who: str) -> str:
     """Return arguments as JSON text, whether they came as text or as an object."""
-    return orjson.dumps(arguments).decode() if isinstance(arguments, dict) else words(arguments, who)
+    if isinstance(arguments, dict):
+        return orjson.dumps(arguments).decode()
+    return words(arguments, who)
 
 
 def object_of(arguments: str) -> dict[str, Any]:
@@ -75,7 +77,9 @@ def object_of(arguments: str) -> dict[str, Any]:
         value = orjson.loads(arguments or "{}")
     except orjson.JSONDecodeError:
         value = arguments
-    return value if isinstance(value, dict) else {"arguments": value}
+    if isinstance(value, dict):
+        return value
+    return {"arguments": value}
 
 
 def for_openai(toolbox: Toolbox, *, strict: bool) -> dict[str, Any]:
@@ -91,7 +95,9 @@ def for_openai(toolbox: Toolbox, *, strict: bool) -> dict[str, Any]:
         body["tool_choice"] = {"type": "function", "function": {"name": toolbox.named}}
     elif toolbox.choice != "auto":
         body["tool_choice"] = toolbox.choice
-    return body if toolbox.parallel else body | {"parallel_tool_calls": False}
+    if toolbox.parallel:
+        return body
+    return body | {"parallel_tool_calls": False}
 
 
 def _function(tool: Tool, strict: bool) -> dict[str, Any]:
@@ -118,7 +124,9 @@ def for_anthropic(toolbox: Toolbox, messages: Iterable[Message], strict: Callabl
     if not toolbox.tools:
         called = dict.fromkeys(call.name for message in messages for call in message.calls)
         past = [{"name": name, "input_schema": EMPTY_SCHEMA} for name in called]
-        return {"tools": past, "tool_choice": {"type": "none"}} if past else {}
+        if not past:
+            return {}
+        return {"tools": past, "tool_choice": {"type": "none"}}
     kinds = {"auto": "auto", "none": "none", "required": "any", "named": "tool"}
     choice: dict[str, Any] = {"type": kinds[toolbox.choice]}
     if toolbox.choice == "named":
@@ -126,7 +134,9 @@ def for_anthropic(toolbox: Toolbox, messages: Iterable[Message], strict: Callabl
     if not toolbox.parallel and toolbox.choice != "none":
         choice["disable_parallel_tool_use"] = True
     body: dict[str, Any] = {"tools": [_anthropic_tool(tool, strict) for tool in toolbox.tools]}
-    return body if choice == {"type": "auto"} else body | {"tool_choice": choice}
+    if choice == {"type": "auto"}:
+        return body
+    return body | {"tool_choice": choice}
 
 
 def _anthropic_tool(tool: Tool, strict: Callable[[Any], Any] | None) -> dict[str, Any]:
@@ -157,4 +167,6 @@ def _declaration(tool: Tool) -> dict[str, Any]:
 
 def gemini_name(name: str) -> str:
     """Return a name as Gemini accepts it: it begins with a letter or an underscore."""
-    return name if re.match(r"[A-Za-z_]", name) else f"_{name}"
+    if re.match(r"[A-Za-z_]", name):
+        return name
+    return f"_{name}"

@@ -494,7 +494,9 @@ class Call:
         except (WorkerError, TimeoutError):
             return None
         document = peek(body)
-        return {"message": body.decode("utf-8", "replace")} if document is None and kind == "text/plain" else document
+        if document is None and kind == "text/plain":
+            return {"message": body.decode("utf-8", "replace")}
+        return document
 
     def _fault(self, error: Exception, *, headers: bool) -> WorkerError:
         """Return the error of the service for one of the network; `headers` says that the response's have come."""
@@ -513,7 +515,9 @@ class Call:
         """Return which deadline has passed, in words."""
         if self._clock() >= self._end:
             return "in all"
-        return "between reads" if self._begun else "to the first byte"
+        if self._begun:
+            return "between reads"
+        return "to the first byte"
 
 
 def _checked_url(name: str, text: str) -> httpx.URL:

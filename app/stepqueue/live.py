@@ -203,7 +203,9 @@ class Subscriber:
 
 def sealed(payload: bytes, channel: str, key: bytes) -> bytes:
     """The payload with a code that only who has the key (at most 64 bytes) can make; as it is without a key."""
-    return _code(payload, channel, key) + payload if key else payload
+    if key:
+        return _code(payload, channel, key) + payload
+    return payload
 
 
 def unsealed(data: bytes, channel: str, keys: Sequence[bytes]) -> bytes:
@@ -251,7 +253,9 @@ def _row(message: Live) -> list[Any]:
         case Delta():
             row = ["d", message.run, message.step, message.call, message.offset, message.text]
             if not message.calls:
-                return [*row, message.logprobs] if message.logprobs else row
+                if message.logprobs:
+                    return [*row, message.logprobs]
+                return row
             calls = [[call.index, call.id, call.name, call.arguments] for call in message.calls]
             return [*row, message.logprobs, message.since, calls]
         case Committed():
@@ -261,7 +265,9 @@ def _row(message: Live) -> list[Any]:
             return ["s", message.run, message.step]
         case Listen():
             row = ["l", message.run, message.address]
-            return [*row, message.call, message.chars, message.calls] if message.call else row
+            if message.call:
+                return [*row, message.call, message.chars, message.calls]
+            return row
         case Adopted():
             return ["a", message.run, message.address]
         case _:

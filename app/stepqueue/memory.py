@@ -178,7 +178,9 @@ class MemoryQueue:
 
     def _lane(self, ticket: Ticket) -> tuple[bool, str]:
         whole = ticket.step == WHOLE_RUN
-        return (whole, ticket.tier) if (whole, ticket.tier) in self._lanes else (whole, self._last)
+        if (whole, ticket.tier) in self._lanes:
+            return (whole, ticket.tier)
+        return (whole, self._last)
 
     def _pick(self, slots: int, now: float) -> list[Ticket]:
         found: list[Ticket] = []

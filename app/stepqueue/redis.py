@@ -318,7 +318,9 @@ async def clear(url: str, prefix: str = "baton") -> int:
     client = _client(url)
     try:
         names = [name async for name in client.scan_iter(match=f"{prefix}:*", count=1_000)]
-        return int(await client.unlink(*names)) if names else 0
+        if not names:
+            return 0
+        return int(await client.unlink(*names))
     except FAULTS as fault:
         raise QueueUnavailable from fault
     finally:

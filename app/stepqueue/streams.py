@@ -269,7 +269,10 @@ class Streams:
         pong, config = await self._commands.send(("PING",), ("CONFIG", "GET", "maxmemory-policy"))
         if isinstance(pong, Exception):
             raise pong
-        return config[1].decode() if isinstance(config, list) and config else None
+        if not isinstance(config, list) or not config:
+            return None
+        policy: str = config[1].decode()
+        return policy
 
     def _lane(self, ticket: Ticket) -> str:
         return self._by_kind.of(ticket)
@@ -442,7 +445,9 @@ def _packed(ticket: Ticket) -> tuple[str | bytes, ...]:
     fields: tuple[str | bytes, ...] = (FIELD, pack_ticket(ticket))
     if ticket.trace:
         fields += (TRACE_FIELD, pack_trace(ticket))
-    return (*fields, TURN_FIELD, b"1") if _receipt(ticket)[2] else fields
+    if _receipt(ticket)[2]:
+        return (*fields, TURN_FIELD, b"1")
+    return fields
 
 
 def _added(lane: str, ticket: Ticket) -> Command:

@@ -158,4 +158,6 @@ def _body(body: bytes) -> Any:
         same = orjson.dumps(orjson.loads(body)) == body
     except orjson.JSONDecodeError:
         same = False
-    return orjson.Fragment(body) if same else {BYTES: b64encode(body).decode()}
+    if same:
+        return orjson.Fragment(body)
+    return {BYTES: b64encode(body).decode()}

@@ -402,7 +402,9 @@ def _has_id(table: Table, id_: Any) -> Any:
 def _behind(query: Any, keys: Sequence[Any], last: tuple[Any, ...] | None) -> Any:
     if last is None:
         return query
-    return query.where(tuple_(*keys) > last) if len(keys) > 1 else query.where(keys[0] > last[0])
+    if len(keys) > 1:
+        return query.where(tuple_(*keys) > last)
+    return query.where(keys[0] > last[0])
 
 
 def _log_row(row: Mapping[Any, Any]) -> LogRow:

@@ -273,7 +273,9 @@ class SqlStore(Administration):
         """The contents of a run, read for a tenant if there is one, as `journal_of` reads the journal."""
         if tenant is not None and self._runner.isolates_tenants:
             read = content.read(self._statements, run, refs, self._opened)
-            return await self.read_for(tenant, read) if refs else {}
+            if not refs:
+                return {}
+            return await self.read_for(tenant, read)
         found = self._journals.contents(run, refs)
         missing = [ref for ref in refs if ref not in found]
         if missing:
@@ -304,7 +306,9 @@ class SqlStore(Administration):
         return known
 
     def of_tenant(self, tenant: str | None) -> TenantStore:
-        return self if tenant is None else SqlTenantStore(self, tenant)
+        if tenant is None:
+            return self
+        return SqlTenantStore(self, tenant)
 
     async def runs_with_content(
         self, query: ContentQuery, after: tuple[float, str] | None = None, limit: int = 200

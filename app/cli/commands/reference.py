@@ -54,7 +54,9 @@ def _table(command: Command, ctx: click.Context) -> list[str]:
         section = title(parameter)
         where = f" ({section})" if section not in ("Arguments", "Options") else ""
         rows.append(f"| `{_cell(name)}` | {_cell(meaning)}{where} |")
-    return ["| argument or option | meaning |", "|---|---|", *rows, ""] if rows else []
+    if not rows:
+        return []
+    return ["| argument or option | meaning |", "|---|---|", *rows, ""]
 
 
 def _cell(text: str) -> str:

@@ -383,7 +383,9 @@ def usage_to_json(usage: Usage) -> dict[str, Any]:
         "reasoning": usage.reasoning,
         "estimated": usage.estimated,
     }
-    return {**plain, "written": usage.written} if usage.written else plain
+    if usage.written:
+        return {**plain, "written": usage.written}
+    return plain
 
 
 def usage_from_json(value: Mapping[str, Any]) -> Usage:

@@ -78,7 +78,9 @@ def faults(form: Form, text: str) -> tuple[str, ...]:
     except (ValueError, RecursionError):
         return ("it is not JSON, or not JSON alone",)
     if form.schema is None:
-        return () if isinstance(value, dict) else ("it is not a JSON object",)
+        if isinstance(value, dict):
+            return ()
+        return ("it is not a JSON object",)
     found = []
     for error in _validator(form.schema).iter_errors(value):
         found.append(f"at {_place(error.instance_path)}: {error.message}"[:FAULT_CHARS])

@@ -37,7 +37,9 @@ def run_of(call_id: str) -> str | None:
     number = 0
     for digit in minted[1]:
         number = number * 62 + DIGITS.index(digit)
-    return f"run_{number:031x}" if number < 16**31 else None
+    if number < 16**31:
+        return f"run_{number:031x}"
+    return None
 
 
 def _spell(number: int, places: int) -> str:

@@ -37,7 +37,9 @@ def tier_for(catalog: Catalog, model: str) -> Tier | None:
 def tier_of(catalog: Catalog, tier: str, model: str) -> Tier | None:
     """The tier of a run as it was admitted, with the arm's conductor if its model is one; None if it is gone."""
     meant = tier_for(catalog, model) if model not in (tier, "") else None
-    return meant if meant is not None and meant.name == tier else catalog.tiers.get(tier)
+    if meant is not None and meant.name == tier:
+        return meant
+    return catalog.tiers.get(tier)
 
 
 def listed(catalog: Catalog, tier: Tier) -> Iterator[str]:
@@ -81,7 +83,9 @@ def _arm(catalog: Catalog, tier: Tier, arm: str) -> Tier | None:
         return None
     if kind == "sc":
         return _over(tier, [named or tier.fallback], "self_consistency", int(count))
-    return _over(tier, workers, "fan_out", int(count)) if kind == "moa" else None
+    if kind != "moa":
+        return None
+    return _over(tier, workers, "fan_out", int(count))
 
 
 def _over(tier: Tier, workers: list[str] | tuple[str, ...], shape: str, width: int = 3) -> Tier | None:

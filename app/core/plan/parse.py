@@ -124,7 +124,9 @@ def by_name(names: Sequence[str]) -> Resolve:
     known = frozenset(names)
 
     def resolve(value: object) -> str | None:
-        return value if isinstance(value, str) and value in known else None
+        if isinstance(value, str) and value in known:
+            return value
+        return None
 
     return resolve
 
@@ -163,7 +165,9 @@ def check_step(
 
 def reason(value: object) -> str:
     """A conductor's reason as it is kept: cut to a bound, and empty for what is no text that can be stored."""
-    return value[:MAX_REASON_CHARS] if isinstance(value, str) and _sendable(value) else ""
+    if isinstance(value, str) and _sendable(value):
+        return value[:MAX_REASON_CHARS]
+    return ""
 
 
 def _check_access(value: object, place: int, reasons: list[str], further: bool) -> Access:
@@ -208,7 +212,9 @@ def read_plan(value: object, resolve: Resolve, max_steps: int, further: bool = F
             steps.append(step)
     if reasons:
         raise PlanRejected(reasons)
-    return (*steps[:-1], replace(steps[-1], answers=True)) if steps else ()
+    if not steps:
+        return ()
+    return (*steps[:-1], replace(steps[-1], answers=True))
 
 
 class Reader:
@@ -416,14 +422,18 @@ def published_access(seen: object, place: int, further: bool) -> object:
     """The access list of the step at this place in Baton's own form, as the published one writes it."""
     if seen in ("all", ["all"]):
         return ["user", *([PREVIOUS] if further else []), *range(place)]
-    return ["user", *seen] if isinstance(seen, list) else seen
+    if isinstance(seen, list):
+        return ["user", *seen]
+    return seen
 
 
 def _list_after(label: re.Pattern[str], text: str) -> list[Any] | None:
     found = label.search(text)
     start = text.find("[", found.end()) if found else -1
     end = _closing(text, start) if start >= 0 else -1
-    return _literal(text[start:end]) if end >= 0 else None
+    if end >= 0:
+        return _literal(text[start:end])
+    return None
 
 
 def _closing(text: str, start: int) -> int:

@@ -81,4 +81,6 @@ def to_lists(steps: Sequence[Step], pool: Sequence[str]) -> dict[str, Any]:
 
 def _listed(step: Step, place: int) -> list[str | int]:
     seen = list(step.access.steps)
-    return ["all"] if seen and seen == list(range(place)) else [*seen]
+    if seen and seen == list(range(place)):
+        return ["all"]
+    return [*seen]

@@ -70,7 +70,9 @@ def compose(
     conversation = task.messages if task is not None else ()
     transcript = tuple(message for use in used for message in _exchange(use, worker, with_user=task is not None))
     if conversation and not subtask and not seen:
-        return (*conversation, *transcript) if transcript else tuple(conversation)
+        if transcript:
+            return (*conversation, *transcript)
+        return tuple(conversation)
     return (*conversation, Message("user", (Text(_assignment(subtask, seen, opens=opens)),)), *transcript)
 
 

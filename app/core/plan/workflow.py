@@ -107,7 +107,9 @@ def topology(inputs: Sequence[Sequence[int]]) -> Topology:
         layers[depth].append(n)
     wide = [layer for layer in layers if len(layer) > 1]
     crossed = all(len(inputs[n]) > 1 for layer in wide[1:] for n in layer)
-    return "debate" if len(wide) > 1 and crossed else "tree"
+    if len(wide) > 1 and crossed:
+        return "debate"
+    return "tree"
 
 
 def _depths(inputs: Sequence[Sequence[int]]) -> list[int]:

@@ -105,7 +105,9 @@ class Breaker:
         state = self.state(now)
         if state == "open":
             return self.reason
-        return "probing" if state == "half_open" and now < self.probed else ""
+        if state == "half_open" and now < self.probed:
+            return "probing"
+        return ""
 
     def affords(self, place: Place, now: float) -> bool:
         """Return whether the retry budget admits such a call.
@@ -125,7 +127,9 @@ class Breaker:
     @property
     def hopeless(self) -> float:
         """Seconds within which it would not answer: even the quickest of its latest successes took longer."""
-        return max(BRIEFEST, min(self.seconds)) if len(self.seconds) >= KNOWN else BRIEFEST
+        if len(self.seconds) >= KNOWN:
+            return max(BRIEFEST, min(self.seconds))
+        return BRIEFEST
 
 
 def begun(breaker: Breaker, place: Place, now: float) -> Breaker:
@@ -166,7 +170,9 @@ def after_call(
         breaker = forgone(breaker)
     if verdict == "rate_limited" and asked:
         left = min(asked, LIMITED_LONGEST) - age
-        return _limited(breaker, now, left) if left > 0 else breaker
+        if left > 0:
+            return _limited(breaker, now, left)
+        return breaker
     if verdict == "silent" or began < breaker.since:
         return breaker
     if verdict == "good":
@@ -179,7 +185,9 @@ def after_call(
         slices=_counted(breaker.slices, now, bad=1),
     )
     out = verdict == "misconfigured" or failed.failures >= tolerated or _outlier(failed, now)
-    return _ejected(failed, verdict, now, chance) if out else failed
+    if out:
+        return _ejected(failed, verdict, now, chance)
+    return failed
 
 
 def probed(breaker: Breaker, *, alive: bool, now: float) -> Breaker:
@@ -313,4 +321,6 @@ def badness(breaker: Breaker) -> tuple[bool, float]:
 def _spent(offer: Offer, now: float, left: float) -> str:
     if left < offer.breaker.hopeless:
         return NO_TIME
-    return "" if offer.breaker.affords(offer.place, now) else "retry_budget"
+    if offer.breaker.affords(offer.place, now):
+        return ""
+    return "retry_budget"

@@ -43,7 +43,9 @@ def _of_part(part: Part) -> int:
 
 def tool_bytes(toolbox: Toolbox) -> int:
     """About what the definitions of tools add to a request."""
-    return len(json.dumps(toolbox_to_json(toolbox))) if toolbox.tools else 0
+    if not toolbox.tools:
+        return 0
+    return len(json.dumps(toolbox_to_json(toolbox)))
 
 
 def _of_tools(message: Message) -> int:

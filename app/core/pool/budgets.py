@@ -78,7 +78,9 @@ def of_shadows(tier: str, usd: int) -> Budget:
 
 
 def _article(period: Period) -> str:
-    return f"an {period}" if period == "hour" else f"a {period}"
+    if period == "hour":
+        return f"an {period}"
+    return f"a {period}"
 
 
 @record(frozen=True, slots=True)
@@ -115,7 +117,9 @@ def _seconds(local: datetime) -> int:
 def account(budget: Budget, name: str) -> str:
     """Return the id of the account of a key, user or team with this budget. Names of those that have no budget of
     their own are hashed in it."""
-    return f"{budget.id}#{_hashed(name)}" if budget.name == EVERYBODY else budget.id
+    if budget.name == EVERYBODY:
+        return f"{budget.id}#{_hashed(name)}"
+    return budget.id
 
 
 def budget_id(account_id: str) -> str:

@@ -96,7 +96,9 @@ def chosen(known: Mapping[str, VersionsInForce], conductor: str, run: str) -> st
     now = known.get(conductor)
     if now is None:
         return ""
-    return now.canary if now.canary and _place(f"{now.canary}|{run}") < now.share else now.live
+    if now.canary and _place(f"{now.canary}|{run}") < now.share:
+        return now.canary
+    return now.live
 
 
 def _place(text: str) -> float:

@@ -90,7 +90,9 @@ def priced(choice: Eligible) -> Eligible:
     """Without the workers of unknown price, for a run that has a budget: what they cost could not be held."""
     unknown = {worker.name: NO_PRICE for worker in choice.workers if not worker.priced}
     kept = tuple(worker for worker in choice.workers if worker.name not in unknown)
-    return Eligible(kept, {**choice.excluded, **unknown}) if unknown else choice
+    if unknown:
+        return Eligible(kept, {**choice.excluded, **unknown})
+    return choice
 
 
 def healthy(choice: Eligible, ejected: Mapping[str, str]) -> Eligible:
@@ -166,4 +168,6 @@ def _unable(worker: Worker, needs: Needs) -> str | None:
         return "cannot read PDFs"
     if needs.tools and not worker.card.tools:
         return "cannot call tools"
-    return "the conversation is longer than its context" if needs.context >= worker.card.context else None
+    if needs.context >= worker.card.context:
+        return "the conversation is longer than its context"
+    return None

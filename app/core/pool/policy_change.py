@@ -71,7 +71,9 @@ def recipients(catalog: Catalog, tier: Tier) -> Mapping[Recipient, Worker]:
 
 def _conductors(catalog: Catalog) -> tuple[str, ...]:
     """The models that may conduct in arms of any tier, where arms are served."""
-    return catalog.evaluation.conductors if catalog.evaluation.arms else ()
+    if not catalog.evaluation.arms:
+        return ()
+    return catalog.evaluation.conductors
 
 
 def _recipient(catalog: Catalog, role: str, name: str) -> Recipient:
@@ -230,4 +232,6 @@ def _subsets(whole: int) -> Iterator[int]:
 
 
 def _reason(earlier: Sequence[Reader], read: Reading) -> str:
-    return exclusion(earlier[0].worker, read) if earlier else "it was not a recipient of this tier"
+    if not earlier:
+        return "it was not a recipient of this tier"
+    return exclusion(earlier[0].worker, read)

@@ -279,7 +279,9 @@ def _over(claim: Claim, runs: Mapping[str, RunUse], now: float) -> tuple[int, fl
         return None
     if run.ended_at is not None:
         return run.tokens - before, min(run.ended_at, now)
-    return (run.tokens - before, now) if run.waits else None
+    if not run.waits:
+        return None
+    return (run.tokens - before, now)
 
 
 def _current(slots: list[Slot], now: float) -> list[Slot]:

@@ -48,7 +48,9 @@ def _plain(value: Any) -> Any:
         return {name: _plain(entry) for name, entry in value.items()}
     if isinstance(value, frozenset):
         return sorted(value)
-    return [_plain(entry) for entry in value] if isinstance(value, tuple) else value
+    if isinstance(value, tuple):
+        return [_plain(entry) for entry in value]
+    return value
 
 
 def _record(kind: Any, value: Mapping[str, Any]) -> Any:
@@ -67,11 +69,15 @@ def _made(kind: Any, value: Any) -> Any:
     """A value of the type that a field is declared with."""
     origin, arguments = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType):
-        return None if value is None else _made(next(one for one in arguments if one is not type(None)), value)
+        if value is None:
+            return None
+        return _made(next(one for one in arguments if one is not type(None)), value)
     if is_dataclass(kind):
         return _record(kind, value)
     if origin is Mapping:
         return {name: _made(arguments[1], entry) for name, entry in value.items()}
     if origin is tuple:
         return tuple(_made(arguments[0], entry) for entry in value)
-    return frozenset(value) if origin is frozenset else value
+    if origin is frozenset:
+        return frozenset(value)
+    return value

@@ -70,7 +70,9 @@ class AlignedSteps:
 
 
 def _step(one: tuple[str, StepFigures] | None) -> dict[str, Any] | None:
-    return {"place": one[0], **one[1].to_json()} if one is not None else None
+    if one is None:
+        return None
+    return {"place": one[0], **one[1].to_json()}
 
 
 def _difference(one: StepFigures, other: StepFigures) -> dict[str, float]:
@@ -178,4 +180,6 @@ def _matches(
 
 def _same(first: str, second: str, same: Same) -> bool | None:
     """The empty text has no ref."""
-    return same(first, second) if first and second else first == second
+    if first and second:
+        return same(first, second)
+    return first == second

@@ -57,7 +57,9 @@ class Rate:
     @property
     def value(self) -> float:
         """The share that was right."""
-        return self.passed / self.tried if self.tried else 0.0
+        if not self.tried:
+            return 0.0
+        return self.passed / self.tried
 
     @property
     def ends(self) -> tuple[float, float]:
@@ -89,7 +91,9 @@ def of_worker(trials: Sequence[Trial], worker: Worker) -> list[Trial]:
 def measured(catalog: Catalog, trials: Sequence[Trial]) -> Catalog:
     """The catalog with what was measured on its cards, and nothing else of that kind."""
     workers = {name: _with_rates(worker, of_worker(trials, worker)) for name, worker in catalog.workers.items()}
-    return sealed(replace(catalog, workers=workers)) if workers != catalog.workers else catalog
+    if workers != catalog.workers:
+        return sealed(replace(catalog, workers=workers))
+    return catalog
 
 
 def _with_rates(worker: Worker, trials: Sequence[Trial]) -> Worker:

@@ -274,7 +274,9 @@ class Comparison:
     def difference(self, metric: str) -> float | None:
         """The second run's figure less the first one's; None if one of them is not known."""
         before, after = self.first.metric(metric), self.second.metric(metric)
-        return after - before if before is not None and after is not None else None
+        if before is not None and after is not None:
+            return after - before
+        return None
 
     def to_json(self) -> dict[str, Any]:
         """The comparison in plain JSON values."""
@@ -310,7 +312,9 @@ def _aligned(place: str, before: StepFigures | None, after: StepFigures | None, 
 
 def _same(first: str, second: str, same: Same) -> bool | None:
     """The empty text has no ref."""
-    return same(first, second) if first and second else first == second
+    if first and second:
+        return same(first, second)
+    return first == second
 
 
 def _numbers(place: str) -> tuple[tuple[int, str], ...]:
@@ -330,7 +334,9 @@ def in_unit(metric: str, value: float | None) -> float | None:
     """The value of a metric as JSON has it: money in dollars."""
     if value is None:
         return None
-    return round(value / MILLION, 9) if metric == "usd" else round(value, 6)
+    if metric == "usd":
+        return round(value / MILLION, 9)
+    return round(value, 6)
 
 
 # -- many pairs

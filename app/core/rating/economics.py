@@ -99,7 +99,9 @@ class JournaledRun:
     @property
     def catalog(self) -> str:
         """The digest of the pool's snapshot at the admission; empty where there is none."""
-        return str(self.events[0].body.get("catalog", "")) if self.events else ""
+        if not self.events:
+            return ""
+        return str(self.events[0].body.get("catalog", ""))
 
 
 @record(frozen=True, slots=True)
@@ -139,7 +141,9 @@ class _Call:
 
     @property
     def usage(self) -> Usage:
-        return usage_from_json(self.outcome["usage"]) if self.outcome else Usage()
+        if self.outcome:
+            return usage_from_json(self.outcome["usage"])
+        return Usage()
 
     @property
     def succeeded(self) -> bool:
@@ -196,12 +200,16 @@ class _RunAccount:
             return "plan"
         planned = self.steps.get(n)
         opened = self.opened.get(planned["proposal"]) if planned is not None else None
-        return str(n - opened["base"]) if opened is not None else ""
+        if opened is None:
+            return ""
+        return str(n - opened["base"])
 
     def worker(self, n: int) -> str:
         """The worker that was called last for a step, or the one that it was planned for."""
         called = [call.worker for call in self.step_calls if call.step == n]
-        return called[-1] if called else str(self.steps.get(n, {}).get("worker", ""))
+        if called:
+            return called[-1]
+        return str(self.steps.get(n, {}).get("worker", ""))
 
 
 def verdict(run: JournaledRun, wanted: Wanted) -> bool | None:
@@ -210,12 +218,16 @@ def verdict(run: JournaledRun, wanted: Wanted) -> bool | None:
         answered = True if run.state == "succeeded" else None
         return False if _signs(run) else answered
     scores = _scores(run, KINDS[wanted.success])
-    return sum(scores.values()) / len(scores) >= wanted.threshold if scores else None
+    if not scores:
+        return None
+    return sum(scores.values()) / len(scores) >= wanted.threshold
 
 
 def sources(run: JournaledRun, wanted: Wanted) -> Collection[str]:
     """The names of the sources that a verdict goes by: those of scores, or the signs in what the caller did."""
-    return _signs(run) if wanted.success == "signals" else _scores(run, KINDS[wanted.success])
+    if wanted.success == "signals":
+        return _signs(run)
+    return _scores(run, KINDS[wanted.success])
 
 
 def _scores(run: JournaledRun, kind: FeedbackKind) -> Mapping[str, float]:
@@ -234,7 +246,9 @@ def _signs(run: JournaledRun) -> Collection[str]:
 
 
 def _up_to(number: int) -> str:
-    return f"{STEPS_SHOWN} or more" if number >= STEPS_SHOWN else str(number)
+    if number >= STEPS_SHOWN:
+        return f"{STEPS_SHOWN} or more"
+    return str(number)
 
 
 def _features(run: JournaledRun, account: _RunAccount) -> tuple[tuple[str, str], ...]:

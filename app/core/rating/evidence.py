@@ -54,7 +54,9 @@ def decision(events: Sequence[Event]) -> Mapping[str, Any] | None:
 def looked_at(events: Sequence[Event]) -> str:
     """Return the ref of the content that holds the request's features; empty where nothing was decided."""
     decided = decision(events)
-    return str(decided["features"]) if decided is not None else ""
+    if decided is None:
+        return ""
+    return str(decided["features"])
 
 
 def rating(rated: Rated, raters: Mapping[str, float] | None = None) -> Rating | None:
@@ -82,7 +84,9 @@ def played(events: Sequence[Event]) -> Arm | None:
         return PLANNED if decided is not None else None
     workers = _workers(events)
     template = str(decided["action"]).partition(" ")[0]
-    return manned(template, workers) if TEMPLATES.get(template) == len(workers) else None
+    if TEMPLATES.get(template) != len(workers):
+        return None
+    return manned(template, workers)
 
 
 def _workers(events: Sequence[Event]) -> list[str]:

@@ -75,7 +75,9 @@ def asked(messages: Sequence[Message]) -> str:
 
 def viewed(text: str) -> str:
     """Return the part of a text that features are made from."""
-    return f"{text[:MOST_CHARS]} {text[-MOST_CHARS:]}" if len(text) > 2 * MOST_CHARS else text
+    if len(text) > 2 * MOST_CHARS:
+        return f"{text[:MOST_CHARS]} {text[-MOST_CHARS:]}"
+    return text
 
 
 def features(text: str, vector: tuple[tuple[int, float], ...] = ()) -> Features:

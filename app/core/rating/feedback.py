@@ -56,7 +56,9 @@ def sign(events: Sequence[Event]) -> str:
     """
     by = [fact.by for fact in facts(events, RunCancelAsked)]
     ended = any(event.kind is Kind.CANCELLED for event in events)
-    return {"client": "abandoned", "caller": "cancelled"}.get(by[0], "") if by and ended else ""
+    if by and ended:
+        return {"client": "abandoned", "caller": "cancelled"}.get(by[0], "")
+    return ""
 
 
 def repeats(earlier: Sequence[Message], later: Sequence[Message], seconds: float) -> bool:

@@ -118,7 +118,9 @@ class Forecast:
         known = [step.basis not in ("others", "prices") for step in self.steps]
         if all(known):
             return "history"
-        return "mixed" if any(step.basis != "prices" for step in self.steps) else "prices"
+        if any(step.basis != "prices" for step in self.steps):
+            return "mixed"
+        return "prices"
 
 
 # -- what past runs took

@@ -220,14 +220,18 @@ def estimates(
 
 
 def _left(spec: SelectorSpec, usd: float) -> float:
-    return 1 - spec.cost * min(1.0, usd / spec.full_usd) if spec.full_usd else 1.0
+    if not spec.full_usd:
+        return 1.0
+    return 1 - spec.cost * min(1.0, usd / spec.full_usd)
 
 
 def of_model(part: str, models: Mapping[str, str]) -> str:
     """Return the name under which a part is learned: a worker's with its model, so that a worker whose model is
     exchanged is somebody else."""
     role, _, worker = part.partition(":")
-    return f"{role}:{worker}={models[worker]}" if worker in models else part
+    if worker in models:
+        return f"{role}:{worker}={models[worker]}"
+    return part
 
 
 def _billed_as(arm: Arm, models: Mapping[str, str]) -> str:
@@ -406,4 +410,6 @@ def _faded(weight: Weight, prior: float, share: float) -> Weight:
 
 def logistic(value: float) -> float:
     """The chance that log-odds stand for."""
-    return 1 / (1 + math.exp(-value)) if value > -500 else 0.0
+    if value > -500:
+        return 1 / (1 + math.exp(-value))
+    return 0.0

@@ -122,7 +122,9 @@ def _shown(interval: Interval) -> dict[str, float | None]:
 
 
 def _number(value: float) -> float | None:
-    return round(value, 9) if math.isfinite(value) else None
+    if not math.isfinite(value):
+        return None
+    return round(value, 9)
 
 
 @record(frozen=True, slots=True)
@@ -319,7 +321,9 @@ def _at_most(name: str, limit: float, figure: Figure | None, of: Callable[[Figur
 def _needed(figure: Figure, margin: float) -> int | None:
     """Pairs until the interval no longer holds the limit, at this margin and spread."""
     users = intervals.needed(figure.spread, abs(margin))
-    return math.ceil(users * figure.count / figure.clusters) if users is not None else None
+    if users is None:
+        return None
+    return math.ceil(users * figure.count / figure.clusters)
 
 
 def promotable(found: Sequence[Condition]) -> bool:
@@ -335,4 +339,6 @@ def breaches(found: Sequence[Condition]) -> tuple[Condition, ...]:
 def pairs_needed(found: Sequence[Condition]) -> int | None:
     """Return about how many pairs decide every condition; None where that is not known."""
     needed = [one.needed for one in found if one.outcome == "open"]
-    return max([one or 0 for one in needed]) if needed and None not in needed else None
+    if needed and None not in needed:
+        return max([one or 0 for one in needed])
+    return None

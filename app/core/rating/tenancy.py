@@ -58,7 +58,9 @@ def taught(
             base = replace(faded(shared, spec.decay, rating.at), at=max(rating.at, own.at))
             whole = replace(joined(base, faded_part(own, spec.decay, rating.at)), at=base.at)
         whole = learned(whole, spec, workers, rating)
-    return own if base is None or whole is None else _added(base, whole)
+    if base is None or whole is None:
+        return own
+    return _added(base, whole)
 
 
 def _added(base: Posterior, whole: Posterior) -> Posterior:

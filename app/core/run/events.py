@@ -258,7 +258,9 @@ class RunAdmitted(Fact):
     def tried_version(self) -> str:
         """The version of the conductor that this run tries as a shadow or a replay, whichever is in force; empty in
         other runs."""
-        return str(self.wire.get("conductor", "")) if self.origin_kind in ("shadow", "replay") else ""
+        if self.origin_kind not in ("shadow", "replay"):
+            return ""
+        return str(self.wire.get("conductor", ""))
 
 
 @fact(Kind.CANCEL_ASKED)

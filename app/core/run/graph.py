@@ -341,7 +341,9 @@ def _follows(index: _Index, node: Node) -> Sequence[str]:
     assert node.proposal is not None
     read = index.state.steps[node.number].access.steps
     plan = plan_node(node.proposal)
-    return [plan, *map(step_node, read)] if read else [plan]
+    if read:
+        return [plan, *map(step_node, read)]
+    return [plan]
 
 
 def _before(index: _Index, node: Node) -> Sequence[str]:

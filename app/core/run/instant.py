@@ -71,7 +71,9 @@ def instant(
 def _end(events: Sequence[Event], present: float) -> float:
     """The end of the time axis: that of the latest event once the run has ended, else the present."""
     latest = max(event.at for event in events)
-    return latest if any(event.kind in TERMINAL for event in reversed(events)) else max(latest, present)
+    if any(event.kind in TERMINAL for event in reversed(events)):
+        return latest
+    return max(latest, present)
 
 
 def _until(events: Sequence[Event], now: float) -> int:

@@ -76,7 +76,9 @@ class Flow:
             return step.subtask_lost
         tier = self._catalog.tiers.get(self._state.admitted.tier)
         model = self._catalog.workers.get(tier.conductor.worker or "") if tier is not None else None
-        return model.declassifies if model is not None else NOTHING
+        if model is not None:
+            return model.declassifies
+        return NOTHING
 
     def _reading(self, step: StepState, proposal: Proposal) -> Reading:
         read = self._subtasks[step.n]
@@ -97,7 +99,9 @@ class Flow:
         if self._catalog is None or (step.settled and not self._lowered_now):
             return step.output_lost
         worker = self._catalog.workers.get(step.worker)
-        return worker.declassifies if worker is not None else NOTHING
+        if worker is not None:
+            return worker.declassifies
+        return NOTHING
 
 
 def conversation(state: RunState) -> Reading:
@@ -126,7 +130,9 @@ def matters(state: RunState, workers: Iterable[Worker]) -> bool:
 
 def reading_of(state: RunState, n: int, workers: Sequence[Worker]) -> Reading:
     """Return what a step reads whose inputs are settled; nothing where that can exclude none of these workers."""
-    return Flow(state).readings[n] if matters(state, workers) else Reading()
+    if matters(state, workers):
+        return Flow(state).readings[n]
+    return Reading()
 
 
 def readers(state: RunState, n: int, workers: list[Worker]) -> tuple[Reading, list[Worker], PassedOver]:

@@ -37,7 +37,9 @@ def layout(nodes: Iterable[tuple[str, Sequence[str]]]) -> Mapping[str, Place]:
 
 def _mean(rows: Sequence[int]) -> int:
     """The mean of rows, rounded to a row; the first row if there are none."""
-    return (2 * sum(rows) + len(rows)) // (2 * len(rows)) if rows else 0
+    if not rows:
+        return 0
+    return (2 * sum(rows) + len(rows)) // (2 * len(rows))
 
 
 def _nearest(wanted: int, taken: set[int]) -> int:

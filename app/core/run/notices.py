@@ -85,15 +85,21 @@ def word(fact: Fact) -> str | None:
     if isinstance(fact, RunAwaitingTool):
         return "completed"
     if isinstance(fact, RunSucceeded):
-        return "incomplete" if fact.finish in CUT_SHORT else "completed"
+        if fact.finish in CUT_SHORT:
+            return "incomplete"
+        return "completed"
     if isinstance(fact, RunCancelled):
         return "cancelled"
-    return "failed" if isinstance(fact, RunEnd) else None
+    if isinstance(fact, RunEnd):
+        return "failed"
+    return None
 
 
 def kind(notice: Notice) -> str:
     """Return the type of the event that a delivery reports."""
-    return notice.word if notice.about is not None else f"response.{notice.word}"
+    if notice.about is not None:
+        return notice.word
+    return f"response.{notice.word}"
 
 
 def payload(notice: Notice) -> bytes:
@@ -183,4 +189,6 @@ def next_try(notice: Notice, now: float, chance: float, asked: float = 0.0) -> f
     """
     pause = min(SHORTEST * 2.0 ** min(notice.tries - 1, 30), LONGEST) * (0.5 + chance)
     again = now + max(pause, min(asked, LONGEST))
-    return again if again <= notice.at + KEEP else None
+    if again <= notice.at + KEEP:
+        return again
+    return None

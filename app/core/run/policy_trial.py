@@ -41,7 +41,9 @@ def refused(events: Sequence[Event], catalog: Catalog) -> Refused | None:
                 reasons.setdefault(event.fact.worker, reason)
         state = advance(state, event)
     labels = tuple(sorted(state.admitted.labels))
-    return Refused(state.run, state.admitted.tier, labels, reasons) if reasons else None
+    if not reasons:
+        return None
+    return Refused(state.run, state.admitted.tier, labels, reasons)
 
 
 def _reason(catalog: Catalog, state: RunState, call: CallIntended) -> str:

@@ -85,7 +85,9 @@ def end_of(state: RunState) -> Position:
     if state.state == "awaiting_tool" and state.answering is not None and state.answering.state == "awaiting_tool":
         last = state.answering.exchanges[-1]
         return Position(attempt_of(state, last.call), last.chars)
-    return Position(max(attempt_of(state, step.call), 1), step.chars) if step is not None else Position()
+    if step is not None:
+        return Position(max(attempt_of(state, step.call), 1), step.chars)
+    return Position()
 
 
 def check(state: RunState, at: Position) -> None:

@@ -128,7 +128,9 @@ def decide(state: RunState, now: float) -> tuple[Command, ...]:
     if state.cancel_asked:
         return (Finish(Kind.CANCELLED, error="run_cancelled"),)
     if state.state == "awaiting_tool":
-        return (Finish(Kind.EXPIRED, error=NO_RESULTS),) if now >= state.turn.until else ()
+        if now >= state.turn.until:
+            return (Finish(Kind.EXPIRED, error=NO_RESULTS),)
+        return ()
     if state.state == "awaiting_approval":
         return _unapproved(state, now)
     if now >= state.deadline:
@@ -184,7 +186,9 @@ def _short(live: Sequence[StepState]) -> tuple[Kind, str] | None:
     lost = {step.error for step in live}
     if NO_TIME in lost:
         return Kind.EXPIRED, EXPIRED
-    return (Kind.OVER_BUDGET, OVER_BUDGET) if OVER_BUDGET in lost else None
+    if OVER_BUDGET not in lost:
+        return None
+    return (Kind.OVER_BUDGET, OVER_BUDGET)
 
 
 def _propose(state: RunState, parent: int | None = None) -> Command:
@@ -232,7 +236,9 @@ def _best_end(state: RunState, error: str) -> Finish | None:
     if (answer := state.answer(1)) is not None:
         return Finish(Kind.SUCCEEDED, answer.step.n, answer.fell_back)
     best = best_so_far(state)
-    return Finish(Kind.SUCCEEDED, best.n, True, stopped=error) if best is not None else None
+    if best is None:
+        return None
+    return Finish(Kind.SUCCEEDED, best.n, True, stopped=error)
 
 
 def best_so_far(state: RunState) -> StepState | None:
@@ -326,7 +332,9 @@ def _await(state: RunState) -> tuple[Command, ...]:
     if not waiting:
         return ()
     needed = state.answering is not None and not state.answering.settled
-    return (Await(waiting),) if needed and not state.open_calls and not _busy(state) else ()
+    if needed and not state.open_calls and not _busy(state):
+        return (Await(waiting),)
+    return ()
 
 
 def _busy(state: RunState) -> bool:
@@ -342,11 +350,15 @@ def _finish(state: RunState) -> tuple[Command, ...]:
     answer = state.answer(state.round)
     if answer is None:
         return (give_up(state, Kind.FAILED, answering.error or "run_failed"),)
-    return _succeed(answer) if state.is_last_round else _next_round(state)
+    if state.is_last_round:
+        return _succeed(answer)
+    return _next_round(state)
 
 
 def _succeed(answer: Answer | None) -> tuple[Command, ...]:
-    return (Finish(Kind.SUCCEEDED, answer.step.n, answer.fell_back),) if answer is not None else ()
+    if answer is None:
+        return ()
+    return (Finish(Kind.SUCCEEDED, answer.step.n, answer.fell_back),)
 
 
 def _next_round(state: RunState) -> tuple[Command, ...]:
@@ -404,4 +416,6 @@ def granted(access: Access, parent: StepState, base: int) -> Access:
     """Return an access list as a nested plan writes it, in the run's own numbers: its `user` is what the parent may
     see."""
     own = tuple(n + base for n in access.steps)
-    return Access(parent.access.user, (*parent.access.steps, *own)) if access.user else Access(False, own)
+    if access.user:
+        return Access(parent.access.user, (*parent.access.steps, *own))
+    return Access(False, own)

@@ -52,7 +52,9 @@ def recipient_kind(fact: CallIntended) -> RecipientKind:
         return "shadow"
     if fact.n is not None:
         return "worker"
-    return "embedder" if fact.template == EMBEDS else "conductor"
+    if fact.template == EMBEDS:
+        return "embedder"
+    return "conductor"
 
 
 def seen_steps(fact: CallIntended) -> tuple[int, ...]:

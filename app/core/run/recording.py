@@ -164,7 +164,9 @@ def places(state: RunState) -> Mapping[int, str]:
 
 def key_of(proposal: Proposal, known: Mapping[int, str]) -> str:
     """The key of the plan that a proposal is; `known` are the places of earlier steps."""
-    return known[proposal.parent] if proposal.parent is not None else str(proposal.round)
+    if proposal.parent is not None:
+        return known[proposal.parent]
+    return str(proposal.round)
 
 
 # -- reading a journal

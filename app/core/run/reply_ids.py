@@ -19,13 +19,17 @@ REPLY_ID: Final = re.compile(r"(?:chatcmpl-|cmpl-|msg_|resp_|plan_)?(run_[0-9a-z
 def formatted(wire_format: str, run: str, turn: int) -> str:
     """Return the id of a turn's reply in one of `PREFIXES`. Of the replies of one run, each has its own."""
     prefix, mark = PREFIXES[wire_format]
-    return f"{prefix}{run}{mark}{turn}" if turn else f"{prefix}{run}"
+    if turn:
+        return f"{prefix}{run}{mark}{turn}"
+    return f"{prefix}{run}"
 
 
 def reply_id(wire: Mapping[str, Any], run: str, turn: int) -> str | None:
     """Return the id of a turn's reply in the format of its request (`wire`); None where that has no format."""
     wire_format = wire.get("format", "")
-    return formatted(wire_format, run, turn) if wire_format in PREFIXES else None
+    if wire_format not in PREFIXES:
+        return None
+    return formatted(wire_format, run, turn)
 
 
 def run_of_reply(name: str) -> str:

@@ -313,7 +313,9 @@ class RunState:
     @property
     def proposal(self) -> Proposal | None:
         """The latest proposal for a workflow of the run's own."""
-        return self.proposals[-1] if self.proposals else None
+        if not self.proposals:
+            return None
+        return self.proposals[-1]
 
     @property
     def current(self) -> tuple[StepState, ...]:
@@ -350,7 +352,9 @@ class RunState:
     @property
     def round(self) -> int:
         """The number of the present round."""
-        return self.proposal.round if self.proposal is not None else 1
+        if self.proposal is None:
+            return 1
+        return self.proposal.round
 
     @property
     def is_last_round(self) -> bool:
@@ -370,7 +374,9 @@ class RunState:
     @property
     def previous(self) -> Answer | None:
         """The answer of the round before the present one."""
-        return self.answer(self.round - 1) if self.round > 1 else None
+        if self.round > 1:
+            return self.answer(self.round - 1)
+        return None
 
     @property
     def rounds(self) -> int:
@@ -443,7 +449,9 @@ class RunState:
     def all_proposals(self) -> tuple[Proposal, ...]:
         """All of them, in the order of their numbers."""
         inner = (one for tries in self.nested.values() for one in tries)
-        return tuple(sorted((*self.proposals, *inner), key=lambda one: one.number)) if self.nested else self.proposals
+        if self.nested:
+            return tuple(sorted((*self.proposals, *inner), key=lambda one: one.number))
+        return self.proposals
 
 
 def answer_of(steps: Sequence[StepState]) -> Answer | None:
@@ -591,7 +599,9 @@ def _nested_opened(state: RunState, fact: PlanOpened, n: int) -> Changes:
         raise ValueError("a plan is opened while there is another one")
     changes: Changes = {"nested": {**state.nested, parent.n: (*tries, _proposal(fact))}}
     changes["steps"] = {**state.steps, parent.n: changed(parent, state="running")}
-    return changes | {"state": "running"} if state.state == "planned" else changes
+    if state.state == "planned":
+        return changes | {"state": "running"}
+    return changes
 
 
 def _plan_step(state: RunState, fact: PlanStep) -> Changes:
@@ -664,7 +674,9 @@ def _check_approved(state: RunState, n: int) -> None:
 def _step_queued(state: RunState, fact: StepQueued) -> Changes:
     _check_approved(state, fact.n)
     changes = _set_step(state, fact.n, state="queued")
-    return changes | {"state": "running"} if state.state == "planned" else changes
+    if state.state == "planned":
+        return changes | {"state": "running"}
+    return changes
 
 
 def _call_intended(state: RunState, fact: CallIntended) -> Changes:
@@ -684,7 +696,9 @@ def _call_intended(state: RunState, fact: CallIntended) -> Changes:
         raise ValueError(f"step {call.step} waits for results")
     if call.step is not None:
         _check_approved(state, call.step)
-    return changes if call.step is None else changes | _set_step(state, call.step, state="running", worker=call.worker)
+    if call.step is None:
+        return changes
+    return changes | _set_step(state, call.step, state="running", worker=call.worker)
 
 
 def _call_finished(state: RunState, fact: CallFinished) -> Changes:

@@ -64,7 +64,9 @@ def standing(state: RunState, came: Returned) -> Standing:
         raise unknown()
     awaited = state.awaited.keys() if state.state == "awaiting_tool" else frozenset()
     if came.results.keys() == awaited:
-        return "go_on" if not came.tail or _all_hear(state) else "history"
+        if not came.tail or _all_hear(state):
+            return "go_on"
+        return "history"
     if missing := [id_ for id_ in awaited if id_ not in came.results] if came.results.keys() <= awaited else []:
         raise InvalidRequest(
             "Send the results of all tool calls of the reply together. Missing are those of: " + ", ".join(missing),

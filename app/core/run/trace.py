@@ -45,4 +45,6 @@ def read_trace(parent: str, state: str) -> Trace:
 def continued(first: Trace, later: Trace) -> Trace:
     """The span below which a turn continues its run's trace, of the spans of the run's first request and of the turn's:
     that of the turn, unless it belongs to another trace."""
-    return first if first and first.id != later.id else later
+    if first and first.id != later.id:
+        return first
+    return later

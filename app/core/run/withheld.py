@@ -46,7 +46,9 @@ def decided_by(proposal: Proposal, events: Sequence[Event]) -> str:
 def chosen(events: Sequence[Event]) -> str | None:
     """Return the latest choice of a selector; None if there was none."""
     decisions = [fact.decision for fact in facts(events, PlanOpened) if fact.decision]
-    return str(decisions[-1]["action"]) if decisions else None
+    if not decisions:
+        return None
+    return str(decisions[-1]["action"])
 
 
 def withheld(state: RunState, step: StepState, proposal: Proposal, by: str, among: Sequence[StepState]) -> Withheld:

@@ -153,7 +153,9 @@ class Reply:
         billed."""
         self._gathering.take(piece)
         self._room -= len(piece.name) + len(piece.arguments)
-        return tools.fault([ToolCall("", piece.name)], self._toolbox) if piece.name else ""
+        if not piece.name:
+            return ""
+        return tools.fault([ToolCall("", piece.name)], self._toolbox)
 
     def cut(self) -> None:
         """End it where it is: the text that has come is all of it."""
@@ -224,7 +226,9 @@ class Reply:
     def stop_sequence(self) -> int | None:
         """The place, among those of the request, of the stop sequence at which it ended, if the provider names one."""
         named = self.end.stop_sequence if self.end is not None else ""
-        return self._stops.index(named) if named in self._stops else None
+        if named not in self._stops:
+            return None
+        return self._stops.index(named)
 
     @property
     def calls(self) -> tuple[ToolCall, ...]:
@@ -248,7 +252,9 @@ class Reply:
     @property
     def logprobs(self) -> bytes:
         """All of them, as they are stored; empty if there are none."""
-        return orjson.dumps(self._decoded) if self._decoded else b""
+        if not self._decoded:
+            return b""
+        return orjson.dumps(self._decoded)
 
 
 @record(frozen=False, slots=True)
@@ -545,17 +551,23 @@ class Attempt:
     @property
     def _retry_after(self) -> float | None:
         """Seconds for which the worker asked to be left alone; None where only one of its endpoints did."""
-        return None if self.error is None or self._elsewhere else self.error.retry_after
+        if self.error is None or self._elsewhere:
+            return None
+        return self.error.retry_after
 
     @cached_property
     def output(self) -> str:
         """The content address of the text, or empty if there is none."""
-        return address(self._salt, self.reply.text.encode()) if self.reply.text else ""
+        if not self.reply.text:
+            return ""
+        return address(self._salt, self.reply.text.encode())
 
     @cached_property
     def logprobs(self) -> str:
         """The content address of the tokens with their log-probabilities, or empty if there are none."""
-        return address(self._salt, self.reply.logprobs) if self.reply.logprobs else ""
+        if not self.reply.logprobs:
+            return ""
+        return address(self._salt, self.reply.logprobs)
 
     @property
     def contents(self) -> tuple[tuple[str, bytes], ...]:
@@ -633,7 +645,9 @@ class Attempt:
         """The cause of its error; None for a call that succeeded or was cancelled."""
         if self.error is None:
             return None
-        return self.error.failure if isinstance(self.error, WorkerError) else Failure("internal")
+        if isinstance(self.error, WorkerError):
+            return self.error.failure
+        return Failure("internal")
 
     def _report(self, failure: Failure) -> None:
         """Count the failure by its reason, and log it without the provider's words."""
@@ -673,7 +687,9 @@ def tier_seconds(catalog: Catalog, state: RunState) -> float:
     """The seconds that runs of this one's tier and effort may take, before a caller's budget shortens them."""
     tier = catalog.tiers.get(state.admitted.tier)
     limits = tier.efforts.get(state.admitted.effort) if tier is not None else None
-    return limits.seconds if limits is not None else state.admitted.limits.seconds
+    if limits is not None:
+        return limits.seconds
+    return state.admitted.limits.seconds
 
 
 def lost(call: str, step: int | None, held: Ledger) -> CallFinished:

@@ -104,7 +104,9 @@ class Candidates:
         """The code of the error with which the step fails when that choice is none."""
         if self._unpaid and self._left > 0:
             return RunOverBudget.code
-        return NO_TIME if choice.hopeless else _summary(self._errors)
+        if choice.hopeless:
+            return NO_TIME
+        return _summary(self._errors)
 
     def retry_after(self, error: str, left: float) -> float | None:
         """Seconds until the first worker can be called again, if the step fails with that error because of rate limits;
@@ -169,7 +171,9 @@ class Candidates:
     def _place(self, worker: Worker) -> Place:
         if not self._tries:
             return "first"
-        return "retry" if worker.name in self._tries else "replacement"
+        if worker.name in self._tries:
+            return "retry"
+        return "replacement"
 
 
 def _summary(errors: Sequence[BatonError | None]) -> str:
@@ -192,4 +196,6 @@ def _summary(errors: Sequence[BatonError | None]) -> str:
     if refused:
         return WorkerRefused.code
     spent = all(error.failure.reason == "quota" for error in misconfigured)
-    return RunOutOfQuota.code if spent else WorkerMisconfigured.code
+    if spent:
+        return RunOutOfQuota.code
+    return WorkerMisconfigured.code

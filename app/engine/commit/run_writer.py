@@ -415,7 +415,9 @@ class RunWriter:
         self.answer = await self._store.contents(self.state.run, refs, self.worth_waiting)
 
     def _finished(self, draft: Fact) -> Call | None:
-        return self.state.calls.get(draft.call) if isinstance(draft, CallFinished) else None
+        if not isinstance(draft, CallFinished):
+            return None
+        return self.state.calls.get(draft.call)
 
     async def _enqueue(self, outbox: Sequence[Outbox]) -> None:
         if outbox:

@@ -105,7 +105,9 @@ async def posterior_of(store: Learning, tier: str, tenant: str) -> Posterior:
     """The posterior by which a tenant's requests are decided, as it stands in the database."""
     shared, own = await store.learned(policy(tier), 0), await store.learned(row_of(tier, tenant), 0)
     before = read(shared.body).posterior if shared is not None else Posterior()
-    return joined(before, from_json(own.body)) if own is not None else before
+    if own is not None:
+        return joined(before, from_json(own.body))
+    return before
 
 
 class SelectorBeliefs:
@@ -220,7 +222,9 @@ class RatingReader:
     async def _part(self, tier: str, tenant: str) -> Posterior:
         """The own part of a tenant as it stands in the database."""
         found = await self._context.store.learned(row_of(tier, tenant), 0)
-        return from_json(found.body) if found is not None else Posterior()
+        if found is not None:
+            return from_json(found.body)
+        return Posterior()
 
     def _publish(self, tier: str, number: int, state: LearningState, parts: Mapping[str, Posterior]) -> None:
         """Choose by these posteriors from now on; `parts` are the own parts that are new."""
@@ -295,7 +299,9 @@ class RatingReader:
     async def _own_part(self, tier: str, tenant: str) -> Posterior:
         """The own part of a tenant, whether it is held here or not."""
         own = self._known.get(tier, LoadedRows()).owns.get(tenant)
-        return own.part if own is not None else await self._part(tier, tenant)
+        if own is not None:
+            return own.part
+        return await self._part(tier, tenant)
 
     def _workers(self, tier: Tier) -> list[Worker]:
         known = self._context.catalog().workers

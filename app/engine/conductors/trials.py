@@ -110,7 +110,9 @@ def _admitted(run: JournaledRun) -> RunAdmitted:
 def _subject(tier: str, admitted: RunAdmitted) -> str:
     if admitted.tier != tier:
         return f"tier {admitted.tier}"
-    return f"conductor {admitted.tried_version}" if admitted.tried_version else f"worker {admitted.pool[0]}"
+    if admitted.tried_version:
+        return f"conductor {admitted.tried_version}"
+    return f"worker {admitted.pool[0]}"
 
 
 def _with(tried: Tried, shadow: JournaledRun, origin: JournaledRun | None) -> Tried:

@@ -123,7 +123,9 @@ def accept(trusted: TrustedSigners, objection: str, warn: Callable[[str], object
 def signature_of(changes: Sequence[Change], conductor: str, version: str) -> str:
     """The signature with which a version was deployed last; empty if it had none, or was deployed by an older Baton."""
     notes = [one.note for one in changes if (one.conductor, one.kind, one.version) == (conductor, "loaded", version)]
-    return str(json.loads(notes[-1] or "{}").get("signature", "")) if notes else ""
+    if not notes:
+        return ""
+    return str(json.loads(notes[-1] or "{}").get("signature", ""))
 
 
 async def make_change(store: Store, wanted: Wanted, *, name: str, by: Actor, note: str = "") -> None:

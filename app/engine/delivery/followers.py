@@ -76,7 +76,9 @@ class Listener:
 
     def tokens_sent(self, tokens: Sequence[Decoded]) -> int:
         """The number of the answer's tokens that it was sent."""
-        return spoken(tokens, self.chars) if self.tokens is None else self.tokens
+        if self.tokens is None:
+            return spoken(tokens, self.chars)
+        return self.tokens
 
 
 class Audience:
@@ -243,8 +245,12 @@ class Audience:
         if listener.attempt == at.attempt:
             if listener.chars > len(answer) + position.DONE:
                 return position.unknown()
-            return None if received is None or answer.startswith(received) else answer_changed(self._run)
-        return None if received is not None and answer.startswith(received) else answer_changed(self._run)
+            if received is None or answer.startswith(received):
+                return None
+            return answer_changed(self._run)
+        if received is not None and answer.startswith(received):
+            return None
+        return answer_changed(self._run)
 
 
 def step_event(event: Event) -> StepEvent | None:

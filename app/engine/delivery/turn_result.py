@@ -109,7 +109,9 @@ def _calling(state: RunState, contents: Mapping[str, bytes]) -> TurnEnd:
 def _callers(state: RunState) -> list[StepState]:
     """The steps that wait for results; the answering one first, because its calls are sent as they stream."""
     waiting = [step for step in state.steps.values() if step.state == "awaiting_tool"]
-    return sorted(waiting, key=lambda step: (not step.answers, step.n)) if state.state == "awaiting_tool" else []
+    if state.state != "awaiting_tool":
+        return []
+    return sorted(waiting, key=lambda step: (not step.answers, step.n))
 
 
 def outcome(state: str, error: str | None) -> str:

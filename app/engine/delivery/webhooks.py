@@ -108,7 +108,9 @@ class Webhooks:
         room, now = SLOTS - len(self._going) if self._context.timed() else 0, self._context.now()
         try:
             await self._count()
-            return await self._context.store.take_notices(now, now + CLAIM, room) if room else ()
+            if not room:
+                return ()
+            return await self._context.store.take_notices(now, now + CLAIM, room)
         except StoreUnavailable:  # the drivers of this process log it already
             return ()
 
@@ -201,7 +203,9 @@ def _client() -> httpx.AsyncClient:
 def _retry_after(headers: Mapping[str, str]) -> float:
     """Return the seconds of Retry-After, or 0. A date is not read: the schedule's own pauses grow anyway."""
     text = headers.get("retry-after", "")
-    return float(text) if text.isascii() and text.isdigit() and len(text) < 10 else 0.0
+    if text.isascii() and text.isdigit() and len(text) < 10:
+        return float(text)
+    return 0.0
 
 
 async def _until(event: asyncio.Event, seconds: float) -> None:

@@ -160,7 +160,9 @@ async def with_budgets(context: EngineContext, order: Order) -> Order:
         "team": order.task.metadata.get(TEAM_FIELD, ""),
     }
     accounts = await context.store.budget_accounts(order.tenant, names)
-    return replace(order, budgets=accounts) if accounts else order
+    if accounts:
+        return replace(order, budgets=accounts)
+    return order
 
 
 def tags(order: Order) -> tuple[tuple[str, str], ...]:
@@ -187,7 +189,9 @@ def of_request(order: Order) -> tuple[tuple[str, str], ...]:
 def untaken(context: EngineContext) -> float:
     """Seconds for which a run that nobody drives is left to those who take its ticket: 0 while tickets cannot be
     queued."""
-    return UNTAKEN_SECONDS if context.queue.healthy else 0.0
+    if not context.queue.healthy:
+        return 0.0
+    return UNTAKEN_SECONDS
 
 
 def choose(context: EngineContext, order: Order) -> Eligible:

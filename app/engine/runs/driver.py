@@ -174,7 +174,9 @@ class Driver:
             now = self._context.tick()
             self._listening = {address: until for address, until in self._listening.items() if until > now}
         gateway = self.state.turn.gateway
-        return (gateway, *self._listening) if gateway else tuple(self._listening)
+        if gateway:
+            return (gateway, *self._listening)
+        return tuple(self._listening)
 
     async def receive(self, events: tuple[Event, ...]) -> None:
         """Fold what was committed for a step; nothing follows from it."""

@@ -59,7 +59,9 @@ class Means:
         """The model that plans for the run's tier; None if none does."""
         catalog = self._context.catalog()
         tier = tier_of(catalog, state.admitted.tier, state.admitted.model)
-        return catalog.workers.get(tier.conductor.worker or "") if tier is not None else None
+        if tier is None:
+            return None
+        return catalog.workers.get(tier.conductor.worker or "")
 
     def planning(self, state: RunState, workers: Sequence[Worker]) -> Amount:
         """The amount that a call of that model for a plan needs; nothing if no model plans for the tier."""
@@ -73,12 +75,16 @@ class Means:
     def _left_out(self, state: RunState) -> int:
         """The characters of the conversation that the model is not shown."""
         tier = tier_of(self._context.catalog(), state.admitted.tier, state.admitted.model)
-        return left_out(self._task.messages, tier.conductor.message_chars) if tier is not None else 0
+        if tier is None:
+            return 0
+        return left_out(self._task.messages, tier.conductor.message_chars)
 
     def planning_seconds(self, state: RunState) -> float:
         """The seconds that such a call is likely to take."""
         worker = self.planner(state)
-        return self._context.health.usual_seconds(worker) if worker is not None else 0.0
+        if worker is None:
+            return 0.0
+        return self._context.health.usual_seconds(worker)
 
     def has_time_to_plan(self, state: RunState, workers: Sequence[Worker]) -> bool:
         """Return True if a worker could answer after the tier's model has planned."""

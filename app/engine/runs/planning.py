@@ -90,7 +90,9 @@ class Planned:
     @property
     def budget(self) -> tuple[str, float] | None:
         """The budget over several runs that had not enough left for its call, and the end of that budget's window."""
-        return (self.error.budget, self.error.until) if isinstance(self.error, BudgetExhausted) else None
+        if not isinstance(self.error, BudgetExhausted):
+            return None
+        return (self.error.budget, self.error.until)
 
 
 class Planner:
@@ -302,11 +304,15 @@ class Planner:
         catalog = self._context.catalog()
         if matters(state, catalog.workers.values()):
             drafted.append(self.step(state, command, len(drafted), step)[0])
-        return refusals(catalog, state, drafted) if drafted else []
+        if not drafted:
+            return []
+        return refusals(catalog, state, drafted)
 
     def _ref(self, text: str) -> str:
         """A text's address; empty for the empty text."""
-        return address(self._salt, text.encode()) if text else ""
+        if not text:
+            return ""
+        return address(self._salt, text.encode())
 
     def start(self, group: asyncio.TaskGroup, state: RunState, command: Propose, append: Append) -> None:
         """Let a conductor that takes its time propose; its steps arrive through `send`. Or get the embedding that a
@@ -419,7 +425,9 @@ class Planner:
         if command.mode == "fallback":
             return Given((Step(self._means.alone(state), answers=True),))
         recorded = self._recorded_for(state, command)
-        return self._conductor if recorded is None else Given(recorded.steps)
+        if recorded is None:
+            return self._conductor
+        return Given(recorded.steps)
 
     def _recorded_for(self, state: RunState, command: Propose) -> RecordedPlan | None:
         """The plan of the run that is replayed; None where this run is none, or the fallback decides."""

@@ -115,7 +115,9 @@ class Drivers:
         if self._group is None or not self._context.timed():
             return 0
         room = self._bound - len(self._drivers) - len(self._taking)
-        return min(room, self.dispatcher.free_slots) if self.dispatcher is not None else room
+        if self.dispatcher is not None:
+            return min(room, self.dispatcher.free_slots)
+        return room
 
     @property
     def has_room(self) -> bool:
@@ -453,7 +455,9 @@ class Drivers:
         self._sweep_now.set()
 
     def _pause(self) -> float:
-        return SWEEP_SECONDS if self._context.queue.healthy else WATCH_SECONDS
+        if self._context.queue.healthy:
+            return SWEEP_SECONDS
+        return WATCH_SECONDS
 
     async def _sweep_for_ever(self) -> None:
         while self._group is not None:

@@ -240,7 +240,9 @@ def _refusal(spec: ShadowSpec, row: RunRow, admitted: RunAdmitted) -> str:
         return "opted_out"
     if row.error in (EXPIRED, REFUSED):
         return "not_approved"
-    return "cancelled" if row.state == "cancelled" else ""
+    if row.state == "cancelled":
+        return "cancelled"
+    return ""
 
 
 def ordered(catalog: Catalog, tier: Tier, spec: ShadowSpec, row: RunRow, admitted: RunAdmitted, task: Task) -> Order:
@@ -302,4 +304,6 @@ def _unreadable(catalog: Catalog, order: Order) -> str:
     """Return `labels` if none of the shadow's workers may read what the run's may; empty if one may."""
     reading = Reading(order.labels, frozenset({CALLERS_WORDS}))
     workers = [catalog.workers[name] for name in order.tier.pool]
-    return "" if any(permits(worker, reading) for worker in workers) else "labels"
+    if any(permits(worker, reading) for worker in workers):
+        return ""
+    return "labels"

@@ -126,7 +126,9 @@ class Dispatcher:
     @property
     def free_slots(self) -> int:
         """The number of steps that can be begun now."""
-        return self._free() - self._taking() if self._group is not None else 0
+        if self._group is None:
+            return 0
+        return self._free() - self._taking()
 
     def _execution(self, work: ClaimedStep) -> Execution:
         return Execution(

@@ -358,7 +358,9 @@ class Execution:
     def _newest(self, state: RunState) -> RunState:
         """The run's state as this process knows it now."""
         known = self._local(state.run)
-        return known.state if known is not None and known.state.seq > state.seq else state
+        if known is not None and known.state.seq > state.seq:
+            return known.state
+        return state
 
     def _unspent(self, state: RunState) -> Amount:
         """The amount that the run may still hold once the outcome that travels with the next intent is written."""
@@ -455,7 +457,9 @@ class Execution:
     def _trace(self, state: RunState) -> Trace:
         """The span of the run's engine; where that is not known, that of the caller's request."""
         run = self._local(state.run)
-        return run.trace if run is not None else self._ticket.trace or continued(state.admitted.trace, state.turn.trace)
+        if run is not None:
+            return run.trace
+        return self._ticket.trace or continued(state.admitted.trace, state.turn.trace)
 
     async def _intend(self, attempt: Attempt, openers: tuple[Fact, ...]) -> None:
         """Claim (the first time), settle the attempt before, and reserve for this one: all in one entry."""
@@ -635,7 +639,9 @@ class Execution:
         if run is not None:
             return run.followers()
         gateway, listening = state.turn.gateway, self._work.listening
-        return (gateway, *listening) if gateway and gateway not in listening else listening
+        if gateway and gateway not in listening:
+            return (gateway, *listening)
+        return listening
 
     def _engine_and_gateway(self) -> Sequence[str]:
         """The receivers of what was committed to a run that is driven elsewhere: its engine, and its gateway, so that

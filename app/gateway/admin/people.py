@@ -164,7 +164,9 @@ class Access(Keys):
         ):
             return None
         found: dict[str, Any] = orjson.loads(body)
-        return found if found["until"] > self._context.now() else None
+        if found["until"] > self._context.now():
+            return found
+        return None
 
     def secret_of(self, state: str, purpose: str) -> str:
         """The nonce or the PKCE verifier of a login, which follows from its state and the pepper."""
@@ -185,7 +187,9 @@ def _mac(key: bytes, purpose: bytes, body: bytes) -> bytes:
 def _inside(path: str) -> str:
     """A path of the console; the start for any other address, so that a login leads to no other site."""
     is_ours = path == START or path.startswith((f"{START}/", f"{START}?"))
-    return path if is_ours and "\\" not in path and not any(ord(char) < 33 for char in path) else START
+    if is_ours and "\\" not in path and not any(ord(char) < 33 for char in path):
+        return path
+    return START
 
 
 def _same(given: str, expected: str) -> bool:

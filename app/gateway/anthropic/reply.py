@@ -192,7 +192,9 @@ class Events:
         return b"event: error\ndata: " + orjson.dumps(described(error, self._request_id)) + b"\n\n"
 
     def _numbered(self, number: int, frame: bytes) -> bytes:
-        return b"id: %d\n" % number + frame if number > self._after else b""
+        if number > self._after:
+            return b"id: %d\n" % number + frame
+        return b""
 
     def _start(self, what: str, block: Mapping[str, Any]) -> bytes:
         before = self._stop()
@@ -205,7 +207,9 @@ class Events:
 
     def _stop(self) -> bytes:
         was, self._open = self._open, ""
-        return _event("content_block_stop", index=self._block) if was else b""
+        if not was:
+            return b""
+        return _event("content_block_stop", index=self._block)
 
 
 def _event(kind: str, **fields: object) -> bytes:

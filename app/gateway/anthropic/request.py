@@ -197,7 +197,9 @@ def effort_of(request: MessagesRequest) -> str | None:
     """The effort that is asked for, if any."""
     if request.output_config is not None and request.output_config.effort is not None:
         return request.output_config.effort
-    return THOUGHTFUL if request.thinking is not None and request.thinking.type == "enabled" else None
+    if request.thinking is not None and request.thinking.type == "enabled":
+        return THOUGHTFUL
+    return None
 
 
 def _check_results(turns: list[Turn]) -> None:
@@ -279,7 +281,9 @@ def _messages(turn: Turn, place: int) -> Iterator[Message]:
 def _spoken(
     role: Literal["user", "assistant", "system"], parts: tuple[Part, ...], labels: frozenset[str]
 ) -> tuple[Message, ...]:
-    return (Message(role, parts, labels=labels),) if parts else ()
+    if not parts:
+        return ()
+    return (Message(role, parts, labels=labels),)
 
 
 def _referred(turns: list[Turn]) -> Iterator[tuple[str, str]]:

@@ -123,7 +123,9 @@ def proposals(state: RunState) -> list[dict[str, Any]]:
 
 def _within(parent: int | None) -> dict[str, Any]:
     """Of what is nested: in which step."""
-    return {"parent": parent} if parent is not None else {}
+    if parent is None:
+        return {}
+    return {"parent": parent}
 
 
 def step_figures(state: RunState, step: StepState) -> dict[str, Any]:
@@ -177,7 +179,9 @@ def completion(ended: TurnEnd) -> bytes:
 
 
 def _logprobs(logprobs: Sequence[Decoded], refusal: bool) -> dict[str, Any]:
-    return {"content": None, "refusal": logprobs} if refusal else {"content": logprobs, "refusal": None}
+    if refusal:
+        return {"content": None, "refusal": logprobs}
+    return {"content": logprobs, "refusal": None}
 
 
 class Chunks:
@@ -212,7 +216,9 @@ class Chunks:
     def role(self) -> bytes:
         """The first chunk."""
         delta = {"role": "assistant", "content": "", "refusal": None}
-        return b"" if self._after >= 0 else b"id: 0\n" + self._chunk(delta, None, b"")
+        if self._after >= 0:
+            return b""
+        return b"id: 0\n" + self._chunk(delta, None, b"")
 
     def said(self, said: AnswerPart) -> bytes:
         """More of the answer, with the log-probabilities of its tokens if they were asked for; then more of tool calls,
@@ -242,7 +248,9 @@ class Chunks:
             return b""
         gather(pieces, more.arguments)
         text = custom_tools.whole("".join(pieces)) if more.arguments.rstrip().endswith("}") else None
-        return self._tell(more.index, text) if text is not None else b""
+        if text is None:
+            return b""
+        return self._tell(more.index, text)
 
     def _tell(self, index: int, text: str) -> bytes:
         self._written[index] = None

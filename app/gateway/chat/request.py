@@ -297,9 +297,13 @@ def _message(message: WireMessage) -> Message:
 def _parts(message: WireMessage) -> tuple[Part, ...]:
     content = message.content
     if isinstance(content, str):
-        return (Text(content),) if content or not message.tool_calls else ()
+        if content or not message.tool_calls:
+            return (Text(content),)
+        return ()
     if content is None:
-        return (Text(message.refusal),) if message.refusal is not None else ()
+        if message.refusal is None:
+            return ()
+        return (Text(message.refusal),)
     parts: list[Part] = []
     for part in content:
         parts += _of_part(part)

@@ -42,7 +42,9 @@ class Caller:
 
         `admin` carries every scope but stays inside its tenant: only a key of all tenants reaches beyond its own.
         """
-        return None if self.key.all_tenants else self.key.tenant
+        if self.key.all_tenants:
+            return None
+        return self.key.tenant
 
     def sees(self, tenant: str) -> bool:
         """True if this caller may see what belongs to a tenant."""

@@ -329,7 +329,9 @@ def _names(objects: list[dict[str, object]], bounds: Bounds, nul: bool) -> list[
 
 
 def _bad_text(text: str, longest: int) -> InvalidRequest:
-    return _has_nul() if "\x00" in text else _too_long("string", longest)
+    if "\x00" in text:
+        return _has_nul()
+    return _too_long("string", longest)
 
 
 def _has_nul() -> InvalidRequest:

@@ -126,7 +126,9 @@ def _calls(order: Order) -> int:
     if isinstance(order.plan, dict) and isinstance(steps := order.plan.get("steps"), list):
         return max(1, min(len(steps), order.limits.steps))
     spec = order.tier.conductor
-    return 2 if spec.kind == "model" else steps_needed(spec)
+    if spec.kind == "model":
+        return 2
+    return steps_needed(spec)
 
 
 def _of_key(key: KeyRow, usual: RateLimits) -> RateLimits:

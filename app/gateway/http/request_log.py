@@ -84,7 +84,9 @@ class RequestLog:
             return "disconnected"
         if not self.is_complete:
             return "aborted"
-        return "failed" if self.code or status >= 400 else "answered"
+        if self.code or status >= 400:
+            return "failed"
+        return "answered"
 
     def write(self, telemetry: Telemetry, scope: MutableMapping[str, Any], tick: float) -> None:
         """Count the request, and write its line. `tick` is the present one."""

@@ -72,7 +72,9 @@ async def _until_end(driven: FollowedRun, seconds: float) -> TurnEnd | None:
 
 
 def _end_in(batch: Sequence[CallerMessage]) -> TurnEnd | None:
-    return batch[-1] if batch and isinstance(batch[-1], TurnEnd) else None
+    if batch and isinstance(batch[-1], TurnEnd):
+        return batch[-1]
+    return None
 
 
 async def _watching(
@@ -204,7 +206,9 @@ class EventStream(Response):
             self._context.telemetry.observe("baton_stream_first_text_seconds", seconds, self._route)
 
     def _last(self, ended: TurnEnd) -> bytes:
-        return self._wire.ended(ended) if ended.error is None else self._wire.failed(ended.error, ended)
+        if ended.error is None:
+            return self._wire.ended(ended)
+        return self._wire.failed(ended.error, ended)
 
 
 async def _write(send: Send, frames: bytes, *, more: bool) -> None:

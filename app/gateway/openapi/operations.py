@@ -90,7 +90,9 @@ def replies(
 
 def _one_of(models: Sequence[type[BaseModel]]) -> dict[str, Any]:
     references = [{"$ref": REFERENCE + model.__name__} for model in models]
-    return references[0] if len(references) == 1 else {"anyOf": references}
+    if len(references) == 1:
+        return references[0]
+    return {"anyOf": references}
 
 
 def _stream(events: str, terminal: str) -> dict[str, Any]:
@@ -157,4 +159,6 @@ def _without_nulls(node: Any) -> Any:
     """A schema without keywords that are null, such as `default`: FastAPI leaves them out of its own."""
     if isinstance(node, dict):
         return {key: _without_nulls(value) for key, value in node.items() if value is not None}
-    return [_without_nulls(value) for value in node] if isinstance(node, list) else node
+    if isinstance(node, list):
+        return [_without_nulls(value) for value in node]
+    return node

@@ -90,7 +90,9 @@ def revised(asked: PlanRevisionRequest, before: Mapping[str, Any], pool: tuple[s
     that cannot be read."""
     try:
         if asked.plan is not None:
-            return from_lists(asked.plan, pool) if is_published(asked.plan) else asked.plan
+            if is_published(asked.plan):
+                return from_lists(asked.plan, pool)
+            return asked.plan
         return {"steps": edited(before["steps"], [_edit(one) for one in asked.edits or ()])}
     except PlanRejected as rejected:
         raise refused(rejected.reasons[0], "; ".join(rejected.reasons)) from None

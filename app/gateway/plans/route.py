@@ -346,7 +346,9 @@ async def _shown(
 def _number(body: Mapping[str, object]) -> int | None:
     """The revision in a body that is yet to be checked; None where it names none."""
     number = body.get("revision")
-    return number if isinstance(number, int) and not isinstance(number, bool) else None
+    if isinstance(number, int) and not isinstance(number, bool):
+        return number
+    return None
 
 
 def _json(value: Mapping[str, Any]) -> Response:

@@ -58,7 +58,9 @@ async def _named(store: TenantStore, name: str, place: int, found: dict[str, Sto
         for one in ended.calls if ended is not None else ():
             if one.id == call:
                 again = _again(name, one, searched(found[response].subject.asked.toolbox, one, ()))
-                return again.model_copy(update={"baton": labels}) if isinstance(again, CallItem) else again
+                if isinstance(again, CallItem):
+                    return again.model_copy(update={"baton": labels})
+                return again
         raise NotFound()
     except NotFound:
         raise NotFound(

@@ -45,7 +45,9 @@ INCOMPLETE: Final = {"length": "max_output_tokens", "content_filter": "content_f
 def parse_id(text: str) -> tuple[str, int] | None:
     """Run and turn of a response's id; None if it is none."""
     found = ID.fullmatch(text)
-    return (found[1], int(found[2] or 0)) if found else None
+    if not found:
+        return None
+    return (found[1], int(found[2] or 0))
 
 
 @record(frozen=True, slots=True)
@@ -65,7 +67,9 @@ class Subject:
     @property
     def instructions(self) -> str | None:
         """The instructions in force: those that the run began with, as its first message; None without any."""
-        return self.task.messages[0].text if self.state.admitted.wire.get("instructions") else None
+        if not self.state.admitted.wire.get("instructions"):
+            return None
+        return self.task.messages[0].text
 
 
 def whole(of: Subject, ended: TurnEnd | None) -> bytes:
@@ -114,18 +118,26 @@ def document(of: Subject, ended: TurnEnd | None) -> dict[str, Any]:
 
 
 def _message_status(status: str) -> str:
-    return "incomplete" if status == "incomplete" else "completed"
+    if status == "incomplete":
+        return "incomplete"
+    return "completed"
 
 
 def status_of(of: Subject, ended: TurnEnd | None) -> str:
     """OpenAI's word for what the turn has come to: a background one is queued until somebody works on it."""
     if ended is None:
-        return "queued" if of.state.turn.wire.get("background") and not of.state.calls else "in_progress"
+        if of.state.turn.wire.get("background") and not of.state.calls:
+            return "queued"
+        return "in_progress"
     if ended.state.state == "awaiting_approval":
         return "queued"
     if ended.error is not None:
-        return "cancelled" if ended.state.state == "cancelled" else "failed"
-    return "incomplete" if ended.finish in INCOMPLETE else "completed"
+        if ended.state.state == "cancelled":
+            return "cancelled"
+        return "failed"
+    if ended.finish in INCOMPLETE:
+        return "incomplete"
+    return "completed"
 
 
 def items(of: Subject, ended: TurnEnd, status: str) -> list[dict[str, Any]]:
@@ -213,15 +225,21 @@ def _code(error: BatonError) -> str:
         return "invalid_prompt"
     if isinstance(error, RunOutOfQuota | RunOverBudget):
         return RunOutOfQuota.code
-    return "rate_limit_exceeded" if error.status == 429 else "server_error"
+    if error.status == 429:
+        return "rate_limit_exceeded"
+    return "server_error"
 
 
 def _incomplete(ended: TurnEnd | None, status: str) -> dict[str, Any] | None:
-    return {"reason": INCOMPLETE[ended.finish]} if ended is not None and status == "incomplete" else None
+    if ended is not None and status == "incomplete":
+        return {"reason": INCOMPLETE[ended.finish]}
+    return None
 
 
 def _verbosity(echoed: Mapping[str, Any]) -> dict[str, Any]:
-    return {"verbosity": echoed["verbosity"]} if "verbosity" in echoed else {}
+    if "verbosity" not in echoed:
+        return {}
+    return {"verbosity": echoed["verbosity"]}
 
 
 def _format(form: Form | None) -> dict[str, Any]:

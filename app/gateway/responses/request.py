@@ -211,4 +211,6 @@ def _form(request: ResponsesRequest) -> Form | None:
     asked = request.text.format if request.text is not None else None
     if isinstance(asked, JsonSchemaFormat):
         return schema_form(asked, "text.format.schema")
-    return Form() if isinstance(asked, JsonObjectFormat) else None
+    if not isinstance(asked, JsonObjectFormat):
+        return None
+    return Form()

@@ -310,7 +310,9 @@ def _order(
         on_messages=labels_of(task.messages),
         before=before.labels if before is not None else frozenset(),
     )
-    return replace(order, on_disconnect="finish", followed=asked.stream) if asked.background else order
+    if asked.background:
+        return replace(order, on_disconnect="finish", followed=asked.stream)
+    return order
 
 
 def _found(before: StoredResponse) -> list[Tool]:

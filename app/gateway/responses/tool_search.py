@@ -130,7 +130,9 @@ def _paths(known: list[str]) -> dict[str, Any]:
 
 def arguments_of(given: object) -> str:
     """The arguments of an earlier call, as a worker would have written them."""
-    return given if isinstance(given, str) else json.dumps(given)
+    if isinstance(given, str):
+        return given
+    return json.dumps(given)
 
 
 def arguments_in(text: str) -> object:
@@ -143,4 +145,6 @@ def arguments_in(text: str) -> object:
 
 def outcome(names: Sequence[str]) -> str:
     """The result of a search for the worker, whose tools include those that were found."""
-    return f"These tools are on offer now: {', '.join(names)}." if names else "No tool was found."
+    if not names:
+        return "No tool was found."
+    return f"These tools are on offer now: {', '.join(names)}."

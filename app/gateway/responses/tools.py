@@ -163,7 +163,9 @@ def check_search(tools: Iterable[object], param: str, *, omitted: bool) -> None:
 
 def left_out(tools: Iterable[AnyTool]) -> tuple[str, ...]:
     """The names of the tools that are noted as ignored."""
-    return ("tools.web_search",) if any(isinstance(tool, WebSearch) for tool in tools) else ()
+    if not any(isinstance(tool, WebSearch) for tool in tools):
+        return ()
+    return ("tools.web_search",)
 
 
 def flat(namespace: str | None, name: str) -> str:
@@ -238,7 +240,9 @@ def _function(tool: FunctionTool | CustomTool, param: str) -> Tool:
         _checked(tool.parameters, param)
         strict = is_closed(tool.parameters) if tool.strict is None else tool.strict
         made = Tool(tool.name, said, tool.parameters, strict)
-    return replace(made, spelling={**(made.spelling or {}), "deferred": True}) if tool.defer_loading else made
+    if tool.defer_loading:
+        return replace(made, spelling={**(made.spelling or {}), "deferred": True})
+    return made
 
 
 def _checked(parameters: dict[str, Any] | None, param: str) -> None:
@@ -300,7 +304,9 @@ def kind_of(toolbox: Toolbox, name: str) -> Kind:
     spelling = _spelling(toolbox, name)
     if "search" in spelling:
         return "search"
-    return "custom" if "format" in spelling else "function"
+    if "format" in spelling:
+        return "custom"
+    return "function"
 
 
 def call_item(toolbox: Toolbox, call: ToolCall, status: str) -> dict[str, Any]:

@@ -266,10 +266,14 @@ def _last_decision(events: Sequence[Event], digest: str) -> tuple[float, RunAppr
 
 def _status(state: RunState, decision: tuple[float, RunApproved | RunRefused] | None) -> str:
     if decision is not None:
-        return "approved" if isinstance(decision[1], RunApproved) else "refused"
+        if isinstance(decision[1], RunApproved):
+            return "approved"
+        return "refused"
     if state.state == WAITING:
         return "waiting"
-    return "cancelled" if state.state == "cancelled" else "expired"
+    if state.state == "cancelled":
+        return "cancelled"
+    return "expired"
 
 
 def _plan(state: RunState, proposal: Proposal, by: str, texts: Mapping[str, bytes]) -> dict[str, Any]:

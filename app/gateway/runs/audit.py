@@ -212,7 +212,9 @@ def _step(known: _Known, n: int) -> dict[str, Any]:
 
 def _kept_from(done: StepDone) -> dict[str, Any] | None:
     """The step of an earlier run whose output this one has; None if it was called."""
-    return {"run": done.origin_run, "step": done.origin_step} if done.origin_run else None
+    if not done.origin_run:
+        return None
+    return {"run": done.origin_run, "step": done.origin_step}
 
 
 def _passed_over(those: PassedOver) -> list[dict[str, str]]:

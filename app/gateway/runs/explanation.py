@@ -149,7 +149,9 @@ def _refs(events: Sequence[Event]) -> set[str]:
 def _workers(snapshot: bytes | None) -> Mapping[str, Worker] | None:
     """The workers of a pool's snapshot; None if there is none that this version can read."""
     try:
-        return restored(snapshot).workers if snapshot is not None else None
+        if snapshot is None:
+            return None
+        return restored(snapshot).workers
     except (ValueError, TypeError, KeyError):
         return None
 

@@ -110,7 +110,9 @@ def money(usd: float) -> str:
 
 def figure(number: float) -> str:
     """A probability or another number as the data has it."""
-    return f"{number:g}" if abs(number) >= 0.0001 or not number else f"{number}"
+    if abs(number) >= 0.0001 or not number:
+        return f"{number:g}"
+    return f"{number}"
 
 
 def _listed(numbers: Sequence[int]) -> str:
@@ -149,7 +151,9 @@ def _shape(shape: Data) -> list[str]:
 
 
 def _version(shape: Data) -> str:
-    return f", version {quoted(shape['version'])}" if shape["version"] else ""
+    if shape["version"]:
+        return f", version {quoted(shape['version'])}"
+    return ""
 
 
 def _rejected(one: Data) -> list[str]:
@@ -206,7 +210,9 @@ def _worker(one: Data) -> str:
     facts = [*one["strengths"]]
     if one["input_usd"] is not None:
         facts.append(f"{money(one['input_usd'])} in and {money(one['output_usd'])} out for a million tokens")
-    return f"{one['worker']} ({', '.join(facts)})" if facts else str(one["worker"])
+    if facts:
+        return f"{one['worker']} ({', '.join(facts)})"
+    return str(one["worker"])
 
 
 def _step(step: Data, *, preview: bool) -> list[str]:
@@ -294,7 +300,9 @@ def _cost(cost: Data) -> list[str]:
 def _answer(data: Data) -> list[str]:
     answer = data["answer"]
     if answer["step"] is None:
-        return [f"Answer: none ({answer['error']})."] if answer["error"] else []
+        if answer["error"]:
+            return [f"Answer: none ({answer['error']})."]
+        return []
     lines = [f"What speaks for the answer, which is the output of step {answer['step']} ({answer['worker']}):"]
     lines += [f"  {one}" for one in [*_for(answer), *_against(answer), *map(_rating, answer["ratings"])]]
     return lines

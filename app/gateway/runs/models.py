@@ -174,7 +174,9 @@ def _supports(supported: bool, **parts: bool) -> dict[str, Any]:
 
 
 def _description(request: Request) -> Callable[[Catalog, str, int], dict[str, Any]]:
-    return describe_to_anthropic if "anthropic-version" in request.headers else describe
+    if "anthropic-version" in request.headers:
+        return describe_to_anthropic
+    return describe
 
 
 def _limits(limits: Limits) -> dict[str, Any]:

@@ -125,4 +125,6 @@ def _worker(name: str, groups: Sequence[CallGroup], total: int, ratings: tuple[i
 
 def _about(price: Price | None, read: int, written: int) -> float | None:
     """Dollars at present prices, without what caches save; None for a worker without a price."""
-    return None if price is None else (read * price.input + written * price.output) / MILLION / MILLION
+    if price is None:
+        return None
+    return (read * price.input + written * price.output) / MILLION / MILLION

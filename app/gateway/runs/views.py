@@ -74,7 +74,9 @@ async def aligned(
 
 def _hashes(texts: Mapping[str, bytes]) -> Hash:
     def hashed(ref: str) -> str:
-        return hashlib.sha256(texts[ref]).hexdigest() if ref in texts else ""
+        if ref not in texts:
+            return ""
+        return hashlib.sha256(texts[ref]).hexdigest()
 
     return hashed
 
@@ -84,6 +86,8 @@ def same_texts(before: Mapping[str, bytes], after: Mapping[str, bytes]) -> Same:
 
     def same(one: str, other: str) -> bool | None:
         texts = before.get(one), after.get(other)
-        return None if None in texts else texts[0] == texts[1]
+        if None in texts:
+            return None
+        return texts[0] == texts[1]
 
     return same

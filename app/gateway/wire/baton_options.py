@@ -185,7 +185,9 @@ def nearest_effort(tier: Tier, asked: str | None) -> str:
         raise InvalidRequest(f"There is no effort {asked!r}; the levels are {', '.join(EFFORTS)}.", param="effort")
     known = [level for level in EFFORTS if level in tier.efforts]
     below = [level for level in known if EFFORTS.index(level) < EFFORTS.index(asked)]
-    return below[-1] if below else (known or [tier.effort])[0]
+    if below:
+        return below[-1]
+    return (known or [tier.effort])[0]
 
 
 def narrowed(limits: Limits, budget: Budget | None, max_usd: int | None) -> Limits:

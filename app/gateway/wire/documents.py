@@ -20,7 +20,9 @@ def framed(about: Mapping[str, str], parts: tuple[Part, ...]) -> tuple[Part, ...
     head = "\n".join(["<document>", *(f"<{name}>{text}</{name}>" for name, text in about.items() if text), ""])
     whole = (Text(head), *parts, Text("\n</document>\n"))
     texts = [part.text for part in whole if isinstance(part, Text)]
-    return (Text("".join(texts)),) if len(texts) == len(whole) else whole
+    if len(texts) == len(whole):
+        return (Text("".join(texts)),)
+    return whole
 
 
 def file_parts(url: str | None, name: str | None, param: str) -> tuple[Part, ...]:

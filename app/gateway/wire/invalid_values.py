@@ -80,7 +80,9 @@ def _of_type(nouns: Sequence[str], value: object) -> str:
     wanted = " or ".join([", ".join(known[:-1]), known[-1]] if len(known) > 1 else known)
     given = _noun(value)
     fits = given in known or (given == "a number" and "a whole number" in known)
-    return f"it must be {wanted}" if fits or not given else f"it must be {wanted}, not {given}"
+    if fits or not given:
+        return f"it must be {wanted}"
+    return f"it must be {wanted}, not {given}"
 
 
 def _noun(value: object) -> str:

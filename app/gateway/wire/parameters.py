@@ -333,7 +333,9 @@ def _code(kind: str, value: object) -> str:
         return "invalid_type"
     if kind in RANGES:
         number = "integer" if isinstance(value, int) else "decimal"
-        return f"{number}_below_min_value" if kind.startswith("greater") else f"{number}_above_max_value"
+        if kind.startswith("greater"):
+            return f"{number}_below_min_value"
+        return f"{number}_above_max_value"
     return LENGTHS.get(kind, "invalid_value")
 
 

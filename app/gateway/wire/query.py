@@ -123,7 +123,9 @@ def cursor(value: str) -> Cursor:
 
 def behind(value: str) -> Cursor | str:
     """The place behind a run in a list of runs: a cursor's, or the id of the run itself."""
-    return run_of_reply(value) if REPLY_ID.fullmatch(value) else cursor(value)
+    if REPLY_ID.fullmatch(value):
+        return run_of_reply(value)
+    return cursor(value)
 
 
 def metadata_field(value: str) -> str:

@@ -32,7 +32,9 @@ def tabled(
 
 def _closed(schema: Mapping[str, Any]) -> dict[str, Any]:
     """A map whose keys follow a pattern has no others."""
-    return {**schema, "additionalProperties": False} if "patternProperties" in schema else dict(schema)
+    if "patternProperties" in schema:
+        return {**schema, "additionalProperties": False}
+    return dict(schema)
 
 
 def _or_null(schema: Mapping[str, Any]) -> dict[str, Any]:

@@ -55,7 +55,9 @@ def form_of(asked: TextFormat | JsonObjectFormat | JsonSchemaFormat) -> Form | N
     """None for free text; raises `InvalidRequest` for a schema that cannot be used."""
     if isinstance(asked, JsonSchemaFormat):
         return schema_form(asked.json_schema, "response_format.json_schema.schema")
-    return Form() if isinstance(asked, JsonObjectFormat) else None
+    if not isinstance(asked, JsonObjectFormat):
+        return None
+    return Form()
 
 
 def schema_form(named: NamedSchema, param: str) -> Form:
@@ -96,4 +98,6 @@ def _deeper(value: object, levels: int) -> bool:
 
 
 def _inner(held: dict[str, Any] | list[Any]) -> Iterable[object]:
-    return held.values() if isinstance(held, dict) else held
+    if isinstance(held, dict):
+        return held.values()
+    return held

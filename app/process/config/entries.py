@@ -72,14 +72,18 @@ def _dollars(value: object) -> int:
 
 
 def _number(value: object) -> object:
-    return float(value) if isinstance(value, Decimal) else value
+    if isinstance(value, Decimal):
+        return float(value)
+    return value
 
 
 def _option(value: object) -> object:
     """Options are strings to the adapters; a TOML boolean or number may be written plainly."""
     if isinstance(value, bool):
         return str(value).lower()
-    return str(value) if isinstance(value, int | float | Decimal) else value
+    if isinstance(value, int | float | Decimal):
+        return str(value)
+    return value
 
 
 def _base_url(value: str) -> str:
@@ -267,7 +271,9 @@ class PriceEntry(RatesEntry):
     def core(self) -> Price:
         """Micro-dollars per million tokens."""
         price = super().core()
-        return price if self.long is None else replace(price, long_after=self.long.above, long=self.long.core())
+        if self.long is None:
+            return price
+        return replace(price, long_after=self.long.above, long=self.long.core())
 
 
 class WorkerEntry(Entry):
@@ -498,7 +504,9 @@ class PromotionEntry(Entry):
 
 def _shadow(value: object) -> object:
     """`shadow = "NAME"` in full."""
-    return {"tier": value} if isinstance(value, str) else value
+    if isinstance(value, str):
+        return {"tier": value}
+    return value
 
 
 class ApprovalEntry(Entry):

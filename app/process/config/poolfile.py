@@ -165,7 +165,9 @@ def _tier(name: str, entry: TierEntry, draft: Fact) -> Tier:
 def _shadow(entry: ShadowEntry, draft: Fact) -> ShadowSpec:
     """The shadow of a tier; a name that is of no tier is that of a worker."""
     worker = shadow_worker(entry, draft)
-    return entry.core() if worker is None else replace(entry.core(), tier="", worker=worker)
+    if worker is None:
+        return entry.core()
+    return replace(entry.core(), tier="", worker=worker)
 
 
 def _entries(
@@ -229,8 +231,10 @@ def _words(item: Any, model: type[Entry]) -> str:
         return f"is no field here; {meant(str(item['loc'][-1]), fields) or 'use one of ' + ', '.join(fields)}"
     if kind == "missing":
         return "is missing; every entry of this kind needs it"
-    words = message.removeprefix("Value error, ").replace("Input should", "must")
-    return words if ";" in words else f"{words}; correct the value"
+    words: str = message.removeprefix("Value error, ").replace("Input should", "must")
+    if ";" in words:
+        return words
+    return f"{words}; correct the value"
 
 
 def _fields(model: type[Entry], path: Sequence[str | int]) -> list[str]:

@@ -262,7 +262,9 @@ class Settings(BaseModel):
     @field_validator("log_level", "log_requests", mode="before")
     @classmethod
     def _lower(cls, value: object) -> object:
-        return value.lower() if isinstance(value, str) else value
+        if isinstance(value, str):
+            return value.lower()
+        return value
 
     @field_validator("retention_classes")
     @classmethod
@@ -290,7 +292,9 @@ class Settings(BaseModel):
         problem = url_problem(value) if value is not None else None
         if problem:
             raise ValueError(problem)
-        return value.rstrip("/") if value is not None else None
+        if value is None:
+            return None
+        return value.rstrip("/")
 
     @field_validator("webhook_url")
     @classmethod
@@ -368,12 +372,16 @@ class Settings(BaseModel):
     @property
     def retention_content_seconds(self) -> float | None:
         """`retention_content` in seconds."""
-        return self.retention_content * DAY_SECONDS if self.retention_content is not None else None
+        if self.retention_content is None:
+            return None
+        return self.retention_content * DAY_SECONDS
 
     @property
     def retention_events_seconds(self) -> float | None:
         """`retention_events` in seconds."""
-        return self.retention_events * DAY_SECONDS if self.retention_events is not None else None
+        if self.retention_events is None:
+            return None
+        return self.retention_events * DAY_SECONDS
 
     @property
     def classes_of_retention(self) -> tuple[RetentionClass, ...]:
@@ -584,7 +592,9 @@ def _from_files(environ: Mapping[str, str], faults: list[str]) -> dict[str, str]
 def _origin(name: str, settings: Settings) -> Literal["environment", "file", "default"]:
     if name in settings.in_files:
         return "file"
-    return "environment" if name in settings.given else "default"
+    if name in settings.given:
+        return "environment"
+    return "default"
 
 
 def _unknown(environ: Mapping[str, str], known: Mapping[str, str]) -> list[str]:
@@ -647,13 +657,17 @@ def _fault(item: Any, given: Mapping[str, str]) -> str:
 
 
 def _default(name: str, settings: Settings) -> object:
-    return _embedded(str(settings.data_dir)) if name == "database_url" else Settings.model_fields[name].default
+    if name == "database_url":
+        return _embedded(str(settings.data_dir))
+    return Settings.model_fields[name].default
 
 
 def _public(url: str | None) -> str | None:
     """Return scheme and host only: the path and query of a private address may be its only protection."""
     parts = urlsplit(url or "")
-    return f"{parts.scheme}://{parts.netloc}/{HIDDEN}" if url else None
+    if not url:
+        return None
+    return f"{parts.scheme}://{parts.netloc}/{HIDDEN}"
 
 
 def _shown(value: object) -> str:
@@ -662,7 +676,9 @@ def _shown(value: object) -> str:
     if isinstance(value, SecretStr):
         return HIDDEN
     text = str(value)
-    return _without_password(text) if "://" in text else text
+    if "://" in text:
+        return _without_password(text)
+    return text
 
 
 def _without_password(url: str) -> str:

@@ -281,7 +281,9 @@ class Reply:
 
     def keepsake(self) -> dict[str, Any]:
         """See `http.Reading`: blocks of thinking, as they must be given back."""
-        return {"blocks": list(self._thoughts.values())} if len(self._calls) and self._thoughts else {}
+        if len(self._calls) and self._thoughts:
+            return {"blocks": list(self._thoughts.values())}
+        return {}
 
     def _begin(self, index: object, block: Mapping[str, Any], pieces: list[Piece]) -> None:
         """Take a block, whole or still empty."""

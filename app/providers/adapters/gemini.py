@@ -133,7 +133,10 @@ def _its_id(called: Called) -> dict[str, Any]:
 def _kept(called: Called, what: str) -> str | None:
     """Return this call's entry of a list in the keepsake, if it has one."""
     values = called.keepsake.get(what, ())
-    return values[called.place] if called.place < len(values) else None
+    if called.place >= len(values):
+        return None
+    entry: str = values[called.place]
+    return entry
 
 
 def _part(part: Part) -> dict[str, Any]:

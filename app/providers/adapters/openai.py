@@ -169,7 +169,9 @@ class Talk:
             rendered.append(self._message(message))
             if message.call_id:
                 pictures += [part for part in message.parts if not isinstance(part, Text)]
-        return [*rendered, self._pictures(pictures)] if pictures else rendered
+        if pictures:
+            return [*rendered, self._pictures(pictures)]
+        return rendered
 
     def _pictures(self, pictures: list[Part]) -> dict[str, Any]:
         said = FILES if any(isinstance(part, Document) for part in pictures) else PICTURES
@@ -199,8 +201,12 @@ class Talk:
     def _id(self, id_: str) -> str:
         """Return the id, or one derived from it where the endpoint would refuse it; deterministic."""
         if self.short_ids:
-            return id_ if re.fullmatch("[A-Za-z0-9]{9}", id_) else _digest(id_, 9)
-        return id_ if len(id_) <= LONGEST_ID else f"call_{_digest(id_, 24)}"
+            if re.fullmatch("[A-Za-z0-9]{9}", id_):
+                return id_
+            return _digest(id_, 9)
+        if len(id_) <= LONGEST_ID:
+            return id_
+        return f"call_{_digest(id_, 24)}"
 
 
 def _digest(text: str, places: int) -> str:
@@ -220,7 +226,9 @@ def _message_content(message: Message) -> str | list[dict[str, Any]] | None:
 def _message_text(message: Message) -> str:
     """Return `Message.text`, faster: a long conversation is rendered anew for each of its turns."""
     parts = message.parts
-    return parts[0].text if len(parts) == 1 and isinstance(parts[0], Text) else message.text
+    if len(parts) == 1 and isinstance(parts[0], Text):
+        return parts[0].text
+    return message.text
 
 
 def _part(part: Part) -> dict[str, Any]:
@@ -292,14 +300,18 @@ class Completion:
 
     def keepsake(self) -> dict[str, Any]:
         """See `http.Reading`."""
-        return self._reasoning.keepsake(len(self._calls)) if len(self._calls) else {}
+        if not len(self._calls):
+            return {}
+        return self._reasoning.keepsake(len(self._calls))
 
     def _parsed(self, data: bytes) -> dict[str, Any]:
         try:
             document = orjson.loads(data)
         except orjson.JSONDecodeError:
             document = None
-        return document if isinstance(document, dict) else parse(data, self._who)
+        if isinstance(document, dict):
+            return document
+        return parse(data, self._who)
 
     def _take(self, document: dict[str, Any], part: str, pieces: list[Piece]) -> None:
         if document.get("error") is not None or document.get("object") == "error":
@@ -389,7 +401,9 @@ def _usage(value: object) -> Usage | None:
 
 
 def _sum(one: object, other: object) -> int | None:
-    return one + other if isinstance(one, int) and isinstance(other, int) else None
+    if isinstance(one, int) and isinstance(other, int):
+        return one + other
+    return None
 
 
 def _details(value: dict[str, Any], name: str) -> dict[str, Any]:

@@ -156,7 +156,9 @@ def _part(part: Part) -> dict[str, Any]:
 
 def _id(id_: str) -> str:
     """Return the id of a call, or one derived from it where the API would refuse it; deterministic."""
-    return id_ if 0 < len(id_) <= LONGEST_ID else f"call_{hashlib.sha256(id_.encode()).hexdigest()[:32]}"
+    if 0 < len(id_) <= LONGEST_ID:
+        return id_
+    return f"call_{hashlib.sha256(id_.encode()).hexdigest()[:32]}"
 
 
 def _sampling(sampling: Sampling, unsupported: frozenset[str]) -> dict[str, Any]:
@@ -175,7 +177,9 @@ def _tools(toolbox: Toolbox, *, strict: bool) -> dict[str, Any]:
         body["tool_choice"] = {"type": "function", "name": toolbox.named}
     elif toolbox.choice != "auto":
         body["tool_choice"] = toolbox.choice
-    return body if toolbox.parallel else body | {"parallel_tool_calls": False}
+    if toolbox.parallel:
+        return body
+    return body | {"parallel_tool_calls": False}
 
 
 def _tool(tool: Tool, strict: bool) -> dict[str, Any]:
@@ -342,4 +346,6 @@ def _usage(value: object) -> Usage | None:
 
 def _detail(value: Mapping[str, Any], name: str, field: str) -> object:
     details = value.get(name)
-    return details.get(field) if isinstance(details, dict) else None
+    if not isinstance(details, dict):
+        return None
+    return details.get(field)

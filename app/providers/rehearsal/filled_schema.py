@@ -52,9 +52,11 @@ class _Document:
 
     def _figure(self, schema: Mapping[str, Any], *, whole: bool) -> int | float:
         """The number, within the schema's bounds."""
-        value = max(self._number, schema.get("minimum", self._number))
+        value: int | float = max(self._number, schema.get("minimum", self._number))
         value = min(value, schema.get("maximum", value))
-        return int(value) if whole or value == int(value) else value
+        if whole or value == int(value):
+            return int(value)
+        return value
 
     def _resolved(self, schema: object) -> Mapping[str, Any]:
         """The schema to which references and the first of several alternatives lead; {} where they lead nowhere."""

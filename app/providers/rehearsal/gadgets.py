@@ -82,7 +82,9 @@ def _value(text: str) -> str:
             value = named[0]
         elif len(value) == 1:
             (value,) = value.values()
-    return value if isinstance(value, str) else json.dumps(value)
+    if isinstance(value, str):
+        return value
+    return json.dumps(value)
 
 
 def _fit(tool: Tool, question: str) -> int:
@@ -114,7 +116,9 @@ def _argument(name: str, schema: Mapping[str, Any], question: str, numbers: list
     kind = _kind(schema)
     if kind in ("integer", "number"):
         number = float(numbers.pop(0)) if numbers else 0.0
-        return int(number) if kind == "integer" or number.is_integer() else number
+        if kind == "integer" or number.is_integer():
+            return int(number)
+        return number
     if kind == "array":
         return [_argument(name, schema.get("items", {}), question, numbers)]
     if kind == "object":
@@ -122,7 +126,9 @@ def _argument(name: str, schema: Mapping[str, Any], question: str, numbers: list
         return {key: _argument(key, inner[key], question, numbers) for key in schema.get("required", inner)}
     if kind == "boolean":
         return True
-    return None if kind == "null" else _text(name, schema, question)
+    if kind == "null":
+        return None
+    return _text(name, schema, question)
 
 
 def _text(name: str, schema: Mapping[str, Any], question: str) -> str:
@@ -132,7 +138,9 @@ def _text(name: str, schema: Mapping[str, Any], question: str) -> str:
     if quoted := QUOTED.search(question):
         return quoted[1]
     names = _named(question)
-    return names[0] if names and name.lower() not in WHOLE else question.strip()
+    if names and name.lower() not in WHOLE:
+        return names[0]
+    return question.strip()
 
 
 def _kind(schema: Mapping[str, Any]) -> str:

@@ -98,7 +98,10 @@ def reply(model: str, messages: Sequence[Message], seed: str) -> str:
 def final(answer: str) -> str | None:
     """The final answer that an earlier step stated, if it stated one."""
     stated = FINAL.findall(answer)
-    return stated[-1].removesuffix(".") if stated else None
+    if not stated:
+        return None
+    last: str = stated[-1]
+    return last.removesuffix(".")
 
 
 def dice(text: str) -> float:
@@ -122,7 +125,9 @@ def _decide(mind: Mind, found: Problem, answers: Sequence[str], who: str) -> str
     if len(votes) > 1 and votes[0][1] == votes[1][1] and plain(own) in dict(votes):
         return own
     trusted = next(one for one in stated if plain(one) == votes[0][0])
-    return trusted if dice(f"{who}|trust") < TRUST else own
+    if dice(f"{who}|trust") < TRUST:
+        return trusted
+    return own
 
 
 def _without_problem(shown: Shown) -> str:

@@ -114,7 +114,9 @@ def _solved(rows: list[list[Fraction]]) -> list[Fraction] | None:
         return [-constant / slope] if slope else None
     (a, b, c), (d, e, f) = rows
     determinant = a * e - b * d
-    return [(b * f - c * e) / determinant, (c * d - a * f) / determinant] if determinant else None
+    if not determinant:
+        return None
+    return [(b * f - c * e) / determinant, (c * d - a * f) / determinant]
 
 
 def theory(text: str) -> Problem | None:
@@ -131,7 +133,9 @@ def theory(text: str) -> Problem | None:
         return _number(math.lcm(*found), hard)
     if len(found) == 2 and found[1] and re.search(r"remainder|\bmod(?:ulo)?\b", line):
         return _number(first % found[1], hard)
-    return _single(line, first, hard) if len(found) == 1 else None
+    if len(found) != 1:
+        return None
+    return _single(line, first, hard)
 
 
 def _single(line: str, number: int, hard: bool) -> Problem | None:

@@ -167,7 +167,9 @@ def _score(card: str, wanted: str) -> float:
     }
     if kin.get(wanted) in strengths:
         return 2.0
-    return 1.0 if "general" in strengths or "reasoning" in strengths else 0.0
+    if "general" in strengths or "reasoning" in strengths:
+        return 1.0
+    return 0.0
 
 
 def _best(odds: Mapping[int, float], place: int) -> int:

@@ -93,7 +93,9 @@ def policy() -> Policy:
 def familiarity(question: str) -> float:
     """Return the share of a question's words that the policy knows; 0 for a question of few words."""
     said = _said(question)
-    return sum(word in policy().words for word in said) / len(said) if len(said) >= LEAST_WORDS else 0.0
+    if len(said) >= LEAST_WORDS:
+        return sum(word in policy().words for word in said) / len(said)
+    return 0.0
 
 
 def read(question: str, size: int) -> Known:

@@ -47,7 +47,9 @@ def spell(value: Fraction, places: int = 4) -> str:
     whole, part = divmod(round(abs(value) * 10**digits), 10**digits)
     decimals = f"{part:0{digits}}".rstrip("0")
     sign = "-" if value < 0 and (whole or part) else ""
-    return f"{sign}{whole}.{decimals}" if decimals else f"{sign}{whole}"
+    if decimals:
+        return f"{sign}{whole}.{decimals}"
+    return f"{sign}{whole}"
 
 
 def near(value: Fraction, unit: str = "") -> list[str]:

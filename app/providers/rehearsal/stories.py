@@ -56,18 +56,24 @@ def _per_one(line: str) -> Reading | None:
     match = re.search(
         rf"\b(?:an?|each|every|one) [a-z]+ (?:{verbs}) {N}\b.*?\bhow (?:many|much)\b.*?\b{N} [a-z]+", line
     )
-    return (Fraction(match.group(1)) * Fraction(match.group(2)), 1, "") if match else None
+    if not match:
+        return None
+    return (Fraction(match.group(1)) * Fraction(match.group(2)), 1, "")
 
 
 def _price(line: str) -> Reading | None:
     """`If 4 pens cost $6, how much do 10 pens cost?`, `Pens are $3 each. How much do 14 pens cost?`"""
     if match := re.search(rf"\b{N} [a-z]+ costs? {N}.*?how much (?:do|would|will|are) {N}", line):
         count, cost, wanted = map(Fraction, match.groups())
-        return (cost / count * wanted, 2, "") if count else None
+        if not count:
+            return None
+        return (cost / count * wanted, 2, "")
     match = re.search(
         rf"\b(?:cost|are|is|at|for) {N} (?:dollars |euros )?each\b.*?how much (?:do|would|will|are) {N}", line
     )
-    return (Fraction(match.group(1)) * Fraction(match.group(2)), 1, "") if match else None
+    if not match:
+        return None
+    return (Fraction(match.group(1)) * Fraction(match.group(2)), 1, "")
 
 
 def _speed(line: str) -> Reading | None:

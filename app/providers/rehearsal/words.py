@@ -119,7 +119,9 @@ def _extreme(text: str) -> Problem | None:
         return None
     size: Callable[[str], Fraction] = (lambda item: Fraction(len(item))) if words else Fraction
     pick = max if match.group(1).lower() in {"longest", "largest", "biggest", "highest"} else min
-    return problem("words", len(items) > 6, pick(items, key=size), items) if len(items) > 1 else None
+    if len(items) > 1:
+        return problem("words", len(items) > 6, pick(items, key=size), items)
+    return None
 
 
 def extraction(text: str) -> Problem | None:

@@ -42,7 +42,9 @@ def has_read(conn: Connection, run: str, what: str, by: Actor, shown: str) -> bo
 
 
 def _reading(what: str, shown: str) -> Mapping[str, Any]:
-    return {"what": what, "shown": shown} if shown else {"what": what}
+    if shown:
+        return {"what": what, "shown": shown}
+    return {"what": what}
 
 
 def page(conn: Connection, query: AdminEventQuery) -> tuple[AdminEvent, ...]:
@@ -69,4 +71,6 @@ def event(row: Mapping[Any, Any]) -> AdminEvent:
 
 
 def _body(fields: Fields) -> bytes | None:
-    return None if fields is None else orjson.dumps(dict(fields), option=orjson.OPT_SORT_KEYS)
+    if fields is None:
+        return None
+    return orjson.dumps(dict(fields), option=orjson.OPT_SORT_KEYS)

@@ -76,7 +76,9 @@ def remove(conn: Connection, id_: str, by: Actor) -> bool:
 def _locked(conn: Connection, id_: str) -> dict[str, Any] | None:
     """The fields of a budget whose row is locked; None if there is none."""
     row = conn.execute(select(*_COLUMNS).where(BUDGETS.c.id == id_).with_for_update()).one_or_none()
-    return asdict(Budget(**row._mapping)) if row else None
+    if not row:
+        return None
+    return asdict(Budget(**row._mapping))
 
 
 def page(conn: Connection, tenant: str | None, after: str | None, limit: int | None) -> tuple[Budget, ...]:

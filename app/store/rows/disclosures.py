@@ -57,7 +57,9 @@ def ended(fact: CallFinished) -> Ended:
 
 def numbers(steps: Sequence[int]) -> str:
     """Numbers of steps as the columns have them: between commas, so that each can be searched for."""
-    return f",{','.join(map(str, sorted(steps)))}," if steps else ""
+    if not steps:
+        return ""
+    return f",{','.join(map(str, sorted(steps)))},"
 
 
 # -- reading
@@ -158,7 +160,9 @@ def _steps(written: str) -> tuple[int, ...]:
 
 
 def _passed_over(written: str | None) -> tuple[tuple[str, str], ...]:
-    return tuple([(one["worker"], one["reason"]) for one in orjson.loads(written)]) if written is not None else ()
+    if written is None:
+        return ()
+    return tuple([(one["worker"], one["reason"]) for one in orjson.loads(written)])
 
 
 # -- runs from before the ledger

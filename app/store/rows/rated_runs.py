@@ -56,7 +56,9 @@ def known(conn: Connection, policy: str, after: int) -> Learned | None:
     """The latest posterior of a policy, if its number is higher than `after`; else None."""
     row = POLICIES.c
     found = conn.execute(select(row.number, row.body).where(row.policy == policy, row.number > after)).one_or_none()
-    return Learned(*found) if found is not None else None
+    if found is None:
+        return None
+    return Learned(*found)
 
 
 def learn(conn: Connection, policy: str, learned: Learned, at: float, parts: Mapping[str, bytes]) -> bool:

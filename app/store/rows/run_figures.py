@@ -48,7 +48,9 @@ def _begin(conn: Connection, period: Period, tenant: Column[Any], at: Column[Any
 
 def _within(period: Period, tenant: Column[Any], at: Column[Any], since: float) -> list[ColumnElement[bool]]:
     found: list[ColumnElement[bool]] = [at >= since, at < period.until]
-    return found if period.tenant is None else [tenant == period.tenant, *found]
+    if period.tenant is None:
+        return found
+    return [tenant == period.tenant, *found]
 
 
 def _bucket(conn: Connection, period: Period) -> ColumnElement[int]:

@@ -137,7 +137,9 @@ def _cached(row: Sequence[Any], tickets: Sequence[Row]) -> CachedRows | None:
     """The rows for the cache, from the columns `RUN` of a run and its tickets. None if it has ended or was erased."""
     *seen, salt = row
     live = salt is not None and seen[_ENDED_AT] is None
-    return CachedRows(tuple(seen), tuple([tuple(ticket) for ticket in tickets])) if live else None
+    if not live:
+        return None
+    return CachedRows(tuple(seen), tuple([tuple(ticket) for ticket in tickets]))
 
 
 def renew_leases(
@@ -351,7 +353,9 @@ def _bounds(query: RunQuery) -> list[ColumnElement[bool]]:
 
 
 def _sorted_by(query: RunQuery) -> ColumnElement[Any]:
-    return RUNS.c.spent_usd if query.sort == "cost" else RUNS.c.created_at
+    if query.sort == "cost":
+        return RUNS.c.spent_usd
+    return RUNS.c.created_at
 
 
 def _behind(query: RunQuery, place: Place) -> ColumnElement[bool]:

@@ -141,7 +141,9 @@ def _composed(parts: Sequence[Row]) -> bytes | None:
         else:
             head.append(message_spoken(bytes(body)) if spoken else bytes(body))
     whole = b"".join((*reversed(head), own, tail))
-    return whole if parts and len(whole) == size else None
+    if parts and len(whole) == size:
+        return whole
+    return None
 
 
 def of_runs(conn: Connection, runs: Sequence[str], opened: Open) -> Mapping[str, Mapping[str, bytes]]:

@@ -50,7 +50,9 @@ class Last:
 def lock(conn: Connection, statements: LogStatements) -> dict[str, Any] | None:
     """The row of the log's state, locked; None if another process has it."""
     found = statements.lock.fetch(conn)
-    return dict(zip(STATE, found[0], strict=True)) if found else None
+    if not found:
+        return None
+    return dict(zip(STATE, found[0], strict=True))
 
 
 @record(frozen=True, slots=True)

@@ -54,7 +54,9 @@ async def look(driver: Any) -> str | None:
     if present is not None and present != noted:
         async with driver.transaction():
             await _begin(driver, present, known=noted is not None)
-    return str(present) if present is not None else None
+    if present is None:
+        return None
+    return str(present)
 
 
 async def _begin(driver: Any, present: str, *, known: bool) -> None:

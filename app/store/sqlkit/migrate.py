@@ -119,7 +119,9 @@ def reason(error: BaseException, url: URL) -> str:
 def _place(url: URL) -> str:
     """The addresses of a URL; several stand in its query."""
     several = url.normalized_query.get("host", ())
-    return " or ".join(several) if several else f"{url.host}:{url.port or 5432}"
+    if several:
+        return " or ".join(several)
+    return f"{url.host}:{url.port or 5432}"
 
 
 def alembic_config(url: str) -> "Config":

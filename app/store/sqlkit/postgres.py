@@ -348,10 +348,14 @@ class Postgres:
     ) -> Coroutine[Any, Any, T]:
         if tenant is not None:
             return self._read_for(tenant, work)
-        return self._send(work) if isinstance(work, SingleStatement) else self._read(work)
+        if isinstance(work, SingleStatement):
+            return self._send(work)
+        return self._read(work)
 
     def write(self, work: Callable[[Connection], T], *, meant: object = None) -> Coroutine[Any, Any, T]:
-        return self._send(work, meant) if isinstance(work, SingleStatement) else self._transact(work)
+        if isinstance(work, SingleStatement):
+            return self._send(work, meant)
+        return self._transact(work)
 
     async def _read(self, work: Callable[[Connection], T]) -> T:
         try:

@@ -78,7 +78,9 @@ def connected(url: str) -> int:
     """The number of connections that processes of Baton have to a Postgres; 0 for SQLite. Must not be called on a
     thread with a running loop."""
     parsed = _parsed(url)
-    return 0 if parsed.get_backend_name() == "sqlite" else asyncio.run(_connected(parsed))
+    if parsed.get_backend_name() == "sqlite":
+        return 0
+    return asyncio.run(_connected(parsed))
 
 
 def row_security(url: str) -> RowSecurity:
@@ -145,7 +147,9 @@ def cause(url: str) -> str | None:
         return f"the database is newer than this program: it has revision {found.current}, this program {found.head}"
     if found.current is None:
         return "it has no tables; run `baton migrate`"
-    return None if found.is_current else f"it has the tables of revision {found.current}; run `baton migrate`"
+    if found.is_current:
+        return None
+    return f"it has the tables of revision {found.current}; run `baton migrate`"
 
 
 def statements(url: str, start: str | None, to: str, *, down: bool = False) -> str:

@@ -127,7 +127,9 @@ def parse_url(text: str) -> URL:
     if url.query.get(POOLING, "session") not in ("session", "transaction"):
         raise ConfigInvalid([f"database URL: {POOLING} is session or transaction"])
     mode = url.query.get("sslmode")
-    return url.difference_update_query(["sslmode"]).update_query_dict({"ssl": mode}) if mode else url
+    if mode:
+        return url.difference_update_query(["sslmode"]).update_query_dict({"ssl": mode})
+    return url
 
 
 def reason_of(error: Exception, dialect: Dialect) -> Reason:
@@ -147,7 +149,9 @@ def reason_of(error: Exception, dialect: Dialect) -> Reason:
     ):
         return "lost"
     refused = state.startswith(REFUSED) or isinstance(cause, driver.IntegrityError)
-    return "refused" if refused or isinstance(cause.__cause__, asyncpg.DataError) else "down"
+    if refused or isinstance(cause.__cause__, asyncpg.DataError):
+        return "refused"
+    return "down"
 
 
 def sqlstate(error: Exception) -> str:

@@ -158,7 +158,9 @@ class Keyring:
         if not body.startswith(MAGIC):
             return body
         key = self.key(bytes(body[len(MAGIC) : len(MAGIC) + ID_BYTES]).hex())
-        return key.open(place, bytes(body)) if key is not None else None
+        if key is None:
+            return None
+        return key.open(place, bytes(body))
 
     def _wrapped(self, name: str, tenant: str, key: bytes) -> bytes:
         return self._masters[self.present].encrypt(key, f"{name} {tenant}")
@@ -184,7 +186,9 @@ def place_of(run: str, ref: str) -> str:
 
 
 def _cipher(master: MasterKey) -> Cipher | AwsKms:
-    return AwsKms(master) if isinstance(master, str) else Cipher(master)
+    if isinstance(master, str):
+        return AwsKms(master)
+    return Cipher(master)
 
 
 def _mark(master: MasterKey) -> str:

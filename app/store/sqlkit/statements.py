@@ -327,7 +327,9 @@ class Lookup:
         """The rows for these ids. Without ids there are none, and no statement is sent."""
         if len(ids) == 1:
             return self._one.fetch(conn, ids[0])
-        return self._many.fetch(conn, self._values(ids)) if ids else ()
+        if not ids:
+            return ()
+        return self._many.fetch(conn, self._values(ids))
 
 
 class Statements:
@@ -528,7 +530,9 @@ class Statements:
 
     def values(self, ids: Sequence[str] | Sequence[int]) -> object:
         """A list as the one parameter that it is sent as."""
-        return list(ids) if self.arrays else orjson.dumps(ids).decode()
+        if self.arrays:
+            return list(ids)
+        return orjson.dumps(ids).decode()
 
     def among(self, column: Column[Any], name: str = "ids") -> ColumnElement[bool]:
         """Membership in a list that is sent as one parameter, so that the statement's text never changes."""

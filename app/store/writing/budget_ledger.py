@@ -207,7 +207,9 @@ def load(conn: Connection, runs: Mapping[str, str | None], batch: Sequence[Entry
 
 def column_of(accounts: Sequence[str]) -> str | None:
     """The column of a run's row that names its accounts."""
-    return orjson.dumps(accounts).decode() if accounts else None
+    if not accounts:
+        return None
+    return orjson.dumps(accounts).decode()
 
 
 def accounts_of(column: str | None) -> Sequence[str]:

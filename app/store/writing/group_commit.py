@@ -79,7 +79,9 @@ class DatabaseAvailability:
     @property
     def seconds_since_recovery(self) -> float:
         """Seconds since the database came back; 0 while it is away, infinite if it was never away."""
-        return asyncio.get_running_loop().time() - self._recovered_at if self.healthy else 0.0
+        if not self.healthy:
+            return 0.0
+        return asyncio.get_running_loop().time() - self._recovered_at
 
     def report_away(self) -> None:
         """Report a call that did not reach the database."""

@@ -86,7 +86,9 @@ class JournalCache:
     def contents(self, run: str, refs: Sequence[str]) -> dict[str, bytes]:
         """The bodies that are cached, by ref."""
         kept = self._runs.get(run)
-        return {ref: kept.contents[ref] for ref in refs if ref in kept.contents} if kept else {}
+        if not kept:
+            return {}
+        return {ref: kept.contents[ref] for ref in refs if ref in kept.contents}
 
     def records(self, run: str, wanted: Iterable[tuple[str, Reader]]) -> dict[tuple[str, Reader], Any]:
         """The values that readers make of cached bodies. Each reader reads each body once."""

@@ -81,7 +81,9 @@ class TenantKeys:
         await self._write(partial(content_keys.retire, tenant=tenant, at=at))
         self._present.pop(tenant, None)
         keys = await self._read(content_keys.every)
-        return FOLLOW_SECONDS if any(key.tenant == tenant for key in keys) else 0.0
+        if not any(key.tenant == tenant for key in keys):
+            return 0.0
+        return FOLLOW_SECONDS
 
     async def destroy(self, tenant: str) -> int:
         """Destroy a tenant's keys that are out of use; their number."""
