@@ -39,6 +39,10 @@ LEAST_PAUSE = 0.2
 """The least time in seconds between two lookups for a stream that is open."""
 
 
+NO_KEY: Final = (
+    "You didn't provide an API key, or two different ones; send one Baton key as `Authorization: Bearer bt_...` or as "
+    "`x-api-key`."
+)
 BEARER: Final = HTTPBearer(
     scheme_name="bearer",
     auto_error=False,
@@ -133,8 +137,10 @@ class Keys:
         return max(seconds, LEAST_PAUSE)
 
     async def _row(self, key: str | None) -> KeyRow:
-        """A key's row, if it may be used now."""
-        parts = KEY_FORMAT.fullmatch(key or "")
+        """A key's row, if it may be used now. Without a key nothing is looked up."""
+        if not key:
+            raise Unauthorized(NO_KEY)
+        parts = KEY_FORMAT.fullmatch(key)
         public, secret = (parts[1], parts[2]) if parts else ("", "")
         mark = _mark(key)
         until, row = self._known.get(mark, (0.0, None))
