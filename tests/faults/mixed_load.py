@@ -92,7 +92,7 @@ class Client:
     turn: int = 0
     answers: list[Answered] = field(default_factory=list)
     broken: Counter[str] = field(default_factory=Counter)
-    """How often a request had to be sent again, by reason."""
+    """How often a request had to be sent again, by the error of its connection or the whole of its reply."""
     asking: str = ""
     """The gateway that has not answered it yet."""
 
@@ -122,7 +122,7 @@ class Client:
         finally:
             self.asking = ""
         if reply.status_code in AWAY:
-            self.broken[str(reply.status_code)] += 1
+            self.broken[f"{reply.status_code} {reply.text}"] += 1
             return None
         if reply.status_code != httpx.codes.OK:
             raise WrongAnswer(f"{method} {path}: {reply.status_code} {reply.text}")
