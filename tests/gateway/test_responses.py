@@ -283,6 +283,21 @@ async def test_a_stream_goes_on_behind_any_character_of_a_calls_arguments(
         assert numbered(await rest) == [(number, char) for number, char in heard if number > after]
 
 
+async def test_a_stream_that_broke_off_in_the_middle_is_taken_up_to_its_failure(
+    stub: ProviderStub, client: httpx.AsyncClient
+) -> None:
+    stub.script("alpha", Reply(chunks=("Fo", "ur", "."), fault=Stall(after=2, seconds=60.0)))
+    begun = await made(client, background=True)
+    [received] = await stub.wait_for(1)
+    await until(lambda: received.deltas_sent == 2, what="the worker is in the middle of its answer")
+    heard = asyncio.create_task(events(client, begun["id"]))
+    await client.post(f"/v1/responses/{begun['id']}/cancel")
+    numbers = {one["sequence_number"]: one["type"] for one in await heard}
+    assert list(numbers.values())[-2:] == ["response.output_text.delta", "response.failed"]
+    for number in numbers:
+        assert (await events(client, begun["id"], starting_after=number))[-1]["type"] == "response.failed"
+
+
 async def test_a_background_response_is_cancelled_at_work_and_after(
     stub: ProviderStub, client: httpx.AsyncClient
 ) -> None:
@@ -345,6 +360,8 @@ async def test_a_stream_is_taken_up_only_where_it_was(client: httpx.AsyncClient)
     response = (await made(client))["id"]
     last = (await events(client, response))[-1]["sequence_number"]
     assert await events(client, response, starting_after=last) == []
+    [beyond] = await events(client, response, starting_after=last + 1)
+    assert (beyond["type"], beyond["code"]) == ("error", "unknown_event")
     for query in ({"starting_after": "x"}, {"starting_after": str(2**33 + 5)}, {"stream": "maybe"}, {"foo": "1"}):
         reply = await client.get(f"/v1/responses/{response}", params={"stream": "true"} | query)
         assert (reply.status_code, "error" in reply.json()) == (400, True), query

@@ -303,14 +303,20 @@ class Events:
             frames += self._end_block() + self._begin_call(ToolCall(call.id, call.name, ""))
             frames += self._more_arguments(call.arguments)
         frames += self._end_block(ended.logprobs, body["status"], FINAL)
-        return frames + self._event(f"response.{body['status']}", self._at + 1, response=body)
+        frames += self._event(f"response.{body['status']}", self._at + 1, response=body)
+        is_unknown = self._after > self._base + self._at
+        return self._broken(position.unknown()) if is_unknown else frames
 
     def failed(self, error: BatonError, ended: TurnEnd) -> bytes:
-        """The end of a run that failed, or of a stream that is broken."""
+        """The end of a run that failed, or of a stream that is broken. No journal says how much text of a failed run
+        was sent, so its end comes behind any event that the caller names."""
         if ended.state.ended and ended.state.state != "succeeded":
-            return self._event("response.failed", self._at + 1, response=document(self._of_end(ended), ended))
-        fault_body = fault.describe(error)["error"]  # the stream alone is broken: it can be resumed
-        body = fault_body | {"type": "error", "sequence_number": self._base + self._at}
+            number = max(self._at, self._after - self._base) + 1
+            return self._event("response.failed", number, response=document(self._of_end(ended), ended))
+        return self._broken(error)  # the stream alone is broken: it can be resumed
+
+    def _broken(self, error: BatonError) -> bytes:
+        body = fault.describe(error)["error"] | {"type": "error", "sequence_number": self._base + self._at}
         return b"event: error\ndata: %s\n\n" % orjson.dumps(body)
 
     def _of_end(self, ended: TurnEnd) -> Subject:
