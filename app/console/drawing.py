@@ -6,6 +6,7 @@ Nothing here is HTML; the templates escape every text.
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Literal
 
+from app.console.templating import seconds as seconds_words
 from app.console.templating import usd
 from app.console.templating import worker as worker_name
 from app.core.plan.workflow import CONDUCTOR
@@ -160,15 +161,17 @@ def _corner(node: Data) -> tuple[int, int]:
 
 
 def _edge(edge: Data, nodes: Mapping[str, Data]) -> dict[str, Any]:
+    source, target, what, why = name_of(edge["source"]), name_of(edge["target"]), WHAT[edge["what"]], reason(edge)
     return {
         "path": _path(nodes[edge["source"]], nodes[edge["target"]], is_withheld=edge["kind"] == "withheld"),
+        "class": f"edge {edge['kind']}{' sent' if edge['sent'] else ''}",
+        "words": f"{source} to {target}, {what}: {edge['kind']}. {why}",
         "kind": edge["kind"],
-        "sent": edge["sent"],
-        "source": name_of(edge["source"]),
-        "target": name_of(edge["target"]),
+        "source": source,
+        "target": target,
         "target_id": edge["target"],
-        "what": WHAT[edge["what"]],
-        "why": reason(edge),
+        "what": what,
+        "why": why,
     }
 
 
@@ -277,19 +280,31 @@ def _bar(span: Data, parent: Data | None, whole: float, by: By) -> dict[str, Any
     if not whole or start is None or (by == "money" and not size):
         return None
     left = min(100 * start / whole, 100 - SMALLEST)
-    who = f" of {span['worker']}" if span["worker"] else ""
-    outcome = f", {span['state']}" if span["state"] and span["kind"] in ("attempt", "planning", "step") else ""
-    error = f" ({span['error']})" if span["error"] and span["kind"] == "attempt" else ""
+    state = OF_FAILED if parent is not None and _has_failed(parent) else span["state"] or ""
+    is_home = span["kind"] in HOMES
     return {
-        "kind": span["kind"],
-        "state": OF_FAILED if parent is not None and _has_failed(parent) else span["state"] or "",
-        "open": span["end"] is None,
+        "class": f"bar {span['kind']} {state}{' open' if span['end'] is None else ''}",
         "x": round(left, 3),
         "width": round(max(min(100 * size / whole, 100 - left), SMALLEST), 3),
-        "title": f"{SPANS[span['kind']]}{who}{outcome}{error}",
-        "seconds": span["seconds"],
-        "cost_usd": span["cost_usd"],
+        "y": 3 if is_home else 6,
+        "height": 14 if is_home else 8,
+        "words": _bar_words(span),
     }
+
+
+def _bar_words(span: Data) -> str:
+    """What a bar says to who points at it, and to who cannot see it."""
+    words = SPANS[span["kind"]]
+    if span["worker"]:
+        words += f" of {span['worker']}"
+    if span["state"] and span["kind"] in ("attempt", "planning", "step"):
+        words += f", {span['state']}"
+    if span["error"] and span["kind"] == "attempt":
+        words += f" ({span['error']})"
+    words += f": {seconds_words(span['seconds'])}"
+    if span["cost_usd"]:
+        words += f", {usd(span['cost_usd'])}"
+    return words if span["end"] is not None else f"{words}, goes on"
 
 
 def _has_failed(span: Data) -> bool:

@@ -62,6 +62,11 @@ class Cursor:
         return f"{shown}#run-timeline" if "by" in changes else shown
 
     @property
+    def number(self) -> int | None:
+        """The number of the step in the pane; None if there is none, or a plan."""
+        return int(self.step) if self.step.isdecimal() else None
+
+    @property
     def chosen(self) -> str:
         """The id of the node in the pane; empty: none."""
         return f"step:{self.step}" if self.step.isdecimal() else self.step
@@ -161,24 +166,17 @@ class _Reader:
     async def read(
         self, session: Session, cursor: Cursor, seq: int | None = None, kept: "_Kept | None" = None
     ) -> dict[str, Any]:
-        """The values of all templates: at the cursor's instant, or behind event `seq`; else behind the latest event."""
-        path, ask = f"/v1/runs/{segment(cursor.run)}", self._api.get
-        whole = await ask(session, path)
-        at = {"t": cursor.t} if cursor.t is not None and seq is None else {"at": seq or whole["seq"]}
-        state = await ask(session, f"{path}/state", **at)
-        at = {"at": state["seq"]}
-        kept = kept if kept is not None else _Kept()
-        if whole["erased"]:
-            kept.forget()
-        graph = await self._graph(session, path, at, kept)
-        timeline = await ask(session, f"{path}/timeline", **at)
+        """The values of all templates: at the cursor's instant, or behind event `seq`; else behind the latest event.
+        `kept` is what a live page has read before."""
+        found = await self._views(session, cursor, seq, kept or _Kept())
+        whole, state, timeline = found["run"], found["state"], found["timeline"]
         is_latest = state["seq"] == state["last_seq"]
-        full = timeline if is_latest else await ask(session, f"{path}/timeline", at=state["last_seq"])
-        has_ended = whole["state"] in ENDED
-        length = full["length_seconds"] if has_ended else full["seconds"]
-        # The present of a run that goes on is its latest event: a page shows the same whenever it is made.
+        full = timeline
+        if not is_latest:
+            path = f"/v1/runs/{segment(cursor.run)}/timeline"
+            full = await self._api.get(session, path, at=state["last_seq"])
+        length = timeline["length_seconds"]
         now = cursor.t if cursor.t is not None and seq is None else state["seconds"]
-        pane = await step_pane.read(self._api, session, cursor.run, cursor.step, whole, graph, state, kept.panes)
 
         def link(step: str | int | None) -> str:
             return cursor.address(step=step)
@@ -189,10 +187,10 @@ class _Reader:
             "cursor": cursor,
             "run": whole,
             "state": state,
-            "graph": drawing.graph(graph, cursor.chosen, link),
+            "graph": drawing.graph(found["graph"], cursor.chosen, link),
             "timeline": drawing.timeline(timeline, length, cursor.by, cursor.chosen, link),
-            "pane": pane,
-            "has_ended": has_ended,
+            "pane": step_pane.pane(found, cursor.step),
+            "has_ended": whole["state"] in ENDED,
             "is_latest": is_latest,
             "now": now,
             "length": length,
@@ -201,19 +199,25 @@ class _Reader:
             "after": after,
         }
 
-    async def _graph(self, session: Session, path: str, at: Mapping[str, Any], kept: "_Kept") -> Any:
-        """The graph with the first words of subtasks. Reading these is logged for others' runs, so a live page reads
-        them again only when there is a new step."""
-        has_words = bool(kept.words)
-        found = await self._api.get(session, f"{path}/graph", **at, words="false" if has_words else "true")
-        steps = [node for node in found["nodes"] if node["kind"] == "step"]
-        if has_words and any(node["id"] not in kept.words for node in steps):
-            found, has_words = await self._api.get(session, f"{path}/graph", **at), False
-        if not has_words:
-            kept.words |= {node["id"]: node["subtask"] for node in found["nodes"] if node["kind"] == "step"}
-        for node in steps:
-            node["subtask"] = kept.words.get(node["id"])
+    async def _views(self, session: Session, cursor: Cursor, seq: int | None, kept: "_Kept") -> Any:
+        """The run and its views, with the first words of subtasks and the content of the chosen step. Reading these is
+        logged for others' runs, so a live page reads them again only where they have changed."""
+        path, step = f"/v1/runs/{segment(cursor.run)}/views", cursor.number
+        at = {"at": seq} if seq is not None else {"t": cursor.t}
+        is_first = not kept.words
+        found = await self._api.get(session, path, **at, words=_truth(is_first), step=step if is_first else None)
+        if found["run"]["erased"]:
+            kept.forget()
+        lacks_words, lacks_content = kept.lacks_words(found), step is not None and kept.lacks_content(found, step)
+        if not is_first and (lacks_words or lacks_content):
+            wanted = {"words": _truth(lacks_words), "step": step if lacks_content else None}
+            found = await self._api.get(session, path, **at, **wanted)
+        kept.complete(found, step)
         return found
+
+
+def _truth(is_so: bool) -> str:
+    return "true" if is_so else "false"
 
 
 class _Kept:
@@ -222,8 +226,9 @@ class _Kept:
     def __init__(self) -> None:
         self.words: dict[str, Any] = {}
         """The first words of subtasks by node."""
-        self.panes: dict[str, Any] = {}
-        """The content of the pane's step, and what it was then."""
+        self._content: dict[str, Any] | None = None
+        self._version: list[Any] = []
+        """The content of the chosen step, and what the step was then."""
         self._is_erased = False
 
     def forget(self) -> None:
@@ -231,7 +236,26 @@ class _Kept:
         if not self._is_erased:
             self._is_erased = True
             self.words.clear()
-            self.panes.clear()
+            self._content = None
+
+    def lacks_words(self, found: Mapping[str, Any]) -> bool:
+        """True if the views have a step whose first words were not read yet."""
+        return any(node["id"] not in self.words for node in step_pane.steps(found))
+
+    def lacks_content(self, found: Mapping[str, Any], step: int) -> bool:
+        """True if the views have this step, and its content has changed since it was read."""
+        version = step_pane.version(found, step)
+        return version is not None and (self._content is None or version != self._version)
+
+    def complete(self, found: dict[str, Any], step: int | None) -> None:
+        """Keep what was read, and put what was read before into the views."""
+        for node in step_pane.steps(found):
+            if node["id"] not in self.words:
+                self.words[node["id"]] = node["subtask"]
+            node["subtask"] = self.words[node["id"]]
+        if step is not None and found["explanation"] is not None:
+            self._content, self._version = step_pane.content(found, step), step_pane.version(found, step) or []
+        found["content"] = self._content
 
 
 def _live(pages: Pages, reader: _Reader, session: Session, cursor: Cursor, request: Request) -> Live:

@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from app.console import drawing
-from app.console.api import Api, ApiError, Session, segment
 from app.console.templating import erased
 
 Data = Mapping[str, Any]
@@ -26,23 +25,16 @@ MOST_MESSAGES: Final = 50
 """Messages of a step that the pane shows; those before are counted."""
 
 
-async def read(
-    api: Api,
-    session: Session,
-    run: str,
-    chosen: str,
-    whole: Data,
-    graph: Data,
-    state: Data,
-    kept: dict[str, Any],
-) -> dict[str, Any] | None:
-    """The pane of the chosen step or plan at the state's instant; None if there is none, or none yet."""
+def pane(found: Data, chosen: str) -> dict[str, Any] | None:
+    """The pane of the chosen step or plan at the instant of the views; None if nothing is chosen. The views have the
+    `content` of the step."""
     name = f"step:{chosen}" if chosen.isdecimal() else chosen
+    whole, graph = found["run"], found["graph"]
     node = next((one for one in graph["nodes"] if one["id"] == name), None)
     if node is None or node["kind"] == "caller":
         return {"missing": drawing.name_of(name), "node": None} if chosen else None
     edges = [edge for edge in graph["edges"] if edge["target"] == name]
-    pane = {
+    shown = {
         "missing": None,
         "node": node,
         "name": drawing.name_of(name),
@@ -52,10 +44,14 @@ async def read(
     }
     if node["kind"] == "plan":
         proposal = next(one for one in whole["proposals"] if one["number"] == node["number"])
-        return pane | {"proposal": proposal, "explained": None, "content": None, "not_shown": None}
-    step = next(one for one in whole["steps"] if one["n"] == node["number"])
-    content = await _content(api, session, run, node, step, kept)
-    return pane | {"proposal": None, "step": step, **content, "answer": _answer(node, whole, content["content"])}
+        return shown | {"proposal": proposal, "explained": None, "content": None, "not_shown": None}
+    answer = _answer(node, whole, found["content"]["content"])
+    return shown | {"proposal": None, **found["content"], "answer": answer}
+
+
+def steps(found: Data) -> list[dict[str, Any]]:
+    """The nodes of steps in the graph."""
+    return [node for node in found["graph"]["nodes"] if node["kind"] == "step"]
 
 
 def _source(edge: Data) -> dict[str, Any]:
@@ -80,34 +76,26 @@ def _attempts(node: Data, whole: Data) -> Sequence[Data]:
     return found
 
 
-async def _content(
-    api: Api, session: Session, run: str, node: Data, step: Data, kept: dict[str, Any]
-) -> dict[str, Any]:
-    """The step's texts and explanation. Each reading is logged, so what has not changed since is not read again."""
-    version = [node["id"], step["state"], len(step["attempts"]), len(step["exchanges"])]
-    if kept.get("version") == version:
-        found: dict[str, Any] = kept["found"]
-        return found
-    path = f"/v1/runs/{segment(run)}"
-    content, refusal = None, None
-    try:
-        content = await api.get(session, f"{path}/steps/{node['number']}")
-    except ApiError as error:
-        if error.status != 403:
-            raise
-        refusal = "The texts of this step need a key with the scope audit:read."
-    explained = await api.get(session, f"{path}/explain")
-    own = next((one for one in explained["steps"] if one["n"] == node["number"]), None)
+def version(found: Data, step: int) -> list[Any] | None:
+    """What a step is now: its content is the same until this changes. None if the views have no such step."""
+    if all(node["number"] != step for node in steps(found)):
+        return None
+    now = next(one for one in found["run"]["steps"] if one["n"] == step)
+    return [now["state"], len(now["attempts"]), len(now["exchanges"])]
+
+
+def content(found: Data, number: int) -> dict[str, Any]:
+    """The texts and the explanation of the step that the views have in full."""
+    explained, step = found["explanation"], found["step"]
+    own = next((one for one in explained["steps"] if one["n"] == number), None)
     choice = explained["shape"]["choice"]
-    found = {
-        "content": _cut_content(content),
-        "not_shown": refusal,
+    return {
+        "content": _cut_content(step),
+        "not_shown": None if step is not None else "The texts of this step need a key with the scope audit:read.",
         "explained": own,
         "choice": choice,
         "no_choice": why_no_alternatives(own) if own is not None and choice is None else "",
     }
-    kept |= {"version": version, "found": found}
-    return found
 
 
 def _cut_content(content: Data | None) -> dict[str, Any] | None:

@@ -55,6 +55,7 @@ NEEDS = {
     ("GET", "/v1/runs/{run}/graph"): {"runs:read"},
     ("GET", "/v1/runs/{run}/timeline"): {"runs:read"},
     ("GET", "/v1/runs/{run}/state"): {"runs:read"},
+    ("GET", "/v1/runs/{run}/views"): {"runs:read"},
     ("GET", "/v1/runs/compare"): {"runs:read"},
     ("GET", "/v1/log/checkpoint"): {"audit:read"},
     ("GET", "/v1/log/tile/{tile:path}"): {"audit:read"},

@@ -100,8 +100,9 @@ async def test_real_replies_are_as_described(
     check(document, await client.get("/v1/models/baton-mini"), "/v1/models/{model}")
     for one in (await client.get("/v1/runs")).json()["data"]:
         check(document, await client.get(f"/v1/runs/{one['id']}"), "/v1/runs/{run}")
-        for view in ("explain", "graph", "timeline", "state"):
-            check(document, await client.get(f"/v1/runs/{one['id']}/{view}"), f"/v1/runs/{{run}}/{view}")
+        for view in ("explain", "graph", "timeline", "state", "views", "views?step=0"):
+            path = f"/v1/runs/{{run}}/{view.partition('?')[0]}"
+            check(document, await client.get(f"/v1/runs/{one['id']}/{view}"), path)
     pair = {"a": run, "b": one["id"]}
     check(document, await client.get("/v1/runs/compare", params=pair), "/v1/runs/compare")
     check(document, await client.get(f"/v1/runs/{run}/events"), "/v1/runs/{run}/events")

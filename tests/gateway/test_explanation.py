@@ -15,8 +15,8 @@ from app.core.pool.catalog import Card, Price, Worker
 from app.core.rating.decision import LAYER
 from app.core.rating.feedback import Feedback
 from app.core.run.events import Event, Fact, PlanAccepted, PlanOpened, PlanStep, RunAdmitted
-from app.core.run.state import RunState
-from app.gateway.runs import explanation_words
+from app.core.run.state import RunState, fold
+from app.gateway.runs import audit, explanation_words
 from app.gateway.runs.explanation import explained
 from app.store.protocol import Journal
 from tests.core.play import POOL, Play
@@ -129,7 +129,10 @@ def test_the_words_of_many_runs_have_no_figure_and_no_name_that_is_not_in_the_da
         rating = Feedback("f", "run", "acme", "", 1.0, "explicit", "caller", "", 1 / 3, "fine")
         given = [rating] if seed % 2 else []
         pool = WORKERS if seed % 3 else None
-        data = explained(row, Journal(b"salt", tuple(events)), given, pool, texts if seed % 5 else None)
+        journal = Journal(b"salt", tuple(events))
+        folded = fold(journal.events)
+        whole = audit.whole(row, journal, given, folded)
+        data = explained(row, journal, folded, whole, pool, texts if seed % 5 else None)
         data |= {"approvals": APPROVALS[: seed % 5], "origin": {"kind": "replay", "run": "run_other"}}
         data["text"] = explanation_words.text(data)
         clean = {name: " ".join(text.replace("\x1b", " ").split()) for name, text in texts.items()}
@@ -144,7 +147,9 @@ def test_the_words_of_many_runs_have_no_figure_and_no_name_that_is_not_in_the_da
 
 def test_an_invented_figure_or_name_would_be_found() -> None:
     _, events = played(1)
-    data = explained(row_of("run", "acme"), Journal(b"salt", tuple(events)), (), WORKERS)
+    row, journal = row_of("run", "acme"), Journal(b"salt", tuple(events))
+    state = fold(journal.events)
+    data = explained(row, journal, state, audit.whole(row, journal, (), state), WORKERS)
     assert invented(data, literals()) == []
     assert invented(data | {"text": data["text"] + " It saved 17 % for zoe."}, literals()) == ["17", "saved", "zoe"]
 

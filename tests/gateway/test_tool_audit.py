@@ -123,7 +123,7 @@ async def test_only_who_began_a_run_or_may_read_it_is_shown_the_ids_that_its_too
         reply = (await own.post("/v1/chat/completions", json=asked)).json()
         [call] = reply["choices"][0]["message"]["tool_calls"]
         run = reply["baton"]["run"]
-        for path in (f"/v1/runs/{run}", f"/v1/runs/{run}/events", f"/v1/runs/{run}/explain"):
+        for path in (f"/v1/runs/{run}", f"/v1/runs/{run}/events", f"/v1/runs/{run}/views", f"/v1/runs/{run}/explain"):
             texts = [(await own.get(path, headers={"authorization": f"Bearer {key}"})).text for key in keys.values()]
             assert call["id"] not in texts[0]
             assert (call["id"] in texts[1]) is not path.endswith("explain")

@@ -70,6 +70,13 @@ async def test_every_view_shows_the_run_as_it_was_at_an_event(stub: ProviderStub
         drawn = await read(client, run, "graph", **at)
         assert {node["id"]: node["state"] for node in drawn["nodes"]}["step:1"] == "done"
         assert (await read(client, run, "timeline", **at))["spans"][0]["end"] is None
+        shown = await read(client, run, "views", **at, step=1)
+        views = {name: await read(client, run, name, **at) for name in ("state", "graph", "timeline")}
+        assert {name: shown[name] for name in views} == views
+        assert shown["run"] == (await client.get(f"/v1/runs/{run}")).json()
+        assert shown["step"] == await read(client, run, "steps/1")
+        assert shown["explanation"] == await read(client, run, "explain")
+        assert (await read(client, run, "views", at=1, step=1))["step"] is None, "there was no such step then"
     before = await read(client, run, "graph", at=ended[0])
     assert not any(one["sent"] for one in before["edges"] if one["target"] == "step:2")
     assert (await read(client, run, "state"))["answer_step"] == 2

@@ -209,6 +209,7 @@ REQUESTS: Mapping[tuple[str, str], Request] = {
     ("GET", "/v1/runs/{run}/graph"): _named,
     ("GET", "/v1/runs/{run}/timeline"): _named,
     ("GET", "/v1/runs/{run}/state"): _named,
+    ("GET", "/v1/runs/{run}/views"): lambda _mine, _theirs, chosen: Asked(chosen(["", "?step=0"])),
     ("POST", "/v1/runs/{run}/feedback"): lambda mine, _theirs, _: Asked("", {"score": 1.0, "comment": mine.word}),
     ("GET", "/v1/runs/{run}/proof"): _named,
     ("POST", "/v1/runs/{run}/replay"): lambda _mine, _theirs, _: Asked("", {}),

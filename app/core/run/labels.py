@@ -44,6 +44,8 @@ class Flow:
         self.readings: dict[int, Reading] = {}
         self.outputs: dict[int, frozenset[str]] = {}
         self._subtasks: dict[int, Reading] = {}
+        self._planners: dict[int, Reading] = {}
+        """What was read by the model that made a proposal, by the proposal's number."""
         proposals = {one.number: one for one in state.all_proposals}
         for n in sorted(state.steps):  # a step reads earlier ones only
             step = state.steps[n]
@@ -67,7 +69,9 @@ class Flow:
     def _subtask(self, step: StepState, proposal: Proposal) -> Reading:
         if proposal.instant:
             return Reading()
-        labels = self.planner(proposal.round, proposal.parent).labels - self._lost(step)
+        if proposal.number not in self._planners:
+            self._planners[proposal.number] = self.planner(proposal.round, proposal.parent)
+        labels = self._planners[proposal.number].labels - self._lost(step)
         return Reading(labels, frozenset({CONDUCTOR}) if step.subtask else NOTHING)
 
     def _lost(self, step: StepState) -> frozenset[str]:

@@ -1,10 +1,14 @@
-"""Models of the replies of `/v1/runs/{id}/graph`, `/timeline`, `/state` and `/v1/runs/compare`. They document, as those
-of `replies.py` do. Times named `start`, `end` and `seconds` are in seconds, the first two since the admission."""
+"""Models of the replies of `/v1/runs/{id}/graph`, `/timeline`, `/state`, `/views` and `/v1/runs/compare`.
+
+They document, as those of `replies.py` do. Times named `start`, `end` and `seconds` are in seconds, the first two since
+the admission.
+"""
 
 from typing import Literal
 
+from app.gateway.openapi.explanation_replies import Explanation
 from app.gateway.openapi.replies import Reply, RunState, Usage
-from app.gateway.openapi.run_replies import RunFigures, StepFigures
+from app.gateway.openapi.run_replies import RunFigures, StepFigures, StepInFull, WholeRun
 
 StepStateName = Literal["waiting", "queued", "running", "awaiting_tool", "done", "failed", "skipped"]
 
@@ -245,6 +249,20 @@ class StateAtInstant(AtInstant):
     steps: list[StepAtInstant]
     answer_step: int | None
     error: str | None
+
+
+class Views(Reply):
+    """A run with all of its views, of one reading of its journal."""
+
+    object: Literal["run.views"]
+    run: WholeRun
+    """The run as it is now."""
+    state: StateAtInstant
+    graph: Graph
+    timeline: Timeline
+    step: StepInFull | None
+    """The step that was asked for, as it is now; null without the scope `audit:read`."""
+    explanation: Explanation | None
 
 
 class PlacedStep(StepFigures):

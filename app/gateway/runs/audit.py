@@ -26,7 +26,7 @@ from app.core.run.events import (
     facts,
 )
 from app.core.run.labels import Flow
-from app.core.run.state import RunState, fold
+from app.core.run.state import Call, Proposal, RunState, fold
 from app.core.run.trace import continued
 from app.engine.calls.step_request import see
 from app.errors import NotFound
@@ -111,6 +111,9 @@ class _Known:
     events: Sequence[Event]
     labels: Mapping[int, frozenset[str]]
     """The labels that each step has read."""
+    proposals: Mapping[int, Proposal]
+    calls: Mapping[int | None, Sequence[Call]]
+    """The calls as the state has them: those for each step, and under None those for plans."""
     opened: Mapping[int, PlanOpened]
     planned: Mapping[int, PlanStep]
     intents: Mapping[int | None, Sequence[tuple[float, CallIntended]]]
@@ -126,10 +129,15 @@ def _known(state: RunState, events: Sequence[Event]) -> _Known:
     intents: dict[int | None, list[tuple[float, CallIntended]]] = {}
     for at, intent in dated(events, CallIntended):
         intents.setdefault(intent.n, []).append((at, intent))
+    calls: dict[int | None, list[Call]] = {}
+    for call in state.calls.values():
+        calls.setdefault(call.step, []).append(call)
     return _Known(
         state=state,
         events=events,
         labels={n: reading.labels for n, reading in readings.items()},
+        proposals={one.number: one for one in state.all_proposals},
+        calls=calls,
         opened=_first((fact.proposal, fact) for fact in facts(events, PlanOpened)),
         planned=_first((fact.n, fact) for fact in facts(events, PlanStep)),
         intents=intents,
@@ -176,10 +184,9 @@ def _proposals(known: _Known) -> list[dict[str, Any]]:
 
 
 def _step(known: _Known, n: int) -> dict[str, Any]:
-    state, step = known.state, known.state.steps[n]
-    calls = [call for call in state.calls.values() if call.step == n]
+    state, step, calls = known.state, known.state.steps[n], known.calls.get(n, ())
     planned, failed = known.planned.get(n), known.failed.get(n)
-    proposal = next(one for one in state.all_proposals if one.number == step.proposal)
+    proposal = known.proposals[step.proposal]
     intents, end = known.intents.get(n, ()), known.done.get(n)
     return {
         "n": n,

@@ -11,7 +11,6 @@ from app.core.plan.workflow import CONDUCTOR
 from app.core.pool.catalog import MILLION, Worker
 from app.core.pool.snapshot import restored
 from app.core.rating.economics import CHEAPEST, compared
-from app.core.rating.feedback import Feedback
 from app.core.records import record
 from app.core.run.approvals import NOT_APPROVED
 from app.core.run.events import (
@@ -58,29 +57,46 @@ async def explain(store: TenantStore, catalogs: Reports, row: RunRow, *, content
     `not_shown`.
     """
     journal, given = await store.journal(row.id), await store.feedback(row.id)
+    state = fold(journal.events)
+    whole = audit.whole(row, journal, given, state)
+    return await explain_read(store, catalogs, row, journal, state, whole, content=content)
+
+
+async def explain_read(
+    store: TenantStore,
+    catalogs: Reports,
+    row: RunRow,
+    journal: Journal,
+    state: RunState,
+    whole: Data,
+    *,
+    content: bool,
+) -> Data:
+    """`explain` of a run whose journal was read already. `state` is the fold of it, and `whole` the run as
+    `GET /v1/runs/{id}` shows it."""
     refs = _refs(journal.events)
     shelf = await store.contents(row.id, sorted(refs)) if content and refs else {}
     texts = {ref: body.decode("utf-8", "replace") for ref, body in shelf.items()}
     digest = str(journal.events[0].body.get("catalog", ""))
     snapshots = await catalogs.catalogs([digest]) if digest else {}
-    return explained(row, journal, given, _workers(snapshots.get(digest)), texts if content else None)
+    return explained(row, journal, state, whole, _workers(snapshots.get(digest)), texts if content else None)
 
 
 def explained(
     row: RunRow,
     journal: Journal,
-    given: Sequence[Feedback] = (),
+    state: RunState,
+    whole: Data,
     pool: Mapping[str, Worker] | None = None,
     texts: Mapping[str, str] | None = None,
 ) -> Data:
     """The explanation from what was read. `pool` are the workers of the pool's snapshot, None if there is none that can
     be read; `texts` are the reasons by their refs, None if the reader may not read them."""
-    state = fold(journal.events)
     known = _Known(
         row=row,
         state=state,
         events=journal.events,
-        whole=audit.whole(row, journal, given, state),
+        whole=whole,
         pool=pool or {},
         texts=texts,
         steps=state.planned,

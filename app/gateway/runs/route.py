@@ -49,7 +49,7 @@ from app.gateway.runs import (
 )
 from app.gateway.runs.open_streams import OpenStream, OpenStreams
 from app.gateway.wire import query
-from app.store.protocol import RunRow, TenantStore
+from app.store.protocol import Journal, RunRow, TenantStore
 
 SCHEMAS: Final[operations.Schemas] = {
     **run_lists.SCHEMAS,
@@ -87,6 +87,7 @@ def routes(context: GatewayContext, keys: Keys, idempotency: Idempotency) -> API
     _reads(router, context, keys)
     _follows(router, context, keys, streams)
     _views(router, context, keys)
+    _all_views(router, context, keys)
     _explains(router, context, keys)
     _streams(router, context, keys, idempotency)
     _acts(router, context, keys, idempotency)
@@ -109,10 +110,8 @@ def _reads(router: APIRouter, context: GatewayContext, keys: Keys) -> None:
     async def get_run(found: audited) -> Response:
         """The run's plan, calls, money and ratings, without any content. The ids of tool calls that wait for results
         are shown to the key that began the run, and to keys with `audit:read`; to others they are null."""
-        row, store = found.row, found.store
-        journal = await store.journal(row.id)
-        whole = audit.whole(row, journal, await store.feedback(row.id))
-        return _json(whole if found.may_read else exchanges.without_ids(whole, fold(journal.events).awaited))
+        journal = await found.store.journal(found.row.id)
+        return _json(await _whole(found, journal, fold(journal.events)))
 
     @router.get(
         "/{run}/events",
@@ -251,6 +250,45 @@ def _views(router: APIRouter, context: GatewayContext, keys: Keys) -> None:
         """The exact state after an event, or some seconds after the admission: the fold of the journal up to then.
         There is no content in it."""
         return _json(snapshot(await at_instant(found, wanted)))
+
+
+def _all_views(router: APIRouter, context: GatewayContext, keys: Keys) -> None:
+    visible = Annotated[VisibleRun, Depends(_visible(context, keys.needs("runs:read")))]
+
+    @router.get(
+        "/{run}/views",
+        operation_id="get_run_views",
+        summary="Read a run with all of its views at an instant.",
+        response_model=view_replies.Views,
+        responses=operations.replies(*operations.READING),
+    )
+    async def get_run_views(found: visible, wanted: Annotated[query.ViewsOptions, Query()]) -> Response:
+        """The run as it is now, and its state, graph and timeline at the instant, all of one reading of the journal.
+
+        The present of a run that goes on is its latest event here, so that the reply changes only when something
+        happens. With `step` it has that step in full, for keys with `audit:read`, and the explanation of the run; if
+        there is no such step, both are null.
+        """
+        journal = await found.store.journal(found.row.id)
+        at = views.at_instant(journal, wanted, now=journal.events[-1].at)
+        state = at.state if at.is_latest else fold(journal.events)
+        whole = await _whole(found, journal, state)
+        content = found.may_read and wanted.words
+        if content:
+            await reads.note_foreign(context, found.caller, found.row, "graph")
+        chosen = {"step": None, "explanation": None}
+        if wanted.step is not None and wanted.step in at.state.steps:
+            chosen = await _chosen(context, found, journal, state, whole, wanted.step)
+        return _json(
+            {
+                "object": "run.views",
+                "run": whole,
+                "state": snapshot(at),
+                "graph": await views.with_words(found.store, graph.graph(at), content=content),
+                "timeline": timeline.timeline(at).to_json(),
+                **chosen,
+            }
+        )
 
 
 def _explains(router: APIRouter, context: GatewayContext, keys: Keys) -> None:
@@ -479,6 +517,28 @@ async def _absent(store: TenantStore, caller: Caller, run: str) -> NotFound:
         f"The run {run} ended as {left.state} and was deleted on {day} because its time was over; only a hash of its "
         f"journal of {left.events} events is left. Ask the operator for the archived journal."
     )
+
+
+async def _whole(found: VisibleRun, journal: Journal, state: RunState) -> dict[str, Any]:
+    """The run as its caller may see it; `state` is the fold of its journal."""
+    whole = audit.whole(found.row, journal, await found.store.feedback(found.row.id), state)
+    return whole if found.may_read else exchanges.without_ids(whole, state.awaited)
+
+
+async def _chosen(
+    context: GatewayContext, found: VisibleRun, journal: Journal, state: RunState, whole: dict[str, Any], n: int
+) -> dict[str, Any]:
+    """A step in full, null without the scope for it, with the explanation of the run."""
+    step = None
+    if found.caller.may("audit:read"):
+        step = await audit.step_in_full(found.store, state, journal.events, n)
+        await reads.note(context, found.caller, found.row, f"step:{n}")
+    if found.may_read:
+        await reads.note_foreign(context, found.caller, found.row, "reasons")
+    explained = await explanation.explain_read(
+        found.store, context.store, found.row, journal, state, whole, content=found.may_read
+    )
+    return {"step": step, "explanation": explained}
 
 
 def _json(value: Mapping[str, Any]) -> Response:

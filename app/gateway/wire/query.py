@@ -465,6 +465,13 @@ class GraphOptions(InstantOptions):
     """`false`: the graph without the first words of subtasks, so that no content is read."""
 
 
+class ViewsOptions(GraphOptions):
+    """The instant at which a run and its views are shown, and what is in them."""
+
+    step: Annotated[Whole, Field(ge=0, le=LARGEST)] | None = None
+    """The number of a step that is read in full, with the explanation of the run."""
+
+
 class ComparedRuns(Parameters):
     """Two runs."""
 
