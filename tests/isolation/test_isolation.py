@@ -14,7 +14,7 @@ from tests.isolation.operations import ONE_PERSON, REQUESTS, Report, play, route
 from tests.stubs import ProviderStub
 
 OPERATIONS = 110
-SEED = 21
+SEED = 22
 POSTGRES = pytest.mark.integration
 
 
