@@ -8,6 +8,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from types import TracebackType
 from typing import Any, Literal
 
 import orjson
@@ -349,9 +350,14 @@ class JsonLines(logging.Formatter):
             "message": record.getMessage(),
         } | getattr(record, "fields", {})
         if record.exc_info and record.exc_info[0] is not None:
-            trail = record.exc_info[2]
-            while trail is not None and trail.tb_next is not None:
-                trail = trail.tb_next
-            where = f"{trail.tb_frame.f_code.co_filename}:{trail.tb_lineno}" if trail else ""
-            line["error"] = f"{record.exc_info[0].__name__} at {where}"
+            line["error"] = f"{record.exc_info[0].__name__} at {raised_at(record.exc_info[2])}"
         return orjson.dumps(line, default=str).decode()
+
+
+def raised_at(trail: TracebackType | None) -> str:
+    """The file and the line at which an error was raised; empty where that is not known."""
+    if trail is None:
+        return ""
+    while trail.tb_next is not None:
+        trail = trail.tb_next
+    return f"{trail.tb_frame.f_code.co_filename}:{trail.tb_lineno}"

@@ -51,6 +51,7 @@ from app.gateway.runs import (
 from app.gateway.runs import route as runs
 from app.gateway.wire import unsupported_routes
 from app.gateway.wire.parameters import of_parameters
+from app.telemetry import raised_at
 
 SCHEMAS: Final[operations.Schemas] = {
     **chat.SCHEMAS,
@@ -303,8 +304,7 @@ def place_of(error: BaseException) -> str:
     """An error's type and the line that raised it; of a group, its first error's."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
-    trail = error.__traceback__
-    while trail is not None and trail.tb_next is not None:
-        trail = trail.tb_next
-    where = f" at {trail.tb_frame.f_code.co_filename}:{trail.tb_lineno}" if trail else ""
-    return f"{type(error).__name__}{where}"
+    where = raised_at(error.__traceback__)
+    if not where:
+        return type(error).__name__
+    return f"{type(error).__name__} at {where}"

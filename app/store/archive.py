@@ -19,7 +19,6 @@ from sqlalchemy import (
     ColumnElement,
     Connection,
     Engine,
-    RowMapping,
     Select,
     Table,
     create_engine,
@@ -309,7 +308,7 @@ def _page(
     """The next page of runs."""
     further = [tuple_(RUNS.c.created_at, RUNS.c.id) > tuple_(*after)] if after is not None else []
     query = select(RUNS).where(*where, *further).order_by(RUNS.c.created_at, RUNS.c.id).limit(limit or PAGE)
-    rows = [_columns(row) for row in conn.execute(query).mappings()]
+    rows = [named_columns(row) for row in conn.execute(query).mappings()]
     for row in rows:
         del row["thread"]  # it says how contents are stored, and no more about the run
     names = [row["id"] for row in rows]
@@ -344,12 +343,12 @@ def read_administration(conn: Connection) -> Administration:
     events = conn.execute(select(ADMIN_EVENTS).order_by(ADMIN_EVENTS.c.seq))
     since = conn.execute(select(FORMS.c.since).where(FORMS.c.name == "admin_events")).scalar_one()
     return Administration(
-        keys=tuple(_columns(row) for row in conn.execute(select(KEYS)).mappings()),
-        tenants=tuple(_columns(row) for row in conn.execute(select(TENANTS)).mappings()),
-        budgets=tuple(_columns(row) for row in conn.execute(select(BUDGETS)).mappings()),
-        holds=tuple(_columns(row) for row in conn.execute(select(HOLDS)).mappings()),
+        keys=tuple(named_columns(row) for row in conn.execute(select(KEYS)).mappings()),
+        tenants=tuple(named_columns(row) for row in conn.execute(select(TENANTS)).mappings()),
+        budgets=tuple(named_columns(row) for row in conn.execute(select(BUDGETS)).mappings()),
+        holds=tuple(named_columns(row) for row in conn.execute(select(HOLDS)).mappings()),
         changes=tuple(Change(**row._mapping) for row in changes),
-        events=tuple(_columns(row) for row in events.mappings()),
+        events=tuple(named_columns(row) for row in events.mappings()),
         since=float(since),
     )
 
@@ -414,10 +413,10 @@ def _of_runs(conn: Connection, runs: Sequence[str], order: Column[Any]) -> defau
     table = order.table
     query = select(table).where(table.c.run.in_(runs)).order_by(table.c.run, order)
     for row in conn.execute(query).mappings():
-        found[row["run"]].append(_columns(row))
+        found[row["run"]].append(named_columns(row))
     return found
 
 
-def _columns(row: RowMapping) -> dict[str, Any]:
+def named_columns(row: Mapping[Any, Any]) -> dict[str, Any]:
     """A row by the names of its columns, as plain strings: SQLAlchemy's own strings cannot be written as JSON."""
     return {str(name): value for name, value in row.items()}

@@ -24,7 +24,15 @@ from sqlalchemy import (
 )
 
 from app.core.records import record
-from app.store.archive import AccountSums, Administration, Archive, orphans, read_accounts, read_administration
+from app.store.archive import (
+    AccountSums,
+    Administration,
+    Archive,
+    named_columns,
+    orphans,
+    read_accounts,
+    read_administration,
+)
 from app.store.protocol import ERASED_TAGS
 from app.store.rows import content, texts
 from app.store.rows.runs import clock
@@ -136,7 +144,7 @@ class SealedRows:
     def state(self) -> Row | None:
         """The state of the log; None if it has no row."""
         row = self._conn.execute(select(LOG_STATE).where(LOG_STATE.c.id == 1)).mappings().one_or_none()
-        return _columns(row) if row is not None else None
+        return named_columns(row) if row is not None else None
 
     def count_states(self) -> int:
         """The number of rows of the state; there is one."""
@@ -210,7 +218,7 @@ class SealedRows:
         last = ""
         while True:
             query = select(RUNS).where(RUNS.c.id > last).order_by(RUNS.c.id).limit(PAGE)
-            rows = [_columns(row) for row in self._conn.execute(query).mappings()]
+            rows = [named_columns(row) for row in self._conn.execute(query).mappings()]
             if rows:
                 yield from self._whole(rows, contents=contents)
             if len(rows) < PAGE:
@@ -284,7 +292,7 @@ class SealedRows:
         query = select(DISCLOSURES).where(row.run.between(*ends)).order_by(row.run, row.call)
         found: defaultdict[str, list[Row]] = defaultdict(list)
         for one in self._conn.execute(query).mappings():
-            found[one["run"]].append(_columns(one))
+            found[one["run"]].append(named_columns(one))
         return found
 
     def tags(self, wanted: Sequence[Tag]) -> set[Tag]:
@@ -327,7 +335,7 @@ class SealedRows:
         last: tuple[Any, ...] | None = None
         while True:
             query = select(table).order_by(*keys).limit(ROWS)
-            page = [_columns(row) for row in self._conn.execute(_behind(query, keys, last)).mappings()]
+            page = [named_columns(row) for row in self._conn.execute(_behind(query, keys, last)).mappings()]
             ids = [_id_of(row, keys) for row in page]
             for start in range(0, len(page), PAGE):
                 entries = self.entries_about(kind, ids[start : start + PAGE])
@@ -352,7 +360,7 @@ class SealedRows:
         found: dict[str, Row] = {}
         for start in range(0, len(runs), PAGE):
             query = select(PRUNED_RUNS).where(PRUNED_RUNS.c.id.in_(runs[start : start + PAGE]))
-            found |= {row["id"]: _columns(row) for row in self._conn.execute(query).mappings()}
+            found |= {row["id"]: named_columns(row) for row in self._conn.execute(query).mappings()}
         return found
 
     def salts(self, runs: Sequence[str]) -> Mapping[str, bytes | None]:
@@ -419,10 +427,6 @@ def _log_row(row: Mapping[Any, Any]) -> LogRow:
         salt=bytes(salt) if salt is not None else None,
         frontier=bytes(frontier) if frontier is not None else None,
     )
-
-
-def _columns(row: Mapping[Any, Any]) -> dict[str, Any]:
-    return {str(name): value for name, value in row.items()}
 
 
 async def in_one_snapshot(archive: Archive, work: Callable[[SealedRows], None]) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Literal
 
 from app.core.pool.catalog import MILLION
-from app.core.rating.comparison import METRICS, USER, RunFigures, Same, StepFigures, in_unit, shown, unknown
+from app.core.rating.comparison import METRICS, USER, RunFigures, Same, StepFigures, in_unit, same_text, shown, unknown
 from app.core.records import record
 
 Alignment = Literal["subtask", "worker", "place", "alone"]
@@ -138,7 +138,7 @@ def _pair(
     here = {place: place if place == USER else moved.get(place, "") for place in other[1].access}
     lost = tuple(sorted(set(one[1].access) - set(here.values())))
     gained = tuple(sorted([place for place, as_first in here.items() if as_first not in one[1].access]))
-    return AlignedSteps(one, other, by, _same(one[1].output, other[1].output, same), lost, gained)
+    return AlignedSteps(one, other, by, same_text(one[1].output, other[1].output, same), lost, gained)
 
 
 def _matched(
@@ -176,10 +176,3 @@ def _matches(
         if wanted and open_.get(wanted):
             found.append((place, open_[wanted].pop(0)))
     return found
-
-
-def _same(first: str, second: str, same: Same) -> bool | None:
-    """The empty text has no ref."""
-    if first and second:
-        return same(first, second)
-    return first == second

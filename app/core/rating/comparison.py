@@ -306,12 +306,12 @@ def compare(first: RunFigures, second: RunFigures, same: Same = unknown) -> Comp
 def _aligned(place: str, before: StepFigures | None, after: StepFigures | None, same: Same) -> AlignedStep:
     if before is None or after is None:
         return AlignedStep(place, before, after, same_subtask=None, same_output=None)
-    subtasks = _same(before.subtask, after.subtask, same)
-    return AlignedStep(place, before, after, subtasks, _same(before.output, after.output, same))
+    subtasks = same_text(before.subtask, after.subtask, same)
+    return AlignedStep(place, before, after, subtasks, same_text(before.output, after.output, same))
 
 
-def _same(first: str, second: str, same: Same) -> bool | None:
-    """The empty text has no ref."""
+def same_text(first: str, second: str, same: Same) -> bool | None:
+    """True if two refs stand for equal texts, None if that is not known. The empty text has no ref."""
     if first and second:
         return same(first, second)
     return first == second

@@ -6,7 +6,7 @@ bytes. A full tile never changes; a partial one is the beginning of the full one
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 
 from app.core.records import record
 from app.core.transparency.merkle import HASH_BYTES, Node, node_hash
@@ -109,3 +109,21 @@ def node_reader(tile: Callable[[int, int], Sequence[bytes]]) -> Node:
         return hashes[0]
 
     return node
+
+
+async def reader_for(work: Callable[[Node], object], tile: Callable[[int, int], Awaitable[bytes]]) -> Node:
+    """A reader of the nodes that `work` reads. `tile` gives the tile of a level and a number; each one is read once.
+
+    `work` is carried out once here, over hashes of zeros, to learn which tiles it needs. Raises ValueError, when a node
+    is read, if the log does not have its tile.
+    """
+    read: dict[tuple[int, int], Sequence[bytes]] = {}
+
+    def note_needed(level: int, number: int) -> Sequence[bytes]:
+        read[level, number] = ()
+        return [bytes(HASH_BYTES)] * WIDTH
+
+    work(node_reader(note_needed))
+    for level, number in read:
+        read[level, number] = hashes_of(await tile(level, number))
+    return node_reader(lambda level, number: read[level, number])

@@ -10,11 +10,12 @@ shows that the log was only appended to. Its signature covers the time as well:
 
 from base64 import b64encode
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 
 from app.core.records import record
-from app.core.transparency.merkle import HASH_BYTES, consistency_proof
+from app.core.transparency.merkle import consistency_proof
 from app.core.transparency.notes import MARK, NoteInvalid, Verifier, split_note
-from app.core.transparency.tiles import WIDTH, hashes_of, node_reader
+from app.core.transparency.tiles import reader_for
 
 TIME_BYTES = 8
 
@@ -93,13 +94,5 @@ async def proof_from_tiles(old: int, new: int, tile: Callable[[int, int], Awaita
 
     Raises ValueError if the log does not have these tiles.
     """
-    needed: dict[tuple[int, int], Sequence[bytes]] = {}
-
-    def note_needed(level: int, number: int) -> Sequence[bytes]:
-        needed[level, number] = ()
-        return [bytes(HASH_BYTES)] * WIDTH
-
-    consistency_proof(old, new, node_reader(note_needed))
-    for level, number in needed:
-        needed[level, number] = hashes_of(await tile(level, number))
-    return consistency_proof(old, new, node_reader(lambda level, number: needed[level, number]))
+    node = await reader_for(partial(consistency_proof, old, new), tile)
+    return consistency_proof(old, new, node)

@@ -13,7 +13,7 @@ from app.core.message.chat import Image, Message, Part, Sampling, Task, Text
 from app.core.pool.catalog import Tier
 from app.engine.runs.admission import Order
 from app.errors import InvalidRequest
-from app.gateway.chat.tools import CallId, CallsOfTurn, Choice, Tools, calls_of, check_conversation, toolbox_of
+from app.gateway.chat.tools import CallId, CallsOfTurn, Choice, Tools, calls_of, check_conversation, invalid, toolbox_of
 from app.gateway.wire import custom_tools
 from app.gateway.wire.baton_options import BatonOptions, Effort, PartOptions, WireModel, labels_on, order_of
 from app.gateway.wire.documents import FILE, file_parts
@@ -269,15 +269,15 @@ def _check(message: WireMessage, place: int) -> None:
     """Raise `InvalidRequest` for what a message of its role cannot have: `_message` then finds nothing wrong."""
     role, content = message.role, message.content
     if message.tool_calls and role != "assistant":
-        raise _bad_content(f"messages[{place}].tool_calls", "only an assistant calls tools")
+        raise invalid(f"messages[{place}].tool_calls", "only an assistant calls tools")
     if bool(message.tool_call_id) != (role == "tool"):
-        raise _bad_content(f"messages[{place}].tool_call_id", "a tool's message has one, and no other")
+        raise invalid(f"messages[{place}].tool_call_id", "a tool's message has one, and no other")
     if content is None and (role != "assistant" or (message.refusal is None and message.tool_calls is None)):
-        raise _bad_content(f"messages[{place}].content", "must be a text or a list of parts")
+        raise invalid(f"messages[{place}].content", "must be a text or a list of parts")
     for number, part in enumerate(content if isinstance(content, list) else ()):
         param = f"messages[{place}].content[{number}]"
         if role not in HOLDERS[part.type]:
-            raise _bad_content(param, "a message of this role cannot hold such a part")
+            raise invalid(param, "a message of this role cannot hold such a part")
         if isinstance(part, FilePart):
             file_parts(part.file.file_data, part.file.filename, f"{param}.file")
 
@@ -316,10 +316,6 @@ def _of_part(part: TextPart | ImagePart | FilePart | RefusalPart) -> tuple[Part,
     if isinstance(part, FilePart):
         return file_parts(part.file.file_data, part.file.filename, "messages")
     return (Text(part.text if isinstance(part, TextPart) else part.refusal),)
-
-
-def _bad_content(param: str, said: str) -> InvalidRequest:
-    return InvalidRequest(f"Invalid value for '{param}': {said}.", param=param, code="invalid_value")
 
 
 class LazyConversation(Sequence[Message]):

@@ -165,13 +165,13 @@ def toolbox_of(tools: Sequence[AnyTool], choice: Any, parallel: bool | None) -> 
     """The tools of a request and how they are to be used; raises `InvalidRequest` naming the field at fault."""
     if not tools:
         if choice not in (None, "none"):
-            raise _refusal("tool_choice", "it needs tools")
+            raise invalid("tool_choice", "it needs tools")
         return NO_TOOLS
     offered: dict[str, Tool] = {}
     for place, tool in enumerate(tools):
         made = _tool(tool, f"tools[{place}]")
         if made.name in offered:
-            raise _refusal(f"tools[{place}].{tool.type}.name", "another tool has this name")
+            raise invalid(f"tools[{place}].{tool.type}.name", "another tool has this name")
         offered[made.name] = made
     return _chosen(offered, choice, parallel is not False)
 
@@ -202,7 +202,7 @@ def _chosen(offered: dict[str, Tool], choice: Any, parallel: bool) -> Toolbox:
 def _known(choice: NamedFunction | NamedCustom, offered: dict[str, Tool]) -> str:
     name = choice.custom.name if isinstance(choice, NamedCustom) else choice.function.name
     if name not in offered or custom_tools.is_custom(offered[name]) != isinstance(choice, NamedCustom):
-        raise _refusal("tool_choice", "it names a tool that is not among tools")
+        raise invalid("tool_choice", "it names a tool that is not among tools")
     return name
 
 
@@ -239,7 +239,7 @@ def check_conversation(messages: Sequence[Turn]) -> None:
     for place, message in enumerate(messages):
         if message.tool_call_id:
             if message.tool_call_id not in waiting:
-                raise _refusal(
+                raise invalid(
                     f"messages[{place}].tool_call_id", "it answers no call of the assistant's message before it"
                 )
             del waiting[message.tool_call_id]
@@ -249,7 +249,7 @@ def check_conversation(messages: Sequence[Turn]) -> None:
         calls = message.tool_calls or ()
         caller, waiting = place, {call.id: number for number, call in enumerate(calls)}
         if len(waiting) < len(calls):
-            raise _refusal(f"messages[{place}].tool_calls", "two calls have the same id")
+            raise invalid(f"messages[{place}].tool_calls", "two calls have the same id")
     if waiting:
         raise _unanswered(caller, waiting)
 
@@ -264,7 +264,8 @@ def _unanswered(place: int, waiting: dict[str, int]) -> InvalidRequest:
     )
 
 
-def _refusal(param: str, said: str) -> InvalidRequest:
+def invalid(param: str, said: str) -> InvalidRequest:
+    """The refusal of a value, with what is wrong with it."""
     return InvalidRequest(f"Invalid value for '{param}': {said}.", param=param, code="invalid_value")
 
 

@@ -21,6 +21,7 @@ from app.gateway.http.api_keys import Caller
 from app.gateway.http.auth import Keys
 from app.gateway.http.context import GatewayContext
 from app.gateway.openapi import disclosure_replies, operations
+from app.gateway.runs.reports import csv_cell
 from app.gateway.wire import query
 from app.store.protocol import Disclosure, DisclosureQuery, TenantStore
 
@@ -36,8 +37,6 @@ COLUMNS: Final = (
 """The columns of CSV."""
 MOST_CALLS: Final = 10_000
 """The most calls of a run among which one is looked for."""
-FORMULAS: Final = ("=", "+", "-", "@", "\t", "\r")
-"""Beginnings of texts that a spreadsheet would take for a formula."""
 
 
 def routes(context: GatewayContext, keys: Keys) -> APIRouter:
@@ -173,7 +172,7 @@ def as_csv(rows: Iterable[Disclosure]) -> str:
     writer.writerow(COLUMNS)
     for row in rows:
         flat = _flat(row)
-        writer.writerow([_cell(flat[name]) for name in COLUMNS])
+        writer.writerow([csv_cell(flat[name]) for name in COLUMNS])
     return written.getvalue()
 
 
@@ -191,9 +190,3 @@ def _flat(row: Disclosure) -> dict[str, Any]:
         "passed_over": " ".join(f"{worker}:{reason}" for worker, reason in row.passed_over),
         "withheld": " ".join(f"{what}:{reason}" for what, reason in row.withheld),
     }
-
-
-def _cell(value: object) -> object:
-    if isinstance(value, str) and value.startswith(FORMULAS):
-        return f"'{value}"
-    return "" if value is None else value

@@ -5,12 +5,11 @@ where an earlier checkpoint is given, a proof must show that its log is the begi
 the service checks copies with keys of their own: `baton audit verify`.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
-from app.core.transparency.merkle import HASH_BYTES, Node, consistency_proof, consistent, range_root
+from app.core.transparency.merkle import Node, consistency_proof, consistent, range_root
 from app.core.transparency.notes import NoteInvalid, Verifier, open_note, parse_checkpoint
-from app.core.transparency.tiles import WIDTH, hashes_of, node_reader
+from app.core.transparency.tiles import reader_for
 from app.errors import NotFound
 from app.store.protocol import TransparencyLog
 
@@ -52,16 +51,11 @@ def _goes_on(earlier: Earlier, newest: Earlier, node: Node) -> bool:
 
 
 async def _nodes(log: TransparencyLog, size: int, earlier: Earlier | None) -> Node:
-    """The reader of the nodes that the check needs, whose tiles are read before."""
-    needed: dict[tuple[int, int], Sequence[bytes]] = {}
+    """The reader of the nodes that the check needs."""
 
-    def note_needed(level: int, number: int) -> Sequence[bytes]:
-        needed[level, number] = ()
-        return [bytes(HASH_BYTES)] * WIDTH
+    def read(node: Node) -> None:
+        range_root(0, size, node)
+        if earlier is not None and earlier[0] <= size:
+            consistency_proof(earlier[0], size, node)
 
-    range_root(0, size, node_reader(note_needed))
-    if earlier is not None and earlier[0] <= size:
-        consistency_proof(earlier[0], size, node_reader(note_needed))
-    for level, number in needed:
-        needed[level, number] = hashes_of(await log.tile(level, number))
-    return node_reader(lambda level, number: needed[level, number])
+    return await reader_for(read, log.tile)

@@ -160,11 +160,12 @@ def as_csv(rows: Sequence[Row], part: Part) -> str:
     writer = csv.writer(written)
     writer.writerow(COLUMNS[part])
     for row in rows:
-        writer.writerow([_cell(row[name]) for name in COLUMNS[part]])
+        writer.writerow([csv_cell(row[name]) for name in COLUMNS[part]])
     return written.getvalue()
 
 
-def _cell(value: object) -> object:
+def csv_cell(value: object) -> object:
+    """A value as a cell that no spreadsheet takes for a formula."""
     if isinstance(value, str) and value.startswith(FORMULAS):
         return f"'{value}"
     return "" if value is None else value

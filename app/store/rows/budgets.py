@@ -5,14 +5,13 @@ from dataclasses import asdict
 from typing import Any
 
 from sqlalchemy import Connection, and_, delete, or_, select, tuple_, update
-from sqlalchemy.dialects import postgresql, sqlite
 
 from app.core.pool.budgets import EVERYBODY, Budget, Scope, Window, accounts
 from app.core.run import notices
 from app.store.protocol import Actor, BudgetUse
 from app.store.rows import runs
 from app.store.rows.admin_events import note
-from app.store.sqlkit.tables import BUDGET_WINDOWS, BUDGETS, NOTICES
+from app.store.sqlkit.tables import BUDGET_WINDOWS, BUDGETS, NOTICES, insert_into
 
 EARLIER = 0
 """The start of the row into which an account's old windows are summed up, so that the account's sums stay."""
@@ -26,9 +25,9 @@ def put(conn: Connection, budget: Budget, by: Actor) -> int:
 
     Accounts that have spent enough for its soft limit already are warned of at once; returns how many they are.
     """
-    insert = postgresql.insert if conn.dialect.name == "postgresql" else sqlite.insert
     fields = asdict(budget)
-    if conn.execute(insert(BUDGETS).values(fields | {"id": budget.id}).on_conflict_do_nothing()).rowcount == 1:
+    fresh = insert_into(conn, BUDGETS).values(fields | {"id": budget.id}).on_conflict_do_nothing()
+    if conn.execute(fresh).rowcount == 1:
         note(conn, by, "budget.set", budget.id, tenant=budget.tenant, before=None, after=fields)
         return _warn_of_present_windows(conn, budget)
     before = _locked(conn, budget.id)
@@ -136,8 +135,7 @@ def sum_up(conn: Connection, before: float) -> int:
         total["spent"] += one.spent
         total["overrun"] += one.overrun
     conn.execute(delete(BUDGET_WINDOWS).where(tuple_(row.account, row.start).in_([(one[0], one[1]) for one in gone])))
-    insert = postgresql.insert if conn.dialect.name == "postgresql" else sqlite.insert
-    made = insert(BUDGET_WINDOWS).values(list(sums.values()))
+    made = insert_into(conn, BUDGET_WINDOWS).values(list(sums.values()))
     added = {name: row[name] + made.excluded[name] for name in ("spent", "overrun")}
     conn.execute(made.on_conflict_do_update(index_elements=[row.account, row.start], set_=added))
     return len(gone)

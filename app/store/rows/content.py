@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 
 from sqlalchemy import Connection, bindparam, delete, func, select, tuple_, union_all, update
-from sqlalchemy.dialects import postgresql, sqlite
 
 from app.core.run.kinds import COPIES
 from app.core.transparency.leaves import ERASURE
@@ -20,7 +19,7 @@ from app.store.rows.runs import clock
 from app.store.rows.transparency_log import queue_runs
 from app.store.sqlkit.sealing import Open, place_of
 from app.store.sqlkit.statements import Row, SingleStatement, Statements, shared_parts
-from app.store.sqlkit.tables import CATALOGS, CONTENTS, RUNS, SHARED_CONTENTS, TAGS
+from app.store.sqlkit.tables import CATALOGS, CONTENTS, RUNS, SHARED_CONTENTS, TAGS, insert_into
 
 
 def address(salt: bytes, body: bytes) -> str:
@@ -139,5 +138,4 @@ def copies(conn: Connection, run: str) -> tuple[str, ...]:
 
 def keep_catalog(conn: Connection, digest: str, snapshot: bytes) -> None:
     """Store a pool's snapshot. One that is stored already stays as it is."""
-    insert = postgresql.insert if conn.dialect.name == "postgresql" else sqlite.insert
-    conn.execute(insert(CATALOGS).values(digest=digest, body=snapshot).on_conflict_do_nothing())
+    conn.execute(insert_into(conn, CATALOGS).values(digest=digest, body=snapshot).on_conflict_do_nothing())

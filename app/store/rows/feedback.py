@@ -5,11 +5,10 @@ from dataclasses import asdict
 from typing import Any
 
 from sqlalchemy import Connection, Row, Select, func, select, tuple_, update
-from sqlalchemy.dialects import postgresql, sqlite
 
 from app.core.rating.feedback import Feedback
 from app.errors import Conflict, NotFound
-from app.store.sqlkit.tables import FEEDBACK, RUNS
+from app.store.sqlkit.tables import FEEDBACK, RUNS, insert_into
 
 MOST = 200
 """Most ratings of one run. A client that sends more is in a loop."""
@@ -39,8 +38,7 @@ def add(conn: Connection, given: Feedback) -> Feedback:
         raise Conflict(
             f"The run has {MOST} ratings already, which is the most that are kept.", code="too_much_feedback"
         )
-    insert = postgresql.insert if conn.dialect.name == "postgresql" else sqlite.insert
-    conn.execute(insert(FEEDBACK).values(asdict(given)).on_conflict_do_nothing())
+    conn.execute(insert_into(conn, FEEDBACK).values(asdict(given)).on_conflict_do_nothing())
     return given
 
 

@@ -7,12 +7,11 @@ from typing import Any
 
 import orjson
 from sqlalchemy import Connection, and_, not_, or_, select, update
-from sqlalchemy.dialects import postgresql, sqlite
 
 from app.store.protocol import PROCESS, Actor, KeyQuery, KeyRow
 from app.store.rows.admin_events import note
 from app.store.rows.positions import follows
-from app.store.sqlkit.tables import KEYS, TENANTS
+from app.store.sqlkit.tables import KEYS, TENANTS, insert_into
 
 _SETS = ("scopes", "tiers", "labels")
 _DIGESTS = ("digest", "previous_digest")
@@ -42,10 +41,9 @@ def page(conn: Connection, query: KeyQuery) -> tuple[KeyRow, ...]:
 
 def add(conn: Connection, key: KeyRow, by: Actor) -> bool:
     """Store a key. False if its id exists already."""
-    insert = postgresql.insert if conn.dialect.name == "postgresql" else sqlite.insert
     values = {name: value for name, value in asdict(key).items() if name in KEYS.c}
     values |= {name: orjson.dumps(sorted(getattr(key, name))).decode() for name in _SETS}
-    if conn.execute(insert(KEYS).values(values).on_conflict_do_nothing()).rowcount != 1:
+    if conn.execute(insert_into(conn, KEYS).values(values).on_conflict_do_nothing()).rowcount != 1:
         return False
     note(conn, by, "key.added", key.id, tenant=key.tenant, before=None, after=public(key))
     return True

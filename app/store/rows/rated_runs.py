@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping, Sequence
 
 import orjson
 from sqlalchemy import Connection, func, select, update
-from sqlalchemy.dialects import postgresql, sqlite
 
 from app.core.rating.evidence import Learned, Rated
 from app.core.rating.feedback import Feedback
@@ -12,7 +11,7 @@ from app.core.run.events import Event, Kind
 from app.core.run.kinds import COPIES
 from app.store.rows import content, feedback
 from app.store.sqlkit.sealing import Open
-from app.store.sqlkit.tables import EVENTS, POLICIES, RUNS
+from app.store.sqlkit.tables import EVENTS, POLICIES, RUNS, insert_into
 
 LookedAt = Callable[[Sequence[Event]], str]
 
@@ -66,10 +65,9 @@ def learn(conn: Connection, policy: str, learned: Learned, at: float, parts: Map
     number. False, and nothing is written, if somebody else has replaced it."""
     if not _replaced(conn, policy, learned, at):
         return False
-    insert = postgresql.insert if conn.dialect.name == "postgresql" else sqlite.insert
     for name, body in parts.items():
         fresh = {"number": learned.number, "body": body, "at": at}
-        written = insert(POLICIES).values(policy=name, **fresh)
+        written = insert_into(conn, POLICIES).values(policy=name, **fresh)
         conn.execute(written.on_conflict_do_update(index_elements=[POLICIES.c.policy], set_=fresh))
     return True
 
@@ -80,6 +78,5 @@ def _replaced(conn: Connection, policy: str, learned: Learned, at: float) -> boo
         before = (row.policy == policy, row.number == learned.number - 1)
         changed = update(POLICIES).where(*before).values(number=learned.number, body=learned.body, at=at)
         return bool(conn.execute(changed).rowcount)
-    insert = postgresql.insert if conn.dialect.name == "postgresql" else sqlite.insert
-    fresh = insert(POLICIES).values(policy=policy, number=1, body=learned.body, at=at)
+    fresh = insert_into(conn, POLICIES).values(policy=policy, number=1, body=learned.body, at=at)
     return bool(conn.execute(fresh.on_conflict_do_nothing()).rowcount)

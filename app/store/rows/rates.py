@@ -7,11 +7,10 @@ same transaction, so that a place comes back with the commit that ends the run.
 from collections.abc import Iterable, Mapping, Sequence
 
 from sqlalchemy import Connection, bindparam, delete, select, update
-from sqlalchemy.dialects import postgresql, sqlite
 
 from app.core.pool.rates import RateReply, RateRequest, RunUse, Window, decide
 from app.core.run.kinds import WAITING
-from app.store.sqlkit.tables import RATE_WINDOWS, RUNS
+from app.store.sqlkit.tables import RATE_WINDOWS, RUNS, insert_into
 
 _EMPTY = Window().written()
 _WRITE = (
@@ -57,9 +56,8 @@ def _locked(conn: Connection, names: Sequence[str]) -> dict[str, Window]:
     """The windows of these names, locked; new ones are made where there are none."""
     found = _read(conn, names)
     while missing := [name for name in names if name not in found]:
-        insert = postgresql.insert if conn.dialect.name == "postgresql" else sqlite.insert
         rows = [{"name": name, "body": _EMPTY, "until": 0.0} for name in missing]
-        conn.execute(insert(RATE_WINDOWS).on_conflict_do_nothing(), rows)
+        conn.execute(insert_into(conn, RATE_WINDOWS).on_conflict_do_nothing(), rows)
         found |= _read(conn, missing)  # a sweep may just have deleted a row that was there
     return found
 

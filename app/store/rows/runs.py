@@ -22,7 +22,6 @@ from sqlalchemy import (
     union_all,
     update,
 )
-from sqlalchemy.dialects import postgresql, sqlite
 
 from app.core.records import record
 from app.core.run.events import Event, Kind
@@ -47,7 +46,7 @@ from app.store.protocol import (
 )
 from app.store.sqlkit.sealing import Open, place_of
 from app.store.sqlkit.statements import ALONG, SEEN, Row, SingleStatement, Statements
-from app.store.sqlkit.tables import CONTENTS, DISCLOSURES, EVENTS, PULSE, RUNS, TAGS, TICKETS, UNHAPPY
+from app.store.sqlkit.tables import CONTENTS, DISCLOSURES, EVENTS, PULSE, RUNS, TAGS, TICKETS, UNHAPPY, insert_into
 
 WORKER_TAG = "worker"
 CLOCK = "SELECT extract(epoch FROM clock_timestamp())"
@@ -268,8 +267,7 @@ def clock(conn: Connection) -> float:
 
 def write_pulse(conn: Connection) -> None:
     """Write one row, to prove that the database takes writes."""
-    insert = postgresql.insert if conn.dialect.name == "postgresql" else sqlite.insert
-    first = insert(PULSE).values(id=1, beats=1)
+    first = insert_into(conn, PULSE).values(id=1, beats=1)
     conn.execute(first.on_conflict_do_update(index_elements=[PULSE.c.id], set_={"beats": PULSE.c.beats + 1}))
 
 

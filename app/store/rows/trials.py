@@ -3,18 +3,16 @@
 from dataclasses import asdict
 
 from sqlalchemy import Connection, select
-from sqlalchemy.dialects import postgresql, sqlite
 
 from app.core.rating.calibration import Trial
-from app.store.sqlkit.tables import TRIALS
+from app.store.sqlkit.tables import TRIALS, insert_into
 
 
 def note(conn: Connection, trial: Trial) -> None:
     """Store a trial. It replaces an earlier one of the same worker, model, version and task."""
-    insert = postgresql.insert if conn.dialect.name == "postgresql" else sqlite.insert
     row = asdict(trial)
     named = [column.name for column in TRIALS.primary_key]
-    statement = insert(TRIALS).values(row)
+    statement = insert_into(conn, TRIALS).values(row)
     conn.execute(statement.on_conflict_do_update(index_elements=named, set_=row))
 
 

@@ -13,6 +13,7 @@ from sqlalchemy import (
     BigInteger,
     Boolean,
     Column,
+    Connection,
     Double,
     Index,
     Integer,
@@ -23,6 +24,7 @@ from sqlalchemy import (
     false,
     text,
 )
+from sqlalchemy.dialects import postgresql, sqlite
 
 from app.core.run.events import TERMINAL
 from app.core.run.kinds import ENDED
@@ -534,3 +536,10 @@ PULSE = Table(
     Column("beats", BigInteger, nullable=False),
     Column("server", Text),  # identity and timeline of the Postgres on which this database was last (generation.py)
 )
+
+
+def insert_into(conn: Connection, table: Table) -> postgresql.Insert | sqlite.Insert:
+    """An INSERT in the dialect of the connection, which may say what becomes of a row that exists already."""
+    if conn.dialect.name == "postgresql":
+        return postgresql.insert(table)
+    return sqlite.insert(table)

@@ -14,7 +14,6 @@ from dataclasses import asdict, dataclass
 
 import orjson
 from sqlalchemy import ColumnElement, Connection, bindparam, delete, func, select, tuple_, update
-from sqlalchemy.dialects import postgresql, sqlite
 
 from app.core.pool.budgets import Budget, Window, budget_id, window
 from app.core.records import record
@@ -23,7 +22,7 @@ from app.errors import BudgetExhausted
 from app.store.protocol import Entry
 from app.store.rows import budgets as budget_rows
 from app.store.rows import runs as run_rows
-from app.store.sqlkit.tables import BUDGET_HOLDS, BUDGET_WINDOWS
+from app.store.sqlkit.tables import BUDGET_HOLDS, BUDGET_WINDOWS, insert_into
 
 Place = tuple[str, int]
 """The account and the start of a window."""
@@ -259,7 +258,6 @@ def _locked(conn: Connection, places: Sequence[Place], ends: Mapping[Place, int]
     """The rows of these windows, locked in their order; those that are missing are made."""
     if not places:
         return []
-    insert = postgresql.insert if conn.dialect.name == "postgresql" else sqlite.insert
     row = BUDGET_WINDOWS.c
     fresh = {"held": 0, "spent": 0, "overrun": 0, "warned_at": None}
     values = [
@@ -267,7 +265,7 @@ def _locked(conn: Connection, places: Sequence[Place], ends: Mapping[Place, int]
         | fresh
         for account, start in places
     ]
-    made = insert(BUDGET_WINDOWS).values(values)
+    made = insert_into(conn, BUDGET_WINDOWS).values(values)
     kept = made.on_conflict_do_update(index_elements=[row.account, row.start], set_={"held": row.held})
     columns = [row[name] for name in _COLUMNS]
     return [_Window(*found) for found in conn.execute(kept.returning(*columns))]
