@@ -71,7 +71,7 @@ class Assignment:
 
 
 @dataclass(slots=True)
-class Found:
+class CalibrationProgress:
     """The progress of a calibration."""
 
     trials: list[Trial] = field(default_factory=list)
@@ -95,7 +95,7 @@ def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> i
     wanted = list(_wanted(loaded.catalog, asked, tasks))
     done = {trial.key for trial in known}
     left = [] if asked.show else [one for one in wanted if asked.again or one.key not in done]
-    found = Found()
+    found = CalibrationProgress()
     if left and _agreed(asked, left, len(wanted) - len(left), loaded.catalog.rehearsal):
         with Progress(console=terminal.err(), transient=True) as progress:
             step = progress.add_task("calibrating", total=len(left))
@@ -190,7 +190,7 @@ async def _calibrate(
     loaded: Loaded,
     asked: Asked,
     left: Sequence[Assignment],
-    found: Found,
+    found: CalibrationProgress,
     now: Callable[[], float],
     advance: Callable[[], object],
 ) -> None:
@@ -208,14 +208,14 @@ async def _calibrate(
                 group.create_task(work())
 
 
-def _affordable(cap: int | None, one: Assignment, found: Found) -> bool:
+def _affordable(cap: int | None, one: Assignment, found: CalibrationProgress) -> bool:
     if cap is not None and found.spent + found.promised + one.limits.usd > cap:
         found.short = True
         return False
     return True
 
 
-async def _try(opened: Runtime, one: Assignment, found: Found, now: Callable[[], float]) -> None:
+async def _try(opened: Runtime, one: Assignment, found: CalibrationProgress, now: Callable[[], float]) -> None:
     found.promised += one.limits.usd
     try:
         ended = await private_engine.carried_out(opened, _order(one))
@@ -273,7 +273,7 @@ def _trial(one: Assignment, ended: TurnEnd, at: float, score: float) -> Trial:
 # -- printing
 
 
-def _print(asked: Asked, catalog: Catalog, known: Sequence[Trial], found: Found) -> None:
+def _print(asked: Asked, catalog: Catalog, known: Sequence[Trial], found: CalibrationProgress) -> None:
     if asked.json:
         print(orjson.dumps([asdict(one) for one in known], option=orjson.OPT_INDENT_2).decode())
         return

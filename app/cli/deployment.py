@@ -165,7 +165,7 @@ def _asked(server: Management, model: str, one: Golden, style: Style) -> tuple[S
 
 def read(text: str, one: Golden) -> tuple[Step, ...] | None:
     """Return the plan of a text, or None if it is not a valid plan."""
-    reader = core_plan.Reader(core_plan.by_ordinal([str(n) for n in range(one.workers)]), one.steps)
+    reader = core_plan.PlanReader(core_plan.by_ordinal([str(n) for n in range(one.workers)]), one.steps)
     try:
         return (*reader.feed(text), *reader.finish())
     except PlanRejected:

@@ -39,7 +39,7 @@ class Rule:
 
 
 @dataclass(slots=True)
-class Found:
+class GradedRuns:
     """The ratings that were made, and the runs that were left out."""
 
     ratings: list[Feedback] = field(default_factory=list)
@@ -106,8 +106,8 @@ def _plain(text: str) -> str:
 # -- runs
 
 
-async def _rate(settings: Settings, asked: Asked, rules: Sequence[Rule], now: float) -> Found:
-    found = Found()
+async def _rate(settings: Settings, asked: Asked, rules: Sequence[Rule], now: float) -> GradedRuns:
+    found = GradedRuns()
     by_question: dict[str | None, list[Rule]] = {}
     for rule in rules:
         by_question.setdefault(rule.question, []).append(rule)
@@ -148,7 +148,7 @@ async def _read_run(store: Store, row: RunRow) -> EndedRun:
 
 
 async def _graded(
-    store: Store, ended: EndedRun, rules: Mapping[str | None, Sequence[Rule]], found: Found, now: float
+    store: Store, ended: EndedRun, rules: Mapping[str | None, Sequence[Rule]], found: GradedRuns, now: float
 ) -> None:
     """Grade a run's answer by the rules for its question and by those for every run."""
     row = ended.row
@@ -191,7 +191,7 @@ def _shown(one: Feedback) -> dict[str, Any]:
     return {name: getattr(one, name) for name in named}
 
 
-def _print(found: Found, *, stored: bool) -> None:
+def _print(found: GradedRuns, *, stored: bool) -> None:
     table = terminal.table()
     for column in ("kind", "source", "version", "runs", "mean score"):
         table.add_column(column, justify="right" if column in ("runs", "mean score") else "left")

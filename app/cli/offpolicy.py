@@ -48,7 +48,7 @@ Group = tuple[str, str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class RewardedDecision:
     """A decision and its reward. `seen` is None if the request was erased; then only the arms are known."""
 
     decided: Decided
@@ -67,10 +67,10 @@ class Row:
 
 
 @dataclass(slots=True)
-class Read:
+class JournaledDecisions:
     """The decisions that the journal has."""
 
-    rows: dict[Group, list[Row]] = field(default_factory=dict)
+    rows: dict[Group, list[RewardedDecision]] = field(default_factory=dict)
     unrated: Counter[str] = field(default_factory=Counter)
     """Runs of each tier that have an answer and no score."""
     skipped: Counter[str] = field(default_factory=Counter)
@@ -114,8 +114,8 @@ def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> i
 # -- reading
 
 
-async def _read(loaded: Loaded, asked: Asked, now: float) -> Read:
-    found = Read()
+async def _read(loaded: Loaded, asked: Asked, now: float) -> JournaledDecisions:
+    found = JournaledDecisions()
     query = {"tenant": asked.tenant, "tier": asked.tier, "since": now - asked.since if asked.since else None}
     before: tuple[float, str] | None = None
     async with storage.opened(loaded.settings) as store:
@@ -127,7 +127,7 @@ async def _read(loaded: Loaded, asked: Asked, now: float) -> Read:
     return found
 
 
-async def _note(store: Store, loaded: Loaded, row: RunRow, found: Read) -> None:
+async def _note(store: Store, loaded: Loaded, row: RunRow, found: JournaledDecisions) -> None:
     tier = loaded.catalog.tiers.get(row.tier)
     reward = worth(await store.feedback(row.id), row.spent.usd, tier.conductor.selector if tier is not None else None)
     if reward is None:
@@ -142,10 +142,12 @@ async def _note(store: Store, loaded: Loaded, row: RunRow, found: Read) -> None:
     task = next((fact.task for fact in facts(events, RunAdmitted)), "")
     seen, named = await _seen(store, row.id, one, task)
     beliefs = await _beliefs(store, loaded, row, found)
-    found.rows.setdefault((row.tier, one.layer, one.shape), []).append(Row(one, seen, reward, beliefs, named))
+    found.rows.setdefault((row.tier, one.layer, one.shape), []).append(
+        RewardedDecision(one, seen, reward, beliefs, named)
+    )
 
 
-async def _beliefs(store: Store, loaded: Loaded, row: RunRow, found: Read) -> Beliefs | None:
+async def _beliefs(store: Store, loaded: Loaded, row: RunRow, found: JournaledDecisions) -> Beliefs | None:
     """The present beliefs of the selector of a run's tier for the run's tenant."""
     tier = loaded.catalog.tiers.get(row.tier)
     spec = tier.conductor.selector if tier is not None else None
@@ -182,7 +184,7 @@ async def _seen(store: Store, run: str, one: Decided, task: str) -> tuple[Featur
 # -- judging
 
 
-def _judged(group: Group, rows: Sequence[Row], policies: Sequence[str]) -> list[Judged]:
+def _judged(group: Group, rows: Sequence[RewardedDecision], policies: Sequence[str]) -> list[Judged]:
     taken = Counter(row.decided.action for row in rows).most_common(FREQUENT)
     logs: dict[tuple[int, ...], Log] = {}
     found = []
@@ -198,7 +200,7 @@ def _judged(group: Group, rows: Sequence[Row], policies: Sequence[str]) -> list[
     return found
 
 
-def _choice(policy: str, row: Row) -> Policy | None:
+def _choice(policy: str, row: RewardedDecision) -> Policy | None:
     if policy != CURRENT:
         return choice(policy, row.decided)
     if row.beliefs is None or row.seen is None or row.decided.shape:
@@ -216,7 +218,7 @@ def _shown(one: Judged) -> dict[str, Any]:
     return {**about, **report, "unrated": one.unrated}
 
 
-def _print(found: Read, judged: Sequence[Judged]) -> None:
+def _print(found: JournaledDecisions, judged: Sequence[Judged]) -> None:
     console = terminal.out()
     for group in dict.fromkeys(one.group for one in judged):
         tier, layer, shape = group

@@ -65,7 +65,7 @@ class Missing:
 
 
 @record(frozen=True, slots=True)
-class Found:
+class RestoredState:
     """The result. `ends` is the time of the journal's last event, `keys` are the keys deleted in Redis, and None where
     Redis is not used or does not answer."""
 
@@ -96,7 +96,7 @@ def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> i
     return 0
 
 
-async def _carry_out(settings: Settings, asked: Asked, lines: Sequence[Mapping[str, Any]], now: float) -> Found:
+async def _carry_out(settings: Settings, asked: Asked, lines: Sequence[Mapping[str, Any]], now: float) -> RestoredState:
     async with storage.opened(settings) as store:
         ends = await _last_event(store) if asked.dry_run else await store.begin_generation(now)
         rows = await _open_rows(store)
@@ -106,7 +106,7 @@ async def _carry_out(settings: Settings, asked: Asked, lines: Sequence[Mapping[s
             for row in rows:
                 await end_restored(store, row, now)
     keys = None if asked.dry_run else await _clear_queue(settings)
-    return Found(ends, tuple([_open_run(row, states[row.id]) for row in rows]), missing, len(lines), keys)
+    return RestoredState(ends, tuple([_open_run(row, states[row.id]) for row in rows]), missing, len(lines), keys)
 
 
 async def _last_event(store: Store) -> float | None:
@@ -209,7 +209,7 @@ async def _clear_queue(settings: Settings) -> int | None:
 # -- words
 
 
-def _print(found: Found, asked: Asked) -> None:
+def _print(found: RestoredState, asked: Asked) -> None:
     would = "would be " if asked.dry_run else ""
     since = moment(found.ends) if found.ends else "nothing"
     print(f"The journal ends at {since}.")

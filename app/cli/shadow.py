@@ -100,7 +100,7 @@ def compare(server: Management, version: str, case: Case, compared: Compared) ->
 
 
 def _plan(text: str, names: tuple[str, ...], limit: int) -> tuple[Step, ...] | None:
-    reader = core_plan.Reader(core_plan.by_ordinal(names), limit)
+    reader = core_plan.PlanReader(core_plan.by_ordinal(names), limit)
     try:
         return (*reader.feed(text), *reader.finish())
     except PlanRejected:

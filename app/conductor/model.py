@@ -35,7 +35,7 @@ class ModelConductor:
         `PlanRejected` with every reason if the text is no plan."""
         names = [worker.name for worker in brief.workers] + ([CONDUCTOR] if brief.nests else [])
         reasoned = self._style.gives_reasons and brief.reasons
-        reader = parse.Reader(parse.by_ordinal(names), brief.limits.steps, brief.round > 1, reasoned)
+        reader = parse.PlanReader(parse.by_ordinal(names), brief.limits.steps, brief.round > 1, reasoned)
         odds = Odds()
         answer = ask(
             self._worker,

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 from app.core.message.chat import Message, Piece, Task
 from app.core.plan.workflow import Step
 from app.core.pool.catalog import Amount, Limits, Worker
-from app.core.rating.decision import Choice
+from app.core.rating.decision import ArmChoice
 from app.core.rating.features import Features
 from app.core.records import record
 
@@ -157,7 +157,7 @@ class Chosen:
     """A chooser's choice: the conductor that is to propose, and the facts that are journaled."""
 
     conductor: Conductor
-    choice: Choice
+    choice: ArmChoice
     policy: str
     version: str
     """The version of the posterior that the choice was computed from."""

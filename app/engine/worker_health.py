@@ -37,7 +37,7 @@ Endpoint = tuple[str, str]
 
 
 @record(frozen=True, slots=True)
-class Choice:
+class WorkerChoice:
     """The worker to call (None: nobody), why those before it are passed over, and why it is called although ejected."""
 
     worker: Worker | None
@@ -173,7 +173,7 @@ class Health:
         pairs = [(worker, self._of(_key(worker))) for worker in workers]
         return [(worker, known) for worker, known in pairs if known.state(now) == "open"]
 
-    def choose(self, offers: Sequence[tuple[Worker, Place]], left: float) -> Choice:
+    def choose(self, offers: Sequence[tuple[Worker, Place]], left: float) -> WorkerChoice:
         """Choose which of the offers to call, in the order of preference, with `left` seconds to go.
 
         The chosen worker is about to be called: either `settle` follows, or `forgo`.
@@ -186,8 +186,8 @@ class Health:
         for worker, place in offers:
             if worker.name == picked.worker:
                 self._begin(worker, place, now)
-                return Choice(worker, picked.passed_over, picked.despite, extra=place != "first")
-        return Choice(None, picked.passed_over)
+                return WorkerChoice(worker, picked.passed_over, picked.despite, extra=place != "first")
+        return WorkerChoice(None, picked.passed_over)
 
     def worth_waiting(self, offers: Sequence[tuple[Worker, Place]], left: float) -> bool:
         """True if one of the offers may be healthy again soon."""
@@ -243,7 +243,7 @@ class Health:
         self, call: str, worker: Worker, verdict: Verdict, began: float, asked: float | None, *, extra: bool = False
     ) -> None:
         """A call of our own has ended; `began` is a tick, `asked` what Retry-After said, in seconds, and `extra` as in
-        `Choice`."""
+        `WorkerChoice`."""
         self._remember(call)
         self._note_call(worker, verdict, began, asked, extra=extra)
 

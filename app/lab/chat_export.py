@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from app.conductor.prompt import SUBTASK_CHARS, TEMPLATE, TOOLS
 from app.conductor.protocol import Brief
 from app.core.message.chat import Message, Task, Text
-from app.core.plan.parse import Reader, by_ordinal
+from app.core.plan.parse import PlanReader, by_ordinal
 from app.core.pool.catalog import Limits
 from app.errors import PlanRejected
 from app.lab import manifest, reward, training_record
@@ -122,7 +122,7 @@ def _answered(one: Golden, pupil: Pupil, most: int) -> Golden:
 
 def _as_decoded(text: str, one: Golden) -> bool:
     """Return True if a server that decodes under the schema can write exactly this."""
-    reader = Reader(by_ordinal([str(n) for n in range(one.workers)]), one.steps)
+    reader = PlanReader(by_ordinal([str(n) for n in range(one.workers)]), one.steps)
     try:
         steps = (*reader.feed(text), *reader.finish())
         tight = json.dumps(json.loads(text), ensure_ascii=False, separators=(",", ":"))

@@ -12,7 +12,7 @@ from typing import Any, Self
 
 import httpx
 
-from app.core.plan.parse import Reader, by_ordinal
+from app.core.plan.parse import PlanReader, by_ordinal
 from app.core.plan.workflow import Step
 from app.errors import ConfigInvalid, PlanRejected
 from app.lab.grading import Grader, UnitTests
@@ -100,7 +100,7 @@ class Executor:
 
 def read(text: str, question: Question) -> tuple[Step, ...] | None:
     """The plan in a conductor's text, by the reader that the service uses; None if there is none."""
-    reader = Reader(by_ordinal(question.names), question.limits.steps)
+    reader = PlanReader(by_ordinal(question.names), question.limits.steps)
     try:
         return (*reader.feed(text), *reader.finish()) or None
     except PlanRejected:

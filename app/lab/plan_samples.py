@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from app.core.plan.parse import Reader, by_ordinal
+from app.core.plan.parse import PlanReader, by_ordinal
 from app.errors import PlanRejected
 from app.lab import prompt
 from app.lab.lessons import Lesson
@@ -27,7 +27,7 @@ def told(form: Form, written: Written) -> str:
 def valid(form: Form, one: Lesson, plan: Plan) -> bool:
     """Return True if the service reads the plan's text as a plan of so many steps by the same workers."""
     names = [one.pool[place].name for place in one.order]
-    reader = Reader(by_ordinal(names), STEPS)
+    reader = PlanReader(by_ordinal(names), STEPS)
     try:
         steps = (*reader.feed(form.text(form.encode(prompt.ordinals(plan, one.order)))), *reader.finish())
     except PlanRejected:

@@ -18,7 +18,7 @@ from app.providers.faults import malformed
 EMPTY_SCHEMA: Mapping[str, Any] = {"type": "object", "properties": {}}
 
 
-class Calls:
+class StreamedCalls:
     """The tool calls of one reply, numbered from 0 as they begin."""
 
     __slots__ = ("_current", "_held", "_ids", "_who")

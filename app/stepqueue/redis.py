@@ -93,7 +93,7 @@ class RedisQueue:
         `seals` are the keys of live messages: without them, messages of any client of Redis are accepted.
         """
         self._seals = seals or SealKeys()
-        self._keys = Keys(prefix)
+        self._keys = KeyNames(prefix)
         # Blocking reads hold their connections; other commands must never wait for one of them.
         self._commands = Connections(ConnectionPool.from_url(url, **_options(retries=0, answers=None)))
         self._reads = Connections(ConnectionPool.from_url(url, **_options(retries=0, answers=None)))
@@ -328,7 +328,7 @@ async def clear(url: str, prefix: str = "baton") -> int:
 
 
 @record(frozen=True, slots=True)
-class Keys:
+class KeyNames:
     """The names under one prefix, so that several installations can share a server."""
 
     prefix: str

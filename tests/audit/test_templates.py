@@ -15,7 +15,7 @@ from app.conductor import compact, prompt
 from app.conductor.protocol import Brief, PastStep, Previous
 from app.core.message.chat import Message, Task, Text, Tool, Toolbox
 from app.core.plan import visibility
-from app.core.plan.visibility import Seen
+from app.core.plan.visibility import EarlierStep
 from app.core.plan.workflow import CONDUCTOR
 from app.core.pool.catalog import Card, Limits, Measured, Price, Worker
 from app.core.rating.features import asked, viewed
@@ -74,7 +74,7 @@ def digest(*conversations: tuple[Message, ...]) -> str:
 
 
 def steps() -> str:
-    seen = [Seen(0, "Think", "Two twos."), Seen(2, "", "Four.")]
+    seen = [EarlierStep(0, "Think", "Two twos."), EarlierStep(2, "", "Four.")]
     composed = [
         visibility.compose(task, subtask, earlier)
         for task in (TASK, None)
@@ -86,7 +86,7 @@ def steps() -> str:
 
 def nested_steps() -> str:
     """Steps of a workflow inside a step: what that one may see is their task."""
-    seen = [Seen(0, "Think", "Two twos."), Seen(2, "", "Four.")]
+    seen = [EarlierStep(0, "Think", "Two twos."), EarlierStep(2, "", "Four.")]
     around = [
         visibility.compose(task, subtask, earlier, opens=True)
         for task in (TASK, None)

@@ -18,7 +18,7 @@ from app.conductor.protocol import Brief, PastStep, Previous
 from app.core.message.chat import Chosen, End, Form, Message, Piece, Sampling, Task, Text, Words
 from app.core.message.response_format import Flaw, faults, shown
 from app.core.plan import parse
-from app.core.plan.visibility import Seen, compose
+from app.core.plan.visibility import EarlierStep, compose
 from app.core.plan.workflow import Step, Workflow
 from app.core.pool.catalog import Deadlines, Limits, ProviderSpec, Worker
 from app.errors import WorkerTimeout
@@ -100,7 +100,7 @@ def task(question: str) -> Task:
 
 async def ask(model: str, question: str, subtask: str = "", seen: Iterable[str] = (), **options: str) -> str:
     """What a worker answers that sees the question and the given earlier answers."""
-    steps = [Seen(n, "Solve it.", answer) for n, answer in enumerate(seen)]
+    steps = [EarlierStep(n, "Solve it.", answer) for n, answer in enumerate(seen)]
     return text(
         await pieces(RehearsalProvider(spec(**options)), request(model, compose(task(question), subtask, steps)))
     )
@@ -268,7 +268,7 @@ async def test_the_majority_wins() -> None:
     question = "Compute 1234 * 56 + 789"
     seen = ["The answer is 69893.", "The answer is 7.", "The answer is 69893."]
     assert await ask("lawyer", question, "Weigh the answers.", seen) == "The answer is 69893."
-    blind = compose(None, "Combine the answers.", [Seen(n, "", answer) for n, answer in enumerate(seen)])
+    blind = compose(None, "Combine the answers.", [EarlierStep(n, "", answer) for n, answer in enumerate(seen)])
     assert text(await pieces(RehearsalProvider(spec()), request("sage", blind))) == "The answer is 69893."
 
 
@@ -407,7 +407,7 @@ async def planned(of: Brief, *, positional: bool = True) -> tuple[list[Step], li
     found = await pieces(
         RehearsalProvider(spec()), request(CONDUCTOR, prompt(of), form=Form(schema, strict=True), logprobs=5)
     )
-    reader = parse.Reader(parse.by_ordinal(names), of.limits.steps, of.round > 1)
+    reader = parse.PlanReader(parse.by_ordinal(names), of.limits.steps, of.round > 1)
     odds = Odds()
     odds.note(found)
     steps = [*reader.feed(text(found)), *reader.finish()]
@@ -420,7 +420,7 @@ async def test_the_conductor_gives_reasons_where_the_schema_asks_for_them() -> N
     names = [worker.name for worker in asked.workers]
     form = Form(parse.schema(len(names), asked.limits.steps, 600, reasons=True), strict=True)
     found = text(await pieces(RehearsalProvider(spec()), request(CONDUCTOR, prompt(asked), form=form)))
-    reader = parse.Reader(parse.by_ordinal(names), asked.limits.steps, reasoned=True)
+    reader = parse.PlanReader(parse.by_ordinal(names), asked.limits.steps, reasoned=True)
     steps = [*reader.feed(found), *reader.finish()]
     assert steps
     assert all(step.why for step in steps)
@@ -439,12 +439,12 @@ async def test_the_conductor_gives_easy_questions_one_good_worker(question: str,
 async def run(steps: list[Step], question: str) -> str:
     """Execute a plan step by step, as the dispatcher would."""
     provider = RehearsalProvider(spec())
-    done: dict[int, Seen] = {}
+    done: dict[int, EarlierStep] = {}
     for n, step in enumerate(steps):
         seen = [done[place] for place in step.access.steps]
         messages = compose(task(question) if step.access.user else None, step.subtask, seen)
         answer = text(await pieces(provider, request(step.worker.removeprefix("rehearsal-"), messages)))
-        done[n] = Seen(n, step.subtask, answer)
+        done[n] = EarlierStep(n, step.subtask, answer)
     return done[len(steps) - 1].answer
 
 

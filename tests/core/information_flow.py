@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from app.core.message.chat import Message, Task, Text, ToolCall, Usage
-from app.core.plan.visibility import Seen, ToolUse, compose, granted
+from app.core.plan.visibility import EarlierStep, ToolUse, compose, granted
 from app.core.plan.workflow import Access, Step
 from app.core.pool.catalog import Catalog, Limits, Worker
 from app.core.pool.policy import permits
@@ -182,7 +182,7 @@ class Run:
         step, call = self.state.steps[n], f"call{len(self.state.calls)}"
         self.write(CallIntended(call, n, worker.name, step.access, 0, 0))
         earlier = [self.state.steps[m] for m in step.access.steps if self.state.steps[m].state == "done"]
-        done = {one.n: Seen(one.n, self.texts[one.subtask], self.texts[one.output]) for one in earlier}
+        done = {one.n: EarlierStep(one.n, self.texts[one.subtask], self.texts[one.output]) for one in earlier}
         task = self.task if step.access.user else None
         seen = granted(step.access, done)
         shown = compose(task, self.texts[step.subtask], seen, self.used.get(n, ()), worker.name)

@@ -7,7 +7,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from app.core.plan.parse import Reader, by_ordinal
+from app.core.plan.parse import PlanReader, by_ordinal
 from app.core.plan.workflow import Step
 
 NAMES = ("ada", "bob", "cyd")
@@ -61,7 +61,7 @@ def text_of(*steps: Mapping[str, Any]) -> str:
 
 def read(*pieces: str, most: int = 5) -> list[Step]:
     """All steps of a text that comes in pieces; raises `PlanRejected`."""
-    reader = Reader(by_ordinal(NAMES), most)
+    reader = PlanReader(by_ordinal(NAMES), most)
     return [one for piece in pieces for one in reader.feed(piece)] + reader.finish()
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from app.core.pool.catalog import Limits, Price, Worker
 from app.core.rating.economics import JournaledRun
-from app.core.rating.forecast import Forecast, History, Planned, forecast, longest
+from app.core.rating.forecast import Forecast, History, PlannedStep, forecast, longest
 from app.core.run.kinds import Kind
 from tests.harness.stand_ins import PLANNED, TEXTS, journal_of
 
@@ -31,11 +31,11 @@ def past(name: str = "run_past") -> JournaledRun:
     )
 
 
-def chain(worker: Worker = ALPHA, size: int = 9) -> list[Planned]:
-    return [Planned(worker, size, (), False, 100), Planned(worker, size, (0,), True, 100)]
+def chain(worker: Worker = ALPHA, size: int = 9) -> list[PlannedStep]:
+    return [PlannedStep(worker, size, (), False, 100), PlannedStep(worker, size, (0,), True, 100)]
 
 
-def made(steps: list[Planned], runs: int) -> Forecast:
+def made(steps: list[PlannedStep], runs: int) -> Forecast:
     return forecast(steps, Limits(), History([past(f"run_{n}") for n in range(runs)]))
 
 
@@ -60,9 +60,13 @@ def test_it_expects_what_steps_at_the_same_place_took() -> None:
 
 
 def test_a_step_at_another_place_is_compared_with_those_in_its_role() -> None:
-    alone = [Planned(ALPHA, 9, (), True, 100)]
+    alone = [PlannedStep(ALPHA, 9, (), True, 100)]
     assert [step.basis for step in made(alone, 5).steps] == ["worker"], "no past step answers without reading another"
-    fan = [Planned(ALPHA, 9, (), False, 100), Planned(ALPHA, 9, (), False, 100), Planned(ALPHA, 9, (0, 1), True, 100)]
+    fan = [
+        PlannedStep(ALPHA, 9, (), False, 100),
+        PlannedStep(ALPHA, 9, (), False, 100),
+        PlannedStep(ALPHA, 9, (0, 1), True, 100),
+    ]
     assert [step.basis for step in made(fan, 5).steps] == ["role"] * 3
     strangers = made(chain(OTHER), 5)
     assert ([step.basis for step in strangers.steps], strangers.basis) == (["others"] * 2, "mixed")

@@ -126,7 +126,7 @@ REASONED = (
 
 
 def test_reasons_come_behind_the_steps_and_hold_nothing_up() -> None:
-    reader = parse.Reader(parse.by_ordinal(NAMES), 5, reasoned=True)
+    reader = parse.PlanReader(parse.by_ordinal(NAMES), 5, reasoned=True)
     given_at = {at: got for at, char in enumerate(REASONED) if (got := reader.feed(char))}
     assert list(given_at) == [REASONED.index("}, {") + 1, REASONED.rindex("]")]
     first, last = [steps[0] for steps in given_at.values()]
@@ -149,7 +149,7 @@ def test_reasons_come_behind_the_steps_and_hold_nothing_up() -> None:
     ],
 )
 def test_a_reason_is_cut_or_dropped_and_never_rejects_a_plan(spoilt: str, why: str) -> None:
-    reader = parse.Reader(parse.by_ordinal(NAMES), 5, reasoned=True)
+    reader = parse.PlanReader(parse.by_ordinal(NAMES), 5, reasoned=True)
     steps = reader.feed(spoilt)
     assert reader.finish() == []
     assert [step.worker for step in steps] == [NAMES[0], NAMES[2]]
@@ -157,19 +157,19 @@ def test_a_reason_is_cut_or_dropped_and_never_rejects_a_plan(spoilt: str, why: s
 
 
 def test_reasons_that_nobody_asked_for_are_unknown_fields() -> None:
-    reader = parse.Reader(parse.by_ordinal(NAMES), 5)
+    reader = parse.PlanReader(parse.by_ordinal(NAMES), 5)
     assert reader.feed(REASONED) == []
     with pytest.raises(PlanRejected) as rejected:
         reader.finish()
     assert {reason.partition(": ")[2] for reason in rejected.value.reasons} == {"unknown field", ""}
-    other = parse.Reader(parse.by_ordinal(NAMES), 5, reasoned=True)
+    other = parse.PlanReader(parse.by_ordinal(NAMES), 5, reasoned=True)
     other.feed(REASONED.replace('"shape"', '"steps"'))
     with pytest.raises(PlanRejected):
         other.finish()
 
 
 def test_a_step_is_given_at_the_comma_or_bracket_behind_it() -> None:
-    reader = parse.Reader(parse.by_ordinal(NAMES), 5)
+    reader = parse.PlanReader(parse.by_ordinal(NAMES), 5)
     given_at = {at: got for at, char in enumerate(TWO) if (got := reader.feed(char))}
     comma, bracket = TWO.index("}, {") + 1, TWO.rindex("]")
     assert given_at == {comma: TWO_STEPS[:1], bracket: TWO_STEPS[1:]}
@@ -242,7 +242,7 @@ def test_other_text_is_rejected(text: str, reason: str) -> None:
 
 
 def test_no_step_is_given_behind_an_invalid_one() -> None:
-    reader = parse.Reader(parse.by_ordinal(NAMES), 5)
+    reader = parse.PlanReader(parse.by_ordinal(NAMES), 5)
     assert reader.feed(text_of(step(9), step(0), step(1, access=(7,)))) == []
     assert len(reasons_of(reader.finish)) == 2
 

@@ -14,7 +14,7 @@ from app.core.plan.templates import MODEL, PLANNED, TEMPLATES, Arm, arms, manned
 from app.core.plan.workflow import Access
 from app.core.pool.catalog import Card, Price, SelectorSpec, Worker
 from app.core.rating import posterior as posterior_of_arms
-from app.core.rating.decision import Choice, Decision, decide
+from app.core.rating.decision import ArmChoice, Decision, decide
 from app.core.rating.evidence import Rated, decision, rating, scores
 from app.core.rating.features import COUNTED, SKETCH, WIDTH, Features, features, from_json, placed, sketched
 from app.core.rating.feedback import Feedback
@@ -232,7 +232,7 @@ def arm(name: str) -> Arm:
     return Arm(name, "answer", name, (), ())
 
 
-def choice(*beliefs: tuple[float, float], share: float | None = 0.05, seed: int = 0) -> Choice:
+def choice(*beliefs: tuple[float, float], share: float | None = 0.05, seed: int = 0) -> ArmChoice:
     """A choice among arms of these log-odds and deviations."""
     random = Random(seed)
     found = [Estimate(arm(str(n)), *belief, 1.0) for n, belief in enumerate(beliefs)]
@@ -285,7 +285,7 @@ def test_a_run_is_worth_the_mean_of_what_its_sources_said_last() -> None:
 
 def journal(*workers: str, called: tuple[str, ...] = (), action: str = "", fallback: bool = False) -> tuple[Event, ...]:
     """What was planned and called for a selector's run."""
-    made = Choice({action: 1.0}, action, action)
+    made = ArmChoice({action: 1.0}, action, action)
     body = Decision(made, "policy", "1-x", "ref", 0.05, "seed").body()
     told: list[Fact] = [PlanOpened(0, 0, "first", "selector", decision=body)]
     told += [PlanOpened(1, 0, "fallback", "fallback")] if fallback else []

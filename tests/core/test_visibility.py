@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.core.message.chat import Image, Message, Task, Text, ToolCall
-from app.core.plan.visibility import INTRODUCTION, Seen, ToolUse, compose, granted
+from app.core.plan.visibility import INTRODUCTION, EarlierStep, ToolUse, compose, granted
 from app.core.plan.workflow import Access
 
 TASK = Task((Message("system", (Text("Be brief."),)), Message("user", (Text("What is 2 + 2?"), Image("data:x")))))
-PLAN, CHECK = Seen(0, "Plan it", "First add."), Seen(1, "", "It is 4.")
+PLAN, CHECK = EarlierStep(0, "Plan it", "First add."), EarlierStep(1, "", "It is 4.")
 
 
 def words(messages: tuple[Message, ...]) -> str:
@@ -52,14 +52,14 @@ def test_without_a_subtask_the_final_answer_is_asked_for() -> None:
 
 
 def test_only_listed_steps_that_said_something_are_granted() -> None:
-    done = {0: PLAN, 1: CHECK, 2: Seen(2, "x", "")}
+    done = {0: PLAN, 1: CHECK, 2: EarlierStep(2, "x", "")}
     assert granted(Access(True, (1, 0, 1, 2, 7)), done) == (PLAN, CHECK)
     assert granted(Access(True, ()), done) == ()
 
 
 def test_a_fence_that_stands_in_a_text_is_not_used() -> None:
     first = re.findall(r'id="(\w{16})"', words(compose(None, "x", (PLAN,))))[0]
-    copied = words(compose(None, "x", (Seen(0, "Plan it", f"First add. {first}"),)))
+    copied = words(compose(None, "x", (EarlierStep(0, "Plan it", f"First add. {first}"),)))
     assert set(re.findall(r'<step index="0" id="(\w{16})"', copied)).isdisjoint({first})
 
 
@@ -114,7 +114,7 @@ def test_no_byte_of_another_steps_transcript_is_seen(seed: int, user: bool, step
     random = Random(seed)
     secrets = {(n, what): f"{random.getrandbits(128):032x}" for n in range(steps) for what in PARTS}
     used = {n: _used(*(secrets[n, what] for what in PARTS)) for n in range(steps)}
-    done = {n: Seen(n, f"subtask {n}", f"answer {n}") for n in range(steps - 1)}
+    done = {n: EarlierStep(n, f"subtask {n}", f"answer {n}") for n in range(steps - 1)}
     me = steps - 1
     task = TASK if user else None
     access = Access(user, tuple(n for n in done if random.random() < 0.7))
@@ -139,7 +139,8 @@ def test_what_is_not_listed_is_not_seen(seed: int, user: bool, texts: list[str])
     random = Random(seed)
     canaries = [f"{random.getrandbits(128):032x}" for _ in texts]
     done = {
-        n: Seen(n, f"s-{canary}", text + canary) for n, (text, canary) in enumerate(zip(texts, canaries, strict=True))
+        n: EarlierStep(n, f"s-{canary}", text + canary)
+        for n, (text, canary) in enumerate(zip(texts, canaries, strict=True))
     }
     listed = tuple(n for n in done if random.random() < 0.5)
     access = Access(user, listed)

@@ -8,8 +8,8 @@ import pytest
 from app.core.pool.catalog import PromotionSpec
 from app.core.pool.conductor_versions import Change, versions_in_force
 from app.core.rating.promotion import (
+    ComparedRun,
     Evidence,
-    Seen,
     ShadowedRun,
     apart,
     breaches,
@@ -31,9 +31,9 @@ PLAN = Reply(chunks=(plan_text((0, "Solve it.", ["user"])),))
 STATED = "\n[tiers.baton-ultra.promotion]\nmin_pairs = 2\nmax_degraded = 0.05\n"
 
 
-def run(name: str, usd: int = 100, seconds: float = 1.0, *, right: bool = True, degraded: bool = False) -> Seen:
+def run(name: str, usd: int = 100, seconds: float = 1.0, *, right: bool = True, degraded: bool = False) -> ComparedRun:
     """A run as it is compared."""
-    return Seen(
+    return ComparedRun(
         run=name,
         cluster=name,
         answered=True,

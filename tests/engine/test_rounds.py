@@ -17,7 +17,7 @@ from app.core.run.progress import Propose
 from app.core.run.state import DRIVER_LOST, fold
 from app.engine.commit.run_writer import RunWriter
 from app.engine.runs import driver as driver_module
-from app.engine.runs.planning import Planned, faults
+from app.engine.runs.planning import PlannerMessage, faults
 from app.gateway.chat.reply import extension
 from app.process.wiring import Runtime
 from app.stepqueue.memory import MemoryQueue
@@ -463,9 +463,9 @@ def test_a_previous_answer_that_there_is_not_cannot_be_seen() -> None:
     """Whoever proposes it: the model conductor's reader would not let it pass."""
     state = fold(numbered(admission(), drafts.opened(Propose(0, 0, "first"), "model", ["ada"], instant=False)))
     seen, proposal = Step("ada", "Mend it", Access(False, (), previous=True)), state.proposals[-1]
-    told = faults(state, proposal, Planned(0, seen))
+    told = faults(state, proposal, PlannerMessage(0, seen))
     assert told == ["step 0: access lists a previous answer, and there is none"]
-    assert faults(state, proposal, Planned(0, replace(seen, access=Access()))) == []
+    assert faults(state, proposal, PlannerMessage(0, replace(seen, access=Access()))) == []
 
 
 async def test_a_round_may_span_turns_and_a_turn_rounds(stub: ProviderStub, opened: Runtime) -> None:

@@ -11,7 +11,7 @@ from app.core.message.chat import Usage
 from app.core.pool.breaker import IN_A_ROW, KNOWN, MINIMUM, Place, Verdict
 from app.core.pool.catalog import Catalog, ConductorSpec, Limits, ProviderSpec, Tier, Worker
 from app.core.run.events import CallFinished
-from app.engine.worker_health import REMEMBERED, Choice, Health
+from app.engine.worker_health import REMEMBERED, Health, WorkerChoice
 from app.telemetry import Telemetry
 
 NAMES = ("ada", "bob", "cyd")
@@ -67,8 +67,8 @@ def finished(call: str, outcome: str = "error", **more: Any) -> CallFinished:
 def test_the_first_worker_that_is_well_is_chosen(health: Health) -> None:
     settle(health, "ada", "failing", IN_A_ROW)
     chosen = health.choose(FIRST, 60.0)
-    assert chosen == Choice(WORKERS["bob"], (("ada", "failing"),))
-    assert health.choose(FIRST[1:], 60.0) == Choice(WORKERS["bob"])
+    assert chosen == WorkerChoice(WORKERS["bob"], (("ada", "failing"),))
+    assert health.choose(FIRST[1:], 60.0) == WorkerChoice(WORKERS["bob"])
     assert health.choose(FIRST[:1], 60.0).despite == "failing"
 
 

@@ -6,7 +6,7 @@ import pytest
 from redis import Redis
 
 from app.stepqueue.protocol import AGAIN, Ticket
-from app.stepqueue.redis import Keys
+from app.stepqueue.redis import KeyNames
 from app.stepqueue.streams import FIELD, pack_ticket
 from tests.faults.accounts import accounts, settle
 from tests.faults.load import flood
@@ -80,7 +80,7 @@ def test_a_forged_ticket_is_ignored(system: Scene, name: str) -> None:
     system.asked("beta")
     run = system.latest()
     with Redis.from_url(system.redis.url) as redis:
-        stream = Keys("baton").steps("baton-ultra")
+        stream = KeyNames("baton").steps("baton-ultra")
         for _ in range(3):
             redis.xadd(stream, {FIELD: FORGERIES[name](run)})
         answered = calling.result(30)

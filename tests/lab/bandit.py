@@ -7,7 +7,7 @@ from statistics import NormalDist
 
 from app.core.plan.templates import Arm, arms
 from app.core.pool.catalog import Card, Price, SelectorSpec, Worker
-from app.core.rating.decision import Choice, decide
+from app.core.rating.decision import ArmChoice, decide
 from app.core.rating.features import Features, features
 from app.core.rating.posterior import Posterior, Rating, estimates, learned
 from app.lab.lessons import lesson
@@ -79,7 +79,7 @@ def problems(count: int, seed: int) -> list[Problem]:
     return [lesson(random, "held-out tasks").problem for _ in range(count)]
 
 
-def choose(posterior: Posterior, seen: Features, random: Random, share: float | None = SPEC.explore) -> Choice:
+def choose(posterior: Posterior, seen: Features, random: Random, share: float | None = SPEC.explore) -> ArmChoice:
     """As the conductor does."""
     found = estimates(posterior, SPEC, every_arm(), workers(), seen)
     return decide(found, share, lambda count: random.choices(grains(), k=count), random.random)

@@ -9,7 +9,7 @@ from itertools import count
 from typing import Any
 
 from app.core.message.chat import Message, Task, Text, Usage
-from app.core.plan.visibility import Seen, compose, granted
+from app.core.plan.visibility import EarlierStep, compose, granted
 from app.core.plan.workflow import Step
 from app.core.pool.catalog import Limits
 from app.core.run import drafts
@@ -43,7 +43,7 @@ class Stage:
         self._workers = {worker.name: worker for worker in pool}
         self._task = Task((Message("user", (Text(problem.text),)),))
         self._answer, self._seed = problem.answer, seed
-        self._done: dict[int, Seen] = {}
+        self._done: dict[int, EarlierStep] = {}
         self._replies: dict[int, Reply] = {}
         self._ends: dict[int, float] = {}
         self._seq = count(1)
@@ -94,7 +94,7 @@ class Stage:
             CallFinished(call, n, "ok", usage, usd=0, seconds=0.0),
             StepDone(n, call, output=call, chars=len(said.text), finish="stop"),
         )
-        self._replies[n], self._done[n] = said, Seen(n, step.subtask, said.text)
+        self._replies[n], self._done[n] = said, EarlierStep(n, step.subtask, said.text)
         self._ends[n] = max((self._ends[k] for k in step.access.steps), default=0.0) + seconds(worker, said.written)
 
     def _write(self, *written: Fact) -> None:

@@ -127,7 +127,7 @@ def test_a_plan_in_words_is_read_by_the_service_as_it_was_meant() -> None:
         assert WORDS.decode(tokens) == plan
         assert len(tokens) <= WORDS.longest
         names = [worker.name for worker in one.pool]
-        reader = core_plan.Reader(core_plan.by_ordinal(names), 4)
+        reader = core_plan.PlanReader(core_plan.by_ordinal(names), 4)
         steps = (*reader.feed(WORDS.text(tokens)), *reader.finish())
         meant = [replace(step, subtask=f"Please {step.subtask}.") for step in to_workflow(plan, names).steps]
         assert list(steps) == meant

@@ -223,7 +223,7 @@ def test_plans_in_words_are_trained_examined_and_left_to_be_served_by_the_same_c
     assert round_two.value.faults[0].startswith("--rounds 2: ")
     card, golden = manifest.read(tmp_path / "served")
     assert card.prompt == "worded"
-    reader = core_plan.Reader(core_plan.by_ordinal([str(n) for n in range(golden[0].workers)]), golden[0].steps)
+    reader = core_plan.PlanReader(core_plan.by_ordinal([str(n) for n in range(golden[0].workers)]), golden[0].steps)
     steps = (*reader.feed(golden[0].plan or ""), *reader.finish())
     assert all(step.subtask.startswith("Please ") for step in steps)
 

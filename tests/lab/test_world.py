@@ -248,7 +248,7 @@ def test_whatever_the_grammar_lets_through_the_plan_parser_takes() -> None:
         tokens = to_tokens(plan)
         assert len(tokens) <= LONGEST
         assert from_tokens(tokens) == plan
-        reader = core_plan.Reader(core_plan.by_ordinal(names), STEPS)
+        reader = core_plan.PlanReader(core_plan.by_ordinal(names), STEPS)
         steps = reader.feed(to_text(tokens)) + reader.finish()
         assert tuple(steps) == to_workflow(plan, names).steps
 

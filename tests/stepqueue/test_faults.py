@@ -20,7 +20,7 @@ from app.errors import QueueUnavailable
 from app.network.retries import REDIS_PAUSE
 from app.stepqueue.live import MOST_WAITING, PROBE_SECONDS, pack_live, sealed
 from app.stepqueue.protocol import Committed, Delta, Live, SealKeys, Stop, Ticket
-from app.stepqueue.redis import GIVE_UP_SECONDS, Keys, RedisQueue
+from app.stepqueue.redis import GIVE_UP_SECONDS, KeyNames, RedisQueue
 from app.stepqueue.streams import GROUP
 from tests.harness import servers
 from tests.harness.waiting import PATIENCE_SECONDS, let_others_run, stays, until
@@ -375,7 +375,7 @@ async def test_a_server_out_of_memory_refuses_tickets(server: servers.Server, qu
 
 async def test_rubbish_is_dropped_and_counted(server: servers.Server, queue: RedisQueue) -> None:
     heard: list[Live] = []
-    keys = Keys("baton")
+    keys = KeyNames("baton")
     async with Redis.from_url(server.url) as client, queue.subscribe("a", heard.append):
         for name, value in (("t", b"\xff"), ("t", b"[1,2]"), ("other", b"{}"), ("t", b"[" * 5000)):
             await client.xadd(keys.steps("ultra"), {name: value})
@@ -402,14 +402,14 @@ async def test_a_message_that_no_process_of_ours_sent_is_dropped_and_counted(ser
     heard: list[Live] = []
     delta = Delta("run", 0, "call", 0, "so says whoever can write to Redis")
     (payload,), _ = pack_live([delta])
-    ours, theirs, channel = b"our key", b"another key", Keys("baton").live("a")
+    ours, theirs, channel = b"our key", b"another key", KeyNames("baton").live("a")
     async with (
         RedisQueue(server.url, TIERS, LEASE, seals=SealKeys((ours,))) as queue,
         RedisQueue(server.url, TIERS, LEASE, seals=SealKeys((theirs,))) as stranger,
         Redis.from_url(server.url) as client,
         queue.subscribe("a", heard.append),
     ):
-        elsewhere = sealed(payload, Keys("baton").live("b"), ours)
+        elsewhere = sealed(payload, KeyNames("baton").live("b"), ours)
         for forged in (payload, b"", sealed(payload, channel, theirs), elsewhere):
             await client.publish(channel, forged)
         await stranger.publish("a", [delta])
@@ -464,7 +464,7 @@ async def test_it_leaves_nothing_behind(server: servers.Server) -> None:
         async with RedisQueue(server.url, TIERS, LEASE) as queue:
             await queue.enqueue([ticket(number) for number in range(5)])
             await queue.done(await queue.take(5, 1.0))
-            stream = Keys("baton").steps("mini")
+            stream = KeyNames("baton").steps("mini")
             assert len(await client.xinfo_consumers(stream, GROUP)) == 1
         assert await client.xinfo_consumers(stream, GROUP) == []
         assert await client.xlen(stream) == 0
@@ -485,7 +485,7 @@ async def test_a_read_that_brings_too_much_gives_the_rest_back(server: servers.S
         await other.done(rest)
         await queue.done(taken)
     async with Redis.from_url(server.url) as client:
-        assert [await client.xlen(Keys("baton").steps(tier)) for tier in TIERS] == [0, 0]
+        assert [await client.xlen(KeyNames("baton").steps(tier)) for tier in TIERS] == [0, 0]
 
 
 async def test_bodies_may_hold_any_mapping_and_sets(queue: RedisQueue) -> None:

@@ -19,7 +19,7 @@ import httpx
 import pytest
 
 from app.__main__ import main
-from app.core.plan.parse import Reader, by_ordinal
+from app.core.plan.parse import PlanReader, by_ordinal
 from app.errors import PlanRejected
 from app.lab import chat_export, manifest, world_file
 from app.lab.rollouts import Rollout, from_lines
@@ -185,7 +185,7 @@ def _proposes(server: VllmServer, name: str, rollout: Rollout) -> bool:
     """Whether a model of the server writes a plan without a schema."""
     asked = {"model": name, "messages": [dict(turn) for turn in rollout.prompt], "temperature": 0, "max_tokens": 64}
     reply = httpx.post(f"{server.base_url}/chat/completions", json=asked, timeout=60, trust_env=False)
-    reader = Reader(by_ordinal(rollout.workers), 4)
+    reader = PlanReader(by_ordinal(rollout.workers), 4)
     try:
         return bool([*reader.feed(reply.json()["choices"][0]["message"]["content"]), *reader.finish()])
     except PlanRejected:

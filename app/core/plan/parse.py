@@ -217,7 +217,7 @@ def read_plan(value: object, resolve: Resolve, max_steps: int, further: bool = F
     return (*steps[:-1], replace(steps[-1], answers=True))
 
 
-class Reader:
+class PlanReader:
     """Reads a conductor's text as it streams and gives each step as soon as it is known whether it is the last.
 
     That is one token after its object closed, at the comma or at the bracket: the executor of the answering step must

@@ -26,7 +26,7 @@ INTRODUCTION = (
 
 
 @record(frozen=True, slots=True)
-class Seen:
+class EarlierStep:
     """An earlier step as a later one sees it. `index` is its number in the run."""
 
     index: int
@@ -47,7 +47,7 @@ class ToolUse:
     came: tuple[Message, ...]
 
 
-def granted(access: Access, done: Mapping[int, Seen]) -> tuple[Seen, ...]:
+def granted(access: Access, done: Mapping[int, EarlierStep]) -> tuple[EarlierStep, ...]:
     """The listed steps that have a non-empty answer, in order. A step that failed leaves no trace."""
     return tuple(done[n] for n in sorted(set(access.steps)) if n in done and done[n].answer)
 
@@ -55,7 +55,7 @@ def granted(access: Access, done: Mapping[int, Seen]) -> tuple[Seen, ...]:
 def compose(
     task: Task | None,
     subtask: str,
-    seen: Sequence[Seen],
+    seen: Sequence[EarlierStep],
     used: Sequence[ToolUse] = (),
     worker: str = "",
     *,
@@ -90,7 +90,7 @@ def _exchange(use: ToolUse, worker: str, *, with_user: bool) -> Iterator[Message
             yield message
 
 
-def _assignment(subtask: str, seen: Sequence[Seen], *, opens: bool) -> str:
+def _assignment(subtask: str, seen: Sequence[EarlierStep], *, opens: bool) -> str:
     parts: list[str] = []
     if seen:
         nonce = _nonce(subtask, seen)
@@ -99,12 +99,12 @@ def _assignment(subtask: str, seen: Sequence[Seen], *, opens: bool) -> str:
     return "\n\n".join(parts)
 
 
-def _block(step: Seen, nonce: str) -> str:
+def _block(step: EarlierStep, nonce: str) -> str:
     subtask = f"<subtask>{step.subtask}</subtask>\n" if step.subtask else ""
     return f'<step index="{step.index}" id="{nonce}">\n{subtask}<answer>{step.answer}</answer>\n</step id="{nonce}">'
 
 
-def _nonce(subtask: str, seen: Sequence[Seen]) -> str:
+def _nonce(subtask: str, seen: Sequence[EarlierStep]) -> str:
     """Deterministic, so that an auditor can compose the same bytes again; grown until it occurs in no fenced text."""
     texts = [subtask, *(text for step in seen for text in (step.subtask, step.answer))]
     seed = hashlib.sha256("\x00".join(texts).encode("utf-8", "surrogatepass"))

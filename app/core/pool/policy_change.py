@@ -134,7 +134,7 @@ class Bits:
 
 
 @record(frozen=True, slots=True)
-class Reader:
+class Permissions:
     """A recipient's permissions: the labels that it is not cleared for, the sets that rules keep from it, and those
     labels of what it reads that its output keeps."""
 
@@ -148,7 +148,7 @@ class Reader:
         return not read & self.uncleared and (not self.barred or all(bar & read != bar for bar in self.barred))
 
 
-Readers = Mapping[Recipient, Reader]
+Readers = Mapping[Recipient, Permissions]
 
 
 def _compiled(bits: Bits, catalog: Catalog, tier: Tier) -> Readers:
@@ -156,7 +156,7 @@ def _compiled(bits: Bits, catalog: Catalog, tier: Tier) -> Readers:
     for recipient, worker in recipients(catalog, tier).items():
         uncleared = bits.labels & ~bits.of(worker.card.cleared)
         barred = tuple(bits.of(bar.labels) for bar in worker.bars)
-        found[recipient] = Reader(worker, uncleared, barred, bits.labels & ~bits.of(worker.declassifies))
+        found[recipient] = Permissions(worker, uncleared, barred, bits.labels & ~bits.of(worker.declassifies))
     return found
 
 
@@ -176,7 +176,7 @@ def _derives(catalog: Catalog) -> bool:
     return any(not rule.labels.isdisjoint(SOURCES) for rule in catalog.rules)
 
 
-def _witness(bits: Bits, role: str, reader: Reader, earlier: Sequence[Reader]) -> int | None:
+def _witness(bits: Bits, role: str, reader: Permissions, earlier: Sequence[Permissions]) -> int | None:
     """Return the smallest set of labels and sources that a recipient may read, and none of its earlier forms might, if
     there is one. Conductors and embedders always read the conversation."""
     always = bits.of({CALLER}) if role != "worker" else 0
@@ -206,10 +206,10 @@ def _derived(
             yield Widening(name, recipient, bits.names(chosen), reason or "nothing of it was shown to it", through)
 
 
-def words(bits: Bits, readers: Readers, labels: int) -> Mapping[int, tuple[Reader, ...]]:
+def words(bits: Bits, readers: Readers, labels: int) -> Mapping[int, tuple[Permissions, ...]]:
     """Return all that can be made of a conversation with these labels, as it is read, each with those who made it."""
     start, step, planned = labels | bits.of({CALLER}), bits.of({STEP}), bits.of({CONDUCTOR})
-    found: dict[int, tuple[Reader, ...]] = {start: ()}
+    found: dict[int, tuple[Permissions, ...]] = {start: ()}
     for recipient, reader in readers.items():
         if recipient.role == "conductor" and reader.may(start):
             found.setdefault(start & reader.kept | planned, (reader,))
@@ -231,7 +231,7 @@ def _subsets(whole: int) -> Iterator[int]:
         yield from map(sum, combinations(places, size))
 
 
-def _reason(earlier: Sequence[Reader], read: Reading) -> str:
+def _reason(earlier: Sequence[Permissions], read: Reading) -> str:
     if not earlier:
         return "it was not a recipient of this tier"
     return exclusion(earlier[0].worker, read)

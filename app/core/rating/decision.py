@@ -39,7 +39,7 @@ Normals = Callable[[int], Sequence[float]]
 
 
 @record(frozen=True, slots=True)
-class Choice:
+class ArmChoice:
     """Probabilities by arm, and the arm that was drawn from them."""
 
     candidates: Mapping[str, float]
@@ -59,7 +59,7 @@ class Choice:
 class Decision:
     """A choice with everything that is journaled of it."""
 
-    choice: Choice
+    choice: ArmChoice
     policy: str
     version: str
     features: str
@@ -95,18 +95,18 @@ class Decision:
         }
 
 
-def decide(found: Sequence[Estimate], share: float | None, normals: Normals, uniform: Callable[[], float]) -> Choice:
+def decide(found: Sequence[Estimate], share: float | None, normals: Normals, uniform: Callable[[], float]) -> ArmChoice:
     """Choose among arms. `share` is spread evenly over them; None: take the best and leave nothing to chance."""
     best = max(found, key=lambda one: one.worth).arm.name
     if share is None:
-        return Choice(
+        return ArmChoice(
             {one.arm.name: float(one.arm.name == best) for one in found}, best, best, predictions(found, best)
         )
     wins = won(found, normals)
     even = share / len(found)
     candidates = {one.arm.name: (1 - share) * won_ / DRAWS + even for one, won_ in zip(found, wins, strict=True)}
     action = drawn(candidates, uniform())
-    return Choice(candidates, action, best, predictions(found, action))
+    return ArmChoice(candidates, action, best, predictions(found, action))
 
 
 def predictions(found: Sequence[Estimate], action: str) -> Mapping[str, Mapping[str, float]]:

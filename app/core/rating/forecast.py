@@ -67,7 +67,7 @@ class Past:
 
 
 @record(frozen=True, slots=True)
-class Planned:
+class PlannedStep:
     """A step of a plan. `bytes` are those of its request without what earlier steps will have written; `inputs` are the
     earlier steps that it reads."""
 
@@ -335,7 +335,7 @@ class _Drawn:
     chars: list[float] = field(default_factory=list)
 
 
-def forecast(steps: Sequence[Planned], limits: Limits, history: History) -> Forecast:
+def forecast(steps: Sequence[PlannedStep], limits: Limits, history: History) -> Forecast:
     """The forecast of a plan of at least one step."""
     shape = [step.inputs for step in steps]
     drawn: list[_Drawn] = []
@@ -373,14 +373,14 @@ def _even(k: int, axis: int) -> float:
 _ROOTS = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59, 61, 67, 71, 73, 79, 83, 89, 97, 101, 103)
 
 
-def _usual(step: Planned, u: float) -> Past:
+def _usual(step: PlannedStep, u: float) -> Past:
     """A step as one of which nothing is known is expected to be; `u` from 0 to 1 says how long its answer is."""
     output = min(int(OUTPUT_TOKENS * (LEAST + u * (MOST - LEAST) * u)), step.most_tokens)
     seconds = FIRST_SECONDS + output / (step.worker.card.speed or SPEED)
     return Past(step.worker.name, 0, Usage(output=output), int(output * BYTES_A_TOKEN), seconds)
 
 
-def _draw(one: _Drawn, step: Planned, past: Past, tokens: float) -> None:
+def _draw(one: _Drawn, step: PlannedStep, past: Past, tokens: float) -> None:
     """Add a draw: a step that takes what this one took, but for the `tokens` of its input."""
     used = past.usage
     output = min(used.output, step.most_tokens)
@@ -402,7 +402,7 @@ def _times(shape: Sequence[Sequence[int]], drawn: Sequence[_Drawn], overheads: S
     return found
 
 
-def _worst(step: Planned, steps: Sequence[Planned]) -> int:
+def _worst(step: PlannedStep, steps: Sequence[PlannedStep]) -> int:
     """The most that one call of a step can cost, in micro-dollars."""
     read = sum(BYTES_A_TOKEN * steps[n].most_tokens for n in step.inputs)
     return worst_case(step.worker, int(step.bytes + read), step.most_tokens)[0]
@@ -413,7 +413,7 @@ def _most_usd(worst: Sequence[int], limits: Limits) -> int:
     return min(sum(worst) * limits.attempts, limits.usd)
 
 
-def _step_forecast(step: Planned, one: _Drawn, worst: int, limits: Limits) -> StepForecast:
+def _step_forecast(step: PlannedStep, one: _Drawn, worst: int, limits: Limits) -> StepForecast:
     return StepForecast(
         worker=step.worker.name,
         basis=one.basis,

@@ -26,7 +26,7 @@ Outcome = Literal["holds", "breached", "open"]
 
 
 @record(frozen=True, slots=True)
-class Seen:
+class ComparedRun:
     """One run as it is compared. Money is in micro-dollars, times are in seconds."""
 
     run: str
@@ -49,8 +49,8 @@ class Seen:
 class ShadowedRun:
     """A live run and its shadow. `same_answer` is None where that is not known."""
 
-    live: Seen
-    shadow: Seen
+    live: ComparedRun
+    shadow: ComparedRun
     same_answer: bool | None = None
 
     @property
@@ -63,13 +63,13 @@ class ShadowedRun:
         return None
 
 
-def seen(run: JournaledRun) -> Seen:
+def seen(run: JournaledRun) -> ComparedRun:
     """Read a run that has ended."""
     intents = list(facts(run.events, CallIntended))
     end = next((event.fact for event in run.events if isinstance(event.fact, RunEnd)), None)
     ended_at = next((event.at for event in run.events if isinstance(event.fact, RunEnd)), run.created_at)
     found = {source: verdict(run, Wanted(success=source)) for source in VERDICTS}
-    return Seen(
+    return ComparedRun(
         run=run.id,
         cluster=run.users[0] if run.users else run.id,
         answered=run.state == "succeeded",
@@ -166,7 +166,7 @@ def paired(pairs: Sequence[ShadowedRun]) -> Evidence:
 Values = Sequence[tuple[ShadowedRun, tuple[float, float]]]
 
 
-def _both(pairs: Sequence[ShadowedRun], of: Callable[[Seen], float]) -> Values:
+def _both(pairs: Sequence[ShadowedRun], of: Callable[[ComparedRun], float]) -> Values:
     return [(pair, (of(pair.live), of(pair.shadow))) for pair in pairs]
 
 
@@ -201,7 +201,7 @@ def _spread(values: Sequence[float]) -> float:
     return stdev(values) if len(values) > 1 else math.inf
 
 
-def apart(live: Sequence[Seen], candidate: Sequence[Seen]) -> Evidence:
+def apart(live: Sequence[ComparedRun], candidate: Sequence[ComparedRun]) -> Evidence:
     """Compare two sets of different runs."""
     found = {
         "success": _shares("success", _judged(live, candidate), _judged(candidate, live)),
@@ -214,7 +214,7 @@ def apart(live: Sequence[Seen], candidate: Sequence[Seen]) -> Evidence:
     return Evidence("apart", count, {name: one for name, one in found.items() if one is not None})
 
 
-def _judged(these: Sequence[Seen], others: Sequence[Seen]) -> list[tuple[str, float]]:
+def _judged(these: Sequence[ComparedRun], others: Sequence[ComparedRun]) -> list[tuple[str, float]]:
     """The verdicts of these runs, from the first source that has judged runs of both sides."""
     for source in VERDICTS:
         mine = [(one.cluster, float(one.verdicts[source])) for one in these if source in one.verdicts]
@@ -223,7 +223,7 @@ def _judged(these: Sequence[Seen], others: Sequence[Seen]) -> list[tuple[str, fl
     return []
 
 
-def _of(these: Sequence[Seen], of: Callable[[Seen], float]) -> list[tuple[str, float]]:
+def _of(these: Sequence[ComparedRun], of: Callable[[ComparedRun], float]) -> list[tuple[str, float]]:
     return [(one.cluster, float(of(one))) for one in these]
 
 
@@ -237,7 +237,9 @@ def _shares(name: str, live: Sequence[tuple[str, float]], candidate: Sequence[tu
     return Figure(name, *figures, other.minus(base), alone=other, spread=spread)
 
 
-def _amounts(name: str, live: Sequence[Seen], candidate: Sequence[Seen], of: Callable[[Seen], float]) -> Figure | None:
+def _amounts(
+    name: str, live: Sequence[ComparedRun], candidate: Sequence[ComparedRun], of: Callable[[ComparedRun], float]
+) -> Figure | None:
     if not live or not candidate:
         return None
     before, after = intervals.by_cluster(_of(live, of)), intervals.by_cluster(_of(candidate, of))

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from app.core.pool.breaker import BRIEFEST, NO_TIME, Place
 from app.core.pool.catalog import Worker
 from app.core.records import changed
-from app.engine.worker_health import Choice, Health
+from app.engine.worker_health import Health, WorkerChoice
 from app.errors import (
     BatonError,
     RunOutOfQuota,
@@ -77,7 +77,7 @@ class Candidates:
             self._wait_for_others -= wait
         return wait
 
-    def choose(self, left: float) -> Choice:
+    def choose(self, left: float) -> WorkerChoice:
         """Choose the worker to call now; none when all means are exhausted."""
         choice = self._health.choose(self._offers() if self._left > 0 else [], left)
         if not self._unpaid:
@@ -100,7 +100,7 @@ class Candidates:
         self._workers = [worker]
         return max(left - then, 0.0)
 
-    def error(self, choice: Choice) -> str:
+    def error(self, choice: WorkerChoice) -> str:
         """The code of the error with which the step fails when that choice is none."""
         if self._unpaid and self._left > 0:
             return RunOverBudget.code

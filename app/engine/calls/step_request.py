@@ -13,7 +13,7 @@ import orjson
 
 from app.core.message.chat import NO_TOOLS, Message, Sampling, Task, Toolbox, message_from_json, task_from_json
 from app.core.message.response_format import Flaw, constrains, keeps, shown, suffices
-from app.core.plan.visibility import JSON_MODE, NESTED, TEMPLATE, Seen, ToolUse, compose, granted
+from app.core.plan.visibility import JSON_MODE, NESTED, TEMPLATE, EarlierStep, ToolUse, compose, granted
 from app.core.pool.catalog import Limits, ProviderSpec, Worker
 from app.core.records import changed, record
 from app.core.run.progress import parent_of, speaks
@@ -36,7 +36,7 @@ class View:
     task: Task
     asked: Task
     subtask: str
-    seen: tuple[Seen, ...]
+    seen: tuple[EarlierStep, ...]
     used: tuple[ToolUse, ...]
     last: bool
     """True if its round is the run's last one, so that its answer is streamed as it comes; else another answer may take
@@ -137,7 +137,7 @@ async def look(store: ContentReads, state: RunState, n: int, fresh: Mapping[str,
     for use in answered:
         wanted |= {(use.said, _message), (use.results, _messages)}
     found = await _records(store, state.run, wanted, fresh)
-    done = {one.n: Seen(one.n, found[one.subtask, _text], found[one.output, _text]) for one in earlier}
+    done = {one.n: EarlierStep(one.n, found[one.subtask, _text], found[one.output, _text]) for one in earlier}
     task = found[state.admitted.task, _task]
     asked = found[state.turn.request, _task] if state.turn.request else task
     used = tuple(

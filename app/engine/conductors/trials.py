@@ -17,9 +17,9 @@ from app.core.pool.conductor_versions import Change, VersionsInForce, chosen
 from app.core.rating.economics import JournaledRun
 from app.core.rating.promotion import (
     NO_EVIDENCE,
+    ComparedRun,
     Condition,
     Evidence,
-    Seen,
     ShadowedRun,
     apart,
     conditions,
@@ -202,9 +202,9 @@ async def versions_apart(runs: Runs, tier: Tier, candidate: Candidate, now: floa
     return apart(live, mine)
 
 
-async def _planned(runs: Runs, query: RunQuery) -> list[Seen]:
+async def _planned(runs: Runs, query: RunQuery) -> list[ComparedRun]:
     """The runs of a query that a model was to plan, that were executed and have ended; the oldest first."""
-    found: list[Seen] = []
+    found: list[ComparedRun] = []
     async for page in _pages(runs, replace(query, origin_kind="", limit=PAGE)):
         found += [seen(run) for run in page if _counts(run)]
         if len(found) >= MOST_RUNS:

@@ -40,7 +40,7 @@ from app.engine.delivery import turn_result
 from app.engine.delivery.followers import LISTEN_SECONDS
 from app.engine.delivery.messages import Mailbox
 from app.engine.runs.admission import Moved
-from app.engine.runs.planning import Planned, Planner, faults
+from app.engine.runs.planning import Planner, PlannerMessage, faults
 from app.errors import Conflict, QueueUnavailable
 from app.network.tracing import Span
 from app.stepqueue.protocol import DISPATCHERS, Committed, Listen, Live, Stop
@@ -53,7 +53,7 @@ INBOX = 4_096
 FOLLOWERS = 64
 """Gateways that one run is sent to; more of them follow it by the journal alone."""
 
-Message = Live | Planned | Moved
+Message = Live | PlannerMessage | Moved
 
 
 class Driver:
@@ -194,7 +194,7 @@ class Driver:
                 await self.writer.receive(message.events)
             elif isinstance(message, Moved) and message.seq > self.state.seq:
                 await self.writer.catch_up()
-            elif isinstance(message, Planned):
+            elif isinstance(message, PlannerMessage):
                 await self._planned(message)
 
     async def listen(self, message: Listen) -> None:
@@ -239,7 +239,7 @@ class Driver:
 
     # -- planning
 
-    async def _planned(self, planned: Planned) -> None:
+    async def _planned(self, planned: PlannerMessage) -> None:
         """Journal one more step of the open proposal, or its end."""
         proposal = self.state.unmade
         if proposal is None or proposal.number != planned.proposal:

@@ -73,7 +73,7 @@ STOP_WAIT = 2.0
 
 
 @record(frozen=True, slots=True)
-class Planned:
+class PlannerMessage:
     """The message of a planner to its driver: one step, or the proposal's end with the error that ended it, or with the
     reason for the plan's shape, if the conductor gave one."""
 
@@ -105,7 +105,7 @@ class Planner:
         task: Task,
         salt: bytes,
         conductor: Policy,
-        send: Callable[[Planned], object],
+        send: Callable[[PlannerMessage], object],
     ) -> None:
         """`send` is called with each message. The function that journals calls comes with each proposal and is not
         kept: a driver that refers to itself could be freed by the garbage collector only."""
@@ -221,7 +221,7 @@ class Planner:
             return ()
         return self._means.objections(state, steps)
 
-    def objections(self, state: RunState, proposal: Proposal, planned: Planned) -> Sequence[str]:
+    def objections(self, state: RunState, proposal: Proposal, planned: PlannerMessage) -> Sequence[str]:
         """The reasons why a model's plan that is complete does not fit the run's money or time. None if its steps did
         not wait for it to be complete, because any plan fits."""
         if not proposal.waits or planned.step is not None or planned.error is not None:
@@ -369,7 +369,7 @@ class Planner:
                     continue
                 refused = self._refused(state, command, step, drafted)
                 if not refused:
-                    self._send(Planned(command.number, step))
+                    self._send(PlannerMessage(command.number, step))
             if refused:
                 raise PlanRejected(refused)
         except BatonError as caught:
@@ -377,7 +377,7 @@ class Planner:
         finally:
             self._span = self.trace
             span.end((error.public_code or "error") if error is not None else "")
-        self._send(Planned(command.number, error=error, why=why))
+        self._send(PlannerMessage(command.number, error=error, why=why))
 
     def _embedder(self, state: RunState, command: Propose) -> Worker | None:
         """The worker to ask for an embedding before a proposal is opened. It is shown the caller's text, so it must be
@@ -399,7 +399,7 @@ class Planner:
             sight = Sight(blind=error.public_code or "embedder_failed")
         self._sights[command.number] = sight
         self.call = self._text = ""
-        self._send(Planned(command.number))
+        self._send(PlannerMessage(command.number))
 
     async def _embedding(
         self, state: RunState, command: Propose, append: Append, worker: Worker, text: str
@@ -620,7 +620,7 @@ def _embedder_facts(embedder: str | None, sight: Sight) -> Mapping[str, str]:
     return {"embedder": embedder} | ({"blind": sight.blind} if sight.blind else {})
 
 
-def faults(state: RunState, proposal: Proposal, planned: Planned) -> Sequence[str]:
+def faults(state: RunState, proposal: Proposal, planned: PlannerMessage) -> Sequence[str]:
     """The reasons why the open proposal cannot go on, or end, with a message of its planner. A step's form was checked
     by the plan's reader."""
     steps = state.steps_of(proposal)

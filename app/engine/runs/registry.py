@@ -29,7 +29,7 @@ from app.engine.context import EngineContext
 from app.engine.runs import replays, tool_results
 from app.engine.runs.admission import Moved, Owner
 from app.engine.runs.driver import Driver
-from app.engine.runs.planning import Planned
+from app.engine.runs.planning import PlannerMessage
 from app.engine.runs.recovery import HeldRun, Recovery, hand_back, is_begun, overtaken_steps, resumed_steps, take_over
 from app.engine.runs.tool_results import NextTurn, Resumption, WaitingRun
 from app.engine.spans import end_run_span, start_run_span
@@ -332,7 +332,7 @@ class Drivers:
         for driver in self._drivers.values():
             proposal = driver.state.unmade
             if proposal is not None and any(call.worker == conductor for call in driver.state.planning):
-                driver.inbox.push(Planned(proposal.number, error=WorkerUnavailable(code="conductor_out")))
+                driver.inbox.push(PlannerMessage(proposal.number, error=WorkerUnavailable(code="conductor_out")))
 
     async def _guard(self, driver: Driver) -> None:
         """Drive one run; no error of it may end the others."""

@@ -44,7 +44,7 @@ from app.engine.commit.colocation import LocalRuns
 from app.engine.context import EngineContext
 from app.engine.steps.claimed_step import ClaimedStep, Relay, StepBasis, StepLog
 from app.engine.steps.pending_outcomes import PendingOutcomes
-from app.engine.worker_health import Choice
+from app.engine.worker_health import WorkerChoice
 from app.errors import (
     BatonError,
     BudgetExhausted,
@@ -124,7 +124,7 @@ class Execution:
         if (left := self._left(state)) <= 0 or basis.candidates.pause(left):
             return None
         attempt = self._affordable(basis, left)
-        if isinstance(attempt, Choice):
+        if isinstance(attempt, WorkerChoice):
             return None
         with attempt.promised():
             await self._context.pin(attempt.catalog)
@@ -298,7 +298,7 @@ class Execution:
             await self._withdraw(openers)
         elif (left := self._left(state)) <= 0:
             await self._fail(StepFailed(n, "run_expired"), openers)
-        elif isinstance(attempt := self._affordable(basis, left), Choice):
+        elif isinstance(attempt := self._affordable(basis, left), WorkerChoice):
             error = candidates.error(attempt)
             short = basis.short if error == RunOverBudget.code else None
             failed = StepFailed(
@@ -325,7 +325,7 @@ class Execution:
                 await self._fail(failed, openers)
         return None
 
-    def _affordable(self, basis: StepBasis, left: float) -> Attempt | Choice:
+    def _affordable(self, basis: StepBasis, left: float) -> Attempt | WorkerChoice:
         """The next attempt by the first worker that the run's money pays for, its output cut to what is left of it; the
         choice that names nobody if there is none. `left` are the run's seconds."""
         candidates = basis.candidates
@@ -342,7 +342,7 @@ class Execution:
             candidates.unaffordable(choice.worker)
         return choice
 
-    def _within_means(self, basis: StepBasis, choice: Choice) -> Attempt | None:
+    def _within_means(self, basis: StepBasis, choice: WorkerChoice) -> Attempt | None:
         """The attempt that calls this worker within the step's share of the money, and within what is left in a budget
         over several runs that has refused; None if that is too little."""
         attempt, state = self._attempt(basis, choice), self._newest(basis.state)
@@ -407,7 +407,7 @@ class Execution:
             if call.step == step.n
         )
 
-    def _attempt(self, basis: StepBasis, choice: Choice) -> Attempt:
+    def _attempt(self, basis: StepBasis, choice: WorkerChoice) -> Attempt:
         self._ids = []
         number = self._number + 1
         state, view, worker = basis.state, basis.view, choice.called

@@ -32,7 +32,7 @@ EDITS: Final[Mapping[str, Any]] = {
 
 
 @record(frozen=True, slots=True)
-class Known:
+class ToolDescription:
     """Anthropic's description of a tool."""
 
     name: str
@@ -46,21 +46,21 @@ def _commands(*names: str, **arguments: Any) -> dict[str, Any]:
 
 
 EDITING: Final = "Views and edits text files by commands."
-EDITOR: Final = Known(
+EDITOR: Final = ToolDescription(
     "str_replace_based_edit_tool", EDITING, _commands("view", "create", "str_replace", "insert", **EDITS)
 )
-KNOWN: Final[Mapping[str, Known]] = {
-    "bash_20250124": Known(
+KNOWN: Final[Mapping[str, ToolDescription]] = {
+    "bash_20250124": ToolDescription(
         "bash",
         "Runs a command in a bash session, which keeps its state between calls. `restart` begins a new session.",
         {"type": "object", "properties": {"command": TEXT, "restart": {"type": "boolean"}}},
     ),
-    "text_editor_20250124": Known(
+    "text_editor_20250124": ToolDescription(
         "str_replace_editor", EDITING, _commands("view", "create", "str_replace", "insert", "undo_edit", **EDITS)
     ),
     "text_editor_20250429": EDITOR,
     "text_editor_20250728": EDITOR,
-    "memory_20250818": Known(
+    "memory_20250818": ToolDescription(
         "memory",
         "Keeps notes in files under /memories from one conversation to the next, by commands. View that folder first.",
         _commands(

@@ -104,7 +104,7 @@ def whole(
 
 
 @record(frozen=True, slots=True)
-class _Known:
+class _RunFacts:
     """A run's facts by what they are about, each read once from the journal."""
 
     state: RunState
@@ -124,7 +124,7 @@ class _Known:
     """The first end of each step that is done, with its time."""
 
 
-def _known(state: RunState, events: Sequence[Event]) -> _Known:
+def _known(state: RunState, events: Sequence[Event]) -> _RunFacts:
     readings = Flow(state).readings
     intents: dict[int | None, list[tuple[float, CallIntended]]] = {}
     for at, intent in dated(events, CallIntended):
@@ -132,7 +132,7 @@ def _known(state: RunState, events: Sequence[Event]) -> _Known:
     calls: dict[int | None, list[Call]] = {}
     for call in state.calls.values():
         calls.setdefault(call.step, []).append(call)
-    return _Known(
+    return _RunFacts(
         state=state,
         events=events,
         labels={n: reading.labels for n, reading in readings.items()},
@@ -155,7 +155,7 @@ def _first(pairs: Iterable[tuple[int, F]]) -> dict[int, F]:
     return found
 
 
-def _proposals(known: _Known) -> list[dict[str, Any]]:
+def _proposals(known: _RunFacts) -> list[dict[str, Any]]:
     shown = []
     for one in known.state.all_proposals:
         opened = known.opened.get(one.number)
@@ -183,7 +183,7 @@ def _proposals(known: _Known) -> list[dict[str, Any]]:
     return shown
 
 
-def _step(known: _Known, n: int) -> dict[str, Any]:
+def _step(known: _RunFacts, n: int) -> dict[str, Any]:
     state, step, calls = known.state, known.state.steps[n], known.calls.get(n, ())
     planned, failed = known.planned.get(n), known.failed.get(n)
     proposal = known.proposals[step.proposal]

@@ -92,7 +92,7 @@ def explained(
 ) -> Data:
     """The explanation from what was read. `pool` are the workers of the pool's snapshot, None if there is none that can
     be read; `texts` are the reasons by their refs, None if the reader may not read them."""
-    known = _Known(
+    known = _ExplainedRun(
         row=row,
         state=state,
         events=journal.events,
@@ -126,7 +126,7 @@ def explained(
 
 
 @record(frozen=True, slots=True)
-class _Known:
+class _ExplainedRun:
     """All that is known of one run."""
 
     row: RunRow
@@ -175,7 +175,7 @@ def _workers(snapshot: bytes | None) -> Mapping[str, Worker] | None:
 # -- the shape
 
 
-def _shape(known: _Known) -> Data:
+def _shape(known: _ExplainedRun) -> Data:
     """The reasons for the run's topology: who proposed it, what was rejected before, and what else there was to
     choose."""
     made = known.state.all_proposals
@@ -212,7 +212,7 @@ def _proposal(one: Proposal) -> Data:
     }
 
 
-def _choice(known: _Known) -> Data | None:
+def _choice(known: _ExplainedRun) -> Data | None:
     """The choice of a selector with its likeliest alternatives, or None."""
     opened = [fact.decision for fact in facts(known.events, PlanOpened) if fact.decision]
     if not opened:
@@ -247,7 +247,7 @@ def _alternative(name: str, probability: float, predicted: Mapping[str, float] |
 # -- the workers
 
 
-def _pool(known: _Known) -> list[Data]:
+def _pool(known: _ExplainedRun) -> list[Data]:
     """The workers that could be chosen, as their cards were at the admission, with the steps that each of them did."""
     rows = []
     for name in known.state.admitted.pool:
@@ -265,7 +265,7 @@ def _pool(known: _Known) -> list[Data]:
     return rows
 
 
-def _excluded(known: _Known) -> list[Data]:
+def _excluded(known: _ExplainedRun) -> list[Data]:
     """The workers that could not be chosen, each with the reason and with who decided so."""
     rows = [_left_out(name, reason, None) for name, reason in known.state.admitted.excluded.items()]
     for fact in facts(known.events, PlanOpened):
@@ -279,7 +279,7 @@ def _left_out(worker: str, reason: str, proposal: int | None, otherwise: str = "
     return {"worker": worker, "reason": reason, "by": by, "proposal": proposal}
 
 
-def _approval(known: _Known, asked: RunAwaitingApproval) -> Data:
+def _approval(known: _ExplainedRun, asked: RunAwaitingApproval) -> Data:
     """A plan that needed an approval: why, and who decided what. There is no decision while it waits."""
     approved = next((one for one in facts(known.events, RunApproved) if one.digest == asked.digest), None)
     refused = next((one for one in facts(known.events, RunRefused) if one.digest == asked.digest), None)
@@ -302,12 +302,12 @@ def _approval(known: _Known, asked: RunAwaitingApproval) -> Data:
 # -- the steps
 
 
-def _steps(known: _Known) -> list[Data]:
+def _steps(known: _ExplainedRun) -> list[Data]:
     shown = {one["n"]: one for one in known.whole["steps"]}
     return [_step(known, step, shown[step.n]) for step in known.steps]
 
 
-def _step(known: _Known, step: StepState, shown: Data) -> Data:
+def _step(known: _ExplainedRun, step: StepState, shown: Data) -> Data:
     planned = known.plan_steps[step.n]
     proposal = next(one for one in known.state.all_proposals if one.number == step.proposal)
     opened = known.openings.get(step.proposal)
@@ -336,7 +336,7 @@ def _step(known: _Known, step: StepState, shown: Data) -> Data:
     }
 
 
-def _saw(known: _Known, step: StepState) -> Data:
+def _saw(known: _ExplainedRun, step: StepState) -> Data:
     """The sources of the messages of the step's worker, besides its subtask."""
     return {
         "user": step.access.user,
@@ -345,7 +345,7 @@ def _saw(known: _Known, step: StepState) -> Data:
     }
 
 
-def _withheld(known: _Known, step: StepState, by: str) -> Data:
+def _withheld(known: _ExplainedRun, step: StepState, by: str) -> Data:
     proposal = next(one for one in known.state.all_proposals if one.number == step.proposal)
     kept = withheld(known.state, step, proposal, by, [one for one in known.steps if one.proposal == step.proposal])
     return {"user": kept.user, "steps": list(kept.steps), "by": kept.by or None}
@@ -368,7 +368,7 @@ def _not_called(step: Mapping[str, Any]) -> list[Data]:
 # -- money, and what speaks for the answer
 
 
-def _cost(known: _Known) -> Data:
+def _cost(known: _ExplainedRun) -> Data:
     """The cost of the run, and that of its steps with the cheapest worker, as reports compute it."""
     prices = {name: worker.price for name, worker in known.pool.items() if worker.priced}
     least = compared(known.state.admitted.pool, known.events, prices)
@@ -389,7 +389,7 @@ def _cost(known: _Known) -> Data:
     }
 
 
-def _answer(known: _Known) -> Data:
+def _answer(known: _ExplainedRun) -> Data:
     """The facts that speak for the answer: how it ended, which steps it rests on, which of them agree, and its
     ratings."""
     state, end = known.state, known.state.end
@@ -419,18 +419,18 @@ def _rating(one: Data) -> Data:
     return {"kind": one["kind"], "source": one["source"], "score": score, "label": one["label"]}
 
 
-def _others(known: _Known, answer: StepState) -> list[int]:
+def _others(known: _ExplainedRun, answer: StepState) -> list[int]:
     """The steps with an output of their own, besides the answering one."""
     return [step.n for step in known.steps if step.n != answer.n and step.chars and step.worker != CONDUCTOR]
 
 
-def _same_text(known: _Known, answer: StepState) -> list[int]:
+def _same_text(known: _ExplainedRun, answer: StepState) -> list[int]:
     """The other steps whose output is the same text. One salt is used for all texts of a run, so equal refs are equal
     texts."""
     return [n for n in _others(known, answer) if answer.output and known.state.steps[n].output == answer.output]
 
 
-def _repairs(known: _Known) -> int:
+def _repairs(known: _ExplainedRun) -> int:
     """The number of times that a worker was asked again because its answer did not match the requested format."""
     return sum(event.kind.value == "call.intended" and bool(event.body.get("repairs")) for event in known.events)
 

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from app.core.message.chat import Message, Task, message_to_json
-from app.core.plan.visibility import Seen, compose
+from app.core.plan.visibility import EarlierStep, compose
 from app.core.plan.workflow import Access, Step
 from app.core.pool.budget import tool_bytes
 from app.core.pool.catalog import MILLION, Catalog, Limits, WireFormat
-from app.core.rating.forecast import Forecast, History, Planned, Spread, StepForecast, forecast
+from app.core.rating.forecast import Forecast, History, PlannedStep, Spread, StepForecast, forecast
 from app.core.run.state import Proposal, RunState
 from app.engine.calls.step_request import task_of, texts_of
 from app.errors import NotFound
@@ -88,7 +88,7 @@ async def of_proposal(
     return of_plan(catalog, task, steps, admitted.limits, history)
 
 
-def _planned(catalog: Catalog, task: Task, steps: Sequence[Step], place: int, limits: Limits) -> Planned:
+def _planned(catalog: Catalog, task: Task, steps: Sequence[Step], place: int, limits: Limits) -> PlannedStep:
     step = steps[place]
     worker = catalog.workers[step.worker]
     size = _bytes(task, steps, place)
@@ -96,13 +96,13 @@ def _planned(catalog: Catalog, task: Task, steps: Sequence[Step], place: int, li
     most = min(limits.output_tokens, worker.card.max_output)
     if step.answers and task.sampling.max_tokens is not None:
         most = min(most, task.sampling.max_tokens)
-    return Planned(worker, size, step.access.steps, step.answers, most)
+    return PlannedStep(worker, size, step.access.steps, step.answers, most)
 
 
 def _bytes(task: Task, steps: Sequence[Step], place: int) -> int:
     """The bytes of a step's messages as they would be sent, without what earlier steps will have written."""
     step = steps[place]
-    seen = [Seen(n, steps[n].subtask, "?") for n in step.access.steps]
+    seen = [EarlierStep(n, steps[n].subtask, "?") for n in step.access.steps]
     size = _size(compose(task if step.access.user else None, step.subtask, seen)) - len(seen)
     if step.answers and task.form is not None:
         size += len(json.dumps(task.form.schema, default=dict))

@@ -25,7 +25,10 @@ LOOK_SECONDS: Final = 0.2
 
 
 class JournalWatch:
-    """Finds out which of the runs that are followed here have new events: one query for all of them at a time."""
+    """Finds out which of the runs that are followed here have new events: one query for all of them at a time.
+
+    Those who look at a list of runs need less, and wait for `RunChanges`: it says that any run has changed.
+    """
 
     def __init__(self, context: GatewayContext) -> None:
         self._context = context

@@ -15,7 +15,7 @@ from random import Random
 
 from app.core.message.chat import Message, Text
 from app.core.message.chat import Task as Request
-from app.core.plan.visibility import Seen, compose, granted
+from app.core.plan.visibility import EarlierStep, compose, granted
 from app.lab.workers import STEP, SUBTASK
 from app.lab.world2.constants import DOCUMENT_TOKENS, DOMAINS, TRAITS, constants
 from app.lab.world2.rules import LANGUAGE, PARTIAL, combine_logit, passed_on, size_of, written
@@ -101,7 +101,7 @@ def play(plan: Plan, task: Task, pool: Pool, random: Random, library: Library | 
     known, library = constants(), library or Library([task])
     by_name = {worker.name: worker for worker in pool}
     request = Request((Message("user", (Text(task.text),)),))
-    done: dict[int, Seen] = {}
+    done: dict[int, EarlierStep] = {}
     ends: dict[int, float] = {}
     usd, disclosed, text = 0.0, False, ""
     for n, step in enumerate(workflow(plan, tuple(by_name)).steps):
@@ -109,7 +109,7 @@ def play(plan: Plan, task: Task, pool: Pool, random: Random, library: Library | 
         messages = compose(request if step.access.user else None, step.subtask, granted(step.access, done))
         said = reply(worker, messages, library, random)
         text = said.text
-        done[n] = Seen(n, step.subtask, text)
+        done[n] = EarlierStep(n, step.subtask, text)
         usd += worker.price * (said.written + known.input_share * said.read) / 1e6
         lasts = known.overhead_seconds + said.read / known.read_per_second + said.written / worker.card.speed
         ends[n] = max([ends[seen] for seen in step.access.steps], default=0.0) + lasts

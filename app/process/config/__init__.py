@@ -24,7 +24,7 @@ from app.process.config.discovery import conductor_entries, discover
 from app.process.config.known import shipped
 from app.process.config.poolfile import Faults, Pool, build, endpoint_secret, merged, parse, secret_names
 from app.process.config.settings import (
-    Row,
+    SettingLine,
     Settings,
     conductor_signer,
     content_keys,
@@ -41,7 +41,7 @@ from app.process.config.settings import (
 
 __all__ = [
     "Loaded",
-    "Row",
+    "SettingLine",
     "Settings",
     "conductor_signer",
     "configure",

@@ -49,7 +49,7 @@ DEFAULT_ALIASES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Fact:
+class CheckedEntries:
     """A pool file whose entries were checked one by one. `aliases` is None where the file has no such section."""
 
     providers: Mapping[str, ProviderEntry | None]
@@ -66,7 +66,7 @@ class Fact:
         return entry.provider
 
 
-def check(draft: Fact) -> Iterator[Fault]:
+def check(draft: CheckedEntries) -> Iterator[Fault]:
     """Yield every fault between entries."""
     yield from _dimensions(draft)
     for name, provider in draft.providers.items():
@@ -86,7 +86,7 @@ def check(draft: Fact) -> Iterator[Fault]:
             yield ("evaluation", "conductors"), f"the worker {worker} makes embeddings and cannot plan; remove it"
 
 
-def _rules(draft: Fact) -> Iterator[Fault]:
+def _rules(draft: CheckedEntries) -> Iterator[Fault]:
     """Yield the names in rules that are of no worker, provider or source: such a rule would silently not do what it
     says."""
     for name, rule in draft.rules.items():
@@ -105,14 +105,14 @@ def _rules(draft: Fact) -> Iterator[Fault]:
                     yield ("rules", name, part, "provider"), _unknown("provider", provider, draft.providers)
 
 
-def members(tier: TierEntry, draft: Fact) -> list[str]:
+def members(tier: TierEntry, draft: CheckedEntries) -> list[str]:
     """Return the tier's workers; `all` means every worker but those with `pooled = false`."""
     if tier.pool != [ALL]:
         return tier.pool
     return [name for name, worker in draft.workers.items() if worker is None or worker.pooled]
 
 
-def aliases_in_force(draft: Fact) -> dict[str, str]:
+def aliases_in_force(draft: CheckedEntries) -> dict[str, str]:
     """Return the file's aliases; if it has no such section, the default ones whose tier exists and whose name is
     free."""
     if draft.aliases is not None:
@@ -140,7 +140,7 @@ def _authentication(provider: ProviderEntry) -> Iterator[tuple[str, str]]:
         yield "api_version", f"has no effect with the format {provider.format}; remove it"
 
 
-def _dimensions(draft: Fact) -> Iterator[Fault]:
+def _dimensions(draft: CheckedEntries) -> Iterator[Fault]:
     for name, entry in draft.providers.items():
         written = entry.options.get("dimensions", "") if entry is not None else ""
         known = written.isascii() and written.isdigit() and 0 < int(written) <= LONGEST
@@ -148,7 +148,7 @@ def _dimensions(draft: Fact) -> Iterator[Fault]:
             yield ("providers", name, "options"), "must say how many numbers a vector has; write dimensions = 1536"
 
 
-def _workers(draft: Fact) -> Iterator[Fault]:
+def _workers(draft: CheckedEntries) -> Iterator[Fault]:
     whole = {name: worker for name, worker in draft.workers.items() if worker is not None}
     places = Counter((worker.provider, worker.model) for worker in whole.values())
     for name, worker in whole.items():
@@ -191,7 +191,7 @@ def _sampling(place: tuple[str, str], table: Mapping[str, str], provider: Provid
             yield (*place, "sampling", name), "is left out by the provider's option `ignore`; remove it there"
 
 
-def _tier(name: str, tier: TierEntry, draft: Fact) -> Iterator[Fault]:
+def _tier(name: str, tier: TierEntry, draft: CheckedEntries) -> Iterator[Fault]:
     pool = members(tier, draft)
     if not pool:
         yield ("tiers", name, "pool"), "has no worker; name some, or add a worker without pooled = false"
@@ -214,7 +214,7 @@ def _tier(name: str, tier: TierEntry, draft: Fact) -> Iterator[Fault]:
     yield from _shadow(name, tier, draft)
 
 
-def _shadow(name: str, tier: TierEntry, draft: Fact) -> Iterator[Fault]:
+def _shadow(name: str, tier: TierEntry, draft: CheckedEntries) -> Iterator[Fault]:
     """A shadow must be able to answer: a tier other than its own, a version of a conductor that is a model, or a
     worker that writes."""
     shadow = tier.shadow
@@ -236,7 +236,7 @@ def _shadow(name: str, tier: TierEntry, draft: Fact) -> Iterator[Fault]:
         yield (*place, "mode"), "has no effect with a worker that answers alone; remove it"
 
 
-def shadow_worker(shadow: ShadowEntry, draft: Fact) -> str | None:
+def shadow_worker(shadow: ShadowEntry, draft: CheckedEntries) -> str | None:
     """Return the worker that answers alone as a shadow, also one that stands in the place of a tier; None if none
     does."""
     if shadow.tier is not None and shadow.tier not in draft.tiers and shadow.tier in draft.workers:
@@ -244,7 +244,7 @@ def shadow_worker(shadow: ShadowEntry, draft: Fact) -> str | None:
     return shadow.worker
 
 
-def _approval(name: str, tier: TierEntry, pool: list[str], draft: Fact) -> Iterator[Fault]:
+def _approval(name: str, tier: TierEntry, pool: list[str], draft: CheckedEntries) -> Iterator[Fault]:
     """Yield names that are of no worker or provider, and models that read the task before anybody can approve a
     plan."""
     approval, place = tier.approval, ("tiers", name, "approval")
@@ -262,7 +262,7 @@ def _approval(name: str, tier: TierEntry, pool: list[str], draft: Fact) -> Itera
             yield place, f"names {reader}, which reads the task before a plan can be approved; let another one conduct"
 
 
-def _embedding(name: str, tier: TierEntry, draft: Fact) -> Iterator[Fault]:
+def _embedding(name: str, tier: TierEntry, draft: CheckedEntries) -> Iterator[Fault]:
     """A worker that makes embeddings can neither answer nor plan, and no other worker makes embeddings."""
     for worker in members(tier, draft):
         if _embeds(worker, draft):
@@ -277,7 +277,7 @@ def _embedding(name: str, tier: TierEntry, draft: Fact) -> Iterator[Fault]:
         yield (*place, "embedder"), f"the worker {embedder} makes no embeddings; {remedy}"
 
 
-def _embeds(worker: str, draft: Fact) -> bool:
+def _embeds(worker: str, draft: CheckedEntries) -> bool:
     entry = draft.workers.get(worker)
     provider = draft.providers.get(entry.provider) if entry is not None else None
     return provider is not None and provider.format == "embeddings"
@@ -331,7 +331,7 @@ def _depth(name: str, tier: TierEntry) -> Iterator[Fault]:
             yield ("tiers", name, *place, "depth"), f"{problem}; {remedy}"
 
 
-def _aliases(draft: Fact) -> Iterator[Fault]:
+def _aliases(draft: CheckedEntries) -> Iterator[Fault]:
     aliases = draft.aliases or {}
     for name, target in aliases.items():
         path = ("aliases", name)

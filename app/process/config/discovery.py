@@ -10,7 +10,7 @@ from decimal import Decimal
 from typing import Any
 from urllib.parse import urlsplit
 
-from app.process.config.known import Known, providers
+from app.process.config.known import KnownProvider, providers
 from app.process.config.poolfile import base_url_variable
 from app.process.config.secret_files import secret
 from app.process.config.settings import Settings, url_problem
@@ -47,7 +47,7 @@ ULTRA_EFFORTS: Mapping[str, Any] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class DiscoveredPool:
     """A pool document, the providers that it was made from, and notes for the operator."""
 
     document: Mapping[str, Any]
@@ -71,7 +71,7 @@ class Candidate:
         return Decimal(3 * price["input"] + price["output"])
 
 
-def discover(settings: Settings, environ: Mapping[str, str], faults: list[str]) -> Found | None:
+def discover(settings: Settings, environ: Mapping[str, str], faults: list[str]) -> DiscoveredPool | None:
     """Return the pool that the environment offers, or None if it has no provider. Adds its faults to `faults`."""
     present: dict[str, Any] = {}
     candidates: list[Candidate] = []
@@ -90,7 +90,7 @@ def discover(settings: Settings, environ: Mapping[str, str], faults: list[str]) 
         "workers": {one.name: one.entry for one in candidates},
         "tiers": _tiers(candidates, settings),
     }
-    return Found(document, tuple(present), tuple(notes))
+    return DiscoveredPool(document, tuple(present), tuple(notes))
 
 
 def conductor_entries(settings: Settings) -> dict[str, Any]:
@@ -118,7 +118,7 @@ def conductor_entries(settings: Settings) -> dict[str, Any]:
     return {"providers": {"conductor": provider}, "workers": {"conductor": worker}}
 
 
-def _key(known: Known, environ: Mapping[str, str], notes: list[str], faults: list[str]) -> str | None:
+def _key(known: KnownProvider, environ: Mapping[str, str], notes: list[str], faults: list[str]) -> str | None:
     """Return the variable that holds this provider's key. A key for Baton itself is ignored: it is for clients."""
     for variable in known.keys:
         try:
@@ -133,7 +133,7 @@ def _key(known: Known, environ: Mapping[str, str], notes: list[str], faults: lis
     return None
 
 
-def _served(known: Known, environ: Mapping[str, str], faults: list[str]) -> bool:
+def _served(known: KnownProvider, environ: Mapping[str, str], faults: list[str]) -> bool:
     """Return True if the URL of a server is set. Adds a fault if its models are not listed."""
     variable = base_url_variable(known.name)
     url = environ.get(variable, "").strip()
@@ -144,7 +144,7 @@ def _served(known: Known, environ: Mapping[str, str], faults: list[str]) -> bool
     return bool(url)
 
 
-def _check_url(known: Known, settings: Settings, environ: Mapping[str, str], faults: list[str]) -> None:
+def _check_url(known: KnownProvider, settings: Settings, environ: Mapping[str, str], faults: list[str]) -> None:
     variable = base_url_variable(known.name)
     url = environ.get(variable, "").strip()
     if url and (problem := url_problem(url)):
@@ -153,7 +153,7 @@ def _check_url(known: Known, settings: Settings, environ: Mapping[str, str], fau
         faults.append(f"{variable}: is Baton's own address; unset it where Baton runs, it is for clients")
 
 
-def _models(known: Known, environ: Mapping[str, str], notes: list[str]) -> Iterator[Candidate]:
+def _models(known: KnownProvider, environ: Mapping[str, str], notes: list[str]) -> Iterator[Candidate]:
     """Yield the provider's models: the listed ones, or all known ones."""
     listed = [name.strip() for name in environ.get(_models_variable(known), "").split(",") if name.strip()]
     by_name = {entry["model"]: entry for entry in known.models}
@@ -165,7 +165,7 @@ def _models(known: Known, environ: Mapping[str, str], notes: list[str]) -> Itera
         yield _candidate(known, name, entry)
 
 
-def _stranger(known: Known) -> Mapping[str, Any]:
+def _stranger(known: KnownProvider) -> Mapping[str, Any]:
     """Return a card for an unknown model, with the provider's dearest price, so that no budget is exceeded
     unnoticed."""
     dearest = max((entry["price"] for entry in known.models), key=lambda price: 3 * price["input"] + price["output"])
@@ -174,7 +174,7 @@ def _stranger(known: Known) -> Mapping[str, Any]:
     return {"rank": 2, "price": dearest, "context": smallest, "max_output": output, "strengths": ["general"]}
 
 
-def _candidate(known: Known, model: str, entry: Mapping[str, Any]) -> Candidate:
+def _candidate(known: KnownProvider, model: str, entry: Mapping[str, Any]) -> Candidate:
     fields = {key: value for key, value in entry.items() if key != "rank"}
     return Candidate(
         name=f"{known.name}/{model}",
@@ -184,7 +184,7 @@ def _candidate(known: Known, model: str, entry: Mapping[str, Any]) -> Candidate:
     )
 
 
-def _provider(known: Known, key: str | None) -> dict[str, Any]:
+def _provider(known: KnownProvider, key: str | None) -> dict[str, Any]:
     entry: dict[str, Any] = {
         "format": known.format,
         "base_url": known.base_url,
@@ -231,7 +231,7 @@ def _conductor(strong: Sequence[Candidate], settings: Settings) -> dict[str, Any
     return {"kind": "fixed", "shape": "chain", "workers": [one.name for one in strong[:3]]}
 
 
-def _models_variable(known: Known) -> str:
+def _models_variable(known: KnownProvider) -> str:
     return base_url_variable(known.name).removesuffix("_BASE_URL") + "_MODELS"
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class KnownProvider:
     """One provider of `known.toml`. A `server` has no fixed address; its base URL's variable names it.
 
     `models` are worker entries of a pool file with an additional `rank` (1 is the strongest). A server has one entry
@@ -28,11 +28,11 @@ class Known:
 
 
 @cache
-def providers() -> Mapping[str, Known]:
+def providers() -> Mapping[str, KnownProvider]:
     """Return all known providers by name, in the order of the file, which is read once."""
     table = tomllib.loads(shipped("known.toml"), parse_float=Decimal)
     return {
-        name: Known(name, **{**entry, "keys": tuple(entry["keys"]), "models": tuple(entry["models"])})
+        name: KnownProvider(name, **{**entry, "keys": tuple(entry["keys"]), "models": tuple(entry["models"])})
         for name, entry in table.items()
     }
 

@@ -20,7 +20,7 @@ from app.core.pool.snapshot import sealed
 from app.errors import ConfigInvalid
 from app.network import tls
 from app.process.config import lines
-from app.process.config.crosscheck import Fact, aliases_in_force, check, members, shadow_worker
+from app.process.config.crosscheck import CheckedEntries, aliases_in_force, check, members, shadow_worker
 from app.process.config.entries import (
     ROUTE_FIELDS,
     Entry,
@@ -98,7 +98,7 @@ def build(document: Mapping[str, Any], faults: Faults, environ: Mapping[str, str
     for name in document:
         if name not in SECTIONS:
             faults.add([name], f"is no section of a pool file; {meant(name, list(SECTIONS)) or 'remove it'}")
-    draft = Fact(
+    draft = CheckedEntries(
         providers=_entries(document, "providers", ProviderEntry, faults),
         workers=_entries(document, "workers", WorkerEntry, faults),
         tiers=_entries(document, "tiers", TierEntry, faults),
@@ -120,7 +120,7 @@ def build(document: Mapping[str, Any], faults: Faults, environ: Mapping[str, str
     return Pool(_catalog(draft, providers), secrets, proxy_credentials)
 
 
-def _catalog(draft: Fact, providers: Mapping[str, ProviderSpec]) -> Catalog:
+def _catalog(draft: CheckedEntries, providers: Mapping[str, ProviderSpec]) -> Catalog:
     tiers = {name: _tier(name, entry, draft) for name, entry in draft.tiers.items() if entry is not None}
     used = {draft.provider_of(worker) for tier in tiers.values() for worker in tier.pool}
     rules = tuple(entry.core(name) for name, entry in draft.rules.items() if entry is not None)
@@ -139,14 +139,14 @@ def _catalog(draft: Fact, providers: Mapping[str, ProviderSpec]) -> Catalog:
     return sealed(catalog)
 
 
-def _worker(name: str, entry: WorkerEntry, draft: Fact, rules: Sequence[Rule]) -> Worker:
+def _worker(name: str, entry: WorkerEntry, draft: CheckedEntries, rules: Sequence[Rule]) -> Worker:
     provider = draft.providers[entry.provider]
     assert provider is not None
     worker = entry.core(name, provider.deadlines.core(Deadlines()), provider.sampling)
     return replace(worker, bars=bars(rules, attributes(worker)))
 
 
-def _tier(name: str, entry: TierEntry, draft: Fact) -> Tier:
+def _tier(name: str, entry: TierEntry, draft: CheckedEntries) -> Tier:
     pool = members(entry, draft)
     return Tier(
         name=name,
@@ -162,7 +162,7 @@ def _tier(name: str, entry: TierEntry, draft: Fact) -> Tier:
     )
 
 
-def _shadow(entry: ShadowEntry, draft: Fact) -> ShadowSpec:
+def _shadow(entry: ShadowEntry, draft: CheckedEntries) -> ShadowSpec:
     """The shadow of a tier; a name that is of no tier is that of a worker."""
     worker = shadow_worker(entry, draft)
     if worker is None:
@@ -323,7 +323,7 @@ def base_url_variable(provider: str) -> str:
     return re.sub(r"[^A-Z0-9]", "_", provider.upper()) + "_BASE_URL"
 
 
-def _secrets(draft: Fact, faults: Faults, environ: Mapping[str, str]) -> dict[str, SecretStr]:
+def _secrets(draft: CheckedEntries, faults: Faults, environ: Mapping[str, str]) -> dict[str, SecretStr]:
     found: dict[str, SecretStr] = {}
     for name, entry in draft.providers.items():
         if entry is None:
@@ -381,7 +381,7 @@ def _secret(variable: str, path: Sequence[str | int], faults: Faults, environ: M
         return None
 
 
-def _proxy_credentials(draft: Fact, faults: Faults, environ: Mapping[str, str]) -> dict[str, SecretStr]:
+def _proxy_credentials(draft: CheckedEntries, faults: Faults, environ: Mapping[str, str]) -> dict[str, SecretStr]:
     found: dict[str, SecretStr] = {}
     for name, entry in draft.providers.items():
         if entry is None or entry.proxy_credentials is None:

@@ -418,7 +418,7 @@ def _listed(value: str) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class SettingLine:
     """One line of `baton config`."""
 
     name: str
@@ -458,10 +458,10 @@ def read(environ: Mapping[str, str]) -> Settings:
     return settings
 
 
-def describe(settings: Settings) -> list[Row]:
+def describe(settings: Settings) -> list[SettingLine]:
     """Return all settings with their meaning. Secrets are masked entirely, and so are passwords inside URLs."""
     return [
-        Row(
+        SettingLine(
             name=variable,
             value=_shown(_public(getattr(settings, name)) if name in PRIVATE else getattr(settings, name)),
             default=_shown(_default(name, settings)),

@@ -29,7 +29,7 @@ from app.providers.authentication import key_headers
 from app.providers.document import count, inner, label, parse, rows, usage, words
 from app.providers.eventstream import MessageReader
 from app.providers.faults import fault, in_stream, malformed
-from app.providers.functions import Calls
+from app.providers.functions import StreamedCalls
 from app.providers.http import Endpoint, exchange
 from app.providers.protocol import Request
 from app.providers.turns import Called, Kept, Result, Said, inline, turns
@@ -216,7 +216,7 @@ class Reply:
 
     def __init__(self, who: str) -> None:
         self._who = who
-        self._calls = Calls(who)
+        self._calls = StreamedCalls(who)
         self._thoughts: dict[object, dict[str, Any]] = {}
         self._finish: Finish | None = None
         self._stop_sequence = ""

@@ -21,7 +21,7 @@ from app.errors import WorkerMalformed, WorkerTruncated
 from app.providers import functions, options
 from app.providers.document import count, inner, label, parse, rows, usage, words
 from app.providers.faults import fault, in_stream, malformed
-from app.providers.functions import Calls
+from app.providers.functions import StreamedCalls
 from app.providers.http import Endpoint, exchange
 from app.providers.protocol import Request
 from app.providers.turns import Called, Kept, Result, Said, inline, turns
@@ -177,7 +177,7 @@ class Candidate:
         self._model: str | None = None
         self._id: str | None = None
         self._usage: Usage | None = None
-        self._calls = Calls(who)
+        self._calls = StreamedCalls(who)
         self.done = False
 
     @property

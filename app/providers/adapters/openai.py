@@ -40,7 +40,7 @@ from app.providers import functions, options
 from app.providers.authentication import key_headers
 from app.providers.document import inner, label, parse, rows, tokens, usage, words
 from app.providers.faults import fault, in_stream, malformed
-from app.providers.functions import Calls, openai_calls
+from app.providers.functions import StreamedCalls, openai_calls
 from app.providers.http import Endpoint, exchange
 from app.providers.protocol import Request
 
@@ -262,7 +262,7 @@ class Completion:
 
     def __init__(self, who: str) -> None:
         self._who = who
-        self._calls = Calls(who)
+        self._calls = StreamedCalls(who)
         self._reasoning = Reasoning()
         self._finish: Finish | None = None
         self._stop_sequence = ""

@@ -41,7 +41,7 @@ from app.providers import functions, options
 from app.providers.authentication import key_headers
 from app.providers.document import inner, label, parse, rows, tokens, usage, words
 from app.providers.faults import fault, in_stream, malformed
-from app.providers.functions import Calls
+from app.providers.functions import StreamedCalls
 from app.providers.http import Endpoint, exchange
 from app.providers.protocol import Request
 
@@ -204,7 +204,7 @@ class Response:
 
     def __init__(self, who: str) -> None:
         self._who = who
-        self._calls = Calls(who)
+        self._calls = StreamedCalls(who)
         self._items: list[dict[str, Any]] = []
         """The output items that are complete, in order, in the form in which they would be sent back."""
         self._given: set[object] = set()

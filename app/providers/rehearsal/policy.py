@@ -69,7 +69,7 @@ class Card:
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class ReadQuestion:
     """A question as the policy reads it: parts by domain and the chance of confidence, and the size of its document."""
 
     latent: tuple[float, ...]
@@ -98,12 +98,12 @@ def familiarity(question: str) -> float:
     return 0.0
 
 
-def read(question: str, size: int) -> Known:
+def read(question: str, size: int) -> ReadQuestion:
     """Read a question; `size` is the number of characters of the whole request."""
     known = policy()
     rows = [known.start, *[known.words[word] for word in _said(question) if word in known.words]]
     latent = tuple(math.fsum(column) for column in zip(*rows, strict=True))
-    return Known(latent, sum(size >= least for least in DOCUMENTS), size)
+    return ReadQuestion(latent, sum(size >= least for least in DOCUMENTS), size)
 
 
 def terms(latent: Sequence[float], document: int) -> list[float]:
@@ -116,7 +116,7 @@ def terms(latent: Sequence[float], document: int) -> list[float]:
     return [1.0, short, long, secret, *parts, *crossed, count * count, math.fsum([part * part for part in parts])]
 
 
-def best(known: Known, cards: Sequence[Card], most_steps: int, usd: float) -> list[tuple[int, PlanStep]] | None:
+def best(known: ReadQuestion, cards: Sequence[Card], most_steps: int, usd: float) -> list[tuple[int, PlanStep]] | None:
     """Return the steps of the plan that is worth most, each with its worker's ordinal, among those whose workers are
     shown and whose least price fits the money; None if there is none."""
     by_strengths = {card.strengths: card for card in cards}

@@ -24,7 +24,7 @@ MOST_RUNS = 8192
 """Most runs whose tenant is remembered."""
 
 
-class Calls(Protocol):
+class CarryOut(Protocol):
     """A way to carry out work on the store's connection, with its retries."""
 
     def __call__(self, work: Callable[[Connection], T], /) -> Awaitable[T]:
@@ -35,7 +35,7 @@ class Calls(Protocol):
 class TenantKeys:
     """Finds the key for an entry's contents, and loads the keys of contents that are read."""
 
-    def __init__(self, masters: Sequence[MasterKey], read: Calls, write: Calls) -> None:
+    def __init__(self, masters: Sequence[MasterKey], read: CarryOut, write: CarryOut) -> None:
         """`read` and `write` carry out work on the store."""
         self.keyring = Keyring(masters)
         self._read = read
