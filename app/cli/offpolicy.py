@@ -58,12 +58,20 @@ class RewardedDecision:
     """The beliefs of the tier's selector for the tenant of the run; None where the tier has no selector."""
     conversation: str = ""
     """The name of the conversation; empty if it was erased."""
+    seen_after: Features | None = None
+    """What the decision of a second round rests on."""
 
     @property
     def logged(self) -> Logged:
         """The row in the form that the estimators read."""
-        features = folded(self.seen) if self.seen is not None else ()
-        return Logged(features, self.decided.action, self.decided.propensity, self.reward, self.conversation)
+        first = self._of(self.decided, self.seen)
+        if self.decided.further is None:
+            return first
+        return replace(first, further=self._of(self.decided.further, self.seen_after))
+
+    def _of(self, one: Decided, seen: Features | None) -> Logged:
+        features = folded(seen) if seen is not None else ()
+        return Logged(features, one.action, one.propensity, self.reward, self.conversation)
 
 
 @dataclass(slots=True)
@@ -141,10 +149,10 @@ async def _note(store: Store, loaded: Loaded, row: RunRow, found: JournaledDecis
         return
     task = next((fact.task for fact in facts(events, RunAdmitted)), "")
     seen, named = await _seen(store, row.id, one, task)
+    after = (await _seen(store, row.id, one.further, task))[0] if one.further is not None else None
     beliefs = await _beliefs(store, loaded, row, found)
-    found.rows.setdefault((row.tier, one.layer, one.shape), []).append(
-        RewardedDecision(one, seen, reward, beliefs, named)
-    )
+    read = RewardedDecision(one, seen, reward, beliefs, named, after)
+    found.rows.setdefault((row.tier, one.layer, one.shape), []).append(read)
 
 
 async def _beliefs(store: Store, loaded: Loaded, row: RunRow, found: JournaledDecisions) -> Beliefs | None:
@@ -189,23 +197,35 @@ def _judged(group: Group, rows: Sequence[RewardedDecision], policies: Sequence[s
     logs: dict[tuple[int, ...], Log] = {}
     found = []
     for policy in policies or (GREEDY, CURRENT, UNIFORM, *(f"{ALWAYS}{arm}" for arm, _ in taken)):
-        choices = [(place, made) for place, row in enumerate(rows) if (made := _choice(policy, row)) is not None]
+        choices = {place: made for place, row in enumerate(rows) if (made := _choices(policy, row)) is not None}
         if not choices:
             continue
-        places = tuple(place for place, _ in choices)
+        places = tuple(choices)
         if places not in logs:
             logs[places] = Log([rows[place].logged for place in places])
-        targets: list[Policy] = [made for _, made in choices]
-        found.append(Judged(group, policy, len(rows) - len(places), logs[places].report(targets)))
+        firsts, furthers = zip(*choices.values(), strict=True)
+        found.append(Judged(group, policy, len(rows) - len(places), logs[places].report(firsts, furthers)))
     return found
 
 
-def _choice(policy: str, row: RewardedDecision) -> Policy | None:
+def _choices(policy: str, row: RewardedDecision) -> tuple[Policy, Policy | None] | None:
+    """The choices of a policy in the places of a row's decision and of its further one; None if it has none there."""
+    one, further = row.decided, row.decided.further
+    first = _choice(policy, row, one, row.seen, None)
+    if first is None or further is None:
+        return (first, None) if first is not None else None
+    second = _choice(policy, row, further, row.seen_after, one)
+    return (first, second) if second is not None else None
+
+
+def _choice(
+    policy: str, row: RewardedDecision, one: Decided, seen: Features | None, first: Decided | None
+) -> Policy | None:
     if policy != CURRENT:
-        return choice(policy, row.decided)
-    if row.beliefs is None or row.seen is None or row.decided.shape:
+        return choice(policy, one)
+    if row.beliefs is None or seen is None or one.shape:
         return None
-    return row.beliefs.choice(row.decided, row.seen)
+    return row.beliefs.choice(one, seen, first)
 
 
 # -- printing

@@ -64,7 +64,8 @@ class Brief:
     """The number of the workflow that is asked for. From the second one on the conductor may propose no step at all,
     which accepts the previous answer."""
     previous: Previous | None = None
-    """The previous round, for a conductor that asks a model; None in the first round."""
+    """The previous round, for a conductor that asks a model and for a chooser; None in the first round, and for a
+    chooser where it cannot be read."""
     nests: bool = False
     """True if a step may be given to the conductor itself (`CONDUCTOR`), which then opens a workflow for it. Its
     ordinal follows those of the workers. `task` may be the task of such a step."""

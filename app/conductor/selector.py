@@ -2,13 +2,15 @@
 
 It generates no text. It chooses one of its arms (`plan/templates.py`) from the posterior over the arms' values for this
 request (`rating/posterior.py`), and reports the probability of the choice (`rating/decision.py`). One of the arms may
-be to let a model plan. Arms that the run cannot pay, or has no time for, are left out before the draw, and the decision
-says which. The posterior is read for each choice and is kept up to date by `app/engine/conductors/ratings.py`; this
-module keeps no state. Random numbers are seeded by the run's id and the proposal's number, so that a choice can be
-repeated from the posterior that it names.
+be to let a model plan. In a second round it decides what becomes of the first answer, with a probability of its own: it
+is accepted, checked, or given anew by another worker. Arms that the run cannot pay, or has no time for, are left out
+before the draw, and the decision says which. The posterior is read for each choice and is kept up to date by
+`app/engine/conductors/ratings.py`; this module keeps no state. Random numbers are seeded by the run's id and the
+proposal's number, so that a choice can be repeated from the posterior that it names.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from math import inf
 from random import Random
@@ -16,10 +18,11 @@ from statistics import NormalDist
 
 from app.conductor.protocol import Brief, Chooser, Chosen, Conductor, Given, Sight
 from app.core.plan.pricing import ample, least, plan_price, plan_seconds, question_tokens
-from app.core.plan.templates import MODEL, Arm, arms
-from app.core.pool.catalog import Amount, SelectorSpec
+from app.core.plan.templates import ACCEPT, MODEL, PLANNED, Arm, arm_of, arms, further_arm, further_arms
+from app.core.plan.workflow import access_from_list
+from app.core.pool.catalog import SELECTOR_ROUNDS, Amount, SelectorSpec
 from app.core.rating.decision import Normals, decide
-from app.core.rating.features import asked, features
+from app.core.rating.features import Features, asked, features, of_answer
 from app.core.rating.posterior import estimates
 from app.core.rating.published_posterior import Beliefs, PublishedPosterior, policy
 
@@ -42,17 +45,29 @@ class Selector(Chooser):
 
     def choose(self, brief: Brief, seed: str, *, explores: bool, asks: bool, sight: Sight) -> Chosen:
         """Choose an arm for this brief; `protocol.Chooser` has the contract."""
-        seen = features(asked(brief.task.messages), sight.vector)
-        every = arms(self._spec, brief.workers, brief.limits.steps, model=asks and self.model is not None)
+        seen, every, spent = self._open(brief, asks=asks, sight=sight)
         open_, masked = affordable(every, brief)
         share = self._spec.explore if explores else None
         random = Random(seed)
         standing, lent = self._drawn(self._beliefs(brief.tenant), random, explores=explores)
-        found = estimates(standing.posterior, self._spec, open_, brief.workers, seen)
+        found = estimates(standing.posterior, self._spec, open_, brief.workers, seen, spent)
         choice = decide(found, share, _normals(random), random.random)
         arm = next(one for one in open_ if one.name == choice.action)
         conductor = self.model if arm.name == MODEL and self.model is not None else Given(arm.steps)
         return Chosen(conductor, choice, self._policy, standing.version, seen, share or 0.0, seed, masked, lent)
+
+    def _open(self, brief: Brief, *, asks: bool, sight: Sight) -> tuple[Features, Sequence[Arm], float]:
+        """What is seen, the arms that there are, and the micro-dollars that count as spent."""
+        seen = features(asked(brief.task.messages), sight.vector)
+        if brief.round == 1:
+            model = asks and self.model is not None
+            return seen, arms(self._spec, brief.workers, brief.limits.steps, model=model), 0.0
+        spent = float(brief.limits.usd - brief.usd_left)
+        if brief.previous is None or brief.round > SELECTOR_ROUNDS:
+            return seen, (further_arm(ACCEPT, PLANNED),), spent
+        steps = [(step.worker, step.subtask, access_from_list(step.access)) for step in brief.previous.steps]
+        seen = replace(seen, answer=of_answer(brief.previous.answer))
+        return seen, further_arms(self._spec, brief.workers, arm_of(steps)), spent
 
     def _drawn(self, beliefs: Beliefs, random: Random, *, explores: bool) -> tuple[PublishedPosterior, float]:
         """The posterior that decides: the tenant's own, or with a small probability one of another tenant's; and the

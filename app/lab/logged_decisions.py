@@ -5,20 +5,23 @@ conductor that is a model reports the probability of each worker that it named (
 before: so the workers of a plan are judged given its shape, and plans of another shape are another log. The text of
 subtasks counts for nothing.
 
+In a second round a selector decides what becomes of the first answer. That decision has a probability of its own; it is
+the `further` one of the first.
+
 Policies, by name: `greedy` is the log's own, which takes the likeliest arm and leaves nothing to chance; `current` is
 the selector as it would choose now, from all that it has learned; `uniform` takes any arm; `always ARM` that arm, where
-it may be taken.
+it may be taken, and whose answer it accepts.
 """
 
 import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 from app.core.message.chat import Message
-from app.core.plan.templates import MODEL, arms
+from app.core.plan.templates import ACCEPT, MODEL, arm_named, arms, further_arms
 from app.core.pool.catalog import SelectorSpec, Worker
 from app.core.rating.features import Features
 from app.core.rating.feedback import Feedback
@@ -49,11 +52,13 @@ class Decided:
     pool: tuple[str, ...]
     features: str = ""
     """The ref of what the decision rests on; empty where it was not stored."""
+    further: "Decided | None" = None
+    """The decision about the answer in a second round of a selector."""
 
     @property
     def chance(self) -> bool:
         """True if another choice was possible."""
-        return self.propensity < 1.0
+        return self.propensity < 1.0 or (self.further is not None and self.further.chance)
 
 
 def decided(events: Sequence[Event]) -> Decided | None:
@@ -64,11 +69,30 @@ def decided(events: Sequence[Event]) -> Decided | None:
     if made is None or made.mode != "first" or not any(event.kind is Kind.SUCCEEDED for event in events):
         return None
     if made.decision is not None:
-        told, candidates = made.decision, dict(made.decision["candidates"])
-        return Decided(told["layer"], "", told["action"], told["propensity"], candidates, made.order, told["features"])
+        return _selected(events, made)
     steps = [fact for fact in facts(events, PlanStep) if fact.proposal == accepted]
     odds = [step.probability for step in steps if step.probability is not None]
     return _planned(made, steps, odds) if steps and len(odds) == len(steps) else None
+
+
+def _selected(events: Sequence[Event], made: PlanOpened) -> Decided | None:
+    """The decision of a selector, with that of a second round. None where the latter was not carried out: the run went
+    on with the first answer for another reason than the choice."""
+    first = _of(made)
+    later = [fact for fact in facts(events, PlanOpened) if fact.round > 1 and fact.decision is not None]
+    if first is None or not later:
+        return first
+    carried_out = {fact.proposal for fact in facts(events, PlanAccepted)} >= {later[-1].proposal}
+    stopped = any(event.kind is Kind.SUCCEEDED and event.body.get("stopped") for event in events)
+    return replace(first, further=_of(later[-1])) if carried_out and not stopped else None
+
+
+def _of(made: PlanOpened) -> Decided | None:
+    told = made.decision
+    if told is None:
+        return None
+    candidates = dict(told["candidates"])
+    return Decided(told["layer"], "", told["action"], told["propensity"], candidates, made.order, told["features"])
 
 
 def _planned(made: PlanOpened, steps: Sequence[PlanStep], odds: Sequence[float]) -> Decided:
@@ -86,6 +110,8 @@ def choice(policy: str, one: Decided) -> Policy | None:
     if policy == GREEDY:
         return None if one.shape else {max(one.candidates, key=lambda arm: one.candidates[arm]): 1.0}
     arm = policy.removeprefix(ALWAYS)
+    if ACCEPT in one.candidates:
+        return {ACCEPT: 1.0}
     return {arm: 1.0} if _possible(arm, one) else None
 
 
@@ -114,11 +140,14 @@ class Beliefs:
     spec: SelectorSpec
     workers: Mapping[str, Worker]
 
-    def choice(self, one: Decided, seen: Features) -> Policy | None:
+    def choice(self, one: Decided, seen: Features, first: Decided | None = None) -> Policy | None:
         """The arm that it would take now, in the place of an earlier decision; None if it has none of the candidates
-        any more."""
+        any more. `first` is the decision whose answer it is about, in a second round."""
         workers = [self.workers[name] for name in one.pool if name in self.workers]
-        known = arms(self.spec, workers, MOST_STEPS, model=MODEL in one.candidates) if workers else ()
+        if first is not None:
+            known = further_arms(self.spec, workers, arm_named(first.action)) if workers else ()
+        else:
+            known = arms(self.spec, workers, MOST_STEPS, model=MODEL in one.candidates) if workers else ()
         able = [arm for arm in known if arm.name in one.candidates]
         if not able:
             return None
@@ -153,8 +182,10 @@ def conversation(messages: Sequence[Message]) -> str:
 
 
 def folded(seen: Features) -> tuple[float, ...]:
-    """A request's features for a regression."""
-    places = [0.0] * PLACES
+    """A request's features for a regression, and those of the answer where one was seen."""
+    asked, answered = [0.0] * PLACES, [0.0] * PLACES
     for place, value in seen.words:
-        places[place % PLACES] += value
-    return (*places, *seen.counts)
+        asked[place % PLACES] += value
+    for place, value in seen.answer:
+        answered[place % PLACES] += value
+    return (*asked, *seen.counts, *(answered if seen.answer else ()))

@@ -15,6 +15,9 @@ with each new row, and stopped as soon as there is a verdict. Rows of one conver
 one cluster, which counts as one value. Ratings may be missing for reasons that depend on the answer: `selected` bounds
 `ahead` where the odds of being rated differ by at most a factor between any two decisions, and `Report.selection` is
 the largest factor under which the verdict stays.
+A decision may be followed by a further one, of which the same holds: then the weight of a row is the product of both
+weights, and `dr` corrects the further decision first and takes the corrected value for what the first one led to (the
+recursion of Jiang and Li, arXiv 1511.03722).
 Estimators: Dudik, Langford and Li (arXiv 1103.4601), Swaminathan and Joachims (2015); the pull towards a shared
 regression is ours.
 """
@@ -59,6 +62,8 @@ class Logged:
     reward: float
     cluster: str = ""
     """The conversation that it belongs to; an empty one is a conversation of its own."""
+    further: "Logged | None" = None
+    """The decision that followed it before the reward came, with the same reward and cluster."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,22 +140,24 @@ class Log:
 
     def __init__(self, rows: Sequence[Logged]) -> None:
         """Raises ValueError for no rows, and for a propensity that is not above 0 and up to 1."""
-        if not rows or not all(0 < row.propensity <= 1 for row in rows):
+        if not rows or not all([0 < row.propensity <= 1 for row in rows]):
             raise ValueError("a log needs rows, each with a propensity above 0 and up to 1")
         self._rows = rows
         self._vectors = [_vector(row.features) for row in rows]
         self._clusters = _numbered(rows)
         self._models = _crossed(rows, self._vectors, self._clusters)
+        self._followed = [place for place, row in enumerate(rows) if row.further is not None]
+        further = [row.further for row in rows if row.further is not None]
+        self._further = Log(further) if further else None
 
-    def report(self, target: Sequence[Policy]) -> Report:
-        """Estimate the reward of the policy `target`, which is given as its choice in each row's place."""
+    def report(self, target: Sequence[Policy], further: Sequence[Policy | None] = ()) -> Report:
+        """Estimate the reward of the policy `target`, which is given as its choice in each row's place; `further` has
+        its choices in the places of further decisions, None where there was none."""
         rows = self._rows
-        full = [choice.get(row.action, 0.0) / row.propensity for row, choice in zip(rows, target, strict=True)]
-        weights = [min(CAP, weight) for weight in full]
         rewards = [row.reward for row in rows]
-        expected, believed = self._believed(target)
-        errors = [r - q for r, q in zip(rewards, believed, strict=True)]
-        corrected = [e + w * error for e, w, error in zip(expected, weights, errors, strict=True)]
+        full, later = self._followed_by(self._weights(target), [one for one in further if one is not None])
+        weights = [min(CAP, weight) for weight in full]
+        expected, errors, corrected = self._corrected(target, later)
         total, squares = sum(weights), sum(weight * weight for weight in weights)
         covered = min(1.0, total / len(rows))
         cut = [error for error, weight in zip(errors, full, strict=True) if weight > CAP]
@@ -174,6 +181,31 @@ class Log:
             selected=selected(gains, SELECTION),
             selection=_selection(gains, ahead),
         )
+
+    def _weights(self, target: Sequence[Policy]) -> list[float]:
+        """For each row the other policy's probability of what was done over the logged one."""
+        return [choice.get(row.action, 0.0) / row.propensity for row, choice in zip(self._rows, target, strict=True)]
+
+    def _followed_by(self, weights: Sequence[float], further: Sequence[Policy]) -> tuple[list[float], list[float]]:
+        """The weights of the rows with those of their further decisions, and the value of what each row led to."""
+        whole, later = list(weights), [row.reward for row in self._rows]
+        if self._further is None:
+            return whole, later
+        values = self._further._corrected(further, [row.reward for row in self._further._rows])[2]
+        for place, weight, value in zip(self._followed, self._further._weights(further), values, strict=True):
+            whole[place] *= weight
+            later[place] = value
+        return whole, later
+
+    def _corrected(
+        self, target: Sequence[Policy], values: Sequence[float]
+    ) -> tuple[list[float], list[float], list[float]]:
+        """For each row what its model expects of the other policy's choice; the error of the model, if the row led to
+        this value; and the expectation with the weighted error."""
+        weights = [min(CAP, weight) for weight in self._weights(target)]
+        expected, believed = self._believed(target)
+        errors = [value - q for value, q in zip(values, believed, strict=True)]
+        return expected, errors, [e + w * error for e, w, error in zip(expected, weights, errors, strict=True)]
 
     def _believed(self, target: Sequence[Policy]) -> tuple[list[float], list[float]]:
         """For each row what its model expects of the other policy's choice, and of what was done."""

@@ -10,13 +10,24 @@ from unittest.mock import patch
 
 import pytest
 
-from app.core.plan.templates import MODEL, PLANNED, TEMPLATES, Arm, arms, manned
+from app.core.plan.templates import (
+    ANSWERED,
+    MODEL,
+    PLANNED,
+    TEMPLATES,
+    Arm,
+    arm_named,
+    arm_of,
+    arms,
+    further_arms,
+    manned,
+)
 from app.core.plan.workflow import Access
 from app.core.pool.catalog import Card, Price, SelectorSpec, Worker
 from app.core.rating import posterior as posterior_of_arms
 from app.core.rating.decision import ArmChoice, Decision, decide
 from app.core.rating.evidence import Rated, decision, rating, scores
-from app.core.rating.features import COUNTED, SKETCH, WIDTH, Features, features, from_json, placed, sketched
+from app.core.rating.features import COUNTED, SKETCH, WIDTH, Features, features, from_json, of_answer, placed, sketched
 from app.core.rating.feedback import Feedback
 from app.core.rating.posterior import FIRST_LOG_ODDS, Estimate, Posterior, Rating, estimates, faded, learned
 from app.core.rating.posterior import from_json as read
@@ -313,6 +324,68 @@ def test_a_rating_teaches_of_what_was_really_played() -> None:
     modelled = rated(journal("bee", "ant", action=MODEL))
     assert modelled is not None
     assert modelled.arm == PLANNED
+
+
+def in_two_rounds(action: str, called: str = "") -> tuple[Event, ...]:
+    """The cat answers, and then something is done with its answer."""
+    first = {"action": "answer cat", "features": "ref"}
+    _, _, worker = action.partition(" ")
+    told: list[Fact] = [
+        PlanOpened(0, 0, "first", "selector", decision=first),
+        PlanStep(0, 0, "cat", "", Access(), answers=True),
+        PlanAccepted(0, "", 1, "single"),
+        CallIntended("c0", 0, "cat", Access(), usd_held=0, tokens_held=0),
+        PlanOpened(1, 1, "first", "selector", round=2, decision={"action": action, "features": "ref"}),
+    ]
+    told += [PlanStep(1, 1, worker, "", Access(), answers=True)] if worker else []
+    told += [PlanAccepted(1, "", 1, "")]
+    told += [CallIntended("c1", 1, called or worker, Access(), usd_held=0, tokens_held=0)] if worker else []
+    return tuple(Event.of("run", seq, 0.0, one) for seq, one in enumerate(told, 1))
+
+
+def test_what_became_of_an_answer_teaches_of_what_was_done_with_it() -> None:
+    accepted, checked = (rated(in_two_rounds(action)) for action in ("accept", "recheck ant"))
+    again = rated(in_two_rounds("redo ant", called="bee"))
+    assert accepted is not None
+    assert checked is not None
+    assert again is not None
+    assert accepted.arm.parts == ("main:cat", "template:answer", ANSWERED)
+    assert (accepted.arm.steps[0].worker, accepted.usd) == ("cat", 7), "the whole bill is that of the first answer"
+    assert checked.arm.parts == ("main:cat", "check:ant", "template:recheck", ANSWERED)
+    assert again.arm.parts == ("main:bee", "template:answer"), "the bee took over"
+    assert (checked.usd, again.usd) == (None, None), "two rounds are on the bill"
+    assert rated(in_two_rounds("accept"), answered=False) is None
+
+
+def test_it_learns_from_an_answers_words_when_to_ask_somebody_else() -> None:
+    """The ant is right as often as not, and its answers show when; the bee is right in three of four cases."""
+    sure, unsure = "It is clearly 4.", "I am not certain, perhaps 5."
+    random, told = Random(3), Posterior()
+    first = manned("answer", ["ant"])
+    spec = replace(SPEC, cost=0.1, full_usd=1_000)
+
+    def choose(answer: str) -> str:
+        seen = replace(SEEN, answer=of_answer(answer))
+        found = estimates(told, spec, further_arms(spec, POOL[:2], first), POOL[:2], seen)
+        return max(found, key=lambda one: one.worth).arm.name
+
+    for _ in range(400):
+        answer = random.choice((sure, unsure))
+        done = random.choice(further_arms(spec, POOL[:2], first))
+        right = random.random() < (0.75 if done.name.endswith("bee") else 0.95 if answer == sure else 0.1)
+        seen = replace(SEEN, answer=of_answer(answer))
+        told = learned(told, spec, POOL[:2], Rating(done, seen, float(right), None, DAY))
+    assert (choose(sure), choose(unsure)) == ("accept", "redo bee")
+    assert told.bills == {}
+
+
+def test_an_arm_is_known_again_by_its_steps() -> None:
+    for arm in arms(SPEC, POOL, 5):
+        assert arm_of([(step.worker, step.subtask, step.access) for step in arm.steps]) == arm
+        assert arm_named(arm.name) == arm
+    assert arm_of([("ant", "Something else.", Access())]) == PLANNED
+    names = [arm.name for arm in further_arms(SPEC, POOL, manned("answer", ["ant"]))]
+    assert names == ["accept", "recheck cat", "redo bee", "redo cat"]
 
 
 def test_what_teaches_nothing() -> None:

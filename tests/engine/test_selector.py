@@ -15,10 +15,11 @@ import pytest
 from app.cli.run_words import why
 from app.core.pool.catalog import SelectorSpec, Tier
 from app.core.rating.calibration import Trial
-from app.core.rating.features import features, from_json
+from app.core.rating.features import features, from_json, of_answer
 from app.core.rating.posterior import BIAS
 from app.core.run.events import Kind
-from app.engine.conductors.ratings import RatingReader, SelectorBeliefs
+from app.engine.conductors.ratings import RatingReader, SelectorBeliefs, posterior_of
+from app.errors import NotFound
 from app.process.wiring import Runtime
 from tests.harness.in_process import WORKER, calling, events, plan_text, running_service
 from tests.stubs import ProviderStub, Reply
@@ -35,6 +36,11 @@ options = {{ positional = "true" }}
 pool = ["alpha", "beta", "gamma"]
 conductor = {{ kind = "selector", templates = ["answer", "answer-check"], checkers = ["gamma"] }}
 limits = {{ steps = 5, attempts = 2, seconds = 30, output_tokens = 1000 }}
+
+[tiers.baton-twice]
+pool = ["alpha", "beta", "gamma"]
+conductor = {{ kind = "selector", templates = ["answer"], checkers = ["gamma"], explore = 1.0 }}
+limits = {{ steps = 5, attempts = 2, seconds = 30, output_tokens = 1000, rounds = 2 }}
 
 [tiers.baton-ultra]
 pool = ["alpha", "beta"]
@@ -284,3 +290,59 @@ async def test_the_models_own_plan_is_an_arm_where_it_may_be_asked(
 def spec_of(tier: Tier) -> SelectorSpec:
     assert tier.conductor.selector is not None
     return tier.conductor.selector
+
+
+async def decisions(opened: Runtime, run: str) -> list[dict[str, Any]]:
+    """The decisions of all rounds of a run."""
+    journal = await events(opened, run)
+    return [event.body["decision"] for event in journal if event.kind is Kind.PLAN_OPENED]
+
+
+async def test_what_becomes_of_an_answer_is_a_decision_of_its_own(
+    opened: Runtime, client: httpx.AsyncClient, stub: ProviderStub
+) -> None:
+    """Accepted, checked by somebody who is shown it, or given anew by somebody who is not; each with its propensity,
+    and each learned as what it was."""
+    for name in ("alpha", "beta", "gamma"):
+        stub.always(name, Reply(chunks=(f"Here {name} speaks.",)))
+    tier = opened.pool.catalog().tiers["baton-twice"]
+    seen: dict[str, list[dict[str, Any]]] = {}
+    while len(seen) < 3:
+        asked = {"model": "baton-twice", "messages": [{"role": "user", "content": QUESTION}]}
+        reply = await client.post("/v1/chat/completions", json=asked)
+        run = reply.headers["x-baton-run"]
+        first, second = await decisions(opened, run)
+        answering = first["action"].split()[1]
+        others = {"alpha", "beta", "gamma"} - {answering}
+        assert set(second["candidates"]) == {"accept", "recheck gamma", *(f"redo {name}" for name in others)}
+        assert second["propensity"] == second["candidates"][second["action"]] == 0.25
+        assert second["seed"] != first["seed"]
+        kept = await opened.context.store.contents(run, [second["features"]])
+        looked_at = from_json(orjson.loads(kept[second["features"]]))
+        assert looked_at == replace(features(QUESTION), answer=of_answer(f"Here {answering} speaks."))
+        done, _, worker = second["action"].partition(" ")
+        if done not in seen:
+            shown = [str(one.json["messages"]) for one in stub.of(worker or answering)][-1]
+            assert (f"Here {answering} speaks." in shown) is (done == "recheck")
+            answer = reply.json()["choices"][0]["message"]["content"]
+            assert answer == f"Here {worker or answering} speaks."
+            await client.post(f"/v1/runs/{run}/feedback", json={"score": 1.0})
+            await opened.ratings.learn(tier, spec_of(tier))
+            seen[done] = [first, second]
+    learned = (await posterior_of(opened.context.store, "baton-twice", "acme")).weights
+    assert "answered" in learned
+    assert any(part.startswith("check:gamma") for part in learned)
+    assert "template:recheck" in learned
+    certain = await decisions(opened, await ask(client, model="baton-twice", explore=False))
+    assert [one["propensity"] for one in certain] == [1.0, 1.0]
+
+
+async def test_an_answer_that_cannot_be_read_any_more_is_accepted(
+    opened: Runtime, client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def erased(*_: Any) -> Any:
+        raise NotFound
+
+    monkeypatch.setattr("app.engine.runs.planning.shown", erased)
+    made = await decisions(opened, await ask(client, model="baton-twice"))
+    assert (made[1]["action"], made[1]["candidates"]) == ("accept", {"accept": 1.0})

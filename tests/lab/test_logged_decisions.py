@@ -160,3 +160,20 @@ def test_words_are_folded_and_counts_stay() -> None:
     found = folded(Features(((3, 0.5), (3 + PLACES, 0.25), (7, -1.0)), (1.0, 2.0)))
     assert len(found) == PLACES + 2
     assert (found[3], found[7], found[-2:]) == (0.75, -1.0, (1.0, 2.0))
+
+
+TAKEN = {**DECISION, "candidates": {"accept": 0.7, "redo luna": 0.3}, "action": "accept", "propensity": 0.7}
+TWICE = (opened(decision=DECISION), step(0, "sol", "user"), accepted(), opened(1, decision=TAKEN, round=2))
+
+
+def test_the_decision_of_a_second_round_follows_the_first() -> None:
+    found = decided(journal(*TWICE, accepted(1), SUCCEEDED))
+    assert found is not None
+    assert (found.action, found.further.action if found.further else "") == ("answer sol", "accept")
+    assert found.further is not None
+    assert found.further.propensity == 0.7
+    assert choice("always answer sol", found.further) == {"accept": 1.0}
+    assert choice("greedy", found.further) == {"accept": 1.0}
+    stopped = Kind.SUCCEEDED, {"stopped": "run_over_budget"}
+    assert decided(journal(*TWICE, SUCCEEDED)) is None, "its plan was refused"
+    assert decided(journal(*TWICE, accepted(1), stopped)) is None, "nobody came to do it"

@@ -242,3 +242,60 @@ def test_the_command_prints_its_table(monkeypatch: pytest.MonkeyPatch, capsys: p
     told = capsys.readouterr().out
     assert "23 arms, 100 rows, 2 repeats" in told
     assert "always flint > ember" in told
+
+
+# -- two decisions for one reward
+
+
+def two_rounds(count: int, random: Random) -> list[Logged]:
+    """Answers of a cheap and a dear worker, and what becomes of them: `keep`, or `redo`, which is right in 90 of 100
+    cases. The answer shows (1 or 0) whether it is likely to be right. First draws are 70 to 30, second ones 80 to 20.
+    """
+    rows = []
+    for _ in range(count):
+        first = random.choices(("cheap", "dear"), (0.7, 0.3))[0]
+        right = random.random() < (0.5 if first == "cheap" else 0.7)
+        looks_good = float(right if random.random() < 0.9 else not right)
+        second = random.choices(("keep", "redo"), (0.8, 0.2))[0]
+        reward = float(right) if second == "keep" else 0.85 * (random.random() < 0.9)
+        further = Logged((looks_good,), second, 0.8 if second == "keep" else 0.2, reward)
+        rows.append(Logged((), first, 0.7 if first == "cheap" else 0.3, reward, further=further))
+    return rows
+
+
+ESCALATED = 0.5 * 0.9 + (0.5 * 0.1 + 0.5 * 0.9) * 0.9 * 0.85
+"""Kept where it looks right, and is; else given anew."""
+
+
+def escalating(rows: Sequence[Logged]) -> Report:
+    """The cheap worker first, and another answer where the first one does not look right."""
+    further: list[Policy | None] = []
+    for one in rows:
+        assert one.further is not None
+        further.append({"keep" if one.further.features[0] else "redo": 1.0})
+    return Log(rows).report([{"cheap": 1.0}] * len(rows), further)
+
+
+def test_a_row_with_two_decisions_is_weighed_by_both() -> None:
+    kept = Logged((), "cheap", 0.5, 1.0, further=Logged((), "keep", 0.25, 1.0))
+    redone = Logged((), "cheap", 0.5, 0.5, further=Logged((), "redo", 0.75, 0.5))
+    dear = Logged((), "dear", 0.5, 0.25)
+    found = Log([kept, redone, dear]).report([{"cheap": 1.0}] * 3, [{"keep": 1.0}, {"keep": 1.0}, None])
+    assert found.ips.value == pytest.approx(8 * 1.0 / 3)
+    assert found.ess == pytest.approx(1.0)
+
+
+def test_the_value_of_a_policy_over_two_rounds_is_found() -> None:
+    """As it is not if the second decision is left out: then the log's own second choices are taken for the policy's."""
+    random = Random(2026)
+    whole, one_round, held = [], [], 0
+    for _ in range(20):
+        rows = two_rounds(2_000, random)
+        found = escalating(rows)
+        whole.append(found.dr.value)
+        held += found.dr.holds(ESCALATED)
+        blind = Log([replace(one, further=None) for one in rows]).report([{"cheap": 1.0}] * len(rows))
+        one_round.append(blind.dr.value)
+    assert sum(whole) / 20 == pytest.approx(ESCALATED, abs=0.02)
+    assert held >= 19
+    assert sum(one_round) / 20 < ESCALATED - 0.15

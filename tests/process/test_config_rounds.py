@@ -35,6 +35,11 @@ def test_rounds_are_limits_of_a_tier_and_of_its_effort_levels(tmp_path: Path) ->
     ("old", "new", "told"),
     [
         (", again = true }", " }", "tiers.again.limits.rounds: has no effect with a fixed conductor"),
+        (
+            'fixed", again = true }\nlimits = { rounds = 2 }',
+            'selector" }\nlimits = { rounds = 3 }',
+            "tiers.again.limits.rounds: is at most 2 with a selector",
+        ),
         ("limits = { rounds = 2 }", "", "tiers.again.conductor.again: needs a second round; set rounds = 2"),
         ("rounds = 2", "rounds = 2, depth = 1", "tiers.again.limits.depth: has no effect with a conductor that names"),
         (

@@ -9,12 +9,19 @@
     mixture ........... three workers answer, another weighs the answers
     model ............. whatever the tier's model plans (its steps are not known beforehand)
 
+In a further round, what can be done with the answer of the round before:
+
+    accept ............ it is the answer
+    recheck ........... a checker is shown it, and corrects it
+    redo .............. another worker answers the conversation as it stands, without seeing it
+
 Every worker takes the place of the one who answers (`main`). Planners and checkers are those that the pool file names,
 else those whose card says that they are good at it, else the dearest. An arm's name is its template and its workers in
 the order of its steps: `plan-reason flint birch`.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from app.core.plan.workflow import Access, Step
 from app.core.pool.catalog import SelectorSpec, Worker
@@ -26,6 +33,9 @@ REASON = "Solve the task step by step, by the plan if there is one. Give the com
 CHECK = "Check the last answer against the task, correct it if it is wrong, and give the complete final answer."
 WEIGH = "Weigh the answers against each other and give one complete final answer."
 MODEL = "model"
+ACCEPT, RECHECK, REDO = "accept", "recheck", "redo"
+ANSWERED = "answered"
+"""The part of an arm of a further round that looks at the answer of the round before."""
 MOST = 256
 """Arms of one tier; beyond, there is too little to learn each from."""
 _SUBTASKS: Mapping[str, str] = {
@@ -60,11 +70,13 @@ class Arm:
     aids: tuple[str, ...]
     """The workers that help, each as `role:worker`."""
     steps: tuple[Step, ...]
+    further: tuple[str, ...] = ()
+    """Further parts that share its success."""
 
     @property
     def parts(self) -> tuple[str, ...]:
         """Return the parts that share its success: the worker that answers, those that help, and the template."""
-        return (f"main:{self.main}", *self.aids, f"template:{self.template}")
+        return (f"main:{self.main}", *self.aids, f"template:{self.template}", *self.further)
 
 
 PLANNED = Arm(MODEL, MODEL, MODEL, (), ())
@@ -108,6 +120,44 @@ def manned(template: str, workers: Sequence[str]) -> Arm:
     main = next(worker for role, worker in manning if role not in _AIDS)
     aids = tuple(f"{role}:{worker}" for role, worker in manning if role in _AIDS or worker != main)
     return Arm(f"{template} {' '.join(workers)}", template, main, aids, steps)
+
+
+def arm_named(name: str) -> Arm:
+    """The arm of this name."""
+    template, _, workers = name.partition(" ")
+    return PLANNED if template == MODEL else manned(template, workers.split(" "))
+
+
+def arm_of(steps: Sequence[tuple[str, str, Access]]) -> Arm:
+    """The arm whose plan has these steps, each as worker, subtask and access list; `PLANNED` if it is none of them."""
+    workers = [worker for worker, _, _ in steps]
+    asked = [(subtask, access) for _, subtask, access in steps]
+    for template, length in TEMPLATES.items():
+        if length == len(workers):
+            arm = manned(template, workers)
+            if [(step.subtask, step.access) for step in arm.steps] == asked:
+                return arm
+    return PLANNED
+
+
+def further_arms(spec: SelectorSpec, workers: Sequence[Worker], first: Arm) -> tuple[Arm, ...]:
+    """All that can be done with the answer that an arm has given. It is accepted if there is nobody else."""
+    checkers = able(workers, spec.checkers, ("check", "judg", "review"))
+    others = [worker.name for worker in workers if (first.template, first.main) != ("answer", worker.name)]
+    named = [ACCEPT, *(f"{RECHECK} {name}" for name in checkers), *(f"{REDO} {name}" for name in others)]
+    return tuple([further_arm(name, first) for name in named])
+
+
+def further_arm(name: str, first: Arm) -> Arm:
+    """One of these arms by its name. The chance that an answer is right that is accepted or checked depends on whom it
+    is from, and on what it looks like."""
+    done, _, worker = name.partition(" ")
+    if done == ACCEPT:
+        return replace(first, name=ACCEPT, steps=(), further=(ANSWERED,))
+    if done == RECHECK:
+        step = Step(worker, CHECK, Access(True, (), previous=True), answers=True)
+        return Arm(name, RECHECK, first.main, (*first.aids, f"check:{worker}"), (step,), (ANSWERED,))
+    return Arm(name, "answer", worker, (), (Step(worker, "", Access(True), answers=True),))
 
 
 def able(workers: Sequence[Worker], named: Sequence[str], marks: Sequence[str]) -> list[str]:

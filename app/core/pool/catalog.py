@@ -430,6 +430,10 @@ Template = Literal[
 """Templates that a selector may fill with workers; `plan/templates.py` defines each."""
 
 
+SELECTOR_ROUNDS = 2
+"""The most rounds of a selector: one for the answer, and one for what becomes of it."""
+
+
 @record(frozen=True, slots=True)
 class SelectorSpec:
     """The templates and helpers of a selector, and how it weighs cost and explores."""

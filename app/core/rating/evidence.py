@@ -7,9 +7,10 @@ the one that was played.
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from app.core.plan.templates import MODEL, PLANNED, TEMPLATES, Arm, manned
+from app.core.plan.templates import ACCEPT, ANSWERED, MODEL, PLANNED, TEMPLATES, Arm, further_arm, manned
 from app.core.rating.features import from_json
 from app.core.rating.feedback import Feedback
 from app.core.rating.posterior import Rating
@@ -64,12 +65,13 @@ def rating(rated: Rated, raters: Mapping[str, float] | None = None) -> Rating | 
     sources of ratings that do not count fully."""
     weights = raters if raters is not None else {}
     before, score = scores(rated.given, rated.rating, weights)
-    arm = played(rated.events) if rated.answered else None
+    played = arm_played(rated.events) if rated.answered else None
     seen = from_json(json.loads(rated.seen)) if rated.seen is not None else None
-    if arm is None or seen is None or score is None:
+    if played is None or seen is None or score is None:
         return None
     weight = weights.get(rated.rating.source, 1.0)
-    return Rating(arm, seen, score, rated.usd, rated.rating.at, before, _models(rated.events), weight)
+    usd = rated.usd if played.is_whole else None
+    return Rating(played.arm, seen, score, usd, rated.rating.at, before, _models(rated.events), weight)
 
 
 def _models(events: Sequence[Event]) -> Mapping[str, str]:
@@ -77,29 +79,70 @@ def _models(events: Sequence[Event]) -> Mapping[str, str]:
     return {call.worker: call.model for call in facts(events, CallIntended) if call.n is not None and call.model}
 
 
-def played(events: Sequence[Event]) -> Arm | None:
-    """The arm that a rating is about; None if it is about none."""
+@record(frozen=True, slots=True)
+class Played:
+    """The arm that a rating is about; `is_whole` is True if the run's cost is the arm's."""
+
+    arm: Arm
+    is_whole: bool = True
+
+
+def arm_played(events: Sequence[Event]) -> Played | None:
+    """The arm that a rating is about; None if it is about none.
+
+    Where a further round has accepted the answer, it is the arm of the first round, of whose answer something was seen;
+    else it is what was done in the last round.
+    """
     decided = decision(events)
-    if decided is None or decided["action"] == MODEL:
-        return PLANNED if decided is not None else None
-    workers = _workers(events)
-    template = str(decided["action"]).partition(" ")[0]
-    if TEMPLATES.get(template) != len(workers):
+    if decided is None:
         return None
-    return manned(template, workers)
+    rounds = _rounds(events)
+    first = _first(rounds[0]) if rounds else None
+    if first is None or len(rounds) == 1:
+        return Played(first) if first is not None else None
+    action = str(decided["action"])
+    if action == ACCEPT:
+        return Played(replace(first, further=(ANSWERED,)))
+    return Played(further_arm(" ".join([action.partition(" ")[0], *rounds[-1].workers]), first), is_whole=False)
 
 
-def _workers(events: Sequence[Event]) -> list[str]:
-    """Return the workers that really worked, in the order of the steps."""
-    accepted = [fact.proposal for fact in facts(events, PlanAccepted)]
-    found: dict[int, str] = {}
+@record(frozen=True, slots=True)
+class _Round:
+    """An accepted plan: the decision behind it, and the workers that really worked, in the order of the steps."""
+
+    decision: Mapping[str, Any]
+    workers: tuple[str, ...]
+
+
+def _first(made: _Round) -> Arm | None:
+    """The arm of a first round; None where other steps were carried out than its template has."""
+    template = str(made.decision["action"]).partition(" ")[0]
+    if template == MODEL:
+        return PLANNED
+    if TEMPLATES.get(template) != len(made.workers):
+        return None
+    return manned(template, made.workers)
+
+
+def _rounds(events: Sequence[Event]) -> list[_Round]:
+    """The accepted plans of a selector, in their order."""
+    opened = [fact for fact in facts(events, PlanOpened) if fact.mode != "repair"]
+    workers: dict[int, dict[int, str]] = {}
+    placed: dict[int, int] = {}
     for event in events:
         fact = event.fact
         if isinstance(fact, PlanStep):
-            found |= {fact.n: fact.worker} if fact.proposal in accepted[-1:] else {}
-        elif isinstance(fact, CallIntended) and fact.n is not None and fact.n in found:
-            found[fact.n] = fact.worker
-    return [found[n] for n in sorted(found)]
+            workers.setdefault(fact.proposal, {})[fact.n] = fact.worker
+            placed[fact.n] = fact.proposal
+        elif isinstance(fact, CallIntended) and fact.n is not None and fact.n in placed:
+            workers[placed[fact.n]][fact.n] = fact.worker
+    found = []
+    for accepted in facts(events, PlanAccepted):
+        made = [fact.decision for fact in opened if fact.proposal <= accepted.proposal]
+        of_plan = workers.get(accepted.proposal, {})
+        if made and made[-1] is not None:
+            found.append(_Round(made[-1], tuple([of_plan[n] for n in sorted(of_plan)])))
+    return found
 
 
 def scores(

@@ -43,15 +43,18 @@ LONG = 4
 class Features:
     """A request as numbers. `words` are (place, value) pairs in the order of the places; the `COUNTED` `counts` are
     roughly within -3 and 3: the text's length, its numbers, the digits of the longest of them, its words and signs, and
-    how many of these had been there before. `vector` is an embedding as `placed` makes it, or empty."""
+    how many of these had been there before. `vector` is an embedding as `placed` makes it, or empty. `answer` is what a
+    further round sees of the answer before it (`of_answer`), and is empty in the first round."""
 
     words: tuple[tuple[int, float], ...]
     counts: tuple[float, ...]
     vector: tuple[tuple[int, float], ...] = ()
+    answer: tuple[tuple[int, float], ...] = ()
 
     def to_json(self) -> dict[str, object]:
         """Return the JSON form, as it is stored with a run's content."""
         pairs = {"words": self.words} | ({"vector": self.vector} if self.vector else {})
+        pairs |= {"answer": self.answer} if self.answer else {}
         plain = {name: list(map(list, found)) for name, found in pairs.items()}
         return {"version": VERSION, "counts": list(self.counts), **plain}
 
@@ -61,7 +64,8 @@ def from_json(value: dict[str, object]) -> Features | None:
     if value.get("version") != VERSION:
         return None
     counts: list[float] = value["counts"]  # type: ignore[assignment]
-    return Features(_pairs(value["words"]), tuple(map(float, counts)), _pairs(value.get("vector", ())))
+    vector, answer = _pairs(value.get("vector", ())), _pairs(value.get("answer", ()))
+    return Features(_pairs(value["words"]), tuple(map(float, counts)), vector, answer)
 
 
 def _pairs(found: Any) -> tuple[tuple[int, float], ...]:
@@ -92,6 +96,12 @@ def features(text: str, vector: tuple[tuple[int, float], ...] = ()) -> Features:
         math.log1p(len(said) - len({*said})) - 1.0,
     )
     return Features(words(text), counts, vector)
+
+
+def of_answer(text: str) -> tuple[tuple[int, float], ...]:
+    """The features of an answer: its words, and behind them the counts."""
+    seen = features(text)
+    return (*seen.words, *((WIDTH + place, count) for place, count in enumerate(seen.counts)))
 
 
 def words(text: str) -> tuple[tuple[int, float], ...]:

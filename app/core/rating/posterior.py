@@ -24,19 +24,24 @@ from dataclasses import field, replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from app.core.plan.templates import Arm
+from app.core.plan.templates import ANSWERED, Arm
 from app.core.pool.catalog import Price, SelectorSpec, Worker
 from app.core.rating.features import COUNTED, WIDTH, Features, words
 from app.core.records import record
 
 VERSION = "posterior-3"
 BIAS, COUNTS, VECTORS = WIDTH, WIDTH + 1, WIDTH + 1 + COUNTED
-"""Places of a part's weights behind those of the words."""
+"""Places of a part's weights behind those of the words. The part `answered` has the counts of an answer in `COUNTS`."""
 FIRST_LOG_ODDS = 1.0
 """The log-odds of a right answer of which nothing is known."""
 Variances = tuple[float, float, float]
 """Variances of weights: for words and embeddings, bias and counts; 0 where a part does not use them."""
-VARIANCES: Mapping[str, Variances] = {"base": (0.2, 1.0, 0.1), "main": (0.3, 0.2, 0.05), "template": (0.0, 0.3, 0.05)}
+VARIANCES: Mapping[str, Variances] = {
+    "base": (0.2, 1.0, 0.1),
+    "main": (0.3, 0.2, 0.05),
+    "template": (0.0, 0.3, 0.05),
+    "answered": (0.3, 0.3, 0.05),
+}
 """The prior variances of a part's weights, before any rating."""
 HELPER = (0.0, 0.3, 0.0)
 """The prior variances of the parts `plan:`, `check:` and other helpers."""
@@ -136,6 +141,10 @@ def _inputs(part: str, seen: Features) -> Iterator[tuple[int, float, float]]:
     """Place, value and prior variance of each input that a part looks at."""
     of_words, of_bias, of_counts = prior_of(part)
     yield BIAS, 1.0, of_bias
+    if part == ANSWERED:
+        for place, value in seen.answer:
+            yield (place, value, of_words) if place < WIDTH else (place + COUNTS - WIDTH, value, of_counts)
+        return
     if of_words:
         for place, value in seen.words:
             yield place, value, of_words
@@ -201,9 +210,15 @@ class Estimate:
 
 
 def estimates(
-    posterior: Posterior, spec: SelectorSpec, arms: Sequence[Arm], workers: Sequence[Worker], seen: Features
+    posterior: Posterior,
+    spec: SelectorSpec,
+    arms: Sequence[Arm],
+    workers: Sequence[Worker],
+    seen: Features,
+    spent: float = 0.0,
 ) -> tuple[Estimate, ...]:
-    """Every arm's. The deviation is without what all arms share."""
+    """Every arm's. The deviation is without what all arms share. `spent` are the micro-dollars that the run has cost
+    before, which are a part of what its answer costs."""
     models = {one.name: one.model for one in workers}
     names = {part for arm in arms for part in arm.parts}
     parts = {part: believed(posterior, of_model(part, models), seen) for part in names}
@@ -215,7 +230,7 @@ def estimates(
         mean = base + cards.get(arm.main, 0.0) + sum([one[0] for one in own])
         deviation = math.sqrt(sum([one[1] for one in own]))
         usd = bill(posterior, arm, prices, models)
-        found.append(Estimate(arm, mean, deviation, _left(spec, usd), usd))
+        found.append(Estimate(arm, mean, deviation, _left(spec, spent + usd), usd))
     return tuple(found)
 
 
@@ -265,7 +280,8 @@ class Rating:
     arm: Arm
     seen: Features
     score: float
-    usd: int
+    usd: int | None
+    """Micro-dollars; None where the cost of the arm alone is not known."""
     at: float
     before: float | None = None
     models: Mapping[str, str] = field(default_factory=dict)
@@ -354,7 +370,7 @@ def _evidence(chance: float, score: float, shift: float) -> float:
 def _renewed(part: str, of: Mapping[int, Weight], changed: str) -> Mapping[int, Weight]:
     """The weights of a part after a worker has changed: none of its own, and a part of the other workers'."""
     role, _, worker = part.partition(":")
-    if role in ("base", "template"):
+    if role in ("base", "template", ANSWERED):
         return of
     share, prior = 0.0 if worker == changed else KEPT_SHARE, prior_of(part)
     return {place: _faded(one, spread_of(prior, place), share) for place, one in of.items()}
@@ -363,7 +379,9 @@ def _renewed(part: str, of: Mapping[int, Weight], changed: str) -> Mapping[int, 
 def _billed(
     posterior: Posterior, workers: Sequence[Worker], rating: Rating, models: Mapping[str, str]
 ) -> tuple[Mapping[str, tuple[float, float]], tuple[float, float]]:
-    """The bills with one more."""
+    """The bills with one more, if the cost of the arm is known."""
+    if rating.usd is None:
+        return posterior.bills, posterior.ratio
     name = _billed_as(rating.arm, models)
     bills = {**posterior.bills, name: _mean(posterior.bills.get(name, (0.0, 0.0)), rating.usd)}
     guess = supposed(rating.arm, {one.name: one.price for one in workers})

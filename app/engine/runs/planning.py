@@ -65,7 +65,7 @@ from app.providers.protocol import Request
 from app.store.protocol import Store
 from app.store.rows.content import address
 
-NOT_CLEARED = "not_cleared"
+NOT_CLEARED, NOT_HERE = "not_cleared", "not_here"
 SHAPED = frozenset({"fixed", "random"})
 """The conductors whose plans have a shape that does not depend on the run's money."""
 STOP_WAIT = 2.0
@@ -131,6 +131,8 @@ class Planner:
         self._text = ""
         self._sights: dict[int, Sight] = {}
         """The embedding of each proposal that waits for one, or why there is none, by proposal."""
+        self._before: dict[int, Previous | None] = {}
+        """The round before each proposal that a chooser makes in a further round; None where it cannot be read."""
         self._lowers: frozenset[str] = frozenset()
         """The labels that the subtasks of the plan in progress lose, because its writer declassifies them."""
         self._planned: dict[tuple[int, int], Step] = {}
@@ -142,8 +144,8 @@ class Planner:
         self, state: RunState, command: Propose, append: Append
     ) -> tuple[list[Fact], list[tuple[str, bytes]]]:
         """`plan.opened`, and the whole plan if the conductor is instant; with the contents to store with them.
-        Nothing at all while an embedding is to be waited for: see `start`."""
-        if self._embedder(state, command) is not None:
+        Nothing at all while a chooser waits for an embedding or for the answer before: see `start`."""
+        if self._waits(state, command):
             return [], []
         decision, contents = self._choose(state, command)
         conductor = self._conductor_for(state, command)
@@ -241,15 +243,21 @@ class Planner:
             seconds_left=seconds,
             paces=self._means.paces(known.workers),
             tenant=state.admitted.tenant,
+            previous=self._before.get(command.number),
         )
         explores, seed = state.admitted.explore, f"{state.run}/{command.number}"
-        sight = self._sights.get(command.number, Sight(blind=NOT_CLEARED))
+        sight = self._sight(state, command)
         chosen = self._policy.choose(known, seed, explores=explores, asks=self._may_ask(state), sight=sight)
         self._conductor = chosen.conductor
         body = orjson.dumps(chosen.seen.to_json())
         ref = address(self._salt, body)
         left = {"usd": known.usd_left, "tokens": known.tokens_left, "seconds": seconds}
         return _decision(chosen, ref, left, _embedder_facts(self._policy.embedder, sight)), [(ref, body)]
+
+    def _sight(self, state: RunState, command: Propose) -> Sight:
+        """The embedding of the request. A further round uses that of the first one, if this process has made it."""
+        number = command.number if command.round == 1 else state.proposals[0].number
+        return self._sights.get(number, Sight(blind=NOT_CLEARED if command.round == 1 else NOT_HERE))
 
     def _may_ask(self, state: RunState) -> bool:
         """True if the tier's model may plan for this run: it reads the whole task (D6), and should be healthy."""
@@ -315,18 +323,16 @@ class Planner:
         return address(self._salt, text.encode())
 
     def start(self, group: asyncio.TaskGroup, state: RunState, command: Propose, append: Append) -> None:
-        """Let a conductor that takes its time propose; its steps arrive through `send`. Or get the embedding that a
-        chooser waits for; when there is nothing more to wait for, the driver is sent the end of a proposal that was
-        never opened."""
-        embedder = self._embedder(state, command)
-        if embedder is not None and not self.idle:
+        """Let a conductor that takes its time propose; its steps arrive through `send`. Or get the embedding, or the
+        answer of the round before, that a chooser waits for; when there is nothing more to wait for, the driver is sent
+        the end of a proposal that was never opened."""
+        waits = self._waits(state, command)
+        if waits and not self.idle:
             return
         self._state = state
         self._until = self._deadline(state, command)
         self._stopped = False
-        job = (
-            self._propose(state, command, append) if embedder is None else self._look(state, command, append, embedder)
-        )
+        job = self._look(state, command, append) if waits else self._propose(state, command, append)
         self._running = group.create_task(job)
 
     @property
@@ -379,6 +385,13 @@ class Planner:
             span.end((error.public_code or "error") if error is not None else "")
         self._send(PlannerMessage(command.number, error=error, why=why))
 
+    def _waits(self, state: RunState, command: Propose) -> bool:
+        """True if a chooser has to look at something before its proposal is opened: in the first round at an embedding
+        of the request, in a further one at the answer before."""
+        if command.round > 1 and isinstance(self._policy, Chooser) and command.mode == "first":
+            return command.number not in self._before
+        return self._embedder(state, command) is not None
+
     def _embedder(self, state: RunState, command: Propose) -> Worker | None:
         """The worker to ask for an embedding before a proposal is opened. It is shown the caller's text, so it must be
         cleared for its labels, as a conductor must (D6)."""
@@ -389,17 +402,33 @@ class Planner:
             return None
         return worker
 
-    async def _look(self, state: RunState, command: Propose, append: Append, worker: Worker) -> None:
-        """Get an embedding, or the reason why there is none; no error of its endpoint is the run's."""
+    async def _look(self, state: RunState, command: Propose, append: Append) -> None:
+        """Get what a chooser waits for; no error on the way is the run's."""
+        worker = self._embedder(state, command)
+        if command.round > 1:
+            self._before[command.number] = await self._round_before(state, command)
+        elif worker is not None:
+            self._sights[command.number] = await self._seen(state, command, append, worker)
+        self.call = self._text = ""
+        self._send(PlannerMessage(command.number))
+
+    async def _round_before(self, state: RunState, command: Propose) -> Previous | None:
+        """The round before, or None where it cannot be read."""
+        try:
+            known = self._brief(state, command, Given(()))
+            return (await shown(self._context.store, state, command, known, self._left)).previous
+        except BatonError:
+            return None
+
+    async def _seen(self, state: RunState, command: Propose, append: Append, worker: Worker) -> Sight:
+        """The embedding of the request, or the reason why there is none."""
         text, sight = viewed(asked(self._task.messages)), Sight(blind="no_text")
         try:
             if text:
                 sight = Sight(placed(await self._embedding(state, command, append, worker, text), worker.model))
         except BatonError as error:
             sight = Sight(blind=error.public_code or "embedder_failed")
-        self._sights[command.number] = sight
-        self.call = self._text = ""
-        self._send(PlannerMessage(command.number))
+        return sight
 
     async def _embedding(
         self, state: RunState, command: Propose, append: Append, worker: Worker, text: str

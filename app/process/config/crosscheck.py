@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import get_args
 
 from app.core.plan.templates import MOST
-from app.core.pool.catalog import Auth, WireFormat
+from app.core.pool.catalog import SELECTOR_ROUNDS, Auth, WireFormat
 from app.core.pool.rules import SOURCES
 from app.process.config.entries import (
     ALL,
@@ -296,19 +296,22 @@ def _choosing(name: str, tier: TierEntry, pool: list[str]) -> Iterator[Fault]:
 
 
 def _rounds(name: str, tier: TierEntry) -> Iterator[Fault]:
-    """A fixed conductor accepts its first answer unless it sets `again`, which needs a second round; the prompts for
-    small conductors do not describe an earlier round."""
+    """A fixed conductor accepts its first answer unless it sets `again`, which needs a second round, and a random one
+    always does; the prompts for small conductors do not describe an earlier round."""
     places: dict[tuple[str, ...], LimitsEntry] = {("limits",): tier.limits}
     places |= {("efforts", effort): limits for effort, limits in tier.efforts.items()}
     several = [place for place, limits in places.items() if (limits.rounds or 1) > 1]
     conductor = tier.conductor
-    if conductor.kind != "model" and not conductor.again:
+    if conductor.kind in ("fixed", "random") and not conductor.again:
         remedy = "remove it" + (", or let the conductor say again = true" if conductor.kind == "fixed" else "")
         for place in several:
             yield (
                 ("tiers", name, *place, "rounds"),
                 f"has no effect with a {conductor.kind} conductor, which accepts the first answer; {remedy}",
             )
+    for place, limits in places.items():
+        if conductor.kind == "selector" and (limits.rounds or 1) > SELECTOR_ROUNDS:
+            yield ("tiers", name, *place, "rounds"), f"is at most {SELECTOR_ROUNDS} with a selector; lower it"
     if conductor.prompt != "general":
         for place in several:
             yield (
