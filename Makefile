@@ -7,10 +7,13 @@ COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --gen
 	--no-strip-extras --custom-compile-command "make lock" --extra build
 EXTRAS := azure bedrock kms s3 timestamps vertex  # of the image with more libraries (Dockerfile)
 
-.PHONY: run test faults fuzz simulate lint soak bench learn chart trace s3 test-vllm test-browser test-clients lock
+.PHONY: run help test faults fuzz simulate lint soak bench learn chart trace s3 test-vllm test-browser test-clients lock
 
 run: .venv/runtime.stamp  ## The service, embedded: no keys, no database, no Redis needed.
 	$(BIN)/baton serve
+
+help:  ## This list.
+	@awk -F ':.*## ' '/^[a-z0-9 -]+:.*## / { printf "%-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 # What was compiled is kept, for the many processes that tests start, and for the next time.
 test faults fuzz simulate: export PYTHONDONTWRITEBYTECODE =
@@ -40,7 +43,7 @@ simulate: .venv/dev.stamp  ## The bug zoo, and ten thousand simulated worlds ove
 	$(BIN)/python -m pytest $(ZOO) -p no:schemathesis -n auto
 	$(BIN)/python -m tests.simulation --seeds $(SEEDS)
 
-lint: .venv/dev.stamp
+lint: .venv/dev.stamp  ## Style, types and import contracts.
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
 	$(BIN)/mypy --strict app
 	$(BIN)/lint-imports
