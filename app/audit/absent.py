@@ -77,7 +77,9 @@ def root(run: str, events: Sequence[Stored]) -> bytes:
     while len(level) > 1:
         pairs = [_hash(b"\1", level[at] + level[at + 1]) for at in range(0, len(level) - 1, 2)]
         level = pairs + level[2 * len(pairs) :]
-    return level[0] if level else hashlib.sha256(b"").digest()
+    if level:
+        return level[0]
+    return hashlib.sha256(b"").digest()
 
 
 def _hash(kind: bytes, data: bytes) -> bytes:

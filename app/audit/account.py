@@ -52,12 +52,16 @@ class Call:
     @property
     def outcome(self) -> Fact | None:
         """The first outcome, which counts."""
-        return self.outcomes[0] if self.outcomes else None
+        if not self.outcomes:
+            return None
+        return self.outcomes[0]
 
     @property
     def went(self) -> str:
         """The kind of its outcome; empty if it has none yet."""
-        return str(self.outcomes[0].body["outcome"]) if self.outcomes else ""
+        if not self.outcomes:
+            return ""
+        return str(self.outcomes[0].body["outcome"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +148,9 @@ class Step:
     def done(self) -> Fact | None:
         """Its completion, if it was settled by that."""
         settled = self.settled
-        return settled if settled is not None and settled.kind is Kind.STEP_DONE else None
+        if settled is not None and settled.kind is Kind.STEP_DONE:
+            return settled
+        return None
 
 
 @dataclass(slots=True)
@@ -183,12 +189,16 @@ class Proposal:
         """The acceptance, if that came first and was not taken back."""
         if self.dropped is not None:
             return None
-        return self.verdicts[0] if self.verdicts and self.verdicts[0].kind is Kind.PLAN_ACCEPTED else None
+        if self.verdicts and self.verdicts[0].kind is Kind.PLAN_ACCEPTED:
+            return self.verdicts[0]
+        return None
 
     @property
     def rejected(self) -> Fact | None:
         """The rejection, if that came first."""
-        return self.verdicts[0] if self.verdicts and self.verdicts[0].kind is Kind.PLAN_REJECTED else None
+        if self.verdicts and self.verdicts[0].kind is Kind.PLAN_REJECTED:
+            return self.verdicts[0]
+        return None
 
 
 @dataclass(slots=True)
@@ -252,7 +262,9 @@ class Account:
     def around(self, step: Step) -> Step | None:
         """Return the step in which this one is nested, or None."""
         parent = self.proposals[step.plan.body["proposal"]].parent
-        return self.steps.get(parent) if parent is not None and parent < step.n else None
+        if parent is not None and parent < step.n:
+            return self.steps.get(parent)
+        return None
 
     def speaks(self, step: Step) -> bool:
         """Return True if its output is the answer of its round: it answers, and so does every step around it."""

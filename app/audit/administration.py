@@ -98,4 +98,6 @@ def _changes(
 
 
 def _read(body: bytes | None) -> Any:
-    return None if body is None else orjson.loads(body)
+    if body is None:
+        return None
+    return orjson.loads(body)

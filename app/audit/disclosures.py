@@ -66,7 +66,9 @@ def _disclosed(run: Account, call: Call, labels: Labels | None, pools: Pools) ->
     }
     catalog = pools.catalog(body["catalog"])
     worker = catalog.workers.get(body["worker"]) if catalog is not None else None
-    return found if worker is None else found | {"region": worker.card.region or ""}
+    if worker is None:
+        return found
+    return found | {"region": worker.card.region or ""}
 
 
 def _planner(run: Account, step: Step | None) -> str:
@@ -139,8 +141,12 @@ def _kind(call: Call, origin: str) -> str:
         return "shadow"
     if call.step is not None:
         return "worker"
-    return "embedder" if call.intent.body["template"] == EMBEDS else "conductor"
+    if call.intent.body["template"] == EMBEDS:
+        return "embedder"
+    return "conductor"
 
 
 def _numbers(steps: list[int]) -> str:
-    return f",{','.join(str(n) for n in sorted(steps))}," if steps else ""
+    if not steps:
+        return ""
+    return f",{','.join(str(n) for n in sorted(steps))},"

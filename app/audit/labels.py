@@ -46,7 +46,9 @@ class Labels:
         """Return what was read in a call, as it was when the call was intended."""
         if call.step is not None:
             step = self.run.steps.get(call.step)
-            return self._with_results(step, call.intent.seq) if step is not None else self.conversation
+            if step is not None:
+                return self._with_results(step, call.intent.seq)
+            return self.conversation
         if not 0 <= call.proposal < len(self.run.proposals) or call.intent.body["template"] == EMBEDS:
             return self.conversation
         return self.of_planner(self.run.proposals[call.proposal])

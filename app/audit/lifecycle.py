@@ -94,7 +94,9 @@ def _leads_to(run: Account, fact: Fact, state: str) -> str | None:
         first = number < len(run.proposals) and (run.proposals[number].round, run.proposals[number].parent) == (1, None)
         return "admitted" if first else "running"
     begins = fact.kind is Kind.STEP_QUEUED or (fact.kind is Kind.PLAN_OPENED and fact.body.get("parent") is not None)
-    return "running" if begins and state == "planned" else None
+    if begins and state == "planned":
+        return "running"
+    return None
 
 
 def state_of(run: Account) -> str:
@@ -120,7 +122,9 @@ def _succeeded(run: Account, end: Fact) -> str:
     if last is None or not any(one.accepted is not None and one.steps for one in own):
         return "succeeded without an accepted plan"
     if run.admitted["preview"]:
-        return "" if last.accepted is not None and last.steps else "a preview succeeded without an accepted plan"
+        if last.accepted is not None and last.steps:
+            return ""
+        return "a preview succeeded without an accepted plan"
     if not run.answered:
         return _cut_short(run, end)
     ended = last.answer is not None or (last.accepted is not None and not last.steps)
@@ -150,7 +154,9 @@ def stand_in(run: Account) -> Step | None:
 
 def _failed(run: Account, end: Fact) -> str:
     spared = run.erased or end.body.get("error") == "content_erased"
-    return "failed though the answering step is done" if run.answered and not spared else ""
+    if run.answered and not spared:
+        return "failed though the answering step is done"
+    return ""
 
 
 def _wasted(run: Account, end: Fact) -> str:
@@ -160,12 +166,16 @@ def _wasted(run: Account, end: Fact) -> str:
         return ""
     if not run.answered and stand_in(run) is not None:
         return "a step had given an output that stands in for the answer"
-    return "a round before the last one has answered" if run.answered[:-1] else ""
+    if run.answered[:-1]:
+        return "a round before the last one has answered"
+    return ""
 
 
 def _cancelled(run: Account, end: Fact) -> str:
     asked = any(fact.seq < end.seq for fact in run.of(Kind.CANCEL_ASKED))
-    return "" if asked else "cancelled though nobody asked for it"
+    if asked:
+        return ""
+    return "cancelled though nobody asked for it"
 
 
 def _expired(run: Account, end: Fact) -> str:
@@ -176,7 +186,9 @@ def _early(run: Account, end: Fact) -> str:
     """Return a fault if the run ended for want of time before its deadline, and no step lacked the time."""
     early = run.turns[-1].until - end.at
     hopeless = any(fact.body["error"] == NO_TIME for fact in run.of(Kind.STEP_FAILED))
-    return f"expired {early:.1f} s before the deadline" if early > 0 and not hopeless else ""
+    if early > 0 and not hopeless:
+        return f"expired {early:.1f} s before the deadline"
+    return ""
 
 
 def _over_budget(run: Account, end: Fact) -> str:
@@ -187,7 +199,9 @@ def _unpaid(run: Account, end: Fact) -> str:
     """Return a fault if the run ended for want of money, and nothing of it lacked any."""
     steps = any(fact.body["error"] == OVER_BUDGET for fact in run.of(Kind.STEP_FAILED))
     plans = any(OVER_BUDGET in fact.body["reasons"] for fact in run.of(Kind.PLAN_REJECTED))
-    return "" if steps or plans else "over budget though no reservation was refused"
+    if steps or plans:
+        return ""
+    return "over budget though no reservation was refused"
 
 
 SHORT: Mapping[str, Callable[[Account, Fact], str]] = {OVER_BUDGET: _unpaid, "run_expired": _early}

@@ -11,7 +11,9 @@ from app.core.plan.workflow import CONDUCTOR
 
 def itself(run: Account, proposal: Proposal) -> list[str]:
     """Return the conductor, if a plan may give it a step because depth is left."""
-    return [CONDUCTOR] if _depth(run, proposal) < run.limits.get("depth", 0) else []
+    if _depth(run, proposal) < run.limits.get("depth", 0):
+        return [CONDUCTOR]
+    return []
 
 
 def _depth(run: Account, proposal: Proposal) -> int:

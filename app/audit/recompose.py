@@ -125,7 +125,9 @@ def _step_request(run: Account, call: Call, catalog: Catalog, worker: Worker) ->
 def _cut(call: Call, sampling: Sampling) -> Sampling:
     """Return the sampling with its output cut to what the run could pay, if the intent says that it was."""
     wanted = call.intent.body.get("wanted_tokens")
-    return replace(sampling, max_tokens=call.intent.body["max_tokens"]) if wanted == sampling.max_tokens else sampling
+    if wanted == sampling.max_tokens:
+        return replace(sampling, max_tokens=call.intent.body["max_tokens"])
+    return sampling
 
 
 def _is_last(run: Account, step: Step) -> bool:
@@ -153,7 +155,9 @@ def _toolbox(step: Step, box: Toolbox) -> Toolbox:
         return box
     if not step.plan.body.get("tools"):
         return NO_TOOLS
-    return box if box.choice == "none" else replace(box, choice="auto")
+    if box.choice == "none":
+        return box
+    return replace(box, choice="auto")
 
 
 def _shown(run: Account, step: Step, seq: int, task: Task) -> tuple[Message, ...]:

@@ -55,7 +55,9 @@ class Pools:
             catalog = restored(self.kept[digest])
         except (KeyError, TypeError, ValueError, AttributeError):
             return None
-        return catalog if catalog.digest == digest else None
+        if catalog.digest != digest:
+            return None
+        return catalog
 
 
 def requests(run: Account, pools: Pools, report: Report) -> Iterator[Violation]:
@@ -179,7 +181,9 @@ def _has(worker: Worker, match: Match) -> bool:
 def _as_served(call: Call, worker: Worker) -> Worker:
     """Return a conductor's worker with the version that its intent names, which is another model of the same server."""
     version = call.intent.body.get("version", "") if call.step is None else ""
-    return replace(worker, model=version) if isinstance(version, str) and version else worker
+    if isinstance(version, str) and version:
+        return replace(worker, model=version)
+    return worker
 
 
 def _worker(run: Account, call: Call, catalog: Catalog, worker: Worker, read: Read) -> Iterator[Violation]:
@@ -214,7 +218,9 @@ def _asked(conductor: ConductorSpec, call: Call) -> str | None:
     """Return the worker for a planning call with this template."""
     if call.intent.body["template"] != EMBEDS:
         return conductor.worker
-    return conductor.selector.embedder if conductor.selector is not None else None
+    if conductor.selector is None:
+        return None
+    return conductor.selector.embedder
 
 
 def _left(run: Account, call: Call) -> set[int]:

@@ -36,7 +36,9 @@ class Reign:
     def version(self, run: str) -> str:
         """Return the version that conducts this run."""
         drawn = int.from_bytes(hashlib.sha256(f"{self.canary}|{run}".encode()).digest()[:7], "big") / (1 << 56)
-        return self.canary if self.canary and drawn < self.share else self.live
+        if self.canary and drawn < self.share:
+            return self.canary
+        return self.live
 
     def followed_by(self, change: Change) -> "Reign":
         """Return the versions in force after one more change."""

@@ -213,9 +213,13 @@ def _choices(policy: str, row: RewardedDecision) -> tuple[Policy, Policy | None]
     one, further = row.decided, row.decided.further
     first = _choice(policy, row, one, row.seen, None)
     if first is None or further is None:
-        return (first, None) if first is not None else None
+        if first is None:
+            return None
+        return (first, None)
     second = _choice(policy, row, further, row.seen_after, one)
-    return (first, second) if second is not None else None
+    if second is None:
+        return None
+    return (first, second)
 
 
 def _choice(

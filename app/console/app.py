@@ -224,4 +224,6 @@ def _signing(pages: Pages) -> list[Route]:
 def _next(path: str) -> str:
     """Where to go on: a page of this console, never another site."""
     is_ours = path == PATH or path.startswith((f"{PATH}/", f"{PATH}?"))
-    return path if is_ours and "\\" not in path and not any(ord(char) < 33 for char in path) else PATH
+    if is_ours and "\\" not in path and not any(ord(char) < 33 for char in path):
+        return path
+    return PATH

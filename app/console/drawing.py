@@ -143,7 +143,9 @@ def calls_of(number: int) -> str:
 def _title(name: str, node: Data, worker: str) -> str:
     planned = node["planned_worker"]
     instead = f" in place of {planned}" if planned and planned not in (node["worker"], CONDUCTOR) else ""
-    return f"{name}, {worker}{instead}" if worker else name
+    if worker:
+        return f"{name}, {worker}{instead}"
+    return name
 
 
 def _marks(attempts: Sequence[Data], x: int, y: int) -> list[dict[str, Any]]:
@@ -198,7 +200,9 @@ def _path(source: Data, target: Data, *, is_withheld: bool) -> str:
 def reason(edge: Data) -> str:
     """A sentence that says why words were granted or withheld."""
     if edge["kind"] == "granted":
-        return "A call contained it." if edge["sent"] else "It is on the access list; no call has contained it."
+        if edge["sent"]:
+            return "A call contained it."
+        return "It is on the access list; no call has contained it."
     if edge["reason"] == "policy":
         who = "clearance" if edge["by"] == "clearance" else "a rule"
         return f"{edge['worker']} may not read it, by {who}: {edge['detail']}."
@@ -211,11 +215,15 @@ def reason(edge: Data) -> str:
 def name_of(node: str) -> str:
     """The name of a node for people."""
     kind, _, number = node.partition(":")
-    return "caller" if kind == "caller" else f"{kind} {number}"
+    if kind == "caller":
+        return "caller"
+    return f"{kind} {number}"
 
 
 def _cut(text: str) -> str:
-    return text if len(text) <= WORKER_CHARS else f"{text[: WORKER_CHARS - 1]}…"
+    if len(text) <= WORKER_CHARS:
+        return text
+    return f"{text[: WORKER_CHARS - 1]}…"
 
 
 # -- the timeline
@@ -304,7 +312,9 @@ def _bar_words(span: Data) -> str:
     words += f": {seconds_words(span['seconds'])}"
     if span["cost_usd"]:
         words += f", {usd(span['cost_usd'])}"
-    return words if span["end"] is not None else f"{words}, goes on"
+    if span["end"] is not None:
+        return words
+    return f"{words}, goes on"
 
 
 def _has_failed(span: Data) -> bool:

@@ -146,7 +146,9 @@ def _value(asked: Field, texts: Sequence[str]) -> Any:
         return number(text)
     if asked.kind == "days":
         return _seconds(number(text))
-    return text if asked.kind == "lines" else text.strip()
+    if asked.kind == "lines":
+        return text
+    return text.strip()
 
 
 def number(text: str) -> int | float:

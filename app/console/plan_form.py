@@ -86,7 +86,9 @@ def _step(lists: Lists, name: str) -> dict[str, Any]:
 
 def _place(text: str) -> int | None:
     """The place of a step that a text says; None where it says none."""
-    return int(text) if text.isdecimal() and len(text) < PLACE_CHARS else None
+    if text.isdecimal() and len(text) < PLACE_CHARS:
+        return int(text)
+    return None
 
 
 def _entry(text: str) -> int | str:
@@ -157,14 +159,18 @@ def blamed(param: str, button: Pressed, count: int, added_at: int) -> str:
     if found is None:
         return ""
     place: int | str = _place_before(int(found[1]), button, added_at)
-    return f"{found[2]}-{place}" if place == NEW or int(place) < count else ""
+    if place == NEW or int(place) < count:
+        return f"{found[2]}-{place}"
+    return ""
 
 
 def _place_before(place: int, button: Pressed, added_at: int) -> int | str:
     if button.action == "remove":
         return place + (place >= button.step)
     if button.action == "add":
-        return NEW if place == added_at else place - (place > added_at)
+        if place == added_at:
+            return NEW
+        return place - (place > added_at)
     if button.action in ("up", "down"):
         earlier = button.step - (button.action == "up")
         return {earlier: earlier + 1, earlier + 1: earlier}.get(place, place)

@@ -174,7 +174,9 @@ def once_of(token: str, action: str, body: Mapping[str, Any]) -> str:
 def _samples(request: Request, sent: Any) -> list[samples.Sample]:
     """The request as code; nothing where the hidden field was changed into something that is no request."""
     try:
-        return samples.samples(origin(request), sent) if sent else []
+        if not sent:
+            return []
+        return samples.samples(origin(request), sent)
     except (AttributeError, LookupError, TypeError, ValueError, RecursionError):
         return []
 

@@ -59,17 +59,23 @@ class Cursor:
         shown = f"{path}?{urlencode(kept)}" if kept else path
         if changes.get("step") is not None:
             return f"{shown}#run-pane"
-        return f"{shown}#run-timeline" if "by" in changes else shown
+        if "by" in changes:
+            return f"{shown}#run-timeline"
+        return shown
 
     @property
     def number(self) -> int | None:
         """The number of the step in the pane; None if there is none, or a plan."""
-        return int(self.step) if self.step.isdecimal() else None
+        if not self.step.isdecimal():
+            return None
+        return int(self.step)
 
     @property
     def chosen(self) -> str:
         """The id of the node in the pane; empty: none."""
-        return f"step:{self.step}" if self.step.isdecimal() else self.step
+        if self.step.isdecimal():
+            return f"step:{self.step}"
+        return self.step
 
 
 def routes(pages: Pages) -> list[Route]:

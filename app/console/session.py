@@ -82,7 +82,9 @@ class Sessions:
             except InvalidTag:
                 continue
             found: dict[str, Any] = orjson.loads(body)
-            return found if found["until"] > self._now() else None
+            if found["until"] > self._now():
+                return found
+            return None
         return None
 
 

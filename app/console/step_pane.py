@@ -32,7 +32,9 @@ def pane(found: Data, chosen: str) -> dict[str, Any] | None:
     whole, graph = found["run"], found["graph"]
     node = next((one for one in graph["nodes"] if one["id"] == name), None)
     if node is None or node["kind"] == "caller":
-        return {"missing": drawing.name_of(name), "node": None} if chosen else None
+        if not chosen:
+            return None
+        return {"missing": drawing.name_of(name), "node": None}
     edges = [edge for edge in graph["edges"] if edge["target"] == name]
     shown = {
         "missing": None,
@@ -162,7 +164,9 @@ def why_no_answer(node: Data, whole: Data, content: Data | None) -> str:
         case "queued":
             return "The step waits for a free slot; nothing has been sent yet."
         case "running":
-            return "The worker has not finished yet." if calls else "The step is running; no call has been made yet."
+            if calls:
+                return "The worker has not finished yet."
+            return "The step is running; no call has been made yet."
         case "awaiting_tool":
             return "The worker has called tools of the caller, whose results have not come yet."
         case "failed":
@@ -172,4 +176,6 @@ def why_no_answer(node: Data, whole: Data, content: Data | None) -> str:
             return f"The step was skipped: {error}."
     if content is None:
         return "The answer is content, which this key may not read."
-    return f"The answer was {erased(whole['erasure'])}." if content["erased"] else "The step has no answer."
+    if content["erased"]:
+        return f"The answer was {erased(whole['erasure'])}."
+    return "The step has no answer."

@@ -80,7 +80,9 @@ def usd(amount: float | None) -> str:
         return f"{sign}${size:,.2f}"
     if round(size, 2) == size:
         return f"{sign}${size:.2f}"
-    return f"{sign}${size:.4f}" if size >= 0.01 else f"{sign}${size:.6f}"
+    if size >= 0.01:
+        return f"{sign}${size:.4f}"
+    return f"{sign}${size:.6f}"
 
 
 def count(number: float | None) -> str:
@@ -97,12 +99,16 @@ def seconds(length: float | None) -> str:
     if length < 120:
         return f"{length:.1f} s"
     minutes, rest = divmod(round(length), 60)
-    return f"{minutes} min {rest} s" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"
+    if minutes < 120:
+        return f"{minutes} min {rest} s"
+    return f"{minutes // 60} h {minutes % 60} min"
 
 
 def percent(share: float | None) -> str:
     """A share of one; a dash for None."""
-    return NOTHING if share is None else f"{share * 100:.1f} %"
+    if share is None:
+        return NOTHING
+    return f"{share * 100:.1f} %"
 
 
 def when(moment: float | str | None) -> str:
@@ -147,7 +153,9 @@ def source(name: str) -> str:
 
 def worker(name: object) -> str:
     """The name of a worker, which may be the conductor of a nested workflow, with its invisible characters visible."""
-    return "the conductor itself" if name == CONDUCTOR else plain(name)
+    if name == CONDUCTOR:
+        return "the conductor itself"
+    return plain(name)
 
 
 def placed(name: str) -> str:
@@ -157,7 +165,9 @@ def placed(name: str) -> str:
         return source(name)
     if "." in position:
         return f"step {name}"  # inside of a step
-    return f"step {position}" if round_ == "1" else f"step {position} of round {round_}"
+    if round_ == "1":
+        return f"step {position}"
+    return f"step {position} of round {round_}"
 
 
 def basis(estimate: Mapping[str, Any]) -> str:
@@ -165,13 +175,17 @@ def basis(estimate: Mapping[str, Any]) -> str:
     runs = f"{count(estimate['runs'])} earlier run{'' if estimate['runs'] == 1 else 's'}"
     if estimate["basis"] == "prices":
         return "prices and usual sizes"
-    return runs if estimate["basis"] == "history" else f"{runs}, and prices and usual sizes where they have none"
+    if estimate["basis"] == "history":
+        return runs
+    return f"{runs}, and prices and usual sizes where they have none"
 
 
 def needed(reason: str) -> str:
     """The words for why a plan needs an approval."""
     kind, _, name = reason.partition(":")
-    return f"the {kind} {plain(name)}" if name else NEEDED.get(kind, plain(kind))
+    if name:
+        return f"the {kind} {plain(name)}"
+    return NEEDED.get(kind, plain(kind))
 
 
 def render(made: jinja2.Environment, name: str, values: Mapping[str, Any]) -> str:

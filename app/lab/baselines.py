@@ -28,7 +28,9 @@ ARMS = (
 
 def arms(form: Form) -> tuple[str, ...]:
     """The names of the arms that a conductor of this form is compared with."""
-    return ARMS if form is not WORDS else (*ARMS[:-1], UNWORDED, OPTIMUM)
+    if form is not WORDS:
+        return ARMS
+    return (*ARMS[:-1], UNWORDED, OPTIMUM)
 
 
 @dataclass(frozen=True, slots=True)

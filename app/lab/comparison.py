@@ -190,7 +190,9 @@ def _bought(arm: str, arms: Sequence[str], means: Sequence[Mapping[str, float]])
             return None
         if rest is not None:
             gains.append(mean[f"right {arm}"] - rest)
-    return interval(gains) if len(gains) > 1 else None
+    if len(gains) > 1:
+        return interval(gains)
+    return None
 
 
 def _ceiling(means: Sequence[Mapping[str, float]], ahead: Interval, rows: int) -> Standing:

@@ -125,7 +125,9 @@ class Choice:
     def grade(self, answer: str) -> Grade:
         """1 for the right letter."""
         chosen = self._chosen(answer[-MOST_CHARS:])
-        return Grade(0.0, "no choice") if chosen is None else _grade(chosen == self.expected)
+        if chosen is None:
+            return Grade(0.0, "no choice")
+        return _grade(chosen == self.expected)
 
     def _chosen(self, answer: str) -> str | None:
         told = conclusion(answer)
@@ -186,7 +188,9 @@ class UnitTests:
     def grade(self, answer: str) -> Grade:
         """1 if everything passes in time."""
         failed = self.execute(code_in(answer), self.tests, self.seconds)
-        return _grade(True) if failed is None else Grade(0.0, failed)
+        if failed is None:
+            return _grade(True)
+        return Grade(0.0, failed)
 
 
 def code_in(answer: str) -> str:
@@ -204,7 +208,9 @@ def grader(spec: object, execute: Execute | None = None) -> Grader:
     kind = spec["kind"]
     if unknown := sorted(str(name) for name in set(spec) - FIELDS[kind] - {"kind"}):
         raise ValueError(f"a {kind} grader has no field {unknown[0][:40]}; it has {', '.join(sorted(FIELDS[kind]))}")
-    return _tests(spec, execute) if kind == "tests" else _MAKERS[kind](spec)
+    if kind == "tests":
+        return _tests(spec, execute)
+    return _MAKERS[kind](spec)
 
 
 def conclusion(answer: str) -> str | None:
@@ -251,7 +257,9 @@ def _fraction(text: str) -> Fraction | None:
 
 
 def _grade(right: bool) -> Grade:
-    return Grade(1.0, "right") if right else Grade(0.0, "wrong")
+    if right:
+        return Grade(1.0, "right")
+    return Grade(0.0, "wrong")
 
 
 def _as_json(text: str) -> str:
@@ -285,7 +293,9 @@ def _figure(value: object) -> Fraction | None:
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
     text = str(value).strip()
-    return _fraction(text) if _NUMBER.fullmatch(text) else None
+    if not _NUMBER.fullmatch(text):
+        return None
+    return _fraction(text)
 
 
 def _choice(spec: Mapping[str, Any]) -> Grader:

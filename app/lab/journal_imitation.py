@@ -82,7 +82,9 @@ def learned_from(
 
 def digest_of(runs: Sequence[Remembered]) -> str:
     """SHA-256 of what is imitated; empty if nothing is."""
-    return hashlib.sha256(repr(runs).encode()).hexdigest() if runs else ""
+    if not runs:
+        return ""
+    return hashlib.sha256(repr(runs).encode()).hexdigest()
 
 
 def _understood(one: Rollout) -> tuple[Problem, Pool, Plan]:

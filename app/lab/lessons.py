@@ -50,13 +50,17 @@ def _families(split: Split) -> tuple[Family, ...]:
 
 def _phrasing(random: Random, split: Split) -> int:
     last = len(FAMILIES[0].phrasings) - 1
-    return last if split == "unseen paraphrases" else random.randrange(last)
+    if split == "unseen paraphrases":
+        return last
+    return random.randrange(last)
 
 
 def _pool(random: Random, split: Split, standard: float) -> Pool:
     if split == "random pools":
         return draw_pool(random, unseen=True)
-    return draw_pool(random, unseen=False) if split == "train" and random.random() >= standard else standard_pool()
+    if split == "train" and random.random() >= standard:
+        return draw_pool(random, unseen=False)
+    return standard_pool()
 
 
 def sensible(random: Random, workers: int) -> Plan:

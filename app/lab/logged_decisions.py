@@ -72,7 +72,9 @@ def decided(events: Sequence[Event]) -> Decided | None:
         return _selected(events, made)
     steps = [fact for fact in facts(events, PlanStep) if fact.proposal == accepted]
     odds = [step.probability for step in steps if step.probability is not None]
-    return _planned(made, steps, odds) if steps and len(odds) == len(steps) else None
+    if steps and len(odds) == len(steps):
+        return _planned(made, steps, odds)
+    return None
 
 
 def _selected(events: Sequence[Event], made: PlanOpened) -> Decided | None:
@@ -84,7 +86,9 @@ def _selected(events: Sequence[Event], made: PlanOpened) -> Decided | None:
         return first
     carried_out = {fact.proposal for fact in facts(events, PlanAccepted)} >= {later[-1].proposal}
     stopped = any(event.kind is Kind.SUCCEEDED and event.body.get("stopped") for event in events)
-    return replace(first, further=_of(later[-1])) if carried_out and not stopped else None
+    if carried_out and not stopped:
+        return replace(first, further=_of(later[-1]))
+    return None
 
 
 def _of(made: PlanOpened) -> Decided | None:
@@ -108,11 +112,15 @@ def choice(policy: str, one: Decided) -> Policy | None:
     if policy == UNIFORM:
         return _uniform(one)
     if policy == GREEDY:
-        return None if one.shape else {max(one.candidates, key=lambda arm: one.candidates[arm]): 1.0}
+        if one.shape:
+            return None
+        return {max(one.candidates, key=lambda arm: one.candidates[arm]): 1.0}
     arm = policy.removeprefix(ALWAYS)
     if ACCEPT in one.candidates:
         return {ACCEPT: 1.0}
-    return {arm: 1.0} if _possible(arm, one) else None
+    if not _possible(arm, one):
+        return None
+    return {arm: 1.0}
 
 
 def _uniform(one: Decided) -> Policy | None:
@@ -171,7 +179,9 @@ def score(given: Sequence[Feedback]) -> float | None:
         for one in sorted(given, key=lambda one: (one.at, one.id))
         if one.score is not None and one.kind != "implicit"
     }
-    return sum(latest.values()) / len(latest) if latest else None
+    if not latest:
+        return None
+    return sum(latest.values()) / len(latest)
 
 
 def conversation(messages: Sequence[Message]) -> str:

@@ -162,7 +162,9 @@ def weights_sha256(folder: Path, kind: str) -> str:
         absent = [f"{folder}: has no {WEIGHTS[kind]}; name a folder that has, with or without --base"]
         raise ConfigInvalid(absent)
     digests = [_digest(folder / name) for name in files]
-    return digests[0] if len(digests) == 1 else sha256("".join(digests).encode())
+    if len(digests) == 1:
+        return digests[0]
+    return sha256("".join(digests).encode())
 
 
 def _weights(folder: Path, kind: str) -> list[str]:
@@ -223,7 +225,9 @@ def sign(folder: Path, signer: Signer) -> Manifest:
 def signature(folder: Path) -> str:
     """The signature of a folder's manifest as it stands there, not yet checked; empty if there is none."""
     place = folder / SIGNATURE
-    return place.read_text(errors="replace") if place.is_file() else ""
+    if not place.is_file():
+        return ""
+    return place.read_text(errors="replace")
 
 
 def objection(folder: Path, version: str, trusted: TrustedSigners) -> str:

@@ -115,7 +115,9 @@ def _skeleton(proposals: Sequence[Mapping[str, Any]], steps: Sequence[Mapping[st
     plan = [
         [step["round"], step["planned_worker"], step["access"]] for step in steps if step["proposal"] in taken
     ]  # fmt: skip
-    return hashlib.sha256(json.dumps(plan).encode()).hexdigest()[:16] if plan else ""
+    if not plan:
+        return ""
+    return hashlib.sha256(json.dumps(plan).encode()).hexdigest()[:16]
 
 
 def mixture(measures: Iterable[Measure]) -> list[str]:

@@ -132,7 +132,9 @@ class Report:
             return "refused"
         if self.ahead.low > 0:
             return "better"
-        return "worse" if self.ahead.high < 0 else "undecided"
+        if self.ahead.high < 0:
+            return "worse"
+        return "undecided"
 
 
 class Log:
@@ -308,7 +310,9 @@ def _averaged(values: Sequence[float]) -> tuple[float, float]:
 def _off(errors: Sequence[float], widest: float) -> float:
     """Return a bound of a model's mean error from its errors on few rows; half of the range if there are fewer than
     two."""
-    return math.hypot(*_averaged(errors)) if len(errors) > 1 else widest / 2
+    if len(errors) > 1:
+        return math.hypot(*_averaged(errors))
+    return widest / 2
 
 
 def _ratio(weights: Sequence[float], rewards: Sequence[float]) -> Estimate:

@@ -100,7 +100,9 @@ def right(plan: Plan, kind: tuple[int, int], pool: tuple[Profile, ...]) -> float
 def right_for(plan: Plan, kind: tuple[int, int], trait: float, pool: tuple[Profile, ...]) -> float:
     """The chance of a right answer for tasks of one trait."""
     parts, answers = parts_of(plan)
-    return _right(plan, parts, kind, trait, pool) if answers else 0.0
+    if not answers:
+        return 0.0
+    return _right(plan, parts, kind, trait, pool)
 
 
 def _right(

@@ -48,7 +48,9 @@ class Form:
 
 
 def _legal_role(place: int, row: int) -> Sequence[int]:
-    return plans.legal(place, row) if row <= SLOTS else plans.legal_again(place, row - SLOTS)
+    if row <= SLOTS:
+        return plans.legal(place, row)
+    return plans.legal_again(place, row - SLOTS)
 
 
 ROLES = Form(
@@ -105,7 +107,9 @@ def _follow_word(state: int, token: int) -> int:
     step, part = divmod(state - 1, _PART)
     if state and part >= 2 and token >= _ACCESS:
         return 1 + step * _PART + _PART - 1
-    return _ENDED if token == 2 or state == _ENDED else state + 1
+    if token == 2 or state == _ENDED:
+        return _ENDED
+    return state + 1
 
 
 def _encode(plan: Plan) -> list[int]:

@@ -90,4 +90,6 @@ class Scorer:
 
 def _text(completion: Any) -> str:
     """TRL gives conversational completions as one message each, others as text."""
-    return completion if isinstance(completion, str) else str(completion[-1]["content"] or "")
+    if isinstance(completion, str):
+        return completion
+    return str(completion[-1]["content"] or "")

@@ -161,7 +161,9 @@ def needs(plan: Plan, place: int, yields: Sequence[str]) -> tuple[int, ...]:
         return ()
     wanted = "plan" if step.role in ("solve", "reason") else "answer"
     found = tuple(n for n in step.sees if yields[n] == wanted)
-    return found if step.role == "combine" else found[-1:]
+    if step.role == "combine":
+        return found
+    return found[-1:]
 
 
 def hands(used: Sequence[tuple[int, ...]], yields: Sequence[str], place: int) -> frozenset[int]:

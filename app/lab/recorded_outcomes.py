@@ -316,7 +316,9 @@ def _logged_cost(value: Mapping[str, Any], place: str) -> tuple[float | None, Un
     for name in ("usd", "response_cost", "spend", "total_cost"):
         if value.get(name) is not None:
             return _cost(value[name], place), "usd"
-    return (_cost(value["tokens"], place), "tokens") if value.get("tokens") is not None else (None, "usd")
+    if value.get("tokens") is not None:
+        return (_cost(value["tokens"], place), "tokens")
+    return (None, "usd")
 
 
 def _prompt(value: Mapping[str, Any], place: str) -> str:
@@ -336,7 +338,9 @@ def _prompt(value: Mapping[str, Any], place: str) -> str:
 def _text(content: Any) -> str | None:
     """The text of a message's content, which may have parts."""
     if not isinstance(content, list):
-        return content if isinstance(content, str) else None
+        if not isinstance(content, str):
+            return None
+        return content
     return "\n".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
 
 

@@ -98,7 +98,9 @@ def split(conversation: Turns, held_out: float) -> Split:
     """The side of a conversation, by a hash of how it begins: a share of `held_out` is not used for training."""
     first = next((place for place, turn in enumerate(conversation) if turn["role"] == "user"), 0)
     begun = json.dumps([dict(turn) for turn in conversation[: first + 1]], sort_keys=True)
-    return "held-out" if hashlib.sha256(begun.encode()).digest()[0] < 256 * held_out else "train"
+    if hashlib.sha256(begun.encode()).digest()[0] < 256 * held_out:
+        return "held-out"
+    return "train"
 
 
 def to_line(one: Rollout) -> str:
@@ -176,7 +178,9 @@ def effective(examples: Sequence[Example]) -> float:
 
 
 def _worth(one: Rollout, weights: Weights) -> float | None:
-    return None if one.verdict is None else reward(one.verdict, one.usd, one.seconds, weights)
+    if one.verdict is None:
+        return None
+    return reward(one.verdict, one.usd, one.seconds, weights)
 
 
 def _asked(one: Rollout) -> str:
@@ -184,4 +188,6 @@ def _asked(one: Rollout) -> str:
 
 
 def _usual(group: Sequence[float], worth: float, mean: float) -> float:
-    return (sum(group) - worth) / (len(group) - 1) if len(group) > 1 else mean
+    if len(group) > 1:
+        return (sum(group) - worth) / (len(group) - 1)
+    return mean

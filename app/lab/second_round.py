@@ -141,7 +141,9 @@ def shown(read: Sequence[int], one: Lesson, first: Plan, sign: int) -> list[int]
 
 def written(second: Plan) -> list[int]:
     """The tokens of a second plan over ordinals."""
-    return [0, *to_tokens(second)[5:]] if second != TAKE else [0, 2]
+    if second != TAKE:
+        return [0, *to_tokens(second)[5:]]
+    return [0, 2]
 
 
 def understood(tokens: Sequence[int]) -> Plan:

@@ -50,7 +50,9 @@ def shift(subtask: str, domain: int) -> float:
     named = {place for place, name in enumerate(DOMAINS) if re.search(NAMES[name], words)}
     if named:
         return NAMED if named == {domain} else MISNAMED
-    return 0.0 if not words or re.search(POINTS, words) else UNNAMED
+    if not words or re.search(POINTS, words):
+        return 0.0
+    return UNNAMED
 
 
 # What the warm start begins with.

@@ -50,7 +50,9 @@ def changed(random: Random, plan: Plan, workers: int) -> Plan:
     """The plan with one thing changed by chance: a step more or less, another worker, at once or step by step."""
     if random.random() < RESHAPED:
         shorter = len(plan) == STEPS or (len(plan) > 1 and random.random() < 0.5)
-        return _shorter(plan) if shorter else _longer(random, plan, workers)
+        if shorter:
+            return _shorter(plan)
+        return _longer(random, plan, workers)
     place = random.randrange(len(plan))
     step = plan[place]
     other = {"solve": "reason", "reason": "solve"}.get(step.role)

@@ -82,7 +82,9 @@ def pupil(recipe: Recipe) -> Pupil:
 
 def place(model: str) -> Path:
     """The folder of a model that was loaded: its own, or that of the library's cache."""
-    return Path(model) if Path(model).is_dir() else Path(str(cached_file(model, "config.json"))).parent
+    if Path(model).is_dir():
+        return Path(model)
+    return Path(str(cached_file(model, "config.json"))).parent
 
 
 def computing(device: str) -> Any:

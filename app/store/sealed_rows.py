@@ -144,7 +144,9 @@ class SealedRows:
     def state(self) -> Row | None:
         """The state of the log; None if it has no row."""
         row = self._conn.execute(select(LOG_STATE).where(LOG_STATE.c.id == 1)).mappings().one_or_none()
-        return named_columns(row) if row is not None else None
+        if row is None:
+            return None
+        return named_columns(row)
 
     def count_states(self) -> int:
         """The number of rows of the state; there is one."""

@@ -81,7 +81,9 @@ class TilesFolder:
             if not parts.is_dir():
                 return b""
             widths = [int(part.name) for part in parts.iterdir() if part.name.isdecimal()]
-            return (parts / str(max(widths))).read_bytes() if widths else b""
+            if not widths:
+                return b""
+            return (parts / str(max(widths))).read_bytes()
         except OSError as error:
             raise ConfigInvalid([f"{whole}: cannot be read: {error.strerror}"]) from None
 

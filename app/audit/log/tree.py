@@ -71,7 +71,9 @@ def root_of(hashes: Iterable[bytes]) -> bytes:
     while len(level) > 1:
         pairs = [node_hash(level[at], level[at + 1]) for at in range(0, len(level) - 1, 2)]
         level = pairs + level[2 * len(pairs) :]
-    return level[0] if level else hashlib.sha256().digest()
+    if level:
+        return level[0]
+    return hashlib.sha256().digest()
 
 
 # -- checkpoints

@@ -126,7 +126,9 @@ class LogCheck:
 
     def _own(self, note: str | None) -> Checkpoint | None:
         try:
-            return read_checkpoint(note) if note is not None else None
+            if note is None:
+                return None
+            return read_checkpoint(note)
         except Unreadable as error:
             self._add("checkpoint", str(error))
             return None

@@ -194,4 +194,6 @@ def _words(condition: Mapping[str, Any]) -> str:
 
 
 def _figure(value: float | None) -> str:
-    return "no bound" if value is None else f"{value:.4f}"
+    if value is None:
+        return "no bound"
+    return f"{value:.4f}"

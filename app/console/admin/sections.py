@@ -171,4 +171,6 @@ def following(request: Request, page: Mapping[str, Any]) -> str:
 def at(*parts: str, **fields: str) -> str:
     """The address of a page of the administration; every part may be any text."""
     path = "/".join([ADMIN, *[quote(part, safe="") for part in parts]])
-    return f"{path}?{urlencode(fields)}" if fields else path
+    if fields:
+        return f"{path}?{urlencode(fields)}"
+    return path

@@ -125,7 +125,9 @@ def manned(template: str, workers: Sequence[str]) -> Arm:
 def arm_named(name: str) -> Arm:
     """The arm of this name."""
     template, _, workers = name.partition(" ")
-    return PLANNED if template == MODEL else manned(template, workers.split(" "))
+    if template == MODEL:
+        return PLANNED
+    return manned(template, workers.split(" "))
 
 
 def arm_of(steps: Sequence[tuple[str, str, Access]]) -> Arm:

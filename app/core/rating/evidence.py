@@ -99,7 +99,9 @@ def arm_played(events: Sequence[Event]) -> Played | None:
     rounds = _rounds(events)
     first = _first(rounds[0]) if rounds else None
     if first is None or len(rounds) == 1:
-        return Played(first) if first is not None else None
+        if first is None:
+            return None
+        return Played(first)
     action = str(decided["action"])
     if action == ACCEPT:
         return Played(replace(first, further=(ANSWERED,)))

@@ -305,7 +305,9 @@ class Events:
         frames += self._end_block(ended.logprobs, body["status"], FINAL)
         frames += self._event(f"response.{body['status']}", self._at + 1, response=body)
         is_unknown = self._after > self._base + self._at
-        return self._broken(position.unknown()) if is_unknown else frames
+        if is_unknown:
+            return self._broken(position.unknown())
+        return frames
 
     def failed(self, error: BatonError, ended: TurnEnd) -> bytes:
         """The end of a run that failed, or of a stream that is broken. No journal says how much text of a failed run

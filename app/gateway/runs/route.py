@@ -522,7 +522,9 @@ async def _absent(store: TenantStore, caller: Caller, run: str) -> NotFound:
 async def _whole(found: VisibleRun, journal: Journal, state: RunState) -> dict[str, Any]:
     """The run as its caller may see it; `state` is the fold of its journal."""
     whole = audit.whole(found.row, journal, await found.store.feedback(found.row.id), state)
-    return whole if found.may_read else exchanges.without_ids(whole, state.awaited)
+    if found.may_read:
+        return whole
+    return exchanges.without_ids(whole, state.awaited)
 
 
 async def _chosen(

@@ -91,7 +91,9 @@ def _learning(most: int) -> list[Group]:
     learner = Group(names, lambda seen, seed: learned(seen, seed, most))
     free = Group(tuple(model_free_names(most)), lambda seen, seed: model_free(seen, seed, most))
     bounded = (OptimumByCards.name, OptimumAsRead.name, *[policy.name for policy in unread()])
-    return [learner, free, Group(bounded, bounds)] if names else []
+    if not names:
+        return []
+    return [learner, free, Group(bounded, bounds)]
 
 
 if __name__ == "__main__":

@@ -123,13 +123,17 @@ def play(plan: Plan, task: Task, pool: Pool, random: Random, library: Library | 
 def verdict(right: bool, random: Random) -> bool:
     """Return what a judge says of an answer: it takes some wrong ones for right, and some right ones for wrong."""
     known = constants()
-    return random.random() >= known.judge_false_fail if right else random.random() < known.judge_false_pass
+    if right:
+        return random.random() >= known.judge_false_fail
+    return random.random() < known.judge_false_pass
 
 
 def final(text: str) -> str:
     """Return the results that a text states, or nothing."""
     match = RESULTS.fullmatch(text)
-    return match["text"] if match and match["part"] == WHOLE else ""
+    if match and match["part"] == WHOLE:
+        return match["text"]
+    return ""
 
 
 def reply(worker: Worker, messages: Sequence[Message], library: Library, random: Random) -> Reply:
@@ -247,7 +251,9 @@ def _solved(worker: Worker, shown: _Shown, task: Task, place: int, random: Rando
         logits += known.truncated if worker.card.context < DOCUMENT_TOKENS[task.document] else 0.0
     elif not shown.complete:
         logits += known.digest_lost
-    return part.answer if random.random() < logistic(logits) else part.slip
+    if random.random() < logistic(logits):
+        return part.answer
+    return part.slip
 
 
 def _checked(worker: Worker, shown: _Shown, task: Task, place: int, random: Random) -> str:
@@ -255,9 +261,13 @@ def _checked(worker: Worker, shown: _Shown, task: Task, place: int, random: Rand
     skill = known.check_skill * (worker.ability - known.ability_mean)
     hands, results = shown.answers[-1]
     if results[place] == part.answer:
-        return part.answer if random.random() < logistic(known.keeps + skill) else part.slip
+        if random.random() < logistic(known.keeps + skill):
+            return part.answer
+        return part.slip
     finds = (known.finds_own if worker.name in hands else known.finds_other) + skill
-    return _solved(worker, shown, task, place, random) if random.random() < logistic(finds) else results[place]
+    if random.random() < logistic(finds):
+        return _solved(worker, shown, task, place, random)
+    return results[place]
 
 
 def _combined(worker: Worker, shown: _Shown, task: Task, place: int, random: Random) -> str:
@@ -266,4 +276,6 @@ def _combined(worker: Worker, shown: _Shown, task: Task, place: int, random: Ran
     logits = combine_logit(right, len(shown.answers), known) if right else float("-inf")
     if 0 < right < len(shown.answers):
         logits += known.check_skill * (worker.ability - known.ability_mean)
-    return part.answer if right and random.random() < logistic(logits) else part.slip
+    if right and random.random() < logistic(logits):
+        return part.answer
+    return part.slip

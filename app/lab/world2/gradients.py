@@ -97,7 +97,9 @@ def _order(value: Value, order: list[Value], seen: set[int]) -> None:
 
 
 def _value(number: Number) -> Value:
-    return number if isinstance(number, Value) else Value(np.asarray(number, dtype=float))
+    if isinstance(number, Value):
+        return number
+    return Value(np.asarray(number, dtype=float))
 
 
 def _same(passed: Array) -> Array:

@@ -267,7 +267,9 @@ def _counted(counts: Sequence[Array], branch: Array) -> list[Array]:
 
 
 def _bits(steps: Shape, role: str) -> tuple[int | None, ...]:
-    return (0, 1) if any([step.role == role for step in steps]) else (None,)
+    if any([step.role == role for step in steps]):
+        return (0, 1)
+    return (None,)
 
 
 def _known(bit: int | None) -> int:

@@ -48,7 +48,9 @@ def written(role: str, parts: int, handed: int) -> float:
     known = constants()
     brief = known.solve_tokens / 2
     if role in PARTIAL:
-        return known.reason_tokens if PARTIAL.index(role) < parts else brief
+        if PARTIAL.index(role) < parts:
+            return known.reason_tokens
+        return brief
     fixed = {"plan": known.plan_tokens, "digest": known.digest_tokens}
     if role in fixed:
         return fixed[role]
@@ -70,7 +72,9 @@ def passed_on(role: str, parts: int) -> float:
     if role in ("plan", "digest"):
         return written(role, parts, 0)
     if role in PARTIAL:
-        return known.solve_tokens if PARTIAL.index(role) < parts else known.solve_tokens / 2
+        if PARTIAL.index(role) < parts:
+            return known.solve_tokens
+        return known.solve_tokens / 2
     return known.solve_tokens * parts
 
 

@@ -97,7 +97,9 @@ class SentenceReader:
     def novelty(self, text: str) -> float:
         """Return the share of a text's words that training never met; 1 for a text without words."""
         found = words(text)
-        return 1 - len(found & self.known) / len(found) if found else 1.0
+        if not found:
+            return 1.0
+        return 1 - len(found & self.known) / len(found)
 
     def _labelled(self, training: Sequence[Task]) -> list[list[tuple[str, int]]]:
         """Label sentences by naive Bayes: of a text's own families the one with the most evidence, or none."""

@@ -204,7 +204,9 @@ def _text(random: Random, split: Split, sentences: Sequence[str], document: int,
 
 def _one(random: Random, phrases: Sequence[str], split: Split) -> str:
     """One of these phrases: the last one if phrasings are held out, else one of the others."""
-    return phrases[-1] if split == "phrasings" else random.choice(phrases[:-1])
+    if split == "phrasings":
+        return phrases[-1]
+    return random.choice(phrases[:-1])
 
 
 @cache

@@ -169,7 +169,9 @@ def plan_of(text: str, order: Sequence[int]) -> Plan | None:
     for step in steps:
         found.append(ShapeStep(role_of(step.subtask), step.access.steps, step.access.user))
     shape = _shapes().get(tuple(found))
-    return Plan(shape, tuple(int(step.worker) for step in steps)) if shape else None
+    if not shape:
+        return None
+    return Plan(shape, tuple(int(step.worker) for step in steps))
 
 
 def tokens(plan: Plan, one: Task, pool: Pool) -> float:
