@@ -4,7 +4,8 @@ from random import Random
 
 import pytest
 
-from app.core.pool.catalog import Worker
+from app.core.pool.breaker import KNOWN
+from app.core.pool.catalog import SPARED, Worker
 from app.engine.calls.candidates import BACKOFF, Candidates
 from app.engine.worker_health import Health
 from app.errors import (
@@ -92,6 +93,17 @@ def test_an_answer_that_breaks_off_is_no_lack_of_money(health: Health) -> None:
     candidates.unaffordable(ADA)
     candidates.failed(BOB, WorkerUnavailable(), streamed=True, chance=1.0, left=99.0)
     assert candidates.error(candidates.choose(99.0)) != "run_over_budget"
+
+
+def test_a_worker_gets_all_of_the_time_if_no_other_could_answer_in_the_rest_of_it(health: Health) -> None:
+    assert Candidates(health, [ADA, BOB], 4, 0).can_replace(ADA, 9.0), "bob's pace is not known"
+    for number in range(KNOWN):
+        health.settle(f"call {number}", BOB, "good", 1_000.0 - 5.0, None)
+    candidates = Candidates(health, [ADA, BOB], 4, 0)
+    assert not candidates.can_replace(ADA, 9.0), "5 s are more than the share that ada leaves"
+    assert candidates.can_replace(ADA, 5.1 / (1 - SPARED))
+    assert candidates.can_replace(BOB, 9.0)
+    assert not Candidates(health, [ADA, BOB], 1, 0).can_replace(BOB, 9.0), "there is one attempt"
 
 
 TOO_LONG = WorkerRefused(failure=Failure("context_length"))

@@ -12,7 +12,7 @@ not pay for, even if it is cut to the floor of the tier, is passed over for a ch
 from collections.abc import Sequence
 
 from app.core.pool.breaker import BRIEFEST, NO_TIME, Place
-from app.core.pool.catalog import Worker
+from app.core.pool.catalog import SPARED, Worker
 from app.core.records import changed
 from app.engine.worker_health import Health, WorkerChoice
 from app.errors import (
@@ -64,6 +64,13 @@ class Candidates:
     def spare(self) -> bool:
         """True if another worker could take over from the current one."""
         return len(self._workers) > 1 and self._left > 1
+
+    def can_replace(self, worker: Worker, left: float) -> bool:
+        """True if another worker could take over from this one after its share of the `left` seconds of the run, and
+        answer in the rest of them."""
+        rest = left * (1 - SPARED)
+        others = [other for other in self._workers if other.name != worker.name]
+        return self.spare and any(self._health.hopeless(other) <= rest for other in others)
 
     def pause(self, left: float) -> float:
         """Seconds to wait before asking again; 0: `choose` now. `left` are the run's seconds."""

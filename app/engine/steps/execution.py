@@ -424,7 +424,8 @@ class Execution:
             and request.form is None
             and state.admitted.limits.seconds < most_seconds
         )
-        watched = basis.candidates.spare and not quick and is_long(request, provider)
+        spare = basis.candidates.can_replace(worker, self._left(state))
+        watched = spare and not quick and is_long(request, provider)
         watched = watched or (cuts and provider.streams and not request.live)
         return Attempt(
             self._context,
@@ -436,7 +437,7 @@ class Execution:
             number=number,
             salt=self._salt,
             deadline=state.deadline,
-            spare=basis.candidates.spare,
+            spare=spare,
             extra=choice.extra,
             tier_seconds=most_seconds,
             cuts=cuts,
