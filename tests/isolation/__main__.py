@@ -19,7 +19,8 @@ from app.store.sqlkit.migrate import migrate
 from tests.harness import servers
 from tests.harness.in_process import pool_text, running_service
 from tests.isolation.commands import words_of_others
-from tests.isolation.operations import ONE_PERSON, REQUESTS, Report, play
+from tests.isolation.operations import ONE_PERSON, Report, play
+from tests.isolation.requests import REQUESTS
 from tests.stubs import ProviderStub
 
 LEAST = 20

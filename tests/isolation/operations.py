@@ -10,7 +10,7 @@ import json
 import random
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,13 +28,11 @@ from app.store.protocol import RunRow
 from tests.harness.console import ORIGIN, SAME_ORIGIN, sign_in
 from tests.harness.stand_ins import api_routes
 from tests.harness.waiting import PATIENCE_SECONDS, until
+from tests.isolation.requests import REQUESTS, Request, Tenant, asking
 from tests.stubs import Echo, ProviderStub, Reply, ToolCall
 from tests.stubs.record import Received
 
 TENANTS = ("amber", "birch")
-TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
-DECISION = {"decision": "approve", "digest": "0" * 64}
-"""A decision on a plan that nobody has asked about."""
 ONE_PERSON = "\n[tiers.baton-mini.approval]\nfour_eyes = false\n"
 """In a pool file: a tenant's key may approve the plans of its own runs."""
 FORM = {"decision": "approve", "action": "run", "once": "page", "score": "1", "model": "baton-mini"}
@@ -57,165 +55,6 @@ class Mirror(Echo):
         return Reply(chunks=(json.dumps(body["messages"])[-2_000:],))
 
 
-@dataclass
-class Asked:
-    """One request."""
-
-    path: str
-    body: Any = None
-    headers: dict[str, str] = field(default_factory=dict)
-
-
-@dataclass
-class Tenant:
-    """One tenant, its client, and what it has."""
-
-    name: str
-    client: httpx.AsyncClient
-    runs: list[str] = field(default_factory=list)
-    responses: list[str] = field(default_factory=list)
-    background: list[str] = field(default_factory=list)
-    """Those of them that can be cancelled."""
-    plans: list[str] = field(default_factory=list)
-    asking: dict[str, str] = field(default_factory=dict)
-    """The digests of plans that needed an approval, by run."""
-    calls: list[str] = field(default_factory=list)
-    """Calls of tools that wait for their results."""
-    keys: list[str] = field(default_factory=list)
-    """Idempotency keys that it has used."""
-    every: set[str] = field(default_factory=set)
-    """All of its runs, those that were erased included."""
-
-    @property
-    def word(self) -> str:
-        """The word that is in everything that it sends."""
-        return f"secret-{self.name}-7f3a"
-
-
-Chosen = Callable[[list[str]], str]
-Request = Callable[[Tenant, Tenant, Chosen], Asked]
-"""A request of the first tenant that names something of the second; both may be the same one."""
-
-
-def chat(mine: Tenant, **more: Any) -> dict[str, Any]:
-    """The body of a chat completion."""
-    return {"model": "baton-mini", "messages": [{"role": "user", "content": f"{mine.word} asks."}], **more}
-
-
-def _chat(mine: Tenant, theirs: Tenant, chosen: Chosen) -> Asked:
-    kind = chosen(["plain", "stream", "tools", "results", "again", "user"])
-    if kind == "results" and theirs.calls:
-        call = chosen(theirs.calls)
-        made = {"id": call, "type": "function", "function": {"name": "look", "arguments": "{}"}}
-        said = [{"role": "assistant", "content": None, "tool_calls": [made]}]
-        said += [{"role": "tool", "tool_call_id": call, "content": f"{mine.word} found it."}]
-        return Asked("", chat(mine, tools=[TOOL]) | {"messages": [*chat(mine)["messages"], *said]})
-    if kind == "tools":
-        return Asked("", chat(mine, tools=[TOOL]))
-    if kind == "again":
-        return Asked("", chat(mine), {"Idempotency-Key": chosen(theirs.keys or ["first"])})
-    if kind == "user":
-        return Asked("", chat(mine, user=mine.word, metadata={"team": mine.word}))
-    return Asked("", chat(mine, stream=kind == "stream"))
-
-
-def _asking(mine: Tenant, _theirs: Tenant, _chosen: Chosen) -> Asked:
-    """A run whose plan waits for an approval, which the pool file lets its own key give."""
-    return Asked("", chat(mine, baton={"approval": "required"}))
-
-
-def _response(mine: Tenant, theirs: Tenant, chosen: Chosen) -> Asked:
-    body: dict[str, Any] = {"model": "baton-mini", "input": f"{mine.word} asks."}
-    kind = chosen(["plain", "background", "stream", "previous", "reference"]) if mine.background else "background"
-    if kind == "previous" and theirs.responses:
-        return Asked("", body | {"previous_response_id": chosen(theirs.responses)})
-    if kind == "reference" and theirs.responses:
-        item = chosen(theirs.responses).replace("resp_", "msg_", 1)
-        return Asked("", body | {"input": [{"type": "item_reference", "id": item}]})
-    return Asked("", body | {kind: kind in ("stream", "background"), "metadata": {"team": mine.word}})
-
-
-def _list(_mine: Tenant, theirs: Tenant, chosen: Chosen) -> Asked:
-    filters = [f"?after={chosen(theirs.runs)}"] if theirs.runs else []
-    filters += ["", f"?tenant={theirs.name}", f"?user={theirs.word}", f"?metadata=team%3D{theirs.word}"]
-    return Asked(chosen(filters))
-
-
-def _named(_mine: Tenant, _theirs: Tenant, _chosen: Chosen) -> Asked:
-    return Asked("")
-
-
-def _continued(mine: Tenant, theirs: Tenant, chosen: Chosen) -> Asked:
-    body: dict[str, Any] = {"model": "baton-mini", "input": f"{mine.word} asks."}
-    return Asked("", body | ({"previous_response_id": chosen(theirs.responses)} if theirs.responses else {}))
-
-
-def _edit(mine: Tenant) -> dict[str, Any]:
-    return {"revision": 1, "edits": [{"op": "change", "step": 0, "subtask": mine.word}]}
-
-
-REQUESTS: Mapping[tuple[str, str], Request] = {
-    ("POST", "/v1/chat/completions"): _chat,
-    ("POST", "/v1/completions"): lambda mine, _theirs, _: Asked("", {"model": "baton-mini", "prompt": mine.word}),
-    ("POST", "/v1/messages"): lambda mine, _theirs, _: Asked("", chat(mine, max_tokens=50)),
-    ("POST", "/v1/messages/count_tokens"): lambda mine, _theirs, _: Asked("", chat(mine)),
-    ("GET", "/v1/me"): _named,
-    ("GET", "/v1/models"): _named,
-    ("GET", "/v1/models/{model:path}"): _named,
-    ("POST", "/v1/responses"): _response,
-    ("POST", "/v1/responses/compact"): _continued,
-    ("POST", "/v1/responses/input_tokens"): _continued,
-    ("GET", "/v1/responses/{response}"): lambda _mine, _theirs, chosen: Asked(chosen(["", "?stream=true"])),
-    ("DELETE", "/v1/responses/{response}"): _named,
-    ("POST", "/v1/responses/{response}/cancel"): lambda _mine, _theirs, _: Asked("", {}),
-    ("GET", "/v1/responses/{response}/input_items"): _named,
-    ("POST", "/v1/plans"): lambda mine, _theirs, _: Asked("", chat(mine)),
-    ("GET", "/v1/plans"): _named,
-    ("GET", "/v1/plans/{plan}"): _named,
-    ("PATCH", "/v1/plans/{plan}"): lambda mine, _theirs, _: Asked("", _edit(mine)),
-    ("DELETE", "/v1/plans/{plan}"): _named,
-    ("POST", "/v1/plans/{plan}/run"): lambda _mine, _theirs, _: Asked("", {"revision": 1}),
-    ("GET", "/v1/log/checkpoint"): _named,
-    ("GET", "/v1/log/tile/{tile:path}"): _named,
-    ("GET", "/v1/log/verify"): _named,
-    ("GET", "/v1/reports"): lambda _mine, theirs, chosen: Asked(
-        chosen(["?by=user", "?by=key", f"?tenant={theirs.name}", f"?user={theirs.word}"])
-    ),
-    ("GET", "/v1/overview"): lambda _mine, theirs, chosen: Asked(chosen(["", f"?tenant={theirs.name}"])),
-    ("GET", "/v1/overview/live"): lambda _mine, theirs, chosen: Asked(
-        chosen(["?seconds=0", f"?seconds=0&tenant={theirs.name}"])
-    ),
-    ("GET", "/v1/disclosures"): lambda _mine, theirs, chosen: Asked(
-        chosen(["", f"?run={chosen(theirs.runs or ['run_0'])}", f"?tenant={theirs.name}", f"?user={theirs.word}"])
-    ),
-    ("GET", "/v1/shadows/report"): lambda _mine, _theirs, _: Asked("?tier=baton-mini"),
-    ("GET", "/v1/approvals"): _named,
-    ("GET", "/v1/approvals/{approval}"): _named,
-    ("POST", "/v1/approvals/{approval}"): lambda mine, _theirs, _: Asked("", DECISION | {"reason": mine.word}),
-    ("GET", "/v1/runs"): _list,
-    ("GET", "/v1/runs/live"): lambda _mine, theirs, chosen: Asked(
-        chosen(["?seconds=0", "?seconds=0&include=workers&include=preview", f"?seconds=0&tenant={theirs.name}"])
-    ),
-    ("GET", "/v1/runs/{run}"): _named,
-    ("DELETE", "/v1/runs/{run}"): _named,
-    ("POST", "/v1/runs/{run}/cancel"): lambda _mine, _theirs, _: Asked("", {}),
-    ("GET", "/v1/runs/{run}/compare/{other}"): _named,
-    ("GET", "/v1/runs/{run}/events"): _named,
-    ("GET", "/v1/runs/compare"): lambda mine, theirs, chosen: Asked(
-        f"?a={chosen(theirs.runs or ['run_0'])}&b={chosen([*mine.runs, *theirs.runs] or ['run_0'])}"
-    ),
-    ("GET", "/v1/runs/{run}/events/stream"): lambda _mine, _theirs, _: Asked("?seconds=0"),
-    ("GET", "/v1/runs/{run}/explain"): _named,
-    ("GET", "/v1/runs/{run}/graph"): _named,
-    ("GET", "/v1/runs/{run}/timeline"): _named,
-    ("GET", "/v1/runs/{run}/state"): _named,
-    ("GET", "/v1/runs/{run}/views"): lambda _mine, _theirs, chosen: Asked(chosen(["", "?step=0"])),
-    ("POST", "/v1/runs/{run}/feedback"): lambda mine, _theirs, _: Asked("", {"score": 1.0, "comment": mine.word}),
-    ("GET", "/v1/runs/{run}/proof"): _named,
-    ("POST", "/v1/runs/{run}/replay"): lambda _mine, _theirs, _: Asked("", {}),
-    ("GET", "/v1/runs/{run}/steps/{n}"): _named,
-    ("GET", "/v1/runs/{run}/stream"): _named,
-}
 ERASES = {("DELETE", "/v1/runs/{run}"), ("DELETE", "/v1/responses/{response}"), ("DELETE", "/v1/plans/{plan}")}
 
 
@@ -262,7 +101,7 @@ async def play(
     tenants = [await _tenant(opened, app, name) for name in TENANTS]
     first = [(route, request) for route, request in requests if route[1] in ("/v1/chat/completions", "/v1/responses")]
     plan = [(own, *one) for own in (True,) * 4 for one in first]
-    plan.append((True, ("POST", "/v1/chat/completions"), _asking))
+    plan.append((True, ("POST", "/v1/chat/completions"), asking))
     plan += [(own, *one) for own in (True, False) for _ in range(least) for one in requests if one[0] not in ERASES]
     while len(plan) < operations // len(TENANTS):
         plan.append((chance.random() < 0.5, *chance.choice(requests)))
@@ -417,7 +256,7 @@ def _note(
     mine.runs = [*mine.runs, run][-KEPT_RUNS:]
     mine.keys += [key for key in sent.values() if key not in mine.keys]
     mine.calls = [*mine.calls, *re.findall(r"call_run_[0-9a-z_]+", reply.text)][-KEPT_RUNS:]
-    if request is _asking:
+    if request is asking:
         mine.asking[run] = reply.json()["baton"]["approval"]["digest"]
     if route == ("POST", "/v1/plans"):
         mine.plans = [*mine.plans, reply.json()["id"]][-KEPT_RUNS:]

@@ -10,7 +10,8 @@ from app.store.sql import SqlStore, SqlTenantStore
 from tests.harness.in_process import pool_text, running_service
 from tests.harness.stand_ins import GatewayStandIn
 from tests.isolation.commands import COMMANDS, WITHOUT, takers_of_a_tenant
-from tests.isolation.operations import ONE_PERSON, REQUESTS, Report, play, routes_of
+from tests.isolation.operations import ONE_PERSON, Report, play, routes_of
+from tests.isolation.requests import REQUESTS
 from tests.stubs import ProviderStub
 
 OPERATIONS = 110
@@ -33,7 +34,7 @@ async def test_no_route_shows_or_changes_what_another_tenant_has(stub: ProviderS
 
 def test_every_route_has_its_operations() -> None:
     routes = routes_of(GatewayStandIn().app)
-    assert set(routes) == set(REQUESTS), "give a new route its request in tests/isolation/operations.py"
+    assert set(routes) == set(REQUESTS), "give a new route its request in tests/isolation/requests.py"
 
 
 def test_every_command_that_takes_a_tenant_is_known() -> None:
