@@ -19,8 +19,7 @@ from app.store.sqlkit.migrate import migrate
 from tests.harness import servers
 from tests.harness.in_process import pool_text, running_service
 from tests.isolation.commands import words_of_others
-from tests.isolation.operations import ONE_PERSON, Report, play
-from tests.isolation.requests import REQUESTS
+from tests.isolation.operations import EVERY_REQUEST, ONE_PERSON, Report, play
 from tests.stubs import ProviderStub
 
 LEAST = 20
@@ -59,7 +58,7 @@ def main() -> int:
         commands = words_of_others(folder, environ)
     seconds = time.monotonic() - began
     print(f"{report.sent} operations ({report.pages} on pages of the console) in {seconds:.0f} s on {given.database}")
-    for route in sorted(REQUESTS):
+    for route in sorted(EVERY_REQUEST):
         print(f"  {route[0]:6} {route[1]:40} {report.reached[route]:6} own  {report.done[route]:6} foreign")
     for name, found in commands.items():
         print(f"  baton {name:41} {'a leak' if found else 'nothing foreign'}")

@@ -23,11 +23,13 @@ from app.core.roles import ROLES
 from app.engine.sealer import Sealer
 from app.gateway.app import create_app
 from app.gateway.http.api_keys import mint
+from app.process.administration import admin_app
 from app.process.wiring import Runtime
-from app.store.protocol import RunRow
+from app.store.protocol import HoldQuery, KeyQuery, RunRow
 from tests.harness.console import ORIGIN, SAME_ORIGIN, sign_in
 from tests.harness.stand_ins import api_routes
 from tests.harness.waiting import PATIENCE_SECONDS, until
+from tests.isolation.admin_requests import ADMIN_REQUESTS
 from tests.isolation.requests import REQUESTS, Request, Tenant, asking
 from tests.stubs import Echo, ProviderStub, Reply, ToolCall
 from tests.stubs.record import Received
@@ -40,6 +42,9 @@ FORM = {"decision": "approve", "action": "run", "once": "page", "score": "1", "m
 RUN_ID = re.compile(r"run_[0-9a-z]+")
 TILES = ("0/000.p/1", "entries/000.p/1")
 """Tiles of the transparency log. Each tenant may read its hashes, and none of them its entries."""
+EVERY_REQUEST: Mapping[tuple[str, str], Request] = {**REQUESTS, **ADMIN_REQUESTS}
+FIRST = {("POST", path) for path in ("/v1/chat/completions", "/v1/responses", "/admin/v1/keys", "/admin/v1/budgets")}
+"""The routes that give each tenant what is its own."""
 KEPT_RUNS = 40
 """Most runs of a tenant that operations choose from."""
 
@@ -76,30 +81,38 @@ class Report:
     """Replies with a status of 500 or more."""
 
 
-def routes_of(app: FastAPI) -> list[tuple[str, str]]:
-    """Every method and path of the service that needs a key."""
+def routes_of(app: FastAPI, prefix: str = "/v1/") -> list[tuple[str, str]]:
+    """Every method and path below a prefix."""
     found = []
     for route in api_routes(list(app.routes)):
         found += [(method, route.path) for method in sorted((route.methods or set()) - {"HEAD"})]
-    return [one for one in found if one[1].startswith("/v1/")]
+    return [one for one in found if one[1].startswith(prefix)]
 
 
 async def play(
-    opened: Runtime, stub: ProviderStub, operations: int, seed: int, *, least: int = 1, browses: bool = False
+    opened: Runtime,
+    stub: ProviderStub,
+    operations: int,
+    seed: int,
+    *,
+    least: int = 1,
+    browses: bool = False,
+    administers: bool = True,
 ) -> Report:
     """Carry out operations on a running service in turns; the first ones give each tenant runs of its own.
 
-    Raises KeyError for a route that `REQUESTS` lacks. Each route is asked `least` times for foreign things.
-    `browses` has each page of the console asked for them, too.
+    Raises KeyError for a route that has no request. Each route is asked `least` times for foreign things.
+    `browses` has each page of both consoles asked for them, too; without `administers` nothing is asked of the admin
+    API.
     """
     stub.always("*", Mirror("mirror"))
     chance = random.Random(seed)
-    app = create_app(opened.gateway)
-    routes = routes_of(app)
-    requests = [(route, REQUESTS[route]) for route in routes]
+    app, admin = create_app(opened.gateway), admin_app(opened, has_engine=True)
+    routes = [*routes_of(app), *(routes_of(admin, "/admin/v1/") if administers else ())]
+    requests = [(route, EVERY_REQUEST[route]) for route in routes]
     report = Report()
-    tenants = [await _tenant(opened, app, name) for name in TENANTS]
-    first = [(route, request) for route, request in requests if route[1] in ("/v1/chat/completions", "/v1/responses")]
+    tenants = [await _tenant(opened, app, admin, name) for name in TENANTS]
+    first = [(route, request) for route, request in requests if route in FIRST]
     plan = [(own, *one) for own in (True,) * 4 for one in first]
     plan.append((True, ("POST", "/v1/chat/completions"), asking))
     plan += [(own, *one) for own in (True, False) for _ in range(least) for one in requests if one[0] not in ERASES]
@@ -114,18 +127,24 @@ async def play(
         if browses and part is plan:
             for mine, other in (tenants, tenants[::-1]):
                 await _browse(opened, app, report, mine, other)
+                await _browse(opened, admin, report, mine, other, is_admin=True)
     for one in tenants:
         await one.client.aclose()
+        await one.admin.aclose()
     return report
 
 
-async def _tenant(opened: Runtime, app: FastAPI, name: str) -> Tenant:
+async def _tenant(opened: Runtime, app: FastAPI, admin: FastAPI, name: str) -> Tenant:
     key, row = mint(opened.gateway.pepper, tenant=name, name=name, scopes=sorted(ROLES["owner"]), now=0.0)
     assert await opened.gateway.store.add_key(row)
-    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
     headers = {"authorization": f"Bearer {key}"}
-    client = httpx.AsyncClient(transport=transport, base_url="http://baton", headers=headers, timeout=PATIENCE_SECONDS)
-    return Tenant(name, client)
+    clients = []
+    for one in (app, admin):
+        transport = httpx.ASGITransport(one, raise_app_exceptions=False)
+        clients.append(
+            httpx.AsyncClient(transport=transport, base_url="http://baton", headers=headers, timeout=PATIENCE_SECONDS)
+        )
+    return Tenant(name, *clients, made=[row.id])
 
 
 async def _operate(
@@ -142,32 +161,36 @@ async def _operate(
     method, path = route
     responses = target.background if path.endswith("{response}/cancel") else target.responses
     kinds = {"run": target.runs, "response": responses, "plan": target.plans, "approval": list(target.asking)}
+    kinds |= {"key": target.made[1:], "budget": target.budgets}
     if any(f"{{{kind}}}" in path and not having for kind, having in kinds.items()):
         return
     asked = request(mine, target, chance.choice)
     foreign = target is other
     named = {kind: chance.choice(having or [""]) for kind, having in kinds.items()}
     named |= {"n": "0", "model": "baton-mini", "other": chance.choice(target.runs or [""])}
+    named |= {"tenant": target.name, "hold": "hold_0", "conductor": "planner"}
     named["tile"] = chance.choice(TILES) if foreign else TILES[0]
-    if route == ("POST", "/v1/approvals/{approval}"):
+    if method == "POST" and path.endswith("/approvals/{approval}"):
         asked.body["digest"] = target.asking[named["approval"]]
     url = re.sub(r"\{(\w+)(?::path)?\}", lambda found: named[found[1]], path) + asked.path
     headers = dict(asked.headers)
     if method == "POST" and not headers and chance.random() < 0.2:
         headers["Idempotency-Key"] = f"key {chance.randrange(1_000_000)}"
-    before = await _standing(opened, RUN_ID.findall(f"{url} {json.dumps(asked.body)}")) if foreign else {}
-    reply = await mine.client.request(method, url, json=asked.body, headers=headers)
+    sent, administers = f"{url} {json.dumps(asked.body)}", path.startswith("/admin/")
+    before = await _standing(opened, RUN_ID.findall(sent)) if foreign else {}
+    rights = await _rights(opened, other) if foreign and administers else None
+    client = mine.admin if administers else mine.client
+    reply = await client.request(method, url, json=asked.body, headers=headers)
     report.sent += 1
     told = f"{reply.text} {dict(reply.headers)}"
     about = f"{mine.name}: {method} {url}"
-    known = set(RUN_ID.findall(f"{url} {json.dumps(asked.body)}"))
-    if other.word in told or (set(RUN_ID.findall(told)) & other.every) - known:
+    if other.word in told or _ids_of(other, told, sent):
         report.leaks.append(f"{about}: {reply.status_code}")
     if reply.status_code >= 500:
         report.faults.append(f"{about}: {reply.text[:200]}")
     if foreign:
         report.done[route] += 1
-        if before != await _standing(opened, before):
+        if before != await _standing(opened, before) or rights not in (None, await _rights(opened, other)):
             report.meddlings.append(about)
         return
     report.reached[route] += reply.status_code == 200
@@ -177,26 +200,39 @@ async def _operate(
     _note(mine, route, request, named, reply, headers)
 
 
-async def _browse(opened: Runtime, app: FastAPI, report: Report, mine: Tenant, other: Tenant) -> None:
-    """Ask for every page of the console about what the other tenant has, and send every form to it."""
+async def _browse(
+    opened: Runtime, app: FastAPI, report: Report, mine: Tenant, other: Tenant, *, is_admin: bool = False
+) -> None:
+    """Ask for every page of the console about what the other tenant has, and send every form to it. `is_admin` says
+    that it is the console of the admin API."""
     console = Console(
-        app, opened.gateway.peppers, opened.gateway.now, lambda bug, path: report.faults.append(f"{path}: {bug!r}")
+        app,
+        opened.gateway.peppers,
+        opened.gateway.now,
+        lambda bug, path: report.faults.append(f"{path}: {bug!r}"),
+        is_admin=is_admin,
     )
     [run, plan], known = (other.runs[-1], other.plans[-1]), {*other.runs, *RUN_ID.findall(" ".join(other.plans))}
     asking, digest = next(iter(other.asking.items()))
-    before = await _standing(opened, known)
+    key, budget = other.made[-1], other.budgets[-1]
+    named = {"plan": plan, "key": key, "tenant": other.name, "hold": "hold_0", "conductor": "planner"}
+    before, rights = await _standing(opened, known), await _rights(opened, other)
     async with httpx.AsyncClient(
         transport=httpx.ASGITransport(console), base_url=ORIGIN, headers=SAME_ORIGIN, timeout=PATIENCE_SECONDS
     ) as client:
         await sign_in(client, mine.client.headers["authorization"].removeprefix("Bearer "))
         for path, methods in _pages(console):
             queries = ["", f"?a={run}&b={asking}&run={run}", f"?tenant={other.name}", f"?user={other.word}"]
-            for query in queries[:1] if "{" in path or "POST" in methods else queries:
-                url = path.replace("{run}", run if "approvals" not in path else asking).replace("{plan}", plan) + query
-                form = FORM | {"digest": digest, "message": mine.word} if "POST" in methods else None
-                page = await (client.post(url, data=form) if form else client.get(url))
+            queries.append(f"?id={budget}&target={key}&actor={key}")
+            if "POST" in methods:
+                queries = queries[-1:]
+            for query in queries[:1] if "{" in path else queries:
+                of = named | {"run": run if "approvals" not in path else asking}
+                url = re.sub(r"\{(\w+)\}", lambda found, of=of: of[found[1]], path) + query
+                form = FORM | {"digest": digest, "message": mine.word, "tenant": other.name, "name": mine.word}
+                page = await (client.post(url, data=form) if "POST" in methods else client.get(url))
                 _read_page(report, f"{mine.name}: {url}", page, other, {run, asking, plan})
-    if before != await _standing(opened, before):
+    if before != await _standing(opened, before) or rights != await _rights(opened, other):
         report.meddlings.append(f"{mine.name}: the console")
 
 
@@ -211,12 +247,17 @@ def _read_page(report: Report, about: str, page: httpx.Response, other: Tenant, 
     """Note what a page has of the other tenant's that was not in its request."""
     report.sent += 1
     report.pages += 1
-    known = set(RUN_ID.findall(" ".join(named)))
     words = [] if other.word in about else [other.word]  # a filter is shown as it was given
-    if any(word in page.text for word in words) or (set(RUN_ID.findall(page.text)) & other.every) - known:
+    if any(word in page.text for word in words) or _ids_of(other, page.text, f"{about} {' '.join(named)}"):
         report.leaks.append(f"{about}: {page.status_code}")
     if page.status_code >= 500:
         report.faults.append(f"{about}: {page.text[:200]}")
+
+
+def _ids_of(other: Tenant, told: str, sent: str) -> set[str]:
+    """The ids of a tenant's runs and keys that a reply has, without those that its request has."""
+    found = set(RUN_ID.findall(told)) & other.every - set(RUN_ID.findall(sent))
+    return found | {key for key in other.made if key in told and key not in sent}
 
 
 async def _is_over(opened: Runtime, run: str) -> bool:
@@ -231,6 +272,13 @@ async def _standing(opened: Runtime, runs: Iterable[str]) -> dict[str, tuple[Any
         row: RunRow = await store.run(name)
         found[name] = (row.seq, row.state, row.erased, len(await store.feedback(name)))
     return found
+
+
+async def _rights(opened: Runtime, of: Tenant) -> tuple[Any, ...]:
+    """What a meddling with the administration of a tenant would change: its keys, its budgets, and itself."""
+    store = opened.gateway.store
+    keys = [(row.id, row.digest, row.previous_until, row.revoked_at) for row in await store.keys(KeyQuery(of.name))]
+    return keys, await store.budgets(of.name), await store.tenants(of.name), await store.holds(HoldQuery(of.name))
 
 
 def _note(
@@ -250,6 +298,10 @@ def _note(
         mine.background = [one for one in mine.background if one in mine.responses]
         mine.plans = [one for one in mine.plans if not any(name in one for name in gone)]
         mine.asking = {run: digest for run, digest in mine.asking.items() if run not in gone}
+    if route == ("POST", "/admin/v1/keys") and reply.status_code == 200:
+        mine.made.append(reply.json()["id"])
+    if route == ("POST", "/admin/v1/budgets") and reply.status_code == 200:
+        mine.budgets = [*mine.budgets, reply.json()["id"]][-KEPT_RUNS:]
     if run is None or route[0] not in ("POST", "PATCH") or reply.status_code != 200:
         return
     mine.every.add(run)

@@ -26,6 +26,8 @@ class Tenant:
 
     name: str
     client: httpx.AsyncClient
+    admin: httpx.AsyncClient
+    """A client of the admin API."""
     runs: list[str] = field(default_factory=list)
     responses: list[str] = field(default_factory=list)
     background: list[str] = field(default_factory=list)
@@ -37,6 +39,10 @@ class Tenant:
     """Calls of tools that wait for their results."""
     keys: list[str] = field(default_factory=list)
     """Idempotency keys that it has used."""
+    made: list[str] = field(default_factory=list)
+    """The ids of its API keys."""
+    budgets: list[str] = field(default_factory=list)
+    """The ids of its budgets."""
     every: set[str] = field(default_factory=set)
     """All of its runs, those that were erased included."""
 
