@@ -206,12 +206,14 @@ def _question(brief: Brief) -> str:
 
 
 def _turn(message: Message, message_chars: int) -> str:
-    pictures = sum(isinstance(part, Image) for part in message.parts)
-    note = f" [{pictures} image(s) attached]" if pictures else ""
-    documents = sum(isinstance(part, Document) for part in message.parts)
-    note += f" [{documents} PDF(s) attached]" if documents else ""
-    called = "".join(f" [calls {call.name}({call.arguments})]" for call in message.calls)
-    return f"{message.role}: {shortened(message.text, message_chars)}{called}{note}"
+    written = f"{message.role}: {shortened(message.text, message_chars)}"
+    for call in message.calls:
+        written += f" [calls {call.name}({call.arguments})]"
+    if pictures := sum(isinstance(part, Image) for part in message.parts):
+        written += f" [{pictures} image(s) attached]"
+    if documents := sum(isinstance(part, Document) for part in message.parts):
+        written += f" [{documents} PDF(s) attached]"
+    return written
 
 
 def _tools(toolbox: Toolbox) -> str:

@@ -96,13 +96,18 @@ class CallSpan:
 
     def end(self, finished: CallFinished, attempt: int, said: End | None) -> None:
         """End the span with the outcome of the call. `said` is the end of the reply, if it came."""
-        error = (finished.reason or finished.error or finished.outcome) if finished.error is not None else ""
-        names = {"gen_ai.response.model": said.model, "gen_ai.response.id": said.id} if said is not None else {}
-        answered = {key: name for key, name in names.items() if name is not None and NAME.fullmatch(name)}
+        error = ""
+        if finished.error is not None:
+            error = finished.reason or finished.error or finished.outcome
+        model: dict[str, str] = {}
+        answered: dict[str, str] = {}
+        if said is not None and said.model is not None and NAME.fullmatch(said.model):
+            model = answered = {"gen_ai.response.model": said.model}
+        if said is not None and said.id is not None and NAME.fullmatch(said.id):
+            answered = answered | {"gen_ai.response.id": said.id}
         if self._span.is_recording:
             self._span.set({**answered, **_outcome(finished, attempt)})
         self._span.end(error)
-        model = {key: name for key, name in answered.items() if key == "gen_ai.response.model"}
         usage = finished.usage
         tokens = {"input": usage.input, "output": usage.output} if usage.total else {}
         self._tracing.measure(finished.seconds, tokens, {**self._shared, **model}, error)

@@ -287,16 +287,21 @@ SAMPLING = tuple(one.name for one in fields(Sampling))
 
 def task_to_json(task: Task) -> dict[str, Any]:
     """A task as plain JSON values, for the content store."""
-    value = {
+    value: dict[str, Any] = {
         "messages": [message_to_json(message) for message in task.messages],
         "sampling": {name: getattr(task.sampling, name) for name in SAMPLING},
         "user": task.user,
         "metadata": dict(task.metadata),
     }
-    value |= {"toolbox": toolbox_to_json(task.toolbox)} if task.toolbox.tools else {}
-    value |= {"form": asdict(task.form)} if task.form is not None else {}
-    value |= {"echoed": dict(task.echoed)} if task.echoed else {}
-    return value | ({"logprobs": task.logprobs} if task.logprobs is not None else {})
+    if task.toolbox.tools:
+        value["toolbox"] = toolbox_to_json(task.toolbox)
+    if task.form is not None:
+        value["form"] = asdict(task.form)
+    if task.echoed:
+        value["echoed"] = dict(task.echoed)
+    if task.logprobs is not None:
+        value["logprobs"] = task.logprobs
+    return value
 
 
 def task_from_json(value: Mapping[str, Any]) -> Task:
@@ -366,12 +371,16 @@ def _part_from_json(value: Mapping[str, Any]) -> Part:
 
 def message_from_json(value: Mapping[str, Any]) -> Message:
     """The inverse of `message_to_json`."""
-    parts = [_part_from_json(part) for part in value["parts"]]
-    calls = [ToolCall(**call) for call in value["calls"]] if "calls" in value else ()
-    answers, failed = value.get("call_id", ""), value.get("failed", False)
-    labels = frozenset(value["labels"]) if "labels" in value else frozenset()
-    keepsake = value.get("keepsake")
-    return Message(value["role"], tuple(parts), value["name"], tuple(calls), answers, failed, keepsake, labels)
+    return Message(
+        role=value["role"],
+        parts=tuple([_part_from_json(part) for part in value["parts"]]),
+        name=value["name"],
+        calls=tuple([ToolCall(**call) for call in value.get("calls", ())]),
+        call_id=value.get("call_id", ""),
+        failed=value.get("failed", False),
+        keepsake=value.get("keepsake"),
+        labels=frozenset(value.get("labels", ())),
+    )
 
 
 def usage_to_json(usage: Usage) -> dict[str, Any]:

@@ -71,10 +71,11 @@ def spendable(state: RunState) -> Amount:
 
 def _said(state: RunState) -> Usage:
     """Return the usage of the calls whose output the caller gets. The answer of an earlier turn was paid for there."""
-    answer = state.end.step if state.end is not None else None
-    speakers = [state.steps[answer].call] if answer is not None else []
+    speakers = []
     if state.state == "awaiting_tool":
         waiting = [step for step in state.steps.values() if step.state == "awaiting_tool"]
         speakers = [step.exchanges[-1].call for step in waiting]
+    elif state.end is not None and state.end.step is not None:
+        speakers = [state.steps[state.end.step].call]
     calls = [state.calls[name] for name in speakers if name]  # an output that was taken over has no call
     return summed(call.usage for call in calls if call.turn == state.turn.number)

@@ -278,10 +278,14 @@ def ended(state: RunState, command: Finish) -> RunEnd:
 
 def _exhausted(state: RunState) -> tuple[str, float | None]:
     """The budget that had not enough left for a step or for a plan, and the end of its window."""
+    for step in state.live:
+        if step.budget is not None:
+            return step.budget
     tries = [*state.proposals[-1:], *(each[-1] for each in state.nested.values())]
-    budgets = [*(step.budget for step in state.live), *(one.budget for one in tries)]
-    found = [budget for budget in budgets if budget is not None]
-    return found[0] if found else ("", None)
+    for proposal in tries:
+        if proposal.budget is not None:
+            return proposal.budget
+    return "", None
 
 
 def _retry_after(state: RunState, error: str) -> float | None:

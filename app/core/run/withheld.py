@@ -54,13 +54,15 @@ def chosen(events: Sequence[Event]) -> str | None:
 def withheld(state: RunState, step: StepState, proposal: Proposal, by: str, among: Sequence[StepState]) -> Withheld:
     """Return what a plan withheld from a step: the caller's words, earlier steps of the plan, the answer of the round
     before. `by` is who decided the plan, and `among` has all of its steps."""
-    parent = state.steps[proposal.parent] if proposal.parent is not None else None
     earlier = [one.n for one in among if one.n < step.n]
-    before = state.answer(proposal.round - 1) if parent is None and proposal.round > 1 else None
-    earlier += [before.step.n] if before is not None else []
+    if proposal.parent is None and proposal.round > 1:
+        before = state.answer(proposal.round - 1)
+        if before is not None:
+            earlier.append(before.step.n)
     steps = tuple(sorted([n for n in earlier if n not in step.access.steps]))
     user = not step.access.user
     if not user and not steps:
         return Withheld(user=False, steps=(), by="")
-    outer = user and parent is not None and not parent.access.user
-    return Withheld(user, steps, OUTER_STEP if outer else by)
+    if user and proposal.parent is not None and not state.steps[proposal.parent].access.user:
+        return Withheld(user, steps, OUTER_STEP)
+    return Withheld(user, steps, by)

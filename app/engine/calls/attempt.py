@@ -239,11 +239,13 @@ class Reply:
 
     def message(self, ids: Sequence[str]) -> Message:
         """The whole reply as a turn of the conversation; a call that has no id of its own gets the caller's."""
-        theirs = [call.id for call in self.calls]
-        own = all(theirs) and len(set(theirs)) == len(theirs)
-        calls = tuple(call if own else replace(call, id=id_) for call, id_ in zip(self.calls, ids, strict=True))
+        calls = self.calls
+        theirs = [call.id for call in calls]
+        if not all(theirs) or len(set(theirs)) != len(theirs):
+            calls = tuple([replace(call, id=id_) for call, id_ in zip(calls, ids, strict=True)])
         parts = (Text(self.text),) if self._texts else ()
-        return Message("assistant", parts, calls=calls, keepsake=self._keepsake.data if self._keepsake else None)
+        keepsake = self._keepsake.data if self._keepsake else None
+        return Message("assistant", parts, calls=calls, keepsake=keepsake)
 
     def decoded(self, since: int) -> tuple[Decoded, ...]:
         """The tokens with their log-probabilities that have come, from one on."""

@@ -172,13 +172,18 @@ def _checked(model: type[Read], given: dict[str, Any]) -> Read:
 
 def task_of(asked: TokenCountRequest) -> Task:
     """The conversation, the tools and the form of the answer; how to decode is not in it."""
-    system = asked.system if isinstance(asked.system, str) else [block.text for block in asked.system or ()]
-    parts = (Text(system),) if isinstance(system, str) else tuple(map(Text, system))
-    marked = labels_on(*asked.system) if isinstance(asked.system, list) else frozenset()
-    first = _spoken("system", parts, marked)
-    messages = (message for place, turn in enumerate(asked.messages) for message in _messages(turn, place))
+    parts: tuple[Part, ...] = ()
+    labels: frozenset[str] = frozenset()
+    if isinstance(asked.system, str):
+        parts = (Text(asked.system),)
+    elif asked.system is not None:
+        parts = tuple([Text(block.text) for block in asked.system])
+        labels = labels_on(*asked.system)
+    messages = list(_spoken("system", parts, labels))
+    for place, turn in enumerate(asked.messages):
+        messages += _messages(turn, place)
     return Task(
-        (*first, *messages),
+        tuple(messages),
         toolbox=toolbox_of(asked.tools, asked.tool_choice, _referred(asked.messages)),
         form=_form(asked),
     )

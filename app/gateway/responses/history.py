@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import orjson
 
-from app.core.message.chat import Message, Text, ToolCall, message_from_json, task_from_json
+from app.core.message.chat import Message, Part, Text, ToolCall, message_from_json, task_from_json
 from app.core.records import record
 from app.core.run.labels import carried
-from app.core.run.state import Exchange, RunState
+from app.core.run.state import Exchange, RunState, StepState
 from app.engine.calls.step_request import texts_of
 from app.engine.delivery.messages import TurnEnd
 from app.gateway.responses.reply import Subject
@@ -52,13 +52,20 @@ async def conversation(store: ContentReads, stored: StoredResponse) -> tuple[Mes
 
 async def exchanged(store: ContentReads, state: RunState, turn: int) -> list[Message]:
     """A turn's calls of the caller's tools, as one message, and what came back, under the caller's ids."""
-    parts = [(step.answers, use) for step in state.steps.values() for use in step.exchanges if use.turn == turn]
-    parts.sort(key=lambda part: not part[0])
-    texts = await texts_of(store, state.run, {ref for _, use in parts for ref in (use.said, use.results)})
-    said = [(answers, use, message_from_json(orjson.loads(texts[use.said]))) for answers, use in parts]
-    words = tuple(part for answers, _, message in said if answers for part in message.parts)
-    calls = tuple(call for _, use, message in said for call in _renamed(use, message))
-    return [Message("assistant", words, calls=calls), *_returned(texts[use.results] for _, use in parts)]
+    uses: list[tuple[StepState, Exchange]] = []
+    for step in state.steps.values():
+        uses += [(step, use) for use in step.exchanges if use.turn == turn]
+    uses.sort(key=lambda one: not one[0].answers)
+    refs = {use.said for _, use in uses} | {use.results for _, use in uses}
+    texts = await texts_of(store, state.run, refs)
+    words: list[Part] = []
+    calls: list[ToolCall] = []
+    for step, use in uses:
+        message = message_from_json(orjson.loads(texts[use.said]))
+        calls += _renamed(use, message)
+        if step.answers:
+            words += message.parts
+    return [Message("assistant", tuple(words), calls=tuple(calls)), *_returned(texts[use.results] for _, use in uses)]
 
 
 def _renamed(use: Exchange, message: Message) -> list[ToolCall]:

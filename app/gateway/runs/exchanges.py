@@ -105,11 +105,12 @@ def full(step: StepState, events: Sequence[Event], texts: Mapping[str, str]) -> 
     """`exchanges` with the texts of calls and results; null where one was erased or has not arrived yet."""
     shown = exchanges(step, events)
     for record, exchange in zip(shown, step.exchanges, strict=True):
-        said, came = texts.get(exchange.said), texts.get(exchange.results) if exchange.results else None
-        record["said"] = message(message_from_json(orjson.loads(said))) if said is not None else None
-        record["results"] = (
-            [message(message_from_json(one)) for one in orjson.loads(came)] if came is not None else None
-        )
+        record |= {"said": None, "results": None}
+        if exchange.said in texts:
+            record["said"] = message(message_from_json(orjson.loads(texts[exchange.said])))
+        if exchange.results and exchange.results in texts:
+            results = orjson.loads(texts[exchange.results])
+            record["results"] = [message(message_from_json(one)) for one in results]
     return shown
 
 

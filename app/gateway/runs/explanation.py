@@ -179,24 +179,30 @@ def _shape(known: _ExplainedRun) -> Data:
     """The reasons for the run's topology: who proposed it, what was rejected before, and what else there was to
     choose."""
     made = known.state.all_proposals
-    kept = next((one for one in reversed(known.state.proposals) if one.topology), known.state.proposal)
-    accepted = {fact.proposal: fact.why for fact in facts(known.events, PlanAccepted)}
-    opened = known.openings.get(kept.number) if kept is not None else None
-    asked = opened.reasons if opened is not None else False
-    shown = {one["number"]: one for one in known.whole["proposals"]}
-    call = next(iter(shown[kept.number]["attempts"]), None) if kept is not None else None
-    return {
+    shown: Data = {
         "topology": known.state.topology or None,
         "rounds": known.state.rounds,
         "step_count": len(known.steps),
-        "decided_by": decided_by(kept, known.events) if kept is not None else None,
-        "conductor": call["worker"] if call is not None else None,
-        "version": call["version"] if call is not None else None,
-        "reason": known.reason(accepted.get(kept.number, "") if kept is not None else "", asked=asked),
+        "decided_by": None,
+        "conductor": None,
+        "version": None,
+        "reason": known.reason("", asked=False),
         "choice": _choice(known),
         "proposals": [_proposal(one) for one in made],
         "rejected": sum(one.state == "rejected" for one in made),
     }
+    kept = next((one for one in reversed(known.state.proposals) if one.topology), known.state.proposal)
+    if kept is None:
+        return shown
+    shown["decided_by"] = decided_by(kept, known.events)
+    reasons = {fact.proposal: fact.why for fact in facts(known.events, PlanAccepted)}
+    opened = known.openings.get(kept.number)
+    asked = opened.reasons if opened is not None else False
+    shown["reason"] = known.reason(reasons.get(kept.number, ""), asked=asked)
+    attempts = next(one["attempts"] for one in known.whole["proposals"] if one["number"] == kept.number)
+    if attempts:
+        shown |= {"conductor": attempts[0]["worker"], "version": attempts[0]["version"]}
+    return shown
 
 
 def _proposal(one: Proposal) -> Data:
@@ -371,47 +377,57 @@ def _not_called(step: Mapping[str, Any]) -> list[Data]:
 def _cost(known: _ExplainedRun) -> Data:
     """The cost of the run, and that of its steps with the cheapest worker, as reports compute it."""
     prices = {name: worker.price for name, worker in known.pool.items() if worker.priced}
-    least = compared(known.state.admitted.pool, known.events, prices)
     calls = list(known.state.calls.values())
     planning = sum(call.usd for call in calls if call.step is None)
-    return {
+    shown: Data = {
         "cost_usd": dollars(known.state.usd),
         "planning_usd": dollars(planning),
         "steps_usd": dollars(known.state.usd - planning),
         "call_count": len(calls),
         "estimated": any(call.usage.estimated for call in calls),
         "unknown_calls": sum(call.outcome == "unknown" for call in calls),
-        "cheapest_worker": least.worker if least is not None else None,
-        "cheapest_usd": dollars(least.least) if least is not None else None,
-        "difference_usd": dollars(abs(least.usd - least.least)) if least is not None else None,
-        "dearer": least.usd > least.least if least is not None else None,
+        "cheapest_worker": None,
+        "cheapest_usd": None,
+        "difference_usd": None,
+        "dearer": None,
         "method": CHEAPEST,
     }
+    least = compared(known.state.admitted.pool, known.events, prices)
+    if least is not None:
+        shown |= {"cheapest_worker": least.worker, "cheapest_usd": dollars(least.least)}
+        shown |= {"difference_usd": dollars(abs(least.usd - least.least)), "dearer": least.usd > least.least}
+    return shown
 
 
 def _answer(known: _ExplainedRun) -> Data:
     """The facts that speak for the answer: how it ended, which steps it rests on, which of them agree, and its
     ratings."""
     state, end = known.state, known.state.end
-    step = state.steps[end.step] if end is not None and end.step is not None else None
     accepted = [one.round for one in state.proposals if one.state == "accepted" and one.round > 1 and not one.topology]
-    ratings = [one for kind in known.whole["feedback"].values() for one in kind]
-    return {
-        "step": step.n if step is not None else None,
-        "worker": step.worker if step is not None else None,
-        "finish": step.finish if step is not None else None,
-        "refusal": step.refusal if step is not None else False,
-        "rests_on": list(step.access.steps) if step is not None else [],
-        "same_text": _same_text(known, step) if step is not None else [],
-        "other_answers": _others(known, step) if step is not None else [],
+    shown: Data = {
+        "step": None,
+        "worker": None,
+        "finish": None,
+        "refusal": False,
+        "rests_on": [],
+        "same_text": [],
+        "other_answers": [],
         "accepted_in_round": accepted[-1] if accepted else None,
         "form_repairs": _repairs(known),
-        "fell_back": end.fell_back if end is not None else False,
-        "stopped": (end.stopped or None) if end is not None else None,
+        "fell_back": False,
+        "stopped": None,
         "degraded": state.degraded,
-        "error": (end.error or None) if end is not None else None,
-        "ratings": [_rating(one) for one in ratings],
+        "error": None,
+        "ratings": [_rating(one) for kind in known.whole["feedback"].values() for one in kind],
     }
+    if end is not None:
+        shown |= {"fell_back": end.fell_back, "stopped": end.stopped or None, "error": end.error or None}
+    if end is not None and end.step is not None:
+        step = state.steps[end.step]
+        shown |= {"step": step.n, "worker": step.worker, "finish": step.finish, "refusal": step.refusal}
+        shown |= {"rests_on": list(step.access.steps), "same_text": _same_text(known, step)}
+        shown["other_answers"] = _others(known, step)
+    return shown
 
 
 def _rating(one: Data) -> Data:

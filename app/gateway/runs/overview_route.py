@@ -211,15 +211,19 @@ async def _shared(context: GatewayContext, caller: Caller, tenant: str | None) -
 
 def _hidden(caller: Caller) -> dict[str, str]:
     """The reason for which each part is not shown to a caller; empty for those that are."""
-    is_wide = caller.key.all_tenants
-    return {
-        "budgets": "" if caller.may("budgets:read") else LACKING.format("budgets:read"),
-        "queue": "" if is_wide else SHARED,
-        "breakers": "" if caller.may("workers:read") else LACKING.format("workers:read"),
-        "conductors": "" if caller.may("conductors:read") else LACKING.format("conductors:read"),
-        "log": "" if caller.may("audit:read") else LACKING.format("audit:read"),
-        "service": "" if is_wide else SHARED,
+    needed = {
+        "budgets": "budgets:read",
+        "breakers": "workers:read",
+        "conductors": "conductors:read",
+        "log": "audit:read",
     }
+    found = dict.fromkeys((*needed, "queue", "service"), "")
+    for part, scope in needed.items():
+        if not caller.may(scope):
+            found[part] = LACKING.format(scope)
+    if not caller.key.all_tenants:
+        found |= {"queue": SHARED, "service": SHARED}
+    return found
 
 
 async def _conductors(context: GatewayContext) -> list[Json]:

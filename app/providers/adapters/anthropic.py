@@ -329,11 +329,11 @@ class Reply:
             self._counts |= {name: value for name, value in counts.items() if value is not None}
 
     def _usage(self) -> Usage | None:
+        """The usage in Baton's terms: what was read from the cache and written into it counts as input, too."""
         counts = self._counts
-        parts = [counts.get(name, 0) for name in ("cache_read_input_tokens", "cache_creation_input_tokens")]
-        cached = [value or 0 for value in parts]
-        known = [count(value) for value in (counts.get("input_tokens"), *cached)]
-        read = None if None in known else sum(value or 0 for value in known)
+        cached, stored = counts.get("cache_read_input_tokens", 0), counts.get("cache_creation_input_tokens", 0)
+        inputs = [count(value) for value in (counts.get("input_tokens"), cached or 0, stored or 0)]
+        read = sum(value for value in inputs if value is not None) if None not in inputs else None
         details = counts.get("output_tokens_details")
         thinking = details.get("thinking_tokens") if isinstance(details, dict) else None
-        return usage(read, counts.get("output_tokens"), parts[0], thinking, stored=parts[1])
+        return usage(read, counts.get("output_tokens"), cached, thinking, stored=stored)
