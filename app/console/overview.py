@@ -94,6 +94,7 @@ def _values(pages: Pages, found: Json, asked: Json) -> dict[str, Any]:
         "has_playground": pages.offers(f"{PATH}/playground"),
         "runs": _links(found, asked, found["runs_since"]),
         "calls": _links(found, asked, found["calls_since"]),
+        "rated": lambda worker: _rated(found, asked, worker),
         "spent": lambda budget: _spent(found, budget),
         "by_state": {one["state"]: one for one in found["open"]},
         "out": [one for one in found["breakers"] or () if one["state"] != "closed"],
@@ -128,6 +129,12 @@ def _spent(found: Json, budget: Json) -> str:
     return _list(filters)
 
 
+def _rated(found: Json, asked: Json, worker: str) -> str:
+    """The address of the list of a worker's runs that were rated good in the period, whenever they began."""
+    times = {"rated_since": found["since"], "rated_until": found["until"]}
+    return _list({"worker": worker, "rated": "good", **times, "tenant": asked.get("tenant")})
+
+
 def _moment(seconds: float) -> str:
     """A time of the API as a person reads it in a field: in UTC."""
     return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")
@@ -136,7 +143,7 @@ def _moment(seconds: float) -> str:
 def _list(filters: Json) -> str:
     """The address of the list of runs with these filters; those that are empty are left out."""
     chosen = {name: value for name, value in filters.items() if value not in (None, "")}
-    for name in ("since", "until"):
+    for name in ("since", "until", "rated_since", "rated_until"):
         if name in chosen:
             chosen[name] = _moment(chosen[name])
     return f"{PATH}/runs?{urlencode(chosen)}"

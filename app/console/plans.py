@@ -19,6 +19,7 @@ from app.console.plan_form import Pressed
 from app.console.playground import TOKEN_BYTES, once_of, origin
 from app.console.request_form import FormFault, Refusal
 from app.console.session import PATH
+from app.console.step_pane import cut
 
 SAVED: Final = "saved"
 """The parameter of the address of a revision that was made by pressing the button to run."""
@@ -126,6 +127,7 @@ class Plans:
             "plan.html",
             status,
             plan=plan,
+            question=cut(plan["question"]),
             path=f"{PATH}/plans/{segment(plan['id'])}",
             steps=written if len(written) == len(steps) else steps,
             new=plan_form.new_step(lists or {}),

@@ -192,6 +192,7 @@ class _Reader:
         return {
             "cursor": cursor,
             "run": whole,
+            "key_name": found["key_name"],
             "state": state,
             "graph": drawing.graph(found["graph"], cursor.chosen, link),
             "timeline": drawing.timeline(timeline, length, cursor.by, cursor.chosen, link),

@@ -67,6 +67,10 @@ FURTHER: Final = (
     Field("preview", "Previews", (("", "any"), ("true", "only plans that were not executed"), ("false", "none"))),
     Field("outcome", "With a call that ended", _named(("ok", "error", "truncated", "cancelled", "unknown", "open"))),
     Field("error", "Error (its code)"),
+    Field("rated", "Rated", (("", "any"), ("good", "good: 0.5 or more"), ("bad", "less"))),
+    Field("rated_since", "Rated at or after", hint="2026-11-24T08:00Z"),
+    Field("rated_until", "Rated before", hint="2026-11-25"),
+    Field("queue", "In the queue", (("", "any"), ("untaken", "nobody has taken it yet"))),
     Field("request_id", "Request id"),
     Field("trace_id", "Trace id"),
     Field("tenant", "Tenant"),
@@ -74,7 +78,9 @@ FURTHER: Final = (
 FILTERS: Final = tuple(field.name for field in (*USUAL, *FURTHER))
 ARRANGING: Final = frozenset({"sort", "order", "limit"})
 """Fields that arrange the list and select nothing."""
-INCLUDED: Final = ("count", "workers", "preview")
+INCLUDED: Final = ("count", "workers", "preview", "key_name")
+OF_ALL_TENANTS: Final = frozenset({"tenant", "queue"})
+"""Fields for keys of all tenants."""
 LIST: Final = f"{PATH}/runs"
 
 
@@ -99,7 +105,7 @@ def routes(pages: Pages) -> list[Route]:
             "runs.html",
             status,
             usual=USUAL,
-            further=[field for field in FURTHER if field.name != "tenant" or me["all_tenants"]],
+            further=[field for field in FURTHER if field.name not in OF_ALL_TENANTS or me["all_tenants"]],
             asked=asked,
             is_filtered_further=any(asked.get(field.name) for field in FURTHER),
             fault=fault,

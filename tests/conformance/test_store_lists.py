@@ -6,7 +6,7 @@ from sqlalchemy import insert
 
 from app.core.rating.feedback import Feedback
 from app.core.run.events import Kind
-from app.store.protocol import Period, Projection, RunDetails, RunQuery
+from app.store.protocol import Ejected, Period, Projection, Rated, RunDetails, RunQuery
 from app.store.sql import SqlStore
 from app.store.sqlkit.tables import DISCLOSURES
 from tests.conformance.entries import admitted
@@ -36,8 +36,9 @@ async def fill(store: SqlStore) -> None:
     body = {"step": None, "error": "timeout"}
     for run, kind, error in (("a", Kind.FAILED, "timeout"), ("b", Kind.SUCCEEDED, None)):
         called = Raw(Kind.CALL_FINISHED, {"call": "x", "n": 0, "first": 0.5})
+        opened = Raw(Kind.PLAN_OPENED, {"ejected": {"w": "failing"}} if run == "a" else {})
         row = Projection(state=kind.value.removeprefix("run."), error=error, topology="single", steps=1)
-        ended = replace(admitted(run, at=30.0), new=None, epoch=1, row=row, events=(called, Raw(kind, body)))
+        ended = replace(admitted(run, at=30.0), new=None, epoch=1, row=row, events=(opened, called, Raw(kind, body)))
         await store.append(ended)
     calls = [
         ("a", "w", "error", 10, 0, "worker"),
@@ -59,6 +60,15 @@ async def test_runs_are_counted_up_to_a_bound(store: SqlStore) -> None:
     assert await store.lists.count(RunQuery(), 3) == 3
     assert await store.lists.count(RunQuery(error="timeout", limit=1), 10) == 1
     assert await store.of_tenant("other").lists.count(RunQuery(tenant="other"), 10) == 1
+    await store.rate(Feedback("fb_2", "a", "tenant", "key", 41.0, "explicit", "user", "1", 0.0))
+    await store.rate(Feedback("fb_3", "a", "tenant", "key", 50.0, "explicit", "user", "1", 1.0))
+    for rated, runs in (
+        (Rated(good=True), ["b", "a"]),
+        (Rated(good=False), []),
+        (Rated(good=False, until=50.0), ["a"]),
+        (Rated(good=True, since=40.5), ["a"]),
+    ):
+        assert [row.id for row in await store.runs(RunQuery(rated=rated))] == runs
 
 
 async def test_the_workers_of_a_run_are_those_that_were_sent_a_step(store: SqlStore) -> None:
@@ -98,6 +108,7 @@ async def test_figures_are_of_a_tenants_runs_in_the_period(store: SqlStore) -> N
     ]
     assert (found.ratings, found.first_seconds, found.first_runs) == ((("w", 1, 1),), (0.5, 0.5), 4)
     assert found.open == (("admitted", 2, 25.0),)
+    assert found.ejected == (Ejected("w", "failing", "a", 30.0),)
     assert (found.since, found.calls_since) == (0.0, 0.0)
     everything = await store.lists.figures(PERIOD)
     assert sum(one.runs for one in everything.groups) == 5

@@ -365,6 +365,10 @@ async def test_the_backlog_is_the_work_that_nobody_has_taken(store: Store) -> No
     await store.append(take("run", 0, "a", at=26.0, until=40.0))
     assert (await store.backlog(30.0, 10)).waiting == 2
     assert (await store.backlog(50.0, 10)).waiting == 3  # the claim has lapsed
+    await store.append(admitted("taken"))
+    assert [row.id for row in await store.runs(RunQuery(untaken_at=50.0))] == ["run"]
+    assert {row.id for row in await store.runs(RunQuery(untaken_at=200.0))} == {"run", "taken"}
+    await store.append(replace(admitted("taken"), new=None, epoch=1, events=(Raw(Kind.CANCELLED, {"step": None}),)))
     found = await store.backlog(200.0, 10)  # and so has the lease of the run
     assert (found.waiting, found.oldest_since) == (4, 20.0)
     assert (await store.backlog(200.0, 2)).waiting == 3

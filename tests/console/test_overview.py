@@ -48,7 +48,8 @@ async def page_of(client: httpx.AsyncClient, path: str) -> str:
 async def test_every_link_of_the_overview_leads_to_runs_and_the_log_is_checked(opened: Runtime) -> None:
     await opened.gateway.store.set_budget(Budget("acme", "tenant", "", "day", 5_000_000))
     async with calling(opened) as caller:
-        await ask(caller)
+        run = (await ask(caller)).json()["baton"]["run"]
+        await caller.post(f"/v1/runs/{run}/feedback", json={"thumbs": "up"})
     await Sealer(opened.context, ()).look(asyncio.Event())
     with app_over(opened.gateway) as app:
         async with browsing(app) as client:
@@ -62,7 +63,8 @@ async def test_every_link_of_the_overview_leads_to_runs_and_the_log_is_checked(o
             ours = [link for link in counts if "tier=baton-mini" in link or "worker=" in link or "metadata=" in link]
             assert all(counts[link] for link in ours), counts
             assert not [link for link in counts if re.search(r"(since|until)=\d{9}", link)], "times are for people"
-            for part in ("outcome=ok", "topology=single", "tier=baton-mini&state=succeeded", "tenant=acme&sort=cost"):
+            parts = ("outcome=ok", "topology=single", "tier=baton-mini&state=succeeded", "tenant=acme&sort=cost")
+            for part in (*parts, "&rated=good", "queue=untaken"):
                 assert any(part in link for link in counts), part
             form = dict(re.findall(r'<input type="hidden" name="(size|root)" value="([^"]+)">', page))
             checked = await client.post("/console/verify", data=form, headers=SAME_ORIGIN)

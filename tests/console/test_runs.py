@@ -33,7 +33,7 @@ async def test_each_run_has_its_facts_and_a_word_for_what_is_particular(gateway:
     assert 'class="state mark degraded">degraded<' in rows["run_planned"]
     assert 'class="state awaiting_approval">awaiting approval<' in rows["run_waits"]
     said = words(rows["run_19"]).split()
-    assert (said[1], *said[4:6]) == ("succeeded", "baton-mini", "chain")
+    assert (said[1], *said[4:6]) == ("succeeded", "baton-mini", "chain,")
     assert "<script>alert" not in page
     assert "&lt;script&gt;alert(1)&lt;/script&gt;[U+202E]" in rows["run_failed"]
     assert "Runs 1 to 20 of 24" in words(page)

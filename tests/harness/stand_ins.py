@@ -293,7 +293,7 @@ class ShelfLists:
         return len(await self._store.runs(replace(query, limit=most)))
 
     async def figures(self, period: Period) -> RunFigures:
-        return RunFigures(period.since, (), (), period.since, (), (), (), 0, ())
+        return RunFigures(period.since, (), (), period.since, (), (), (), 0, (), ())
 
     async def details(self, runs: Sequence[str]) -> Mapping[str, RunDetails]:
         return {run: RunDetails(("alpha",), is_preview=run == PLANNED) for run in runs}

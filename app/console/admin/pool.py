@@ -12,20 +12,23 @@ from app.console import forms
 from app.console.admin.sections import API, Administration, Cell, Person, Table, at
 from app.console.api import ApiError, Session, segment
 from app.console.session import PATH
-from app.console.templating import NOTHING, count, percent, usd
+from app.console.templating import NOTHING, count, percent, usd, when
 
 POOL_FILE: Final = "the pool file's model"
 """The words for the empty version."""
 MEASURED: Final = (
     "A breaker is open while a worker is left out because its calls fail, and half open while it is tried."
 )
-ELSEWHERE: Final = "This process is a gateway, which calls no workers: the metrics of the engines have the breakers."
+ELSEWHERE: Final = (
+    "This process is a gateway, which calls no workers: each engine has breakers of its own, in its metrics. "
+    "The column has what the newest plans say: whom they left out because its calls failed."
+)
 CALLS: Final = "Calls are those of the last hour, of the runs that you may see; costs are at present prices."
 COLUMNS: Final = ("Worker", "Breaker", "Calls", "Went well", "About")
 """The columns that say how a worker fares."""
-UNKNOWN: Final[Mapping[str, Any]] = {"calls": None, "success_rate": None, "about_usd": None}
+UNKNOWN: Final[Mapping[str, Any]] = {"calls": None, "success_rate": None, "about_usd": None, "ejected": None}
 """The figures of a worker whose calls cannot be read."""
-UNCALLED: Final[Mapping[str, Any]] = {**UNKNOWN, "calls": 0}
+UNCALLED: Final[Mapping[str, Any]] = {**UNKNOWN, "calls": 0, "ejected": ""}
 """The figures of a worker that was not called."""
 
 
@@ -74,14 +77,25 @@ async def _calls(admin: Administration, session: Session) -> Mapping[str, Mappin
         if error.status == 401:
             raise
         return defaultdict(lambda: UNKNOWN)
-    return defaultdict(lambda: UNCALLED, {one["worker"]: one for one in found["workers"]})
+    ejected = {one["worker"]: f"left out at {when(one['at'])}" for one in found["ejected"]}
+    known: dict[str, Mapping[str, Any]] = {name: {**UNCALLED, "ejected": words} for name, words in ejected.items()}
+    for one in found["workers"]:
+        known[one["worker"]] = {**one, "ejected": ejected.get(one["worker"], "")}
+    return defaultdict(lambda: UNCALLED, known)
+
+
+def _of_plans(ejected: str | None) -> str:
+    """The words about a worker whose breaker this process does not have; None where runs cannot be read."""
+    if ejected is None:
+        return "not measured here"
+    return ejected or "not left out"
 
 
 def _worker(one: Mapping[str, Any], calls: Mapping[str, Any]) -> list[Cell]:
     state = one["state"].replace("_", " ") if one["state"] is not None else ""
     return [
         Cell(one["name"], f"{PATH}/runs?worker={segment(one['name'])}"),
-        Cell(state, kind="state") if state else Cell("not measured here"),
+        Cell(state, kind="state") if state else Cell(_of_plans(calls["ejected"])),
         Cell(count(calls["calls"]), kind="number"),
         Cell(percent(calls["success_rate"]), kind="number"),
         Cell(usd(calls["about_usd"]), kind="number"),

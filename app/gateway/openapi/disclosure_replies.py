@@ -76,11 +76,18 @@ class Disclosure(Reply):
     why: Why
 
 
+class ListedDisclosure(Disclosure):
+    """A disclosure with the name of the key that asked."""
+
+    key_name: str | None
+    """Null if the key is not in the database."""
+
+
 class DisclosureList(Reply):
     """A page of disclosures."""
 
     object: Literal["list"]
-    data: list[Disclosure]
+    data: list[ListedDisclosure]
     first_id: str | None
     last_id: str | None
     has_more: bool

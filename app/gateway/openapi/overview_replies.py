@@ -125,6 +125,15 @@ class BreakerState(Reply):
     state: Literal["closed", "half_open", "open"]
 
 
+class EjectedWorker(Reply):
+    """A worker that a plan left out because its calls failed, with the latest such plan."""
+
+    worker: str
+    reason: str
+    run: str
+    at: float
+
+
 class ConductorStanding(Reply):
     """The version of a conductor that is live, and its canary; null: the model that the pool file names, and none."""
 
@@ -193,6 +202,8 @@ class Overview(Reply):
     origins: list[OriginSums]
     failures: list[Failure]
     workers: list[WorkerFigures]
+    ejected: list[EjectedWorker]
+    """The workers that plans of the newest 300 runs left out, as the engines have journaled it."""
     open: list[OpenRuns]
     budgets: list[BudgetLeft] | None
     budgets_total: int | None

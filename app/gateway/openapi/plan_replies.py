@@ -122,6 +122,8 @@ class Plan(Reply):
     object: Literal["plan"]
     run: str
     """The run of its first revision, which was planned and not executed."""
+    question: str
+    """The texts of the caller's last message."""
     tier: str
     model: str
     effort: str

@@ -46,6 +46,8 @@ class Run(Reply):
     """The workers that were sent something for a step; only where `include` asks for them."""
     preview: bool | None = None
     """True if the run was only planned; only where `include` asks for it."""
+    key_name: str | None = None
+    """The name of its key; only where `include` asks for it."""
 
 
 class RunCount(Reply):
@@ -494,6 +496,8 @@ class Approval(Reply):
     run: str
     tenant: str
     key: str
+    key_name: str | None
+    """The name of the key that asked for it; null if the key is not in the database."""
     tier: str
     labels: list[str]
     state: RunState

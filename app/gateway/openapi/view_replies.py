@@ -257,6 +257,8 @@ class Views(Reply):
     object: Literal["run.views"]
     run: WholeRun
     """The run as it is now."""
+    key_name: str | None
+    """The name of its key; null if the key is not in the database."""
     state: StateAtInstant
     graph: Graph
     timeline: Timeline

@@ -4,7 +4,7 @@ likely to cost."""
 from collections.abc import Sequence
 from typing import Any
 
-from app.core.message.chat import Task
+from app.core.message.chat import Task, Text
 from app.core.plan.workflow import Step
 from app.core.pool.catalog import Catalog, Worker
 from app.core.pool.policy import exclusion
@@ -57,6 +57,7 @@ def whole(
         "id": plan.id,
         "object": "plan",
         "run": plan.run,
+        "question": question(task),
         "tier": state.admitted.tier,
         "model": state.admitted.model,
         "effort": state.admitted.effort,
@@ -77,6 +78,13 @@ def whole(
         "disclosures": planned_disclosures(catalog, revision, steps),
         "disclosed": [ledger.shown(row) for row in disclosed],
     }
+
+
+def question(task: Task) -> str:
+    """The texts of the caller's last message."""
+    last = next((one for one in reversed(task.messages) if one.role == "user"), None)
+    texts = [part.text for part in last.parts if isinstance(part, Text)] if last is not None else []
+    return "\n".join(texts)
 
 
 def _revision(one: Revision) -> dict[str, Any]:

@@ -31,6 +31,7 @@ from app.gateway.openapi import operations, run_replies
 from app.gateway.runs import forecasts
 from app.gateway.runs import reads as readings
 from app.gateway.runs.forecasts import Histories
+from app.gateway.runs.identity import key_names
 from app.gateway.wire import query
 from app.gateway.wire.baton_options import WireModel, WorkerName
 from app.gateway.wire.parameters import invalid_request
@@ -204,9 +205,11 @@ async def _shown(
     """`shown` to this caller. If it reads the instructions of another key's run, that is logged."""
     may_read = words and (caller.may("approvals:decide") or caller.may("audit:read"))
     found = await shown(store, row, reads=may_read, own=words and row.key == caller.key.id)
-    if found is not None and may_read:
+    if found is None:
+        return None
+    if may_read:
         await readings.note_foreign(context, caller, row, "approval", mark(found))
-    return found
+    return found | {"key_name": (await key_names(context.store, [row.key]))[row.key]}
 
 
 def mark(found: Mapping[str, Any]) -> str:

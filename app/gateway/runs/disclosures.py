@@ -21,6 +21,7 @@ from app.gateway.http.api_keys import Caller
 from app.gateway.http.auth import Keys
 from app.gateway.http.context import GatewayContext
 from app.gateway.openapi import disclosure_replies, operations
+from app.gateway.runs.identity import key_names
 from app.gateway.runs.reports import csv_cell
 from app.gateway.wire import query
 from app.store.protocol import Disclosure, DisclosureQuery, TenantStore
@@ -65,7 +66,9 @@ def routes(context: GatewayContext, keys: Keys) -> APIRouter:
         rows = await store.disclosures(_query(filters, place))
         shown = rows[: filters.limit]
         following = query.as_place(shown[-1].at, shown[-1].call) if len(rows) > filters.limit else None
-        return _written(shown, following, filters.format or _accepted(request), request)
+        form = filters.format or _accepted(request)
+        names = await key_names(context.store, [row.key for row in shown]) if form == "json" else {}
+        return _written(shown, names, following, form, request)
 
     return router
 
@@ -105,9 +108,12 @@ def _accepted(request: Request) -> str:
     return "json"
 
 
-def _written(rows: Sequence[Disclosure], following: str | None, form: str, request: Request) -> Response:
+def _written(
+    rows: Sequence[Disclosure], names: Mapping[str, str | None], following: str | None, form: str, request: Request
+) -> Response:
+    """A page of the list; `names` are those of the keys, which the list has in JSON only."""
     if form == "json":
-        data = [shown(row) for row in rows]
+        data = [shown(row) | {"key_name": names[row.key]} for row in rows]
         first, last = (data[0]["id"], data[-1]["id"]) if data else (None, None)
         ends = {"first_id": first, "last_id": last, "has_more": following is not None, "next": following}
         return Response(orjson.dumps({"object": "list", "data": data, **ends}), media_type="application/json")

@@ -1,5 +1,6 @@
 """`GET /v1/me`, and `/admin/v1/me` on the listener of administration: who asks, and what they may do."""
 
+from collections.abc import Iterable
 from typing import Annotated
 
 import orjson
@@ -10,6 +11,16 @@ from app.core.roles import role_of
 from app.gateway.http.api_keys import Caller
 from app.gateway.http.auth import Keys
 from app.gateway.openapi import operations, replies
+from app.store.protocol import Keys as KeyStore
+
+
+async def key_names(store: KeyStore, ids: Iterable[str]) -> dict[str, str | None]:
+    """The names of keys by their ids; None for a key that is not in the database."""
+    found: dict[str, str | None] = {}
+    for id_ in set(ids):
+        row = await store.key(id_)
+        found[id_] = row.name if row is not None else None
+    return found
 
 
 def routes(keys: Keys, prefix: str) -> APIRouter:

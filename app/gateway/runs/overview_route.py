@@ -40,6 +40,7 @@ MOST_WAITING: Final = 16
 """Overviews of one tenant that are made or wait; another one is refused."""
 SHARED: Final = "All tenants share it: only a key of all tenants sees it."
 LACKING: Final = "The key lacks the scope `{}`."
+ELSEWHERE: Final = "This process is a gateway, which calls no workers: each engine has breakers, in its metrics."
 Json = dict[str, Any]
 
 
@@ -194,7 +195,7 @@ async def _shared(context: GatewayContext, caller: Caller, tenant: str | None) -
     hidden = _hidden(caller)
     breakers = context.breakers() if not hidden["breakers"] else None
     if breakers is None and not hidden["breakers"]:
-        hidden["breakers"] = "This process executes no steps, so it measures no worker; ask an engine's metrics."
+        hidden["breakers"] = ELSEWHERE
     budgets: Json = {"budgets": None, "budgets_total": None}
     if not hidden["budgets"]:
         budgets = await stored_overview.budgets(context.store, context.now(), tenant)

@@ -47,6 +47,7 @@ from app.gateway.runs import (
     run_lists,
     views,
 )
+from app.gateway.runs.identity import key_names
 from app.gateway.runs.open_streams import OpenStream, OpenStreams
 from app.gateway.wire import query
 from app.store.protocol import Journal, RunRow, TenantStore
@@ -283,6 +284,7 @@ def _all_views(router: APIRouter, context: GatewayContext, keys: Keys) -> None:
             {
                 "object": "run.views",
                 "run": whole,
+                "key_name": (await key_names(context.store, [found.row.key]))[found.row.key],
                 "state": snapshot(at),
                 "graph": await views.with_words(found.store, graph.graph(at), content=content),
                 "timeline": timeline.timeline(at).to_json(),

@@ -21,9 +21,10 @@ from app.gateway.http.auth import Keys
 from app.gateway.http.context import GatewayContext
 from app.gateway.openapi import operations, run_replies
 from app.gateway.runs import audit
+from app.gateway.runs.identity import key_names
 from app.gateway.runs.open_streams import SCOPE, OpenStream, OpenStreams
 from app.gateway.wire import query
-from app.store.protocol import METADATA_TAG, Place, RunQuery, RunRow
+from app.store.protocol import METADATA_TAG, Place, Rated, RunQuery, RunRow
 
 SCHEMAS: Final[operations.Schemas] = {"RunListEvent": lambda: operations.event_schema(run_replies.RunListEvent)}
 COUNTED: Final = 10_000
@@ -117,6 +118,10 @@ async def _shown(
                 one["workers"] = list(known.workers) if known is not None else []
             if "preview" in wanted:
                 one["preview"] = known is not None and known.is_preview
+    if "key_name" in filters.include:
+        names = await key_names(context.store, [row.key for row in rows])
+        for one in shown:
+            one["key_name"] = names[one["key"]]
     return shown
 
 
@@ -170,6 +175,8 @@ async def _run_query(context: GatewayContext, filters: query.RunFilters, caller:
     of `after` or of `before`."""
     if filters.tenant is not None and not caller.sees(filters.tenant):
         raise InvalidRequest("Only a key of all tenants sees another tenant's runs.", param="tenant")
+    if filters.queue is not None and caller.tenant is not None:
+        raise InvalidRequest("Only a key of all tenants sees the queue, which all of them share.", param="queue")
     if filters.after is not None and filters.before is not None:
         raise InvalidRequest("Send 'after' or 'before', not both.", param="before", code="invalid_value")
     place = None
@@ -195,6 +202,8 @@ async def _run_query(context: GatewayContext, filters: query.RunFilters, caller:
         preview=filters.preview,
         outcome=filters.outcome,
         error=filters.error,
+        rated=_rated(filters),
+        untaken_at=context.now() if filters.queue is not None else None,
         origin_kind="" if filters.origin_kind == "none" else filters.origin_kind,
         origin_run=filters.origin_run,
         tags=tuple((name, value) for name, value in tags if value is not None),
@@ -203,6 +212,16 @@ async def _run_query(context: GatewayContext, filters: query.RunFilters, caller:
         trace_id=filters.trace_id,
         limit=filters.limit + 1,
     )
+
+
+def _rated(filters: query.RunFilters) -> Rated | None:
+    """The condition on the ratings; None if the request names none. Raises `InvalidRequest` for a time alone."""
+    if filters.rated is not None:
+        return Rated(filters.rated == "good", filters.rated_since, filters.rated_until)
+    for name in ("rated_since", "rated_until"):
+        if getattr(filters, name) is not None:
+            raise InvalidRequest(f"'{name}' needs 'rated'.", param=name, code="invalid_value")
+    return None
 
 
 # -- a page that is followed

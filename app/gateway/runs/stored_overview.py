@@ -4,6 +4,7 @@
 """
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any, Final
 
 from app.core.pool.catalog import MILLION, Price
@@ -54,6 +55,7 @@ async def figures(lists: RunLists, asked: query.OverviewFilters, now: float, pri
         "calls_since": found.calls_since,
         **overview.runs_of(period, found),
         "workers": overview.workers_of(found, prices),
+        "ejected": [asdict(one) for one in found.ejected],
         "open": [{"state": state, "runs": runs, "oldest_since": oldest} for state, runs, oldest in found.open],
     }
 

@@ -222,6 +222,15 @@ class RunFilters(RunAttributes):
     """Runs with a call of this outcome; `open`: one that has not ended. Together with `worker`: a call of that one."""
     error: Text | None = None
     """Runs that ended with the error of this code."""
+    rated: Literal["good", "bad"] | None = None
+    """Runs whose ratings have a mean score of 0.5 or more (`good`), or of less."""
+    rated_since: Moment | None = None
+    """With `rated`: only ratings that were given at this time or later count."""
+    rated_until: Moment | None = None
+    """With `rated`: only ratings that were given before this time count."""
+    queue: Literal["untaken"] | None = None
+    """`untaken`: runs of which something waits that no engine has taken yet: the run itself, or a step of it. Only a
+    key of all tenants may ask."""
     sort: RunSort = "time"
     """`time`: by the time of their admission; `cost`: by what they cost, and only runs that have ended."""
     order: Literal["asc", "desc"] = "desc"
@@ -232,9 +241,9 @@ class RunFilters(RunAttributes):
     """`next` of the page before, or its `last_id`."""
     before: Annotated[Any, BeforeValidator(behind), WithJsonSchema({"type": "string"})] = None
     """`previous` of the page behind, or its `first_id`: the runs in front of it. Not together with `after`."""
-    include: Annotated[list[Literal["count", "workers", "preview"]], Field(max_length=3)] = []
+    include: Annotated[list[Literal["count", "workers", "preview", "key_name"]], Field(max_length=4)] = []
     """`count`: how many runs the filters select, counted up to 10,000; `workers`: the workers of each run; `preview`:
-    whether each run was only planned. It may be given several times."""
+    whether each run was only planned; `key_name`: the name of each run's key. It may be given several times."""
 
 
 class LiveFilters(RunFilters):

@@ -40,6 +40,7 @@ from app.store.protocol.journal import (
     USER_TAG,
     Journal,
     Place,
+    Rated,
     RunJournal,
     RunQuery,
     RunRow,
@@ -53,7 +54,7 @@ from app.store.protocol.notices import Notices
 from app.store.protocol.rates import RateWindows
 from app.store.protocol.reports import Reports
 from app.store.protocol.retention import ContentPage, ContentQuery, PrunedRun, PruneQuery, Retention
-from app.store.protocol.run_lists import CallGroup, Period, RunDetails, RunFigures, RunGroup, RunLists
+from app.store.protocol.run_lists import CallGroup, Ejected, Period, RunDetails, RunFigures, RunGroup, RunLists
 from app.store.protocol.step_input import BRIEF, StepInput, StepInputs
 from app.store.protocol.tenancy import Tenancy, TenantStore
 from app.store.protocol.tenants import SpendQuery, SpendRow, TenantRow, Tenants
@@ -98,6 +99,7 @@ __all__ = [
     "DisclosureQuery",
     "Disclosures",
     "Due",
+    "Ejected",
     "Entry",
     "Held",
     "Hold",
@@ -128,6 +130,7 @@ __all__ = [
     "PruneQuery",
     "PrunedRun",
     "RateWindows",
+    "Rated",
     "Reader",
     "Rebuilt",
     "Reports",

@@ -108,6 +108,16 @@ def metadata_tag(field: str, value: str) -> str:
 
 
 @record(frozen=True, slots=True)
+class Rated:
+    """A condition on the mean score of a run's ratings that were given in a time."""
+
+    good: bool
+    """True: it is that of a success; False: it is lower."""
+    since: float | None = None
+    until: float | None = None
+
+
+@record(frozen=True, slots=True)
 class RunQuery:
     """Filters for a list of runs: all optional, joined by AND.
 
@@ -138,6 +148,9 @@ class RunQuery:
     """The outcome of some call; `open`: a call has not ended. With the tag of a worker: of some call of that one."""
     error: str | None = None
     """The code of the error with which a run ended."""
+    rated: Rated | None = None
+    untaken_at: float | None = None
+    """Only runs of which the outbox had something at this time that nobody had taken: for keys of all tenants."""
     origin_kind: OriginKind | None = None
     """Empty: runs that follow from no other."""
     origin_run: str | None = None

@@ -60,6 +60,16 @@ class CallGroup:
 
 
 @record(frozen=True, slots=True)
+class Ejected:
+    """A worker that a plan left out because its calls failed."""
+
+    worker: str
+    reason: str
+    run: str
+    at: float
+
+
+@record(frozen=True, slots=True)
 class RunFigures:
     """Figures of the runs of a period. Times are seconds since 1970."""
 
@@ -77,6 +87,8 @@ class RunFigures:
     """Seconds from the sending of a call to its first word, of the calls of the newest runs."""
     first_runs: int
     """The number of those runs."""
+    ejected: tuple[Ejected, ...]
+    """The workers that plans of those runs left out because their calls failed, each with the latest such plan."""
     open: tuple[tuple[str, int, float], ...]
     """By state, the open runs of the tenant, whenever they began, and the time at which the oldest of them began."""
 

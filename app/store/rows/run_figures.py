@@ -7,13 +7,13 @@ import orjson
 from sqlalchemy import Column, ColumnElement, Connection, Integer, case, cast, func, select
 
 from app.core.run.events import Kind
-from app.store.protocol import CallGroup, Period, RunFigures, RunGroup
+from app.store.protocol import CallGroup, Ejected, Period, RunFigures, RunGroup
+from app.store.rows.runs import GOOD
 from app.store.sqlkit.tables import DISCLOSURES, EVENTS, FEEDBACK, RUNS
 
 FIRST_RUNS: Final = 300
-"""The newest runs of which the first words of calls are read: these stand in the journal alone."""
-GOOD: Final = 0.5
-"""The least score of a success."""
+"""The newest runs of which the first words of calls, and the workers that plans left out, are read: these stand in the
+journal alone."""
 Conditions = Sequence[ColumnElement[bool]]
 
 
@@ -24,7 +24,7 @@ def figures(conn: Connection, period: Period) -> RunFigures:
     ours = _within(period, *runs, since)
     calls = (DISCLOSURES.c.tenant, DISCLOSURES.c.at)
     calls_since = _begin(conn, period, *calls, period.most_calls)
-    first_seconds, first_runs = _first_seconds(conn, ours)
+    newest = _newest(conn, ours)
     bucket = _bucket(conn, period)
     return RunFigures(
         since=since,
@@ -33,8 +33,9 @@ def figures(conn: Connection, period: Period) -> RunFigures:
         calls_since=calls_since,
         calls=_calls(conn, _within(period, *calls, calls_since)),
         ratings=_ratings(conn, period),
-        first_seconds=first_seconds,
-        first_runs=first_runs,
+        first_seconds=_first_seconds(conn, newest),
+        first_runs=len(newest),
+        ejected=_ejected(conn, newest),
         open=_open(conn, period.tenant),
     )
 
@@ -103,13 +104,26 @@ def _ratings(conn: Connection, period: Period) -> tuple[tuple[str, int, int], ..
     return tuple([(worker, int(runs), int(passed)) for worker, runs, passed in rows])
 
 
-def _first_seconds(conn: Connection, ours: Conditions) -> tuple[tuple[float, ...], int]:
+def _newest(conn: Connection, ours: Conditions) -> Sequence[str]:
     newest = select(RUNS.c.id).where(*ours).order_by(RUNS.c.created_at.desc(), RUNS.c.id.desc()).limit(FIRST_RUNS)
-    names = conn.execute(newest).scalars().all()
-    ended = (EVENTS.c.run.in_(names), EVENTS.c.kind == Kind.CALL_FINISHED.value)
+    return conn.execute(newest).scalars().all()
+
+
+def _first_seconds(conn: Connection, runs: Sequence[str]) -> tuple[float, ...]:
+    ended = (EVENTS.c.run.in_(runs), EVENTS.c.kind == Kind.CALL_FINISHED.value)
     bodies = conn.execute(select(EVENTS.c.body).where(*ended)).scalars()
     found = [float(orjson.loads(body).get("first") or 0.0) for body in bodies]
-    return tuple([seconds for seconds in found if seconds > 0]), len(names)
+    return tuple([seconds for seconds in found if seconds > 0])
+
+
+def _ejected(conn: Connection, runs: Sequence[str]) -> tuple[Ejected, ...]:
+    opened = (EVENTS.c.run.in_(runs), EVENTS.c.kind == Kind.PLAN_OPENED.value)
+    rows = conn.execute(select(EVENTS.c.run, EVENTS.c.at, EVENTS.c.body).where(*opened).order_by(EVENTS.c.at))
+    latest: dict[str, Ejected] = {}
+    for run, at, body in rows:
+        for worker, reason in (orjson.loads(body).get("ejected") or {}).items():
+            latest[worker] = Ejected(worker, reason, run, float(at))
+    return tuple([latest[worker] for worker in sorted(latest)])
 
 
 def _open(conn: Connection, tenant: str | None) -> tuple[tuple[str, int, float], ...]:

@@ -40,15 +40,29 @@ from app.store.protocol import (
     Lapsed,
     Ledger,
     Place,
+    Rated,
     RunQuery,
     RunRow,
     StepInput,
 )
 from app.store.sqlkit.sealing import Open, place_of
 from app.store.sqlkit.statements import ALONG, SEEN, Row, SingleStatement, Statements
-from app.store.sqlkit.tables import CONTENTS, DISCLOSURES, EVENTS, PULSE, RUNS, TAGS, TICKETS, UNHAPPY, insert_into
+from app.store.sqlkit.tables import (
+    CONTENTS,
+    DISCLOSURES,
+    EVENTS,
+    FEEDBACK,
+    PULSE,
+    RUNS,
+    TAGS,
+    TICKETS,
+    UNHAPPY,
+    insert_into,
+)
 
 WORKER_TAG = "worker"
+GOOD = 0.5
+"""The least mean score of a run that is rated good."""
 CLOCK = "SELECT extract(epoch FROM clock_timestamp())"
 MACHINE_CLOCK = "SELECT (julianday('now') - 2440587.5) * 86400.0"
 _KINDS: Mapping[str, Kind] = {kind.value: kind for kind in Kind}
@@ -313,12 +327,33 @@ def selected(query: RunQuery) -> list[ColumnElement[bool]]:
     for name, value in query.tags:
         tagged = exists().where(TAGS.c.name == name, TAGS.c.value == value, TAGS.c.run == column.id)
         found.append(_called(value, tagged) if name == WORKER_TAG else tagged)
+    return [*found, *_of_other_tables(query)]
+
+
+def _of_other_tables(query: RunQuery) -> list[ColumnElement[bool]]:
+    """The conditions on what other tables have of a run."""
+    column = RUNS.c
+    found: list[ColumnElement[bool]] = []
     if query.preview is not None:
         planned = exists().where(TAGS.c.name == PLAN_TAG, TAGS.c.run == column.id)
         found.append(planned if query.preview else ~planned)
     if query.outcome is not None:
         found.append(_has_call(query.outcome, dict(query.tags).get(WORKER_TAG)))
+    if query.rated is not None:
+        found.append(column.id.in_(_rated(query.rated)))
+    if query.untaken_at is not None:
+        queued = column.id.in_(select(TICKETS.c.run).where(TICKETS.c.until <= query.untaken_at))
+        found.append(or_(queued, and_(*_lapsed(query.untaken_at))))
     return found
+
+
+def _rated(wanted: Rated) -> Select[tuple[str]]:
+    """The query for the runs whose ratings have such a mean score."""
+    rating, mean = FEEDBACK.c, func.avg(FEEDBACK.c.score)
+    bounds = ((rating.at.__ge__, wanted.since), (rating.at.__lt__, wanted.until))
+    times = [compare(bound) for compare, bound in bounds if bound is not None]
+    rated = select(rating.run).where(rating.score.is_not(None), *times).group_by(rating.run)
+    return rated.having(mean >= GOOD if wanted.good else mean < GOOD)
 
 
 def _has_call(outcome: str, worker: str | None) -> ColumnElement[bool]:
