@@ -34,8 +34,8 @@ MOST_LISTED: Final = 400
 MOST_MARKS: Final = 6
 """Calls that have a mark in the node of their step."""
 WORKER_CHARS: Final = 20
-TICKS: Final = 5
-"""Marks on the axis of a timeline, with both ends."""
+TICKS: Final[Mapping[By, int]] = {"time": 5, "money": 3}
+"""Marks on the axis of a timeline, with both ends: amounts are long words."""
 HOMES: Final = ("run", "round", "planning", "step")
 """The kinds of spans that have a row of their own."""
 SHORTEST_WAIT_SECONDS: Final = 0.001
@@ -241,11 +241,12 @@ def timeline(found: Data, length: float, by: By, chosen: str, link: Link) -> dic
             rows[home["id"]] = _row(home, chosen, link)
         if bar := _bar(span, spans.get(span["parent"]), whole, by):
             rows[home["id"]]["bars"].append(bar)
-    marks = [whole * n / (TICKS - 1) for n in range(TICKS)] if whole else []
+    last = TICKS[by] - 1
+    marks = [whole * n / last for n in range(last + 1)] if whole else []
     return {
         "by": by,
         "rows": [row for row in rows.values() if row["bars"] and row["seconds"] >= row["least"]],
-        "ticks": [{"at": round(100 * n / (TICKS - 1), 2), "value": mark} for n, mark in enumerate(marks)],
+        "ticks": [{"at": round(100 * n / last, 2), "value": mark} for n, mark in enumerate(marks)],
         "now": round(min(100 * found["seconds"] / length, 100), 3) if length and by == "time" else None,
         "totals": [{"name": SPANS[kind], **total} for kind, total in found["totals"].items() if kind != "run"],
         "whole": whole,

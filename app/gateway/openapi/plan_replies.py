@@ -17,6 +17,8 @@ class PlanSummary(Reply):
     model: str
     state: RunState
     author: str
+    author_name: str | None
+    """The name of the key; null if it is not in the database."""
     """The id of the API key that asked for it."""
     created_at: float
     topology: str | None
@@ -42,6 +44,8 @@ class PlanRevision(Reply):
     revision: int
     run: str
     author: str
+    author_name: str | None
+    """The name of the key; null if it is not in the database."""
     """The id of the API key that made it."""
     created_at: float
     conductor: str

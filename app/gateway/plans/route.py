@@ -35,6 +35,7 @@ from app.gateway.plans.revisions import Plan, Revision
 from app.gateway.responses import route as responses
 from app.gateway.runs import cancel, reads
 from app.gateway.runs.forecasts import Histories
+from app.gateway.runs.identity import key_names
 from app.gateway.wire import query
 from app.gateway.wire.baton_options import resolve_tier
 from app.store.protocol import FIRST_REVISION, PLAN_TAG, TAKEN, DisclosureQuery, RunQuery, RunRow, TenantStore
@@ -170,7 +171,8 @@ def _reads(router: APIRouter, context: GatewayContext, keys: Keys, histories: Hi
         )
         rows = await context.store.of_tenant(caller.tenant).runs(wanted)
         page = rows[: filters.limit]
-        data = [reply.summary(row) for row in page if not row.erased]
+        names = await key_names(context.store, [row.key for row in page])
+        data = [reply.summary(row) | {"author_name": names[row.key]} for row in page if not row.erased]
         has_more = len(rows) > filters.limit
         following = query.as_cursor(query.Cursor(page[-1].created_at, page[-1].id)) if has_more else None
         ends = {"first_id": data[0]["id"] if data else None, "last_id": data[-1]["id"] if data else None}
@@ -340,6 +342,9 @@ async def _shown(
         disclosed=disclosed,
         lists=form == "lists",
     )
+    names = await key_names(context.store, [one["author"] for one in shown["revisions"]])
+    for one in shown["revisions"]:
+        one["author_name"] = names[one["author"]]
     return _json(shown)
 
 
