@@ -57,7 +57,7 @@ class Budget(_Budget):  # type: ignore[misc]  # its fields are those of `NARROWE
 class PartOptions(WireModel):
     """The `baton` field of a message, of a part of one, or of a tool's result."""
 
-    labels: Annotated[list[Label], Field(max_length=64, fail_fast=True)] = []
+    labels: Annotated[list[Label], Field(max_length=64, fail_fast=True)] = Field(default_factory=list)
 
 
 def labels_on(*holders: BaseModel) -> frozenset[str]:
@@ -87,7 +87,7 @@ class BatonOptions(WireModel):
 
     budget: Budget | None = None
     pool: PoolChoice | None = None
-    labels: Annotated[list[Label], Field(max_length=16, fail_fast=True)] = []
+    labels: Annotated[list[Label], Field(max_length=16, fail_fast=True)] = Field(default_factory=list)
     plan: dict[str, Any] | None = None
     stream_steps: bool = False
     on_disconnect: Literal["cancel", "finish"] | None = None
