@@ -21,6 +21,7 @@ from dataclasses import replace
 from typing import Any
 
 from app.core.plan.workflow import PREVIOUS, Access, Step
+from app.core.records import changed
 from app.errors import PlanRejected
 
 SCHEMA = "steps-1"
@@ -214,7 +215,7 @@ def read_plan(value: object, resolve: Resolve, max_steps: int, further: bool = F
         raise PlanRejected(reasons)
     if not steps:
         return ()
-    return (*steps[:-1], replace(steps[-1], answers=True))
+    return (*steps[:-1], changed(steps[-1], answers=True))
 
 
 class PlanReader:

@@ -7,6 +7,7 @@ from typing import Any
 from app.core.plan.digest import plan_digest
 from app.core.plan.workflow import Step, asks_for_answer, topology
 from app.core.pool.catalog import Catalog
+from app.core.records import changed
 from app.core.run import approvals
 from app.core.run.bill import bill
 from app.core.run.events import (
@@ -255,7 +256,7 @@ def resumed(turn: Turn, once: str) -> RunResumed:
 def ended(state: RunState, command: Finish) -> RunEnd:
     """The terminal fact: which step answered, by the ref of its text, and what the run used."""
     make = ENDS[command.kind]
-    state = replace(state, end=make(step=command.step, stopped=command.stopped))
+    state = changed(state, end=make(step=command.step, stopped=command.stopped))
     answered = state.steps[command.step] if command.step is not None else None
     split = bill(state)
     budget, until = _exhausted(state) if OVER_BUDGET in (command.error, command.stopped) else ("", None)

@@ -22,7 +22,7 @@ from app.core.pool.catalog import Catalog, Limits, Tier, Worker
 from app.core.pool.policy import Eligible, Overrides, eligible, healthy, permits, priced, unknown_names
 from app.core.pool.rules import CALLER as CALLERS_WORDS
 from app.core.pool.rules import CONDUCTOR, Reading
-from app.core.records import record
+from app.core.records import changed, record
 from app.core.run import notices
 from app.core.run.events import RunAdmitted
 from app.core.run.kinds import OnDisconnect, OriginKind
@@ -383,7 +383,7 @@ def _admitted(
     Where nobody conducts there is one round. Only a model whose prompt offers it takes steps itself, and none where
     there are tools of the caller's: calls of those belong to the steps of one workflow.
     """
-    limits = order.limits if conductor not in (CALLER, FALLBACK) else replace(order.limits, rounds=1)
+    limits = order.limits if conductor not in (CALLER, FALLBACK) else changed(order.limits, rounds=1)
     nests = conductor == "model" and order.tier.conductor.prompt == "general"
     if conductor == REPLAY and order.recording is not None:
         limits, nests = replace(limits, rounds=order.recording.rounds), order.recording.nests

@@ -42,7 +42,7 @@ from app.core.pool.catalog import Amount, Catalog, Worker
 from app.core.pool.policy import permits, spared
 from app.core.rating.decision import Decision
 from app.core.rating.features import asked, placed, viewed
-from app.core.records import record
+from app.core.records import changed, record
 from app.core.run import disclosures, drafts
 from app.core.run.bill import unspent
 from app.core.run.events import Fact, StepSkipped
@@ -472,7 +472,7 @@ class Planner:
         ejected = self._ejected_for(state, command, known.workers)
         tier = tier_of(self._context.catalog(), state.admitted.tier, state.admitted.model)
         spec = tier.conductor if tier is not None else None
-        return replace(
+        return changed(
             known,
             workers=tuple(worker for worker in known.workers if worker.name not in ejected),
             reasons=not conductor.instant and spec is not None and spec.reasons,
