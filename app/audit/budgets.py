@@ -4,17 +4,22 @@ A budget that was removed for a while holds nothing meanwhile, and runs that wer
 the account and the journal are compared only in the direction that is still certain.
 """
 
-from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import orjson
+
 from app.audit.account import Account
 from app.audit.report import Violation
-from app.store.archive import AccountSums
+from app.core.pool.budgets import PERIODS, Window, window
+from app.store.archive import AccountSums, Administration
 
 WRONG = "budget-wrong"
-NOTHING = AccountSums(spent=0, held=0, holds=0)
+NOTHING = AccountSums(spent=0, overrun=0, held=0, holds=0)
+EARLIER = 0
+"""The start and the end of the row into which an account's old windows are summed up."""
 
 
 def budgets(run: Account) -> Iterator[Violation]:
@@ -30,6 +35,8 @@ class Books:
     """The sums of the outcomes in the journal, by account, in micro-dollars."""
 
     spent: Counter[str] = field(default_factory=Counter)
+    overrun: Counter[str] = field(default_factory=Counter)
+    """The part of it that exceeded what was held for the calls."""
 
     def add(self, run: Account) -> None:
         """Add the outcomes of a run's calls."""
@@ -41,6 +48,7 @@ class Books:
         """Add the outcome of one call, whose intent names the accounts."""
         for name in (intent.get("budgets") or ()) if intent["usd_held"] else ():
             self.spent[name] += outcome["usd"]
+            self.overrun[name] += max(outcome["usd"] - intent["usd_held"], 0)
 
     def compare(
         self,
@@ -55,11 +63,44 @@ class Books:
         `removed` are the ids of budgets that were removed at some time; `pruned` says whether runs were pruned.
         """
         for name in sorted({*after, *self.spent}):
-            sums = after.get(name, NOTHING)
-            least = 0 if pruned else before.get(name, NOTHING).spent
-            written = self.spent[name]
+            least, most = before.get(name, NOTHING), after.get(name, NOTHING)
             is_whole = name.partition("#")[0] not in removed
-            if written < least or (is_whole and written > sums.spent):
-                yield Violation(f"account {name}", 0, WRONG, f"{sums.spent} is spent, the journal has {written}")
-            if sums.held != sums.holds:
-                yield Violation(f"account {name}", 0, WRONG, f"{sums.held} is held, its calls hold {sums.holds}")
+            for what, stored, at_least, written in (
+                ("spent", most.spent, least.spent, self.spent[name]),
+                ("overrun", most.overrun, least.overrun, self.overrun[name]),
+            ):
+                if written < (0 if pruned else at_least) or (is_whole and written > stored):
+                    yield Violation(f"account {name}", 0, WRONG, f"{stored} is {what}, the journal has {written}")
+            if most.held != most.holds:
+                yield Violation(f"account {name}", 0, WRONG, f"{most.held} is held, its calls hold {most.holds}")
+
+
+def windows(rows: Sequence[Mapping[str, Any]], found: Administration) -> Iterator[Violation]:
+    """Each window of an account names the account's budget, and has the bounds of a period in one of the time zones
+    that the budget has had. The bounds are not compared where the log of changes does not know the budget."""
+    zones: defaultdict[str, set[str]] = defaultdict(set)
+    for row in found.budgets:
+        zones[row["id"]].add(row["zone"])
+    for event in found.events:
+        if event["action"] == "budget.set":
+            zones[event["target"]].add(orjson.loads(event["after"])["zone"])
+    for row in rows:
+        name, bounds = f"account {row['account']}", Window(row["start"], row["end"])
+        budget = row["account"].partition("#")[0]
+        if row["budget"] != budget:
+            yield Violation(name, 0, WRONG, "a window of it names another budget")
+        if bounds != Window(EARLIER, EARLIER) and not _is_of(bounds, budget, zones.get(budget)):
+            yield Violation(name, 0, WRONG, f"its window from {bounds.start} to {bounds.end} is none of its budget's")
+
+
+def _is_of(bounds: Window, budget: str, zones: Collection[str] | None) -> bool:
+    """True if these are the bounds of a period of the budget, or if its time zones are not known."""
+    period = budget.rpartition("/")[2]
+    if zones is None:
+        return True
+    if period not in PERIODS:
+        return False
+    try:
+        return bounds in [window(period, zone, bounds.start) for zone in zones]
+    except (OverflowError, ValueError, OSError):  # no time of any calendar
+        return False

@@ -13,7 +13,7 @@ def row(run: Account) -> Iterator[Violation]:
     """Apply all rules of this module."""
     columns = run.record.row
     yield from projection(run)
-    if run.end is not None and columns["degraded"] not in degraded(run):
+    if run.end is not None and not columns["degraded"] and False not in degraded(run):
         yield run.says("row-projection", run.end.seq, "degraded is not what the events make it")
     yield from _outbox(run)
 
@@ -23,6 +23,8 @@ def projection(run: Account) -> Iterator[Violation]:
     for column, wanted in _columns(run).items():
         if run.record.row.get(column) != wanted:
             yield run.says("row-projection", 0, f"{column} is not what the events make it")
+    if run.record.row["degraded"] and True not in degraded(run):  # of a run that goes on it may be set a little later
+        yield run.says("row-projection", 0, "degraded is not what the events make it")
 
 
 def _columns(run: Account) -> dict[str, Any]:

@@ -107,6 +107,7 @@ class AccountSums:
     """The sums over all windows of an account, in micro-dollars; `holds` is the sum of the holds of its calls."""
 
     spent: int
+    overrun: int
     held: int
     holds: int
 
@@ -341,7 +342,7 @@ def read_administration(conn: Connection) -> Administration:
     """The rows of keys, tenants, budgets and legal holds, and the log of changes."""
     changes = conn.execute(select(CONDUCTOR_CHANGES).order_by(CONDUCTOR_CHANGES.c.at, CONDUCTOR_CHANGES.c.id))
     events = conn.execute(select(ADMIN_EVENTS).order_by(ADMIN_EVENTS.c.seq))
-    since = conn.execute(select(FORMS.c.since).where(FORMS.c.name == "admin_events")).scalar_one()
+    since = conn.execute(select(FORMS.c.since).where(FORMS.c.name == "admin_events")).scalar_one_or_none()
     return Administration(
         keys=tuple(named_columns(row) for row in conn.execute(select(KEYS)).mappings()),
         tenants=tuple(named_columns(row) for row in conn.execute(select(TENANTS)).mappings()),
@@ -349,7 +350,7 @@ def read_administration(conn: Connection) -> Administration:
         holds=tuple(named_columns(row) for row in conn.execute(select(HOLDS)).mappings()),
         changes=tuple(Change(**row._mapping) for row in changes),
         events=tuple(named_columns(row) for row in events.mappings()),
-        since=float(since),
+        since=float(since or 0.0),
     )
 
 
@@ -357,9 +358,9 @@ def read_accounts(conn: Connection) -> dict[str, AccountSums]:
     """In one statement, so that a hold and its window are read as they are together."""
     row, hold = BUDGET_WINDOWS.c, BUDGET_HOLDS.c
     held = select(func.sum(hold.usd)).where(hold.account == row.account).scalar_subquery()
-    sums = (func.sum(row.spent), func.sum(row.held), func.coalesce(held, 0))
+    sums = (func.sum(row.spent), func.sum(row.overrun), func.sum(row.held), func.coalesce(held, 0))
     query = select(row.account, *sums).group_by(row.account)
-    return {name: AccountSums(int(spent), int(held), int(holds)) for name, spent, held, holds in conn.execute(query)}
+    return {name: AccountSums(*[int(one) for one in found]) for name, *found in conn.execute(query)}
 
 
 def _fitting(conn: Connection, names: Sequence[str]) -> list[str]:

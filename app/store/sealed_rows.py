@@ -40,6 +40,7 @@ from app.store.sqlkit.sealing import Open
 from app.store.sqlkit.statements import columns_of, unnested
 from app.store.sqlkit.tables import (
     ADMIN_EVENTS,
+    BUDGET_WINDOWS,
     BUDGETS,
     CATALOGS,
     CONDUCTOR_CHANGES,
@@ -238,7 +239,7 @@ class SealedRows:
         entries = self._entries_of(LOG_LEAVES.c.subject.between(*ends), "run", "erasure")
         private, disclosures = self._private(ends), self._disclosures(ends)
         bodies = content.of_runs(self._conn, names, self._opened) if contents else {}
-        threads = self._threads([row["id"] for row in rows if row["thread"] is not None])
+        threads = self._threads(ends)
         claims = self._claims([row["id"] for row in rows if row["ended_at"] is None])
         for row in rows:
             name = row["id"]
@@ -254,9 +255,9 @@ class SealedRows:
                 last_claim=claims.get(name, 0),
             )
 
-    def _threads(self, runs: Sequence[str]) -> Mapping[str, Sequence[tuple[int, str]]]:
+    def _threads(self, ends: Ends) -> Mapping[str, Sequence[tuple[int, str]]]:
         shared = SHARED_CONTENTS.c
-        query = select(shared.run, shared.owner, shared.head).where(shared.run.in_(runs), shared.head.is_not(None))
+        query = select(shared.run, shared.owner, shared.head).where(shared.run.between(*ends), shared.head.is_not(None))
         found: defaultdict[str, list[tuple[int, str]]] = defaultdict(list)
         for run, owner, head in self._conn.execute(query):
             found[run].append((owner, head))
@@ -311,6 +312,14 @@ class SealedRows:
             query = select(TAGS).where(key.in_(wanted[start : start + PAGE]))
             found |= {(name, value, run) for name, value, run in self._conn.execute(query)}
         return found
+
+    def unforgotten(self) -> Iterator[LogRow]:
+        """The entries of pruned runs that have what is deleted with a run: their salt, or a frontier."""
+        row = LOG_LEAVES.c
+        pruned = row.subject.in_(select(PRUNED_RUNS.c.id)), row.kind != "pruned"
+        kept = or_(row.salt.is_not(None), row.frontier.is_not(None))
+        for one in self._conn.execute(select(LOG_LEAVES).where(*pruned, kept).order_by(row.place)):
+            yield _log_row(one._mapping)
 
     def count_tags(self) -> int:
         """The number of all tags, but for those that are erased with content."""
@@ -381,6 +390,10 @@ class SealedRows:
         """Return what the accounts of budgets have spent and hold."""
         return read_accounts(self._conn)
 
+    def windows(self) -> Sequence[Row]:
+        """The windows of the accounts of budgets."""
+        return [named_columns(row) for row in self._conn.execute(select(BUDGET_WINDOWS)).mappings()]
+
     def catalogs(self) -> Mapping[str, bytes]:
         """The snapshots of all pools, by digest."""
         return {row.digest: bytes(row.body) for row in self._conn.execute(select(CATALOGS))}
@@ -388,6 +401,14 @@ class SealedRows:
     def unnamed_texts(self) -> int:
         """The number of shared texts that no content of a run names."""
         return texts.unused(self._conn)
+
+    def lacking_texts(self) -> int:
+        """The number of texts and contents that name a shared text which is not stored."""
+        return texts.lacking(self._conn)
+
+    def misplaced_texts(self) -> int:
+        """The number of shared texts that have another tenant than what names them."""
+        return texts.misplaced(self._conn)
 
     def administration(self) -> Administration:
         """The keys, tenants, budgets and holds, and the log of who changed them."""

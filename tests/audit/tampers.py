@@ -48,12 +48,12 @@ SIGNER = Signer("log.example/baton", bytes(range(32)))
 TABLES = METADATA.tables
 OWNER = Actor("owner", "command")
 UNSEALED: dict[str, set[str]] = {
-    "runs": {"salt", "thread", "epoch", "driver", "lease_until", "claims", "notify_turn", "revision"},
-    "log_state": {"id", "xid", "catch_up"},
-    "shared_contents": {"owner"},
-    "texts": {"tenant", "spoken"},
+    "runs": {"salt", "epoch", "driver", "lease_until", "claims", "notify_turn", "revision"},
+    "log_state": {"id", "xid"},
 }
 """Columns that are no record of anything: leases, locks, and what follows from events."""
+FILLING: dict[type, Any] = {str: "x", bytes: b"x", int: 1, float: 5.0}
+"""What a column gets that has nothing, by the type of its values."""
 RECORDS = (
     "runs",
     "events",
@@ -205,6 +205,19 @@ def edit(name: str, only: str = "") -> Tamper:
         values = {column: _other(row[column], rnd)}
         conn.execute(update(table).where(*_where(table, row)).values(values))
         return f"edit {name}.{column}"
+
+    return tamper
+
+
+def fill(name: str, column: str) -> Tamper:
+    """Give one row a value where it has none."""
+
+    def tamper(conn: Connection, rnd: random.Random) -> str:
+        table = TABLES[name]
+        row = rnd.choice([row for row in _rows(conn, table) if row[column] is None])
+        values = {column: FILLING[table.c[column].type.python_type]}
+        conn.execute(update(table).where(*_where(table, row)).values(values))
+        return f"fill {name}.{column}"
 
     return tamper
 
@@ -508,7 +521,9 @@ KNOWING: tuple[Tamper, ...] = (
     sealed_again,
 )
 """Every one that issue H lists as not found before, and others."""
-EACH_COLUMN: tuple[Tamper, ...] = tuple([edit(name, column) for name in RECORDS for column in recorded_columns(name)])
+EACH_COLUMN: tuple[Tamper, ...] = tuple(
+    [way(name, column) for name in RECORDS for column in recorded_columns(name) for way in (edit, fill)]
+)
 RANDOM: tuple[Tamper, ...] = tuple([way(name) for name in RECORDS for way in (edit, remove, add)])
 
 

@@ -7,9 +7,10 @@ import re
 import shutil
 import sqlite3
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sqlalchemy import Connection, create_engine, insert, text
@@ -19,6 +20,7 @@ from app.audit.log.folder import TilesFolder
 from app.audit.log.rows import OTHER_REFS
 from app.audit.log.tree import Checkpoint, GrowingTree, leaf_hash, root_of
 from app.audit.log.verify import LogCheck, tiles_of
+from app.core.pool.budgets import Budget
 from app.core.run.disclosures import completed
 from app.core.run.kinds import Kind
 from app.core.transparency import tiles
@@ -127,9 +129,9 @@ def test_a_missing_text_is_found_by_every_field_that_names_one(
 
 
 CHANGES = (
-    ("UPDATE policies SET number = number + 1", "policy", "learns"),
+    ("UPDATE policies SET number = number + 1, at = unixepoch()", "policy", "learns"),
     ("UPDATE holds SET reason = 'another'", "hold", "hold_1"),
-    ("DELETE FROM trials", "trial", "alpha\nm\nv1\ntask"),
+    ("UPDATE trials SET score = 0.5, at = unixepoch()", "trial", "alpha\nm\nv1\ntask"),
     ("INSERT INTO catalogs (digest, body) VALUES ('new', x'7b7d')", "catalog", "new"),
 )
 
@@ -151,6 +153,30 @@ def test_what_waits_to_be_sealed_again_is_pending_beside_a_live_service(
     assert [one for one in unnoted.findings if one.thing == thing] != []
     beside = [one for one in live.findings if one.thing == thing and "without an entry" not in one.words]
     assert (beside, live.pending) == ([], 1), "the hold alone is compared with the log of changes, too"
+
+
+OF_NOBODY = (
+    ("UPDATE policies SET body = x'7b7d', at = unixepoch()", "policy learns"),
+    ("UPDATE policies SET number = number + 1", "policy learns"),
+    ("DELETE FROM policies", "policy learns"),
+    ("UPDATE trials SET score = 0.5", "trial alpha m v1 task"),
+    ("DELETE FROM trials", "trial alpha m v1 task"),
+)
+"""Changes that the service does not make: without a higher number, without the time of the change, or a deletion."""
+
+
+@pytest.mark.parametrize(("change", "thing"), OF_NOBODY)
+@pytest.mark.parametrize("is_sealed", [False, True])
+def test_a_change_that_the_service_never_makes_is_found_though_its_triggers_have_queued_it(
+    conn: Connection, subject: Subject, change: str, thing: str, is_sealed: bool
+) -> None:
+    with conn.begin() as transaction:
+        assert conn.execute(text(change)).rowcount == 1
+        if is_sealed:
+            tampers.seal_again(conn)
+        report = verify(conn, subject.held, settled=False)
+        transaction.rollback()
+    assert [one.thing for one in report.findings] == [thing]
 
 
 def test_what_claims_to_be_of_the_future_is_not_taken_for_new(conn: Connection, subject: Subject) -> None:
@@ -252,6 +278,26 @@ def found_after(conn: Connection, change: str, held: Sequence[tuple[str, Checkpo
     return list(report.ordered())
 
 
+OF_SHARED_TEXTS = (
+    ("UPDATE texts SET tenant = 'other' WHERE id = (SELECT head FROM shared_contents)", "texts have another tenant"),
+    (
+        "UPDATE texts SET before = 'nowhere' WHERE before IS NULL AND id IN (SELECT before FROM texts)",
+        "name a text that is not stored",
+    ),
+    ("UPDATE shared_contents SET tail = 'nowhere'", "name a text that is not stored"),
+    ("UPDATE log_leaves SET frontier = x'00' WHERE kind = 'log_key'", "columns beside the entry"),
+    ("UPDATE log_leaves SET salt = x'00' WHERE kind = 'log_key'", "commits to no row"),
+    ("UPDATE log_state SET checkpoint = rtrim(checkpoint, char(10))", "does not end with a line feed"),
+)
+
+
+@pytest.mark.parametrize(("change", "words"), OF_SHARED_TEXTS)
+def test_what_no_commitment_covers_fits_what_is_stored_beside_it(
+    open_conn: Connection, change: str, words: str
+) -> None:
+    assert words in " ".join([one.words for one in found_after(open_conn, change)])
+
+
 def test_an_open_run_is_clean_as_it_was_sealed(open_conn: Connection) -> None:
     report = verify(open_conn, ())
     open_conn.rollback()
@@ -264,6 +310,7 @@ OF_OPEN_RUNS = (
     "budgets = NULL",
     "budgets = '[\"other\"]'",
     "thread = thread || '0'",
+    "thread = NULL",
     "claims = 0",
 )
 
@@ -357,18 +404,31 @@ def test_the_row_of_a_run_that_goes_on_follows_from_its_events(waiting_conn: Con
 
 
 @pytest.mark.parametrize(
-    ("column", "words"), [("spent", "5 is spent, the journal has 0"), ("held", "5 is held, its calls hold 0")]
+    ("changed", "words"),
+    [
+        ({}, None),
+        ({"spent": 5}, "5 is spent, the journal has 0"),
+        ({"overrun": 5}, "5 is overrun, the journal has 0"),
+        ({"held": 5}, "5 is held, its calls hold 0"),
+        ({"budget": "other"}, "a window of it names another budget"),
+        ({"start": 86_401}, "its window from 86401 to 172800 is none of its budget's"),
+        ({"end": 172_799}, "its window from 86400 to 172799 is none of its budget's"),
+        ({"start": 10**18}, f"its window from {10**18} to 172800 is none of its budget's"),
+    ],
 )
-def test_an_account_of_a_budget_has_spent_and_holds_what_the_calls_say(
-    waiting_conn: Connection, column: str, words: str
+async def test_a_window_of_a_budget_is_one_of_its_own_with_what_the_calls_have_spent_and_hold(
+    tmp_path: Path, changed: Mapping[str, Any], words: str | None
 ) -> None:
-    row = {"account": "tenant/tenant/-/day", "start": 1, "budget": "tenant/tenant/-/day", "end": 2}
-    row |= dict.fromkeys(("held", "spent", "overrun"), 0) | {column: 5}
-    with waiting_conn.begin() as transaction:
-        waiting_conn.execute(insert(METADATA.tables["budget_windows"]).values(row))
-        report = verify(waiting_conn, ())
-        transaction.rollback()
-    assert [(one.thing, one.words) for one in report.findings] == [("account tenant/tenant/-/day", words)]
+    name = "acme/tenant/-/day"
+    row = {"account": name, "start": 86_400, "budget": name, "end": 172_800, "held": 0, "spent": 0, "overrun": 0}
+    async with open_store(f"sqlite:///{tmp_path / 'spent.db'}") as store:
+        await store.set_budget(Budget("acme", "tenant", "", "day", 5), by=tampers.OWNER)
+        await tampers.seal(store)
+        await store._write(lambda conn: conn.execute(insert(METADATA.tables["budget_windows"]).values(row | changed)))
+        report = await store._read(lambda conn: verify(conn, ()))
+    assert [(one.thing, one.words) for one in report.findings] == (
+        [(f"account {row['account']}", words)] if words else []
+    )
 
 
 OF_THE_STATE = (
@@ -377,6 +437,7 @@ OF_THE_STATE = (
     "sealed_at = sealed_at - 1",
     "xid = 7",
     "signer = 'x'",
+    "catch_up = 'run_kept'",
 )
 
 

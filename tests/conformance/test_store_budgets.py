@@ -154,7 +154,7 @@ async def test_old_windows_are_summed_up_and_the_accounts_keep_their_sums(
     await store.append(outcome("run", "d", 70, 60))
     async with open_archive(database) as archive:
         ((_, sums),) = (await archive.accounts()).items()
-    assert sums == AccountSums(spent=330, held=0, holds=0)
+    assert sums == AccountSums(spent=330, overrun=0, held=0, holds=0)
 
 
 async def test_a_call_is_settled_in_the_window_of_its_hold(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,13 +11,14 @@ import orjson
 
 from app.audit.account import Account, account
 from app.audit.administration import administration
-from app.audit.budgets import Books
+from app.audit.budgets import Books, windows
 from app.audit.disclosures import disclosures
 from app.audit.log.entries import (
     BEFORE,
     DISCLOSURES,
     END,
     FIXED,
+    NUMBER,
     PRIVATE,
     PRUNED,
     ROW,
@@ -82,6 +83,8 @@ HELD = {"held_usd": "usd_held", "held_tokens": "tokens_held"}
 """Columns of a run with what its open calls hold, and the fields of their intents."""
 NAMED = 10
 """Most of what has changed since it was sealed that is named."""
+REMOVED = "budget"
+"""The one kind of rows that the service deletes, apart from those that go with their runs."""
 LEDGER = "ledger"
 """The kind of a waiting change of a run's rows in the ledger of disclosures, made without an event."""
 TAGGED = {"run.admitted", "run.resumed", "plan.step", "run.awaiting_approval"}
@@ -128,11 +131,11 @@ class RowCheck:
         for kind in KINDS:
             self._table(kind)
         self._absent_runs()
+        self._forgotten()
         for name, pruned in self.stored.orphans():
             words = "it was pruned, and rows of it are stored" if pruned else "rows name it, and its own is not stored"
             self._add("surplus" if pruned else "missing", f"run {name}", words, self._place_of(name))
-        if self.contents and (left := self.stored.unnamed_texts()):
-            self._add("content", "texts", f"{left:,} texts are stored that belong to no run")
+        self._shared_texts()
         self._administration()
         if self._undated:
             self.report.notes.append(f"{self._undated:,} runs were erased by release 0.2 or older, without a date.")
@@ -271,7 +274,7 @@ class RowCheck:
             words = f"its row counts {row['claims']} claims, and a ticket has the claim {run.last_claim}"
             self._add("altered", thing, words, last.place)
         threads = [owner.to_bytes(8, signed=True).hex() + head for owner, head in run.threads]
-        if threads and row["thread"] not in threads:
+        if row["salt"] is not None and (row["thread"] not in threads if threads else row["thread"] is not None):
             self._add("altered", thing, "its row has another `thread` than its texts", last.place)
 
     def _deadline(self, thing: str, run: SealedRun, last: Sealed) -> None:
@@ -353,6 +356,17 @@ class RowCheck:
             self._add("surplus", thing, "it has tags `user` or `metadata` that were not sealed", last.place)
 
     # -- texts
+
+    def _shared_texts(self) -> None:
+        """Shared texts belong to a run, follow each other, and have one tenant."""
+        if not self.contents:
+            return
+        if left := self.stored.unnamed_texts():
+            self._add("content", "texts", f"{left:,} texts are stored that belong to no run")
+        if lacking := self.stored.lacking_texts():
+            self._add("content", "texts", f"{lacking:,} texts or contents name a text that is not stored")
+        if misplaced := self.stored.misplaced_texts():
+            self._add("content", "texts", f"{misplaced:,} texts have another tenant than what names them")
 
     def _texts(self, name: str, run: SealedRun, place: int) -> None:
         """Each stored text has the hash that an event names, and each that is named is stored or was erased."""
@@ -479,22 +493,38 @@ class RowCheck:
         else:
             self._add("surplus", thing, "it is stored and was never sealed")
 
-    def _sealed_row(
-        self, kind: str, thing: str, row: Row, entries: Sequence[Sealed], salts: Mapping[str, bytes | None]
-    ) -> None:
+    def _history(self, kind: str, thing: str, entries: Sequence[Sealed]) -> None:
+        """The entries about a row follow each other as the service would have changed it."""
+        if kind != REMOVED and any(one.gone for one in entries):
+            self._add("altered", thing, "it was deleted for a time, which the service never does", entries[0].place)
         for earlier, later in pairwise(entries):
             if BEFORE in later.fields and not has_salt_before(later, earlier.salt):
                 self._add("altered", thing, "the salt of an earlier entry about it is another one", earlier.place)
+            if not _is_higher(later.fields.get(NUMBER), earlier):
+                self._add("altered", thing, "its number is no higher than before", later.place)
+
+    def _sealed_row(
+        self, kind: str, thing: str, row: Row, entries: Sequence[Sealed], salts: Mapping[str, bytes | None]
+    ) -> None:
+        self._history(kind, thing, entries)
         values = {name: value for name, value in row.items() if name not in WORDS.get(kind, ())}
         for entry in entries if kind in FIXED else entries[-1:]:
             if entry.salt is None or not fits(entry, ROW, values, entry.salt):
-                if kind in FIXED or not self._is_changing(kind, entry.id):
+                if kind in FIXED or not self._is_new_state(row, entry) or not self._is_changing(kind, entry.id):
                     self._add("altered", thing, "its row is not as it was sealed", entry.place)
                 return
+        if kind not in FIXED and len(entries) > 1 and not _is_of_later(row, entries[-2]):
+            self._add("altered", thing, "its state has another time than its last change", entries[-1].place)
         if kind == "feedback":
             self._comment(thing, row, entries[0], salts.get(row["run"]))
         if kind == PRUNED:
             self._pruned(thing, row)
+
+    def _is_new_state(self, row: Row, last: Sealed) -> bool:
+        """True if the service may have given the row another state since its last entry: then it has a higher number
+        and a later time, if such rows have them."""
+        is_past = "at" not in row or row["at"] < self._now + UNSEALED_SECONDS
+        return is_past and _is_of_later(row, last) and _is_higher(row.get(NUMBER), last)
 
     def _comment(self, thing: str, row: Row, sealed: Sealed, salt: bytes | None) -> None:
         """The comment of a rating is as it was sealed, or erased with the content of the run."""
@@ -518,12 +548,22 @@ class RowCheck:
 
     def _absent(self, kind: str, missing: LogRow) -> None:
         for entry in self._entries([missing]):
-            if entry.gone or (kind not in FIXED and self._is_changing(kind, entry.id)):
+            if kind == REMOVED and (entry.gone or self._is_changing(kind, entry.id)):
                 continue
             if kind == "feedback" and self.stored.pruned([entry.run]):
                 continue
             thing = f"{kind} {entry.id}".replace("\n", " ")
             self._add("missing", thing, "it was sealed and is not stored", entry.place)
+
+    def _forgotten(self) -> None:
+        """The entries of pruned runs have lost their salts. Those of runs that 0.2 pruned have them, all of them."""
+        kept = 0
+        for one in self.stored.unforgotten():
+            kept += 1
+            if one.kind == RUN and None in (one.salt, one.frontier):
+                self._add("altered", f"run {one.subject}", "it was pruned, and an entry has a salt again", one.place)
+        if kept:
+            self.report.notes.append(f"{kept:,} entries about pruned runs have salts, as release 0.2 leaves them.")
 
     def _absent_runs(self) -> None:
         absent = list(self.stored.absent(RUN))
@@ -541,7 +581,7 @@ class RowCheck:
         for violation in self._books.compare(sums, sums, removed=removed, pruned=self.report.pruned > 0):
             self._add("altered", violation.run, violation.what)
         try:
-            violations = list(administration(found, Report()))
+            violations = [*administration(found, Report()), *windows(self.stored.windows(), found)]
         except (ValueError, KeyError, TypeError):
             self._add("altered", "the log of changes", "an entry, or a list of a key, is not JSON any more", 0)
             return
@@ -564,7 +604,7 @@ def check_database(check: LogCheck, stored: SealedRows, *, contents: bool = True
     check.tiles, check.stored_tiles = stored.tile, stored.count_tiles()
     state = stored.state()
     entries = (
-        StoredEntry(one.place, one.entry, one.salt, one.kind, one.id, one.subject, one.events)
+        StoredEntry(one.place, one.entry, one.salt, one.kind, one.id, one.subject, one.events, one.frontier)
         for one in stored.entries()
     )
     check.check(entries, state["checkpoint"] if state is not None else None)
@@ -624,6 +664,17 @@ def _named(events: Sequence[Event]) -> Iterator[str]:
         features = decision.get("features") if isinstance(decision, dict) else None
         if features and isinstance(features, str):
             yield features
+
+
+def _is_higher(number: Any, before: Sealed) -> bool:
+    """True if the number of a policy is higher than that of an entry before, as far as both are known."""
+    known = before.fields.get(NUMBER)
+    return known is None or number is None or number > known
+
+
+def _is_of_later(row: Row, before: Sealed) -> bool:
+    """True if the state of a row was written after an entry before was sealed, if such rows say when."""
+    return "at" not in row or row["at"] > before.at - UNSEALED_SECONDS
 
 
 def _of_last_events(entries: Sequence[Sealed]) -> Sequence[Sealed]:

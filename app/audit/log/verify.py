@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from app.audit.log.entries import LOG_KEY, RUN, Sealed, read_entry
+from app.audit.log.entries import LOG_KEY, ROW, RUN, Sealed, read_entry
 from app.audit.log.findings import Finding, Verified
 from app.audit.log.tree import (
     HASH_BYTES,
@@ -100,6 +100,9 @@ class LogCheck:
         for name, value in wanted.items():
             if state[name] != value:
                 self._add("state", f"its state has another `{name}` than its entries", self.report.entries)
+        if state["catch_up"] is not None and self.report.entries:
+            words = "its state has a `catch_up`, as if runs from before the log were still to be sealed"
+            self._add("state", words, self.report.entries)
         if state["signer"] is not None and not self._has_signed(state["signer"]):
             self._add("state", "its state has a `signer` that no entry names", self.report.entries)
 
@@ -125,6 +128,8 @@ class LogCheck:
         self.report.add(Finding(rule, LOG, words, place))
 
     def _own(self, note: str | None) -> Checkpoint | None:
+        if note is not None and not note.endswith("\n"):
+            self._add("checkpoint", "the log's checkpoint does not end with a line feed, as signed notes do")
         try:
             if note is None:
                 return None
@@ -175,6 +180,8 @@ class LogCheck:
         stated = (sealed.kind, sealed.id, sealed.run or sealed.id, sealed.events)
         if one.kind is not None and (columns != stated or (one.frontier and sealed.kind != RUN)):
             self._add("entry", "the columns beside the entry say something else", one.place)
+        if one.salt is not None and ROW not in sealed.fields:
+            self._add("entry", "it has a salt, and commits to no row", one.place)
         if sealed.kind == RUN:
             self._grows(sealed, progress)
         if sealed.kind == LOG_KEY:

@@ -58,6 +58,8 @@ class Source:
     """Columns that are erased with the content of the run."""
     run: str | None = None
     columns: tuple[str, ...] = ()
+    shown: tuple[str, ...] = ()
+    """Columns that stand in the entry as they are, besides being sealed."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -82,7 +84,7 @@ SOURCES: Final[Mapping[str, Source]] = {
     "tenant": Source(TENANTS, ("name",)),
     "budget": Source(BUDGETS, ("id",)),
     "hold": Source(HOLDS, ("id",)),
-    "policy": Source(POLICIES, ("policy",)),
+    "policy": Source(POLICIES, ("policy",), shown=("number",)),
     "trial": Source(TRIALS, ("worker", "model", "version", "task")),
     "catalog": Source(CATALOGS, ("digest",)),
     "conductor_change": Source(CONDUCTOR_CHANGES, ("id",)),
@@ -101,7 +103,7 @@ def rows_of(conn: Connection, source: Source, ids: Sequence[str]) -> dict[str, R
 def row_parts(source: Source, row: Row, salt: bytes, run_salt: bytes | None) -> dict[str, Any]:
     """The parts of the entry about a row."""
     values = {name: value for name, value in row.items() if name not in source.erased}
-    parts: dict[str, Any] = {ROW: commitment(salt, ROW, values)}
+    parts: dict[str, Any] = {ROW: commitment(salt, ROW, values), **{name: row[name] for name in source.shown}}
     if source.run is not None and source.run != "id":
         parts["run"] = row[source.run]
     private = {name: row[name] for name in source.erased if row[name]}

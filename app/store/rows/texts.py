@@ -38,7 +38,7 @@ from app.core.records import record
 from app.store.protocol import Shared
 from app.store.sqlkit.sealing import TEXT, Open, place_of
 from app.store.sqlkit.statements import OWN, TAIL, WHOLE, Row, shared_parts
-from app.store.sqlkit.tables import FORMS, SHARED_CONTENTS, TEXTS
+from app.store.sqlkit.tables import FORMS, RUNS, SHARED_CONTENTS, TEXTS
 
 _LINK = (TEXTS.c.id, TEXTS.c.before)
 SHARED_BYTES = 256
@@ -211,6 +211,31 @@ def unused(conn: Connection) -> int:
     """The number of texts that no content names and no other text follows. There are none unless something is wrong."""
     query = select(func.count()).select_from(TEXTS).where(*_unnamed(TEXTS), ~_followed(TEXTS))
     return conn.execute(query).scalar_one()
+
+
+def lacking(conn: Connection) -> int:
+    """The number of texts and contents that name a text which is not stored. There are none unless something is
+    wrong."""
+    named = (TEXTS.c.before, SHARED_CONTENTS.c.head, SHARED_CONTENTS.c.tail)
+    stored = TEXTS.alias("stored")
+    found = 0
+    for column in named:
+        gone = ~exists(select(stored.c.id).where(stored.c.id == column))
+        found += conn.execute(select(func.count()).where(column.is_not(None), gone)).scalar_one()
+    return found
+
+
+def misplaced(conn: Connection) -> int:
+    """The number of texts that have another tenant than the text before them, or than the run of a content that names
+    them. There are none unless something is wrong."""
+    earlier = TEXTS.alias("earlier")
+    after = select(TEXTS.c.id).join(earlier, earlier.c.id == TEXTS.c.before).where(earlier.c.tenant != TEXTS.c.tenant)
+    wrong = set(conn.execute(after).scalars())
+    for column in (SHARED_CONTENTS.c.head, SHARED_CONTENTS.c.tail):
+        joined = TEXTS.join(SHARED_CONTENTS, column == TEXTS.c.id).join(RUNS, RUNS.c.id == SHARED_CONTENTS.c.run)
+        others = select(TEXTS.c.id).select_from(joined).where(RUNS.c.tenant != TEXTS.c.tenant)
+        wrong.update(conn.execute(others).scalars())
+    return len(wrong)
 
 
 def shared_since(conn: Connection) -> float | None:
