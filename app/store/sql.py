@@ -629,8 +629,8 @@ class SqlStore(Administration):
         return found
 
     async def _with_retry(self, call: Callable[[], Coroutine[object, object, T]]) -> T:
-        """Call once more if a pooled connection was dead or another transaction in the way; else report the fault. With
-        each content key that it needs, it is called again."""
+        """Call once more if a pooled connection was dead, another transaction in the way, or a new connection slow to
+        open; else report the fault. With each content key that it needs, it is called again."""
         while True:
             try:
                 return await self._with_one_retry(call)
@@ -642,7 +642,7 @@ class SqlStore(Administration):
             try:
                 return await call()
             except Fault as fault:
-                if fault.reason not in {"lost", "contended"}:
+                if fault.reason not in {"lost", "contended", "slow"}:
                     raise
                 return await call()
         except Fault as fault:

@@ -147,6 +147,28 @@ async def test_a_statement_that_a_closed_connection_did_not_send_is_not_in_doubt
         assert await runner.write(ask(runner, PID), meant=before) != before
 
 
+async def test_a_connection_that_opens_too_slowly_is_nobodys_error(
+    migrated_postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a machine without CPU to spare; the database has just answered, so it is not away."""
+    slow, real = [TimeoutError()], asyncpg.connect
+
+    async def connect(*arguments: Any, **named: Any) -> asyncpg.Connection:
+        if slow:
+            raise slow.pop()
+        return await real(*arguments, **named)
+
+    async with open_store(migrated_postgres_url) as store:
+        await store.append(admitted("run"))
+        monkeypatch.setattr(asyncpg, "connect", connect)
+        found = await asyncio.gather(*(store.run("run") for _ in range(3)), store.append(note("run")))
+        assert (len(slow), len(found), store.availability.healthy) == (0, 4, True)
+        monkeypatch.setattr(postgres, "CONNECT_SECONDS", -1.0)  # long ago
+        slow += [TimeoutError()] * 8
+        refused = await asyncio.gather(*(store.run("run") for _ in range(12)), return_exceptions=True)
+        assert any(isinstance(one, StoreUnavailable) for one in refused)
+
+
 async def test_what_is_kept_makes_room_for_who_needs_one(migrated_postgres_url: str) -> None:
     async with opened(migrated_postgres_url, 2) as runner:
         before = await pids(runner, 2)

@@ -21,6 +21,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Itera
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
+from math import inf
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
 
 import asyncpg
@@ -133,6 +134,10 @@ class Checkout:
     """Check it in, even if the task is cancelled meanwhile."""
 
 
+class OpenedTooSlowly(TimeoutError):
+    """A new connection did not open within `CONNECT_SECONDS`."""
+
+
 class Connections:
     """The connections of one engine, which must be in autocommit mode."""
 
@@ -146,6 +151,7 @@ class Connections:
         self._waits = 0
         self._closed = False
         self._losses = 0
+        self._answered_at = -inf
         self._server: str | None = None
         self.server_changes = 0
         """The number of times that another server was found than the one before."""
@@ -163,6 +169,10 @@ class Connections:
         if not all(connection.lives for connection in current):
             self.lost()
         return self._losses
+
+    def answered_within(self, seconds: float) -> bool:
+        """True if the server has answered on some connection within that time."""
+        return asyncio.get_running_loop().time() - self._answered_at <= seconds
 
     @property
     def use(self) -> PoolUse:
@@ -182,7 +192,7 @@ class Connections:
         stack = AsyncExitStack()
         with self._one_waits():
             async with asyncio.timeout_at(limit):
-                place = await stack.enter_async_context(self._engine.connect())
+                place = await self._open(stack, self._engine)
         connection = place.sync_connection
         assert connection is not None
         checkout = Checkout(connection.info["baton"], place, stack.aclose)
@@ -192,6 +202,7 @@ class Connections:
 
     async def give(self, checkout: Checkout) -> None:
         """Return a connection whose statement was answered."""
+        self._answered_at = asyncio.get_running_loop().time()
         if not (self._waiting or self._closed):
             self._at_hand.append(checkout)
             return
@@ -216,8 +227,16 @@ class Connections:
                 if self._at_hand and self._pool_is_empty():
                     with suppress(Exception):  # it is closed then, which makes room as well
                         await self._check_in(self._at_hand.pop(0))
-                place = await stack.enter_async_context(engine.connect())
+                place = await self._open(stack, engine)
             yield place
+            self._answered_at = asyncio.get_running_loop().time()
+
+    async def _open(self, stack: AsyncExitStack, engine: AsyncEngine) -> AsyncConnection:
+        """A connection of the pool, which may have to be opened; it goes back with the `stack`."""
+        try:
+            return await stack.enter_async_context(engine.connect())
+        except TimeoutError as error:
+            raise OpenedTooSlowly from error
 
     async def close(self) -> None:
         """Close all connections."""
@@ -462,6 +481,8 @@ class Postgres:
 
     def _fault(self, error: Exception, unanswered: object = None) -> Fault:
         reason = reason_of(error, self.dialect)
+        if isinstance(error, OpenedTooSlowly) and self._connections.answered_within(CONNECT_SECONDS):
+            reason = "slow"
         if reason == "lost":
             self._connections.lost()
         if unanswered is not None and not sqlstate(error).startswith(NEVER_COMMITTED):

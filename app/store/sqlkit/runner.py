@@ -16,7 +16,7 @@ from app.errors import ConfigInvalid
 from app.telemetry import PoolUse
 
 T = TypeVar("T")
-Reason = Literal["down", "busy", "lost", "contended", "refused", "undecided"]
+Reason = Literal["down", "slow", "busy", "lost", "contended", "refused", "undecided"]
 
 LOCK_SECONDS = 2.0
 """Longest wait for a lock of another transaction."""
@@ -39,6 +39,8 @@ class Fault(Exception):
     """The database did not carry out the work. Unless the reason is `undecided`, nothing was written.
 
     * `down`: it cannot be reached, or did not answer in time.
+    * `slow`: a new connection did not open in time, as on a machine without CPU to spare, but the server has answered
+      others meanwhile; the work may be repeated.
     * `busy`: all connections of this process are in use.
     * `lost`: the connection broke before COMMIT; the work may be repeated on another one.
     * `contended`: another transaction was in the way; the work may be repeated.

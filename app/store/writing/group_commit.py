@@ -267,7 +267,7 @@ class GroupCommit:
                     unanswered = cast(Applied, fault.result).outcomes
                     if await self._was_committed(unanswered, fault):
                         return unanswered
-                elif fault.reason not in {"contended", "lost"} or attempt == TRIES - 1:
+                elif fault.reason not in {"contended", "lost", "slow"} or attempt == TRIES - 1:
                     if unanswered:  # which may still have come late
                         raise Fault("undecided", unanswered) from fault
                     raise
