@@ -23,6 +23,8 @@ AGREED = 0.1
 """Differences up to this many seconds are ignored."""
 SLOW = 0.5
 """Answers that took longer than this many seconds are ignored, because their error is too large."""
+FIRST_LOOKS = 3
+"""How often a database is asked before the process listens, if it does not answer in time."""
 NOTABLE = 1.0
 """Differences from this many seconds on are logged."""
 
@@ -46,6 +48,15 @@ class Clock:
     def now(self) -> float:
         """Seconds since 1970."""
         return self._tick() + self._offset
+
+    async def first_look(self) -> None:
+        """Look until that succeeds, a few times at most. Until the time is known every new run is refused, so a slow
+        database is asked again before the process listens; one that refuses is not waited for."""
+        for _ in range(FIRST_LOOKS):
+            began = self._tick()
+            await self.look()
+            if self.set or self._tick() - began < SLOW:
+                return
 
     async def look(self) -> None:
         """Read the database's clock, and correct this one if the difference is confirmed."""

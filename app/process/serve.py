@@ -90,7 +90,7 @@ async def serve(loaded: Loaded, environ: Mapping[str, str], roles: Roles, announ
     async with open_runtime(loaded) as opened, asyncio.TaskGroup() as group:
         _on_signals(opened, environ, stopping)
         group.create_task(_leave(opened, roles, stopping))
-        await opened.clock.look()
+        await opened.clock.first_look()
         group.create_task(opened.clock.keep(stopping))
         await opened.versions.look()
         group.create_task(opened.versions.run(stopping))

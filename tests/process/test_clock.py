@@ -19,8 +19,10 @@ class Times:
     database: float = 1_000.0
     took: float = 0.0
     away: bool = False
+    reads: int = 0
 
     async def read(self) -> float:
+        self.reads += 1
         self.pass_by(self.took / 2)
         said = self.database
         self.pass_by(self.took / 2)
@@ -86,6 +88,14 @@ async def test_a_slow_answer_counts_only_where_there_is_no_better_one() -> None:
         times.database += 60.0
         await clock.look()
     assert clock.now() == pytest.approx(times.database - 180.0)
+
+
+@pytest.mark.parametrize(("took", "reads"), [(4 * SLOW, 3), (0.0, 1)])
+async def test_a_slow_database_is_asked_again_before_the_process_listens(took: float, reads: int) -> None:
+    """One that refuses is not waited for."""
+    times = Times(took=took, away=True)
+    await times.clock().first_look()
+    assert times.reads == reads
 
 
 async def test_until_the_database_is_there_the_machine_is_believed_and_then_no_more() -> None:
