@@ -1,9 +1,10 @@
 """Reading and pruning a journal that has grown for months.
 
-`python -m tests.bench.retention [--events 1000000] [--database postgres|sqlite] [--archive]` has a service carry out a
-few runs of every kind, copies them inside the database until a month that is over has that many events, and the month
-that goes on a tenth of it, and prints the sizes, how long lists and single runs take, how long `baton runs prune`
-takes for the whole month, and how long a writer of other runs waits meanwhile.
+`python -m tests.bench.retention [--events 1000000] [--database postgres|sqlite] [--archive] [--months 0]` has a service
+carry out a few runs of every kind, copies them inside the database until a month that is over has that many events, and
+the month that goes on a tenth of it, and prints the sizes, how long lists and single runs take, how long `baton runs
+prune` takes for the whole month, and how long a writer of other runs waits meanwhile. With `--months` as many runs come
+again and are pruned, so many times, and it prints the sizes of each time.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ class Database(Protocol):
     url: str
 
     async def copy(self, copies: Sequence[Copy]) -> None:
-        """Insert copies of runs, and have the planner know of them."""
+        """Free the room of what was deleted, insert copies of runs, and have the planner know of them."""
         ...
 
     async def sizes(self) -> Mapping[str, int]:
@@ -108,6 +109,7 @@ class InPostgres:
     async def copy(self, copies: Sequence[Copy]) -> None:
         """Implements `Database`."""
         async with self._connected() as connection:
+            await connection.execute("VACUUM")  # autovacuum does so in a service
             await connection.execute("CREATE TABLE copies (old text, new text, shift double precision)")
             await connection.copy_records_to_table("copies", records=copies)
             await connection.execute("ANALYZE copies")
@@ -197,6 +199,12 @@ async def copies_of(store: SqlStore, events: int, now: float) -> list[Copy]:
         made.append((row.id, name, created - row.created_at))
         taken += row.seq
     return made
+
+
+def older_than_a_month(copies: Sequence[Copy]) -> int:
+    """How many of the copies, of which the oldest come first, belong to the month that is over."""
+    limit = (time.time() - 30 * DAY_SECONDS) * 1000
+    return sum(int(name[4:15], 16) < limit for _, name, _ in copies)
 
 
 async def timed(read: Callable[[], Awaitable[object]]) -> str:
@@ -316,7 +324,7 @@ def megabytes(sizes: Mapping[str, int]) -> str:
     return f"{sum(sizes.values()) / 1e6:,.1f} MB ({parts})"
 
 
-async def measure(database: Database, folder: Path, events: int, *, archive: bool) -> None:
+async def measure(database: Database, folder: Path, events: int, *, archive: bool, months: int) -> None:
     """Fill a database, and print all figures."""
     await models(folder, database.url)
     archived = folder / "archive"
@@ -339,6 +347,12 @@ async def measure(database: Database, folder: Path, events: int, *, archive: boo
         await prune(store, environ)
         print(f"write-ahead log of that: {(await database.written() - log) / 1e6:,.0f} MB")
         print(f"size afterwards: {megabytes(await database.sizes())}")
+        pruned = copies[: older_than_a_month(copies)]
+        for month in range(1, months + 1):
+            await database.copy([(old, f"{name[:15]}{month:02x}{name[17:]}", shift) for old, name, shift in pruned])
+            full = await database.sizes()
+            await asyncio.to_thread(main_of_baton, ("runs", "prune", "--before", "30d"), environ)
+            print(f"size with month {month} after the first: {megabytes(full)}")
     if archive:
         files = [path for path in archived.rglob("*.gz")]
         size = sum(path.stat().st_size for path in files)
@@ -351,18 +365,20 @@ def main() -> None:
     asked.add_argument("--events", type=int, default=1_000_000)
     asked.add_argument("--database", choices=("postgres", "sqlite"), default="postgres")
     asked.add_argument("--archive", action="store_true", help="archive in a folder before pruning")
+    asked.add_argument("--months", type=int, default=0, help="further months of as many runs, each of them pruned")
     options = asked.parse_args()
+    how = {"archive": options.archive, "months": options.months}
     with tempfile.TemporaryDirectory(prefix="baton-retention-") as name:
         folder = Path(name)
         if options.database == "sqlite":
             (folder / "data").mkdir()
             database: Database = InSqlite(folder / "data" / "baton.db")
             migrate(database.url)
-            asyncio.run(measure(database, folder, options.events, archive=options.archive))
+            asyncio.run(measure(database, folder, options.events, **how))
             return
         with servers.postgres(fsync=True) as server:
             migrate(server.url)
-            asyncio.run(measure(InPostgres(server.url), folder, options.events, archive=options.archive))
+            asyncio.run(measure(InPostgres(server.url), folder, options.events, **how))
 
 
 if __name__ == "__main__":

@@ -84,7 +84,7 @@ async def _log_position(url: str) -> int:
 
 
 @contextmanager
-def _service(engines: int) -> Iterator[tuple[Target, servers.Server]]:
+def service(engines: int) -> Iterator[tuple[Target, servers.Server]]:
     """A gateway and engines over servers of their own."""
     with ExitStack() as stack:
         database = stack.enter_context(servers.postgres(fsync=True))
@@ -97,28 +97,28 @@ def _service(engines: int) -> Iterator[tuple[Target, servers.Server]]:
 
 def run_cost(body: str, worker: str, seconds: float) -> Cost:
     """Measure one run of a kind, over one gateway and one engine at full load."""
-    with _service(engines=1) as (target, database):
+    with service(engines=1) as (target, database):
         load = Load(
             url=target.address(worker), body=body, connections=CONNECTIONS, seconds=3.0, headers=dict(target.headers)
         )
         run(load)  # caches and connections are warm from here on
-        before, log = _spent(target.processes, database), asyncio.run(_log_position(database.url))
+        before, log = spent(target.processes, database), asyncio.run(_log_position(database.url))
         done = run(replace(load, seconds=seconds))
-        after, written = _spent(target.processes, database), asyncio.run(_log_position(database.url)) - log
+        after, written = spent(target.processes, database), asyncio.run(_log_position(database.url)) - log
     if done.errors or not done.requests:
         raise SystemExit(f"The load failed: {done.first_error or 'no request was answered'}")
     ours, gateway, engine = (1000 * (late - early) / done.requests for early, late in zip(before, after, strict=True))
     return Cost(ours, gateway, engine, written / done.requests)
 
 
-def _spent(processes: Sequence[Running], database: servers.Server) -> tuple[float, float, float]:
+def spent(processes: Sequence[Running], database: servers.Server) -> tuple[float, float, float]:
     gateway, engine = processes
     return database_seconds(database), gateway.cpu_seconds(), engine.cpu_seconds()
 
 
 def idle_cost() -> float:
     """Measure the milliseconds of Postgres' CPU time that an idle engine takes in a second."""
-    with _service(engines=IDLE_ENGINES) as (_, database):
+    with service(engines=IDLE_ENGINES) as (_, database):
         time.sleep(IDLE_SECONDS / 3)
         before = database_seconds(database)
         time.sleep(IDLE_SECONDS)
