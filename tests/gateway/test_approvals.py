@@ -227,6 +227,21 @@ async def test_whoever_asked_does_not_approve(runtime: Runtime, stub: ProviderSt
     assert stub.requests == []
 
 
+async def test_whoever_wrote_a_plan_does_not_approve_it_for_a_run_that_somebody_else_began(runtime: Runtime) -> None:
+    """Nor whoever wrote an earlier revision of it; everybody else may."""
+    roles = [deciding(runtime, *ROLES["owner"]) for _ in range(4)]
+    async with roles[0] as author, roles[1] as editor, roles[2] as beginner, roles[3] as boss:
+        first = (await author.post("/v1/plans", json=QUESTION)).json()
+        edit = {"revision": 1, "edits": [{"op": "change", "step": 0, "subtask": "Add them."}]}
+        plan = (await editor.patch(f"/v1/plans/{first['id']}", json=edit)).json()
+        begun = await beginner.post(f"/v1/plans/{plan['id']}/run")
+        run = begun.json()["baton"]["run"]
+        refused = [await decide(one, run) for one in (author, editor, beginner)]
+        assert [(one.status_code, one.json()["error"]["code"]) for one in refused] == [(403, "own_run")] * 3
+        assert (await decide(boss, run)).json()["status"] == "approved"
+        assert (await ended_row(runtime.context.store, run)).state == "succeeded"
+
+
 def decision(digest: str) -> dict[str, str]:
     """An approval of that digest."""
     return {"decision": "approve", "digest": digest}

@@ -20,8 +20,8 @@ from app.core.run.kinds import ENDED
 from app.core.run.progress import Finish, decide
 from app.core.run.state import RunState, fold, tentative
 from app.engine.commit.run_writer import ending, projection
-from app.errors import Conflict, Forbidden, InvalidRequest, LeaseLost, Overloaded, RunEnded
-from app.store.protocol import MOVED, Entry, Lease, RunRow, Store
+from app.errors import Conflict, Forbidden, InvalidRequest, LeaseLost, NotFound, Overloaded, RunEnded
+from app.store.protocol import MOVED, Entry, Lease, RunRow, Store, TenantStore
 from app.store.rows.content import address
 
 RACES = 3
@@ -84,8 +84,8 @@ async def settle(
             return earlier
         asked = _asked(journal.events, state, decision.digest, at)
         terms = state.admitted.approval
-        if terms is not None and terms.four_eyes and decision.key and decision.key == row.key:
-            raise Forbidden("The key that began a run must not decide on its plans.", code="own_run")
+        if terms is not None and terms.four_eyes and decision.key:
+            await _check_eyes(own, row, decision.key)
         body = decision.reason.encode()
         reason = address(journal.salt, body) if body else ""
         try:
@@ -98,6 +98,20 @@ async def settle(
             if conflict.public_code != MOVED:
                 raise
     raise Overloaded(retry_after=1.0)
+
+
+async def _check_eyes(store: TenantStore, row: RunRow, key: str) -> None:
+    """Raise `Forbidden` if the key began the run, or wrote the plan that it carries out or an earlier revision of it.
+    A revision that was pruned has no author any more, nor have those before it."""
+    if key == row.key:
+        raise Forbidden("The key that began a run must not decide on its plans.", code="own_run")
+    while row.origin_kind == "plan":
+        try:
+            row = await store.run(row.origin_run)
+        except NotFound:
+            return
+        if key == row.key:
+            raise Forbidden("The key that wrote a plan must not decide on it.", code="own_run")
 
 
 def _earlier(events: Sequence[Event], decision: Decision, state: RunState) -> Decided | None:
