@@ -27,6 +27,8 @@ PEAK: Final = 12
 PEAK_PER_COLUMN: Final = 7
 HIGHEST: Final = 40
 """Pixels by which an edge passes above or below the nodes of its row: at least, for each column, and at most."""
+GUTTER: Final = 16
+"""Pixels between a row and the edges that pass beside it."""
 MOST_WITHHELD: Final = 60
 """Withheld edges that are drawn at once; if there are more, only those of the chosen step are drawn."""
 MOST_LISTED: Final = 400
@@ -34,7 +36,7 @@ MOST_LISTED: Final = 400
 MOST_MARKS: Final = 6
 """Calls that have a mark in the node of their step."""
 WORKER_CHARS: Final = 20
-TICKS: Final[Mapping[By, int]] = {"time": 5, "money": 3}
+TICKS: Final[Mapping[By, int]] = {"time": 4, "money": 3}
 """Marks on the axis of a timeline, with both ends: amounts are long words."""
 HOMES: Final = ("run", "round", "planning", "step")
 """The kinds of spans that have a row of their own."""
@@ -178,8 +180,9 @@ def _edge(edge: Data, nodes: Mapping[str, Data]) -> dict[str, Any]:
 
 
 def _path(source: Data, target: Data, *, is_withheld: bool) -> str:
-    """A curve from the right side of a node to the left side of a later one. Where nodes may stand between the two it
-    passes above them, or below if the words were withheld; between nodes of one column it passes on their left."""
+    """A curve from the right side of a node to the left side of a later one. Where nodes may stand between two of one
+    row it passes above them, or below if the words were withheld; between those of two rows it passes beside the row of
+    the later one. Between nodes of one column it passes on their left."""
     (x1, y1), (x2, y2) = _corner(source), _corner(target)
     columns = target["x"] - source["x"]
     if columns > 1 and source["y"] == target["y"]:
@@ -189,12 +192,25 @@ def _path(source: Data, target: Data, *, is_withheld: bool) -> str:
         x1, x2 = x1 + NODE_WIDTH - 24, x2 + 24
         return f"M{x1} {y1 + side}C{x1 + 40} {peak} {x2 - 40} {peak} {x2} {y2 + side}"
     shift = NODE_HEIGHT // 2 + (5 if is_withheld else -5)
+    if columns > 1:
+        gutter = y2 - GUTTER if y2 > y1 else y2 + NODE_HEIGHT + GUTTER
+        gutter += 4 if is_withheld else -4
+        return _through(x1 + NODE_WIDTH, y1 + shift, x2, y2 + shift, gutter)
     y1, y2 = y1 + shift, y2 + shift
     if columns > 0:
         x1 += NODE_WIDTH
         bend = max((x2 - x1) // 2, 24)
         return f"M{x1} {y1}C{x1 + bend} {y1} {x2 - bend} {y2} {x2} {y2}"
     return f"M{x1} {y1}C{x1 - 44} {y1} {x2 - 44} {y2} {x2} {y2}"
+
+
+def _through(x1: int, y1: int, x2: int, y2: int, gutter: int) -> str:
+    """A curve that turns behind its first node to the height of a gutter between two rows, and into the last node."""
+    gap = COLUMN - NODE_WIDTH
+    left, right = x1 + gap, x2 - gap
+    into = f"C{x1 + gap // 2} {y1} {x1 + gap // 2} {gutter} {left} {gutter}"
+    out = f"C{x2 - gap // 2} {gutter} {x2 - gap // 2} {y2} {x2} {y2}"
+    return f"M{x1} {y1}{into}L{right} {gutter}{out}"
 
 
 def reason(edge: Data) -> str:

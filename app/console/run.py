@@ -24,6 +24,7 @@ from app.console.live import Live, Regions
 from app.console.pages import HEADERS, Pages, form, to
 from app.console.session import PATH
 from app.core.records import record
+from app.core.roles import permits
 
 TOKEN_BYTES: Final = 16
 AGAIN_SECONDS: Final = 1.0
@@ -174,7 +175,11 @@ class _Reader:
     ) -> dict[str, Any]:
         """The values of all templates: at the cursor's instant, or behind event `seq`; else behind the latest event.
         `kept` is what a live page has read before."""
-        found = await self._views(session, cursor, seq, kept or _Kept())
+        kept = kept or _Kept()
+        found = await self._views(session, cursor, seq, kept)
+        if kept.may_write is None:
+            me = await self._api.get(session, "/v1/me")
+            kept.may_write = permits(me["scopes"], "runs:write", all_tenants=me["all_tenants"])
         whole, state, timeline = found["run"], found["state"], found["timeline"]
         is_latest = state["seq"] == state["last_seq"]
         full = timeline
@@ -198,6 +203,7 @@ class _Reader:
             "timeline": drawing.timeline(timeline, length, cursor.by, cursor.chosen, link),
             "pane": step_pane.pane(found, cursor.step),
             "has_ended": whole["state"] in ENDED,
+            "may_write": kept.may_write,
             "is_latest": is_latest,
             "now": now,
             "length": length,
@@ -228,9 +234,11 @@ def _truth(is_so: bool) -> str:
 
 
 class _Kept:
-    """Content that a live page has read already."""
+    """What a live page has read already."""
 
     def __init__(self) -> None:
+        self.may_write: bool | None = None
+        """True if the person may rate, stop and replay runs; None before it was read."""
         self.words: dict[str, Any] = {}
         """The first words of subtasks by node."""
         self._content: dict[str, Any] | None = None

@@ -1,5 +1,6 @@
 """The drawings of a run's page: what is drawn, what is said in words, and that nothing is left out without a count."""
 
+import re
 from typing import Any
 
 import pytest
@@ -83,3 +84,17 @@ def test_the_neighbours_of_an_instant_are_the_changes_around_it() -> None:
     assert drawing.neighbours([0.0, 1.0, 2.0], 1.0) == (0.0, 2.0)
     assert drawing.neighbours([0.0, 1.0, 2.0], 1.5) == (1.0, 2.0)
     assert drawing.neighbours([0.0], 0.0) == (None, None)
+
+
+@pytest.mark.parametrize(("source", "target"), [((0, 0), (3, 2)), ((0, 2), (2, 0)), ((1, 1), (4, 0))])
+@pytest.mark.parametrize("is_withheld", [True, False])
+def test_an_edge_between_two_rows_passes_no_node_between_them(
+    source: tuple[int, int], target: tuple[int, int], is_withheld: bool
+) -> None:
+    ends = [{"x": x, "y": y} for x, y in (source, target)]
+    path = drawing._path(ends[0], ends[1], is_withheld=is_withheld)
+    across = re.search(r" (\d+)L(\d+) ", path)
+    assert across is not None
+    height, end = int(across[1]), int(across[2])
+    assert (height - drawing.TOP) % drawing.ROW > drawing.NODE_HEIGHT, "it runs between two rows"
+    assert end == drawing.MARGIN + (target[0] - 1) * drawing.COLUMN + drawing.NODE_WIDTH, "it turns before its node"

@@ -18,6 +18,7 @@ from app.console.api import Api, Event, Session
 from app.console.live import patch
 from app.console.run import REGIONS
 from app.console.step_pane import why_no_alternatives
+from app.gateway.http.api_keys import mint
 from app.process.wiring import Runtime
 from tests.harness.console import SAME_ORIGIN, browsing, sign_in, words
 from tests.harness.in_process import plan, speak
@@ -314,6 +315,22 @@ async def test_a_part_of_the_page_runs_nothing_and_is_shown_in_no_frame(
     speak(stub)
     reply = await browser.get(f"/console/runs/{await asked(client)}/views")
     assert reply.headers["content-security-policy"] == "default-src 'none'; frame-ancestors 'none'"
+
+
+async def test_who_may_not_write_is_offered_nothing_that_writes(
+    stub: ProviderStub, client: httpx.AsyncClient, opened: Runtime
+) -> None:
+    speak(stub)
+    run = await asked(client)
+    key, row = mint(opened.gateway.pepper, tenant="acme", name="reader", scopes=["runs:read"], now=0.0)
+    assert await opened.gateway.store.add_key(row)
+    with app_over(opened.gateway) as app:
+        async with browsing(app) as reader:
+            await sign_in(reader, key)
+            _, text = await page_of(reader, f"/console/runs/{run}?step=2")
+    assert "Rating it needs a key with the scope runs:write." in text
+    assert "The texts of this step need a key with the scope audit:read." in text
+    assert "Replay it" not in text
 
 
 async def test_an_ended_run_is_replayed_once_however_often_the_form_is_sent(
