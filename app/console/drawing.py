@@ -31,6 +31,9 @@ GUTTER: Final = 16
 """Pixels between a row and the edges that pass beside it."""
 MOST_WITHHELD: Final = 60
 """Withheld edges that are drawn at once; if there are more, only those of the chosen step are drawn."""
+MOST_FAR: Final = 40
+"""Granted edges between nodes that do not stand side by side which are drawn at once; if there are more, only those of
+the chosen node are drawn."""
 MOST_LISTED: Final = 400
 """Edges of which the table has all; if there are more, it has of the withheld ones only those of the chosen step."""
 MOST_MARKS: Final = 6
@@ -90,6 +93,9 @@ def graph(found: Data, chosen: str, link: Link) -> dict[str, Any]:
     all_drawn = len(withheld) <= MOST_WITHHELD
     drawn = [edge for edge in withheld if all_drawn or edge["target"] == chosen]
     granted = [edge for edge in found["edges"] if edge["kind"] == "granted" and not _is_plain(edge, nodes)]
+    far = [edge for edge in granted if _columns(edge, nodes) > 1]
+    near = [edge for edge in granted if _columns(edge, nodes) <= 1]
+    drawn_far = [edge for edge in far if len(far) <= MOST_FAR or chosen in (edge["source"], edge["target"])]
     rows = [edge for edge in found["edges"] if edge["what"] != "subtask"]
     listed = rows
     if len(rows) > MOST_LISTED:
@@ -98,18 +104,24 @@ def graph(found: Data, chosen: str, link: Link) -> dict[str, Any]:
         "width": (found["columns"] - 1) * COLUMN + NODE_WIDTH + 2 * MARGIN,
         "height": (found["rows"] - 1) * ROW + NODE_HEIGHT + 2 * TOP,
         "nodes": [_node(node, chosen, link) for node in found["nodes"]],
-        "edges": [_edge(edge, nodes) for edge in (*granted, *drawn)],
+        "edges": [_edge(edge, nodes) for edge in (*near, *drawn_far, *drawn)],
         "list": [_edge(edge, nodes) for edge in listed],
         "rows": len(rows),
         "withheld": len(withheld),
         "not_drawn": len(withheld) - len(drawn),
+        "far_not_drawn": len(far) - len(drawn_far),
     }
 
 
 def _is_plain(edge: Data, nodes: Mapping[str, Data]) -> bool:
     """True for the subtask of a step that stands away from its plan: it is clear that it has one."""
+    return edge["what"] == "subtask" and _columns(edge, nodes) > 1
+
+
+def _columns(edge: Data, nodes: Mapping[str, Data]) -> int:
+    """The number of columns from the source of an edge to its target."""
     columns: int = nodes[edge["target"]]["x"] - nodes[edge["source"]]["x"]
-    return edge["what"] == "subtask" and columns > 1
+    return columns
 
 
 def _node(node: Data, chosen: str, link: Link) -> dict[str, Any]:

@@ -45,6 +45,17 @@ def test_withheld_edges_that_are_too_many_are_counted_and_drawn_for_the_chosen_s
     assert drawing.graph(many, "", link)["rows"] == 820
 
 
+def test_granted_edges_that_lead_far_are_counted_and_drawn_for_the_chosen_step() -> None:
+    found = graph(run_of(60)).to_json()
+    places = {node["id"]: node["x"] for node in found["nodes"]}
+    far = [edge for edge in found["edges"] if edge["what"] == "conversation" and places[edge["target"]] > 1]
+    few = drawing.graph(graph(run_of(4)).to_json(), "", link)
+    assert few["far_not_drawn"] == 0
+    drawn = {name: drawing.graph(found, name, link) for name in ("", "step:59", "caller")}
+    assert [drawn[name]["far_not_drawn"] for name in drawn] == [len(far), len(far) - 1, 0]
+    assert len(drawn["caller"]["edges"]) - len(drawn[""]["edges"]) == len(far)
+
+
 def test_each_call_has_a_mark_and_a_replacement_is_named() -> None:
     node = {"worker": "bob", "planned_worker": "ada"}
     assert drawing._title("step 0", node, "bob") == "step 0, bob in place of ada"

@@ -66,6 +66,12 @@ server; without this script the slider's button and the links do the same. */
     }
   }
 
+  function reach() {
+    const node = document.querySelector(".node.chosen");
+    const box = node?.closest(".scroll");
+    if (box) box.scrollLeft = node.getBBox().x + node.getBBox().width / 2 - box.clientWidth / 2;
+  }
+
   document.addEventListener("click", (event) => {
     const button = event.target.closest("[data-play]");
     if (!button) return;
@@ -80,4 +86,5 @@ server; without this script the slider's button and the links do the same. */
   });
   document.addEventListener("htmx:sse:after:message", reveal);
   reveal();
+  reach();
 })();
