@@ -7,6 +7,9 @@ authorities and a client certificate are used where a `Route` names them, and no
 """
 
 import base64
+import os
+import re
+import socket
 import ssl
 from collections.abc import AsyncGenerator, Mapping
 from typing import cast
@@ -144,13 +147,17 @@ def _renamed(error: Exception) -> httpx.TransportError:
 
 
 def _words(raised: BaseException) -> str:
-    """The name of the error's class, or OpenSSL's own word for what is wrong with TLS."""
+    """What is wrong, in the words of OpenSSL, of the resolver or of the operating system ("Connection refused"); else
+    the name of the error's class, as words, because a long name would be taken for a secret where it is quoted."""
     inner: BaseException | None = raised
     while inner is not None:
         if isinstance(inner, ssl.SSLError) and getattr(inner, "reason", None):
             return f"TLS: {inner.reason}"
+        if isinstance(inner, socket.gaierror) and inner.strerror:
+            return inner.strerror
         inner = getattr(inner, "os_error", None) or inner.__cause__
-    return type(raised).__name__
+    number = getattr(raised, "errno", None) or 0
+    return os.strerror(number) if number > 0 else " ".join(re.findall(r"[A-Z]+[a-z]*", type(raised).__name__))
 
 
 class NoCookies(httpx.Cookies):

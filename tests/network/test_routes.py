@@ -1,15 +1,20 @@
 """Proxy, certificate authorities and client certificate of a provider, against real TLS servers and a real proxy."""
 
+import errno
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from socket import gaierror
 
+import aiohttp
 import pytest
+from aiohttp.client_reqrep import ConnectionKey
 
 from app.core.pool.catalog import ProviderSpec, Route
 from app.errors import ConfigInvalid, WorkerUnavailable
-from app.network import tls
+from app.network import http_client, tls
 from app.providers.adapters.openai import OpenAIProvider
+from app.providers.excerpt import excerpt
 from app.providers.vllm import Management
 from tests.conformance.wire_formats import PATIENT, request, said
 from tests.harness.authority import Authority
@@ -116,9 +121,25 @@ async def test_a_proxy_that_demands_credentials(authority: Authority, encrypted:
 
 async def test_a_proxy_that_is_away(stub: ProviderStub) -> None:
     async with provider(stub, Route(proxy=DEAD)) as opened:
-        with pytest.raises(WorkerUnavailable):
+        with pytest.raises(WorkerUnavailable, match="Connection refused"):
             await answer(opened)
     assert stub.requests == []
+
+
+KEY = ConnectionKey("far", 443, True, True, None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (aiohttp.ClientConnectorError(KEY, OSError(errno.ECONNREFUSED, "Connect call failed")), "Connection refused"),
+        (aiohttp.ClientConnectorDNSError(KEY, gaierror(-2, "Name or service not known")), "Name or service not known"),
+        (aiohttp.ServerDisconnectedError(), "Server Disconnected Error"),
+    ],
+)
+def test_why_a_provider_cannot_be_reached_is_told_in_words_that_are_journaled(error: Exception, words: str) -> None:
+    """No redaction takes them for a secret."""
+    assert excerpt(str(http_client._renamed(error)), b"", []) == words
 
 
 async def test_proxies_of_the_environment_are_not_used(stub: ProviderStub, monkeypatch: pytest.MonkeyPatch) -> None:
