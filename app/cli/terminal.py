@@ -1,6 +1,7 @@
 """The terminal: consoles, figures in words, and log lines, which are JSON where standard error is not a terminal."""
 
 import logging
+import os
 import shutil
 import sys
 import unicodedata
@@ -17,6 +18,7 @@ from app.core.pool.catalog import MILLION
 from app.telemetry import JsonLines
 
 PIPED_WIDTH = 160
+"""The columns of what is no terminal, where the environment variable `COLUMNS` does not say."""
 NOISY = ("uvicorn", "alembic", "asyncio", "httpx", "aiohttp")
 
 
@@ -32,7 +34,8 @@ def err() -> Console:
 
 def _console(*, stderr: bool) -> Console:
     stream = sys.stderr if stderr else sys.stdout
-    width = None if stream.isatty() else PIPED_WIDTH
+    knows_width = stream.isatty() or "COLUMNS" in os.environ  # which rich reads
+    width = None if knows_width else PIPED_WIDTH
     return Console(stderr=stderr, width=width, highlight=False, emoji=False)
 
 

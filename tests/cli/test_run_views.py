@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from app.__main__ import main
-from app.cli import run_views, terminal
+from app.cli import run_views
 from tests.harness.in_process import ask, calling, plan, pool_text, running_service
 from tests.harness.processes import environment
 from tests.stubs import ProviderStub
@@ -27,7 +27,7 @@ def baton(folder: Path, *arguments: str) -> str:
 @pytest.fixture
 async def folder(tmp_path: Path, stub: ProviderStub, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The data folder of a service that has carried out one run of two steps; terminals are 80 columns wide."""
-    monkeypatch.setattr(terminal, "PIPED_WIDTH", 80)
+    monkeypatch.setenv("COLUMNS", "80")
     async with running_service(tmp_path, pool_text(stub)) as opened, calling(opened) as client:
         assert (await ask(client, baton={"plan": STEPS})).status_code == 200
     return tmp_path
