@@ -47,7 +47,7 @@ def run(asked: Asked, environ: Mapping[str, str], trainer: Any, say: Say) -> Non
         return
     loaded, pool = _pool(asked, environ, out)
     tier = _tier(loaded, asked.tier or (world_file.TIER if pool else "baton-ultra"))
-    posed = _posed(asked, loaded, tier, recipe)
+    posed, held = _posed(asked, loaded, tier, recipe)
     origin = {
         "imitated": asked.warm_start,
         "questions": asked.tasks or VERSION,
@@ -58,12 +58,15 @@ def run(asked: Asked, environ: Mapping[str, str], trainer: Any, say: Say) -> Non
     }
     with _place(asked, environ, tier, pool) as place:
         reach = chat_export.of_questions(posed)
-        trainer.train(trainer.Order(**common, reach=reach, questions=posed, place=place, origin=origin), say)
+        cache = Path(asked.cache) if asked.cache is not None else None
+        more = {"reach": reach, "questions": posed, "asked": held, "place": place, "cache": cache, "origin": origin}
+        trainer.train(trainer.Order(**common, **more), say)
 
 
 def _recipe(asked: Asked) -> Recipe:
     same = ("model", "seed", "lora", "questions", "group", "micro", "rate", "completion", "vllm", "vllm_url", "epochs")
-    chosen = {name: getattr(asked, name) for name in (*same, "batch", "imitation_rate", "beta", "every")}
+    chosen = {name: getattr(asked, name) for name in (*same, "batch", "imitation_rate", "beta", "every", "patience")}
+    chosen["held_out"] = asked.held_out_questions
     if asked.vllm == "server" and not asked.vllm_url:
         raise ConfigInvalid(["--vllm server: say where TRL's vLLM server is with --vllm-url"])
     cost, wait = (0.60, 0.35) if asked.dear else (0.30, 0.10)
@@ -142,12 +145,16 @@ def _tier(loaded: Loaded, name: str) -> Tier:
     return tier
 
 
-def _posed(asked: Asked, loaded: Loaded, tier: Tier, recipe: Recipe) -> list[training_questions.Question]:
-    """Return a question for each group of each step."""
+def _posed(
+    asked: Asked, loaded: Loaded, tier: Tier, recipe: Recipe
+) -> tuple[list[training_questions.Question], list[training_questions.Question]]:
+    """Return a question for each group of each step, and those that are held out."""
     pool = [loaded.catalog.workers[name] for name in tier.pool]
     count = recipe.steps * recipe.questions
-    rules, limits = _rules(asked, recipe.seed), tier.efforts[tier.effort]
-    return list(training_questions.posed(rules, pool, limits, count, recipe.seed, random_pools=asked.random_pools))
+    rules, held = training_questions.apart(_rules(asked, recipe.seed), recipe.held_out, recipe.seed)
+    limits, pools = tier.efforts[tier.effort], {"random_pools": asked.random_pools}
+    posed = training_questions.posed(rules, pool, limits, count, recipe.seed, **pools)
+    return list(posed), list(training_questions.posed(held, pool, limits, len(held), recipe.seed + 1, **pools))
 
 
 def _rules(asked: Asked, seed: int) -> list[training_questions.Rule]:

@@ -3,11 +3,16 @@
 A plan that cannot be read is malformed and costs no request. A worker's outage, a full gateway, a fallback or another
 worker in place of the planned one say nothing about the plan: they give no verdict. What is wrong with the request
 itself (a key, a tier, a pool that the Baton does not have) raises, for every further plan would fail alike.
+
+With a `PlanCache` the same plan is carried out once for the same question; its verdict and its modelled cost count each
+time. So a training that is repeated with other settings pays for new plans only.
 """
 
 import asyncio
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any, Self
 
 import httpx
@@ -19,6 +24,7 @@ from app.lab.grading import Grader, UnitTests
 from app.lab.reward import Verdict
 from app.lab.rollouts import RIGHT, critical
 from app.lab.training_questions import Question
+from app.lab.training_record import digest
 from app.network.http_client import async_client
 
 OVER_BUDGET = "run_over_budget"
@@ -37,6 +43,40 @@ class Carried:
     steps: int = 0
     told: bool = False
     """A subtask by itself passes as the right answer: the conductor has solved the task instead of conducting it."""
+    known: bool = False
+    """It was carried out before and is known from the cache."""
+
+
+class PlanCache:
+    """What plans came to, by the question, the pool and the plan, in a file of JSON lines that is only added to.
+
+    Only verdicts are kept, no outages. Workers answer at random, so what is kept is one draw of theirs.
+    """
+
+    def __init__(self, file: Path) -> None:
+        """Reads what there is. `ConfigInvalid` if the file is something else."""
+        self._file = file
+        self._known: dict[str, Carried] = {}
+        try:
+            lines = file.read_text().splitlines() if file.exists() else []
+            for line in lines:
+                told = json.loads(line)
+                name = told.pop("plan")
+                self._known[name] = Carried(**told)
+        except (OSError, ValueError, TypeError, KeyError, AttributeError):
+            raise ConfigInvalid([f"{file}: is no file of carried out plans; name another one with --cache"]) from None
+
+    def find(self, name: str) -> Carried | None:
+        """What a plan came to; None if it was not carried out yet."""
+        return self._known.get(name)
+
+    def note(self, name: str, found: Carried) -> None:
+        """Keep what a plan came to, unless it got no verdict."""
+        if found.verdict not in ("right", "wrong"):
+            return
+        self._known[name] = found
+        with self._file.open("a") as file:
+            file.write(json.dumps({"plan": name, **asdict(found)}) + "\n")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +95,14 @@ class Place:
 class Executor:
     """A running Baton. Use it as a context, in one event loop."""
 
-    def __init__(self, place: Place, transport: httpx.AsyncBaseTransport | None = None) -> None:
+    def __init__(
+        self, place: Place, transport: httpx.AsyncBaseTransport | None = None, cache: PlanCache | None = None
+    ) -> None:
         """`transport` takes the place of the network."""
         self._place = place
+        self._cache = cache
+        self._turns: dict[str, asyncio.Lock] = {}
+        """Lets one of several equal plans be carried out, while the others wait to know it."""
         self._free = asyncio.Semaphore(place.concurrency)
         headers = {"Authorization": f"Bearer {place.key}"}
         self._client = async_client(
@@ -79,7 +124,23 @@ class Executor:
         steps = read(text, question)
         if steps is None:
             return Carried("malformed")
-        return replace(await self._posted(question, steps), told=_tells(steps, question.rule.grader))
+        if self._cache is None:
+            found = await self._posted(question, steps)
+        else:
+            found = await self._once(question, steps, self._cache)
+        return replace(found, told=_tells(steps, question.rule.grader))
+
+    async def _once(self, question: Question, steps: tuple[Step, ...], cache: PlanCache) -> Carried:
+        """Carry out a plan if it is not known yet; equal plans wait for the first of them."""
+        workers = [[one.name, one.model, one.price.input, one.price.output] for one in question.workers]
+        name = digest([self._request(question, steps), workers, asdict(question.limits), question.rule.written])
+        async with self._turns.setdefault(name, asyncio.Lock()):
+            known = cache.find(name)
+            if known is not None:
+                return replace(known, known=True)
+            found = await self._posted(question, steps)
+            cache.note(name, found)
+            return found
 
     async def _posted(self, question: Question, steps: tuple[Step, ...]) -> Carried:
         try:

@@ -2,7 +2,7 @@
 
 Cost and wait are ramped in with the progress of training. A plan without a verdict gets None, which the trainer leaves
 out of its group's mean and gives no advantage. If nothing gets a verdict any more, training stops instead of going on
-about nothing.
+about nothing. Plans for held-out questions are only judged.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 
 from app.errors import WorkerUnavailable
-from app.lab.plan_execution import Carried, Executor, Place
+from app.lab.plan_execution import Carried, Executor, Place, PlanCache
 from app.lab.reward import Verdict, ramped, reward
 from app.lab.training_questions import Question
 from app.lab.world import Weights
@@ -35,6 +35,9 @@ class Scorer:
     weights: Weights
     ramp: float
     tell: Callable[[str], None]
+    held_out: int = 0
+    """So many of the questions, the last ones, are not learned from. Their plans are rewarded by the whole weights."""
+    cache: PlanCache | None = None
     carried: Counter[str] = field(default_factory=Counter)
     """Verdicts of all batches so far."""
     transport: httpx.AsyncBaseTransport | None = None
@@ -53,17 +56,28 @@ class Scorer:
     ) -> list[float | None]:
         """The reward of each completion, whose question is `questions[row]`; None for an outage."""
         texts = [_text(completion) for completion in completions]
-        async with Executor(self.place, self.transport) as executor:
+        async with Executor(self.place, self.transport, self.cache) as executor:
             found = await asyncio.gather(
                 *(executor.carry(self.questions[n], text) for n, text in zip(row, texts, strict=True))
             )
         step, steps = (trainer_state.global_step, trainer_state.max_steps) if trainer_state is not None else (1, 1)
+        if row[0] >= len(self.questions) - self.held_out:
+            return self._judged(step, found)
         weights = ramped(self.weights, step / max(steps, 1), self.ramp)
         rewards = [reward(one.verdict, one.usd, one.seconds, weights) for one in found]
         self._alike = self._alike + 1 if len(texts) > 1 and len(set(texts)) == 1 else 0
         if self._alike == COLLAPSED:
             self.tell(f"step {step}: for {COLLAPSED} batches all plans were alike; training ends here")
         self._note(step, found, len(set(texts)), more.get("log_metric"))
+        return rewards
+
+    def _judged(self, step: int, found: Sequence[Carried]) -> list[float | None]:
+        """The rewards of plans for questions that are held out."""
+        rewards = [reward(one.verdict, one.usd, one.seconds, self.weights) for one in found]
+        known = [one for one in rewards if one is not None]
+        if not known:
+            raise WorkerUnavailable("No plan for held-out questions got a verdict; the Baton or its workers are out.")
+        self.tell(f"step {step}: {len(known)} held-out questions, reward {sum(known) / len(known):.3f}")
         return rewards
 
     def _note(
@@ -78,6 +92,7 @@ class Scorer:
             "steps_planned": sum(one.steps for one in judged) / len(judged),
             "different": float(different),
             "told": sum(one.told for one in found) / len(found),
+            "known": sum(one.known for one in found) / len(found),
         }
         for name, value in figures.items():
             if log is not None:

@@ -5,6 +5,9 @@ a wider upper clip (DAPO, arXiv 2503.14476); one update per batch. Plans are rol
 reward teaches their form: a grammar in the rollout alone would make the importance ratios wrong. The service decodes
 under the schema.
 
+Every so many steps the conductor is judged by questions that it does not learn from. Training ends when it no longer
+gets better there, and the weights that were best there are kept.
+
 In the folder: `adapter` or `model`, `checkpoints` (to go on from), `curve.csv`, `curve.png`, the same for `imitation`,
 and `card.json`. `adapter` or `model` has a manifest and golden prompts: `baton conductor deploy` takes it as it is.
 """
@@ -16,21 +19,23 @@ from typing import Any
 
 import torch
 from datasets import Dataset
-from transformers import PrinterCallback, TrainerCallback
+from transformers import EarlyStoppingCallback, PrinterCallback, TrainerCallback
 from transformers.trainer_utils import get_last_checkpoint
 from trl import GRPOConfig, GRPOTrainer
 
 from app.errors import ConfigInvalid
 from app.lab import chat_export, manifest, reward, training_record, world
 from app.lab.manifest import Manifest
-from app.lab.plan_execution import Place
+from app.lab.plan_execution import Place, PlanCache
 from app.lab.plan_rewards import Scorer
 from app.lab.rollouts import SCHEMA, Example, effective
 from app.lab.train_chat import PLAIN, Pupil, imitate, place, pupil, save
 from app.lab.training_options import Recipe
 from app.lab.training_questions import Question
 
-COLUMNS = ("reward", "right", "malformed", "outage")
+COLUMNS = ("reward", "right", "malformed", "outage", "held_out")
+HELD_OUT = COLUMNS[-1]
+"""The mean reward on the held-out questions, by the whole weights of cost and wait."""
 LAST = 10
 """Steps of policy gradients that the manifest's figures are the means of."""
 
@@ -42,7 +47,11 @@ class Order:
     out: Path
     recipe: Recipe
     questions: Sequence[Question] = ()
+    asked: Sequence[Question] = ()
+    """Held-out questions. The weights that are kept are those with the best reward on them."""
     place: Place | None = None
+    cache: Path | None = None
+    """The file of plans that were carried out before."""
     examples: Sequence[Example] = ()
     """To imitate first, or alone."""
     held_out: Sequence[Example] = ()
@@ -65,7 +74,9 @@ def train(order: Order, say: Callable[[str], None]) -> Path:
         training_record.write_curve(order.out, rows, ("imitation",), "imitation")
     scorer, history = None, []
     if order.questions and order.place is not None:
-        scorer = Scorer(order.questions, order.place, order.recipe.weights, order.recipe.ramp, say)
+        every, cache = (*order.questions, *order.asked), PlanCache(order.cache) if order.cache is not None else None
+        weights, ramp = order.recipe.weights, order.recipe.ramp
+        scorer = Scorer(every, order.place, weights, ramp, say, held_out=len(order.asked), cache=cache)
         say(f"going on from {Path(last).name}" if last else f"{order.recipe.steps} steps of policy gradients")
         history = _improve(taught, order, scorer, last)
         training_record.write_curve(order.out, history, COLUMNS)
@@ -79,14 +90,17 @@ def train(order: Order, say: Callable[[str], None]) -> Path:
 def _handed_over(
     order: Order, folder: Path, base: chat_export.Base, taught: Pupil, history: Sequence[Mapping[str, Any]]
 ) -> Manifest:
-    """The manifest, with what is known of how good it is: nothing that was held out but the imitation's loss."""
+    """The manifest, with what is known of how good it is."""
     last = history[-LAST:]
     found: dict[str, Any] = {}
     if last:
         gradients: dict[str, Any] = {"steps": len(last)}
-        for name in COLUMNS:
+        for name in COLUMNS[:-1]:
             gradients[name] = round(sum(row[name] for row in last) / len(last), 6)
         found["policy gradients"] = gradients
+    looks = [row[HELD_OUT] for row in history if HELD_OUT in row]
+    if looks:
+        found["held-out questions"] = {"questions": len(order.asked), "reward": round(max(looks), 6)}
     if order.examples:
         found["imitation"] = _imitated(order)
     return chat_export.hand_over(
@@ -103,23 +117,36 @@ def _handed_over(
 
 def _improve(taught: Pupil, order: Order, scorer: Scorer, last: str | None) -> list[dict[str, Any]]:
     """Policy gradients; the curve, from the first step on."""
-    data = []
-    for row, question in enumerate(order.questions):
-        data.append({"prompt": list(map(dict, question.prompt)), "row": row})
     trainer = GRPOTrainer(
         model=taught.model,
         reward_funcs=scorer.executor_reward,
-        args=GRPOConfig(**settings(order.recipe, order.out)),
-        train_dataset=Dataset.from_list(data),
+        args=GRPOConfig(**settings(order.recipe, order.out, watched=bool(order.asked))),
+        train_dataset=_data(order.questions, 0),
+        eval_dataset=_data(order.asked, len(order.questions)) if order.asked else None,
         processing_class=taught.tokenizer,
     )
     trainer.remove_callback(PrinterCallback)
     trainer.add_callback(_Collapse(scorer))
+    if order.asked:
+        trainer.add_callback(EarlyStoppingCallback(order.recipe.patience))
     trainer.train(resume_from_checkpoint=last)
+    return _curve(trainer.state.log_history)
+
+
+def _data(questions: Sequence[Question], first: int) -> Dataset:
+    """The questions as TRL reads them; `row` is the place among those of the scorer."""
+    rows = [{"prompt": list(map(dict, one.prompt)), "row": row} for row, one in enumerate(questions, first)]
+    return Dataset.from_list(rows)
+
+
+def _curve(history: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """A row for each step, with the reward on held-out questions where they were looked at."""
+    looks = {logged["step"]: logged["eval_reward"] for logged in history if "eval_reward" in logged}
     curve = []
-    for logged in trainer.state.log_history:
+    for logged in history:
         if "reward" in logged:
-            curve.append({name: value for name, value in logged.items() if not isinstance(value, dict)})
+            row = {name: value for name, value in logged.items() if not isinstance(value, dict)}
+            curve.append(row | ({HELD_OUT: looks[row["step"]]} if row["step"] in looks else {}))
     return curve
 
 
@@ -135,8 +162,9 @@ class _Collapse(TrainerCallback):  # type: ignore[misc]
             control.should_save = control.should_training_stop = True
 
 
-def settings(recipe: Recipe, out: Path) -> dict[str, Any]:
-    """The arguments of TRL's configuration. `ConfigInvalid` if a group does not fit its parts."""
+def settings(recipe: Recipe, out: Path, *, watched: bool) -> dict[str, Any]:
+    """The arguments of TRL's configuration; `watched` by held-out questions. `ConfigInvalid` if a group does not fit
+    its parts."""
     batch = recipe.questions * recipe.group
     if recipe.group < 2 or batch % recipe.micro:
         raise ConfigInvalid(
@@ -165,7 +193,7 @@ def settings(recipe: Recipe, out: Path) -> dict[str, Any]:
         "max_grad_norm": 1.0,
         "logging_steps": 1,
         "save_steps": recipe.every,
-        "save_total_limit": 2,
+        "save_total_limit": 3,
         "report_to": [],
         "bf16": cuda,
         "use_cpu": not cuda,
@@ -173,6 +201,10 @@ def settings(recipe: Recipe, out: Path) -> dict[str, Any]:
         "chat_template_kwargs": dict(PLAIN),
         "disable_tqdm": True,
     }
+    if watched:
+        chosen |= {"eval_strategy": "steps", "eval_steps": recipe.every, "per_device_eval_batch_size": recipe.micro}
+        chosen |= {"num_generations_eval": 1, "load_best_model_at_end": True, "metric_for_best_model": "eval_reward"}
+        chosen |= {"greater_is_better": True}
     if recipe.vllm != "none":
         chosen |= {"use_vllm": True, "vllm_mode": recipe.vllm, "vllm_importance_sampling_mode": "token_truncate"}
     if recipe.vllm == "server":
@@ -186,6 +218,7 @@ def _asked(order: Order) -> dict[str, Any]:
         "recipe": order.recipe.as_json(),
         "origin": dict(order.origin),
         "questions": _of_questions(order.questions),
+        "held_out_questions": _of_questions(order.asked),
         "examples": training_record.digest([asdict(one) for one in order.examples]),
     }
 

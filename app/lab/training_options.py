@@ -33,7 +33,11 @@ class Recipe:
     ramp: float = 0.3
     """Share of the steps after which cost counts in full."""
     every: int = 20
-    """Steps between checkpoints."""
+    """Steps between checkpoints, and between looks at the held-out questions."""
+    held_out: int = 128
+    """Questions that are not learned from, at most a tenth of all; 0: none."""
+    patience: int = 3
+    """Looks at the held-out questions without a better reward, after which training ends."""
     vllm: Vllm = "none"
     vllm_url: str = ""
     epochs: int = 2

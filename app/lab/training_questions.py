@@ -81,6 +81,13 @@ def _exactly(text: str, answer: str) -> Rule:
     return Rule(({"role": "user", "content": text},), grader(spec), json.dumps(spec, sort_keys=True))
 
 
+def apart(rules: Sequence[Rule], held_out: int, seed: int) -> tuple[list[Rule], list[Rule]]:
+    """The rules to train with, and those that are held out: at most a tenth."""
+    count = min(held_out, len(rules) // 10)
+    chosen = {id(rule) for rule in Random(f"held out|{seed}").sample(rules, count)}
+    return [one for one in rules if id(one) not in chosen], [one for one in rules if id(one) in chosen]
+
+
 def posed(
     rules: Sequence[Rule], pool: Sequence[Worker], limits: Limits, count: int, seed: int, *, random_pools: bool
 ) -> Iterator[Question]:

@@ -10,16 +10,16 @@ from typing import Any
 import httpx
 import pytest
 
-from app.core.pool.catalog import Limits
+from app.core.pool.catalog import Limits, Price
 from app.errors import ConfigInvalid, WorkerUnavailable
 from app.gateway.app import create_app
 from app.gateway.http.api_keys import mint
 from app.lab import world_file
 from app.lab.grading import grader
-from app.lab.plan_execution import Executor, Place
+from app.lab.plan_execution import Executor, Place, PlanCache
 from app.lab.plan_rewards import COLLAPSED, PATIENCE, Scorer
 from app.lab.reward import MALFORMED
-from app.lab.training_questions import Question, Rule, of_rollouts, of_world, posed
+from app.lab.training_questions import Question, Rule, apart, of_rollouts, of_world, posed
 from app.lab.world import Weights, profiles
 from app.process.wiring import Runtime
 from tests.harness.in_process import running_service
@@ -109,7 +109,7 @@ def four(text: str) -> Rule:
 
 def question(text: str = "What is 2 + 2?") -> Question:
     rule = four(text)
-    worker: Any = SimpleNamespace(name="ember")
+    worker: Any = SimpleNamespace(name="ember", model="large", price=Price(2, 3))
     return Question(rule, (worker,), Limits())
 
 
@@ -187,6 +187,73 @@ async def test_a_conductor_with_one_plan_for_everything_has_collapsed() -> None:
     await scorer.executor_reward(["?", "?"], [0, 0])
     assert scorer.collapsed
     assert sum("training ends here" in line for line in told) == 1
+
+
+async def test_a_plan_that_was_carried_out_before_is_known_from_the_file(tmp_path: Path) -> None:
+    """Equal plans are carried out once, also at the same time and after a restart; outages are tried again."""
+    posted: list[str] = []
+
+    def carried(request: httpx.Request) -> httpx.Response:
+        posted.append(json.loads(request.content)["messages"][0]["content"])
+        return httpx.Response(
+            503 if len(posted) == 1 else 200, json=error("overloaded") if len(posted) == 1 else reply()
+        )
+
+    file, logged = tmp_path / "known.jsonl", dict[str, float]()
+    text, other = (json.dumps({"steps": [{"worker": 0, **EMBER, "subtask": words}]}) for words in ("Solve.", "Do."))
+    for place, texts in enumerate(([text], [text, text, other], [text, other])):
+        scorer = Scorer(
+            [question()], Place("http://b", "k", "t"), Weights(), 0.0, lambda _: None,
+            cache=PlanCache(file), transport=httpx.MockTransport(carried),
+        )  # fmt: skip
+        rewards = await scorer.executor_reward(texts, [0] * len(texts), log_metric=logged.__setitem__)
+        assert len(posted) == (1, 3, 3)[place]
+        assert [one is None for one in rewards] == [place == 0] * len(texts)
+    assert logged["known"] == 1.0
+    assert logged["usd"] > 0, "what it cost counts each time"
+    ember: Any = SimpleNamespace(name="ember", model="large", price=Price(4, 6))
+    dearer = replace(question(), workers=(ember,))
+    again = Scorer(
+        [dearer],
+        Place("http://b", "k", "t"),
+        Weights(),
+        0.0,
+        lambda _: None,
+        cache=PlanCache(file),
+        transport=httpx.MockTransport(carried),
+    )
+    await again.executor_reward([text], [0])
+    assert len(posted) == 4, "at other prices it is another plan"
+    (tmp_path / "else.txt").write_text("no JSON")
+    with pytest.raises(ConfigInvalid, match="no file of carried out plans"):
+        PlanCache(tmp_path / "else.txt")
+
+
+async def test_held_out_questions_are_judged_by_the_whole_weights_and_teach_nothing() -> None:
+    told: list[str] = []
+    state = SimpleNamespace(global_step=0, max_steps=10)
+    text = json.dumps({"steps": [{"worker": 0, **EMBER}]})
+    scorer = Scorer(
+        [question(), question()], Place("http://b", "k", "t"), Weights(), 0.4, told.append,
+        held_out=1, transport=replying(200, reply()),
+    )  # fmt: skip
+    learned = await scorer.executor_reward([text], [0], trainer_state=state)
+    judged = await scorer.executor_reward([text] * 3, [1] * 3, trainer_state=state)
+    assert learned == [1.0], "cost does not count yet"
+    assert judged[0] is not None
+    assert judged[0] < 1.0
+    assert not scorer.collapsed
+    assert scorer.carried.total() == 1
+    assert told[-1].startswith("step 0: 3 held-out questions, reward 0.")
+
+
+def test_questions_are_held_out_by_the_seed_and_at_most_a_tenth() -> None:
+    rules = of_world(60, 1)
+    learned, held = apart(rules, 128, 7)
+    assert (len(learned), len(held)) == (54, 6)
+    assert not {one.conversation[0]["content"] for one in learned} & {one.conversation[0]["content"] for one in held}
+    assert apart(rules, 128, 7) == (learned, held)
+    assert apart(rules, 0, 7) == (rules, [])
 
 
 async def test_cost_counts_only_as_far_as_training_has_come() -> None:

@@ -135,6 +135,11 @@ def test_plans_are_rewarded_by_the_executor_and_move_the_adapter(trained: Path) 
     card = json.loads((trained / "card.json").read_text())
     assert sum(card["plans_carried_out"].values()) == 3 * 2 * 6
     assert card["imitated"]["loss"][1] < 0.2 * card["imitated"]["loss"][0], "on conversations that it has not met"
+    looks = [float(row["held_out"]) for row in rows]
+    assert all(-0.2 <= one <= 1.0 for one in looks), "a look at the held-out questions after each step"
+    told = manifest.read(trained / "adapter")[0].evaluation["held-out questions"]
+    assert told == {"questions": RUNS // 10, "reward": pytest.approx(max(looks), abs=1e-5)}
+    assert card["held_out_questions"] != card["questions"]
     assert {worker["name"] for worker in card["pool"]} == {worker.name for worker in POOL}
     assert set(card["weights_sha256"]) >= {"adapter_config.json", "adapter_model.safetensors"}
     assert set(card["base_sha256"]) >= {"config.json", "model.safetensors", "tokenizer.json"}

@@ -94,7 +94,13 @@ CHAT_MODEL_OPTIONS = in_order(
         help="The learning rate (default: 1e-5 for adapters, 1e-6 for all weights).",
     ),
     option("--completion", type=COUNT, default=1_024, section=CHAT, help="The most tokens of a plan."),
-    option("--every", type=COUNT, default=20, section=CHAT, help="Steps between checkpoints."),
+    option(
+        "--every",
+        type=COUNT,
+        default=20,
+        section=CHAT,
+        help="Steps between checkpoints, and between looks at held-out questions.",
+    ),
     option(
         "--vllm",
         type=click.Choice(["none", "colocate", "server"]),
@@ -144,6 +150,26 @@ REWARDED_OPTIONS = in_order(
         help="A task set, as for `baton grade` (default: the rehearsal world).",
     ),
     option("--rollouts", metavar="FILE", section=REWARDED, help="Take the conversations from journaled runs."),
+    option(
+        "--held-out-questions",
+        type=int,
+        default=128,
+        section=REWARDED,
+        help="Questions that are only looked at, at most a tenth of all; the weights that are best there are kept.",
+    ),
+    option(
+        "--patience",
+        type=COUNT,
+        default=3,
+        section=REWARDED,
+        help="Looks at them without a better reward, after which training ends.",
+    ),
+    option(
+        "--cache",
+        metavar="FILE",
+        section=REWARDED,
+        help="A file of plans that were carried out, which are not carried out again for the same question.",
+    ),
     flag("--random-pools", section=REWARDED, help="Show each question only some of the workers."),
     option(
         "--url",
