@@ -193,7 +193,7 @@ def table(found: Mapping[str, Sequence[Report]], truths: Mapping[str, float]) ->
     return "\n".join(lines)
 
 
-def held_at_all_looks(repeats: int, looks: Sequence[int]) -> tuple[float, float]:
+def held_at_all_looks(repeats: int, looks: Sequence[int], seed: int = 0) -> tuple[float, float]:
     """The share of simulated logs whose interval of the advantage holds the truth at every look, for the intervals that
     hold at all times and for those of one look.
 
@@ -202,7 +202,7 @@ def held_at_all_looks(repeats: int, looks: Sequence[int]) -> tuple[float, float]
     """
     held = fixed = 0
     for repeat in range(repeats):
-        rows = _conversations(Random(f"looks|{repeat}"), max(looks))
+        rows = _conversations(Random(f"looks|{seed}|{repeat}"), max(looks))
         reports = [Log(rows[:look]).report([{"a": 1.0}] * look) for look in looks]
         held += all(one.ahead.holds(0.1) for one in reports)
         fixed += all(_of_one_look(one).holds(0.1) for one in reports)
@@ -236,7 +236,7 @@ def main() -> None:
     parser.add_argument("--looks", action="store_true", help="coverage of intervals at several looks, and nothing else")
     given = parser.parse_args()
     if given.looks:
-        held, fixed = held_at_all_looks(given.repeats, LOOKS)
+        held, fixed = held_at_all_looks(given.repeats, LOOKS, given.seed)
         looks = ", ".join(map(str, LOOKS))
         print(
             f"{given.repeats} logs, looks after {looks} rows: {held:.1%} held at all looks, {fixed:.1%} if for one look"
