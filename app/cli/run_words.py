@@ -108,15 +108,20 @@ def attempt(record: Record) -> str:
         tokens(record["usage"]),
         cost(record["cost_usd"]),
         seconds(record["seconds"]) + (f", first words after {seconds(first)}" if first else ""),
-        *([f"endpoint {record['endpoint']}"] if record.get("endpoint") else []),
-        *([f"ended by {record['finish']}"] if record.get("finish") not in (None, "stop") else []),
-        *([f"cut to {record['max_tokens']:,} output tokens by the budget"] if record.get("wanted_tokens") else []),
-        *(["cut off because the time was over"] if record.get("out_of_time") else []),
-        *(["refused to answer"] if record.get("refused") else []),
-        *([f"called although it was ejected ({record['despite']})"] if record.get("despite") else []),
-        *passed_over(record),
     ]
-    return " · ".join(parts)
+    if record.get("endpoint"):
+        parts.append(f"endpoint {record['endpoint']}")
+    if record.get("finish") not in (None, "stop"):
+        parts.append(f"ended by {record['finish']}")
+    if record.get("wanted_tokens"):
+        parts.append(f"cut to {record['max_tokens']:,} output tokens by the budget")
+    if record.get("out_of_time"):
+        parts.append("cut off because the time was over")
+    if record.get("refused"):
+        parts.append("refused to answer")
+    if record.get("despite"):
+        parts.append(f"called although it was ejected ({record['despite']})")
+    return " · ".join([*parts, *passed_over(record)])
 
 
 def failure(record: Record) -> str:

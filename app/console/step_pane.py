@@ -79,7 +79,8 @@ def _attempts(node: Data, whole: Data) -> Sequence[Data]:
 
 
 def version(found: Data, step: int) -> list[Any] | None:
-    """What a step is now: its content is the same until this changes. None if the views have no such step."""
+    """A mark of a step as it is now: its content is the same until the mark changes. None if the views have no such
+    step."""
     if all(node["number"] != step for node in steps(found)):
         return None
     now = next(one for one in found["run"]["steps"] if one["n"] == step)

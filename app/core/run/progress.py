@@ -127,12 +127,8 @@ def decide(state: RunState, now: float) -> tuple[Command, ...]:
         return ()
     if state.cancel_asked:
         return (Finish(Kind.CANCELLED, error="run_cancelled"),)
-    if state.state == "awaiting_tool":
-        if now >= state.turn.until:
-            return (Finish(Kind.EXPIRED, error=NO_RESULTS),)
-        return ()
-    if state.state == "awaiting_approval":
-        return _unapproved(state, now)
+    if state.waits:
+        return _waiting(state, now)
     if now >= state.deadline:
         return (give_up(state, Kind.EXPIRED, EXPIRED),)
     live = state.live
@@ -145,6 +141,15 @@ def decide(state: RunState, now: float) -> tuple[Command, ...]:
     if state.admitted.preview:
         return (Finish(Kind.SUCCEEDED),) if state.accepted else ()
     return _schedule(state, live) or _within(state, live) or _await_approval(state) or _await(state) or _finish(state)
+
+
+def _waiting(state: RunState, now: float) -> tuple[Command, ...]:
+    """The end of a wait for somebody outside, for tool results or for an approval; nothing while it goes on."""
+    if state.state == "awaiting_approval":
+        return _unapproved(state, now)
+    if now >= state.turn.until:
+        return (Finish(Kind.EXPIRED, error=NO_RESULTS),)
+    return ()
 
 
 def _unapproved(state: RunState, now: float) -> tuple[Command, ...]:
