@@ -5,9 +5,11 @@ from dataclasses import field
 from functools import partial
 
 from app.conductor.protocol import Policy
+from app.core.plan.arms import tier_of
 from app.core.pool.catalog import Catalog, Tier
 from app.core.pool.snapshot import snapshot
 from app.core.records import record
+from app.core.run.events import RunAdmitted
 from app.engine.worker_health import Health
 from app.network.tracing import Tracing
 from app.providers.protocol import Provider
@@ -53,6 +55,11 @@ class EngineContext:
     """The key of the hashes that say whose texts may be stored together."""
     notifies: bool = False
     """True if the operator's webhook is notified of the ends of background responses."""
+
+    def tier_of(self, admitted: RunAdmitted) -> Tier | None:
+        """The tier of a run, with the conductor of its arm if its model is one, as the pool file has it now; None if it
+        is gone."""
+        return tier_of(self.catalog(), admitted.tier, admitted.model)
 
     async def pin(self, catalog: Catalog) -> None:
         """Store a pool before anything that names its digest is stored."""

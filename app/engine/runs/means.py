@@ -10,7 +10,6 @@ from functools import cached_property
 
 from app.conductor.prompt import left_out
 from app.core.message.chat import Task
-from app.core.plan.arms import tier_of
 from app.core.plan.pricing import ample, best_alone, least, plan_price, plan_seconds, question_tokens
 from app.core.plan.workflow import Step
 from app.core.pool.catalog import MILLION, Amount, Worker
@@ -57,11 +56,10 @@ class Means:
 
     def planner(self, state: RunState) -> Worker | None:
         """The model that plans for the run's tier; None if none does."""
-        catalog = self._context.catalog()
-        tier = tier_of(catalog, state.admitted.tier, state.admitted.model)
-        if tier is None:
+        tier = self._context.tier_of(state.admitted)
+        if tier is None or tier.conductor.worker is None:
             return None
-        return catalog.workers.get(tier.conductor.worker or "")
+        return self._context.catalog().workers.get(tier.conductor.worker)
 
     def planning(self, state: RunState, workers: Sequence[Worker]) -> Amount:
         """The amount that a call of that model for a plan needs; nothing if no model plans for the tier."""
@@ -74,7 +72,7 @@ class Means:
 
     def _left_out(self, state: RunState) -> int:
         """The characters of the conversation that the model is not shown."""
-        tier = tier_of(self._context.catalog(), state.admitted.tier, state.admitted.model)
+        tier = self._context.tier_of(state.admitted)
         if tier is None:
             return 0
         return left_out(self._task.messages, tier.conductor.message_chars)
@@ -152,7 +150,7 @@ class Means:
         read the conversation and that the money and the time bear."""
         known, pool = self._without_approval(state), state.admitted.pool
         workers = [worker for worker in known if permits(worker, conversation(state))] or known
-        tier = tier_of(self._context.catalog(), state.admitted.tier, state.admitted.model)
+        tier = self._context.tier_of(state.admitted)
         usual = tier.fallback if tier is not None and tier.fallback in pool else pool[0]
         if not workers:
             return usual

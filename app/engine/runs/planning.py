@@ -34,7 +34,6 @@ from app.conductor.protocol import (
 )
 from app.conductor.recorded import RecordedConductor
 from app.core.message.chat import Form, Message, Piece, Sampling, Task, Text, Words
-from app.core.plan.arms import tier_of
 from app.core.plan.pricing import least, question_tokens
 from app.core.plan.workflow import CONDUCTOR, PREVIOUS, Access, Step
 from app.core.pool.breaker import NO_TIME
@@ -218,7 +217,7 @@ class Planner:
         does not fit, and a plan of the caller's, or an arm's, is carried out as far as it goes."""
         if command.mode != "first" or state.admitted.conductor not in SHAPED:
             return ()
-        tier = tier_of(self._context.catalog(), state.admitted.tier, state.admitted.model)
+        tier = self._context.tier_of(state.admitted)
         if tier is None or tier.conductor.whole:
             return ()
         return self._means.objections(state, steps)
@@ -470,7 +469,7 @@ class Planner:
             self._context.catalog(), self._task, state, command, instant=conductor.instant, rejected=self._text
         )
         ejected = self._ejected_for(state, command, known.workers)
-        tier = tier_of(self._context.catalog(), state.admitted.tier, state.admitted.model)
+        tier = self._context.tier_of(state.admitted)
         spec = tier.conductor if tier is not None else None
         return changed(
             known,
@@ -493,7 +492,7 @@ class Planner:
 
     def _deadline(self, state: RunState, command: Propose) -> float:
         """The time until which plans may be made: a slow conductor must leave the steps their time."""
-        tier = tier_of(self._context.catalog(), state.admitted.tier, state.admitted.model)
+        tier = self._context.tier_of(state.admitted)
         share = tier.conductor.share if tier is not None else 1.0
         if command.round > 1 or command.parent is not None:
             return state.deadline - (1 - share) * max(state.deadline - self._context.now(), 0.0)

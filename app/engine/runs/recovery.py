@@ -18,10 +18,8 @@ import orjson
 from app.conductor.protocol import Given, Policy
 from app.conductor.recorded import RecordedConductor
 from app.core.message.chat import Task, Usage
-from app.core.plan.arms import tier_of
 from app.core.plan.parse import by_name, read_plan
 from app.core.plan.workflow import Step
-from app.core.pool.catalog import Catalog
 from app.core.records import record
 from app.core.run.events import Fact, Kind, RunExpired
 from app.core.run.progress import Finish, give_up
@@ -228,22 +226,20 @@ async def take_over(
     contents: Mapping[str, bytes] = NOTHING,
 ) -> Driver:
     """A driver for a run that exists already; `contents` are some of its contents. `NotFound` if these were erased."""
-    catalog = context.catalog()
-    tier = tier_of(catalog, state.admitted.tier, state.admitted.model)
+    tier = context.tier_of(state.admitted)
     if tier is None:
         raise KeyError(state.admitted.tier)
     task = await task_of(context.store, state.run, state.admitted.task, contents)
-    policy = await _policy(context, catalog, state, contents)
+    policy = await _policy(context, state, contents)
     return make(state, salt, task, policy or context.conductor(tier), epoch, contents)
 
 
-async def _policy(
-    context: EngineContext, catalog: Catalog, state: RunState, contents: Mapping[str, bytes]
-) -> Policy | None:
+async def _policy(context: EngineContext, state: RunState, contents: Mapping[str, bytes]) -> Policy | None:
     """The policy of a run that the tier's conductor does not plan; None if it does."""
-    names = [name for name in state.admitted.pool if name in catalog.workers]
+    known = context.catalog().workers
+    names = [name for name in state.admitted.pool if name in known]
     if state.admitted.conductor == FALLBACK:
-        tier = tier_of(catalog, state.admitted.tier, state.admitted.model)
+        tier = context.tier_of(state.admitted)
         worker = tier.fallback if tier is not None and tier.fallback in names else names[0]
         return Given((Step(worker, answers=True),))
     if state.admitted.conductor == REPLAY:
