@@ -14,7 +14,7 @@ from app.audit.log.tree import Unreadable
 RUN, PRUNED, FEEDBACK, LOG_KEY = "run", "pruned", "feedback", "log_key"
 FIXED = frozenset({PRUNED, FEEDBACK, "catalog", "conductor_change", "admin_event"})
 """Kinds of things that never change: each of their entries must fit the row, not only the last one."""
-ROW, END, PRIVATE, DISCLOSURES, BEFORE, NUMBER = "row", "end", "private", "disclosures", "before", "number"
+ROW, END, PRIVATE, DISCLOSURES, BEFORE = "row", "end", "private", "disclosures", "before"
 
 
 @dataclass(slots=True)

@@ -18,7 +18,6 @@ from app.audit.log.entries import (
     DISCLOSURES,
     END,
     FIXED,
-    NUMBER,
     PRIVATE,
     PRUNED,
     ROW,
@@ -83,6 +82,8 @@ HELD = {"held_usd": "usd_held", "held_tokens": "tokens_held"}
 """Columns of a run with what its open calls hold, and the fields of their intents."""
 NAMED = 10
 """Most of what has changed since it was sealed that is named."""
+GROWING: Mapping[str, tuple[str, str]] = {"policy": ("number", "number"), "trial": ("at", "written")}
+"""The column that grows with each change of a row, and the field of the entries with its value, by the kind."""
 REMOVED = "budget"
 """The one kind of rows that the service deletes, apart from those that go with their runs."""
 LEDGER = "ledger"
@@ -500,8 +501,8 @@ class RowCheck:
         for earlier, later in pairwise(entries):
             if BEFORE in later.fields and not has_salt_before(later, earlier.salt):
                 self._add("altered", thing, "the salt of an earlier entry about it is another one", earlier.place)
-            if not _is_higher(later.fields.get(NUMBER), earlier):
-                self._add("altered", thing, "its number is no higher than before", later.place)
+            if kind in GROWING and not _is_higher(later.fields.get(GROWING[kind][1]), kind, earlier):
+                self._add("altered", thing, f"its {GROWING[kind][0]} is no higher than before", later.place)
 
     def _sealed_row(
         self, kind: str, thing: str, row: Row, entries: Sequence[Sealed], salts: Mapping[str, bytes | None]
@@ -510,7 +511,7 @@ class RowCheck:
         values = {name: value for name, value in row.items() if name not in WORDS.get(kind, ())}
         for entry in entries if kind in FIXED else entries[-1:]:
             if entry.salt is None or not fits(entry, ROW, values, entry.salt):
-                if kind in FIXED or not self._is_new_state(row, entry) or not self._is_changing(kind, entry.id):
+                if kind in FIXED or not self._is_new_state(kind, row, entry) or not self._is_changing(kind, entry.id):
                     self._add("altered", thing, "its row is not as it was sealed", entry.place)
                 return
         if kind not in FIXED and len(entries) > 1 and not _is_of_later(row, entries[-2]):
@@ -520,11 +521,12 @@ class RowCheck:
         if kind == PRUNED:
             self._pruned(thing, row)
 
-    def _is_new_state(self, row: Row, last: Sealed) -> bool:
-        """True if the service may have given the row another state since its last entry: then it has a higher number
-        and a later time, if such rows have them."""
+    def _is_new_state(self, kind: str, row: Row, last: Sealed) -> bool:
+        """True if the service may have given the row another state since its last entry: then it has a later time, and
+        what grows with each change is higher, if such rows have them."""
         is_past = "at" not in row or row["at"] < self._now + UNSEALED_SECONDS
-        return is_past and _is_of_later(row, last) and _is_higher(row.get(NUMBER), last)
+        has_grown = kind not in GROWING or _is_higher(row[GROWING[kind][0]], kind, last)
+        return is_past and has_grown and _is_of_later(row, last)
 
     def _comment(self, thing: str, row: Row, sealed: Sealed, salt: bytes | None) -> None:
         """The comment of a rating is as it was sealed, or erased with the content of the run."""
@@ -666,10 +668,10 @@ def _named(events: Sequence[Event]) -> Iterator[str]:
             yield features
 
 
-def _is_higher(number: Any, before: Sealed) -> bool:
-    """True if the number of a policy is higher than that of an entry before, as far as both are known."""
-    known = before.fields.get(NUMBER)
-    return known is None or number is None or number > known
+def _is_higher(value: Any, kind: str, before: Sealed) -> bool:
+    """True if what grows with each change is higher than in an entry before, as far as entries name it."""
+    known = before.fields.get(GROWING[kind][1])
+    return known is None or value is None or value > known
 
 
 def _is_of_later(row: Row, before: Sealed) -> bool:

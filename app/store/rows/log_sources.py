@@ -58,8 +58,8 @@ class Source:
     """Columns that are erased with the content of the run."""
     run: str | None = None
     columns: tuple[str, ...] = ()
-    shown: tuple[str, ...] = ()
-    """Columns that stand in the entry as they are, besides being sealed."""
+    shown: tuple[str, str] | None = None
+    """A column that grows with each change, and the field with its value in the entry."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -84,8 +84,8 @@ SOURCES: Final[Mapping[str, Source]] = {
     "tenant": Source(TENANTS, ("name",)),
     "budget": Source(BUDGETS, ("id",)),
     "hold": Source(HOLDS, ("id",)),
-    "policy": Source(POLICIES, ("policy",), shown=("number",)),
-    "trial": Source(TRIALS, ("worker", "model", "version", "task")),
+    "policy": Source(POLICIES, ("policy",), shown=("number", "number")),
+    "trial": Source(TRIALS, ("worker", "model", "version", "task"), shown=("at", "written")),
     "catalog": Source(CATALOGS, ("digest",)),
     "conductor_change": Source(CONDUCTOR_CHANGES, ("id",)),
     "admin_event": Source(ADMIN_EVENTS, ("seq",)),
@@ -103,7 +103,10 @@ def rows_of(conn: Connection, source: Source, ids: Sequence[str]) -> dict[str, R
 def row_parts(source: Source, row: Row, salt: bytes, run_salt: bytes | None) -> dict[str, Any]:
     """The parts of the entry about a row."""
     values = {name: value for name, value in row.items() if name not in source.erased}
-    parts: dict[str, Any] = {ROW: commitment(salt, ROW, values), **{name: row[name] for name in source.shown}}
+    parts: dict[str, Any] = {ROW: commitment(salt, ROW, values)}
+    if source.shown is not None:
+        column, name = source.shown
+        parts[name] = row[column]
     if source.run is not None and source.run != "id":
         parts["run"] = row[source.run]
     private = {name: row[name] for name in source.erased if row[name]}
