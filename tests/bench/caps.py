@@ -170,7 +170,7 @@ async def play(count: int, kind: str, seed: int) -> list[Played]:
 def bands(runs: Sequence[Played]) -> list[list[Played]]:
     """The runs by their caps, in bands of nearly the same number."""
     ordered = sorted(runs, key=lambda run: run.cap)
-    size = -(-len(ordered) // BANDS)
+    size = max(-(-len(ordered) // BANDS), 1)
     return [ordered[start : start + size] for start in range(0, len(ordered), size)]
 
 
@@ -228,6 +228,8 @@ def chart(runs: Sequence[Played], before: Sequence[Played], kind: str, top: int)
     for place, (name, colour, value) in enumerate(CURVES):
         lines.append(f'<text x="{LEFT + 150 * place}" y="{top + HIGH + 16}" fill="{colour}">{name}</text>')
         for drawn_runs, dash in ((runs, ""), (before, ' stroke-dasharray="4 3"')):
+            if not drawn_runs:
+                continue
             values = [value(band) / (dearest if name == DOLLARS else 1.0) for band in bands(drawn_runs)]
             points = [f"{LEFT + x * WIDE:.0f},{top + HIGH * (1 - y):.0f}" for x, y in zip(caps, values, strict=False)]
             lines.append(f'<polyline fill="none" stroke="{colour}"{dash} points="{" ".join(points)}"/>')

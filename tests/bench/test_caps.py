@@ -17,6 +17,7 @@ async def test_no_run_is_refused_whose_cap_bears_the_cheapest_worker_at_the_floo
     assert any(run.degraded for run in fit)
     assert len(table(runs, "usd")) == 2 + len(bands(runs)) + 1
     assert svg(runs, runs).count("<polyline") == 6
+    assert svg(runs, []).count("<polyline") == 3
 
 
 def test_the_best_fixed_plan_under_a_cap_is_chosen_on_other_tasks_than_it_is_judged_on() -> None:
