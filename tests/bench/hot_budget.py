@@ -1,10 +1,15 @@
 """How many calls one budget of a tenant admits, beside what the database admits without it.
 
-`python -m tests.bench.hot_budget [--processes 3] [--seconds 4] [--rounds 3]` lets processes append the entries of
-calls, an intent that holds money and an outcome that settles it, to a real Postgres that waits for its disk. They do so
-for runs without a budget, for runs of one tenant with one budget, whose row every hold and every outcome changes, and
-for runs of 64 tenants with a budget each. The three kinds alternate; the medians are printed, and the holds that the
-budget's row has left, which must be none.
+`python -m tests.bench.hot_budget [--processes 3] [--engines 1] [--runs 64] [--seconds 4] [--rounds 3]` lets engines
+append the entries of calls, an intent that holds money and an outcome that settles it, to a real Postgres that waits
+for its disk; `--engines` are the stores of each process, each with a queue and connections of its own as that of an
+engine. They do so for runs without a budget, for runs of one tenant with one budget, whose row every hold and every
+outcome changes, and for runs of a tenant with a budget for each engine, which is what slices of the one budget in
+escrow would be at their best. The kinds alternate, and the medians are printed: calls a second, how long an entry
+waits until it is committed, entries of a transaction, and for how long a transaction has the rows of its budgets
+locked, from the answer to the statement that locks them until that to its commit. Two entries are a call, so the last
+two figures say what one row bears at the most, however many engines there are. The holds that the one budget's row has
+left in the end must be none.
 """
 
 import argparse
@@ -13,7 +18,13 @@ import itertools
 import logging
 import multiprocessing
 import time
-from statistics import median
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import astuple, dataclass
+from statistics import mean, median
+from typing import Any
+from unittest import mock
 
 from app.core.message.chat import Usage
 from app.core.plan.workflow import Access
@@ -22,57 +33,141 @@ from app.core.run.events import CallFinished, CallIntended
 from app.store.protocol import Entry, Ledger
 from app.store.sql import SqlStore, open_store
 from app.store.sqlkit.migrate import migrate
+from app.store.writing import budget_ledger
+from app.store.writing.group_commit import GroupCommit
 from tests.conformance.entries import admitted
 from tests.harness import servers
 
-KINDS = {"no budget": 0, "one budget": 1, "64 budgets": 64}
-RUNS = 64
-"""Runs that each process has at the same time, of which each makes one call after the other."""
+SLICED = "a budget for each engine"
+KINDS = ("no budget", "one budget", SLICED)
 ENOUGH = 1_000_000_000
 
 
-def tenant_of(kind: str, run: int) -> str:
-    """The tenant of a run, by its number."""
-    return f"{kind} {run % max(KINDS[kind], 1)}"
+def tenant_of(kind: str, engine: int) -> str:
+    """The tenant of the runs of an engine."""
+    return f"{kind} {engine if kind == SLICED else 0}"
 
 
-async def calls_of(store: SqlStore, kind: str, run: str, number: int, until: float) -> int:
-    """Make calls for a run until a time; how many they were."""
-    tenant = tenant_of(kind, number)
-    accounts = await store.budget_accounts(tenant, {"key": "k"})
-    assert len(accounts) == bool(KINDS[kind])
+LOCKED_AT: ContextVar[list[float]] = ContextVar("LOCKED_AT")
+"""The times at which the transaction of a store has locked rows of budgets."""
+
+
+class Transactions:
+    """The entries of each transaction of this process, and the seconds for which it had rows of budgets locked."""
+
+    def __init__(self) -> None:
+        self.entries: list[int] = []
+        self.seconds: list[float] = []
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Note all of them until the block is left."""
+        commit, lock = GroupCommit._commit, budget_ledger._locked
+
+        async def noted_commit(group: GroupCommit, batch: Any) -> Any:
+            locked_at: list[float] = []
+            LOCKED_AT.set(locked_at)
+            outcomes = await commit(group, batch)
+            self.entries.append(len(batch))
+            self.seconds.append(time.monotonic() - locked_at[-1] if locked_at else 0.0)
+            return outcomes
+
+        def noted_lock(*given: Any) -> Any:
+            found = lock(*given)
+            LOCKED_AT.get().append(time.monotonic())
+            return found
+
+        with (
+            mock.patch.object(GroupCommit, "_commit", noted_commit),
+            mock.patch.object(budget_ledger, "_locked", noted_lock),
+        ):
+            yield
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The part of one process in one kind: its number and name, its engines, and the runs of each at the same time."""
+
+    url: str
+    kind: str
+    number: int
+    name: str
+    engines: int
+    runs: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Calls a second, the median seconds until an entry is committed, the mean entries of a transaction, and its mean
+    seconds with rows of budgets locked."""
+
+    calls: float
+    wait: float
+    entries: float
+    locked: float
+
+
+async def calls_of(store: SqlStore, run: str, tenant: str, accounts: tuple[str, ...], until: float) -> list[float]:
+    """Make calls for a run until a time; how long each of their entries took."""
+    took: list[float] = []
     await store.append(admitted(run, tenant=tenant, budgets=accounts, cap=Ledger(ENOUGH, ENOUGH)))
     for made in itertools.count():
         if time.monotonic() >= until:
-            return made
+            return took
         call, held = f"{run} {made}", Ledger(10, 10)
         intent = CallIntended(call=call, n=None, worker="w", access=Access(True, ()), usd_held=10, tokens_held=10)
-        await store.append(Entry(run, 2.0, (intent,), epoch=1, hold=held))
         done = CallFinished(call=call, n=None, outcome="ok", usage=Usage(input=1), usd=4, seconds=0.0)
-        await store.append(Entry(run, 3.0, (done,), epoch=1, release=held, spent=Ledger(4, 4)))
+        for entry in (
+            Entry(run, 2.0, (intent,), epoch=1, hold=held),
+            Entry(run, 3.0, (done,), epoch=1, release=held, spent=Ledger(4, 4)),
+        ):
+            began = time.monotonic()
+            await store.append(entry)
+            took.append(time.monotonic() - began)
     raise AssertionError("it counts without end")
 
 
-async def played(url: str, kind: str, name: str, seconds: float) -> int:
-    """The calls that one process makes."""
-    async with open_store(url, connections=4, patience=60.0) as store:
-        until = time.monotonic() + seconds
-        work = [calls_of(store, kind, f"{name} {number}", number, until) for number in range(RUNS)]
-        return sum(await asyncio.gather(*work))
+async def engine(part: Part, number: int) -> list[float]:
+    """The calls of one engine of a process: how long each of their entries took."""
+    async with open_store(part.url, connections=4, patience=60.0) as store:
+        tenant = tenant_of(part.kind, part.number * part.engines + number)
+        accounts = await store.budget_accounts(tenant, {"key": "k"})
+        assert len(accounts) == (part.kind != KINDS[0])
+        until = time.monotonic() + part.seconds
+        names = [f"{part.name} {number} {run}" for run in range(part.runs)]
+        found = await asyncio.gather(*[calls_of(store, name, tenant, accounts, until) for name in names])
+    return [seconds for took in found for seconds in took]
 
 
-def process(url: str, kind: str, name: str, seconds: float) -> int:
+async def played(part: Part) -> list[float]:
+    """The calls of all engines of a process."""
+    found = await asyncio.gather(*[engine(part, number) for number in range(part.engines)])
+    return [seconds for took in found for seconds in took]
+
+
+def process(part: Part) -> Figures:
     """The same, in a process of its own."""
     logging.disable(logging.WARNING)
-    return asyncio.run(played(url, kind, name, seconds))
+    transactions = Transactions()
+    with transactions.watched():
+        took = asyncio.run(played(part))
+    calls = len(took) / 2 / part.seconds
+    return Figures(calls, median(took), mean(transactions.entries), mean(transactions.seconds))
 
 
-async def prepared(url: str) -> None:
+def together(parts: Sequence[Figures]) -> Figures:
+    """The figures of several processes at the same time."""
+    calls, wait, entries, locked = zip(*map(astuple, parts), strict=True)
+    return Figures(sum(calls), mean(wait), mean(entries), mean(locked))
+
+
+async def prepared(url: str, engines: int) -> None:
     """Set the budgets of all kinds."""
     async with open_store(url) as store:
-        for kind, tenants in KINDS.items():
-            for number in range(tenants):
-                await store.set_budget(Budget(tenant_of(kind, number), "tenant", "", "month", ENOUGH))
+        for kind in KINDS[1:]:
+            for tenant in sorted({tenant_of(kind, number) for number in range(engines)}):
+                await store.set_budget(Budget(tenant, "tenant", "", "month", ENOUGH))
 
 
 async def held(url: str) -> int:
@@ -86,23 +181,33 @@ def main() -> None:
     """See the module docstring."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench.hot_budget")
     parser.add_argument("--processes", type=int, default=3)
+    parser.add_argument("--engines", type=int, default=1, help="engines of each process")
+    parser.add_argument("--runs", type=int, default=64, help="runs that each engine has at the same time")
     parser.add_argument("--seconds", type=float, default=4.0)
     parser.add_argument("--rounds", type=int, default=3)
     given = parser.parse_args()
-    rates: dict[str, list[float]] = {kind: [] for kind in KINDS}
+    found: dict[str, list[Figures]] = {kind: [] for kind in KINDS}
     spawning = multiprocessing.get_context("spawn")
     with servers.postgres(fsync=True) as server, spawning.Pool(given.processes) as pool:
         migrate(server.url)
-        asyncio.run(prepared(server.url))
+        asyncio.run(prepared(server.url, given.processes * given.engines))
         for turn in range(given.rounds):
             for kind in KINDS:
-                names = [f"{kind} {turn} {number}" for number in range(given.processes)]
-                made = pool.starmap(process, [(server.url, kind, name, given.seconds) for name in names])
-                rates[kind].append(sum(made) / given.seconds)
+                parts = []
+                for number in range(given.processes):
+                    name = f"{kind} {turn} {number}"
+                    parts.append(Part(server.url, kind, number, name, given.engines, given.runs, given.seconds))
+                found[kind].append(together(pool.map(process, parts, chunksize=1)))
         left = asyncio.run(held(server.url))
-    for kind, found in rates.items():
-        rounds = ", ".join(f"{rate:.0f}" for rate in found)
-        print(f"{kind:12} {median(found):6.0f} calls a second ({rounds})")
+    for kind, rounds in found.items():
+        calls = ", ".join(f"{one.calls:.0f}" for one in rounds)
+        usual = Figures(*[median(column) for column in zip(*map(astuple, rounds), strict=True)])
+        words = f"{kind:24} {usual.calls:6.0f} calls a second ({calls}), an entry in {usual.wait * 1_000:.0f} ms, "
+        words += f"{usual.entries:.0f} entries a transaction"
+        if usual.locked:
+            most = usual.entries / 2 / usual.locked
+            words += f", rows locked for {usual.locked * 1_000:.1f} ms of it: at most {most:.0f} calls a second"
+        print(words)
     print(f"held in the end: {left}")
 
 

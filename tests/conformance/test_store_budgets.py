@@ -139,7 +139,7 @@ async def test_old_windows_are_summed_up_and_the_accounts_keep_their_sums(
     store: SqlStore, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [1_700_000_000.0]
-    monkeypatch.setattr(run_rows, "clock", lambda _conn: now[0])
+    monkeypatch.setattr(run_rows, "clock_of", lambda _conn: str(now[0]))
     await begin(store, "run")
     for call in ("a", "b", "c"):
         await store.append(intend("run", call, 100))
@@ -159,7 +159,7 @@ async def test_old_windows_are_summed_up_and_the_accounts_keep_their_sums(
 
 async def test_a_call_is_settled_in_the_window_of_its_hold(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [1_700_000_000.0]
-    monkeypatch.setattr(run_rows, "clock", lambda _conn: now[0])
+    monkeypatch.setattr(run_rows, "clock_of", lambda _conn: str(now[0]))
     await begin(store, "run")
     await store.append(intend("run", "a", 900))
     now[0] += DAY_SECONDS
@@ -170,13 +170,24 @@ async def test_a_call_is_settled_in_the_window_of_its_hold(store: Store, monkeyp
 
 async def test_a_clock_that_goes_back_opens_no_window_again(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [1_700_000_000.0]
-    monkeypatch.setattr(run_rows, "clock", lambda _conn: now[0])
+    monkeypatch.setattr(run_rows, "clock_of", lambda _conn: str(now[0]))
     await begin(store, "run")
     await store.append(intend("run", "a", 900))
     for jump in (-40 * DAY_SECONDS, -DAY_SECONDS):
         now[0] = 1_700_000_000.0 + jump
         with pytest.raises(BudgetExhausted):
             await store.append(intend("run", "b", 900))
+
+
+async def test_a_hold_whose_outcome_is_refused_with_the_next_hold_stays(store: Store) -> None:
+    await begin(store, "run")
+    await store.append(intend("run", "a", 600))
+    both = replace(outcome("run", "a", 600, 500), hold=Ledger(600, 1))
+    with pytest.raises(BudgetExhausted):
+        await store.append(replace(both, events=(*both.events, *intend("run", "b", 600).events)))
+    assert await figures(store) == [(600, 0, 0)]
+    await store.append(outcome("run", "a", 600, 500))
+    assert await figures(store) == [(0, 500, 0)]
 
 
 async def test_the_soft_limit_warns_once_in_a_window(store: SqlStore) -> None:

@@ -63,8 +63,8 @@ from app.store.sqlkit.tables import (
 WORKER_TAG = "worker"
 GOOD = 0.5
 """The least mean score of a run that is rated good."""
-CLOCK = "SELECT extract(epoch FROM clock_timestamp())"
-MACHINE_CLOCK = "SELECT (julianday('now') - 2440587.5) * 86400.0"
+CLOCK = "extract(epoch FROM clock_timestamp())"
+MACHINE_CLOCK = "(julianday('now') - 2440587.5) * 86400.0"
 _KINDS: Mapping[str, Kind] = {kind.value: kind for kind in Kind}
 _ENDED_AT = SEEN.index("ended_at")
 _Columns = namedtuple("_Columns", list(RUNS.columns.keys()))  # type: ignore[misc]
@@ -275,8 +275,12 @@ def announce(conn: Connection, now: float, grace: float, limit: int) -> tuple[Du
 
 def clock(conn: Connection) -> float:
     """The server's time in seconds since 1970; for SQLite, the machine's."""
-    postgres = conn.dialect.name == "postgresql"
-    return float(conn.execute(text(CLOCK if postgres else MACHINE_CLOCK)).scalar_one())
+    return float(conn.execute(text(f"SELECT {clock_of(conn)}")).scalar_one())
+
+
+def clock_of(conn: Connection) -> str:
+    """That time as an expression of SQL."""
+    return CLOCK if conn.dialect.name == "postgresql" else MACHINE_CLOCK
 
 
 def write_pulse(conn: Connection) -> None:

@@ -10,10 +10,11 @@ time before the latest window of an account, that window goes on.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from typing import Any
 
 import orjson
-from sqlalchemy import ColumnElement, Connection, bindparam, delete, func, select, tuple_, update
+from sqlalchemy import ColumnElement, Connection, bindparam, delete, tuple_, update
 
 from app.core.pool.budgets import Budget, Window, budget_id, window
 from app.core.records import record
@@ -21,7 +22,6 @@ from app.core.run.events import CallFinished, CallIntended
 from app.errors import BudgetExhausted
 from app.store.protocol import Entry
 from app.store.rows import budgets as budget_rows
-from app.store.rows import runs as run_rows
 from app.store.sqlkit.tables import BUDGET_HOLDS, BUDGET_WINDOWS, insert_into
 
 Place = tuple[str, int]
@@ -83,14 +83,12 @@ class BudgetLedger:
         holds: Mapping[tuple[str, str], tuple[_Hold, ...]],
     ) -> None:
         """`known` are the budgets by id, `present` the starts of the present windows by account, and `holds` those of
-        the calls that the batch settles, by run and call. `now` is the database's time."""
+        the calls that the batch settles, by run and call, whose rows were deleted. `now` is the database's time."""
         self._now = now
         self._known = known
         self._windows = {(one.account, one.start): one for one in windows}
         self._present = present
         self._holds = dict(holds)
-        self._begun: dict[tuple[str, str], tuple[_Hold, ...]] = {}
-        self._ended: set[tuple[str, str]] = set()
         self._changed: set[Place] = set()
         self.signals: list[Signal] = []
 
@@ -145,26 +143,20 @@ class BudgetLedger:
             if charge.overrun.get(place, 0):
                 self.signals.append(Signal("overrun", row.budget, charge.overrun[place]))
         self._holds |= charge.begun
-        self._begun |= charge.begun
         for call in charge.ended:
             self._holds.pop(call, None)
-            if self._begun.pop(call, None) is None:
-                self._ended.add(call)
 
     def write(self, conn: Connection) -> None:
-        """Write all changes. The caller commits."""
+        """Write all changes, and the holds that are left: those that begin, and those whose outcome was refused. The
+        caller commits."""
         changed = [self._windows[place] for place in sorted(self._changed)]
         for row in changed:
             self._warn(conn, row)
         if changed:
-            conn.execute(
-                _CHANGE, [asdict(row) | {"its_account": row.account, "its_start": row.start} for row in changed]
-            )
-        if self._ended:
-            conn.execute(delete(BUDGET_HOLDS).where(_of(sorted(self._ended))))
+            conn.execute(_CHANGE, [_amounts(row) for row in changed])
         rows = [
             {"run": run, "call": call, "account": hold.place[0], "start": hold.place[1], "usd": hold.usd}
-            for (run, call), holds in self._begun.items()
+            for (run, call), holds in self._holds.items()
             for hold in holds
         ]
         if rows:
@@ -181,7 +173,8 @@ class BudgetLedger:
 
 
 def load(conn: Connection, runs: Mapping[str, str | None], batch: Sequence[Entry]) -> BudgetLedger | None:
-    """Read and lock what a batch needs, given the column `budgets` of its runs; None if no account is concerned."""
+    """Read and lock what a batch needs, given the column `budgets` of its runs; None if no account is concerned. The
+    holds that the batch settles are deleted with it, since each statement delays all who wait for the same windows."""
     concerned = [entry for entry in batch if runs.get(entry.run)]
     if not concerned:
         return None
@@ -189,13 +182,15 @@ def load(conn: Connection, runs: Mapping[str, str | None], batch: Sequence[Entry
     holding = [entry.run for entry in concerned for fact in entry.events if isinstance(fact, CallIntended)]
     if not settled and not holding:
         return None
-    holds = _holds(conn, settled)
+    holds = _taken(conn, settled)
     accounts = sorted({name for run in holding for name in accounts_of(runs[run])})
     ids = {budget_id(name) for name in accounts}
     ids |= {budget_id(hold.place[0]) for its in holds.values() for hold in its}
-    known = {one.id: one for one in budget_rows.named(conn, sorted(ids))}
-    now = run_rows.clock(conn)
-    present = _present(conn, [name for name in accounts if budget_id(name) in known], known, now)
+    now, known, latest = budget_rows.standing(conn, sorted(ids), accounts)
+    present = {}
+    for name in accounts:
+        if (budget := known.get(budget_id(name))) is not None:
+            present[name] = max(window(budget.period, budget.zone, now).start, latest.get(name, 0))
     places = {*present.items(), *(hold.place for its in holds.values() for hold in its)}
     ends = {}
     for name, start in present.items():
@@ -217,13 +212,13 @@ def accounts_of(column: str | None) -> Sequence[str]:
     return found
 
 
-def _holds(conn: Connection, calls: Sequence[tuple[str, str]]) -> dict[tuple[str, str], tuple[_Hold, ...]]:
+def _taken(conn: Connection, calls: Sequence[tuple[str, str]]) -> dict[tuple[str, str], tuple[_Hold, ...]]:
+    """The holds of these calls, whose rows are deleted: the run's row is locked, so that nobody else reads them."""
     row = BUDGET_HOLDS.c
     found: dict[tuple[str, str], tuple[_Hold, ...]] = {}
     if calls:
-        for run, call, account, start, usd in conn.execute(
-            select(row.run, row.call, row.account, row.start, row.usd).where(_of(calls)).order_by(row.account)
-        ):
+        gone = delete(BUDGET_HOLDS).where(_of(calls)).returning(row.run, row.call, row.account, row.start, row.usd)
+        for run, call, account, start, usd in conn.execute(gone):
             found[run, call] = (*found.get((run, call), ()), _Hold((account, start), usd))
     return found
 
@@ -236,22 +231,14 @@ _CHANGE = (
 )
 
 
+def _amounts(row: _Window) -> dict[str, Any]:
+    """The values of `_CHANGE` for a window. No other column's, which SQLAlchemy would write as well."""
+    mine = {"its_account": row.account, "its_start": row.start}
+    return mine | {"held": row.held, "spent": row.spent, "overrun": row.overrun, "warned_at": row.warned_at}
+
+
 def _of(calls: Sequence[tuple[str, str]]) -> ColumnElement[bool]:
     return tuple_(BUDGET_HOLDS.c.run, BUDGET_HOLDS.c.call).in_(list(calls))
-
-
-def _present(conn: Connection, accounts: Sequence[str], known: Mapping[str, Budget], now: float) -> dict[str, int]:
-    """The start of the window of each account that new holds belong to."""
-    if not accounts:
-        return {}
-    row = BUDGET_WINDOWS.c
-    query = select(row.account, func.max(row.start)).where(row.account.in_(accounts)).group_by(row.account)
-    latest = {name: start for name, start in conn.execute(query)}
-    found = {}
-    for name in accounts:
-        budget = known[budget_id(name)]
-        found[name] = max(window(budget.period, budget.zone, now).start, latest.get(name, 0))
-    return found
 
 
 def _locked(conn: Connection, places: Sequence[Place], ends: Mapping[Place, int]) -> list[_Window]:
