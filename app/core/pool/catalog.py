@@ -152,9 +152,11 @@ class Deadlines:
 
         A reply that is not `live` says nothing until it is complete, so its first byte may take as long as all of it.
         """
-        first = min(self.first if live else self.total, left * SPARED if spare else left)
+        own = self.first if live else self.total
+        first = min(own, left * SPARED) if spare else min(own, left)
         exact = spare and patience < first
-        first = patience if exact else first
+        if exact:
+            first = patience
         return Deadlines(min(self.connect, left), first, min(self.gap, left), min(self.total, left), exact)
 
     def fair(self, given: "Deadlines", seconds: float, silence: float, patience: float = inf) -> bool:
