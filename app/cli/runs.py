@@ -45,7 +45,7 @@ from app.core.run.timeline import timeline
 from app.errors import ConfigInvalid
 from app.gateway.runs import audit, cancel, explanation
 from app.process.config import Settings, read
-from app.store.protocol import METADATA_TAG, KeyRow, RunQuery, RunRow
+from app.store.protocol import METADATA_TAG, KeyRow, RunQuery, RunRow, Store
 
 PREVIEW_KEY = "baton-plan"
 """The key of runs that `baton plan` has journaled, which are planned and not executed."""
@@ -89,14 +89,15 @@ async def _list(settings: Settings, asked: Asked, now: float) -> None:
     async with storage.opened(settings) as store:
         keys = await store.keys()
         rows = await store.runs(_ordered(asked, keys, now))
+        previews = await _previews(store, rows)
     names = {key.id: key.name for key in keys}
     if asked.json:
-        terminal.print_json([_summary(row, names) for row in rows])
+        terminal.print_json([_summary(row, names, previews) for row in rows])
     elif not rows:
         terminal.out().print("There are no such runs.")
     else:
         console = terminal.out()
-        console.print(_table(rows, names, console.width))
+        console.print(_table(rows, names, previews, console.width))
 
 
 def _ordered(asked: Asked, keys: Sequence[KeyRow], now: float) -> RunQuery:
@@ -115,7 +116,8 @@ async def _follow(settings: Settings, asked: Asked, now: float) -> None:
             latest = await store.lists.mark()
             if latest != mark:
                 mark, rows = latest, await store.runs(query)
-                shown = {row.id: _summary(row, names) for row in rows}
+                previews = await _previews(store, rows)
+                shown = {row.id: _summary(row, names, previews) for row in rows}
                 for row in reversed(rows):
                     if known.get(row.id) != shown[row.id]:
                         _print_line(row, shown[row.id], asked)
@@ -128,7 +130,7 @@ def _print_line(row: RunRow, shown: Mapping[str, Any], asked: Asked) -> None:
         print(orjson.dumps(shown).decode(), flush=True)
         return
     key = terminal.clean(shown["key_name"] or row.key)
-    state = f"{row.state}{_note(row, wide=True)}"
+    state = f"{row.state}{_note(row, is_preview=shown['preview'], wide=True)}"
     words = (run_words.moment(row.created_at), row.id, terminal.clean(row.tier), key, state)
     terminal.out().print("  ".join((*words, terminal.dollars(row.spent.usd))), markup=False, soft_wrap=True)
 
@@ -162,12 +164,18 @@ def _key_id(rows: Sequence[KeyRow], wanted: str | None, now: float) -> str | Non
     return named(rows, wanted, now).id
 
 
-def _summary(row: RunRow, names: Mapping[str, str]) -> dict[str, Any]:
+async def _previews(store: Store, rows: Sequence[RunRow]) -> frozenset[str]:
+    """Return the ids of those runs that were only planned, by `baton plan` or for a plan over HTTP."""
+    details = await store.lists.details([row.id for row in rows])
+    return frozenset({run for run, known in details.items() if known.is_preview})
+
+
+def _summary(row: RunRow, names: Mapping[str, str], previews: frozenset[str]) -> dict[str, Any]:
     """Return a run as lists show it, with the name of its key (null if the key is not in the database)."""
-    return audit.summary(row) | {"key_name": names.get(row.key), "preview": row.key == PREVIEW_KEY}
+    return audit.summary(row) | {"key_name": names.get(row.key), "preview": row.id in previews}
 
 
-def _table(rows: tuple[RunRow, ...], names: Mapping[str, str], width: int) -> Table:
+def _table(rows: tuple[RunRow, ...], names: Mapping[str, str], previews: frozenset[str], width: int) -> Table:
     """Return the table of runs. A narrow one has prefixes of ids, which `show` accepts as well."""
     wide = width >= WIDE
     table = terminal.table()
@@ -178,7 +186,7 @@ def _table(rows: tuple[RunRow, ...], names: Mapping[str, str], width: int) -> Ta
             column, justify="right" if is_figure else "left", overflow="fold", no_wrap=wide or not may_fold
         )
     for row in rows:
-        state = row.state + _note(row, wide=wide)
+        state = row.state + _note(row, is_preview=row.id in previews, wide=wide)
         cells: dict[str, RenderableType] = {
             "run": row.id if wide else row.id[:PREFIX],
             "when": run_words.moment(row.created_at)[0 if wide else 5 : None if wide else 16],
@@ -200,10 +208,10 @@ def _colour(row: RunRow) -> str:
     return run_tree.COLOURS.get(row.state, "yellow")
 
 
-def _note(row: RunRow, *, wide: bool) -> str:
+def _note(row: RunRow, *, is_preview: bool, wide: bool) -> str:
     """Return what is particular about a run: it was only planned, it follows from another one, or a fallback decided
     it."""
-    if row.key == PREVIEW_KEY:
+    if is_preview:
         return " (preview)"
     if row.origin_kind:
         return f" ({row.origin_kind})"

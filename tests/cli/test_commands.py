@@ -378,8 +378,7 @@ def test_ls_filters(service: Service) -> None:
     assert {row["key_name"] for row in rows} == {"first"}
     assert json.loads(baton(service.folder, "runs", "ls", "--key", "first", "--json").out)
     assert "; key first (bootstrap1), tenant" in baton(service.folder, "runs", "show").out
-    for nothing in ("--label nobody", "--previews only"):
-        assert "no such runs" in baton(service.folder, "runs", "ls", *nothing.split()).out
+    assert "no such runs" in baton(service.folder, "runs", "ls", "--label", "nobody").out
     assert baton(service.folder, "runs", "ls", "--state", "nonsense").status == 2
     assert "--metadata" in baton(service.folder, "runs", "ls", "--metadata", "team").err
     wanted = ("--user", "eve-hash", "--metadata", "team=search", "--sort", "cost", "--reverse", "--json")
@@ -526,7 +525,12 @@ def test_plan_executes_nothing(service: Service) -> None:
     assert [step["attempts"] for step in shown["steps"]] == [[], [], []]
     newest = json.loads(baton(service.folder, "runs", "ls", "--limit", "1", "--json").out)
     assert [(one["preview"], one["key_name"]) for one in newest] == [(True, None)]
-    assert "succeeded (preview)" in baton(service.folder, "runs", "ls", "--limit", "1").out
+    baton(service.folder, "plans", "make", HARD)
+    assert baton(service.folder, "runs", "ls", "--limit", "2").out.count("succeeded (preview)") == 2
+    for which, planned in (("only", True), ("none", False)):
+        listed = json.loads(baton(service.folder, "runs", "ls", "--previews", which, "--json").out)
+        assert (newest[0]["id"] in {run["id"] for run in listed}) == planned
+        assert {run["preview"] for run in listed} <= {planned}
 
 
 @pytest.mark.parametrize(

@@ -55,11 +55,11 @@ async def test_a_list_is_followed(
 @pytest.mark.parametrize("tier", ["baton-ultra", "a-tier-with-a-very-long-name"])
 def test_a_list_at_80_columns_cuts_neither_times_nor_money(tier: str) -> None:
     rows = (
-        row_of("run_" + "a" * 31, "acme", tier=tier, key=runs.PREVIEW_KEY),
+        row_of("run_" + "a" * 31, "acme", tier=tier),
         row_of("run_" + "b" * 31, "acme", tier=tier, state="awaiting_approval", ended_at=None),
     )
     console = Console(file=StringIO(), width=80)
-    console.print(runs._table(rows, {}, console.width))
+    console.print(runs._table(rows, {}, frozenset({rows[0].id}), console.width))
     said = console.file.getvalue()
     assert max(map(len, said.splitlines())) <= 80
     assert "run_aaaaaaaaaaaaaaa 09-09 01:46" in said

@@ -38,6 +38,7 @@ from app.store.protocol import (
     METADATA_TAG,
     PLAN_TAG,
     REQUEST_TAG,
+    SHOWN_ONCE,
     TAG_BYTES,
     TRACE_TAG,
     USER_TAG,
@@ -168,8 +169,14 @@ async def with_budgets(context: EngineContext, order: Order) -> Order:
 def tags(order: Order) -> tuple[tuple[str, str], ...]:
     """The filters of a new run: its labels, its end user and metadata, the id of its request, and that of its trace."""
     labels = [("label", label) for label in sorted(order.labels)]
-    plans = [(PLAN_TAG, order.origin_run or FIRST_REVISION)] if order.wire.get("format") == "plan" else []
-    return (*labels, *plans, *_of_caller(order.task), *of_request(order))
+    return (*labels, *_of_plan(order), *_of_caller(order.task), *of_request(order))
+
+
+def _of_plan(order: Order) -> list[tuple[str, str]]:
+    """The filter that finds what was only planned."""
+    if order.wire.get("format") == "plan":
+        return [(PLAN_TAG, order.origin_run or FIRST_REVISION)]
+    return [(PLAN_TAG, SHOWN_ONCE)] if order.preview else []
 
 
 def _of_caller(task: Task) -> tuple[tuple[str, str], ...]:

@@ -83,9 +83,10 @@ REQUEST_TAG = "request"
 TRACE_TAG = "trace"
 """The name of the tag that holds the id of the trace to which such a request belongs."""
 PLAN_TAG = "plan"
-"""The name of the tag that finds the revisions of plans: its value is `FIRST_REVISION`, or for a further revision the
-run of the first one."""
+"""The name of the tag of runs that were only planned. It finds the revisions of plans: its value is `FIRST_REVISION`,
+or for a further revision the run of the first one. `SHOWN_ONCE` is a preview that is no plan to be edited or run."""
 FIRST_REVISION = "first"
+SHOWN_ONCE = "shown"
 APPROVAL_TAG = "approval"
 """The name of the tag of runs that have asked for an approval: its value is `ASKED`."""
 ASKED = "asked"
