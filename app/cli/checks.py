@@ -58,9 +58,11 @@ def of_settings(loaded: Loaded) -> list[Verdict]:
     ]
     if loaded.settings.log_export:
         confirmed = [one.name for one in log_witnesses(loaded.settings)]
-        confirmed += ["a time-stamp authority"] if loaded.settings.log_timestamp_url else []
+        if loaded.settings.log_timestamp_url:
+            confirmed.append("a time-stamp authority")
         words = f"checkpoints are written to {loaded.settings.log_export}"
-        words += f", confirmed by {', '.join(confirmed)}" if confirmed else ""
+        if confirmed:
+            words += f", confirmed by {', '.join(confirmed)}"
         found.append(Verdict("log export", "ok", words))
     else:
         words = "no checkpoint is held outside of the database, so a log that was made anew would pass"

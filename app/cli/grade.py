@@ -177,7 +177,8 @@ def _signs(ended: EndedRun, later: EndedRun | None, now: float) -> Iterator[Feed
     seen = [sign(ended.events)]
     if later is not None and ended.messages is not None and later.messages is not None and row.ended_at is not None:
         again = repeats(ended.messages, later.messages, later.row.created_at - row.ended_at)
-        seen += ["regenerated"] if again and row.state == "succeeded" else []
+        if again and row.state == "succeeded":
+            seen.append("regenerated")
     for name in seen:
         if name:
             yield derived(row.id, row.tenant, now, "implicit", name, SIGNS, label=name)

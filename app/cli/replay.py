@@ -84,7 +84,8 @@ class Money:
 
     def settle(self, part: int, cost: int) -> None:
         """Note what a replay has cost."""
-        self.held -= part if self.most is not None else 0
+        if self.most is not None:
+            self.held -= part
         self.spent += cost
         self.dearest = max(self.dearest, cost)
 

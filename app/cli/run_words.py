@@ -77,7 +77,8 @@ def tokens(usage: Record) -> str:
     """Return input and output tokens, with cached, reasoning and estimated ones noted."""
     words = f"{usage['input']:,} + {usage['output']:,} tokens"
     notes = [f"{usage[kind]:,} {kind}" for kind in ("cached", "reasoning") if usage[kind]]
-    notes += ["estimated"] if usage["estimated"] else []
+    if usage["estimated"]:
+        notes.append("estimated")
     if notes:
         return f"{words} ({', '.join(notes)})"
     return words
@@ -258,7 +259,8 @@ def decision(record: Record) -> list[str]:
     others = sorted(record["candidates"].items(), key=lambda one: -one[1])
     said = f"{record['action']}, with probability {record['propensity']:.3g} among {count(len(others), 'arm')}"
     reason = "to explore" if record["explored"] else "as the best"
-    reason += "" if record["explore"] else ", because exploring was not allowed"
+    if not record["explore"]:
+        reason += ", because exploring was not allowed"
     learned = record["version"].partition("-")[0]
     by = f"posterior {learned}" if learned != "0" else "worker cards alone, before any rating"
     likely = [f"{name} {probability:.3g}" for name, probability in others if name != record["action"]][:3]
@@ -284,7 +286,8 @@ def why(run: Record) -> list[str]:
             reasons |= dict.fromkeys(one["reasons"])
         said[0] += f", because {count(len(before), 'earlier proposal')} did not do: {'; '.join(reasons)}"
     decided = [one["decision"] for one in run["proposals"] if one.get("decision")]
-    said += decision(decided[-1]) if decided and last["conductor"] == "selector" else []
+    if decided and last["conductor"] == "selector":
+        said += decision(decided[-1])
     if run["rounds"] > 1:
         said.append(f"{run['rounds']} rounds: each was shown the previous answer")
     if inner := {one.get("parent") for one in run["proposals"]} - {None}:
@@ -316,7 +319,8 @@ def rating(record: Record) -> str:
     """Return a rating in words."""
     by = f"{record['source']} {record['version']}" if record["version"] else record["source"]
     said = [f"{record['score']:g} of 1"] if record["score"] is not None else []
-    said += [record["label"]] if record["label"] else []
+    if record["label"]:
+        said.append(record["label"])
     return f"{record['kind']}, by {by}: {', '.join(said)} · {moment(record['at'])}"
 
 

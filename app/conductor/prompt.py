@@ -159,11 +159,14 @@ def messages(brief: Brief) -> tuple[Message, ...]:
     """Return the conductor's conversation for this brief."""
     role = ROLE.format(steps=brief.limits.steps)
     cards = "\n".join(_card(ordinal, worker) for ordinal, worker in enumerate(brief.workers))
-    cards += f"\n{ITSELF.format(ordinal=len(brief.workers))}" if brief.nests else ""
+    if brief.nests:
+        cards += f"\n{ITSELF.format(ordinal=len(brief.workers))}"
     budget = f"Budget left: ${brief.usd_left / MILLION:.4f}."
-    budget += f" Time left: {brief.seconds_left:.0f} s." if brief.seconds_left is not None else ""
+    if brief.seconds_left is not None:
+        budget += f" Time left: {brief.seconds_left:.0f} s."
     offered = f"\n\n{TOOLS.format(tools=_tools(brief.task.toolbox))}" if brief.task.toolbox.tools else ""
-    offered += f"\n\n{REASONS.format(chars=REASON_CHARS)}" if brief.reasons else ""
+    if brief.reasons:
+        offered += f"\n\n{REASONS.format(chars=REASON_CHARS)}"
     system = Message("system", (Text(f"{role}\n\nWorkers:\n{cards}{offered}"),))
     asked: tuple[Message, ...] = (system, Message("user", (Text(f"{_question(brief)}\n\n{budget}"),)))
     if brief.previous is not None:
@@ -180,7 +183,8 @@ def _again(brief: Brief, previous: Previous) -> str:
     if len(answer) > PREVIOUS_CHARS:
         answer = f"{answer[:half]}\n[{len(answer) - 2 * half} characters are left out here]\n{answer[-half:]}"
     ordinals = {worker.name: ordinal for ordinal, worker in enumerate(brief.workers)}
-    ordinals |= {CONDUCTOR: len(ordinals)} if brief.nests else {}
+    if brief.nests:
+        ordinals |= {CONDUCTOR: len(ordinals)}
     steps = "\n".join(_past(place, step, ordinals.get(step.worker)) for place, step in enumerate(previous.steps))
     return AGAIN.format(steps=steps, mark=_mark(answer), answer=answer or "(nothing)", most=brief.limits.steps)
 

@@ -123,7 +123,8 @@ def _spent(found: Json, budget: Json) -> str:
     if budget["name"] != EVERYBODY:
         named = {"key": "key", "user": "user", "team": "metadata"}.get(budget["scope"])
         name = f"{TEAM_FIELD}={budget['name']}" if named == "metadata" else budget["name"]
-        filters |= {named: name} if named else {}
+        if named:
+            filters |= {named: name}
     if budget["scope"] == "shadow":
         filters["origin_kind"] = "shadow"
     return _list(filters)

@@ -267,6 +267,8 @@ def compared(first: str, second: str) -> tuple[Piece, ...]:
         if kind == "equal":
             pieces.append(Piece("same", "".join(new[begin:stop])))
             continue
-        pieces += [Piece("gone", "".join(old[start:end]))] if end > start else []
-        pieces += [Piece("new", "".join(new[begin:stop]))] if stop > begin else []
+        if end > start:
+            pieces.append(Piece("gone", "".join(old[start:end])))
+        if stop > begin:
+            pieces.append(Piece("new", "".join(new[begin:stop])))
     return tuple(pieces)

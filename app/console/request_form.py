@@ -100,17 +100,24 @@ def to_body(fields: Fields) -> dict[str, Any]:
         raise FormFault(faults)
     labels = fields["labels"].replace(",", " ").split()
     baton: dict[str, Any] = {"stream_steps": True}
-    baton |= {"budget": budget} if budget else {}
-    baton |= {"labels": labels} if labels else {}
-    baton |= {"approval": "required"} if fields["approval"] else {}
+    if budget:
+        baton["budget"] = budget
+    if labels:
+        baton["labels"] = labels
+    if fields["approval"]:
+        baton["approval"] = "required"
     system = [{"role": "system", "content": fields["system"]}] if fields["system"].strip() else []
     question = [{"role": "user", "content": fields["question"]}] if fields["question"].strip() else []
     said = history if isinstance(history, list) else []
     body: dict[str, Any] = {"model": fields["tier"], "messages": [*system, *question, *said]}
-    body |= {"reasoning_effort": fields["effort"]} if fields["effort"] else {}
-    body |= {"max_completion_tokens": cap} if cap is not None else {}
-    body |= {"tools": tools} if tools else {}
-    body |= {"response_format": answer_format} if answer_format else {}
+    if fields["effort"]:
+        body["reasoning_effort"] = fields["effort"]
+    if cap is not None:
+        body["max_completion_tokens"] = cap
+    if tools:
+        body["tools"] = tools
+    if answer_format:
+        body["response_format"] = answer_format
     return body | {"stream": True, "baton": baton}
 
 

@@ -54,7 +54,8 @@ def curl(url: str, body: Mapping[str, Any]) -> str:
 
 def _python(origin: str, body: Mapping[str, Any]) -> str:
     given = {name: value for name, value in body.items() if name != "baton"}
-    given |= {"extra_body": {"baton": body["baton"]}} if "baton" in body else {}
+    if "baton" in body:
+        given["extra_body"] = {"baton": body["baton"]}
     return f"""import os
 
 from openai import OpenAI
@@ -99,10 +100,12 @@ def to_messages(body: Mapping[str, Any]) -> dict[str, Any]:
         "model": body["model"],
         "max_tokens": body.get("max_completion_tokens", ANTHROPIC_TOKENS),
     }
-    given |= {"system": "\n\n".join(system)} if system else {}
+    if system:
+        given["system"] = "\n\n".join(system)
     given["messages"] = _turns([one for one in body["messages"] if one["role"] != "system"])
     tools = [_tool(one["function"]) for one in body.get("tools", ())]
-    given |= {"tools": tools} if tools else {}
+    if tools:
+        given["tools"] = tools
     further: dict[str, Any] = {}
     if (config := _output_config(body)) is not None:
         further["output_config"] = config

@@ -141,6 +141,8 @@ def _limits(one: dict[str, Any]) -> str:
     known = (("rpm", "requests a minute"), ("tpm", "tokens a minute"), ("concurrency", "at one time"))
     found = [f"{usd(one['usd'])} a run"] if one["usd"] is not None else []
     found += [f"{one[name]:,} {words}" for name, words in known if one[name] is not None]
-    found += [f"labels {', '.join(one['labels'])}"] if one["labels"] else []
-    found += [f"tiers {', '.join(one['tiers'])}"] if one["tiers"] else []
+    if one["labels"]:
+        found.append(f"labels {', '.join(one['labels'])}")
+    if one["tiers"]:
+        found.append(f"tiers {', '.join(one['tiers'])}")
     return "; ".join(found) or NOTHING

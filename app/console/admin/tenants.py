@@ -65,7 +65,8 @@ def _row(one: dict[str, Any], person: Person) -> list[Cell]:
     is_disabled = one["disabled_at"] is not None
     verb = "enable" if is_disabled else "disable"
     links = [(verb.capitalize(), at("tenants", one["name"], verb))] if person.may("tenants:write") else []
-    links += [("Keys", at("keys", tenant=one["name"]))] if person.may("keys:read") else []
+    if person.may("keys:read"):
+        links.append(("Keys", at("keys", tenant=one["name"])))
     return [
         Cell(one["name"]),
         Cell(f"{one['keys']:,}", kind="number"),

@@ -57,7 +57,8 @@ def plan_price(steps: Sequence[Step], workers: Iterable[Worker], question: int, 
     for step in steps:
         size = (question if step.access.user else 0) + len(step.subtask.encode())
         size += seen_bytes(floor) * (len(step.access.steps) + step.access.previous)
-        size += FRAME_BYTES if step.subtask or step.access.steps else 0
+        if step.subtask or step.access.steps:
+            size += FRAME_BYTES
         total += _step_price(step.worker, known, size, floor)
     return total
 

@@ -54,7 +54,8 @@ class Features:
     def to_json(self) -> dict[str, object]:
         """Return the JSON form, as it is stored with a run's content."""
         pairs = {"words": self.words} | ({"vector": self.vector} if self.vector else {})
-        pairs |= {"answer": self.answer} if self.answer else {}
+        if self.answer:
+            pairs["answer"] = self.answer
         plain = {name: list(map(list, found)) for name, found in pairs.items()}
         return {"version": VERSION, "counts": list(self.counts), **plain}
 

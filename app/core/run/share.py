@@ -48,5 +48,6 @@ def _needed(state: RunState, step: StepState, workers: Mapping[str, Worker], que
     for n in step.access.steps:
         earlier = state.steps[n]
         size += WIDE * earlier.chars + SUBTASK_BYTES if earlier.settled else seen_bytes(floor)
-    size += SUBTASK_BYTES + FRAME_BYTES if step.subtask or step.access.steps else 0
+    if step.subtask or step.access.steps:
+        size += SUBTASK_BYTES + FRAME_BYTES
     return least(worker, size, floor)

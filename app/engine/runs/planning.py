@@ -209,7 +209,8 @@ class Planner:
         for position, kept in plan.kept.items():
             ref = self._ref(kept.text)
             taken.append(drafts.taken_over(self._policy.recording.run, command.base + position, ref, kept))
-            texts += [(ref, kept.text.encode())] if ref else []
+            if ref:
+                texts.append((ref, kept.text.encode()))
         return taken, texts
 
     def _objections(self, state: RunState, command: Propose, steps: Sequence[Step]) -> Sequence[str]:

@@ -281,7 +281,8 @@ class Events:
         for delta in said.calls:
             if delta.index >= len(self._calls):
                 frames += self._end_block() + self._begin_call(ToolCall(delta.id, delta.name, ""))
-            frames += self._more_arguments(delta.arguments) if delta.arguments else b""
+            if delta.arguments:
+                frames += self._more_arguments(delta.arguments)
         return frames
 
     def noted(self, noted: StepEvent) -> bytes:

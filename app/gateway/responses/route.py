@@ -292,10 +292,14 @@ def _order(
     found = _found(before) if before is not None else []
     reasoning = asked.reasoning
     wire: dict[str, Any] = {"format": "responses", "given": len(given(asked)), "store": asked.store}
-    wire |= {"instructions": True} if asked.instructions else {}
-    wire |= {"background": True} if asked.background else {}
-    wire |= {"previous": asked.previous_response_id} if asked.previous_response_id else {}
-    wire |= {"effort": reasoning.effort, "summary": reasoning.summary} if reasoning is not None else {}
+    if asked.instructions:
+        wire["instructions"] = True
+    if asked.background:
+        wire["background"] = True
+    if asked.previous_response_id:
+        wire["previous"] = asked.previous_response_id
+    if reasoning is not None:
+        wire |= {"effort": reasoning.effort, "summary": reasoning.summary}
     task = task_of(asked, history, found)
     order = order_of(
         task,

@@ -286,7 +286,8 @@ def _described(tool: Tool) -> dict[str, Any]:
     if "search" in spelling:
         return dict(spelling["search"])
     said = {"name": spelling.get("name", tool.name), "description": spelling.get("said", tool.description) or None}
-    said |= {"defer_loading": True} if "deferred" in spelling else {}
+    if "deferred" in spelling:
+        said["defer_loading"] = True
     if "format" in spelling:
         return {"type": "custom", **said, "format": spelling["format"] or {"type": "text"}}
     return {"type": "function", **said, "parameters": tool.parameters, "strict": tool.strict}

@@ -231,7 +231,8 @@ async def shown(store: TenantStore, row: RunRow, *, reads: bool, own: bool = Fal
     steps = state.steps_of(proposal)
     decision = _last_decision(journal.events, asked.digest)
     refs = [step.subtask for step in steps if step.subtask] if reads else []
-    refs += [decision[1].reason] if (reads or own) and decision is not None and decision[1].reason else []
+    if (reads or own) and decision is not None and decision[1].reason:
+        refs.append(decision[1].reason)
     texts = dict(await store.contents(row.id, refs)) if refs and journal.salt else {}
     return {
         "object": "approval",

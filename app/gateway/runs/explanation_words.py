@@ -166,7 +166,8 @@ def _rejected(one: Data) -> list[str]:
 
 def _choice(choice: Data) -> list[str]:
     purpose = "to explore" if choice["explored"] else "as the best"
-    purpose += "" if choice["explores"] else ", because exploring was not allowed"
+    if not choice["explores"]:
+        purpose += ", because exploring was not allowed"
     share = (
         f"probability {figure(choice['probability'])} among {_counted(choice['candidates'], 'candidate', 'candidates')}"
     )
@@ -217,10 +218,12 @@ def _worker(one: Data) -> str:
 
 def _step(step: Data, *, preview: bool) -> list[str]:
     place = f"Step {step['n']}" + (f", inside step {step['parent']}" if step["parent"] is not None else "")
-    place += f", round {step['round']}" if step["round"] > 1 else ""
+    if step["round"] > 1:
+        place += f", round {step['round']}"
     who = "the conductor itself, with a workflow of its own" if step["nested"] else step["worker"]
     state = "planned" if preview else step["state"]
-    state += f" ({step['error']})" if step["error"] and not preview else ""
+    if step["error"] and not preview:
+        state += f" ({step['error']})"
     lines = [
         f"{place}: {who}, {state}.",
         f"  Chosen by {CHOSEN.get(step['chosen_by'], step['chosen_by'])}{_odds(step)}.",
@@ -246,7 +249,8 @@ def _odds(step: Data) -> str:
 
 def _saw(saw: Data) -> str:
     parts = ["the caller's conversation"] if saw["user"] else []
-    parts += [f"the output of {_listed(saw['steps'])}"] if saw["steps"] else []
+    if saw["steps"]:
+        parts.append(f"the output of {_listed(saw['steps'])}")
     if saw["tool_results"]:
         parts.append(f"the results of its own tool calls ({_counted(saw['tool_results'], 'time', 'times')})")
     return " and ".join(parts) or "nothing but its subtask"
@@ -254,7 +258,8 @@ def _saw(saw: Data) -> str:
 
 def _withheld(withheld: Data) -> str:
     parts = ["the caller's words"] if withheld["user"] else []
-    parts += [f"the output of {_listed(withheld['steps'])}"] if withheld["steps"] else []
+    if withheld["steps"]:
+        parts.append(f"the output of {_listed(withheld['steps'])}")
     if not parts:
         return " Nothing was withheld."
     return f" Withheld: {' and '.join(parts)}, by {CHOSEN.get(withheld['by'], withheld['by'])}."

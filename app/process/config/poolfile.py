@@ -351,7 +351,8 @@ def secret_names(text: str) -> set[str]:
     tables = [table for table in providers.values() if isinstance(table, dict)] if isinstance(providers, dict) else []
     for table in list(tables):
         endpoints = table.get("endpoints", [])
-        tables += [one for one in endpoints if isinstance(one, dict)] if isinstance(endpoints, list) else []
+        if isinstance(endpoints, list):
+            tables += [one for one in endpoints if isinstance(one, dict)]
     named = [table.get(name) for table in tables for name in ("key", "proxy_credentials")]
     return {name for name in named if isinstance(name, str)}
 

@@ -195,7 +195,8 @@ class Talk:
         if not self.reasoning or message.keepsake is None:
             return {"tool_calls": calls}
         for call, extra in zip(calls, message.keepsake.get("extra_content", ()), strict=False):
-            call |= {"extra_content": extra} if extra else {}
+            if extra:
+                call["extra_content"] = extra
         return {"tool_calls": calls, **message.keepsake.get("message", {})}
 
     def _id(self, id_: str) -> str:

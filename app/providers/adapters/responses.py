@@ -82,7 +82,8 @@ class ResponsesProvider:
         include = ["reasoning.encrypted_content"] if reasons else []
         if request.logprobs is not None:
             include.append("message.output_text.logprobs")
-            body |= {"top_logprobs": min(request.logprobs, MOST_LOGPROBS)} if request.logprobs else {}
+            if request.logprobs:
+                body["top_logprobs"] = min(request.logprobs, MOST_LOGPROBS)
         if include:
             body["include"] = include
         if request.form is not None and spec.structured:

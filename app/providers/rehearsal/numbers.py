@@ -167,7 +167,8 @@ def _factorised(number: int, hard: bool) -> Problem | None:
             factors.append(factor)
             rest //= factor
         factor += 1
-    factors += [rest] if rest > 1 else []
+    if rest > 1:
+        factors.append(rest)
     if not factors:
         return None
     slips = [[*factors[:-1], factors[-1] + 2], [2, *factors], [*factors, 3], factors[1:]]

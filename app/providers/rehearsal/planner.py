@@ -87,7 +87,8 @@ def to_text(choices: Sequence[Choice], schema: Mapping[str, Any] | None = None) 
     """The plan as JSON, with all fields that the schema wants; only the step that answers may call tools."""
     more: dict[str, Any] = {"tools": False} if '"tools"' in json.dumps(schema) else {}
     reasoned = "shape" in (schema or {}).get("properties", {})
-    more |= {"why": WHY, "withheld": ""} if reasoned else {}
+    if reasoned:
+        more |= {"why": WHY, "withheld": ""}
     steps = [{"worker": one.worker, "subtask": one.subtask, "access": list(one.access), **more} for one in choices]
     return json.dumps({"steps": steps, **({"shape": SHAPE} if reasoned else {})})
 

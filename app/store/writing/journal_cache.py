@@ -112,7 +112,8 @@ class JournalCache:
     def forget(self, run: str) -> None:
         """Evict a run."""
         kept = self._runs.pop(run, None)
-        self._bytes -= kept.size if kept else 0
+        if kept:
+            self._bytes -= kept.size
 
     def _grow(self, run: str, kept: _Kept, size: int) -> None:
         kept.size += size
