@@ -17,7 +17,7 @@ from app.lab.world2.constants import DOMAINS
 from app.lab.world2.gradients import Value
 from app.lab.world2.learning import SPREADS, Learner, Row, _Chances, from_card
 from app.lab.world2.model_free import Trial, advantage_weighted, policy_gradient
-from app.lab.world2.outcome import everything
+from app.lab.world2.outcome import everything, everything_read
 from app.lab.world2.reading import Reader
 from app.lab.world2.sentences import SentenceReader
 from app.lab.world2.shapes import Plan, catalogue
@@ -261,7 +261,10 @@ def test_a_plan_is_chosen_for_all_readings_at_once(learner: Learner) -> None:
     policy, setting = learner.policy(), Setting(pool(Random(2)), [], [])
     task = composed.tasks("fresh", "readings", 1)[0]
     rewards = policy.probable.rewards(setting.pool)
-    total = np.zeros(len(setting.plans))
+    total, readings = np.zeros(len(setting.plans)), []
     for read in learner.reader.readings(task):
-        total += read.weight * everything(rewards, policy.probable.understood(task, read))
+        readings.append((read.weight, policy.probable.understood(task, read)))
+        total += read.weight * everything(rewards, readings[-1][1])
+    assert len({one.confidential for _, one in readings}) == 2, "the text leaves open whether it is confidential"
+    assert everything_read(rewards, readings) == pytest.approx(total, abs=1e-6)
     assert policy.choose(setting, [task])[0] == total.argmax()

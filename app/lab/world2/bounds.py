@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from app.lab.world2.baselines import Chosen, Setting
 from app.lab.world2.constants import DOMAINS, TRAITS, constants
-from app.lab.world2.outcome import Rewards, everything
+from app.lab.world2.outcome import Rewards, everything, everything_read
 from app.lab.world2.reading import Reader
 from app.lab.world2.sentences import pretrained
 from app.lab.world2.tasks import Part, Task, families, task
@@ -60,12 +60,11 @@ class OptimumAsRead:
         return np.array([self._best(setting.rewards, posed) for posed in tasks])
 
     def _best(self, rewards: Rewards, posed: Task) -> int:
-        total = np.zeros(1)
+        readings = []
         for read in self._reader.readings(posed):
             parts = tuple(Part(self._reader.families[place], "", " ") for place in read.families)
-            understood = replace(posed, parts=parts, confidential=read.confidential)
-            total = total + read.weight * everything(rewards, understood)
-        return int(total.argmax())
+            readings.append((read.weight, replace(posed, parts=parts, confidential=read.confidential)))
+        return int(everything_read(rewards, readings).argmax())
 
 
 @dataclass(frozen=True)

@@ -47,9 +47,9 @@ from app.lab.world2.baselines import Chosen, Setting
 from app.lab.world2.constants import DOCUMENT_TOKENS, DOMAINS, TRAITS, Constants, constants
 from app.lab.world2.execution import play, verdict
 from app.lab.world2.gradients import Value
-from app.lab.world2.outcome import Rewards, everything, plans
+from app.lab.world2.outcome import Rewards, everything, everything_read, plans
 from app.lab.world2.reading import Read, Reader
-from app.lab.world2.rules import ANSWERING, LANGUAGE, PARTIAL, hands, taken_over
+from app.lab.world2.rules import ANSWERING, LANGUAGE, PARTIAL, Size, hands, taken_over
 from app.lab.world2.sentences import pretrained
 from app.lab.world2.shapes import Plan, Shape, catalogue
 from app.lab.world2.tasks import Family, Part, Task, task
@@ -106,9 +106,9 @@ class Beliefs:
     random: np.random.Generator | None = None
     """Draws the skills of workers without verdicts; None for their means."""
 
-    def rewards(self, chosen: Pool) -> Rewards:
-        """Return the rewards that would be true if what is believed were."""
-        return Rewards(tuple([self.worker(worker) for worker in chosen]), self.constants())
+    def rewards(self, chosen: Pool, worths: dict[tuple[str, Size], Array] | None = None) -> Rewards:
+        """Return the rewards that would be true if what is believed were; `worths` as in `Rewards`."""
+        return Rewards(tuple([self.worker(worker) for worker in chosen]), self.constants(), worths=worths)
 
     def understood(self, posed: Task, read: Read) -> Task:
         """Return a task as this reading has it, with families as hard as is believed."""
@@ -231,8 +231,8 @@ class Learner:
         """The plans that are best over a pool for so many tasks, each if a draw of beliefs is true; none at first."""
         if not self._rows:
             return []
-        beliefs = [self.drawn() for _ in range(DRAWS)]
-        rewards, every = [one.rewards(chosen) for one in beliefs], plans(len(chosen))
+        beliefs, worths = [self.drawn() for _ in range(DRAWS)], dict[tuple[str, Size], Array]()
+        rewards, every = [one.rewards(chosen, worths) for one in beliefs], plans(len(chosen))
         found = []
         for at, posed in enumerate(self._random.sample(self._labelled, considered)):
             one = at % DRAWS
@@ -407,10 +407,8 @@ class LearnedPolicy:
 
     def _best(self, rewards: Rewards, posed: Task) -> int:
         """The place of the plan that is believed to be best, on average over readings."""
-        total = np.zeros(1)
-        for read in self._reader.readings(posed):
-            total = total + read.weight * everything(rewards, self.probable.understood(posed, read))
-        return int(total.argmax())
+        readings = [(read.weight, self.probable.understood(posed, read)) for read in self._reader.readings(posed)]
+        return int(everything_read(rewards, readings).argmax())
 
 
 def expected_ability(card: Card, figures: Figures) -> float:

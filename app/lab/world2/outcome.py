@@ -9,7 +9,7 @@ that read messages; a test finds the same figures on every shape and role.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import TypeAlias
 
@@ -41,10 +41,18 @@ class Rewards:
 
     `known` are the world's constants; a policy that believes in others can ask what would be best if they were true.
     `others` are the same workers with other skills: rewards are then means over `pool` and all of these, so that a
-    policy that does not know the skills can ask what is best on average over what they may be.
+    policy that does not know the skills can ask what is best on average over what they may be. `worths` are what right
+    answers are worth: whoever asks for several beliefs over one pool can let them share these, since they follow from
+    the cards alone.
     """
 
-    def __init__(self, pool: Pool, known: Constants | None = None, others: Sequence[Pool] = ()) -> None:
+    def __init__(
+        self,
+        pool: Pool,
+        known: Constants | None = None,
+        others: Sequence[Pool] = (),
+        worths: dict[tuple[str, Size], Array] | None = None,
+    ) -> None:
         self.pool, self._known = pool, known or constants()
         abilities, edges = [], []
         for one in (pool, *others):
@@ -58,25 +66,49 @@ class Rewards:
         self._retains = np.array([worker.card.retains for worker in pool])
         self._parts: dict[tuple[str, str, int, int, int, int, int], Array] = {}
         self._chances: dict[tuple[str, bool, int, int, int, int], Array] = {}
-        self._worths: dict[tuple[str, Size], Array] = {}
+        self._hints: dict[tuple[str, str, int, int], Array] = {}
+        self._worths = {} if worths is None else worths
+        self._kind: tuple[tuple[str, ...], int] = ((), 0)
+        self._means: dict[str, Array] = {}
 
     def table(self, shape: str, task: Task) -> Array:
         """Return the expected reward of each assignment, over the hidden trait: one axis for each step."""
-        right: Array = self.right(shape, task).mean(axis=0)
-        return right * self.worth(shape, size_of(task))
+        families, document, _ = task.kind
+        if (families, document) != self._kind:
+            self._kind, self._means = (families, document), {}
+        if shape not in self._means:
+            self._means[shape] = self.right(shape, task).mean(axis=0)
+        return self._means[shape] * self.worth(shape, size_of(task))
 
     def right(self, shape: str, task: Task) -> Array:
         """Return the chance of a right answer by case (first axis) and assignment."""
-        steps = catalogue()[shape]
+        return self.right_on_average(shape, [(1.0, task)])
+
+    def right_on_average(self, shape: str, tasks: Sequence[tuple[float, Task]]) -> Array:
+        """Return the chance of a right answer, on average over tasks that differ in the families of their parts alone;
+        each has its weight."""
+        steps, document = catalogue()[shape], tasks[0][1].document
         total = np.zeros((self._cases, *[1] * len(steps)))
         for plan, digest in product(_bits(steps, "plan"), _bits(steps, "digest")):
-            whole: Array = np.ones(())
+            whole = self._all_parts(shape, tasks, plan, digest)
+            if digest is not None:
+                whole = self._chance_of(shape, "digest", digest, document) * whole
+            if plan is not None:
+                whole = self._chance_of(shape, "plan", plan, 0) * whole
+            total = total + whole
+        return np.broadcast_to(total, (self._cases, *[len(self.pool)] * len(steps)))
+
+    def _all_parts(
+        self, shape: str, tasks: Sequence[tuple[float, Task]], plan: int | None, digest: int | None
+    ) -> Array:
+        """The chance that all parts are right, given whether plan and digest are good, on average over tasks."""
+        average: Array = np.zeros(())
+        for weight, task in tasks:
+            whole: Array = np.full((), weight)
             for place, part in enumerate(task.parts):
                 whole = whole * self._part(shape, part.family, place, len(task.parts), task.document, plan, digest)
-            total = total + self._chance_of(steps, "plan", plan, 0) * (
-                self._chance_of(steps, "digest", digest, task.document) * whole
-            )
-        return np.broadcast_to(total, (self._cases, *[len(self.pool)] * len(steps)))
+            average = average + whole
+        return average
 
     def worth(self, shape: str, size: Size) -> Array:
         """Return what a right answer is worth: 1 less the shares of its cost, its wait and its disclosure."""
@@ -121,19 +153,22 @@ class Rewards:
         repeated = np.repeat(values, len(TRAITS), axis=0)
         return repeated.reshape([self._cases, *[len(self.pool) if n == place else 1 for n in range(steps)]])
 
-    def _chance_of(self, steps: Shape, role: str, good: int | None, document: int) -> Array:
-        """The chance that the plan, or the digest, is as `good` says; 1 for a shape without one."""
-        if good is None:
-            return np.ones(())
-        place = [step.role for step in steps].index(role)
+    def _chance_of(self, shape: str, role: str, good: int, document: int) -> Array:
+        """The chance that the plan, or the digest, is as `good` says."""
+        key = (shape, role, good, document)
+        if key not in self._hints:
+            steps = catalogue()[shape]
+            place = [step.role for step in steps].index(role)
+            chance = self._by_case(self._hint(role, document), place, len(steps))
+            self._hints[key] = chance if good else 1 - chance
+        return self._hints[key]
+
+    def _hint(self, role: str, document: int) -> Array:
+        """The chance that each worker's plan, or digest, is good, by case."""
         known = self._known
         if role == "plan":
-            logits = known.plan_skill + known.check_skill * (self._ability - known.ability_mean)
-        else:
-            logits = known.digest_keeps + known.check_skill * self._edges[:, :, LANGUAGE]
-            logits = logits + self._short(document)
-        chance = self._by_case(_logistic(logits), place, len(steps))
-        return chance if good else 1 - chance
+            return _logistic(known.plan_skill + known.check_skill * (self._ability - known.ability_mean))
+        return _logistic(known.digest_keeps + known.check_skill * self._edges[:, :, LANGUAGE] + self._short(document))
 
     def _short(self, document: int) -> Array:
         """The loss of workers whose context is shorter than the document."""
@@ -252,6 +287,28 @@ def everything(rewards: Rewards, task: Task) -> NDArray[np.float32]:
     """Return the expected rewards of all plans for one task, in the order of `plans`."""
     tables = [rewards.table(name, task).ravel() for name in catalogue()]
     return np.concatenate(tables).astype(np.float32)
+
+
+def everything_read(rewards: Rewards, readings: Sequence[tuple[float, Task]]) -> NDArray[np.float64]:
+    """Return the expected rewards of all plans, in the order of `plans`, on average over readings of one task.
+
+    Readings have weights that add up to 1. They agree in the number of parts and in the document. What a text says of
+    its parts tells nothing of its confidence, so that their chances are multiplied.
+    """
+    by_families: dict[tuple[str, ...], tuple[float, Task]] = {}
+    secret = 0.0
+    for weight, task in readings:
+        families = task.kind[0]
+        before, _ = by_families.get(families, (0.0, task))
+        by_families[families] = (before + weight, task)
+        secret += weight * task.confidential
+    size = size_of(readings[0][1])
+    tables = []
+    for name in catalogue():
+        worth = secret * rewards.worth(name, replace(size, confidential=True))
+        worth = worth + (1 - secret) * rewards.worth(name, replace(size, confidential=False))
+        tables.append((rewards.right_on_average(name, list(by_families.values())).mean(axis=0) * worth).ravel())
+    return np.concatenate(tables)
 
 
 def expected(plan: Plan, task: Task, rewards: Rewards) -> float:
