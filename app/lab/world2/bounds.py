@@ -30,7 +30,7 @@ from app.lab.world2.workers import PRICE_NOISE, PRICE_SLOPE, Card, Pool
 
 GRID = np.linspace(-2.5, 4.0, 66)
 """Abilities and skills, in logits."""
-DRAWS = 64
+DRAWS = 32
 """Draws from the posterior that stand for it, evenly spread over it."""
 
 

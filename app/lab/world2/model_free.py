@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from app.lab.world2.baselines import Chosen, Setting
 from app.lab.world2.constants import DOCUMENT_TOKENS, DOMAINS
-from app.lab.world2.execution import verdict
+from app.lab.world2.execution import play, verdict
 from app.lab.world2.learning import BUDGETS, POOLS, READ_TASKS
 from app.lab.world2.outcome import Rewards
 from app.lab.world2.reading import Reader
@@ -137,9 +137,8 @@ class Trial:
         self.cases, self.held_out = found[:posed], found[posed:]
 
     def executed(self, case: Case, plan: Plan) -> float:
-        """Execute a plan once: the worth of its answer if the judge takes it for right, else 0."""
-        chance = case.rewards.right(plan.shape, case.posed)[case.posed.trait][plan.workers]
-        passed = verdict(self.random.random() < chance, self.random)
+        """Execute a plan once, by messages: the worth of its answer if the judge takes it for right, else 0."""
+        passed = verdict(play(plan, case.posed, case.rewards.pool, self.random).right, self.random)
         return float(case.rewards.worth(plan.shape, size_of(case.posed))[plan.workers]) * passed
 
 
