@@ -104,11 +104,16 @@ def test_the_report_has_every_seed_and_the_worst_first_also_if_they_were_kept(tm
         rows = {"plan by domain (kNN)": figures(0.6), "plan by domain (k-means)": figures(0.5)}
         rows |= {"searched optimum": figures(best), "learned from 10 verdicts": figures(0.55 + best / 6)}
         assert mark(rows) == "plan by domain (kNN)"
-        found.append(Found(seed, {split: rows for split in splits}))  # type: ignore[misc]
+        found.append(Found(seed, {split: dict(rows) for split in splits}))  # type: ignore[misc]
+    found[0].splits["fresh tasks"]["only here"] = figures(0.4)
     for one in found:
         keep(one, tmp_path / f"{one.seed}.npz")
     text = report([kept(seed, tmp_path / f"{seed}.npz") for seed in range(3)], Sizes())
     assert text == report(found, Sizes())
+    assert "only here" not in text, "a policy of which a seed is missing has no mean over seeds"
+    rewards = [line.split("|")[2].strip() for line in text.split("### ")[1].splitlines() if "%" in line]
+    assert len(rewards) == 4
+    assert rewards == sorted(rewards)
     gaps, shares = text.split("### The gap by seed")[1].split("### The share of the gap by seed")
     assert [line.split("|")[1].strip() for line in gaps.strip().splitlines()[-3:]] == ["1", "2", "0"]
     learned = [line.split("|")[1:3] for line in shares.strip().splitlines()[-3:]]

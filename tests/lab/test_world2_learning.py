@@ -253,7 +253,7 @@ def test_a_kept_seed_is_given_only_the_policies_that_it_lacks(tmp_path: Path) ->
     keep(run(0, sizes, [group("a")]), tmp_path / "seed-0.npz")
     found = run(0, sizes, [group("b"), group("a")], kept(0, tmp_path / "seed-0.npz"))
     assert made == ["a", "b"]
-    assert list(found.splits["fresh tasks"])[:2] == ["b", "a"]
+    assert set(found.splits["fresh tasks"]) == {"a", "b"}
 
 
 def test_a_plan_is_chosen_for_all_readings_at_once(learner: Learner) -> None:

@@ -15,7 +15,7 @@ from app.lab.world2.provider import SPLITS, pool_file, task_set
 from app.lab.world2.rehearsal import TESTED
 from app.lab.world2.rehearsal import report as rehearsal_report
 from app.lab.world2.shipped import write
-from app.lab.world2.standings import Found, Group, Sizes, baselines, keep, kept, report, run
+from app.lab.world2.standings import Found, Group, Sizes, baselines, keep, kept, report, run, taught
 
 
 def main() -> int:
@@ -61,39 +61,56 @@ def main() -> int:
 
 
 def _compare(asked: argparse.Namespace) -> int:
-    """Run the seeds one after the other and write the report. What a kept seed has already is not run again."""
+    """Run the seeds one after the other and write the report, first without what takes longest, then with all.
+
+    What a kept seed has already is not run again.
+    """
     sizes = Sizes(asked.pools, asked.training, asked.training // 2, asked.tested)
-    groups = [baselines(sizes), *_learning(asked.learn)]
-    found: list[Found] = []
+    quick, rest = [baselines(), *_learner(asked.learn)], [*_bounds(asked.learn), taught(sizes), *_free(asked.learn)]
+    found: dict[int, Found] = {}
     if asked.keep:
         asked.keep.mkdir(parents=True, exist_ok=True)
-    for seed in range(asked.first, asked.first + asked.seeds):
-        place = asked.keep / f"seed-{seed}.npz" if asked.keep else None
-        before = kept(seed, place) if place is not None and place.exists() else None
-        found.append(run(seed, sizes, groups, before))
-        if place is not None:
-            keep(found[-1], place)
-        print(f"seed {seed} is done", file=sys.stderr, flush=True)
-        if asked.out:
-            asked.out.write_text(report(found, sizes))
+    for groups in (quick, [*quick, *rest]):
+        for seed in range(asked.first, asked.first + asked.seeds):
+            place = asked.keep / f"seed-{seed}.npz" if asked.keep else None
+            if seed not in found and place is not None and place.exists():
+                found[seed] = kept(seed, place)
+            found[seed] = run(seed, sizes, groups, found.get(seed))
+            if place is not None:
+                keep(found[seed], place)
+            print(f"seed {seed} has {len(groups)} groups of policies", file=sys.stderr, flush=True)
+            if asked.out:
+                asked.out.write_text(report(list(found.values()), sizes))
     if not asked.out:
-        print(report(found, sizes))
+        print(report(list(found.values()), sizes))
     return 0
 
 
-def _learning(most: int) -> list[Group]:
-    """Return what learns from up to so many verdicts, and the bounds of what can be known."""
+def _learner(most: int) -> list[Group]:
+    """Return what learns from up to so many verdicts with a model of workflows."""
+    if most < BUDGETS[0]:
+        return []
+    names = tuple([learned_name(budget) for budget in BUDGETS if budget <= most])
+    return [Group(names, lambda seen, seed: learned(seen, seed, most))]
 
-    def bounds(seen: Sequence[Setting], seed: int) -> Sequence[Policy]:
+
+def _free(most: int) -> list[Group]:
+    """Return what learns from up to so many verdicts without one."""
+    if most < BUDGETS[0]:
+        return []
+    return [Group(tuple(model_free_names(most)), lambda seen, seed: model_free(seen, seed, most))]
+
+
+def _bounds(most: int) -> list[Group]:
+    """Return the bounds of what can be known, where anything learns."""
+
+    def make(seen: Sequence[Setting], seed: int) -> Sequence[Policy]:
         return [OptimumByCards(), OptimumAsRead(seed, READ_TASKS), *unread()]
 
-    names = tuple([learned_name(budget) for budget in BUDGETS if budget <= most])
-    learner = Group(names, lambda seen, seed: learned(seen, seed, most))
-    free = Group(tuple(model_free_names(most)), lambda seen, seed: model_free(seen, seed, most))
-    bounded = (OptimumByCards.name, OptimumAsRead.name, *[policy.name for policy in unread()])
-    if not names:
+    if most < BUDGETS[0]:
         return []
-    return [learner, free, Group(bounded, bounds)]
+    names = (OptimumByCards.name, OptimumAsRead.name, *[policy.name for policy in unread()])
+    return [Group(names, make)]
 
 
 if __name__ == "__main__":

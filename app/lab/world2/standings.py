@@ -96,36 +96,39 @@ class Group:
     make: Callable[[Sequence[Setting], int], Sequence[Policy]]
 
 
-def baselines(sizes: Sizes) -> Group:
-    """Return the policies that every learned one is compared with."""
+def baselines() -> Group:
+    """Return the policies that are given exact rewards, the mark and the optimum among them."""
 
     def make(seen: Sequence[Setting], seed: int) -> Sequence[Policy]:
-        by_verdicts: list[Policy] = [ProductSelector(seed, sizes.ratings), EvolvedRules(seen, seed, sizes.executions)]
-        by_rewards: list[Policy] = [
-            RandomPlan(seed),
-            *fixed_plans(),
-            *domain_plans(seed),
-            told_domain(),
-            NearestOutcomes(),
-        ]
-        return [*by_rewards, *by_verdicts, Optimum()]
+        constant = [*fixed_plans(), *domain_plans(seed), told_domain(), NearestOutcomes()]
+        return [RandomPlan(seed), *constant, Optimum()]
 
-    constant = [policy.name for policy in (*fixed_plans(), *domain_plans(0), told_domain(), NearestOutcomes())]
-    names = (RandomPlan.name, *constant, ProductSelector.name, EvolvedRules.name, OPTIMUM)
-    return Group(names, make)
+    names = [policy.name for policy in make([], 0)]
+    return Group(tuple(names), make)
+
+
+def taught(sizes: Sizes) -> Group:
+    """Return the baselines that are taught by verdicts."""
+
+    def make(seen: Sequence[Setting], seed: int) -> Sequence[Policy]:
+        return [ProductSelector(seed, sizes.ratings), EvolvedRules(seen, seed, sizes.executions)]
+
+    return Group((ProductSelector.name, EvolvedRules.name), make)
 
 
 def run(seed: int, sizes: Sizes, groups: Sequence[Group], found: Found | None = None) -> Found:
     """Compare policies under one seed. Groups whose figures `found` has already are not made again."""
     found = found or Found(seed)
+    missing = [group for group in groups if not set(group.names) <= set(found.splits.get(SPLITS[0], {}))]
+    if not missing:
+        return found
     training = composed.tasks("train", f"{seed}", sizes.training)
     validation = composed.tasks("train", f"{seed}|validation", sizes.validation)
     random = Random(f"world-2|pools|{seed}")
     seen = [Setting(pool(random), training, validation) for _ in range(sizes.pools)]
     policies: list[Policy] = []
-    for group in groups:
-        if not set(group.names) <= set(found.splits.get(SPLITS[0], {})):
-            policies += group.make(seen, seed)
+    for group in missing:
+        policies += group.make(seen, seed)
     tests = {
         "fresh tasks": composed.tasks("fresh", f"{seed}", sizes.tested),
         "unseen phrasings": composed.tasks("phrasings", f"{seed}", sizes.tested),
@@ -136,10 +139,8 @@ def run(seed: int, sizes: Sizes, groups: Sequence[Group], found: Found | None = 
     for split, pools in _unseen(random, sizes.pools).items():
         settings = [Setting(one, training, validation) for one in pools]
         compared[split] = _compared(settings, policies, fresh)
-    order = [*[name for group in groups for name in group.names], CLAIRVOYANT]
     for split, rows in compared.items():
-        rows = found.splits.get(split, {}) | rows
-        found.splits[split] = {name: rows[name] for name in sorted(rows, key=order.index)}
+        found.splits[split] = found.splits.get(split, {}) | rows
     return found
 
 
@@ -159,9 +160,11 @@ def _compared(settings: Sequence[Setting], policies: Sequence[Policy], tasks: Se
             chosen = policy.choose(setting, tasks)
             reward = table[np.arange(len(tasks)), chosen]
             rows[policy.name].append((reward, *_bills(setting, tasks, chosen)))
-        reward = clairvoyant(setting, tasks)
-        above.append((reward, np.full(len(tasks), np.nan), np.full(len(tasks), np.nan)))
-    rows[CLAIRVOYANT] = above
+        if OPTIMUM in rows:
+            unknown = np.full(len(tasks), np.nan)
+            above.append((clairvoyant(setting, tasks), unknown, unknown))
+    if OPTIMUM in rows:
+        rows[CLAIRVOYANT] = above
     found = {}
     for name, by_pool in rows.items():
         found[name] = Figures(*[np.stack(part) for part in zip(*by_pool, strict=True)])
@@ -253,9 +256,9 @@ def _split_table(found: Sequence[Found], split: Name) -> list[str]:
         "|---|---|---|---|---|---|---|",
     ]
     gap = float(np.mean([one.gap(split).mean() for one in found]))
-    for name in found[0].splits[split]:
+    own = [one.splits[split] for one in found]
+    for name in _shared(own):
         random = np.random.default_rng(1)
-        own = [one.splits[split] for one in found]
         means = [float(one[name].reward.mean()) for one in own]
         lead = [one[name].reward - one[mark(one)].reward for one in own]
         draws = pooled([resampled(one, random) for one in lead], random)
@@ -268,6 +271,12 @@ def _split_table(found: Sequence[Found], split: Name) -> list[str]:
             f"{100 * less / gap:.0f} % | {bill or ' | '} |"
         )
     return lines
+
+
+def _shared(rows: Sequence[Mapping[str, Figures]]) -> list[str]:
+    """The policies that all seeds have, those with the least reward first."""
+    names = set(rows[0]).intersection(*rows)
+    return sorted(names, key=lambda name: float(np.mean([one[name].reward.mean() for one in rows])))
 
 
 def _gap_table(found: Sequence[Found]) -> list[str]:
