@@ -160,7 +160,7 @@ def test_verdicts_teach_what_workers_can_do_beyond_their_cards(learner: Learner)
     drawn = [learner.drawn().rewards(chosen).pool[1].ability for _ in range(2)]
     assert drawn[0] != drawn[1]
     exported = json.loads(json.dumps(learner.policy().exported()))
-    assert exported["format"] == "world-2 policy 1"
+    assert exported["format"] == "world-2 policy 2"
     assert len(exported["workers"][chosen[1].name]) == len(DOMAINS)
 
 
@@ -268,3 +268,11 @@ def test_a_plan_is_chosen_for_all_readings_at_once(learner: Learner) -> None:
     assert len({one.confidential for _, one in readings}) == 2, "the text leaves open whether it is confidential"
     assert everything_read(rewards, readings) == pytest.approx(total, abs=1e-6)
     assert policy.choose(setting, [task])[0] == total.argmax()
+
+
+def test_what_a_pool_asks_for_its_workers_tells_nothing_of_their_skills(learner: Learner) -> None:
+    """Held-out pools have prices of their own; a worker is as able at any of them."""
+    (one, *_) = workers(unseen=True)
+    dearer = replace(one, card=replace(one.card, price=2 * one.card.price))
+    beliefs = learner.most_probable()
+    assert beliefs.worker(dearer).ability == beliefs.worker(one).ability

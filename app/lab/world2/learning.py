@@ -3,7 +3,7 @@
 What it is given: cards, the texts of tasks with their token counts, which of its training texts have which families and
 are confidential (`reading.py`), prices, and the judge's rates of error, which an operator calibrates on a few checked
 answers. What it learns from cards and verdicts alone: how good each worker is in each domain, how ability goes with
-price and speed, how much workers differ, how hard each family is, and what every role, document, digest and handover
+speed, how much workers differ, how hard each family is, and what every role, document, digest and handover
 does.
 
 It has a model of workflows: parts are solved apart, answers are copied, checked and voted on, and a task is harder or
@@ -21,12 +21,12 @@ pool if a draw of beliefs is true (Thompson sampling). Half of these plans are c
 worker who answers is asked alone: a verdict on one worker tells more of it than one on four. What is believed is
 renewed whenever the executions have doubled. Each plan is carried out once, by the executor, through messages.
 
-`Policy.exported` gives the beliefs as plain numbers in JSON (`format`: "world-2 policy 1"):
+`Policy.exported` gives the beliefs as plain numbers in JSON (`format`: "world-2 policy 2"):
 
     figures   by the names of `PRIORS` and `SPREADS`, the lists of the most probable figures, in logits
     families  names of families, in the order of figures["families"], with the domain of each
     workers   by the names of known workers, the believed skill by domain, in logits, step by step bonuses apart
-    scale     mean and deviation of log price and of log speed, by which `figures["price"]` and `["speed"]` are scaled
+    scale     mean and deviation of log speed, by which `figures["speed"]` is scaled
 
 An unknown worker's skills are those of `from_card`. The expected reward of a plan is `outcome.Rewards` over workers of
 these skills, with the constants that `Beliefs.constants` takes from the figures.
@@ -64,10 +64,10 @@ SEEN, CONSIDERED_SEEN, CONSIDERED = 0.5, 40, 10
 """The share of executions over the seen pools, and the tasks whose best plans are tried over each of these, and over
 each other pool."""
 PRIORS: Mapping[str, tuple[float, float]] = {
-    "mean": (0.5, 1.0), "price": (0.0, 0.4), "speed": (0.0, 0.4), "exam": (0.0, 0.3), "plan": (0.0, 0.2),
-    "load": (0.1, 0.2), "short": (-0.7, 0.7), "long": (-1.0, 0.7), "truncated": (-1.5, 1.0), "kept": (2.0, 1.0),
-    "lost": (-1.5, 1.0), "keeps": (2.0, 1.0), "finds_own": (-0.5, 1.0), "finds_other": (0.0, 1.0),
-    "skill": (0.3, 0.3), "pair": (0.3, 0.7), "majority": (1.5, 1.0), "handover": (3.0, 1.0), "trait": (0.0, 0.05),
+    "mean": (0.5, 1.0), "speed": (0.0, 0.4), "exam": (0.0, 0.3), "plan": (0.0, 0.2), "load": (0.1, 0.2),
+    "short": (-0.7, 0.7), "long": (-1.0, 0.7), "truncated": (-1.5, 1.0), "kept": (2.0, 1.0), "lost": (-1.5, 1.0),
+    "keeps": (2.0, 1.0), "finds_own": (-0.5, 1.0), "finds_other": (0.0, 1.0), "skill": (0.3, 0.3),
+    "pair": (0.3, 0.7), "majority": (1.5, 1.0), "handover": (3.0, 1.0), "trait": (0.0, 0.05),
 }  # fmt: skip
 """Mean and deviation of what is believed of each figure before any verdict, as one would guess without sources. `trait`
 is the logarithm of the deviation of tasks' difficulty: the most probable value of a scale is biased, so it is held."""
@@ -400,9 +400,9 @@ class LearnedPolicy:
             known = self.probable.worker(worker)
             skills[worker.name] = [known.ability + edge for edge in known.edges]
         figures = {name: array.tolist() for name, array in self.probable.figures.items()}
-        scale = {"price": _scales()[0], "speed": _scales()[1]}
         return {
-            "format": "world-2 policy 1", "figures": figures, "families": families, "workers": skills, "scale": scale,
+            "format": "world-2 policy 2", "figures": figures, "families": families, "workers": skills,
+            "scale": {"speed": _scale()},
         }  # fmt: skip
 
     def _best(self, rewards: Rewards, posed: Task) -> int:
@@ -412,9 +412,11 @@ class LearnedPolicy:
 
 
 def expected_ability(card: Card, figures: Figures) -> float:
-    """Return the ability that price and speed alone lead one to expect."""
-    price, speed = _standard(card)
-    return float(figures["mean"][0] + figures["price"][0] * price + figures["speed"][0] * speed)
+    """Return the ability that speed alone leads one to expect.
+
+    Slow workers are dear and able ones. The price says no more than the speed, and less over pools with other prices.
+    """
+    return float(figures["mean"][0] + figures["speed"][0] * _standard(card))
 
 
 def from_card(
@@ -454,20 +456,16 @@ def _places() -> Mapping[str, int]:
 
 
 @cache
-def _scales() -> tuple[tuple[float, float], tuple[float, float]]:
-    """Mean and deviation of log price and of log speed over the workers of training."""
-    found = []
-    cards = [worker.card for worker in workers(unseen=False)]
-    for values in ([card.price for card in cards], [card.speed for card in cards]):
-        logs = np.log(np.array(values))
-        found.append((float(logs.mean()), float(logs.std())))
-    return found[0], found[1]
+def _scale() -> tuple[float, float]:
+    """Mean and deviation of log speed over the workers of training."""
+    logs = np.log([worker.card.speed for worker in workers(unseen=False)])
+    return float(logs.mean()), float(logs.std())
 
 
-def _standard(card: Card) -> tuple[float, float]:
-    """Log price and log speed, in deviations from their means."""
-    (price, by), (speed, times) = _scales()
-    return (math.log(card.price) - price) / by, (math.log(card.speed) - speed) / times
+def _standard(card: Card) -> float:
+    """Log speed, in deviations from its mean."""
+    mean, deviation = _scale()
+    return (math.log(card.speed) - mean) / deviation
 
 
 @cache
@@ -492,9 +490,8 @@ def _batches(
 
 
 def _expected(figures: Mapping[str, Value], members: NDArray[np.int64]) -> Value:
-    """The abilities that prices and speeds alone lead one to expect."""
-    standard = _standards()[members]
-    expected: Value = figures["mean"] + figures["price"] * standard[:, 0] + figures["speed"] * standard[:, 1]
+    """The abilities that speeds alone lead one to expect."""
+    expected: Value = figures["mean"] + figures["speed"] * _standards()[members]
     return expected
 
 
