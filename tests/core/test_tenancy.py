@@ -55,6 +55,15 @@ def test_a_tenants_own_part_and_the_shared_posterior_are_what_was_learned_from_b
     assert from_json(own.to_json()) == own
 
 
+def test_a_change_that_a_tenant_has_noticed_is_not_noticed_again_from_the_shared_evidence() -> None:
+    shared = Posterior(watches={"main:ant=ant": (5.9, 0.0), "main:bee=bee": (5.5, 0.0)}, at=DAY)
+    wrong = Rating(manned("answer", ["ant"]), features(QUESTIONS[0]), 0.0, 100, DAY)
+    own = taught(shared, Posterior(), SPEC, POOL, [wrong])
+    assert own.changes == 1
+    assert joined(shared, own).watches == {"main:ant=ant": (0.0, 0.0), "main:bee=bee": (0.0, 0.0)}
+    assert taught(shared, own, SPEC, POOL, [wrong]).changes == 1
+
+
 def test_an_own_part_fades_back_to_the_shared_posterior() -> None:
     own = taught(Posterior(), Posterior(), SPEC, POOL, ratings(30, "bee"))
     late = ratings(1, "bee", at=DAY * 4_000)

@@ -1,6 +1,6 @@
 """The selector after workers have changed, and beside a tenant that inverts its ratings.
 
-    python -m tests.lab.changes [--recorded RouteLLM/routellm/evals/mmlu/responses] [--seeds 4]
+    python -m tests.lab.changes [--recorded RouteLLM/routellm/evals/mmlu/responses] [--seeds 4] [--first 0]
 
 Three figures, each for the selector as it is and with the detection of changes switched off:
 
@@ -87,11 +87,11 @@ def value(posterior: Posterior, exam: Sequence[Problem], pool: Pool) -> float:
     return mean(worth(bandit.named()[name], task.kind, pool) for name, task in zip(best, exam, strict=True))
 
 
-def swap_in_the_world(seeds: int) -> list[list[float]]:
+def swap_in_the_world(seeds: range) -> list[list[float]]:
     """The share of the lost reward that is back at each look, for each seed."""
     exam, after = bandit.problems(200, 1_000_003), swapped()
     found = []
-    for seed in range(seeds):
+    for seed in seeds:
         random, tasks = Random(seed), bandit.problems(BEFORE + max(LOOKS), seed)
         posterior = played(tasks[:BEFORE], standard_pool(), random, Posterior(), 1e9)
         high, low = value(posterior, exam, standard_pool()), value(posterior, exam, after)
@@ -104,12 +104,12 @@ def swap_in_the_world(seeds: int) -> list[list[float]]:
     return found
 
 
-def swap_in_records(data: Dataset, seeds: int) -> list[list[float]]:
+def swap_in_records(data: Dataset, seeds: range) -> list[list[float]]:
     """The same where two models exchange their recorded outcomes, and cost nothing."""
     open_, seen, found = routes(data, 0.0), dict[int, Features](), []
     cheap, best = open_.models[0], open_.models[-1]
-    for seed in range(seeds):
-        plan = Plan(BEFORE + max(LOOKS), 1_000, range(seeds), 0.0)
+    for seed in seeds:
+        plan = Plan(BEFORE + max(LOOKS), 1_000, seeds, 0.0)
         training, held = split(data, open_, seen, plan, seed)
         random, selector = Random(f"bandit|{seed}"), Bandit(open_)
 
@@ -163,7 +163,11 @@ def _own(count: int, seed: int, pool: Pool, said: Callable[[float], float]) -> P
 def _print(name: str, found: Sequence[Sequence[float]]) -> None:
     for place, look in enumerate(LOOKS):
         of = [one[place] for one in found]
-        print(f"{name}, {look} ratings after the swap: {mean(of):.0%} is back (worst {min(of):.0%})", flush=True)
+        every = ", ".join(f"{one:.0%}" for one in sorted(of))
+        print(
+            f"{name}, {look} ratings after the swap: {mean(of):.0%} is back; by seed, the worst first: {every}",
+            flush=True,
+        )
 
 
 def main() -> None:
@@ -171,14 +175,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--recorded", type=Path)
     parser.add_argument("--seeds", type=int, default=4)
+    parser.add_argument("--first", type=int, default=0, help="the first of the seeds")
     given = parser.parse_args()
+    seeds = range(given.first, given.first + given.seeds)
     data = read([given.recorded], {}, {}) if given.recorded else None
     for name, alarm in (("as it is", posteriors.CHANGE_EVIDENCE), ("without detection", math.inf)):
         with patch.object(posteriors, "CHANGE_EVIDENCE", alarm):
-            _print(f"rehearsal world, {name}", swap_in_the_world(given.seeds))
+            _print(f"rehearsal world, {name}", swap_in_the_world(seeds))
             if data is not None:
-                _print(f"recorded outcomes, {name}", swap_in_records(data, given.seeds))
-    for seed in range(given.seeds):
+                _print(f"recorded outcomes, {name}", swap_in_records(data, seeds))
+    for seed in seeds:
         shares = poisoning(own=300, foreign=600, seed=seed)
         told = ", ".join(f"{one:+.2f}" for one in shares)
         print(f"poisoning, seed {seed}: shares of the gain alone, beside the other tenant, with one posterior: {told}")

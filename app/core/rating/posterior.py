@@ -56,6 +56,7 @@ SHIFT = 1.5
 """The change in log-odds, up or down, that the comparison of ratings with predictions looks for."""
 CHANGE_EVIDENCE = 6.0
 """The cumulative log likelihood ratio at which a worker has changed."""
+NO_EVIDENCE = (0.0, 0.0)
 KEPT_SHARE = 0.3
 """The share by which beliefs about the other workers count after one of them has changed."""
 USUAL_INPUT_TOKENS, USUAL_OUTPUT_TOKENS = 600, 300
@@ -350,14 +351,17 @@ def _moved(
 def _watched(posterior: Posterior, part: str, chance: float, rating: Rating) -> Posterior:
     """The posterior with the evidence of one rating for a change of the worker `part` added, and with the beliefs
     reset if that was enough."""
-    worse, better = posterior.watches.get(part, (0.0, 0.0))
+    worse, better = posterior.watches.get(part, NO_EVIDENCE)
     worse = max(0.0, worse + rating.weight * _evidence(chance, rating.score, -SHIFT))
     better = max(0.0, better + rating.weight * _evidence(chance, rating.score, SHIFT))
+    watches = {**posterior.watches, part: (worse, better)}
     if max(worse, better) < CHANGE_EVIDENCE:
-        return replace(posterior, watches={**posterior.watches, part: (worse, better)})
+        return replace(posterior, watches=watches)
     worker = part.partition(":")[2]
     weights = {name: _renewed(name, of, worker) for name, of in posterior.weights.items()}
-    return replace(posterior, weights=weights, watches={}, changes=posterior.changes + 1)
+    return replace(
+        posterior, weights=weights, watches=dict.fromkeys(watches, NO_EVIDENCE), changes=posterior.changes + 1
+    )
 
 
 def _evidence(chance: float, score: float, shift: float) -> float:
