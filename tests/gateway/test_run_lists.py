@@ -72,6 +72,11 @@ async def test_pages_lead_forwards_and_back_with_counts(opened: Runtime, monkeyp
         assert bounded["count"] == {"total": None, "in_front": None, "most": 4}
         both = await client.get("/v1/runs", params={"after": "run_14", "before": "run_14"})
         assert (both.status_code, both.json()["error"]["param"]) == (400, "before")
+        for wrong, param in (({"queue": "untaken"}, "queue"), ({"rated_until": 5}, "rated_until")):
+            refused = await client.get("/v1/runs", params=wrong)
+            assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
+        assert (await listed(client, rated="good"))["data"] == []
+        assert {run["key_name"] for run in (await listed(client, include="key_name"))["data"]} == {None}
         assert "count" not in await listed(client)
 
 

@@ -93,11 +93,13 @@ async def test_first_words_are_shown_to_who_may_read_the_run_and_the_reading_is_
         await read(auditor, run, "graph", words="false")
         await read(auditor, run, "timeline")
         await read(auditor, run, "state")
+        await read(auditor, run, "views", words="false")
         logged = AdminEventQuery(limit=10, target=run, action=CONTENT_READ)
         assert await opened.gateway.store.admin_events(logged) == (), "these have no content"
         assert "Answer it" in str(await read(auditor, run, "graph"))
-    [entry] = await opened.gateway.store.admin_events(logged)
-    assert (entry.after or {})["what"] == "graph"
+        assert "The better answer." in str(await read(auditor, run, "views", words="false", step=2))
+    entries = await opened.gateway.store.admin_events(logged)
+    assert [(entry.after or {})["what"] for entry in reversed(entries)] == ["graph", "step:2", "reasons"]
     assert (await client.delete(f"/v1/runs/{run}")).status_code == 200
     states = {node["subtask"]["state"] for node in (await read(client, run, "graph"))["nodes"] if "subtask" in node}
     assert states == {"erased"}
