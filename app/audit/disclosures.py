@@ -133,7 +133,9 @@ def _columns(run: Account, call: Call, expected: Mapping[str, Any]) -> dict[str,
         "input_tokens": outcome["usage"]["input"] if outcome is not None else None,
         "output_tokens": outcome["usage"]["output"] if outcome is not None else None,
     }
-    return found | ({"region": expected["region"]} if "region" in expected else {})
+    if "region" in expected:
+        return found | {"region": expected["region"]}
+    return found
 
 
 def _kind(call: Call, origin: str) -> str:

@@ -111,7 +111,9 @@ def to_messages(body: Mapping[str, Any]) -> dict[str, Any]:
         further["output_config"] = config
     if "baton" in body:
         further["baton"] = body["baton"]
-    return given | ({"extra_body": further} if further else {})
+    if not further:
+        return given
+    return given | {"extra_body": further}
 
 
 def _turns(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -143,7 +145,9 @@ def _use(call: Mapping[str, Any]) -> dict[str, Any]:
 
 def _tool(function: Mapping[str, Any]) -> dict[str, Any]:
     tool = {"name": function.get("name", ""), "input_schema": function.get("parameters") or {"type": "object"}}
-    return tool | ({"description": function["description"]} if function.get("description") else {})
+    if not function.get("description"):
+        return tool
+    return tool | {"description": function["description"]}
 
 
 def _output_config(body: Mapping[str, Any]) -> dict[str, Any] | None:

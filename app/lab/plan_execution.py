@@ -48,7 +48,7 @@ class Carried:
 
 
 class PlanCache:
-    """What plans came to, by the question, the pool and the plan, in a file of JSON lines that is only added to.
+    """The results of plans, by the question, the pool and the plan, in a file of JSON lines that is only added to.
 
     Only verdicts are kept, no outages. Workers answer at random, so what is kept is one draw of theirs.
     """
@@ -67,7 +67,7 @@ class PlanCache:
             raise ConfigInvalid([f"{file}: is no file of carried out plans; name another one with --cache"]) from None
 
     def find(self, name: str) -> Carried | None:
-        """What a plan came to; None if it was not carried out yet."""
+        """The result of a plan; None if it was not carried out yet."""
         return self._known.get(name)
 
     def note(self, name: str, found: Carried) -> None:

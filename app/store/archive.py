@@ -360,7 +360,10 @@ def read_accounts(conn: Connection) -> dict[str, AccountSums]:
     held = select(func.sum(hold.usd)).where(hold.account == row.account).scalar_subquery()
     sums = (func.sum(row.spent), func.sum(row.overrun), func.sum(row.held), func.coalesce(held, 0))
     query = select(row.account, *sums).group_by(row.account)
-    return {name: AccountSums(*[int(one) for one in found]) for name, *found in conn.execute(query)}
+    found = {}
+    for name, *figures in conn.execute(query):
+        found[name] = AccountSums(*map(int, figures))
+    return found
 
 
 def _fitting(conn: Connection, names: Sequence[str]) -> list[str]:

@@ -349,7 +349,9 @@ def message_to_json(message: Message) -> dict[str, Any]:
         value |= {"call_id": message.call_id, "failed": message.failed}
     if message.labels:
         value["labels"] = sorted(message.labels)
-    return value | ({"keepsake": message.keepsake} if message.keepsake else {})
+    if not message.keepsake:
+        return value
+    return value | {"keepsake": message.keepsake}
 
 
 def _part_to_json(part: Part) -> dict[str, Any]:

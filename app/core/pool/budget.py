@@ -50,7 +50,9 @@ def tool_bytes(toolbox: Toolbox) -> int:
 
 def _of_tools(message: Message) -> int:
     calls = sum(len(call.name) + len(call.arguments.encode()) + PER_MESSAGE for call in message.calls)
-    return calls + (len(json.dumps(message.keepsake)) if message.keepsake else 0)
+    if not message.keepsake:
+        return calls
+    return calls + len(json.dumps(message.keepsake))
 
 
 def worst_case(worker: Worker, input_tokens: int, output_tokens: int) -> tuple[int, int]:

@@ -399,7 +399,9 @@ class RunWriter:
     @property
     def row_epoch(self) -> int:
         """The epoch of the run's row, which is one more once the lease was given up."""
-        return self.epoch + (1 if self.state.waits else 0)
+        if not self.state.waits:
+            return self.epoch
+        return self.epoch + 1
 
     def close(self) -> None:
         """Call the driver back no more, so that it can be freed without the garbage collector."""

@@ -151,7 +151,9 @@ def as_value(steps: tuple[Step, ...]) -> dict[str, Any]:
 
 def _as_value(step: Step) -> dict[str, Any]:
     value = {"worker": step.worker, "subtask": step.subtask, "access": step.access.as_list()}
-    return value | ({"tools": True} if step.tools else {})
+    if not step.tools:
+        return value
+    return value | {"tools": True}
 
 
 def as_lists(steps: tuple[Step, ...], pool: tuple[str, ...]) -> dict[str, Any]:

@@ -114,7 +114,9 @@ def document(of: Subject, ended: TurnEnd | None) -> dict[str, Any]:
         "user": echoed.get("user", of.task.user),
         "metadata": dict(echoed.get("metadata", of.task.metadata)),
     }
-    return body | ({"baton": extension(ended)} if ended is not None else {})
+    if ended is not None:
+        return body | {"baton": extension(ended)}
+    return body
 
 
 def _message_status(status: str) -> str:

@@ -123,7 +123,9 @@ def message(one: Message) -> dict[str, Any]:
         shown |= {"tool_call_id": one.call_id, "failed": one.failed}
     if one.keepsake:
         shown["keepsake"] = one.keepsake
-    return shown | ({"name": one.name} if one.name else {})
+    if not one.name:
+        return shown
+    return shown | {"name": one.name}
 
 
 def _part(part: Part) -> dict[str, Any]:

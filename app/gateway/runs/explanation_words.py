@@ -147,7 +147,9 @@ def _shape(shape: Data) -> list[str]:
         lines.append(f"  The conductor's reason for the shape, in its own words: {quoted(shape['reason']['text'])}")
     for one in shape["proposals"]:
         lines += _rejected(one)
-    return lines + (_choice(shape["choice"]) if shape["choice"] is not None else [])
+    if shape["choice"] is not None:
+        return lines + _choice(shape["choice"])
+    return lines
 
 
 def _version(shape: Data) -> str:
@@ -180,7 +182,9 @@ def _choice(choice: Data) -> list[str]:
         elif which != "It":
             lines.append(f"    {which}: probability {figure(one['probability'])}.")
     names = ", ".join(quoted(one["action"]) for one in choice["left_out"])
-    return lines + ([f"    Left out because the run could not bear them: {names}."] if names else [])
+    if not names:
+        return lines
+    return [*lines, f"    Left out because the run could not bear them: {names}."]
 
 
 # -- the workers

@@ -106,7 +106,9 @@ def _bytes(task: Task, steps: Sequence[Step], place: int) -> int:
     size = _size(compose(task if step.access.user else None, step.subtask, seen)) - len(seen)
     if step.answers and task.form is not None:
         size += len(json.dumps(task.form.schema, default=dict))
-    return size + (tool_bytes(task.toolbox) if step.answers or step.tools else 0)
+    if step.answers or step.tools:
+        return size + tool_bytes(task.toolbox)
+    return size
 
 
 def _size(messages: Sequence[Message]) -> int:

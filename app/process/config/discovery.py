@@ -191,7 +191,9 @@ def _provider(known: KnownProvider, key: str | None) -> dict[str, Any]:
         "structured": known.structured,
         "options": dict(known.options),
     }
-    return entry | ({"key": key} if key else {})
+    if not key:
+        return entry
+    return entry | {"key": key}
 
 
 def _tiers(candidates: Sequence[Candidate], settings: Settings) -> dict[str, Any]:

@@ -92,7 +92,9 @@ def _fit(tool: Tool, question: str) -> int:
     said = set(WORD.findall(f"{tool.name} {tool.description}".lower().replace("_", " ")))
     shared = len((said & set(WORD.findall(question.lower()))) - COMMON)
     problem = solve(question) if said & CALCULATES else None
-    return shared + (3 if problem is not None and problem.family == "arithmetic" else 0)
+    if problem is not None and problem.family == "arithmetic":
+        return shared + 3
+    return shared
 
 
 def _all_arguments(tool: Tool, question: str) -> list[dict[str, Any]]:
