@@ -85,8 +85,7 @@ class Span:
 
     def to_json(self) -> dict[str, Any]:
         """The span in plain JSON values. Money is in dollars, and null where it is not known of the kind."""
-        has_money = self.kind not in WITHOUT_MONEY
-        return {
+        shown: dict[str, Any] = {
             "id": self.id,
             "kind": self.kind,
             "parent": self.parent,
@@ -101,10 +100,14 @@ class Span:
             "worker": self.worker or None,
             "state": self.state or None,
             "error": self.error or None,
-            "cost_usd": self.usd / MILLION if has_money else None,
-            "cost_start_usd": self.usd_before / MILLION if has_money else None,
-            "tokens": usage_to_json(self.usage) if has_money else None,
+            "cost_usd": None,
+            "cost_start_usd": None,
+            "tokens": None,
         }
+        if self.kind not in WITHOUT_MONEY:
+            shown |= {"cost_usd": self.usd / MILLION, "cost_start_usd": self.usd_before / MILLION}
+            shown["tokens"] = usage_to_json(self.usage)
+        return shown
 
 
 @record(frozen=True, slots=True)

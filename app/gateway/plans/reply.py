@@ -125,13 +125,16 @@ def planned_disclosures(catalog: Catalog, revision: Revision, steps: Sequence[St
 
 def _recipient(n: int, step: Step, worker: Worker | None, reading: Reading, planned_by: str) -> Recipient:
     """Return the recipient of a planned step. `worker` is None if it has left the pool file."""
+    provider, model, region = "", "", ""
+    if worker is not None:
+        provider, model, region = worker.provider, worker.model, worker.card.region or ""
     return Recipient(
         step=n,
         kind="worker",
         recipient=step.worker,
-        provider=worker.provider if worker is not None else "",
-        model=worker.model if worker is not None else "",
-        region=worker.card.region or "" if worker is not None else "",
+        provider=provider,
+        model=model,
+        region=region,
         labels=tuple(sorted(reading.labels)),
         saw_user=step.access.user,
         saw_steps=tuple(sorted(step.access.steps)),

@@ -312,17 +312,20 @@ def _decided(
     if decision is None:
         return None
     at, fact = decision
-    given = isinstance(fact, RunApproved)
     reason = texts.get(fact.reason)
-    return {
-        "decision": "approve" if given else "refuse",
+    shown: dict[str, Any] = {
+        "decision": "refuse",
         "by": fact.by,
         "at": at,
         "reason": reason.decode() if reason is not None else None,
-        "workers": list(fact.workers) if isinstance(fact, RunApproved) else [],
-        "max_usd": dollars(fact.max_usd) if isinstance(fact, RunApproved) else None,
-        "binding": fact.binding if isinstance(fact, RunApproved) else None,
+        "workers": [],
+        "max_usd": None,
+        "binding": None,
     }
+    if isinstance(fact, RunApproved):
+        shown |= {"decision": "approve", "workers": list(fact.workers)}
+        shown |= {"max_usd": dollars(fact.max_usd), "binding": fact.binding}
+    return shown
 
 
 def _json(value: Mapping[str, Any]) -> Response:

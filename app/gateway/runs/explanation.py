@@ -242,12 +242,10 @@ def _choice(known: _ExplainedRun) -> Data | None:
 
 
 def _alternative(name: str, probability: float, predicted: Mapping[str, float] | None) -> Data:
-    return {
-        "action": name,
-        "probability": round(probability, DIGITS),
-        "success": predicted["success"] if predicted is not None else None,
-        "cost_usd": dollars(int(predicted["usd"])) if predicted is not None else None,
-    }
+    shown: Data = {"action": name, "probability": round(probability, DIGITS), "success": None, "cost_usd": None}
+    if predicted is not None:
+        shown |= {"success": predicted["success"], "cost_usd": dollars(int(predicted["usd"]))}
+    return shown
 
 
 # -- the workers
@@ -258,16 +256,13 @@ def _pool(known: _ExplainedRun) -> list[Data]:
     rows = []
     for name in known.state.admitted.pool:
         worker = known.pool.get(name)
-        price = worker.price if worker is not None and worker.priced else None
-        rows.append(
-            {
-                "worker": name,
-                "strengths": list(worker.card.strengths) if worker is not None else [],
-                "input_usd": price.input / MILLION if price is not None else None,
-                "output_usd": price.output / MILLION if price is not None else None,
-                "steps": [step.n for step in known.steps if step.worker == name and step.state == "done"],
-            }
-        )
+        row: Data = {"worker": name, "strengths": [], "input_usd": None, "output_usd": None}
+        if worker is not None:
+            row["strengths"] = list(worker.card.strengths)
+        if worker is not None and worker.priced:
+            row |= {"input_usd": worker.price.input / MILLION, "output_usd": worker.price.output / MILLION}
+        row["steps"] = [step.n for step in known.steps if step.worker == name and step.state == "done"]
+        rows.append(row)
     return rows
 
 
