@@ -11,10 +11,10 @@ import pytest
 from app.core.run.events import Kind, fact_from_json
 from app.stepqueue.memory import MemoryQueue
 from app.stepqueue.protocol import AGAIN, Ticket
-from app.store.protocol import Appended, Entry, Journal
+from app.store.protocol import Appended, Entry, Held, Journal
 from app.store.sql import SqlStore
 from tests.harness.in_process import events, finish, kinds, narrowed, order, plan, pool_text, running_service
-from tests.stubs import ProviderStub
+from tests.stubs import Hang, ProviderStub
 
 DELAY_SECONDS = 0.5
 """The time for which a claim is on its way."""
@@ -80,6 +80,26 @@ async def test_a_step_that_was_claimed_and_cannot_be_paid_for_ends_its_run_at_on
         poor = narrowed(opened, "baton-mini", usd=1)
         driven = await opened.runs.start(order(opened, "baton-mini", limits=poor))
         assert (await finish(driven)).ended.state.state == "over_budget"
+
+
+async def test_claims_are_renewed_while_the_queue_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    renewed, renew = asyncio.Event(), SqlStore.renew_claims
+
+    async def hang(_queue: MemoryQueue, _tickets: Sequence[Ticket]) -> None:
+        await asyncio.Event().wait()
+
+    async def seen(store: SqlStore, held: Sequence[Held], until: float) -> frozenset[Held]:
+        renewed.set()
+        return await renew(store, held, until)
+
+    monkeypatch.setattr(MemoryQueue, "keep", hang)
+    monkeypatch.setattr(SqlStore, "renew_claims", seen)
+    async with ProviderStub() as stub, running_service(tmp_path, pool_text(stub)) as opened:
+        stub.always("*", Hang())
+        driven = await opened.runs.start(order(opened, "baton-mini"))
+        await renewed.wait()
+        opened.runs.cancel(driven.run, "client")
+        await finish(driven)
 
 
 async def test_a_step_of_a_run_that_is_asked_to_end_calls_nobody(

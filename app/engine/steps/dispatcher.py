@@ -243,8 +243,10 @@ class Dispatcher:
         held = {Held(*place, work.claim): work for place, work in self._claimed.items() if work.claim}
         if not held:
             return set()
-        with suppress(QueueUnavailable):  # first the queue, so that it delivers them to nobody else meanwhile
-            await self._context.queue.keep([work.ticket for work in held.values() if work.ticket.receipt])
+        # First the queue, so that it delivers them to nobody else meanwhile; but a queue that hangs must cost no claim.
+        with suppress(QueueUnavailable, TimeoutError):
+            async with asyncio.timeout(self._context.lease / 6):
+                await self._context.queue.keep([work.ticket for work in held.values() if work.ticket.receipt])
         kept = await self._context.store.renew_claims(list(held), self._context.now() + self._context.lease)
         missing = {claim for claim in held.keys() - kept if self._claimed.get(claim[:2]) is held[claim]}
         for claim in missing & suspects:
