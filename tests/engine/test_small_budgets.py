@@ -1,6 +1,7 @@
 """Runs whose budget is small: what they leave out, cut and replace instead of being refused."""
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from app.core.pool.budgets import Budget
 from app.core.pool.catalog import Amount
 from app.core.run.bill import spendable
 from app.core.run.events import Kind
+from app.engine.runs.means import Means
 from app.engine.steps import execution
 from app.process.wiring import Runtime
 from tests.harness.ends import end_of
@@ -191,6 +193,12 @@ async def test_a_conductor_repairs_a_plan_that_is_too_dear_and_none_of_its_steps
     assert "is left: name fewer steps or cheaper workers" in told
     assert "Time left: " in told
     assert (outcome.ended.state.state, outcome.ended.state.degraded) == ("succeeded", False)
+
+
+async def test_a_clock_that_is_late_leaves_no_more_time_than_the_run_was_given(opened: Runtime) -> None:
+    state = (await finish(await opened.runs.start(order(opened, "single")))).ended.state
+    late = replace(opened.context, now=lambda: state.deadline - 60.0)
+    assert Means(late, Task((), Sampling())).seconds_left(state) == state.admitted.limits.seconds == 30.0
 
 
 async def test_a_conductor_whose_plans_are_both_too_dear_is_replaced_by_one_worker(
