@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 
-from app.audit.account import SETTLING, Account, Fact, Step
+from app.audit.account import SETTLING, Account, Call, Fact, Step
 from app.audit.report import Violation
 from app.core.run.kinds import AFTER_THE_END, RUN_ARROWS, TERMINAL, Kind
 
@@ -242,7 +242,7 @@ def degraded(run: Account) -> set[bool]:
     """
     if run.end is not None and run.end.body.get("stopped"):
         return {True}
-    if any(call.outcome.body.get("out_of_time") for call in run.calls.values() if call.outcome is not None):
+    if any(_was_cut_short(run, call) for call in run.calls.values()):
         return {True}
     planned = [run.tries(None)] + [run.tries(step.n) for step in run.openers]
     latest = [tries[-1] for tries in planned if tries]
@@ -255,6 +255,13 @@ def degraded(run: Account) -> set[bool]:
             return {True}
         possible |= views
     return possible
+
+
+def _was_cut_short(run: Account, call: Call) -> bool:
+    """True if the time of a call was over before its text was complete, and the run's end could know it."""
+    if call.outcome is None or not call.outcome.body.get("out_of_time"):
+        return False
+    return run.end is None or call.outcome.seq < run.end.seq
 
 
 def _lost(fact: Fact) -> bool:

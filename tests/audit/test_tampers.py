@@ -53,6 +53,16 @@ def pools(catalogs: tuple[tuple[str, bytes], ...]) -> Pools:
     return Pools(adapter, dict(catalogs))
 
 
+def test_what_comes_after_the_end_degrades_nothing(journal: Journal) -> None:
+    run = Forged.of(journal.runs["single"], journal)
+    [finished] = run.all("call.finished")
+    finished.body["out_of_time"] = True
+    assert "degraded-wrong" in audited(run).rules
+    run.move(finished, run.events[-1])
+    run.move(run.events[-1], finished)
+    assert "degraded-wrong" not in audited(run).rules
+
+
 def test_the_journal_is_clean_before_anybody_falsifies_it(journal: Journal) -> None:
     for name, record in journal.runs.items():
         report = audited(Forged.of(record, journal))
