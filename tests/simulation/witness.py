@@ -151,7 +151,7 @@ class Witness:
             return
         rows("DELETE FROM witness")
         settling = set()
-        leads = {run: (who, epoch) for what, run, epoch, _, _, who in found if what in ("run", "driver")}
+        leads = _leads(found)
         self._check_epochs(leads)
         holders = {(run, seq): who for what, run, seq, _, _, who in found if what in ("ticket", "finished")}
         for what, run, seq, kind, body, who in found:
@@ -231,3 +231,13 @@ class Witness:
         digests = ((run, hashlib.sha256(salt + body).hexdigest()) for run, salt in self.salts.items())
         found = [(run, digest) for run, digest in digests if digest in self.intents]
         return next((one for one in found if made.get(one[1], 0) < self.intents[one[1]]), found[0] if found else None)
+
+
+def _leads(found: list[tuple[Any, ...]]) -> dict[str, tuple[str, int]]:
+    """Who drove each run at the end of a transaction, and under which epoch. One transaction may hold the entry by
+    which a driver left a run, and after it what others wrote of that run: then the driver is the one that left."""
+    leads: dict[str, tuple[str, int]] = {}
+    for what, run, epoch, _, _, who in found:
+        if what in ("run", "driver"):
+            leads[run] = (who or leads.get(run, ("", 0))[0], epoch)
+    return leads
