@@ -37,6 +37,7 @@ from tests.audit.tampers import KNOWING, RANDOM, RECORDS, SIGNER, Subject, Tampe
 from tests.cli.test_commands import baton
 from tests.conformance.conversations import turn
 from tests.conformance.entries import queued, take
+from tests.conformance.test_store_retention import left_of
 from tests.harness.in_process import pool_text, running_service
 from tests.harness.raw_facts import Raw
 from tests.stubs import ProviderStub
@@ -276,6 +277,35 @@ def found_after(conn: Connection, change: str, held: Sequence[tuple[str, Checkpo
         report = verify(conn, held)
         transaction.rollback()
     return list(report.ordered())
+
+
+@pytest.mark.parametrize(
+    ("code", "tags", "words"),
+    [
+        ("0.3.0", (("plan", "shown"),), []),
+        ("0.3.0", (), ["its tag `plan` is not stored"]),
+        ("0.2.0", (), []),
+    ],
+)
+async def test_a_preview_has_the_tag_by_which_it_is_found_since_0_3(
+    tmp_path: Path, code: str, tags: tuple[tuple[str, str], ...], words: list[str]
+) -> None:
+    first, last = tampers.played("run_shown")
+    assert first.new is not None
+    body = first.events[0].to_json() | {"preview": True}
+    kept = tuple([tag for tag in first.tags if tag[0] != "plan"])
+    shown = replace(first, events=(Raw(Kind.ADMITTED, body),), tags=(*kept, *tags), new=replace(first.new, code=code))
+    async with open_store(f"sqlite:///{tmp_path / 'shown.db'}") as store:
+        for entry in (shown, last):
+            await store.append(entry)
+        await tampers.seal(store)
+        report = await store._read(lambda conn: verify(conn, ()))
+        await store.prune(
+            [tampers._pruned_of(await left_of(store, "run_shown"), await tampers._root(store, "run_shown"))]
+        )
+        left = await store._read(lambda conn: conn.execute(text("SELECT name FROM tags")).scalars().all())
+    assert [one.words for one in report.findings] == words
+    assert left == []
 
 
 OF_SHARED_TEXTS = (

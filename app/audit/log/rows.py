@@ -76,8 +76,10 @@ UNTIL = frozenset(
 """Kinds of events that set the deadline of a run, or the end of its wait for others."""
 ERASED = ("id", "erased_at", "erased_by")
 """Columns of a run that are sealed with the erasure of its content."""
-UNDATED = ("0.1.", "0.2.")
-"""Releases that did not note when they erased the content of a run."""
+OLDER = ("0.1.", "0.2.")
+"""Releases that did not note when they erased the content of a run, and gave previews no tag."""
+SHOWN = ("plan", "shown")
+"""The tag of a preview that is no plan to be edited."""
 HELD = {"held_usd": "usd_held", "held_tokens": "tokens_held"}
 """Columns of a run with what its open calls hold, and the fields of their intents."""
 NAMED = 10
@@ -194,7 +196,7 @@ class RowCheck:
         for column, wanted in held.items() if run.row["ended_at"] is not None else ():
             if run.row[column] != wanted:
                 self._add("altered", f"run {name}", f"its row has another `{column}` than its calls", entries[-1].place)
-        self._expect_tags(name, run.events)
+        self._expect_tags(name, run)
         is_ledger_proven = self._ledger(f"run {name}", run, _of_last_events(entries))
         if self.contents:
             self._texts(name, run, entries[-1].place)
@@ -301,7 +303,7 @@ class RowCheck:
         is_dated = row["erased_at"] is not None
         if row["salt"] is not None and (entries or is_dated or row["erased_by"] is not None):
             self._add("altered", thing, "its row says that its content was erased, and has its salt", last.place)
-        elif row["salt"] is None and not is_dated and str(row["code"]).startswith(UNDATED):
+        elif row["salt"] is None and not is_dated and str(row["code"]).startswith(OLDER):
             self._undated += 1
         elif row["salt"] is None and not is_dated:
             self._add("content", thing, "its content is gone, and its row does not say since when", last.place)
@@ -429,11 +431,13 @@ class RowCheck:
 
     # -- tags
 
-    def _expect_tags(self, name: str, events: Sequence[Event]) -> None:
+    def _expect_tags(self, name: str, run: SealedRun) -> None:
         found: set[tuple[str, str, str]] = set()
-        for _, kind, _, body in events:
+        for _, kind, _, body in run.events:
             if kind in TAGGED:
                 found |= {(tag, value, name) for tag, value in _tags(kind, body)}
+        if str(run.row["code"]).startswith(OLDER):
+            found.discard((*SHOWN, name))
         self._tags += len(found)
         self._wanted += sorted(found)
         if len(self._wanted) >= 2_000:
@@ -642,6 +646,8 @@ def _tags(kind: str, raw: bytes) -> Iterator[tuple[str, str]]:
             yield "label", str(label)
         if body.get("wire", {}).get("format") == "plan":
             yield "plan", str(body.get("origin_run") or "first")
+        elif body.get("preview"):
+            yield SHOWN
     if body.get("request_id"):
         yield "request", str(body["request_id"])
     trace = str(body.get("traceparent") or "").split("-")

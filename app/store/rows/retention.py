@@ -30,6 +30,7 @@ from app.store.protocol import (
     FIRST_REVISION,
     PLAN_TAG,
     REQUEST_TAG,
+    SHOWN_ONCE,
     TRACE_TAG,
     ContentPage,
     ContentQuery,
@@ -231,6 +232,8 @@ def _delete_tags(conn: Connection, statements: Statements, ids: Mapping[str, obj
             keys.add((TRACE_TAG, trace, run))
         if body.get("wire", {}).get("format") == "plan":
             keys.add((PLAN_TAG, body.get("origin_run") or FIRST_REVISION, run))
+        elif body.get("preview"):
+            keys.add((PLAN_TAG, SHOWN_ONCE, run))
     one = [column == bindparam(f"its_{column.name}") for column in (TAGS.c.name, TAGS.c.value, TAGS.c.run)]
     if keys:
         values = [{"its_name": name, "its_value": value, "its_run": run} for name, value, run in sorted(keys)]
