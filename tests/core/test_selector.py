@@ -179,7 +179,7 @@ def test_another_model_under_a_workers_name_starts_from_its_prior_and_the_first_
 def shifted(alarm: float) -> tuple[Posterior, Estimate]:
     """The posterior of a worker that was right 150 times, and then wrong 12 times."""
     told = Posterior()
-    with patch.object(posterior_of_arms, "CHANGE_EVIDENCE", alarm):
+    with patch.multiple(posterior_of_arms, CHANGE_EVIDENCE=alarm, DROP_EVIDENCE=alarm):
         for n in range(162):
             told = rate(told, "answer ant", float(n < 150))
     return told, mean(told, "answer ant")
@@ -194,6 +194,25 @@ def test_a_worker_that_has_changed_is_noticed_and_its_beliefs_are_reset() -> Non
         calm = rate(calm, "answer ant", float(random.random() < 0.7))
     assert calm.changes == 0
     assert read(noticed.to_json()) == noticed
+
+
+def test_a_worker_that_gets_worse_than_usual_is_noticed_although_predictions_have_followed() -> None:
+    """Predictions learn from the very ratings that differ from them, so that a fall to the half is soon no surprise."""
+    random, told, patient = Random(5), Posterior(), Posterior()
+    for n in range(260):
+        score = float(random.random() < (0.85 if n < 200 else 0.45))
+        told = rate(told, "answer ant", score)
+        with patch.object(posterior_of_arms, "DROP_EVIDENCE", math.inf):
+            patient = rate(patient, "answer ant", score)
+    assert (told.changes, patient.changes) == (1, 0)
+    assert read(told.to_json()) == told
+    count, usual, fall = told.usual["main:ant=ant"]
+    assert 0 < count < 60, "what is usual is learned anew"
+    assert usual < 0.7
+    assert fall < posterior_of_arms.DROP_EVIDENCE
+    before = json.loads(told.to_json())
+    del before["usual"]
+    assert read(json.dumps(before).encode()) == replace(told, usual={}), "an earlier release has written it"
 
 
 def test_a_rating_that_counts_for_less_moves_the_beliefs_by_less() -> None:

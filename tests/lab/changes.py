@@ -179,8 +179,9 @@ def main() -> None:
     given = parser.parse_args()
     seeds = range(given.first, given.first + given.seeds)
     data = read([given.recorded], {}, {}) if given.recorded else None
-    for name, alarm in (("as it is", posteriors.CHANGE_EVIDENCE), ("without detection", math.inf)):
-        with patch.object(posteriors, "CHANGE_EVIDENCE", alarm):
+    present = {"CHANGE_EVIDENCE": posteriors.CHANGE_EVIDENCE, "DROP_EVIDENCE": posteriors.DROP_EVIDENCE}
+    for name, alarms in (("as it is", present), ("without detection", dict.fromkeys(present, math.inf))):
+        with patch.multiple(posteriors, **alarms):
             _print(f"rehearsal world, {name}", swap_in_the_world(seeds))
             if data is not None:
                 _print(f"recorded outcomes, {name}", swap_in_records(data, seeds))

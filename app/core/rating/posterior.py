@@ -8,9 +8,10 @@ moves those that contributed to it by one step of assumed-density filtering, in 
 ratings nearly to the same place. A weight without ratings is at its prior: zero, relative to the expectation from a
 worker's card (`expected`). What has been learned fades by `decay` a day, back towards the prior.
 
-The ratings of each worker are compared with their predictions (a two-sided cumulative sum of log likelihood ratios).
-Where they differ for too long, the worker has changed: its beliefs are reset to the prior, and those of the others
-count for a third, because a worker that was worse may be the better one now.
+The ratings of each worker are compared with their predictions (a two-sided cumulative sum of log likelihood ratios),
+and with the usual rating of this worker, because predictions learn from the very ratings that differ from them. Where
+they differ for too long, the worker has changed: its beliefs are reset to the prior, and those of the others count for
+a third, because a worker that was worse may be the better one now.
 
 Costs are measured and not estimated: the cost of an arm is averaged separately, and reduces the worth of a right
 answer.
@@ -57,6 +58,14 @@ SHIFT = 1.5
 CHANGE_EVIDENCE = 6.0
 """The cumulative log likelihood ratio at which a worker has changed."""
 NO_EVIDENCE = (0.0, 0.0)
+DROP = 1.0
+"""The fall in log-odds below a worker's usual rating that is looked for."""
+DROP_EVIDENCE = 6.0
+"""The cumulative log likelihood ratio at which there is one."""
+USUAL_RATINGS, LEAST_USUAL = 200.0, 30.0
+"""The ratings over which a worker's usual one is averaged, and the least with which others are compared."""
+SUSPICION = 2.0
+"""The evidence of a fall from which on the usual rating stays as it is until the evidence is gone."""
 KEPT_SHARE = 0.3
 """The share by which beliefs about the other workers count after one of them has changed."""
 USUAL_INPUT_TOKENS, USUAL_OUTPUT_TOKENS = 600, 300
@@ -66,6 +75,9 @@ SUPPOSED_BILLS = 2.0
 
 Weight = tuple[float, float]
 """Mean and variance."""
+Usual = tuple[float, float, float]
+"""The number of ratings, at most `USUAL_RATINGS`, their mean, and the cumulative evidence that later ones are lower."""
+UNKNOWN: Usual = (0.0, 0.0, 0.0)
 
 
 @record(frozen=True, slots=True)
@@ -81,6 +93,8 @@ class Posterior:
     """The time up to which it has faded, in seconds since 1970."""
     watches: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     """By the part of a worker that answers: the cumulative evidence that it has become worse, and better."""
+    usual: Mapping[str, Usual] = field(default_factory=dict)
+    """By the same part: what ratings of the worker usually are."""
     changes: int = 0
     """The number of changes of workers that were detected."""
 
@@ -97,6 +111,7 @@ class Posterior:
             "ratings": self.ratings,
             "at": self.at,
             "watches": {part: list(one) for part, one in self.watches.items()},
+            "usual": {part: list(one) for part, one in self.usual.items()},
             "changes": self.changes,
         }
         return json.dumps(plain, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
@@ -117,6 +132,7 @@ def from_json(body: bytes) -> Posterior:
         value["ratings"],
         value["at"],
         {part: (one[0], one[1]) for part, one in value["watches"].items()},
+        {part: (one[0], one[1], one[2]) for part, one in value.get("usual", {}).items()},
         value["changes"],
     )
 
@@ -355,13 +371,24 @@ def _watched(posterior: Posterior, part: str, chance: float, rating: Rating) -> 
     worse = max(0.0, worse + rating.weight * _evidence(chance, rating.score, -SHIFT))
     better = max(0.0, better + rating.weight * _evidence(chance, rating.score, SHIFT))
     watches = {**posterior.watches, part: (worse, better)}
-    if max(worse, better) < CHANGE_EVIDENCE:
-        return replace(posterior, watches=watches)
+    usual = {**posterior.usual, part: _usual(posterior.usual.get(part, UNKNOWN), rating)}
+    if max(worse, better) < CHANGE_EVIDENCE and usual[part][2] < DROP_EVIDENCE:
+        return replace(posterior, watches=watches, usual=usual)
     worker = part.partition(":")[2]
     weights = {name: _renewed(name, of, worker) for name, of in posterior.weights.items()}
-    return replace(
-        posterior, weights=weights, watches=dict.fromkeys(watches, NO_EVIDENCE), changes=posterior.changes + 1
-    )
+    watches, usual = dict.fromkeys(watches, NO_EVIDENCE), dict.fromkeys(usual, UNKNOWN)
+    return replace(posterior, weights=weights, watches=watches, usual=usual, changes=posterior.changes + 1)
+
+
+def _usual(known: Usual, rating: Rating) -> Usual:
+    """A worker's usual rating and the evidence of a fall, with one more rating."""
+    count, mean, fall = known
+    if count >= LEAST_USUAL:
+        fall = max(0.0, fall + rating.weight * _evidence(mean, rating.score, -DROP))
+    if fall < SUSPICION:
+        count = min(count + rating.weight, USUAL_RATINGS)
+        mean += (rating.score - mean) * rating.weight / count
+    return count, mean, fall
 
 
 def _evidence(chance: float, score: float, shift: float) -> float:
@@ -414,13 +441,18 @@ def faded(posterior: Posterior, decay: float, now: float) -> Posterior:
         weights[part] = {place: _faded(one, spread_of(prior, place), share) for place, one in of.items()}
     bills = {arm: (count * share, mean) for arm, (count, mean) in posterior.bills.items()}
     ratio = (posterior.ratio[0] * share, posterior.ratio[1])
-    watches = faded_watches(posterior, share)
-    return replace(posterior, weights=weights, bills=bills, ratio=ratio, at=now, watches=watches)
+    watches, usual = faded_watches(posterior, share), faded_usual(posterior, share)
+    return replace(posterior, weights=weights, bills=bills, ratio=ratio, at=now, watches=watches, usual=usual)
 
 
 def faded_watches(posterior: Posterior, share: float) -> Mapping[str, tuple[float, float]]:
     """Return the evidence for changes of workers, of which a share is kept."""
     return {part: (worse * share, better * share) for part, (worse, better) in posterior.watches.items()}
+
+
+def faded_usual(posterior: Posterior, share: float) -> Mapping[str, Usual]:
+    """Return the usual ratings of workers, of which a share is kept."""
+    return {part: (count * share, mean, fall * share) for part, (count, mean, fall) in posterior.usual.items()}
 
 
 def _faded(weight: Weight, prior: float, share: float) -> Weight:

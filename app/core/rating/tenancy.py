@@ -17,6 +17,7 @@ from app.core.rating.posterior import (
     Rating,
     Weight,
     faded,
+    faded_usual,
     faded_watches,
     learned,
     prior_of,
@@ -43,6 +44,7 @@ def joined(shared: Posterior, own: Posterior) -> Posterior:
         ratings=shared.ratings + own.ratings,
         at=max(shared.at, own.at),
         watches={**shared.watches, **own.watches},
+        usual={**shared.usual, **own.usual},
         changes=shared.changes + own.changes,
     )
 
@@ -77,6 +79,7 @@ def _added(base: Posterior, whole: Posterior) -> Posterior:
         ratings=whole.ratings - base.ratings,
         at=whole.at,
         watches={part: one for part, one in whole.watches.items() if base.watches.get(part) != one},
+        usual={part: one for part, one in whole.usual.items() if base.usual.get(part) != one},
         changes=whole.changes - base.changes,
     )
 
@@ -98,8 +101,8 @@ def faded_part(own: Posterior, decay: float, now: float) -> Posterior:
     share = decay ** ((now - own.at) / 86_400)
     weights = {part: _scaled(of, share) for part, of in own.weights.items()}
     bills = {arm: (count * share, mean) for arm, (count, mean) in own.bills.items()}
-    ratio, watches = (own.ratio[0] * share, own.ratio[1]), faded_watches(own, share)
-    return replace(own, weights=weights, bills=bills, ratio=ratio, at=now, watches=watches)
+    ratio, watches, usual = (own.ratio[0] * share, own.ratio[1]), faded_watches(own, share), faded_usual(own, share)
+    return replace(own, weights=weights, bills=bills, ratio=ratio, at=now, watches=watches, usual=usual)
 
 
 def _scaled(of: Mapping[int, Weight], share: float) -> dict[int, Weight]:
