@@ -26,6 +26,7 @@ from app.cli import deployment
 from app.cli.asked import Asked
 from app.cli.commands import parse
 from app.lab import manifest
+from app.process.config import read
 
 ROOT: Final = Path(__file__).parents[2]
 PYTHON: Final = ROOT / ".venv-vllm" / "bin" / "python"
@@ -235,7 +236,7 @@ def serve(say: Callable[[str], None], trained: Path | None = None, *, embeds: bo
             built = build_model(directory)
             command, variables = (_embedding if embeds else _command)(built, port), (UNI if embeds else ADAPTERS)
         else:
-            command, variables = deployment.command(_asked(trained, port))
+            command, variables = deployment.command(_asked(trained, port), read({}))
         base_url = f"http://127.0.0.1:{port}/v1"
         log = directory / "server.log"
         with _running(command, variables, directory, log) as process:
