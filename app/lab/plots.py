@@ -66,10 +66,10 @@ def curves(page: str) -> Figure:
     for place, section in enumerate(sections):
         end = sections[place + 1].start() if place + 1 < len(sections) else len(page)
         text = page[section.end() : end]
-        rows = list(LEARNED.finditer(text))
+        rows = by_verdicts(text)
         if not rows:
             continue
-        verdicts = [int(row["verdicts"].replace(",", "")) for row in rows]
+        verdicts = [_verdicts(row) for row in rows]
         (line,) = axes.plot(verdicts, [float(row["mean"]) for row in rows], marker=".", label=section["name"])
         axes.set_xticks(verdicts, [f"{count:,}" for count in verdicts])
         axes.minorticks_off()
@@ -80,6 +80,15 @@ def curves(page: str) -> Figure:
     axes.axhline(0, color="black", linewidth=0.8)
     axes.legend(fontsize=7, title="dotted: searched optimum", title_fontsize=7)
     return figure
+
+
+def by_verdicts(text: str) -> list[re.Match[str]]:
+    """Return the rows of learned policies in a table, those with the fewest verdicts first."""
+    return sorted(LEARNED.finditer(text), key=_verdicts)
+
+
+def _verdicts(row: re.Match[str]) -> int:
+    return int(row["verdicts"].replace(",", ""))
 
 
 def regret(selector: dict[str, Any]) -> Figure:

@@ -10,7 +10,8 @@ DOCS = Path(__file__).resolve().parents[2] / "deploy" / "docs"
 
 def test_the_learning_curves_are_read_from_the_published_tables() -> None:
     page = (DOCS / "world2.md").read_text()
-    found = [int(row["verdicts"].replace(",", "")) for row in plots.LEARNED.finditer(page)]
+    found = [int(row["verdicts"].replace(",", "")) for row in plots.by_verdicts(page)]
+    assert found == sorted(found), "tables have their rows by reward, curves go by verdicts"
     assert len(found) >= 5
     assert len(found) % len(plots.GAP.findall(page)) == 0, "as many budgets on every split"
     assert max(found) >= 16_000
