@@ -56,7 +56,7 @@ def test_a_selector_is_data_of_its_tier(tmp_path: Path) -> None:
         ("robot = 0.25", "robot = 2", "tiers.learns.conductor.raters.robot: must be less than or equal to 1"),
         ("cost = 0.5", 'shape = "single"', 'does not use shape; remove it, or use kind = "fixed"'),
         ('kind = "selector"', 'kind = "model"', 'remove it, or use kind = "selector"'),
-        ('full_usd = "0.01"', "[tiers.learns.limits]\nrounds = 2", "has no effect with a selector conductor"),
+        ('full_usd = "0.01"', "[tiers.learns.limits]\nrounds = 3", "is at most 2 with a selector"),
         ('worker = "large"', 'worker = "gone"', "there is no worker gone"),
     ],
 )
