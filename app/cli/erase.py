@@ -131,5 +131,8 @@ def _report(settings: Settings, erased: Erased) -> str:
     if erased.overwritten:
         return f"{said} Nothing of it is left in the database's files."
     if settings.database_url.startswith("sqlite"):
-        return f"{said} A reader was in the way: the write-ahead log has parts of it until the next checkpoint."
+        return (
+            f"{said} Parts of it may be left in the database's files: a reader was in the way, or the file is too "
+            "large to be written anew now. Run VACUUM on it while Baton is stopped."
+        )
     return f"{said} Its bytes remain in Postgres's files until VACUUM FULL, in its write-ahead log and in back-ups."

@@ -375,7 +375,7 @@ class SqlStore(Administration):
         return await self.read_for(tenant, partial(retention.pruned_run, name=run))
 
     async def overwrite_erased(self) -> bool:
-        return await self._runner.empty_log()
+        return await self._runner.overwrite_erased()
 
     async def run(self, run: str) -> RunRow:
         return await self.run_of(None, run)

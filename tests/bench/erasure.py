@@ -55,6 +55,8 @@ class Found:
     others: int
     """Rows that still hold the words of the user who was not erased."""
     seconds: float
+    said: str
+    """The words of the command that erased."""
     files: dict[str, int] = field(default_factory=dict)
 
 
@@ -204,6 +206,7 @@ async def erase_one_of_two_users(folder: Path, url: str, runs: int) -> Found:
         violations=[str(one) for one in report.violations],
         others=sum((await asyncio.to_thread(rows_with, url, BOB)).values()),
         seconds=seconds,
+        said=told.strip(),
         files=files,
     )
 
@@ -254,6 +257,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="baton-erasure-") as folder:
         measured = (_in_sqlite if options.database == "sqlite" else _in_postgres)(Path(folder), options.runs)
     print(f"{options.runs:,} runs in {options.database}, half of them erased in {measured.seconds:.1f} s")
+    print(f"the command said: {measured.said}")
     print(f"places that hold the erased user's words: {measured.places or 'none'}")
     print(f"files: {measured.files or 'none'}")
     print(f"rows that hold the other user's words: {measured.others:,}")

@@ -1,17 +1,19 @@
 """SQLite's write-ahead log stays small, whatever is written; and its partial indexes are used."""
 
 import os
+import random
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from sqlalchemy import create_engine
+from sqlalchemy import Connection, create_engine
 
 from app.store.protocol import RunQuery
 from app.store.rows import runs
 from app.store.rows.content import address
 from app.store.sql import open_store
-from app.store.sqlkit.sqlite import LOG_BYTES
+from app.store.sqlkit.runner import parse_url
+from app.store.sqlkit.sqlite import LOG_BYTES, Sqlite
 from tests.conformance.entries import SALT, admitted
 
 BODY_BYTES = 2**20
@@ -31,6 +33,33 @@ async def test_the_log_is_copied_into_the_database_at_16_mib(
             await store.append(entry)
             largest = max(largest, log.stat().st_size)
     assert LOG_BYTES - 2 * BODY_BYTES < largest < LOG_BYTES + 2 * BODY_BYTES
+
+
+async def test_what_sqlite_leaves_in_unused_parts_of_pages_is_overwritten_too(tmp_path: Path) -> None:
+    """It copies rows when it splits and joins pages, and `secure_delete` overwrites them where they are at the end."""
+    draw, word = random.Random(0), b"ann-7c1e55"
+    runner = Sqlite(parse_url(f"sqlite:///{tmp_path}/some.db"))
+
+    def left() -> int:
+        return sum(path.read_bytes().count(word) for path in tmp_path.iterdir())
+
+    def fill(conn: Connection) -> None:
+        conn.exec_driver_sql("CREATE TABLE some (id INTEGER PRIMARY KEY, body BLOB)")
+        for number in draw.sample(range(600), 600):
+            body = (word if number % 2 else b"bob") + b"x" * draw.choice((20, 100, 400, 900))
+            conn.exec_driver_sql("INSERT INTO some VALUES (?, ?)", (number, body))
+
+    await runner.write(fill)
+    for number in draw.sample(range(600), 600):
+        if number % 2:
+            await runner.write(
+                lambda conn, number=number: conn.exec_driver_sql(f"DELETE FROM some WHERE id = {number}")
+            )
+    assert await runner.empty_log()
+    assert left() > 0
+    assert await runner.overwrite_erased()
+    assert left() == 0
+    await runner.close()
 
 
 def test_runs_that_failed_are_found_by_the_index_of_rare_states(

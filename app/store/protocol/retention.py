@@ -106,7 +106,7 @@ class Retention(Protocol):
     async def overwrite_erased(self) -> bool:
         """Remove erased bytes from the files of an SQLite database, its write-ahead log included.
 
-        False if a reader was in the way, so that the log still has them until the next checkpoint; and on Postgres,
-        which overwrites them itself (see the runbook).
+        False if a reader was in the way, so that the log still has them until the next checkpoint, or the file is too
+        large to be written anew; and on Postgres, which overwrites them itself (see the runbook).
         """
         ...

@@ -448,6 +448,9 @@ class Postgres:
     async def empty_log(self) -> bool:
         return False
 
+    async def overwrite_erased(self) -> bool:
+        return False
+
     async def close(self) -> None:
         await self._connections.close()
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from sqlalchemy import Connection, Engine, create_engine, event
@@ -21,6 +22,8 @@ READERS = 4
 """Threads that read an SQLite file."""
 CHECKPOINT_EVERY = 200
 """Writes after which the write-ahead log is copied into the database file, on a thread."""
+REWRITTEN_BYTES = 64 * 2**20
+"""The largest file that is written anew behind an erasure; writers wait meanwhile."""
 LOG_BYTES = 16 * 2**20
 """Size of the write-ahead log from which a commit copies it into the database file itself: what happens where single
 writes are large, or where readers kept the thread from doing it."""
@@ -105,6 +108,11 @@ class Sqlite:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._writer, _checkpoint, self._writing, "TRUNCATE")
 
+    async def overwrite_erased(self) -> bool:
+        loop = asyncio.get_running_loop()
+        is_rewritten = await loop.run_in_executor(self._writer, _rewrite, self._writing)
+        return await self.empty_log() and is_rewritten
+
     async def close(self) -> None:
         loop = asyncio.get_running_loop()
         if self._connection is not None:
@@ -185,6 +193,22 @@ def _checkpoint(engine: Engine, mode: Literal["PASSIVE", "TRUNCATE"] = "PASSIVE"
     with suppress(SQLAlchemyError, sqlite3.Error), engine.connect() as conn:
         busy, in_log, copied = conn.connection.cursor().execute(f"PRAGMA wal_checkpoint({mode})").fetchone()
         return not busy and in_log == copied
+    return False
+
+
+def _rewrite(engine: Engine) -> bool:
+    """Write the whole file anew, which takes less than a second. Returns False if it is too large for that, or fails.
+
+    `secure_delete` overwrites a row that is deleted, and not the copies of it that SQLite leaves in the unused part of
+    a page when it splits or joins pages: one for some hundred rows.
+    """
+    path = Path(engine.url.database or "")
+    with suppress(SQLAlchemyError, sqlite3.Error, OSError):
+        if path.stat().st_size > REWRITTEN_BYTES:
+            return False
+        with engine.connect() as conn:
+            conn.connection.cursor().execute("VACUUM")
+        return True
     return False
 
 
