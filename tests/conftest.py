@@ -84,7 +84,11 @@ def _guarded_method(blocked: list[str], method: Callable[..., Any]) -> Callable[
 
 def pytest_configure() -> None:
     """Give every process of the tests the usual SIGINT. A shell ignores it in what it runs in the background, and
-    asyncio restores it in a process that has handled it once, so that processes would differ by the test before."""
+    asyncio restores it in a process that has handled it once, so that processes would differ by the test before.
+
+    What commands print has the width of a pipe, whatever the terminal of the one who tests: some export `COLUMNS`.
+    """
+    os.environ.pop("COLUMNS", None)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
