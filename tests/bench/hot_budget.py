@@ -19,7 +19,7 @@ import logging
 import multiprocessing
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import astuple, dataclass
 from statistics import mean, median
@@ -128,21 +128,21 @@ async def calls_of(store: SqlStore, run: str, tenant: str, accounts: tuple[str, 
     raise AssertionError("it counts without end")
 
 
-async def engine(part: Part, number: int) -> list[float]:
-    """The calls of one engine of a process: how long each of their entries took."""
-    async with open_store(part.url, connections=4, patience=60.0) as store:
-        tenant = tenant_of(part.kind, part.number * part.engines + number)
-        accounts = await store.budget_accounts(tenant, {"key": "k"})
-        assert len(accounts) == (part.kind != KINDS[0])
-        until = time.monotonic() + part.seconds
-        names = [f"{part.name} {number} {run}" for run in range(part.runs)]
-        found = await asyncio.gather(*[calls_of(store, name, tenant, accounts, until) for name in names])
-    return [seconds for took in found for seconds in took]
-
-
 async def played(part: Part) -> list[float]:
-    """The calls of all engines of a process."""
-    found = await asyncio.gather(*[engine(part, number) for number in range(part.engines)])
+    """The calls of all engines of a process: how long each of their entries took."""
+    async with AsyncExitStack() as stack:
+        engines = []
+        for number in range(part.engines):
+            store = await stack.enter_async_context(open_store(part.url, connections=2, patience=60.0))
+            tenant = tenant_of(part.kind, part.number * part.engines + number)
+            accounts = await store.budget_accounts(tenant, {"key": "k"})
+            assert len(accounts) == (part.kind != KINDS[0])
+            engines.append((store, tenant, accounts))
+        until, work = time.monotonic() + part.seconds, []
+        for number, (store, tenant, accounts) in enumerate(engines):
+            for run in range(part.runs):
+                work.append(calls_of(store, f"{part.name} {number} {run}", tenant, accounts, until))
+        found = await asyncio.gather(*work)
     return [seconds for took in found for seconds in took]
 
 
