@@ -28,6 +28,7 @@ SETTINGS = {
     "BATON_BOOTSTRAP_KEY": "bt_12345678_" + "k" * 43,
     "BATON_PEPPER": "p" * 32,
     "BATON_LOG_KEY": "PRIVATE+KEY+PeterNeumann+c74f20a3+AYEKFALVFGyNhPJEMzD1QIDr+Y7hfZx09iUvxdXHKDFz",
+    "BATON_CONDUCTOR_SIGNING_KEY": "PRIVATE+KEY+PeterNeumann+c74f20a3+AYEKFALVFGyNhPJEMzD1QIDr+Y7hfZx09iUvxdXHKDFz",
     "BATON_CONTENT_KEYS": "Y29udGVudCBrZXlzIGFyZSAzMiBieXRlcyBsb25nLi4=",
     "BATON_DATABASE_URL": "postgresql://baton:s3cret@db/baton",
     "BATON_REDIS_URL": "redis://:s3cret@redis:6379/0",
