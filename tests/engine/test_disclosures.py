@@ -85,6 +85,7 @@ async def test_pages_lines_and_csv_have_the_same_rows(stub: ProviderStub, client
     assert (first["has_more"], rest["has_more"], rest) == (True, False, same)
     every = [*first["data"], *rest["data"]]
     assert [row["user"] for row in every] == ["ann"] * 3
+    assert [row.pop("key_name") for row in every] == ["caller"] * 3  # only pages name keys
     lines = await client.get("/v1/disclosures", headers={"accept": "application/x-ndjson"})
     assert [json.loads(line) for line in lines.text.splitlines()] == every
     table = await client.get("/v1/disclosures", params={"format": "csv", "limit": 2})
