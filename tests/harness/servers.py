@@ -11,6 +11,7 @@ import contextlib
 import importlib.util
 import os
 import pwd
+import random
 import re
 import shutil
 import signal
@@ -29,6 +30,8 @@ PATIENCE_SECONDS: Final = 60.0
 """How long a server may take to start or to stop."""
 LOOK_PAUSE: Final = 0.02
 """Seconds between two looks at a server that starts."""
+CHANCE: Final = random.SystemRandom()
+"""Hypothesis seeds the other one anew for each test: then all workers would draw the same ports."""
 WARDEN: Final = """
 read _
 kill -s "$1" "$2"
@@ -376,9 +379,12 @@ def nginx(ports: Sequence[int]) -> Iterator[Server]:
 
 
 def free_port() -> int:
-    """Return a loopback TCP port that was free a moment ago."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
+    """Return a loopback TCP port that was free a moment ago. It lies below those that Linux gives to connections, since
+    a connection of another test could take one of these before the server does."""
+    while True:
+        port = CHANCE.randrange(10_000, 32_768)
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
 
 
 def _initdb(binaries: Path, data: Path, user: str | None) -> None:
