@@ -71,7 +71,8 @@ def begun(system: Scene, seed: int) -> None:
 
 
 def decided(system: Scene, place: int, run: str) -> str:
-    """Decide on one run: approve it, approve it twice at once, refuse it, or send what must not count."""
+    """Decide on one run: approve it, approve it twice at once, refuse it, or send what must not count. A decision that
+    comes after the end of the wait is late, whatever it was to be."""
     chance = random.Random(f"{run}")
     path = f"/v1/approvals/{run}"
     digest = sent(system, chance, "GET", path).json()["digest"]
@@ -80,8 +81,8 @@ def decided(system: Scene, place: int, run: str) -> str:
     if kind == "altered":
         altered = digest[:-1] + ("0" if digest[-1] != "0" else "1")
         assert sent(system, chance, "POST", path, body | {"digest": altered}).status_code == 409
-    elif kind in ("approved", "refused"):
-        sent(system, chance, "POST", path, body)
+    elif kind in ("approved", "refused") and sent(system, chance, "POST", path, body).status_code == 409:
+        return "late"
     elif kind == "twice":
         with ThreadPoolExecutor(2) as both:
             replies = list(both.map(lambda n: sent(system, random.Random(n), "POST", path, body), range(2)))
