@@ -59,7 +59,7 @@ class RewardedDecision:
     conversation: str = ""
     """The name of the conversation; empty if it was erased."""
     seen_after: Features | None = None
-    """What the decision of a second round rests on."""
+    """The features by which the selector decided about the answer in a second round; None if there was none."""
 
     @property
     def logged(self) -> Logged:

@@ -57,7 +57,8 @@ class Selector(Chooser):
         return Chosen(conductor, choice, self._policy, standing.version, seen, share or 0.0, seed, masked, lent)
 
     def _open(self, brief: Brief, *, asks: bool, sight: Sight) -> tuple[Features, Sequence[Arm], float]:
-        """What is seen, the arms that there are, and the micro-dollars that count as spent."""
+        """Return the features of the question (in a second round, of the answer too), the arms that may be chosen in
+        this round, and the micro-dollars that the run has spent before it."""
         seen = features(asked(brief.task.messages), sight.vector)
         if brief.round == 1:
             model = asks and self.model is not None

@@ -330,7 +330,7 @@ def _bar(span: Data, parent: Data | None, whole: float, by: By) -> dict[str, Any
 
 
 def _bar_words(span: Data) -> str:
-    """What a bar says to who points at it, and to who cannot see it."""
+    """Return the description of a bar of the timeline, which browsers show as a tooltip and screen readers read out."""
     words = SPANS[span["kind"]]
     if span["worker"]:
         words += f" of {span['worker']}"

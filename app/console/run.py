@@ -234,7 +234,7 @@ def _truth(is_so: bool) -> str:
 
 
 class _Kept:
-    """What a live page has read already."""
+    """Parts of a run that one live page has fetched from the API, kept so that no update fetches them again."""
 
     def __init__(self) -> None:
         self.may_write: bool | None = None

@@ -147,8 +147,10 @@ def _renamed(error: Exception) -> httpx.TransportError:
 
 
 def _words(raised: BaseException) -> str:
-    """What is wrong, in the words of OpenSSL, of the resolver or of the operating system ("Connection refused"); else
-    the name of the error's class, as words, because a long name would be taken for a secret where it is quoted."""
+    """Return the message of OpenSSL, of the resolver or of the operating system, such as "Connection refused".
+
+    Without one, return the name of the error's class in separate words, because one long word would be redacted as a
+    secret where the message is quoted."""
     inner: BaseException | None = raised
     while inner is not None:
         if isinstance(inner, ssl.SSLError) and getattr(inner, "reason", None):

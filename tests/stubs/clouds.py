@@ -14,6 +14,7 @@ import json
 import struct
 import time
 import zlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, Self
 from urllib.parse import parse_qsl, quote
@@ -108,7 +109,7 @@ def exception(name: str) -> bytes:
     )
 
 
-class _LocalServer:
+class _LocalServer(ABC):
     """`async with server:` serves its routes at `url`, on a free port of this machine."""
 
     def __init__(self) -> None:
@@ -116,8 +117,9 @@ class _LocalServer:
         self.url = ""
         self.requests: list[Received] = []
 
+    @abstractmethod
     def _routes(self) -> list[web.RouteDef]:
-        raise NotImplementedError
+        """Return the routes that it serves."""
 
     async def __aenter__(self) -> Self:
         app = web.Application()

@@ -45,7 +45,7 @@ class Flow:
         self.outputs: dict[int, frozenset[str]] = {}
         self._subtasks: dict[int, Reading] = {}
         self._planners: dict[int, Reading] = {}
-        """What was read by the model that made a proposal, by the proposal's number."""
+        """The input that the planning model of each proposal read, by the number of the proposal."""
         proposals = {one.number: one for one in state.all_proposals}
         for n in sorted(state.steps):  # a step reads earlier ones only
             step = state.steps[n]
