@@ -94,7 +94,7 @@ class Posterior:
     watches: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     """By the part of a worker that answers: the cumulative evidence that it has become worse, and better."""
     usual: Mapping[str, Usual] = field(default_factory=dict)
-    """By the same part: what ratings of the worker usually are."""
+    """The usual rating of each worker that answers, by the same part; `DROP` is a fall below it."""
     changes: int = 0
     """The number of changes of workers that were detected."""
 
