@@ -41,6 +41,9 @@ VALUE_CALLS: Final = {
 PACED: Final = ("tests/bench/", "tests/simulation/")
 DURATION_NAME: Final = re.compile(r"(?i)seconds|delay|pause|lease|gap|silence|pace")
 """The words of which the name of a duration has one."""
+COMPREHENSIONS: Final = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+SHORTENED_SCRIPTS: Final = ("tests/cli/recompute_report.py",)
+"""It must be a script of a hundred lines, which an auditor can take along."""
 CONTAINERS: Final = (ast.List, ast.Dict, ast.Set)
 CONTAINER_CALLS: Final = {"list", "dict", "set", "defaultdict", "deque", "Counter", "OrderedDict", "bytearray"}
 
@@ -163,6 +166,17 @@ def sleeps_are_behaviour(module: Module) -> Iterator[str]:
                 yield f"{module.path}:{node.lineno}: sleep({duration}); use until, wait_until or stays, or name it"
 
 
+def comprehensions_are_flat(module: Module) -> Iterator[str]:
+    """No comprehension stands inside another one: a loop says the same, one thought a line."""
+    if module.path in SHORTENED_SCRIPTS:
+        return
+    for node in module.nodes:
+        if isinstance(node, COMPREHENSIONS):
+            for inner in ast.walk(node):
+                if isinstance(inner, COMPREHENSIONS) and inner is not node:
+                    yield f"{module.path}:{inner.lineno}: a comprehension inside another one"
+
+
 def _last_name(function: ast.expr) -> str:
     """The name behind the last dot of what is called; empty if it has none."""
     if isinstance(function, ast.Attribute):
@@ -175,6 +189,7 @@ EVERYWHERE: Final[tuple[Rule, ...]] = (
     modules_are_short,
     functions_are_short,
     modules_say_what_they_are,
+    comprehensions_are_flat,
 )
 IN_APP: Final[tuple[Rule, ...]] = (imports_stand_at_the_top, tasks_have_owners, modules_hold_no_state)
 IN_TESTS: Final[tuple[Rule, ...]] = (sleeps_are_behaviour,)
@@ -187,6 +202,8 @@ VIOLATIONS: Final[tuple[tuple[Rule, str, str], ...]] = (
     (modules_are_short, "app/x.py", "x = 1\n" * (MODULE_LINES + 1)),
     (functions_are_short, "app/x.py", "class A:\n async def f():\n" + "  x = 1\n" * FUNCTION_LINES),
     (modules_say_what_they_are, "app/x.py", "# a comment is not a docstring\n"),
+    (comprehensions_are_flat, "app/x.py", "x = [[b for b in a] for a in y]\n"),
+    (comprehensions_are_flat, "tests/x.py", "x = any(a for a in y if all(b for b in a))\n"),
     (imports_stand_at_the_top, "app/x.py", "def f():\n import json\n"),
     (imports_stand_at_the_top, "app/x.py", "class A:\n async def f(self):\n  from os import path\n"),
     (tasks_have_owners, "app/x.py", "import asyncio\nasync def f(): asyncio.create_task(g())\n"),

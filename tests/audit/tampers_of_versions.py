@@ -41,6 +41,11 @@ def only(*kinds: ChangeKind, share: float = 0.0, earlier: float = 2 * NOTICED) -
     return make
 
 
+def of_another(run: Forged) -> None:
+    """All changes are said to have been made to another conductor."""
+    run.changes = [replace(change, conductor="alpha") for change in run.changes]
+
+
 CASES: tuple[Case, ...] = tuple(
     case("version-not-in-force", name, scenes, tamper)
     for name, scenes, tamper in (
@@ -54,8 +59,7 @@ CASES: tuple[Case, ...] = tuple(
         ("a version that was only loaded and shadowed", "versioned", only("loaded", "shadowed")),
         ("a version that was canary for no run", "versioned", only("loaded", "canary")),
         ("a version long after its canary was ended", "versioned", only("loaded", "canary", "rolled_back", share=1.0)),
-        ("a version of another conductor", "versioned",
-         lambda run: run.changes.__setitem__(slice(None), [replace(one, conductor="alpha") for one in run.changes])),
+        ("a version of another conductor", "versioned", of_another),
         ("a step by a version", "versioned single", of_a_step),
     )
 )  # fmt: skip

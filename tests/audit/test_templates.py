@@ -67,7 +67,9 @@ MADE = {
 
 
 def digest(*conversations: tuple[Message, ...]) -> str:
-    plain = [[asdict(message) for message in messages] for messages in conversations]
+    plain = []
+    for messages in conversations:
+        plain.append([asdict(message) for message in messages])
     for message in chain.from_iterable(plain):
         del message["labels"]  # no provider is sent them
     return hashlib.sha256(orjson.dumps(plain)).hexdigest()

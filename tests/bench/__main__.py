@@ -98,7 +98,10 @@ def _printed(rows: Sequence[Sequence[Row]], *, as_json: bool) -> bool:
     ours = [row[0] for row in rows]
     print(compared(comparisons) if comparisons else rendered(ours))
     if as_json:
-        print(json.dumps([[asdict(side) for side in row] for row in rows]))
+        sides = []
+        for row in rows:
+            sides.append([asdict(side) for side in row])
+        print(json.dumps(sides))
     if comparisons:
         return any(one.verdict == "WORSE" for one in comparisons)
     return any(row.verdict == "MISSED" for row in ours)

@@ -163,7 +163,9 @@ def main() -> int:
     lines, holds = table(found)
     print(f"{len(tasks)} tasks under each cap", "", *lines, sep="\n")
     if given.json is not None:
-        rows = [[cap, name, sum(run.right for run in runs), len(runs)] for (cap, name), runs in found.items()]
+        rows = []
+        for (cap, name), runs in found.items():
+            rows.append([cap, name, sum(run.right for run in runs), len(runs)])
         given.json.write_text(json.dumps(rows) + "\n")
     return 0 if holds else 1
 

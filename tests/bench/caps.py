@@ -217,7 +217,9 @@ def summary(runs: Sequence[Played], kind: str) -> list[str]:
 def chart(runs: Sequence[Played], before: Sequence[Played], kind: str, top: int) -> list[str]:
     """The lines of one chart in SVG: the shares of runs that were answered and right, and dollars a run, by cap."""
     low, high = (log(edge) for edge in (USD if kind == "usd" else SECONDS))
-    caps = [(log(sum(run.cap for run in band) / len(band)) - low) / (high - low) for band in bands(runs)]
+    caps = []
+    for band in bands(runs):
+        caps.append((log(sum(run.cap for run in band) / len(band)) - low) / (high - low))
     dearest = max([_mean_usd(band) for band in (*bands(runs), *bands(before or runs))]) or 1.0
     unit = "dollars" if kind == "usd" else "seconds"
     edges = f"{exp(low):g} to {exp(high):g} {unit}, logarithmic"
@@ -238,7 +240,8 @@ def chart(runs: Sequence[Played], before: Sequence[Played], kind: str, top: int)
 
 def svg(runs: Sequence[Played], before: Sequence[Played]) -> str:
     """A plot of each kind of caps; dashed lines are those of an earlier measurement, if there is one."""
-    kinds = [kind for kind in ("usd", "seconds") if any(run.kind == kind for run in runs)]
+    present = {run.kind for run in runs}
+    kinds = [kind for kind in ("usd", "seconds") if kind in present]
     height = len(kinds) * (HIGH + 70) + 20
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDE + 2 * LEFT}" height="{height}" font-size="12" '
@@ -246,8 +249,9 @@ def svg(runs: Sequence[Played], before: Sequence[Played]) -> str:
         f'<rect width="{WIDE + 2 * LEFT}" height="{height}" fill="white"/>',
     ]
     for place, kind in enumerate(kinds):
-        now, then = ([run for run in some if run.kind == kind] for some in (runs, before))
-        lines += chart(list(now), list(then), kind, 30 + place * (HIGH + 70))
+        now = [run for run in runs if run.kind == kind]
+        then = [run for run in before if run.kind == kind]
+        lines += chart(now, then, kind, 30 + place * (HIGH + 70))
     return "\n".join([*lines, "</svg>", ""])
 
 

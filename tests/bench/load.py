@@ -251,7 +251,10 @@ def _from_arguments() -> Load:
         return Load(**given)
     if chosen.body is None:
         parser.error("--body is required")
-    headers = {name: value.strip() for name, _, value in (line.partition(":") for line in chosen.header)}
+    headers = {}
+    for line in chosen.header:
+        name, _, value = line.partition(":")
+        headers[name] = value.strip()
     return Load(
         url=chosen.url,
         body=chosen.body.read_text(),

@@ -166,7 +166,10 @@ def measured(tree: Tree, rounds: int) -> Entered:
 def of_every_round(rounds: Sequence[Entered]) -> Entered:
     """The round with the fewest switches, without the files that only some of the rounds have entered."""
     least = min(rounds, key=lambda entered: entered.switches)
-    files = {path: count for path, count in least.files.items() if all(path in entered.files for entered in rounds)}
+    files = {}
+    for path, count in least.files.items():
+        if all(path in entered.files for entered in rounds):
+            files[path] = count
     functions = [name for name in least.functions if name.partition(":")[0] in files]
     return Entered(Counter(files), frozenset(functions), least.frames)
 

@@ -141,13 +141,15 @@ def worst(found: Sequence[Compared]) -> list[str]:
     groups: dict[tuple[str, int], list[Compared]] = {}
     for one in found:
         groups.setdefault((one.tier, one.steps), []).append(one)
-    return [
-        f"    {tier}, {steps} steps: {share([one.cost_error for one in group], COST_SHARE):.0%} and "
-        f"{share([one.time_error for one in group], TIME_SHARE):.0%} of {len(group)}; mean errors "
-        f"{statistics.mean([one.cost_error for one in group]):+.1%} and "
-        f"{statistics.mean([one.time_error for one in group]):+.1%}"
-        for (tier, steps), group in sorted(groups.items())
-    ]
+    listed = []
+    for (tier, steps), group in sorted(groups.items()):
+        listed.append(
+            f"    {tier}, {steps} steps: {share([one.cost_error for one in group], COST_SHARE):.0%} and "
+            f"{share([one.time_error for one in group], TIME_SHARE):.0%} of {len(group)}; mean errors "
+            f"{statistics.mean([one.cost_error for one in group]):+.1%} and "
+            f"{statistics.mean([one.time_error for one in group]):+.1%}"
+        )
+    return listed
 
 
 def main() -> int:

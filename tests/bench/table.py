@@ -90,7 +90,9 @@ def compared(rows: Sequence[Comparison]) -> str:
 
 def _table(titles: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
     lines = [titles, *rows]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(titles))]
+    widths = []
+    for column in range(len(titles)):
+        widths.append(max(len(line[column]) for line in lines))
     made = [_line(line, widths) for line in lines]
     rule = "|" + "|".join("-" * (width + 2) for width in widths) + "|"
     return "\n".join([made[0], rule, *made[1:]])

@@ -138,7 +138,8 @@ def report(
 
 def _compared(found: Sequence[Asked], mixed: Sequence[Asked]) -> dict[str, Any]:
     """Both over the same tasks."""
-    ours, theirs = (np.array([float(one.tokens) for one in some]) for some in (found, mixed))
+    ours = np.array([float(one.tokens) for one in found])
+    theirs = np.array([float(one.tokens) for one in mixed])
     right = np.array([float(one.right) - float(other.right) for one, other in zip(found, mixed, strict=True)])
     return {
         "tasks": len(mixed),

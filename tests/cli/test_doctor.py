@@ -54,7 +54,7 @@ async def test_every_worker_is_asked_where_that_is_wanted(tmp_path: Path, stub: 
     done = await asyncio.to_thread(lambda: baton(tmp_path, "doctor", "--all", "--json", **environ))
     verdicts = json.loads(done.out)
     named = {one["name"] for one in verdicts if one["name"].startswith(("worker ", "conductor of "))}
-    asked = {body["model"] for body in (json.loads(request.body) for request in stub.requests)}
+    asked = {json.loads(request.body)["model"] for request in stub.requests}
     assert done.status == 0
     assert len(named) == len(asked) == len(stub.requests) > 2
     assert {one["status"] for one in verdicts} == {"ok", "skip"}

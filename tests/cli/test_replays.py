@@ -132,7 +132,9 @@ def test_a_run_is_replayed_with_the_pool_as_it_was(desk: Desk, tmp_path: Path) -
         replayed(today, desk.runs[0], f"snapshot={was['catalog']}"),
     )
     assert then["catalog"] == was["catalog"] != now["catalog"]
-    prices = [[one["cost_usd"] for one in run["steps"]] for run in (was, then)]
+    prices = []
+    for run in (was, then):
+        prices.append([one["cost_usd"] for one in run["steps"]])
     assert prices[0] == prices[1]
 
 

@@ -1,12 +1,13 @@
 """Every promise of the store seam about ratings; both databases."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
 
 from app.core.rating.evidence import Learned
 from app.core.rating.feedback import Feedback
-from app.core.run.events import Kind
+from app.core.run.events import Event, Kind
 from app.errors import Conflict, NotFound
 from app.store.protocol import Entry, Store
 from app.store.rows.feedback import MOST
@@ -89,6 +90,10 @@ async def test_what_was_learned_is_replaced_by_whoever_has_read_it(store: Store)
     assert await store.learned("policy/acme", 3) == Learned(4, b"next")
 
 
+def _kinds(events: Iterable[Event]) -> list[Kind]:
+    return [event.kind for event in events]
+
+
 async def test_rated_runs_come_with_what_was_asked_of_them(store: Store) -> None:
     opened = Raw(Kind.PLAN_OPENED, {"looked_at": "ref"})
     await store.append(admitted("run"))
@@ -101,5 +106,5 @@ async def test_rated_runs_come_with_what_was_asked_of_them(store: Store) -> None
     assert [one.rating for one in found] == given
     assert [one.seen for one in found] == [b"seen", b"seen", None]
     assert set(found[0].given) == set(given[:2])
-    assert [[event.kind for event in one.events] for one in found] == [[Kind.PLAN_OPENED], [Kind.PLAN_OPENED], []]
+    assert [_kinds(rated.events) for rated in found] == [[Kind.PLAN_OPENED], [Kind.PLAN_OPENED], []]
     assert not found[0].answered, "it has not ended"

@@ -32,7 +32,8 @@ async def test_a_second_claim_admits_nothing(store: Store, together: bool) -> No
     assert [type(answer) for answer in answers] == [Appended, Conflict, Conflict, Conflict]
     assert {answer.public_code for answer in answers[1:]} == {TAKEN}
     assert await store.find_idempotency_record("claim", 1.0) == replace(idempotency(), run="run-0")
-    rows = [row for row in await settled(store.run(f"run-{n}") for n in range(4)) if not isinstance(row, Exception)]
+    answers = await settled(store.run(f"run-{n}") for n in range(4))
+    rows = [row for row in answers if not isinstance(row, Exception)]
     assert [row.id for row in rows] == ["run-0"]
 
 

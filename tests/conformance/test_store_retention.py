@@ -295,7 +295,9 @@ async def test_only_runs_whose_time_and_deadline_are_over_are_selected(store: Sq
 def test_one_transaction_prunes_a_bounded_part() -> None:
     sizes = {"a": 4, "b": 6, "c": 1, "d": 50, "e": 3, "f": 3}
     runs = [(PrunedRun(name, "tenant", "succeeded", 1.0, 2.0, 3.0, size, b"", ""), 1) for name, size in sizes.items()]
-    groups = [[left.id for left, _ in group] for group in retention.pruning_groups(runs, 10)]
+    groups = []
+    for group in retention.pruning_groups(runs, 10):
+        groups.append([left.id for left, _ in group])
     assert groups == [["a", "b"], ["c"], ["d"], ["e", "f"]]
 
 

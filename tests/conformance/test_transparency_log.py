@@ -66,7 +66,10 @@ async def checkpoint(store: SqlStore, verifier: Verifier = SIGNER.verifier) -> C
 
 async def fetched(store: SqlStore, query: Any) -> list[dict[str, Any]]:
     rows = await store._read(lambda conn: conn.execute(query).mappings().all())
-    return [{str(name): value for name, value in row.items()} for row in rows]
+    found = []
+    for row in rows:
+        found.append({str(name): value for name, value in row.items()})
+    return found
 
 
 async def test_a_run_is_proven_by_its_events_and_its_row(store: SqlStore) -> None:

@@ -275,8 +275,10 @@ class Play:
         if random.random() > self.forgiving and proposal.mode != "fallback":
             return self._reject(outage=random.random() < 0.3)
         if place and current[-1].answers:
-            own = [[n for n in step.access.steps if n >= proposal.base] for step in current]
-            return (drafts.accepted(proposal.number, "", [[n - proposal.base for n in seen] for seen in own]),)
+            access = []
+            for earlier in current:
+                access.append([n - proposal.base for n in earlier.access.steps if n >= proposal.base])
+            return (drafts.accepted(proposal.number, "", access),)
         if proposal.round > 1 and not inner and not place and not self.insists and random.random() < 0.5:
             return (drafts.accepted(proposal.number, "", []),)
         seen = tuple(n for n in range(place) if random.random() < 0.5)

@@ -50,9 +50,8 @@ def test_more_labels_than_can_be_enumerated_are_refused() -> None:
 
 
 def test_rules_survive_the_snapshot() -> None:
-    catalog = next(
-        one for one in (policies.pool(random.Random(f"snapshot {n}")) for n in range(50)) if len(one.rules) > 2
-    )
+    catalogs = [policies.pool(random.Random(f"snapshot {n}")) for n in range(50)]
+    catalog = next(catalog for catalog in catalogs if len(catalog.rules) > 2)
     again = restored(snapshot(catalog))
     assert again.rules == catalog.rules
     assert again.workers == catalog.workers

@@ -3,6 +3,7 @@
 import json
 import math
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from random import Random
 from typing import Any
@@ -131,10 +132,10 @@ def test_what_makes_one_kind_of_question_hard_is_not_held_against_another() -> N
         seen = features(text.format(longer if long else ""))
         told = rate(told, "answer ant", float(text == sums or not long), seen=seen)
     arm = arms(SPEC, POOL, 5)[:1]
-    short, lengthy = (
-        {kind: estimates(told, SPEC, arm, POOL, features(kind.format(more)))[0].mean for kind in (poems, sums)}
-        for more in ("", longer)
-    )
+    short, lengthy = {}, {}
+    for kind in (poems, sums):
+        short[kind] = estimates(told, SPEC, arm, POOL, features(kind.format("")))[0].mean
+        lengthy[kind] = estimates(told, SPEC, arm, POOL, features(kind.format(longer)))[0].mean
     assert lengthy[poems] < 0 < min(short[poems], short[sums], lengthy[sums])
 
 
@@ -415,14 +416,22 @@ def test_what_teaches_nothing() -> None:
     assert decision(journal("ant", action="answer ant", fallback=True)) is None
 
 
+def _dot(one: Sequence[float], other: Sequence[float]) -> float:
+    return sum(a * b for a, b in zip(one, other, strict=True))
+
+
 def test_an_embedding_is_sketched_to_few_numbers_that_keep_what_is_alike() -> None:
     random = Random(0)
-    topics = [[random.gauss(0, 1) for _ in range(1_536)] for _ in range(2)]
-    near = [[value + random.gauss(0, 0.5) for value in topic] for topic in (*topics, *topics)]
+    topic = [random.gauss(0, 1) for _ in range(1_536)]
+    another = [random.gauss(0, 1) for _ in range(1_536)]
+    near = []
+    for mean in (topic, another, topic, another):
+        near.append([value + random.gauss(0, 0.5) for value in mean])
     one, other, again, _ = (sketched(vector) for vector in near)
     assert len(one) == SKETCH
     assert math.isclose(sum(value * value for value in one), 1)
-    alike, unlike = (sum(a * b for a, b in zip(one, two, strict=True)) for two in (again, other))
+    alike = _dot(one, again)
+    unlike = _dot(one, other)
     assert alike > 0.6 > 0.3 > abs(unlike)
     with pytest.raises(ValueError, match="without length"):
         sketched([0.0] * 10)

@@ -113,7 +113,9 @@ def test_no_byte_of_another_steps_transcript_is_seen(seed: int, user: bool, step
     """Whatever is granted: of other steps only the answer, of its own transcript everything."""
     random = Random(seed)
     secrets = {(n, what): f"{random.getrandbits(128):032x}" for n in range(steps) for what in PARTS}
-    used = {n: _used(*(secrets[n, what] for what in PARTS)) for n in range(steps)}
+    used = {}
+    for step in range(steps):
+        used[step] = _used(*(secrets[step, what] for what in PARTS))
     done = {n: EarlierStep(n, f"subtask {n}", f"answer {n}") for n in range(steps - 1)}
     me = steps - 1
     task = TASK if user else None

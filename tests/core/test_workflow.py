@@ -32,7 +32,9 @@ def test_access_lists_draw_a_shape(inputs: list[tuple[int, ...]], shape: str) ->
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.sets(st.integers(0, 6)), min_size=1, max_size=7))
 def test_every_acyclic_graph_has_one(drawn: list[set[int]]) -> None:
-    inputs = [sorted(n for n in seen if n < place) for place, seen in enumerate(drawn)]
+    inputs = []
+    for place, seen in enumerate(drawn):
+        inputs.append(sorted(n for n in seen if n < place))
     assert topology(inputs) in {"single", "chain", "fan-out", "tree", "debate"}
 
 

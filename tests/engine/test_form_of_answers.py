@@ -143,7 +143,10 @@ async def test_a_json_mode_needs_no_further_message_where_the_caller_asks_for_js
     outcome = await finish(await opened.runs.start(order(opened, "baton-mini", task=task)))
     assert (outcome.ended.answer, len(stub.requests)) == ('{"x": 7}', 1 + words)
     assert all(one.json["response_format"] == {"type": "json_object"} for one in stub.requests)
-    first, *repairs = [[message["content"] for message in one.json["messages"]] for one in stub.requests]
+    sent = []
+    for request in stub.requests:
+        sent.append([message["content"] for message in request.json["messages"]])
+    first, *repairs = sent
     assert first == ["Where? Answer in json."]
     assert [len(messages) for messages in repairs] == [4] * words
     calls = [event.body for event in await events(opened, outcome.ended.state.run) if event.kind is Kind.CALL_INTENDED]

@@ -349,7 +349,9 @@ async def test_a_run_is_shown_as_a_tree(stub: ProviderStub, opened: Runtime) -> 
     out = StringIO()
     Console(file=out, width=160).print(run_tree.draw(found, question, full=False))
     lines = out.getvalue().splitlines()
-    at = {name: next(line.index(name) for line in lines if name in line) for name in ("step 1 ", "step 3 ", "step 4 ")}
+    at = {}
+    for name in ("step 1 ", "step 3 ", "step 4 "):
+        at[name] = next(line.index(name) for line in lines if name in line)
     assert at["step 3 "] == at["step 4 "] > at["step 1 "]
     inner = next(line for line in lines if "proposal 1" in line)
     assert inner.index("proposal 1") == at["step 3 "]

@@ -96,7 +96,9 @@ async def test_live_words_reach_the_callers_of_another_process(
         assert early.text + (await rest).text == ANSWER
     assert {one.text for one in heard} == {ANSWER}
     assert all(one.chunks[-1] == heard[0].chunks[-1] for one in [*heard, rest.result()])
-    notes = [[chunk["baton"]["event"] for chunk in one.chunks if "event" in chunk.get("baton", {})] for one in heard]
+    notes = []
+    for one in heard:
+        notes.append([chunk["baton"]["event"] for chunk in one.chunks if "event" in chunk.get("baton", {})])
     assert notes[0] == notes[1] == notes[2]
     assert len(stub.requests) == 1
 

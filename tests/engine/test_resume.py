@@ -119,9 +119,9 @@ async def test_steps_are_told_again_from_the_start_and_not_in_the_middle(
     asked = ASKED | {"baton": {"stream_steps": True}}
     whole, again = [await stream(client, asked, "one") for _ in range(2)]
     rest = await stream(client, asked, "one", last_event_id="5")
-    noted = [
-        [chunk["baton"] for chunk in one.chunks if "event" in chunk.get("baton", {})] for one in (whole, again, rest)
-    ]
+    noted = []
+    for one in (whole, again, rest):
+        noted.append([chunk["baton"] for chunk in one.chunks if "event" in chunk.get("baton", {})])
     assert noted[0] == noted[1]
     assert {"plan.step", "plan.accepted", "call.intended", "step.done"} == {one["event"] for one in noted[0]}
     assert noted[2] == []

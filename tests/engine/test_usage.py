@@ -93,7 +93,9 @@ async def _compare_with_journal(client: httpx.AsyncClient, usage: dict[str, Any]
     events = (await client.get(f"/v1/runs/{baton['run']}/events", params={"limit": 1000})).json()["data"]
     calls = [event["body"] for event in events if event["kind"] == "call.finished"]
     assert len(calls) >= len(baton["steps"])
-    sums = {name: sum(call["usage"][name] for call in calls) for name in FIGURES}
+    sums = {}
+    for name in FIGURES:
+        sums[name] = sum(call["usage"][name] for call in calls)
     assert {name: baton["usage"][name] for name in FIGURES} == sums
     assert baton["usage"]["estimated"] == any(call["usage"]["estimated"] for call in calls)
     assert {name: figure for name, figure in sums.items() if name != "reasoning"} == seen_and_unseen(usage)

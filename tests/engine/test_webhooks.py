@@ -59,7 +59,11 @@ class Receiver:
         return [client.webhooks.unwrap(body, headers, secret=SECRET) for headers, body in self.came]
 
     def ids(self) -> list[str]:
-        return [{name.lower(): value for name, value in headers.items()}["webhook-id"] for headers, _ in self.came]
+        found = []
+        for headers, _ in self.came:
+            lower = {name.lower(): value for name, value in headers.items()}
+            found.append(lower["webhook-id"])
+        return found
 
     async def wait_for(self, count: int) -> list[Any]:
         """The events, once that many have come."""

@@ -19,7 +19,10 @@ def test_the_table_is_that_of_the_tests_and_no_fault_is_missing() -> None:
     table = told[told.index("| fault |") :]
     assert table == written(), "run `python -m tests.faults.table --write`"
     rows = [line.split("|") for line in table.splitlines() if line.startswith("| F-")]
-    assert [name for name in WANTED if name not in {one for row in rows for one in families(row[1].strip())}] == []
+    covered = set()
+    for row in rows:
+        covered.update(families(row[1].strip()))
+    assert set(WANTED) - covered == set()
     assert all(row[5].strip() for row in rows), "each says what it expects"
     count = re.search(r"^(\d+) distinct injection points", table, re.M)
     assert count is not None

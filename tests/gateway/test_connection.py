@@ -42,7 +42,10 @@ class Line:
         """Status, headers and body of the next reply."""
         status, *lines = (await self.until(HEAD_END)).decode().strip().split("\r\n")
         async with asyncio.timeout(PATIENCE_SECONDS):
-            headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines)}
+            headers = {}
+            for line in lines:
+                name, _, value = line.partition(": ")
+                headers[name.lower()] = value
             body = await self._reader.readexactly(int(headers.get("content-length", 0)))
         return int(status.split()[1]), headers, body
 

@@ -116,7 +116,10 @@ def invented(data: dict[str, Any], known: set[str]) -> list[str]:
     for text in sorted({one for one in found if isinstance(one, str) and one}, key=len, reverse=True):
         left = re.sub(rf"(?<!\w){re.escape(text)}(?!\w)", " ", left)
     figures = [one for one in found if not isinstance(one, str)]
-    numbers = [one for one in NUMBER.findall(left) if not any(abs(float(one) - known) < 1e-9 for known in figures)]
+    numbers = []
+    for one in NUMBER.findall(left):
+        if not any(abs(float(one) - known) < 1e-9 for known in figures):
+            numbers.append(one)
     return numbers + [word for word in WORD.findall(left) if word not in known]
 
 

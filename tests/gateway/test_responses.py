@@ -162,7 +162,9 @@ async def test_a_chain_carries_everything_but_instructions(stub: ProviderStub, c
     third = await made(client, input="And 4?", previous_response_id=second["id"])
     assert (second["instructions"], third["instructions"]) == ("Be long.", None)
     branch = await made(client, input="No, 5?", previous_response_id=first["id"])
-    told = [[(message["role"], message["content"]) for message in one.json["messages"]] for one in stub.of("alpha")[1:]]
+    told = []
+    for one in stub.of("alpha")[1:]:
+        told.append([(message["role"], message["content"]) for message in one.json["messages"]])
     begin = [("user", "What is 2 + 2?"), ("assistant", "Four.")]
     second_turn = [*begin, ("user", "And 3?")]
     assert [message[1] for message in told[0]] == ["Be long.", *(message[1] for message in second_turn)]

@@ -310,9 +310,9 @@ def test_what_was_found_first_gives_way() -> None:
     held = Tool("a", spelling={"deferred": True})
     tools = (Tool("own"), held)
     loaded = [tool_search.load(Tool(name), "") for name in "abcdb"]
-    offered = [
-        [tool.name for tool in tool_search.on_offer(tools, [SEARCH], loaded, most)] for most in (6, 5, 4, 3, 2, 1)
-    ]
+    offered = []
+    for most in (6, 5, 4, 3, 2, 1):
+        offered.append([tool.name for tool in tool_search.on_offer(tools, [SEARCH], loaded, most)])
     assert offered == [
         ["own", "a", "tool_search", "c", "d", "b"],
         ["own", "tool_search", "c", "d", "b"],

@@ -48,7 +48,10 @@ class ForwardProxy:
         self.seen += head
         first, *lines = head.decode().split("\r\n")
         method, target, version = first.split(" ")
-        headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+        headers = {}
+        for line in lines:
+            name, _, value = line.partition(":")
+            headers[name.lower()] = value.strip()
         self.asked.append(f"{method} {target}")
         if self._expected is not None and headers.get("proxy-authorization") != self._expected:
             self.refused += 1

@@ -68,7 +68,10 @@ def aside() -> Iterator[Callable[..., "Future[Any]"]]:
 
 def outcomes(run: dict[str, Any]) -> list[list[str]]:
     """What the attempts of each step came to."""
-    return [[attempt["outcome"] for attempt in step["attempts"]] for step in run["steps"]]
+    found = []
+    for step in run["steps"]:
+        found.append([attempt["outcome"] for attempt in step["attempts"]])
+    return found
 
 
 def calls(installation: Installation, model: str, count: int = 1) -> list[dict[str, Any]]:

@@ -171,7 +171,8 @@ def test_equal_requests_to_both_gateways_at_once_are_one_run(
     installation.stub.always("alpha", Reply(chunks=PIECES, first_delay=0.3))
     for _ in range(3):
         key, calls = uuid.uuid4().hex, len(installation.stub.requests())
-        replies = [each.result() for each in [aside(post, one, key) for one in (installation.gateway, other) * 5]]
+        sent = [aside(post, gateway, key) for gateway in (installation.gateway, other) * 5]
+        replies = [request.result() for request in sent]
         assert {(reply.status_code, reply.content) for reply in replies} == {(200, replies[0].content)}
         assert sum("idempotent-replayed" not in reply.headers for reply in replies) == 1
         assert len(installation.stub.requests()) == calls + 1

@@ -10,7 +10,7 @@ import json
 import random
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -281,6 +281,15 @@ async def _rights(opened: Runtime, of: Tenant) -> tuple[Any, ...]:
     return keys, await store.budgets(of.name), await store.tenants(of.name), await store.holds(HoldQuery(of.name))
 
 
+def _without(ids: Iterable[str], gone: Collection[str]) -> list[str]:
+    """Return the ids that contain none of the run ids that are gone: other ids are made of a run's."""
+    left = []
+    for id_ in ids:
+        if not any(name in id_ for name in gone):
+            left.append(id_)
+    return left
+
+
 def _note(
     mine: Tenant,
     route: tuple[str, str],
@@ -294,9 +303,9 @@ def _note(
     if route in ERASES:
         gone = RUN_ID.findall(next(named[kind] for kind in ("run", "response", "plan") if f"{{{kind}}}" in route[1]))
         mine.runs = [one for one in mine.runs if one not in gone]
-        mine.responses = [one for one in mine.responses if not any(name in one for name in gone)]
+        mine.responses = _without(mine.responses, gone)
         mine.background = [one for one in mine.background if one in mine.responses]
-        mine.plans = [one for one in mine.plans if not any(name in one for name in gone)]
+        mine.plans = _without(mine.plans, gone)
         mine.asking = {run: digest for run, digest in mine.asking.items() if run not in gone}
     if route == ("POST", "/admin/v1/keys") and reply.status_code == 200:
         mine.made.append(reply.json()["id"])

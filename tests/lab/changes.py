@@ -123,7 +123,8 @@ def swap_in_records(data: Dataset, seeds: range) -> list[list[float]]:
 
         selector.learn(Part(training.rows[:BEFORE], training.seen[:BEFORE], training.scores[:BEFORE]), random)
         exchanged = part(0, len(held.rows), held)
-        low, high = (mean(one[name] for one in held.scores) for name in (cheap, best))
+        low = mean(scores[cheap] for scores in held.scores)
+        high = mean(scores[best] for scores in held.scores)
         back, done = [], BEFORE
         for look in LOOKS:
             selector.learn(part(done, BEFORE + look), random)

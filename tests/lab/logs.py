@@ -147,7 +147,10 @@ class Study:
     def truths(self) -> dict[str, float]:
         """What each of them really earns."""
         tasks = every(Random("truth"))
-        return {name: mean(_expected(policy, task) for task in tasks) for name, policy in self.targets.items()}
+        found = {}
+        for name, policy in self.targets.items():
+            found[name] = mean(_expected(policy, task) for task in tasks)
+        return found
 
     def reports(self, seed: int, rows: int) -> Iterator[tuple[str, Report]]:
         """What one log of so many rows tells of each."""

@@ -27,7 +27,9 @@ def lessons(count: int) -> list[Lesson]:
 def test_each_fixed_arm_has_the_shape_of_its_name_and_none_beats_the_best_fixed_plan() -> None:
     setting = Setting(SMALL)
     found = bests(setting)
-    roles = {arm: [step.role for step in plan] for arm, plan in found.fixed.items()}
+    roles = {}
+    for arm, plan in found.fixed.items():
+        roles[arm] = [step.role for step in plan]
     assert len(roles["best single worker"]) == 1
     assert roles["best planner-executor-checker"][0::2] == ["plan", "check"]
     assert roles["mixture of agents"][-1] == "combine"

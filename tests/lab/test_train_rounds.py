@@ -81,9 +81,9 @@ def test_it_learns_to_take_an_answer_that_is_trusted_sooner_than_one_that_is_dou
         trainer.advance()
     lessons = [lesson(Random(n), "held-out tasks") for n in range(80)]
     chosen = both_rounds(trainer.conductor, lessons)
-    taken = {
-        sign: sum(seconds[place] == TAKE for _, seconds in chosen) for place, sign in enumerate(second_round.SIGNS)
-    }
+    taken = {}
+    for place, sign in enumerate(second_round.SIGNS):
+        taken[sign] = sum(seconds[place] == TAKE for _, seconds in chosen)
     assert taken[TRUST] > taken[DOUBT] + 10
     for (first, seconds), one in zip(chosen, lessons, strict=True):
         assert all(step.worker < len(one.pool) for plan in (first, *seconds) for step in plan)

@@ -64,7 +64,9 @@ def test_difficulty_is_not_in_the_text() -> None:
         share = sum(word in task.text.lower() for task in drawn) / len(drawn)
         among = sum(word in task.text.lower() for task in hard) / len(hard)
         assert abs(among - share) <= 4 * math.sqrt(max(share * (1 - share), 0.001) / len(hard)), word
-    lengths = [sum(len(task.text) for task in part) / len(part) for part in (drawn, hard)]
+    lengths = []
+    for part in (drawn, hard):
+        lengths.append(sum(len(task.text) for task in part) / len(part))
     assert abs(lengths[0] - lengths[1]) <= 20
 
 

@@ -129,7 +129,8 @@ def test_what_a_learner_fits_is_what_it_then_expects_of_every_shape(learner: Lea
     noise, learner = np.random.default_rng(2), copy(learner)
     learner.figures = {name: array + noise.normal(0, 0.2, array.shape) for name, array in learner.figures.items()}
     chosen = pool(random)
-    members = [[one.name for one in workers(unseen=False)].index(one.name) for one in chosen]
+    names = [worker.name for worker in workers(unseen=False)]
+    members = [names.index(worker.name) for worker in chosen]
     rewards = learner.believed(chosen)
     for name, steps in catalogue().items():
         (task,) = composed.tasks("train", name, 1)
@@ -147,7 +148,8 @@ def test_verdicts_teach_what_workers_can_do_beyond_their_cards(learner: Learner)
     chosen = tuple([worker for worker in workers(unseen=False) if worker.card.asked == 8][:3])
     learner = copy(learner)
     learner._rows = []
-    places = [[one.name for one in workers(unseen=False)].index(one.name) for one in chosen]
+    names = [worker.name for worker in workers(unseen=False)]
+    places = [names.index(worker.name) for worker in chosen]
     read = learner.reader.read(composed.tasks("train", "one", 1)[0])
     before = np.diag(learner.covariance)
     for at in range(300):
@@ -169,7 +171,8 @@ def test_executions_are_shared_among_pools_and_half_of_the_tried_ones_ask_one_wo
     learner._rows, learner._random = [], Random(5)
     learner._seen = [pool(Random(1))]
     learner._gather(40)
-    ours = {[one.name for one in workers(unseen=False)].index(one.name) for one in learner._seen[0]}
+    names = [worker.name for worker in workers(unseen=False)]
+    ours = {names.index(worker.name) for worker in learner._seen[0]}
     assert 10 <= sum([set(row.members) <= ours for row in learner._rows]) <= 32
     learner._rows = []
     for _ in range(200):

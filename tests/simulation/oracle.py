@@ -319,7 +319,11 @@ def _told_of_calls(case: Case, hearing: Hearing, ended: TurnEnd) -> Iterator[str
             latest[fact.body["n"]] = fact.body
         elif fact.kind == "run.awaiting_tool":
             turns.append([latest[n] for n in fact.body["steps"]])
-    told = [bodies for bodies in turns if sorted(ids) == sorted(call["id"] for one in bodies for call in one["calls"])]
+    told = []
+    for bodies in turns:
+        calls = [call["id"] for body in bodies for call in body["calls"]]
+        if sorted(ids) == sorted(calls):
+            told.append(bodies)
     if len(told) != 1:
         yield f"a caller was told of calls {ids}, which no turn ended with"
     elif hearing.told and not any(json.dumps(hearing.told)[1:-1] in case.texts.get(one["said"], "") for one in told[0]):

@@ -68,7 +68,8 @@ def test_enough_seeds_must_leave_no_gap(
 
 def test_a_seed_is_one_history() -> None:
     seeds = (1, 2, 8, 13)
-    first, again = ([play(seed).trace for seed in seeds] for _ in range(2))
+    first = [play(seed).trace for seed in seeds]
+    again = [play(seed).trace for seed in seeds]
     assert first == again
     assert len(set(first)) == len(seeds)
 

@@ -97,10 +97,10 @@ class SimProvider:
 
     def render(self, request: Request) -> bytes:
         """JSON of what a worker sees."""
-        messages = [
-            [message.role, message.text, message.call_id, [[one.id, one.name, one.arguments] for one in message.calls]]
-            for message in request.messages
-        ]
+        messages = []
+        for message in request.messages:
+            calls = [[call.id, call.name, call.arguments] for call in message.calls]
+            messages.append([message.role, message.text, message.call_id, calls])
         schema, box = request.form.schema if request.form else None, request.toolbox
         tools = [[tool.name for tool in box.tools], box.choice]
         return json.dumps([request.worker.model, request.sampling.max_tokens, messages, schema, tools]).encode()

@@ -302,7 +302,10 @@ async def test_a_commit_without_an_answer_is_looked_up(proxy: Proxy, postgres_ur
         entries = [note("run"), note("run"), admitted("other")]
         answers = await asyncio.gather(*map(store.append, entries))
         assert proxy.cuts == 1
-        assert [[event.seq for event in answer.events] for answer in answers] == [[2], [3], [1]]
+        found = []
+        for answer in answers:
+            found.append([event.seq for event in answer.events])
+        assert found == [[2], [3], [1]]
         async with open_store(postgres_url) as direct:
             assert [event.seq for event in (await direct.journal("run")).events] == [1, 2, 3]
             assert len((await direct.journal("other")).events) == 1
@@ -317,7 +320,10 @@ async def test_a_commit_that_comes_late_is_not_made_twice(proxy: Proxy, postgres
         entries = [admitted("other"), *([note("run")] if known else [])]
         answers = await asyncio.gather(*map(store.append, entries))
         assert proxy.cuts == 1
-        assert [[event.seq for event in answer.events] for answer in answers] == [[1], [2]][: len(entries)]
+        found = []
+        for answer in answers:
+            found.append([event.seq for event in answer.events])
+        assert found == [[1], [2]][: len(entries)]
         async with open_store(postgres_url) as direct:
             assert len((await direct.journal("other")).events) == 1
             assert len((await direct.journal("run")).events) == 1 + known

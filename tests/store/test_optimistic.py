@@ -130,7 +130,9 @@ async def test_nothing_of_a_batch_is_written_on_outdated_rows(stores: Sequence[S
         await one.append(admitted(run))
     await other.append(driven("b"))
     answers = [one.append(driven("a")), one.append(driven("b")), one.append(admitted("c"))]
-    seqs = [[event.seq for event in (await answer).events] for answer in answers]
+    seqs = []
+    for answer in answers:
+        seqs.append([event.seq for event in (await answer).events])
     assert seqs == [[2], [3], [1]]
     assert [event.seq for event in (await other.journal("a")).events] == [1, 2]
 

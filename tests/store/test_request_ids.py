@@ -90,8 +90,11 @@ async def test_postgres_reads_no_other_run(migrated_postgres_url: str) -> None:
         await conn.execute("ANALYZE")
         before = await _read(conn)
         async with open_store(migrated_postgres_url) as store:
-            assert [[row.id for row in await store.runs(query)] for query in QUERIES] == [["run-7"]] * len(QUERIES)
-            dearest = [[row.spent.usd for row in await store.runs(query)] for query in BY_COST]
+            for query in QUERIES:
+                assert [row.id for row in await store.runs(query)] == ["run-7"], query
+            dearest = []
+            for query in BY_COST:
+                dearest.append([row.spent.usd for row in await store.runs(query)])
             for reader in (store, store.of_tenant("tenant")):
                 page = await reader.journaled_runs(RunQuery(ascending=True, since=0.5, limit=3, sort="cost"))
                 assert [run.users for run in page] == [("r-1",), ("r-2",), ("r-3",)]

@@ -205,13 +205,11 @@ class OpenAIWire:
 
         top = body.get("top_logprobs") or 0
         rest = [(f" alternative{i}", reply.logprob - 2 - i) for i in range(top - 1)]
-        content = [
-            {
-                **entry(t, reply.logprob),
-                "top_logprobs": [entry(*pair) for pair in ([(t, reply.logprob), *rest] if top else [])],
-            }
-            for t in tokens
-        ]
+        content = []
+        for token in tokens:
+            candidates = [(token, reply.logprob), *rest] if top else []
+            top_logprobs = [entry(*candidate) for candidate in candidates]
+            content.append({**entry(token, reply.logprob), "top_logprobs": top_logprobs})
         return {"content": content, "refusal": None}
 
     def _usage(self, reply: Reply) -> dict[str, Any] | None:

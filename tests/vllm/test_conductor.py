@@ -146,10 +146,9 @@ def check_journal(events: list[dict[str, Any]]) -> None:
     kinds = [event["kind"] for event in events]
     assert (kinds[0], kinds[-1]) == ("run.admitted", "run.succeeded")
     assert "plan.rejected" not in kinds
-    places = {
-        kind: {event["body"]["call"]: event["seq"] for event in events if event["kind"] == kind}
-        for kind in ("call.intended", "call.finished")
-    }
+    places = {}
+    for kind in ("call.intended", "call.finished"):
+        places[kind] = {event["body"]["call"]: event["seq"] for event in events if event["kind"] == kind}
     assert places["call.intended"]
     assert places["call.intended"].keys() == places["call.finished"].keys()
     assert kinds.count("call.intended") == kinds.count("call.finished") == len(places["call.intended"])

@@ -143,11 +143,11 @@ def test_it_conducts_through_the_service_as_it_does_in_the_trainer(trained_serve
         assert caller.read("/v1/runs", tier="baton-ultra", degraded="true")["data"] == []
     trainers = reference(found)
     same = sum(one.plan == theirs for one, theirs in zip(found, trainers, strict=True))
-    served_, trained = (
-        [worth(lesson, plan) for lesson, plan in zip(lessons, plans, strict=True)]
-        for plans in ([one.plan for one in found], trainers)
-    )
-    rewards = [sum(one.reward for one in outcomes) / TASKS for outcomes in (served_, trained)]
+    served_ = [worth(lesson, one.plan) for lesson, one in zip(lessons, found, strict=True)]
+    trained = [worth(lesson, plan) for lesson, plan in zip(lessons, trainers, strict=True)]
+    rewards = []
+    for outcomes in (served_, trained):
+        rewards.append(sum(one.reward for one in outcomes) / TASKS)
     print(f"{same} of {TASKS} plans are the trainer's; reward {rewards[0]:.4f}, in the trainer {rewards[1]:.4f}")
     assert same >= 0.98 * TASKS
     assert rewards[0] == pytest.approx(rewards[1], abs=0.005)

@@ -127,7 +127,9 @@ def test_an_interrupted_training_goes_on_from_its_last_checkpoint(
 def test_plans_are_rewarded_by_the_executor_and_move_the_adapter(trained: Path) -> None:
     rows = list(csv.DictReader((trained / "curve.csv").read_text().splitlines()))
     assert [row["step"] for row in rows] == ["1", "2", "3"]
-    shares = [{name: float(row[name]) for name in ("malformed", "wrong", "right", "outage")} for row in rows]
+    shares = []
+    for row in rows:
+        shares.append({name: float(row[name]) for name in ("malformed", "wrong", "right", "outage")})
     assert all(sum(share.values()) == pytest.approx(1.0) for share in shares)
     assert all(share["outage"] == 0 for share in shares)
     assert max(share["right"] + share["wrong"] for share in shares) >= 0.5, "the warm start teaches the form"

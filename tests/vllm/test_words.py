@@ -33,5 +33,7 @@ def test_a_few_steps_leave_a_folder_that_is_served_as_it_is(tmp_path: Path) -> N
     assert (card.kind, card.prompt, card.template, card.grammar) == ("model", "cards", cards.TEMPLATE, "xgrammar")
     assert set(card.evaluation) == {"fresh tasks", "unseen phrasings", "unseen families", "unseen workers"}
     assert len((out / "curve.csv").read_text().splitlines()) == 1 + 3
-    pairs = [[message["content"] for message in one.messages] for one in golden]
+    pairs = []
+    for one in golden:
+        pairs.append([message["content"] for message in one.messages])
     assert json.loads(words("--plan", str(out), given=json.dumps(pairs))) == [one.plan for one in golden]

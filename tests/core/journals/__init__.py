@@ -9,7 +9,7 @@ from typing import Any
 
 from app.core.message.chat import usage_to_json
 from app.core.run.bill import bill
-from app.core.run.state import RunState
+from app.core.run.state import RunState, StepState
 
 FOLDER = Path(__file__).parent
 
@@ -30,20 +30,7 @@ def summary(state: RunState) -> dict[str, Any]:
         "pool": list(state.admitted.pool),
         "labels": sorted(state.admitted.labels),
         "limits": asdict(state.admitted.limits),
-        "steps": [
-            {
-                "n": step.n,
-                "state": step.state,
-                "worker": step.worker,
-                "access": step.access.as_list(),
-                "output": step.output,
-                "chars": step.chars,
-                "error": step.error,
-                "call": step.call,
-                "exchanges": [[one.call, *one.ids] for one in step.exchanges],
-            }
-            for step in state.steps.values()
-        ],
+        "steps": [_step(step) for step in state.steps.values()],
         "calls": {call.id: [call.step, call.outcome, call.usd, call.turn] for call in state.calls.values()},
         "proposals": [
             [one.number, one.state, one.mode, one.round, one.parent, len(one.reasons)] for one in state.all_proposals
@@ -51,4 +38,18 @@ def summary(state: RunState) -> dict[str, Any]:
         "visible": usage_to_json(split.visible),
         "total": usage_to_json(split.total),
         "usd": split.usd,
+    }
+
+
+def _step(step: StepState) -> dict[str, Any]:
+    return {
+        "n": step.n,
+        "state": step.state,
+        "worker": step.worker,
+        "access": step.access.as_list(),
+        "output": step.output,
+        "chars": step.chars,
+        "error": step.error,
+        "call": step.call,
+        "exchanges": [[exchange.call, *exchange.ids] for exchange in step.exchanges],
     }
