@@ -75,9 +75,16 @@ SUPPOSED_BILLS = 2.0
 
 Weight = tuple[float, float]
 """Mean and variance."""
-Usual = tuple[float, float, float]
-"""The number of ratings, at most `USUAL_RATINGS`, their mean, and the cumulative evidence that later ones are lower."""
-UNKNOWN: Usual = (0.0, 0.0, 0.0)
+
+
+class UsualRating(NamedTuple):
+    """The mean of a worker's ratings, and the evidence that later ones are lower."""
+
+    ratings: float = 0.0
+    """The ratings in the mean, at most `USUAL_RATINGS`."""
+    mean: float = 0.0
+    fall: float = 0.0
+    """The cumulative log likelihood ratio for a fall by `DROP`."""
 
 
 @record(frozen=True, slots=True)
@@ -93,7 +100,7 @@ class Posterior:
     """The time up to which it has faded, in seconds since 1970."""
     watches: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     """By the part of a worker that answers: the cumulative evidence that it has become worse, and better."""
-    usual: Mapping[str, Usual] = field(default_factory=dict)
+    usual: Mapping[str, UsualRating] = field(default_factory=dict)
     """The usual rating of each worker that answers, by the same part; `DROP` is a fall below it."""
     changes: int = 0
     """The number of changes of workers that were detected."""
@@ -101,17 +108,17 @@ class Posterior:
     def to_json(self) -> bytes:
         """Canonical: equal posteriors are equal bytes."""
         weights: dict[str, dict[str, list[float]]] = {}
-        for part, of in self.weights.items():
-            weights[part] = {str(n): list(one) for n, one in of.items()}
+        for part, by_place in self.weights.items():
+            weights[part] = {str(place): list(weight) for place, weight in by_place.items()}
         plain = {
             "version": VERSION,
             "weights": weights,
-            "bills": {arm: list(one) for arm, one in self.bills.items()},
+            "bills": {arm: list(bill) for arm, bill in self.bills.items()},
             "ratio": list(self.ratio),
             "ratings": self.ratings,
             "at": self.at,
-            "watches": {part: list(one) for part, one in self.watches.items()},
-            "usual": {part: list(one) for part, one in self.usual.items()},
+            "watches": {part: list(evidence) for part, evidence in self.watches.items()},
+            "usual": {part: list(usual) for part, usual in self.usual.items()},
             "changes": self.changes,
         }
         return json.dumps(plain, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
@@ -123,17 +130,17 @@ def from_json(body: bytes) -> Posterior:
     if value.get("version") != VERSION:
         return Posterior()
     weights: dict[str, dict[int, Weight]] = {}
-    for part, of in value["weights"].items():
-        weights[part] = {int(n): (one[0], one[1]) for n, one in of.items()}
+    for part, by_place in value["weights"].items():
+        weights[part] = {int(place): (mean, variance) for place, (mean, variance) in by_place.items()}
     return Posterior(
-        weights,
-        {arm: (one[0], one[1]) for arm, one in value["bills"].items()},
-        (value["ratio"][0], value["ratio"][1]),
-        value["ratings"],
-        value["at"],
-        {part: (one[0], one[1]) for part, one in value["watches"].items()},
-        {part: (one[0], one[1], one[2]) for part, one in value.get("usual", {}).items()},
-        value["changes"],
+        weights=weights,
+        bills={arm: (count, mean) for arm, (count, mean) in value["bills"].items()},
+        ratio=(value["ratio"][0], value["ratio"][1]),
+        ratings=value["ratings"],
+        at=value["at"],
+        watches={part: (worse, better) for part, (worse, better) in value["watches"].items()},
+        usual={part: UsualRating(*usual) for part, usual in value.get("usual", {}).items()},
+        changes=value["changes"],
     )
 
 
@@ -155,7 +162,7 @@ def spread_of(prior: Variances, place: int) -> float:
 
 
 def _inputs(part: str, seen: Features) -> Iterator[tuple[int, float, float]]:
-    """Place, value and prior variance of each input that a part looks at."""
+    """Yield the place, the value and the prior variance of each input that a part looks at."""
     of_words, of_bias, of_counts = prior_of(part)
     yield BIAS, 1.0, of_bias
     if part == ANSWERED:
@@ -173,7 +180,7 @@ def _inputs(part: str, seen: Features) -> Iterator[tuple[int, float, float]]:
 
 
 def believed(posterior: Posterior, part: str, seen: Features) -> Weight:
-    """Mean and variance of what a part adds to the log-odds of this request."""
+    """Return the mean and the variance of what a part adds to the log-odds of this request."""
     known = posterior.weights.get(part, {})
     mean = variance = 0.0
     for place, value, prior in _inputs(part, seen):
@@ -186,17 +193,19 @@ def believed(posterior: Posterior, part: str, seen: Features) -> Weight:
 def expected(workers: Sequence[Worker], seen: Features) -> Mapping[str, float]:
     """Return the prior log-odds of each worker from its card, before any rating: more for a higher price, and more if
     the request names one of its strengths."""
-    cheapest = min((one.price.output for one in workers if one.price.output), default=1)
-    free = any(not one.price.output for one in workers)
+    cheapest = min((worker.price.output for worker in workers if worker.price.output), default=1)
+    free = any(not worker.price.output for worker in workers)
     edge = DEARER + sum([weight * count for weight, count in zip(DEARER_BY_COUNT, seen.counts, strict=True)])
     edge = min(max(edge, LEAST_DEARER), MOST_DEARER)
     asked = dict(seen.words)
-    found = {}
-    for one in workers:
-        fits = sum([value * asked.get(place, 0.0) for place, value in _strength_inputs(one.card.strengths)])
-        doublings = math.log2(one.price.output / cheapest) + FREE_DOUBLINGS * free if one.price.output else 0.0
-        found[one.name] = edge * doublings + fits
-    return found
+    log_odds = {}
+    for worker in workers:
+        match = sum([value * asked.get(place, 0.0) for place, value in _strength_inputs(worker.card.strengths)])
+        doublings = 0.0
+        if worker.price.output:
+            doublings = math.log2(worker.price.output / cheapest) + FREE_DOUBLINGS * free
+        log_odds[worker.name] = edge * doublings + match
+    return log_odds
 
 
 @lru_cache(512)
@@ -234,24 +243,26 @@ def estimates(
     seen: Features,
     spent: float = 0.0,
 ) -> tuple[Estimate, ...]:
-    """Every arm's. The deviation is without what all arms share. `spent` are the micro-dollars that the run has cost
-    before, which are a part of what its answer costs."""
-    models = {one.name: one.model for one in workers}
+    """Return the estimate of every arm. The deviation is without what all arms share. `spent` are the micro-dollars
+    that the run has cost before, which are a part of what its answer costs."""
+    models = {worker.name: worker.model for worker in workers}
     names = {part for arm in arms for part in arm.parts}
     parts = {part: believed(posterior, of_model(part, models), seen) for part in names}
     base = FIRST_LOG_ODDS + believed(posterior, "base", seen)[0]
-    cards, prices = expected(workers, seen), {one.name: one.price for one in workers}
-    found = []
+    cards = expected(workers, seen)
+    prices = {worker.name: worker.price for worker in workers}
+    estimated = []
     for arm in arms:
-        own = [parts[part] for part in arm.parts]
-        mean = base + cards.get(arm.main, 0.0) + sum([one[0] for one in own])
-        deviation = math.sqrt(sum([one[1] for one in own]))
+        added = [parts[part] for part in arm.parts]
+        mean = base + cards.get(arm.main, 0.0) + sum([mean for mean, _ in added])
+        deviation = math.sqrt(sum([variance for _, variance in added]))
         usd = bill(posterior, arm, prices, models)
-        found.append(Estimate(arm, mean, deviation, _left(spec, spent + usd), usd))
-    return tuple(found)
+        estimated.append(Estimate(arm, mean, deviation, _left_of_worth(spec, spent + usd), usd))
+    return tuple(estimated)
 
 
-def _left(spec: SelectorSpec, usd: float) -> float:
+def _left_of_worth(spec: SelectorSpec, usd: float) -> float:
+    """Return the part of an answer's worth that is left when these micro-dollars are paid for it."""
     if not spec.full_usd:
         return 1.0
     return 1 - spec.cost * min(1.0, usd / spec.full_usd)
@@ -283,7 +294,7 @@ def bill(posterior: Posterior, arm: Arm, prices: Mapping[str, Price], models: Ma
 def supposed(arm: Arm, prices: Mapping[str, Price]) -> float:
     """Return the cost of an arm in micro-dollars if every step had the usual number of tokens."""
     known = [prices[step.worker] for step in arm.steps if step.worker in prices]
-    return sum([one.input * USUAL_INPUT_TOKENS + one.output * USUAL_OUTPUT_TOKENS for one in known]) / 1e6
+    return sum([price.input * USUAL_INPUT_TOKENS + price.output * USUAL_OUTPUT_TOKENS for price in known]) / 1e6
 
 
 @record(frozen=True, slots=True)
@@ -319,14 +330,14 @@ class _Term(NamedTuple):
 
 
 def learned(posterior: Posterior, spec: SelectorSpec, workers: Sequence[Worker], rating: Rating) -> Posterior:
-    """The posterior after one more rating: one step of assumed-density filtering."""
+    """Return the posterior after one more rating: one step of assumed-density filtering."""
     posterior = faded(posterior, spec.decay, rating.at)
-    models = {**{one.name: one.model for one in workers}, **rating.models}
+    models = {**{worker.name: worker.model for worker in workers}, **rating.models}
     parts = ["base", *[of_model(part, models) for part in rating.arm.parts]]
     terms = _terms(posterior, parts, rating.seen)
     log_odds = FIRST_LOG_ODDS + expected(workers, rating.seen).get(rating.arm.main, 0.0)
-    log_odds += sum([one.value * one.mean for one in terms])
-    spread = sum([one.value * one.value * one.variance for one in terms])
+    log_odds += sum([term.value * term.mean for term in terms])
+    spread = sum([term.value * term.value * term.variance for term in terms])
     chance = logistic(log_odds / math.sqrt(1 + math.pi * spread / 8))
     weights = _moved(posterior, terms, rating, chance, spread)
     if rating.before is not None:
@@ -337,58 +348,60 @@ def learned(posterior: Posterior, spec: SelectorSpec, workers: Sequence[Worker],
 
 
 def _terms(posterior: Posterior, parts: Sequence[str], seen: Features) -> list[_Term]:
-    """The weights of these parts that a request has an input for."""
-    found = []
+    """Return the weights of these parts that a request has an input for."""
+    terms = []
     for part in parts:
         known = posterior.weights.get(part, {})
         for place, value, prior in _inputs(part, seen):
             mean, variance = known.get(place, (0.0, prior))
-            found.append(_Term(part, place, value, mean, variance))
-    return found
+            terms.append(_Term(part, place, value, mean, variance))
+    return terms
 
 
 def _moved(
     posterior: Posterior, terms: Sequence[_Term], rating: Rating, chance: float, spread: float
 ) -> dict[str, Mapping[int, Weight]]:
-    """All weights, those of the terms moved by the difference between a rating and its prediction, each as far as
-    its own variance goes. A first rating reduces the variances as well."""
+    """Return all weights. Those of the terms move by the difference between a rating and its prediction, each as far
+    as its own variance goes. A first rating reduces the variances as well."""
     certainty = chance * (1 - chance) * rating.weight
-    surprise = (rating.score - (chance if rating.before is None else rating.before)) * rating.weight
-    moved = {one.part: dict(posterior.weights.get(one.part, {})) for one in terms}
-    for one in terms:
-        gain = one.value * one.variance / (1 + spread * certainty)
-        variance = one.variance
+    compared = chance if rating.before is None else rating.before
+    surprise = (rating.score - compared) * rating.weight
+    moved = {term.part: dict(posterior.weights.get(term.part, {})) for term in terms}
+    for term in terms:
+        gain = term.value * term.variance / (1 + spread * certainty)
+        variance = term.variance
         if rating.before is None:
-            variance *= 1 - one.value * gain * certainty
-        moved[one.part][one.place] = (one.mean + gain * surprise, variance)
+            variance *= 1 - term.value * gain * certainty
+        moved[term.part][term.place] = (term.mean + gain * surprise, variance)
     return {**posterior.weights, **moved}
 
 
 def _watched(posterior: Posterior, part: str, chance: float, rating: Rating) -> Posterior:
-    """The posterior with the evidence of one rating for a change of the worker `part` added, and with the beliefs
-    reset if that was enough."""
+    """Add the evidence of one rating for a change of the worker `part`. Returns the posterior, with the beliefs reset
+    if the evidence is enough."""
     worse, better = posterior.watches.get(part, NO_EVIDENCE)
     worse = max(0.0, worse + rating.weight * _evidence(chance, rating.score, -SHIFT))
     better = max(0.0, better + rating.weight * _evidence(chance, rating.score, SHIFT))
     watches = {**posterior.watches, part: (worse, better)}
-    usual = {**posterior.usual, part: _usual(posterior.usual.get(part, UNKNOWN), rating)}
-    if max(worse, better) < CHANGE_EVIDENCE and usual[part][2] < DROP_EVIDENCE:
+    usual = {**posterior.usual, part: _usual(posterior.usual.get(part, UsualRating()), rating)}
+    if max(worse, better) < CHANGE_EVIDENCE and usual[part].fall < DROP_EVIDENCE:
         return replace(posterior, watches=watches, usual=usual)
     worker = part.partition(":")[2]
-    weights = {name: _renewed(name, of, worker) for name, of in posterior.weights.items()}
-    watches, usual = dict.fromkeys(watches, NO_EVIDENCE), dict.fromkeys(usual, UNKNOWN)
+    weights = {name: _renewed(name, by_place, worker) for name, by_place in posterior.weights.items()}
+    watches = dict.fromkeys(watches, NO_EVIDENCE)
+    usual = dict.fromkeys(usual, UsualRating())
     return replace(posterior, weights=weights, watches=watches, usual=usual, changes=posterior.changes + 1)
 
 
-def _usual(known: Usual, rating: Rating) -> Usual:
-    """A worker's usual rating and the evidence of a fall, with one more rating."""
+def _usual(known: UsualRating, rating: Rating) -> UsualRating:
+    """Return a worker's usual rating and the evidence of a fall after one more rating."""
     count, mean, fall = known
     if count >= LEAST_USUAL:
         fall = max(0.0, fall + rating.weight * _evidence(mean, rating.score, -DROP))
     if fall < SUSPICION:
         count = min(count + rating.weight, USUAL_RATINGS)
         mean += (rating.score - mean) * rating.weight / count
-    return count, mean, fall
+    return UsualRating(count, mean, fall)
 
 
 def _evidence(chance: float, score: float, shift: float) -> float:
@@ -398,28 +411,33 @@ def _evidence(chance: float, score: float, shift: float) -> float:
     return score * math.log(shifted / chance) + (1 - score) * math.log((1 - shifted) / (1 - chance))
 
 
-def _renewed(part: str, of: Mapping[int, Weight], changed: str) -> Mapping[int, Weight]:
-    """The weights of a part after a worker has changed: none of its own, and a part of the other workers'."""
+def _renewed(part: str, weights: Mapping[int, Weight], changed: str) -> Mapping[int, Weight]:
+    """Return the weights of a part after the worker `changed` has changed: its own are at their priors again, and
+    those of other workers are kept in part."""
     role, _, worker = part.partition(":")
     if role in ("base", "template", ANSWERED):
-        return of
-    share, prior = 0.0 if worker == changed else KEPT_SHARE, prior_of(part)
-    return {place: _faded(one, spread_of(prior, place), share) for place, one in of.items()}
+        return weights
+    share = 0.0 if worker == changed else KEPT_SHARE
+    prior = prior_of(part)
+    return {place: _faded(weight, spread_of(prior, place), share) for place, weight in weights.items()}
 
 
 def _billed(
     posterior: Posterior, workers: Sequence[Worker], rating: Rating, models: Mapping[str, str]
 ) -> tuple[Mapping[str, tuple[float, float]], tuple[float, float]]:
-    """The bills with one more, if the cost of the arm is known."""
+    """Return the bills and their ratio to what was supposed, with one more bill if the cost of the arm is known."""
     if rating.usd is None:
         return posterior.bills, posterior.ratio
     name = _billed_as(rating.arm, models)
     bills = {**posterior.bills, name: _mean(posterior.bills.get(name, (0.0, 0.0)), rating.usd)}
-    guess = supposed(rating.arm, {one.name: one.price for one in workers})
-    return bills, _mean(posterior.ratio, rating.usd / guess) if guess else posterior.ratio
+    guess = supposed(rating.arm, {worker.name: worker.price for worker in workers})
+    if not guess:
+        return bills, posterior.ratio
+    return bills, _mean(posterior.ratio, rating.usd / guess)
 
 
 def _mean(known: tuple[float, float], value: float) -> tuple[float, float]:
+    """Return a count and a mean after one more value."""
     count, mean = known
     return count + 1, mean + (value - mean) / (count + 1)
 
@@ -429,16 +447,16 @@ FADE_SECONDS = 3_600.0
 
 
 def faded(posterior: Posterior, decay: float, now: float) -> Posterior:
-    """The posterior with what it knows counting less, by the days since it last faded."""
+    """Return the posterior in which what it knows counts less, by the days since it last faded."""
     if not posterior.at:
         return replace(posterior, at=now)
     if now - posterior.at < FADE_SECONDS:
         return posterior
     share = decay ** ((now - posterior.at) / 86_400)
     weights: dict[str, dict[int, Weight]] = {}
-    for part, of in posterior.weights.items():
+    for part, by_place in posterior.weights.items():
         prior = prior_of(part)
-        weights[part] = {place: _faded(one, spread_of(prior, place), share) for place, one in of.items()}
+        weights[part] = {place: _faded(weight, spread_of(prior, place), share) for place, weight in by_place.items()}
     bills = {arm: (count * share, mean) for arm, (count, mean) in posterior.bills.items()}
     ratio = (posterior.ratio[0] * share, posterior.ratio[1])
     watches, usual = faded_watches(posterior, share), faded_usual(posterior, share)
@@ -450,20 +468,24 @@ def faded_watches(posterior: Posterior, share: float) -> Mapping[str, tuple[floa
     return {part: (worse * share, better * share) for part, (worse, better) in posterior.watches.items()}
 
 
-def faded_usual(posterior: Posterior, share: float) -> Mapping[str, Usual]:
+def faded_usual(posterior: Posterior, share: float) -> Mapping[str, UsualRating]:
     """Return the usual ratings of workers, of which a share is kept."""
-    return {part: (count * share, mean, fall * share) for part, (count, mean, fall) in posterior.usual.items()}
+    kept = {}
+    for part, usual in posterior.usual.items():
+        kept[part] = UsualRating(usual.ratings * share, usual.mean, usual.fall * share)
+    return kept
 
 
 def _faded(weight: Weight, prior: float, share: float) -> Weight:
-    """Precisions add up, and so do the means in their measure: what the ratings added counts by `share`."""
+    """Return a weight in which what the ratings have added counts by `share`. Precisions add up, and so do the means in
+    their measure."""
     mean, variance = weight
     precision = 1 / prior + share * (1 / variance - 1 / prior)
     return share * mean / variance / precision, 1 / precision
 
 
 def logistic(value: float) -> float:
-    """The chance that log-odds stand for."""
+    """Return the probability that log-odds stand for."""
     if value > -500:
         return 1 / (1 + math.exp(-value))
     return 0.0
