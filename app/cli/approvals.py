@@ -6,7 +6,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from app.cli import event_loop, reads, run_words, storage, terminal
+from app.cli import content_reads, event_loop, run_words, storage, terminal
 from app.cli.asked import Asked
 from app.core.pool.catalog import MILLION, Catalog
 from app.engine.runs.approvals import Decision, settle
@@ -69,7 +69,7 @@ async def _shown(store: Store, row: RunRow) -> dict[str, Any] | None:
     """The question of a run with its texts. That they are read is logged."""
     found = await shown(store.of_tenant(None), row, reads=True)
     if found is not None:
-        await reads.note(store, row.id, row.tenant, "approval", mark(found))
+        await content_reads.note(store, row.id, row.tenant, "approval", mark(found))
     return found
 
 

@@ -14,8 +14,9 @@ from app.audit.check import Auditor
 from app.audit.export import Export
 from app.audit.log.folder import save
 from app.audit.report import RULES, Report
-from app.cli import event_loop, reads, storage, terminal
+from app.cli import content_reads, event_loop, storage, terminal
 from app.cli.asked import Asked
+from app.cli.terminal import count
 from app.errors import ConfigInvalid, StoreUnavailable
 from app.process.config import read
 from app.providers.formats import adapter
@@ -67,11 +68,11 @@ async def _export(asked: Asked, environ: Mapping[str, str], now: float) -> int:
     async with storage.used(settings), storage.journals(settings) as archive:
         runs = await write(archive, Path(asked.file), now=now, run=asked.run, since=since)
     async with storage.opened(settings) as store:
-        await reads.note(store, asked.run or "", "", f"export of {runs} runs")
+        await content_reads.note(store, asked.run or "", "", f"export of {count(runs, 'run')}")
     if asked.json:
         terminal.print_json({"file": asked.file, "runs": runs})
         return CLEAN
-    terminal.err().print(f"{runs:,} runs are in {asked.file}; it holds callers' texts.", markup=False)
+    terminal.err().print(f"Wrote {count(runs, 'run')} to {asked.file}; it holds callers' texts.", markup=False)
     return CLEAN
 
 
@@ -92,7 +93,7 @@ async def _tiles(asked: Asked, environ: Mapping[str, str]) -> int:
     if asked.json:
         terminal.print_json({"folder": asked.folder, "entries": saved})
         return CLEAN
-    terminal.err().print(f"{saved:,} entries of the log are in {asked.folder}.", markup=False)
+    terminal.err().print(f"Wrote {count(saved, 'entry', 'entries')} of the log to {asked.folder}.", markup=False)
     return CLEAN
 
 
@@ -118,20 +119,21 @@ def _print(report: Report) -> None:
         console.print(Text(str(violation)), soft_wrap=True)
     if report.rules.total() > SHOWN:
         console.print(f"... and {report.rules.total() - SHOWN:,} more")
-    for name, count in report.rules.most_common():
+    for name, number in report.rules.most_common():
         promises, meaning = RULES[name]
-        console.print(f"{count:,} x {name} ({promises}): {meaning}", style="red", markup=False, soft_wrap=True)
-    reasons = ", ".join(f"{reason}: {count:,}" for reason, count in sorted(report.unverifiable.items()))
+        console.print(f"{number:,} x {name} ({promises}): {meaning}", style="red", markup=False, soft_wrap=True)
+    reasons = ", ".join(f"{reason}: {number:,}" for reason, number in sorted(report.unverifiable.items()))
+    journals = (count(report.runs, "run"), count(report.events, "event"), count(report.calls, "call"))
     looked_at = (
-        f"{report.runs:,} runs, {report.events:,} events, {report.calls:,} calls",
-        f"{report.rendered:,} requests rendered again",
+        ", ".join(journals),
+        f"{count(report.rendered, 'request')} rendered again",
         f"{report.unverifiable.total():,} unverifiable" + (f" ({reasons})" if reasons else ""),
-        f"{report.pruned:,} runs were pruned",
-        f"{report.pending:,} outcomes still to come",
+        f"{count(report.pruned, 'run')} pruned",
+        f"{count(report.pending, 'outcome')} still to come",
     )
     console.print("; ".join(looked_at), markup=False, soft_wrap=True)
     total = report.rules.total()
-    console.print(f"{total:,} violations", style="green" if report.clean else "bold red")
+    console.print(count(total, "violation"), style="green" if report.clean else "bold red")
 
 
 def _rules(*, as_json: bool) -> int:

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from app.cli import log_outside, retention, terminal
-from app.cli.run_words import count, seconds
+from app.cli.run_words import seconds
+from app.cli.terminal import count
 from app.core.message.chat import End, Message, Sampling, Text
 from app.core.pool.catalog import Catalog, Deadlines, ProviderSpec, Worker
 from app.errors import (

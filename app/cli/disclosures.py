@@ -145,5 +145,6 @@ async def _rebuild(settings: Settings, *, as_json: bool) -> int:
     if as_json:
         terminal.print_json({"runs": runs, "rows": added})
     else:
-        terminal.out().print(f"{runs:,} runs were looked at; {added:,} rows were added or completed.", markup=False)
+        looked_at, changed = terminal.count(runs, "run"), terminal.count(added, "row")
+        terminal.out().print(f"Looked at {looked_at}; added or completed {changed}.", markup=False)
     return 0

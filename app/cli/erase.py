@@ -40,7 +40,7 @@ async def _erase(settings: Settings, asked: Asked, now: Callable[[], float]) -> 
             if asked.json:
                 terminal.print_json({"runs": found, "erased": False})
             else:
-                terminal.out().print(f"The content of {found:,} runs would be erased.")
+                terminal.out().print(f"The content of {terminal.count(found, 'run')} would be erased.")
             return 0
         patience = END_SECONDS + settings.lease_seconds
         if asked.run:
@@ -124,10 +124,10 @@ async def _end(store: Store, rows: Sequence[RunRow], patience: float, now: float
 
 
 def _report(settings: Settings, erased: Erased) -> str:
-    said = f"The content of {erased.runs:,} runs is erased; their journals remain."
+    said = f"The content of {terminal.count(erased.runs, 'run')} is erased; every journal remains."
     if erased.held:
         names = ", ".join(sorted(set(erased.held.values())))
-        said = f"{said} {len(erased.held):,} runs are left as they are: legal holds cover them ({names})."
+        said = f"{said} Legal holds ({names}) cover {terminal.count(len(erased.held), 'run')}, left as before."
     if erased.overwritten:
         return f"{said} Nothing of it is left in the database's files."
     if settings.database_url.startswith("sqlite"):

@@ -10,7 +10,7 @@ from rich.console import RenderableType
 from rich.text import Text
 from rich.tree import Tree
 
-from app.cli import event_loop, preview, private_engine, reads, run_words, storage, terminal
+from app.cli import content_reads, event_loop, preview, private_engine, run_words, storage, terminal
 from app.cli.asked import Asked
 from app.cli.runs import PREVIEW_KEY
 from app.core.pool.catalog import MILLION, Catalog
@@ -64,7 +64,7 @@ async def _make(loaded: Loaded, asked: Asked) -> dict[str, Any]:
 async def _show(loaded: Loaded, asked: Asked) -> dict[str, Any]:
     async with storage.opened(loaded.settings) as store:
         plan, row = await _find(store, asked.plan)
-        await reads.note(store, row.id, row.tenant, "plan")
+        await content_reads.note(store, row.id, row.tenant, "plan")
         return await _whole(store, loaded.catalog, plan, plan.revision(asked.revision), lists=asked.lists)
 
 
@@ -73,7 +73,7 @@ async def _edit(loaded: Loaded, asked: Asked) -> dict[str, Any]:
     async with storage.used(loaded.settings), private_engine.at_work(loaded, 1) as opened:
         store = opened.context.store
         plan, row = await _find(store, asked.plan)
-        await reads.note(store, row.id, row.tenant, "plan")
+        await content_reads.note(store, row.id, row.tenant, "plan")
         base = plan.revision(asked.revision)
         number = orders.next_number(plan, base)
         before = revisions.as_value(await revisions.steps_of(store.of_tenant(None), base))
@@ -131,7 +131,7 @@ async def _execute(loaded: Loaded, asked: Asked) -> int:
         except InvalidRequest as refused:
             raise orders.since_changed(refused) from None
         _checked(ended)
-        await reads.note(store, ended.state.run, row.tenant, "answer")
+        await content_reads.note(store, ended.state.run, row.tenant, "answer")
     said: dict[str, Any] = {"run": ended.state.run, "state": ended.state.state, "answer": ended.answer}
     said |= {"cost_usd": ended.bill.usd / MILLION, "plan": plan.id, "revision": revision.number}
     terminal.print_json(said) if asked.json else terminal.out().print(Text(terminal.clean(ended.answer)))

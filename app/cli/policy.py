@@ -108,5 +108,5 @@ def _try(runs: int, refused: Sequence[Refused], *, as_json: bool) -> int:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in one.reasons.items())
         labels = ", ".join(one.labels) or "no label"
         console.print(f"{one.run}  {one.tier}  {labels}  {reasons}", markup=False, soft_wrap=True)
-    console.print(f"{len(refused):,} of {runs:,} runs made calls that this pool file would have refused.")
+    console.print(f"This pool file would have refused calls of {len(refused):,} of {terminal.count(runs, 'run')}.")
     return REFUSED if refused else FINE

@@ -21,7 +21,7 @@ def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> i
         if asked.json:
             terminal.print_json({"runs": runs, "events": events, "pruned": False})
         else:
-            terminal.out().print(f"{runs:,} runs with {events:,} events would be pruned.")
+            terminal.out().print(f"{_counted(runs, events)} would be pruned.")
         return 0
     done = event_loop.run(_prune(settings, query, now))
     if asked.json:
@@ -48,16 +48,22 @@ async def _prune(settings: Settings, query: PruneQuery, now: Callable[[], float]
     return done
 
 
+def _counted(runs: int, events: int) -> str:
+    return f"{terminal.count(runs, 'run')} with {terminal.count(events, 'event')}"
+
+
 def _name(prefix: str) -> str:
     return f"{prefix}_{token_hex(8)}"
 
 
 def _report(settings: Settings, done: Pruned) -> None:
     console = terminal.out()
-    console.print(f"{done.runs:,} runs with {done.events:,} events were pruned.")
+    console.print(f"Pruned: {_counted(done.runs, done.events)}.")
     if done.held:
-        console.print(f"{len(done.held):,} runs were kept because a legal hold covers them; see `baton holds ls`.")
+        held = terminal.count(len(done.held), "run")
+        console.print(f"Kept, because a legal hold covers them: {held}; see `baton holds ls`.")
     if settings.archive:
-        console.print(f"Their journals are in {len(done.files):,} files:", *done.files, sep="\n", soft_wrap=True)
+        files = terminal.count(len(done.files), "file")
+        console.print(f"The journals are in {files}:", *done.files, sep="\n", soft_wrap=True)
     for name in done.damaged:
         console.print(f"{name} was kept: its journal is damaged. `baton audit check --run {name}` shows how.")

@@ -150,7 +150,7 @@ async def _replay(loaded: Loaded, asked: Asked, under: Mapping[str, str], now: C
             waiting = [row for row in rows if row.id not in known]
             batch.left_out["replayed before"] = len(rows) - len(waiting)
             waiting.reverse()
-            with terminal.err().status(f"replaying {run_words.count(len(waiting), 'run')}"):
+            with terminal.err().status(f"replaying {terminal.count(len(waiting), 'run')}"):
                 async with asyncio.TaskGroup() as group:
                     for _ in range(asked.concurrency):
                         group.create_task(_work(batch, waiting))

@@ -79,7 +79,7 @@ def _print(figures: Mapping[str, Any], names: Mapping[str, str]) -> None:
     console.print(f"A success by {figures['success']}: {figures['definition']}", markup=False, soft_wrap=True)
     if figures["threshold"] is not None:
         console.print(f"The threshold is {figures['threshold']:g}.", markup=False)
-    named = ", ".join(f"{name} ({count:,} runs)" for name, count in figures["sources"].items())
+    named = ", ".join(f"{name} ({terminal.count(number, 'run')})" for name, number in figures["sources"].items())
     console.print(f"It goes by: {terminal.clean(named) or 'nothing yet'}.", markup=False, soft_wrap=True)
     _print_rows(console, "Cost of a successful query", _group_rows(figures["groups"], names))
     _print_rows(console, "All of them", _group_rows([{"by": "all", "group": "", **total}], names))

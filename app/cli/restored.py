@@ -13,7 +13,8 @@ from typing import Any
 
 from app.cli import event_loop, storage, terminal
 from app.cli.asked import Asked
-from app.cli.run_words import count, moment
+from app.cli.run_words import moment
+from app.cli.terminal import count
 from app.core.pool.catalog import MILLION
 from app.core.records import record
 from app.core.run.kinds import ENDED, RUN_STATES

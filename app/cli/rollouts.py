@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from app.cli import event_loop, reads, storage, terminal
+from app.cli import content_reads, event_loop, storage, terminal
 from app.cli.asked import Asked
 from app.core.pool.catalog import Catalog
 from app.core.pool.snapshot import restored
@@ -33,8 +33,8 @@ def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> i
         return 0 if found else 1
     console = terminal.out()
     console.print(
-        f"{len(found):,} rollouts are in {path} ({counts['train']:,} to train, {counts['held-out']:,} held out; "
-        f"{rated:,} rated); it holds callers' texts.",
+        f"Wrote {terminal.count(len(found), 'rollout')} to {path} ({counts['train']:,} to train, "
+        f"{counts['held-out']:,} held out; {rated:,} rated); it holds callers' texts.",
         markup=False,
         soft_wrap=True,
     )
@@ -69,5 +69,5 @@ async def collect(settings: Settings, chosen: Wanted, since: float | None) -> tu
                 found.append(rollout(record, catalogs, ratings, chosen))
             except Skipped as reason:
                 skipped[str(reason)] += 1
-        await reads.note(store, "", chosen.tenant or "", f"rollouts of {len(found)} runs")
+        await content_reads.note(store, "", chosen.tenant or "", f"rollouts of {terminal.count(len(found), 'run')}")
     return found, skipped

@@ -9,7 +9,7 @@ from typing import Any, Final
 from rich.text import Text
 
 from app.cli import run_words
-from app.cli.terminal import clean, dollars
+from app.cli.terminal import clean, count, dollars
 from app.core.pool.catalog import MILLION
 
 MARKS: Final[Mapping[str, str]] = {
@@ -79,7 +79,7 @@ def _node(node: Document) -> Text:
     if node["answers"]:
         line.append("  * answers")
     if node["attempts"]:
-        calls = run_words.count(len(node["attempts"]), "call")
+        calls = count(len(node["attempts"]), "call")
         line.append(f"  {calls}, {run_words.seconds(node['seconds'])}, {_money(node['cost_usd'])}")
     if node["error"]:
         line.append(f"  {clean(node['error'])}", style="red")

@@ -4,7 +4,7 @@ choice."""
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from app.cli.terminal import clean, dollars, excerpt, second
+from app.cli.terminal import clean, count, dollars, excerpt, second
 from app.core.pool.catalog import LIMITS, MILLION, Limit
 
 Record = Mapping[str, Any]
@@ -322,8 +322,3 @@ def rating(record: Record) -> str:
     if record["label"]:
         said.append(record["label"])
     return f"{record['kind']}, by {by}: {', '.join(said)} · {moment(record['at'])}"
-
-
-def count(number: int, noun: str) -> str:
-    """Return a number with its noun in the singular or plural."""
-    return f"{number} {noun}{'' if number == 1 else 's'}"

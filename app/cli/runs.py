@@ -11,7 +11,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from app.cli import event_loop, reads, run_record, run_tree, run_views, run_words, storage, terminal
+from app.cli import content_reads, event_loop, run_record, run_tree, run_views, run_words, storage, terminal
 from app.cli.asked import Asked
 from app.cli.keys import named
 from app.core.message.chat import usage_to_json
@@ -231,7 +231,7 @@ async def _show(settings: Settings, asked: Asked, now: float) -> None:
     async with storage.opened(settings) as store:
         row = await storage.find(store, asked.run)
         shown, question = await run_record.read(store, row)
-        await reads.note(store, row.id, row.tenant, "show")
+        await content_reads.note(store, row.id, row.tenant, "show")
         key = await store.key(shown["key"])
     shown["key_name"] = key.name if key is not None else None
     if asked.json:
@@ -403,7 +403,7 @@ def _step_detail(fact: Fact) -> str:
         case StepAwaitingTool():
             return f"step {fact.n}: calls {', '.join(one.name for one in fact.calls)}"
         case StepToolResults():
-            return f"step {fact.n}: {run_words.count(len(fact.ids), 'result')}"
+            return f"step {fact.n}: {terminal.count(len(fact.ids), 'result')}"
         case StepDone():
             return f"step {fact.n}: {fact.chars:,} characters"
         case StepFailed():

@@ -60,7 +60,9 @@ def _print_candidate(one: Mapping[str, Any]) -> None:
     console = terminal.out()
     plans = f"; {one['valid_plans']:,} of {one['plans']:,} plans valid" if one["plans"] else ""
     left = f"; {one['unfinished']:,} unfinished" if one["unfinished"] else ""
-    console.print(f"\n{terminal.clean(one['subject'])}: {one['pairs']:,} pairs{plans}{left}", markup=False)
+    console.print(
+        f"\n{terminal.clean(one['subject'])}: {terminal.count(one['pairs'], 'pair')}{plans}{left}", markup=False
+    )
     if not one["figures"]:
         console.print("Nothing is known yet: there is no pair of a run and its shadow that have ended.", markup=False)
     else:

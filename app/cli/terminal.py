@@ -61,6 +61,13 @@ def dollars(micro: float) -> str:
     return f"${whole}.{part.rstrip('0').ljust(2, '0')}"
 
 
+def count(number: int, noun: str, plural: str = "") -> str:
+    """Return a number with its noun: `1 run`, `1,234 runs`. `plural` is for nouns that take more than an s."""
+    if number == 1:
+        return f"1 {noun}"
+    return f"{number:,} {plural or f'{noun}s'}"
+
+
 def minute(at: float) -> str:
     """Return a point in time in seconds since 1970 to the minute, in UTC."""
     return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M")

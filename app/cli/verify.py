@@ -19,6 +19,7 @@ from app.audit.log.tree import Checkpoint, Key, Unreadable, read_checkpoint, rea
 from app.audit.log.verify import LogCheck
 from app.cli import event_loop, storage, terminal
 from app.cli.asked import Asked
+from app.cli.terminal import count
 from app.errors import ConfigInvalid, StoreUnavailable
 from app.process.config import read
 from app.store.sealed_rows import SealedRows, in_one_snapshot
@@ -140,13 +141,14 @@ def _print(report: Verified, seconds: float) -> None:
             console.print(f"... and {report.rules.total() - SHOWN:,} more")
             break
         console.print(Text(terminal.clean(str(finding))), soft_wrap=True)
-    for name, count in report.rules.most_common():
-        console.print(f"{count:,} x {name}: {RULES[name]}", style="red", markup=False, soft_wrap=True)
+    for name, number in report.rules.most_common():
+        console.print(f"{number:,} x {name}: {RULES[name]}", style="red", markup=False, soft_wrap=True)
+    rate = report.events / max(seconds, 0.001)
     counted = (
-        f"{report.entries:,} entries",
-        f"{report.runs:,} runs with {report.events:,} events ({report.events / max(seconds, 0.001):,.0f} a second)",
-        f"{report.rows:,} other rows, {report.contents:,} texts",
-        f"{report.erased:,} runs erased, {report.pruned:,} pruned",
+        count(report.entries, "entry", "entries"),
+        f"{count(report.runs, 'run')} with {count(report.events, 'event')} ({rate:,.0f} a second)",
+        f"{count(report.rows, 'other row')}, {count(report.contents, 'text')}",
+        f"{count(report.erased, 'run')} erased, {report.pruned:,} pruned",
         f"{report.pending:,} not sealed yet",
     )
     console.print("; ".join(counted), markup=False, soft_wrap=True)

@@ -10,6 +10,7 @@ import pytest
 
 from app.__main__ import main
 from app.audit import absent
+from app.cli.terminal import count
 from app.core.run import journal_hash
 from app.engine.retention import Pruned, Pruning, archiving
 from app.store.archive import Stored, open_archive
@@ -80,7 +81,7 @@ def some_run(journal: Journal) -> str:
 def test_pruned_runs_are_counted_and_no_violation(desk: Desk, journal: Journal) -> None:
     done = desk.prune(f"{desk.folder}/archive")
     assert done.runs > 0
-    words = f"{done.runs} runs were pruned"
+    words = f"{count(done.runs, 'run')} pruned"
     for arguments in ((), ("--against", desk.export), ("--against", done.files[0])):
         status, said = desk.check(*arguments)
         assert status == CLEAN, said

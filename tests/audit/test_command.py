@@ -100,7 +100,7 @@ def test_an_export_says_which_version_of_a_conductor_was_in_force(desk: Desk, jo
     assert status == 1
     assert f"{run} seq 3 version-not-in-force: " in out
     assert "asks version planner@1" in out
-    assert "1 violations" in out
+    assert "1 violation" in out
     lines = [line for line in path.read_text().splitlines() if not line.startswith('{"change":')]
     path.write_text("\n".join([lines[0].replace('"version":3', '"version":1'), *lines[1:]]))
     status, out, _ = desk("check", str(path))

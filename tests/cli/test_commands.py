@@ -384,7 +384,7 @@ def test_ls_filters(service: Service) -> None:
     wanted = ("--user", "eve-hash", "--metadata", "team=search", "--sort", "cost", "--reverse", "--json")
     (found,) = json.loads(baton(service.folder, "runs", "ls", *wanted).out)
     assert found["id"] == rows[0]["id"]
-    assert "of 1 runs would be erased" in baton(service.folder, "runs", "erase", "--user", "eve-hash", "--dry-run").out
+    assert "of 1 run would be erased" in baton(service.folder, "runs", "erase", "--user", "eve-hash", "--dry-run").out
 
 
 def test_watch_tells_the_journal_to_its_end(service: Service) -> None:
@@ -620,11 +620,11 @@ def test_erasing_wants_to_be_told_what(service: Service) -> None:
     service.ask("baton-mini", EASY, user="eve")
     assert "say what to erase" in baton(service.folder, "runs", "erase").err
     assert "leave the other options out" in baton(service.folder, "runs", "erase", "--run", "last", "--user", "eve").err
-    assert "of 1 runs would be erased" in baton(service.folder, "runs", "erase", "--user", "eve", "--dry-run").out
+    assert "of 1 run would be erased" in baton(service.folder, "runs", "erase", "--user", "eve", "--dry-run").out
     assert "of 0 runs would be erased" in baton(service.folder, "runs", "erase", "--before", "1d", "--dry-run").out
     counted = json.loads(baton(service.folder, "runs", "erase", "--user", "eve", "--dry-run", "--json").out)
     assert counted == {"runs": 1, "erased": False}
-    assert "of 1 runs is erased" in baton(service.folder, "runs", "erase", "--run", "last").out
+    assert "of 1 run is erased" in baton(service.folder, "runs", "erase", "--run", "last").out
     assert "of 0 runs is erased" in baton(service.folder, "runs", "erase", "--user", "eve").out
 
 
@@ -670,9 +670,9 @@ def test_pruning_deletes_old_runs_alone(service: Service) -> None:
         database.execute("UPDATE runs SET created_at = 1, ended_at = 2, deadline = 3 WHERE id = ?", (old,))
     database.close()
     counted = baton(service.folder, "runs", "prune", "--before", "30d", "--dry-run").out
-    assert "1 runs with 9 events would be pruned" in counted
+    assert "1 run with 9 events would be pruned" in counted
     told = baton(service.folder, "runs", "prune", "--before", "30d", BATON_ARCHIVE=str(service.folder / "archive")).out
-    assert "1 runs with 9 events were pruned" in told
-    assert "1 runs, 9 events" in baton(service.folder, "audit", "check", told.splitlines()[-1]).out
+    assert "Pruned: 1 run with 9 events." in told
+    assert "1 run, 9 events" in baton(service.folder, "audit", "check", told.splitlines()[-1]).out
     assert "was pruned" in baton(service.folder, "runs", "show", old).err
     assert new in baton(service.folder, "runs", "show", new).out

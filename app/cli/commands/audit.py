@@ -84,7 +84,7 @@ def _define_reads(audit: Group) -> None:
     def views() -> None:
         """Make the SQL views audit_runs, audit_events and audit_disclosures in Postgres, which hold no texts."""
 
-    @audit.add("reads", "reads", "baton audit reads --since 7d", "baton audit reads --run run_0199 --json")
+    @audit.add("reads", "content_reads", "baton audit reads --since 7d", "baton audit reads --run run_0199 --json")
     @option("--run", metavar="RUN", help="Only readings of this run, by its whole id.")
     @option("--tenant", help="Only readings of this tenant's runs.")
     @option("--actor", help="Only readings by this key (by its id) or user.")
