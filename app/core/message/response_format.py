@@ -124,7 +124,7 @@ def _combines(schema: object) -> bool:
 
 
 def shown(form: Form, messages: tuple[Message, ...], *, constrained: bool, flaw: Flaw | None) -> tuple[Message, ...]:
-    """The messages of an answering step, with what they need so that its answer has the form.
+    """Return the messages of an answering step, with what they need so that its answer has the form.
 
     A worker whose decoding is `constrained` to the form, or whose JSON mode suffices, and that has not failed it gets
     them as they are.
@@ -140,7 +140,7 @@ def shown(form: Form, messages: tuple[Message, ...], *, constrained: bool, flaw:
 
 
 def without_instruction(messages: tuple[Message, ...]) -> tuple[Message, ...]:
-    """The messages before those that `shown` has added about the form of the answer."""
+    """Return the messages before those that `shown` has added about the form of the answer."""
     for place in range(len(messages) - 1, 0, -1):
         if messages[place].role == "user" and messages[place].text.startswith(INSTRUCTION):
             return messages[:place]

@@ -21,8 +21,8 @@ MOST_CALLS = 128
 
 
 def mint(run: str, token: bytes) -> str:
-    """An id for a tool call of this run; `token` is `TOKEN_BYTES` of randomness. ValueError for a run id of another
-    form."""
+    """Return an id for a tool call of this run; `token` is `TOKEN_BYTES` of randomness. ValueError for a run id of
+    another form."""
     named = RUN.fullmatch(run)
     if named is None:
         raise ValueError("this is no run id")
@@ -30,7 +30,7 @@ def mint(run: str, token: bytes) -> str:
 
 
 def run_of(call_id: str) -> str | None:
-    """The run that a minted id leads to; None if the id has not the form of ours, and so is somebody else's."""
+    """Return the run that a minted id leads to; None if the id has not the form of ours, and so is somebody else's."""
     minted = MINTED.fullmatch(call_id)
     if minted is None:
         return None
@@ -70,7 +70,7 @@ class Gathering:
         return len(self._names)
 
     def name(self, index: int) -> str:
-        """The tool that a call wants."""
+        """Return the tool that a call wants."""
         return self._names[index]
 
     @property
@@ -98,7 +98,8 @@ def unsent(calls: Iterable[ToolCall], sent: Iterable[ToolDelta]) -> tuple[ToolDe
 
 
 def kept(calls: tuple[ToolCall, ...], toolbox: Toolbox) -> tuple[ToolCall, ...]:
-    """The calls that count: where only one is allowed at a time, a model that made several is asked again later."""
+    """Return the calls that count: where only one is allowed at a time, a model that made several is asked again
+    later."""
     return calls if toolbox.parallel else calls[:1]
 
 

@@ -26,7 +26,7 @@ milliseconds."""
 
 
 def plan_form(steps: Sequence[Step], limits: Limits, base: int = 0) -> dict[str, Any]:
-    """The canonical form of a plan, in plain JSON values.
+    """Return the canonical form of a plan, in plain JSON values.
 
     `subtask` of a step is its instruction as text, or the ref of that text: digests of the one and of the other never
     agree, so that those who compare must use the same. A run's own records use refs, which outlive the text. Access
@@ -69,10 +69,11 @@ def _access(access: Access, base: int) -> list[str | int]:
 
 
 def digest(form: Mapping[str, Any]) -> str:
-    """The SHA-256 of a form of whole numbers, texts, truth values, lists and objects, in 64 hexadecimal digits."""
+    """Return the SHA-256 of a form of whole numbers, texts, truth values, lists and objects, in 64 hexadecimal
+    digits."""
     return sha256(json.dumps(form, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()).hexdigest()
 
 
 def plan_digest(steps: Sequence[Step], limits: Limits, base: int = 0) -> str:
-    """The SHA-256 of the canonical form of a plan; see `plan_form` for the arguments."""
+    """Return the SHA-256 of the canonical form of a plan; see `plan_form` for the arguments."""
     return digest(plan_form(steps, limits, base))

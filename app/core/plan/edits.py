@@ -27,7 +27,8 @@ class Edit:
 
 
 def edited(steps: Sequence[Mapping[str, Any]], edits: Sequence[Edit]) -> list[dict[str, Any]]:
-    """The steps after these edits. Access lists keep naming the same steps; a step that was removed is named by none.
+    """Return the steps after these edits. Access lists keep naming the same steps; a step that was removed is named by
+    none.
 
     Raises `PlanRejected`, whose reason begins with the place of the edit, for a step that does not exist.
     """
@@ -45,7 +46,7 @@ def edited(steps: Sequence[Mapping[str, Any]], edits: Sequence[Edit]) -> list[di
 
 
 def _applied(steps: list[dict[str, Any]], edit: Edit) -> list[dict[str, Any]]:
-    """The steps after one edit, which fits them."""
+    """Return the steps after one edit, which fits them."""
     places = list(range(len(steps)))
     """The old place of each step that stays, in the new order."""
     if edit.op == "change":
@@ -62,7 +63,7 @@ def _applied(steps: list[dict[str, Any]], edit: Edit) -> list[dict[str, Any]]:
 
 
 def _renumbered(step: Mapping[str, Any], numbers: Mapping[int, int]) -> dict[str, Any]:
-    """A step whose access list has the new numbers of the steps; one that has none is left out of it."""
+    """Return a step whose access list has the new numbers of the steps; one that has none is left out of it."""
     access = step.get("access")
     if not isinstance(access, list):
         return dict(step)

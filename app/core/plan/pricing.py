@@ -23,7 +23,7 @@ SUBTASK_BYTES = 200
 
 
 def question_tokens(task: Task) -> int:
-    """An upper bound of the input tokens of a request that has the caller's conversation and nothing else.
+    """Return an upper bound of the input tokens of a request that has the caller's conversation and nothing else.
 
     Definitions of tools and an answer's form are sent with the conversation in the provider's own JSON, all of which
     then counts as it does in a reservation.
@@ -37,7 +37,7 @@ def question_tokens(task: Task) -> int:
 
 
 def least(worker: Worker, input_tokens: int, floor: int) -> Amount:
-    """The amount that one call holds if it may write `floor` tokens."""
+    """Return the amount that one call holds if it may write `floor` tokens."""
     return Amount(*worst_case(worker, input_tokens, min(floor, worker.card.max_output)))
 
 
@@ -47,7 +47,7 @@ def seen_bytes(floor: int) -> int:
 
 
 def plan_price(steps: Sequence[Step], workers: Iterable[Worker], question: int, floor: int) -> Amount:
-    """The least price of a plan whose conversation has `question` tokens.
+    """Return the least price of a plan whose conversation has `question` tokens.
 
     A step that the conductor takes itself costs as much as one by the cheapest worker; so does one by a worker that
     is not there, which another one will replace.
@@ -79,7 +79,7 @@ def ample(workers: Sequence[Worker], steps: int, question: int, floor: int, left
 
 
 def best_alone(workers: Sequence[Worker], preferred: str, question: int, limits: Limits, left: Amount) -> str:
-    """The worker that is to answer alone, by name: the preferred one if the run can pay it at the floor.
+    """Return the worker that is to answer alone, by name: the preferred one if the run can pay it at the floor.
 
     Else the dearest one that the run can pay at its full length, else the cheapest at the floor. The preferred one, or
     the first, if nobody can be paid.
@@ -97,7 +97,7 @@ def best_alone(workers: Sequence[Worker], preferred: str, question: int, limits:
 
 
 def plan_seconds(steps: Sequence[tuple[str, Sequence[int]]], paces: Mapping[str, float], fan_out: int) -> float:
-    """The likely seconds of a plan: along its longest path, and at least what `fan_out` steps at once can do.
+    """Return the likely seconds of a plan: along its longest path, and at least what `fan_out` steps at once can do.
 
     Each step is given as its worker and the earlier steps that it reads, counted from 0; `paces` are the seconds of a
     call of each worker. A step of a worker that is not among them takes no time.

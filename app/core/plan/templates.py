@@ -84,7 +84,8 @@ PLANNED = Arm(MODEL, MODEL, MODEL, (), ())
 
 
 def arms(spec: SelectorSpec, workers: Sequence[Worker], most_steps: int, *, model: bool = False) -> tuple[Arm, ...]:
-    """All arms over these workers whose steps are not too many; `model` says whether the tier's model may be asked."""
+    """Return all arms over these workers whose steps are not too many; `model` says whether the tier's model may be
+    asked."""
     found = {arm.name: arm for template in spec.templates for arm in _manned(template, spec, workers, most_steps)}
     planned = (PLANNED,) if model else ()
     if not found and not planned:  # the caller has left fewer steps than any template has
@@ -109,7 +110,8 @@ def _manned(template: str, spec: SelectorSpec, workers: Sequence[Worker], most_s
 
 
 def manned(template: str, workers: Sequence[str]) -> Arm:
-    """A template with these workers in the order of its steps. The first who neither plans nor checks is `main`."""
+    """Return a template with these workers in the order of its steps. The first who neither plans nor checks is
+    `main`."""
     plan = _PLANS[template]
     last = len(plan) - 1
     steps = tuple(
@@ -123,7 +125,7 @@ def manned(template: str, workers: Sequence[str]) -> Arm:
 
 
 def arm_named(name: str) -> Arm:
-    """The arm of this name."""
+    """Return the arm of this name."""
     template, _, workers = name.partition(" ")
     if template == MODEL:
         return PLANNED
@@ -131,7 +133,8 @@ def arm_named(name: str) -> Arm:
 
 
 def arm_of(steps: Sequence[tuple[str, str, Access]]) -> Arm:
-    """The arm whose plan has these steps, each as worker, subtask and access list; `PLANNED` if it is none of them."""
+    """Return the arm whose plan has these steps, each as worker, subtask and access list; `PLANNED` if it is none of
+    them."""
     workers = [worker for worker, _, _ in steps]
     asked = [(subtask, access) for _, subtask, access in steps]
     for template, length in TEMPLATES.items():
@@ -143,7 +146,7 @@ def arm_of(steps: Sequence[tuple[str, str, Access]]) -> Arm:
 
 
 def further_arms(spec: SelectorSpec, workers: Sequence[Worker], first: Arm) -> tuple[Arm, ...]:
-    """All that can be done with the answer that an arm has given. It is accepted if there is nobody else."""
+    """Return all that can be done with the answer that an arm has given. It is accepted if there is nobody else."""
     checkers = able(workers, spec.checkers, ("check", "judg", "review"))
     others = [worker.name for worker in workers if (first.template, first.main) != ("answer", worker.name)]
     named = [ACCEPT, *(f"{RECHECK} {name}" for name in checkers), *(f"{REDO} {name}" for name in others)]
@@ -151,8 +154,8 @@ def further_arms(spec: SelectorSpec, workers: Sequence[Worker], first: Arm) -> t
 
 
 def further_arm(name: str, first: Arm) -> Arm:
-    """One of these arms by its name. The chance that an answer is right that is accepted or checked depends on whom it
-    is from, and on what it looks like."""
+    """Return one of these arms by its name. The chance that an answer is right that is accepted or checked depends on
+    whom it is from, and on what it looks like."""
     done, _, worker = name.partition(" ")
     if done == ACCEPT:
         return replace(first, name=ACCEPT, steps=(), further=(ANSWERED,))

@@ -48,7 +48,7 @@ class ToolUse:
 
 
 def granted(access: Access, done: Mapping[int, EarlierStep]) -> tuple[EarlierStep, ...]:
-    """The listed steps that have a non-empty answer, in order. A step that failed leaves no trace."""
+    """Return the listed steps that have a non-empty answer, in order. A step that failed leaves no trace."""
     return tuple(done[n] for n in sorted(set(access.steps)) if n in done and done[n].answer)
 
 
@@ -61,7 +61,7 @@ def compose(
     *,
     opens: bool = False,
 ) -> tuple[Message, ...]:
-    """The exact messages of a step, as `worker` gets them.
+    """Return the exact messages of a step, as `worker` gets them.
 
     `task` is None unless the access list grants `user`: then not one byte of the caller's conversation, its system
     messages included, appears. With the conversation and neither subtask nor earlier steps, it is passed on unchanged.
@@ -77,7 +77,7 @@ def compose(
 
 
 def _exchange(use: ToolUse, worker: str, *, with_user: bool) -> Iterator[Message]:
-    """The worker's message, and each result under the id that the worker knows its call by."""
+    """Yield the worker's message, and each result under the id that the worker knows its call by."""
     ours = use.worker == worker or use.said.keepsake is None
     yield use.said if ours else replace(use.said, keepsake=None)
     theirs = {ours: call.id for ours, call in zip(use.ids, use.said.calls, strict=True)}

@@ -40,12 +40,12 @@ class Access:
         return Access(self.user, (*before, *(n + by for n in self.steps)))
 
     def as_list(self) -> list[str | int]:
-        """The form of plans and of the audit trail: `["user", 0, 1]`."""
+        """Return the form of plans and of the audit trail: `["user", 0, 1]`."""
         return [*(["user"] if self.user else []), *([PREVIOUS] if self.previous else []), *self.steps]
 
 
 def access_from_list(entries: Sequence[str | int]) -> Access:
-    """The inverse of `Access.as_list`; trusts its input."""
+    """Return the inverse of `Access.as_list`; trusts its input."""
     return Access("user" in entries, tuple(entry for entry in entries if isinstance(entry, int)))
 
 

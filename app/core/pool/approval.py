@@ -35,7 +35,7 @@ class ApprovalTerms:
     """True if the key that began the run must not approve its plans."""
 
     def to_json(self) -> dict[str, Any]:
-        """The terms in plain JSON values."""
+        """Return the terms in plain JSON values."""
         return {
             "reasons": list(self.reasons),
             "above_usd": self.above_usd,
@@ -47,7 +47,7 @@ class ApprovalTerms:
 
     @classmethod
     def from_json(cls, body: Mapping[str, Any]) -> "ApprovalTerms":
-        """The inverse of `to_json`; fields of newer releases are ignored."""
+        """Return the inverse of `to_json`; fields of newer releases are ignored."""
         return cls(
             reasons=tuple(body.get("reasons", ())),
             above_usd=body.get("above_usd"),
@@ -90,7 +90,7 @@ def _provider(catalog: Catalog, name: str) -> str:
 
 
 def _ruled(catalog: Catalog, tier: Tier, labels: frozenset[str]) -> tuple[str, ...]:
-    """The workers of a tier before which a rule asks for an approval of a run with these labels."""
+    """Return the workers of a tier before which a rule asks for an approval of a run with these labels."""
     wanted = [rule.approve for rule in catalog.rules if rule.approve is not None and rule.labels - SOURCES <= labels]
     if not wanted:
         return ()

@@ -282,7 +282,7 @@ class Pick:
 
 
 def pick(offers: Iterable[Offer], *, now: float, left: float) -> Pick:
-    """The first offer without an objection; if all that is wrong is that they are ejected, the least bad one.
+    """Return the first offer without an objection; if all that is wrong is that they are ejected, the least bad one.
 
     `left` are the seconds of the run. Objections: `no_time`, `retry_budget`, and those of a breaker.
     """
@@ -314,7 +314,7 @@ def worth_waiting(offers: Iterable[Offer], *, now: float, left: float) -> bool:
 
 
 def badness(breaker: Breaker) -> tuple[bool, float]:
-    """A key that puts the least bad of the ejected first: what an operator must mend comes last."""
+    """Return a key that puts the least bad of the ejected first: what an operator must mend comes last."""
     return breaker.reason == "misconfigured", breaker.until
 
 

@@ -22,7 +22,7 @@ MOST_PAGES = 100
 
 
 def input_bound(messages: Sequence[Message], extra_bytes: int = 0) -> int:
-    """An upper bound of the input tokens; `extra_bytes` is for schemas and the like that the provider adds."""
+    """Return an upper bound of the input tokens; `extra_bytes` is for schemas and the like that the provider adds."""
     bound = PER_MESSAGE * (len(messages) + 1) + extra_bytes
     for message in messages:
         bound += len(message.name or "")
@@ -62,7 +62,8 @@ def worst_case(worker: Worker, input_tokens: int, output_tokens: int) -> tuple[i
 
 
 def affordable_output(worker: Worker, input_tokens: int, wanted: int, *, floor: int, usd: int, tokens: int) -> int:
-    """The largest number of output tokens, of at most `wanted`, whose worst case fits `usd` micro-dollars and `tokens`.
+    """Return the largest number of output tokens, of at most `wanted`, whose worst case fits `usd` micro-dollars and
+    `tokens`.
 
     0 if even `floor` tokens do not fit. A call that wants less than the floor is never cut.
     """
@@ -84,19 +85,20 @@ def _fits(worker: Worker, input_tokens: int, output_tokens: int, usd: int, token
 
 
 def estimate(messages: Sequence[Message], text: str) -> Usage:
-    """The likely usage of a complete call whose provider reported none: four bytes a token, marked as estimated."""
+    """Return the likely usage of a complete call whose provider reported none: four bytes a token, marked as
+    estimated."""
     return Usage(input=-(-input_bound(messages) // 4), output=-(-len(text.encode()) // 4), estimated=True)
 
 
 def cancelled(messages: Sequence[Message], output_tokens: int, text: str) -> Usage:
-    """The likely usage of a streamed call that was cancelled: its input, and what had been received by then. A provider
-    stops when its connection is closed, so that the rest is not billed."""
+    """Return the likely usage of a streamed call that was cancelled: its input, and what had been received by then. A
+    provider stops when its connection is closed, so that the rest is not billed."""
     likely = estimate(messages, text)
     return Usage(input=likely.input, output=min(likely.output, output_tokens), estimated=True)
 
 
 def broken(input_tokens: int, output_tokens: int, text: str, unheard: int) -> Usage:
-    """An upper bound for a call that broke off: all of its input, and what was received at one token a byte.
+    """Return an upper bound for a call that broke off: all of its input, and what was received at one token a byte.
 
     `unheard` is what the worker may have written without our hearing of it: everything, if its reply was to come whole.
     """

@@ -70,7 +70,7 @@ def recipients(catalog: Catalog, tier: Tier) -> Mapping[Recipient, Worker]:
 
 
 def _conductors(catalog: Catalog) -> tuple[str, ...]:
-    """The models that may conduct in arms of any tier, where arms are served."""
+    """Return the models that may conduct in arms of any tier, where arms are served."""
     if not catalog.evaluation.arms:
         return ()
     return catalog.evaluation.conductors
@@ -161,7 +161,7 @@ def _compiled(bits: Bits, catalog: Catalog, tier: Tier) -> Readers:
 
 
 def _same(new: Readers, old: Readers) -> bool:
-    """True if the same recipients have the same permissions."""
+    """Return True if the same recipients have the same permissions."""
     return _permissions(new) == _permissions(old)
 
 
@@ -170,7 +170,7 @@ def _permissions(readers: Readers) -> Mapping[Recipient, tuple[int, tuple[int, .
 
 
 def _derives(catalog: Catalog) -> bool:
-    """True if words that are made of others can be shown to more recipients than these."""
+    """Return True if words that are made of others can be shown to more recipients than these."""
     if any(worker.declassifies for worker in catalog.workers.values()):
         return True
     return any(not rule.labels.isdisjoint(SOURCES) for rule in catalog.rules)

@@ -138,13 +138,13 @@ class Window:
 
     @classmethod
     def read(cls, body: bytes) -> "Window":
-        """The inverse of `written`."""
+        """Return the inverse of `written`."""
         requests, tokens, claims = orjson.loads(body)
         known = {one[0]: Claim(*one) for one in claims}
         return cls([Slot(*one) for one in requests], [Slot(*one) for one in tokens], known)
 
     def written(self) -> bytes:
-        """The window as JSON, which other processes read."""
+        """Return the window as JSON, which other processes read."""
         claims = [_fields(one) for one in self.claims.values()]
         return orjson.dumps([_figures(self.requests), _figures(self.tokens), claims])
 
@@ -168,7 +168,7 @@ class Window:
         self.tokens = _current(self.tokens, now)
 
     def refusal(self, name: str, limits: RateLimits, asked: RateRequest, now: float) -> Refusal | None:
-        """The limit beyond which this request would be, if any."""
+        """Return the limit beyond which this request would be, if any."""
         if asked.run and limits.concurrency is not None and len(self.claims) >= limits.concurrency:
             return Refusal(name, "concurrency", BUSY_SECONDS)
         if limits.rpm is not None and (wait := _wait(self.requests, 1, limits.rpm, now)):
@@ -182,7 +182,7 @@ class Window:
         return None
 
     def _used_tokens(self) -> list[Slot]:
-        """The slots of tokens without the reservations of open runs, most of which are soon given back."""
+        """Return the slots of tokens without the reservations of open runs, most of which are soon given back."""
         reserved: dict[float, int] = {}
         for claim in self.claims.values():
             reserved[claim.slot] = reserved.get(claim.slot, 0) + claim.tokens
@@ -215,7 +215,7 @@ class Window:
             self._take_off(claim, 0)
 
     def figures(self, limits: RateLimits, now: float) -> tuple[Figures, ...]:
-        """The figures of the limits that the window has."""
+        """Return the figures of the limits that the window has."""
         found: list[Figures] = []
         parts: tuple[tuple[Unit, int | None, list[Slot]], ...] = (
             ("requests", limits.rpm, self.requests),
@@ -269,7 +269,7 @@ def _tightest(figures: Iterable[Figures]) -> tuple[Figures, ...]:
 
 
 def _over(claim: Claim, runs: Mapping[str, RunUse], now: float) -> tuple[int, float] | None:
-    """The tokens of a run, or of one turn of it, that is over, and when it was; None while it may be open."""
+    """Return the tokens of a run, or of one turn of it, that is over, and when it was; None while it may be open."""
     run, seq, before = runs.get(claim.run), 0, 0
     if run is None and claim.resumes:
         run, seq, before = runs.get(claim.resumes), claim.seq, claim.before
@@ -285,7 +285,8 @@ def _over(claim: Claim, runs: Mapping[str, RunUse], now: float) -> tuple[int, fl
 
 
 def _current(slots: list[Slot], now: float) -> list[Slot]:
-    """The slots that still count. A clock that was ahead once must not make them count for longer than they would."""
+    """Return the slots that still count. A clock that was ahead once must not make them count for longer than they
+    would."""
     kept = [one for one in slots if one.expires > now and one.amount > 0]
     for one in kept:
         if one.opened > now:
@@ -305,7 +306,7 @@ def _count(slots: list[Slot], now: float, amount: int, limit: int) -> float:
 
 
 def _wait(slots: Sequence[Slot], amount: int, limit: int, now: float) -> float:
-    """Seconds until an amount fits into the window; 0 if it does. Never, for a limit of 0, is a minute."""
+    """Return the seconds until an amount fits into the window; 0 if it does. Never, for a limit of 0, is a minute."""
     over = _total(slots) + amount - limit
     if over <= 0:
         return 0.0

@@ -63,7 +63,7 @@ class Match:
     clearance: frozenset[str] = frozenset()
 
     def fits(self, worker: Attributes) -> bool:
-        """True if the worker matches."""
+        """Return True if the worker matches."""
         asked = ((attribute, getattr(self, attribute)) for attribute in ATTRIBUTES)
         return all(values & worker.of(attribute) for attribute, values in asked if values)
 
@@ -80,7 +80,7 @@ class Rule:
     """The workers that are called for such a request only after somebody has approved the plan."""
 
     def permits(self, worker: Attributes) -> bool:
-        """True if the worker may be shown a request to which the rule applies."""
+        """Return True if the worker may be shown a request to which the rule applies."""
         if self.allow is not None and not self.allow.fits(worker):
             return False
         return self.deny is None or not self.deny.fits(worker)

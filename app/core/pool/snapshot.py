@@ -19,7 +19,7 @@ SCALARS: Final = frozenset({str, int, float, bool, NoneType})
 
 
 def snapshot(catalog: Catalog) -> bytes:
-    """The catalog's bytes: the same for equal catalogs. The digest itself is not among them."""
+    """Return the catalog's bytes: the same for equal catalogs. The digest itself is not among them."""
     plain = _plain(catalog)
     del plain["digest"]
     return json.dumps(plain, sort_keys=True, separators=(",", ":"), allow_nan=False).encode("ascii")
@@ -31,7 +31,7 @@ def sealed(catalog: Catalog) -> Catalog:
 
 
 def restored(data: bytes) -> Catalog:
-    """The inverse of `snapshot`, sealed again; fields that this version does not know are left out.
+    """Return the inverse of `snapshot`, sealed again; fields that this version does not know are left out.
 
     Raises ValueError, TypeError or KeyError for what is no snapshot.
     """
@@ -61,12 +61,12 @@ def _record(kind: Any, value: Mapping[str, Any]) -> Any:
 
 @cache
 def _hints(kind: type[Any]) -> Mapping[str, Any]:
-    """The types of a record's fields, by name: to evaluate them took half of the time of restoring a catalog."""
+    """Return the types of a record's fields, by name: to evaluate them took half of the time of restoring a catalog."""
     return get_type_hints(kind)
 
 
 def _made(kind: Any, value: Any) -> Any:
-    """A value of the type that a field is declared with."""
+    """Return a value of the type that a field is declared with."""
     origin, arguments = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType):
         if value is None:

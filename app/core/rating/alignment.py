@@ -23,7 +23,7 @@ DIGITS: Final = 6
 
 
 def unread(_ref: str) -> str:
-    """The hash of texts for those who may not read them."""
+    """Return the hash of texts for those who may not read them."""
     return ""
 
 
@@ -42,7 +42,7 @@ class AlignedSteps:
     one."""
 
     def differs(self) -> tuple[str, ...]:
-        """The names of what is different: `worker`, `state`, `access`, `tokens`, `cost`, `output`."""
+        """Return the names of what is different: `worker`, `state`, `access`, `tokens`, `cost`, `output`."""
         if self.first is None or self.second is None:
             return ()
         one, other = self.first[1], self.second[1]
@@ -57,7 +57,7 @@ class AlignedSteps:
         return tuple([name for name, differs in different.items() if differs])
 
     def to_json(self) -> dict[str, Any]:
-        """The pair in plain JSON values."""
+        """Return the pair in plain JSON values."""
         return {
             "aligned_by": self.by,
             "first": _step(self.first),
@@ -95,7 +95,7 @@ class SideBySide:
     pairs: tuple[AlignedSteps, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """Both runs in plain JSON values."""
+        """Return both runs in plain JSON values."""
         found = {}
         for name in METRICS:
             before, after = self.first.metric(name), self.second.metric(name)
@@ -144,7 +144,8 @@ def _pair(
 def _matched(
     first: Mapping[str, StepFigures], second: Mapping[str, StepFigures], hashes: tuple[Hash, Hash]
 ) -> Mapping[str, tuple[str, Alignment]]:
-    """The place in the second run of each step of the first one that is matched, with the way in which it was."""
+    """Return the place in the second run of each step of the first one that is matched, with the way in which it
+    was."""
     left, right = dict(first), dict(second)
     found: dict[str, tuple[str, Alignment]] = {}
     rules: Sequence[tuple[Alignment, Key]] = (
@@ -165,8 +166,8 @@ def _matches(
     key: Key,
     hashes: tuple[Hash, Hash],
 ) -> list[tuple[str, str]]:
-    """The places of steps with the same key, the first of the one run with the first of the other, and so on. The empty
-    key matches nothing."""
+    """Return the places of steps with the same key, the first of the one run with the first of the other, and so on.
+    The empty key matches nothing."""
     open_: dict[object, list[str]] = {}
     for place, step in right.items():
         open_.setdefault(key(place, step, hashes[1]), []).append(place)

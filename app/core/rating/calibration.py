@@ -82,14 +82,15 @@ def rates(trials: Iterable[Trial], by: Callable[[Trial], str]) -> dict[str, Rate
 
 
 def of_worker(trials: Sequence[Trial], worker: Worker) -> list[Trial]:
-    """The trials that speak of a worker as it is now: of its model, and of the latest version of the tasks only."""
+    """Return the trials that speak of a worker as it is now: of its model, and of the latest version of the tasks
+    only."""
     own = [one for one in trials if (one.worker, one.model) == (worker.name, worker.model)]
     latest = max(own, key=lambda one: one.at).version if own else ""
     return [one for one in own if one.version == latest]
 
 
 def measured(catalog: Catalog, trials: Sequence[Trial]) -> Catalog:
-    """The catalog with what was measured on its cards, and nothing else of that kind."""
+    """Return the catalog with what was measured on its cards, and nothing else of that kind."""
     workers = {name: _with_rates(worker, of_worker(trials, worker)) for name, worker in catalog.workers.items()}
     if workers != catalog.workers:
         return sealed(replace(catalog, workers=workers))

@@ -34,7 +34,7 @@ Same = Callable[[str, str], bool | None]
 
 
 def unknown(_first: str, _second: str) -> bool | None:
-    """The comparison of texts for those who may not read them."""
+    """Return the comparison of texts for those who may not read them."""
     return None
 
 
@@ -54,7 +54,7 @@ class Recipient:
     """`user` and the places of steps, sorted."""
 
     def to_json(self) -> dict[str, Any]:
-        """The disclosure in plain JSON values."""
+        """Return the disclosure in plain JSON values."""
         return {"recipient": self.recipient, "role": self.role, "step": self.place or None, "saw": list(self.saw)}
 
 
@@ -79,7 +79,7 @@ class StepFigures:
     usage: Usage
 
     def to_json(self) -> dict[str, Any]:
-        """The figures in plain JSON values, without refs."""
+        """Return the figures in plain JSON values, without refs."""
         return {
             "n": self.n,
             "planned_worker": self.planned,
@@ -131,7 +131,7 @@ class RunFigures:
         return sorted({self.answer, *steps} - {""})
 
     def metric(self, name: str) -> float | None:
-        """The figure of one of `METRICS`; None if it is not known."""
+        """Return the figure of one of `METRICS`; None if it is not known."""
         if name in ("usd", "seconds", "calls"):
             return float(getattr(self, name))
         if name == "score":
@@ -139,7 +139,7 @@ class RunFigures:
         return float(self.usage.input if name == "input_tokens" else self.usage.output)
 
     def to_json(self) -> dict[str, Any]:
-        """The figures of the whole run in plain JSON values."""
+        """Return the figures of the whole run in plain JSON values."""
         return {
             "run": self.run,
             "tier": self.tier,
@@ -159,7 +159,7 @@ class RunFigures:
 
 
 def figures(events: Sequence[Event], ratings: Iterable[Feedback] = ()) -> RunFigures:
-    """The figures of the run of this journal, which must begin with its admission."""
+    """Return the figures of the run of this journal, which must begin with its admission."""
     state = fold(tuple(events))
     split, end = bill(state), state.end
     at = places(state)
@@ -184,7 +184,7 @@ def figures(events: Sequence[Event], ratings: Iterable[Feedback] = ()) -> RunFig
 
 
 def scores(ratings: Iterable[Feedback]) -> Mapping[FeedbackKind, float]:
-    """The mean of the latest score from each source, by kind of rating. Signs have no score."""
+    """Return the mean of the latest score from each source, by kind of rating. Signs have no score."""
     latest: dict[FeedbackKind, dict[str, float]] = {}
     for one in sorted(ratings, key=lambda one: (one.at, one.id)):
         if one.score is not None:
@@ -241,7 +241,7 @@ class AlignedStep:
     """None where a text is missing, was erased, or may not be read."""
 
     def to_json(self) -> dict[str, Any]:
-        """The pair in plain JSON values."""
+        """Return the pair in plain JSON values."""
         return {
             "step": self.place,
             "first": self.first.to_json() if self.first is not None else None,
@@ -272,14 +272,14 @@ class Comparison:
         return _sorted(self.second.disclosures - self.first.disclosures)
 
     def difference(self, metric: str) -> float | None:
-        """The second run's figure less the first one's; None if one of them is not known."""
+        """Return the second run's figure less the first one's; None if one of them is not known."""
         before, after = self.first.metric(metric), self.second.metric(metric)
         if before is not None and after is not None:
             return after - before
         return None
 
     def to_json(self) -> dict[str, Any]:
-        """The comparison in plain JSON values."""
+        """Return the comparison in plain JSON values."""
         return {
             "object": "run.comparison",
             "first": self.first.to_json(),
@@ -311,7 +311,7 @@ def _aligned(place: str, before: StepFigures | None, after: StepFigures | None, 
 
 
 def same_text(first: str, second: str, same: Same) -> bool | None:
-    """True if two refs stand for equal texts, None if that is not known. The empty text has no ref."""
+    """Return True if two refs stand for equal texts, None if that is not known. The empty text has no ref."""
     if first and second:
         return same(first, second)
     return first == second
@@ -326,12 +326,12 @@ def _sorted(these: Iterable[Recipient]) -> tuple[Recipient, ...]:
 
 
 def shown(metric: str) -> str:
-    """The name of a metric in JSON."""
+    """Return the name of a metric in JSON."""
     return "cost_usd" if metric == "usd" else metric
 
 
 def in_unit(metric: str, value: float | None) -> float | None:
-    """The value of a metric as JSON has it: money in dollars."""
+    """Return the value of a metric as JSON has it: money in dollars."""
     if value is None:
         return None
     if metric == "usd":
@@ -371,7 +371,7 @@ class Paired:
 
 
 def paired(comparisons: Sequence[Comparison]) -> tuple[Paired, ...]:
-    """The paired differences of each metric that at least one pair has."""
+    """Return the paired differences of each metric that at least one pair has."""
     found = []
     for metric in METRICS:
         pairs = [one for one in comparisons if one.difference(metric) is not None]

@@ -134,7 +134,7 @@ def won(found: Sequence[Estimate], normals: Normals) -> list[int]:
 
 
 def drawn(candidates: Mapping[str, float], luck: float) -> str:
-    """The arm on which a number in [0, 1) falls."""
+    """Return the arm on which a number in [0, 1) falls."""
     for name, probability in candidates.items():
         luck -= probability
         if luck < 0:

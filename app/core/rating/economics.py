@@ -116,7 +116,7 @@ class Wanted:
 
 
 def known_grouping(name: str) -> bool:
-    """True for what `Wanted.by` may hold."""
+    """Return True for what `Wanted.by` may hold."""
     return name in GROUPINGS or (name.startswith(METADATA) and len(name) > len(METADATA))
 
 
@@ -195,7 +195,8 @@ class _RunAccount:
             self.replay = body.get("origin_kind") == "replay"
 
     def position(self, n: int | None) -> str:
-        """The place of a step in its plan, from 0; `plan` for a call that plans, empty if the journal does not say."""
+        """Return the place of a step in its plan, from 0; `plan` for a call that plans, empty if the journal does not
+        say."""
         if n is None:
             return "plan"
         planned = self.steps.get(n)
@@ -205,7 +206,7 @@ class _RunAccount:
         return str(n - opened["base"])
 
     def worker(self, n: int) -> str:
-        """The worker that was called last for a step, or the one that it was planned for."""
+        """Return the worker that was called last for a step, or the one that it was planned for."""
         called = [call.worker for call in self.step_calls if call.step == n]
         if called:
             return called[-1]
@@ -213,7 +214,7 @@ class _RunAccount:
 
 
 def verdict(run: JournaledRun, wanted: Wanted) -> bool | None:
-    """True for a success, False for none, and None if there is no verdict."""
+    """Return True for a success, False for none, and None if there is no verdict."""
     if wanted.success == "signals":
         answered = True if run.state == "succeeded" else None
         return False if _signs(run) else answered
@@ -224,14 +225,14 @@ def verdict(run: JournaledRun, wanted: Wanted) -> bool | None:
 
 
 def sources(run: JournaledRun, wanted: Wanted) -> Collection[str]:
-    """The names of the sources that a verdict goes by: those of scores, or the signs in what the caller did."""
+    """Return the names of the sources that a verdict goes by: those of scores, or the signs in what the caller did."""
     if wanted.success == "signals":
         return _signs(run)
     return _scores(run, KINDS[wanted.success])
 
 
 def _scores(run: JournaledRun, kind: FeedbackKind) -> Mapping[str, float]:
-    """The latest score of each source of this kind."""
+    """Return the latest score of each source of this kind."""
     latest: dict[str, float] = {}
     for one in sorted(run.ratings, key=lambda one: (one.at, one.id)):
         if one.kind == kind and one.score is not None:
@@ -240,7 +241,7 @@ def _scores(run: JournaledRun, kind: FeedbackKind) -> Mapping[str, float]:
 
 
 def _signs(run: JournaledRun) -> Collection[str]:
-    """The signs that were noted of the run, and the one in its journal."""
+    """Return the signs that were noted of the run, and the one in its journal."""
     noted = {one.source for one in run.ratings if one.kind == "implicit"}
     return noted | ({sign(run.events)} - {""})
 
@@ -315,7 +316,7 @@ class _Dearest:
         self._kinds.append(self._numbers.setdefault(features, len(self._numbers)))
 
     def shown(self) -> dict[str, Any]:
-        """The figures. Of runs that cost the same the earlier ones count as dearer."""
+        """Return the figures. Of runs that cost the same the earlier ones count as dearer."""
         runs = len(self._costs)
         number = -(-runs * DEAREST_PERCENT // 100)
         order = sorted(range(runs), key=self._costs.__getitem__, reverse=True)[:number]
@@ -394,7 +395,7 @@ class _AccessLists:
 
 
 def _hidden(account: _RunAccount, call: _Call, planned: Json) -> Iterator[int]:
-    """The tokens of each output that a call was not shown, though it is an earlier one of its plan."""
+    """Yield the tokens of each output that a call was not shown, though it is an earlier one of its plan."""
     for n, giver in account.done.items():
         other = account.steps.get(n)
         if other is None or other["proposal"] != planned["proposal"] or n >= planned["n"]:
@@ -509,7 +510,7 @@ class _Failures:
             cluster.examples.append(run)
 
     def shown(self) -> tuple[list[dict[str, Any]], int]:
-        """The clusters, the largest first, and the number of those that are left out."""
+        """Return the clusters, the largest first, and the number of those that are left out."""
         names = ("level", "cause", "reason", "topology", "position", "worker")
         rows = []
         for failure, cluster in self._clusters.items():
@@ -521,7 +522,7 @@ class _Failures:
 
 
 def _failure(run: JournaledRun, account: _RunAccount, kind: Kind, body: Json) -> _Failure | None:
-    """The failure that an event stands for, if it does for one. A call that was cancelled is none."""
+    """Return the failure that an event stands for, if it does for one. A call that was cancelled is none."""
     topology = run.topology or "none"
     if kind is Kind.CALL_FINISHED and body["outcome"] not in HARMLESS:
         call = account.calls.get(body["call"])
@@ -589,7 +590,7 @@ class Report:
         self._failures.add(run, account)
 
     def figures(self) -> dict[str, Any]:
-        """All figures as JSON values."""
+        """Return all figures as JSON values."""
         failures, left_out = self._failures.shown()
         return {
             "success": self._wanted.success,
@@ -619,7 +620,7 @@ class Report:
         return rows
 
     def _values(self, name: str, run: JournaledRun, account: _RunAccount) -> Sequence[str | None]:
-        """The groups that a run belongs to. One that has none of them belongs to the group None."""
+        """Return the groups that a run belongs to. One that has none of them belongs to the group None."""
         if name.startswith(METADATA):
             beginning = name.removeprefix(METADATA) + "="
             return [one.removeprefix(beginning) for one in run.metadata if one.startswith(beginning)] or [None]

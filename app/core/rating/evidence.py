@@ -88,7 +88,7 @@ class Played:
 
 
 def arm_played(events: Sequence[Event]) -> Played | None:
-    """The arm that a rating is about; None if it is about none.
+    """Return the arm that a rating is about; None if it is about none.
 
     Where a further round has accepted the answer, it is the arm of the first round, of whose answer something was seen;
     else it is what was done in the last round.
@@ -117,7 +117,7 @@ class _Round:
 
 
 def _first(made: _Round) -> Arm | None:
-    """The arm of a first round; None where other steps were carried out than its template has."""
+    """Return the arm of a first round; None where other steps were carried out than its template has."""
     template = str(made.decision["action"]).partition(" ")[0]
     if template == MODEL:
         return PLANNED
@@ -127,7 +127,7 @@ def _first(made: _Round) -> Arm | None:
 
 
 def _rounds(events: Sequence[Event]) -> list[_Round]:
-    """The accepted plans of a selector, in their order."""
+    """Return the accepted plans of a selector, in their order."""
     opened = [fact for fact in facts(events, PlanOpened) if fact.mode != "repair"]
     workers: dict[int, dict[int, str]] = {}
     placed: dict[int, int] = {}

@@ -61,7 +61,7 @@ class Features:
 
 
 def from_json(value: dict[str, object]) -> Features | None:
-    """The inverse of `Features.to_json`; None for features of another version."""
+    """Return the inverse of `Features.to_json`; None for features of another version."""
     if value.get("version") != VERSION:
         return None
     counts: list[float] = value["counts"]  # type: ignore[assignment]
@@ -100,13 +100,13 @@ def features(text: str, vector: tuple[tuple[int, float], ...] = ()) -> Features:
 
 
 def of_answer(text: str) -> tuple[tuple[int, float], ...]:
-    """The features of an answer: its words, and behind them the counts."""
+    """Return the features of an answer: its words, and behind them the counts."""
     seen = features(text)
     return (*seen.words, *((WIDTH + place, count) for place, count in enumerate(seen.counts)))
 
 
 def words(text: str) -> tuple[tuple[int, float], ...]:
-    """The hashed words of a text, each counted once."""
+    """Return the hashed words of a text, each counted once."""
     summed: dict[int, float] = {}
     weighed: dict[str, float] = {}
     for word in {*_WORD.findall(text.casefold())}:
@@ -127,9 +127,9 @@ def _shapes(number: str) -> dict[str, float]:
 
 
 def sketched(vector: Sequence[float]) -> tuple[float, ...]:
-    """An embedding in `SKETCH` numbers, of length 1: each of its own is added to one of them, with a sign, by a hash,
-    so that inner products stay what they were on average (a count sketch). Raises ValueError for one without length.
-    """
+    """Return an embedding in `SKETCH` numbers, of length 1: each of its own is added to one of them, with a sign, by a
+    hash, so that inner products stay what they were on average (a count sketch). Raises ValueError for one without
+    length."""
     found = [0.0] * SKETCH
     for (place, sign), value in zip(_hands(len(vector)), vector, strict=True):
         found[place] += sign * value
@@ -146,7 +146,7 @@ def _hands(count: int) -> tuple[tuple[int, int], ...]:
 
 
 def placed(sketch: Sequence[float], model: str) -> tuple[tuple[int, float], ...]:
-    """A sketch as features: in places of its model's own."""
+    """Return a sketch as features: in places of its model's own."""
     bits = int.from_bytes(hashlib.blake2b(model.encode(), digest_size=8).digest(), "big")
     first = bits % SOURCES * SKETCH
     return tuple((first + n, value) for n, value in enumerate(sketch) if value)

@@ -42,8 +42,8 @@ class Feedback:
 def derived(
     run: str, tenant: str, at: float, kind: FeedbackKind, source: str, version: str, **more: object
 ) -> Feedback:
-    """A rating that a program finds: the same one however often it is found. `more` are `score`, `label` and `by`, the
-    rule in full, which distinguishes graders of one kind."""
+    """Return a rating that a program finds: the same one however often it is found. `more` are `score`, `label` and
+    `by`, the rule in full, which distinguishes graders of one kind."""
     rule = str(more.pop("by", ""))
     named = hashlib.sha256("\0".join((run, kind, source, version, rule)).encode()).hexdigest()[:32]
     return Feedback(f"fb_{named}", run, tenant, "", at, kind, source, version, **more)  # type: ignore[arg-type]

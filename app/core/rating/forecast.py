@@ -189,7 +189,7 @@ class _Run:
         return [self.steps[n] for n in sorted(self.steps)]
 
     def past(self) -> list[Past]:
-        """The usage, text length and seconds of each step, in the order of their numbers."""
+        """Return the usage, text length and seconds of each step, in the order of their numbers."""
         found = []
         for step in self._in_order():
             usage = _summed(step.usages)
@@ -199,7 +199,7 @@ class _Run:
         return found
 
     def overhead(self, shape: Sequence[Sequence[int]], steps: Sequence[Past]) -> float:
-        """The seconds that Baton added to each step of the longest path."""
+        """Return the seconds that Baton added to each step of the longest path."""
         first = min([step.began or 0.0 for step in self.steps.values()])
         whole = self.ended - (self.began if self.instant else first)
         path = longest(shape, [step.seconds for step in steps])
@@ -255,8 +255,8 @@ class History:
     def like(
         self, worker: str, shape: Sequence[Sequence[int]], place: int, size: float
     ) -> tuple[Basis, Sequence[Past]]:
-        """The past steps that are most like this one, whose request will have about so many bytes; and in what they are
-        alike. They are in the order of their output."""
+        """Return the past steps that are most like this one, whose request will have about so many bytes; and in what
+        they are alike. They are in the order of their output."""
         for basis, key in keys(worker, shape, place):
             found = self._steps.get(key, ())
             if len(found) >= ENOUGH:
@@ -265,14 +265,14 @@ class History:
         return "prices", ()
 
     def tokens(self, worker: str, size: float) -> float:
-        """The input tokens of a request of so many bytes to this worker."""
+        """Return the input tokens of a request of so many bytes to this worker."""
         if worker not in self._sizes:
             own = self._steps.get(("worker", worker), ())
             self._sizes[worker] = _fitted(own if len(own) >= FITTED else [*own, *self._all])
         return max(self._sizes[worker](size), 1.0)
 
     def residual(self, past: Past) -> float:
-        """The factor by which a past step had more input tokens than its bytes let expect; 1 where that is not
+        """Return the factor by which a past step had more input tokens than its bytes let expect; 1 where that is not
         known."""
         if not past.bytes or not past.usage.input:
             return 1.0
@@ -280,7 +280,7 @@ class History:
 
 
 def keys(worker: str, shape: Sequence[Sequence[int]], place: int) -> list[tuple[Basis, tuple[object, ...]]]:
-    """The keys under which a step of a plan is found again, the closest first."""
+    """Return the keys under which a step of a plan is found again, the closest first."""
     role = (place == len(shape) - 1, bool(shape[place]))
     return [
         ("shape", ("shape", worker, topology(shape), len(shape), place)),
@@ -291,7 +291,7 @@ def keys(worker: str, shape: Sequence[Sequence[int]], place: int) -> list[tuple[
 
 
 def _fitted(steps: Sequence[Past]) -> Callable[[float], float]:
-    """A function from the bytes of a request to its input tokens, fitted to past steps by least squares."""
+    """Return a function from the bytes of a request to its input tokens, fitted to past steps by least squares."""
     sizes = [(float(step.bytes), float(step.usage.input)) for step in steps if step.bytes and step.usage.input]
     if not sizes:
         return lambda size: size / BYTES_A_TOKEN
@@ -307,7 +307,7 @@ def _fitted(steps: Sequence[Past]) -> Callable[[float], float]:
 
 
 def longest(shape: Sequence[Sequence[int]], seconds: Sequence[float]) -> float:
-    """The seconds of the longest path through a plan."""
+    """Return the seconds of the longest path through a plan."""
     ends: list[float] = []
     for place, inputs in enumerate(shape):
         ends.append(max([ends[n] for n in inputs], default=0.0) + seconds[place])
@@ -315,7 +315,7 @@ def longest(shape: Sequence[Sequence[int]], seconds: Sequence[float]) -> float:
 
 
 def _levels(shape: Sequence[Sequence[int]]) -> list[int]:
-    """The number of steps before each step on its longest path."""
+    """Return the number of steps before each step on its longest path."""
     found: list[int] = []
     for inputs in shape:
         found.append(max([1 + found[n] for n in inputs], default=0))
@@ -336,7 +336,7 @@ class _Drawn:
 
 
 def forecast(steps: Sequence[PlannedStep], limits: Limits, history: History) -> Forecast:
-    """The forecast of a plan of at least one step."""
+    """Return the forecast of a plan of at least one step."""
     shape = [step.inputs for step in steps]
     drawn: list[_Drawn] = []
     for place, step in enumerate(steps):
@@ -360,12 +360,12 @@ def forecast(steps: Sequence[PlannedStep], limits: Limits, history: History) -> 
 
 
 def _cost(drawn: Sequence[_Drawn], k: int) -> float:
-    """The cost of all steps in one draw."""
+    """Return the cost of all steps in one draw."""
     return sum(one.usd[k] for one in drawn)
 
 
 def _even(k: int, axis: int) -> float:
-    """The k-th of evenly spread numbers from 0 to 1, of an axis that is independent of the others: a Kronecker
+    """Return the k-th of evenly spread numbers from 0 to 1, of an axis that is independent of the others: a Kronecker
     sequence, whose steps are the fractional parts of the roots of square-free numbers."""
     return (0.5 + k * sqrt(_ROOTS[axis % len(_ROOTS)])) % 1.0
 
@@ -374,7 +374,7 @@ _ROOTS = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59, 61, 67
 
 
 def _usual(step: PlannedStep, u: float) -> Past:
-    """A step as one of which nothing is known is expected to be; `u` from 0 to 1 says how long its answer is."""
+    """Return a step as one of which nothing is known is expected to be; `u` from 0 to 1 says how long its answer is."""
     output = min(int(OUTPUT_TOKENS * (LEAST + u * (MOST - LEAST) * u)), step.most_tokens)
     seconds = FIRST_SECONDS + output / (step.worker.card.speed or SPEED)
     return Past(step.worker.name, 0, Usage(output=output), int(output * BYTES_A_TOKEN), seconds)
@@ -403,13 +403,13 @@ def _times(shape: Sequence[Sequence[int]], drawn: Sequence[_Drawn], overheads: S
 
 
 def _worst(step: PlannedStep, steps: Sequence[PlannedStep]) -> int:
-    """The most that one call of a step can cost, in micro-dollars."""
+    """Return the most that one call of a step can cost, in micro-dollars."""
     read = sum(BYTES_A_TOKEN * steps[n].most_tokens for n in step.inputs)
     return worst_case(step.worker, int(step.bytes + read), step.most_tokens)[0]
 
 
 def _most_usd(worst: Sequence[int], limits: Limits) -> int:
-    """The most that the plan can cost, every attempt of every step included: never more than the run's limit."""
+    """Return the most that the plan can cost, every attempt of every step included: never more than the run's limit."""
     return min(sum(worst) * limits.attempts, limits.usd)
 
 

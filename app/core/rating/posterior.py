@@ -125,7 +125,7 @@ class Posterior:
 
 
 def from_json(body: bytes) -> Posterior:
-    """The inverse of `Posterior.to_json`; an empty posterior for one of another version."""
+    """Return the inverse of `Posterior.to_json`; an empty posterior for one of another version."""
     value: dict[str, Any] = json.loads(body)
     if value.get("version") != VERSION:
         return Posterior()

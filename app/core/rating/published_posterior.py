@@ -24,7 +24,7 @@ class PublishedPosterior:
 
 
 def policy(tier: str) -> str:
-    """The id of a tier's policy."""
+    """Return the id of a tier's policy."""
     return f"{POLICY}/{tier}"
 
 

@@ -26,7 +26,7 @@ from app.core.rating.posterior import (
 
 
 def joined(shared: Posterior, own: Posterior) -> Posterior:
-    """The posterior of a tenant: the shared one with what the tenant's ratings added."""
+    """Return the posterior of a tenant: the shared one with what the tenant's ratings added."""
     weights = dict(shared.weights)
     for part, added in own.weights.items():
         known, prior = shared.weights.get(part, {}), prior_of(part)
@@ -52,7 +52,7 @@ def joined(shared: Posterior, own: Posterior) -> Posterior:
 def taught(
     shared: Posterior, own: Posterior, spec: SelectorSpec, workers: Sequence[Worker], ratings: Sequence[Rating]
 ) -> Posterior:
-    """The own part of a tenant after more of its ratings, in the order of their times."""
+    """Return the own part of a tenant after more of its ratings, in the order of their times."""
     base = whole = None
     for rating in ratings:
         if base is None or whole is None or rating.at - whole.at >= FADE_SECONDS:
@@ -66,7 +66,7 @@ def taught(
 
 
 def _added(base: Posterior, whole: Posterior) -> Posterior:
-    """The own part that makes `whole` of `base`; the inverse of `joined`."""
+    """Return the own part that makes `whole` of `base`; the inverse of `joined`."""
     weights: dict[str, Mapping[int, Weight]] = {}
     for part, of in whole.weights.items():
         known = base.weights.get(part, {})
@@ -95,7 +95,7 @@ def _differences(part: str, known: Mapping[int, Weight], of: Mapping[int, Weight
 
 
 def faded_part(own: Posterior, decay: float, now: float) -> Posterior:
-    """The own part of a tenant with what it knows counting less, by the days since it last faded."""
+    """Return the own part of a tenant with what it knows counting less, by the days since it last faded."""
     if not own.at or now - own.at < FADE_SECONDS:
         return own
     share = decay ** ((now - own.at) / 86_400)

@@ -48,7 +48,7 @@ def bill(state: RunState) -> Bill:
 
 
 def unspent(state: RunState) -> Amount:
-    """The amount that calls of a run may still hold: its limits without what open calls hold and others cost."""
+    """Return the amount that calls of a run may still hold: its limits without what open calls hold and others cost."""
     usd, tokens = state.admitted.limits.usd, state.admitted.limits.tokens
     for call in state.calls.values():
         is_open = call.outcome is None
@@ -58,8 +58,8 @@ def unspent(state: RunState) -> Amount:
 
 
 def spendable(state: RunState) -> Amount:
-    """The amount that calls of steps may still hold: what is unspent, within what was approved, or within what needs no
-    approval."""
+    """Return the amount that calls of steps may still hold: what is unspent, within what was approved, or within what
+    needs no approval."""
     left, terms = unspent(state), state.admitted.approval
     if terms is None:
         return left

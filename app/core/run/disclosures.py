@@ -39,7 +39,7 @@ class Disclosed:
 
 
 def of_step(state: RunState, step: StepState, labels: frozenset[str]) -> Disclosed:
-    """The facts of a call for a step whose inputs are settled, with the labels of what the step reads."""
+    """Return the facts of a call for a step whose inputs are settled, with the labels of what the step reads."""
     return Disclosed(
         planned_by=_planner(state, step),
         labels=labels,
@@ -50,7 +50,7 @@ def of_step(state: RunState, step: StepState, labels: frozenset[str]) -> Disclos
 
 
 def of_plan(state: RunState, access: Access, *, embeds: bool) -> Disclosed:
-    """The facts of a call for a plan, or for the embedding that a selector looks at."""
+    """Return the facts of a call for a plan, or for the embedding that a selector looks at."""
     labels = frozenset[str]()
     if carried(state):
         unmade = state.unmade
@@ -101,7 +101,7 @@ def _complete(state: RunState | None, fact: CallIntended, catalogs: Mapping[str,
 
 
 def _planner(state: RunState, step: StepState) -> str:
-    """The kind of conductor that made the proposal of a step."""
+    """Return the kind of conductor that made the proposal of a step."""
     for one in state.proposals:
         if one.number == step.proposal:
             return one.conductor

@@ -82,10 +82,10 @@ def planned(
     may_stand_in: bool = True,
     reasons: tuple[str, str] = ("", ""),
 ) -> PlanStep:
-    """One step with its access list in the run's own numbers; `subtask` is the ref of its text, `previous` the step
-    that gave the answer of the round before, `parent` the one that it is nested in. The subtask has lost the labels
-    `declassified`. No step may stand in for the answering one where the answer has a form that only that one is given.
-    `reasons` are the refs of the conductor's reasons for the worker and for the access list."""
+    """Return one step with its access list in the run's own numbers; `subtask` is the ref of its text, `previous` the
+    step that gave the answer of the round before, `parent` the one that it is nested in. The subtask has lost the
+    labels `declassified`. No step may stand in for the answering one where the answer has a form that only that one is
+    given. `reasons` are the refs of the conductor's reasons for the worker and for the access list."""
     return PlanStep(
         proposal=proposal,
         n=base + place,
@@ -120,14 +120,14 @@ def accepted(
 def rejected(
     proposal: int, call: str, reasons: Sequence[str], outage: bool, budget: tuple[str, float] | None = None
 ) -> PlanRejected:
-    """All reasons, up to a bound. `outage` says that the conductor failed, in contrast to a bad plan; `budget` is the
-    one over several runs that had not enough left for its call, with the end of its window."""
+    """Return all reasons, up to a bound. `outage` says that the conductor failed, in contrast to a bad plan; `budget`
+    is the one over several runs that had not enough left for its call, with the end of its window."""
     name, until = budget or ("", None)
     return PlanRejected(proposal, call, tuple(reasons[:MOST_REASONS]), outage, budget=name, budget_until=until)
 
 
 def taken_over(origin: str, n: int, output: str, kept: Kept) -> StepDone:
-    """The end of a step whose output is that of a step of the run `origin`; `output` is its ref in this run."""
+    """Return the end of a step whose output is that of a step of the run `origin`; `output` is its ref in this run."""
     return StepDone(
         n=n,
         call="",
@@ -148,8 +148,8 @@ def skipped(steps: Iterable[StepState], reason: str) -> tuple[Fact, ...]:
 
 
 def settled(state: RunState, command: Skip | Conclude) -> tuple[Fact, ...]:
-    """The end of a step that no worker executes: it is skipped, or the workflow nested in it has ended. Its answer is
-    then that of the nested step which gave it."""
+    """Return the end of a step that no worker executes: it is skipped, or the workflow nested in it has ended. Its
+    answer is then that of the nested step which gave it."""
     if isinstance(command, Skip):
         return skipped([state.steps[command.step]], command.reason)
     if command.answer is None:
@@ -171,7 +171,7 @@ def settled(state: RunState, command: Skip | Conclude) -> tuple[Fact, ...]:
 
 
 def awaiting(state: RunState, command: Await, until: float) -> RunAwaitingTool:
-    """The end of a turn with tool calls, what the turn used, and when the wait for results is over."""
+    """Return the end of a turn with tool calls, what the turn used, and when the wait for results is over."""
     split = bill(replace(state, state="awaiting_tool"))
     return RunAwaitingTool(
         turn=state.turn.number,
@@ -186,8 +186,8 @@ def awaiting(state: RunState, command: Await, until: float) -> RunAwaitingTool:
 def awaiting_approval(
     state: RunState, proposal: Proposal, until: float, seconds: float, catalog: Catalog, *, notifies: bool
 ) -> RunAwaitingApproval:
-    """The question for the approval of a plan: what it is about, and when the wait is over. An approval can allow the
-    workers of the run's pool as the catalog has them now."""
+    """Return the question for the approval of a plan: what it is about, and when the wait is over. An approval can
+    allow the workers of the run's pool as the catalog has them now."""
     plan = digest_of(state, proposal)
     workers = approvals.fingerprints(catalog, state.admitted.pool)
     task = state.admitted.task
@@ -209,7 +209,7 @@ def awaiting_approval(
 
 
 def _disclosed(steps: Iterable[StepState]) -> dict[str, list[str | int]]:
-    """The access of each worker of a plan, over all of its steps."""
+    """Return the access of each worker of a plan, over all of its steps."""
     shown: dict[str, dict[str | int, None]] = {}
     for step in steps:
         shown.setdefault(step.worker, {}).update(dict.fromkeys(step.access.as_list()))
@@ -217,7 +217,7 @@ def _disclosed(steps: Iterable[StepState]) -> dict[str, list[str | int]]:
 
 
 def digest_of(state: RunState, proposal: Proposal) -> str:
-    """The digest of a plan that is not carried out yet, with the refs of its instructions."""
+    """Return the digest of a plan that is not carried out yet, with the refs of its instructions."""
     planned = [
         Step(step.worker, step.subtask, step.access, answers=step.answers, tools=step.tools)
         for step in state.steps_of(proposal)
@@ -226,8 +226,8 @@ def digest_of(state: RunState, proposal: Proposal) -> str:
 
 
 def plan_dropped(state: RunState, command: DropPlan, now: float) -> tuple[*tuple[StepSkipped, ...], RunApprovalExpired]:
-    """The end of a wait for an approval that goes on with another plan: the steps of this one are skipped, and the turn
-    has the time again that it had left."""
+    """Return the end of a wait for an approval that goes on with another plan: the steps of this one are skipped, and
+    the turn has the time again that it had left."""
     dropped = [one for one in state.steps.values() if one.proposal == command.proposal]
     left = state.asked.seconds if state.asked is not None else 0.0
     skips = [StepSkipped(step.n, approvals.EXPIRED) for step in dropped if not step.settled]
@@ -235,8 +235,8 @@ def plan_dropped(state: RunState, command: DropPlan, now: float) -> tuple[*tuple
 
 
 def resumed(turn: Turn, once: str) -> RunResumed:
-    """The next turn as its request wants it; `once` is the id of the idempotency claim that the request makes, or
-    empty."""
+    """Return the next turn as its request wants it; `once` is the id of the idempotency claim that the request makes,
+    or empty."""
     return RunResumed(
         turn=turn.number,
         deadline=turn.deadline,
@@ -254,7 +254,7 @@ def resumed(turn: Turn, once: str) -> RunResumed:
 
 
 def ended(state: RunState, command: Finish) -> RunEnd:
-    """The terminal fact: which step answered, by the ref of its text, and what the run used."""
+    """Return the terminal fact: which step answered, by the ref of its text, and what the run used."""
     make = ENDS[command.kind]
     state = changed(state, end=make(step=command.step, stopped=command.stopped))
     answered = state.steps[command.step] if command.step is not None else None
@@ -278,7 +278,7 @@ def ended(state: RunState, command: Finish) -> RunEnd:
 
 
 def _exhausted(state: RunState) -> tuple[str, float | None]:
-    """The budget that had not enough left for a step or for a plan, and the end of its window."""
+    """Return the budget that had not enough left for a step or for a plan, and the end of its window."""
     for step in state.live:
         if step.budget is not None:
             return step.budget
@@ -290,6 +290,6 @@ def _exhausted(state: RunState) -> tuple[str, float | None]:
 
 
 def _retry_after(state: RunState, error: str) -> float | None:
-    """The smallest wait of the live steps that failed with that error; None if there is none."""
+    """Return the smallest wait of the live steps that failed with that error; None if there is none."""
     waits = [step.retry_after for step in state.live if step.state == "failed" and step.error == error]
     return min((wait for wait in waits if wait is not None), default=None)

@@ -36,12 +36,12 @@ Reason = Literal["", "not_listed", "no_output", "policy"]
 
 
 def plan_node(proposal: int) -> str:
-    """The name of a proposal's node."""
+    """Return the name of a proposal's node."""
     return f"plan:{proposal}"
 
 
 def step_node(n: int) -> str:
-    """The name of a step's node."""
+    """Return the name of a step's node."""
     return f"step:{n}"
 
 
@@ -59,7 +59,7 @@ class Attempt:
     usage: Usage = Usage()
 
     def to_json(self) -> dict[str, Any]:
-        """The attempt in plain JSON values."""
+        """Return the attempt in plain JSON values."""
         return {
             "id": self.call,
             "worker": self.worker,
@@ -112,7 +112,7 @@ class Node:
         return sum(one.ended - one.begun for one in self.attempts if one.ended is not None)
 
     def to_json(self) -> dict[str, Any]:
-        """The node in plain JSON values, without any text."""
+        """Return the node in plain JSON values, without any text."""
         return {
             "id": self.id,
             "kind": self.kind,
@@ -156,7 +156,7 @@ class Edge:
     """The worker that was not shown them; empty: whichever worker has the step."""
 
     def to_json(self) -> dict[str, Any]:
-        """The edge in plain JSON values."""
+        """Return the edge in plain JSON values."""
         return {
             "source": self.source,
             "target": self.target,
@@ -189,7 +189,7 @@ class Graph:
         return 1 + max(node.place.y for node in self.nodes)
 
     def to_json(self) -> dict[str, Any]:
-        """The graph in plain JSON values, without any text."""
+        """Return the graph in plain JSON values, without any text."""
         return {
             "object": "run.graph",
             "run": self.at.state.run,
@@ -203,7 +203,7 @@ class Graph:
 
 
 def graph(at: Instant) -> Graph:
-    """The graph of a run at an instant."""
+    """Return the graph of a run at an instant."""
     index = _index(at)
     drawn = [
         _caller(index),
@@ -332,7 +332,7 @@ def _plan(index: _Index, fact: PlanOpened, seq: int) -> Node:
 
 
 def _follows(index: _Index, node: Node) -> Sequence[str]:
-    """The nodes by which a node is placed; each of them appeared before it."""
+    """Return the nodes by which a node is placed; each of them appeared before it."""
     if node.kind == "caller":
         return ()
     if node.kind == "plan":
@@ -347,7 +347,8 @@ def _follows(index: _Index, node: Node) -> Sequence[str]:
 
 
 def _before(index: _Index, node: Node) -> Sequence[str]:
-    """The nodes by which a plan is placed: the step around it, or the steps of the round before, else the caller."""
+    """Return the nodes by which a plan is placed: the step around it, or the steps of the round before, else the
+    caller."""
     if node.parent is not None:
         return [step_node(node.parent)]
     earlier = [step_node(step.n) for step in index.state.workflow(node.round - 1)]
@@ -400,7 +401,7 @@ def _granted(index: _Index, proposal: Proposal, step: StepState) -> Iterator[Edg
 
 
 def _withheld(index: _Index, proposal: Proposal, step: StepState, by: str) -> Iterator[Edge]:
-    """The edges of what the access list leaves out."""
+    """Yield the edges of what the access list leaves out."""
     kept = withheld(index.state, step, proposal, by, index.steps_of[proposal.number])
     node = step_node(step.n)
     if kept.user:
@@ -410,7 +411,8 @@ def _withheld(index: _Index, proposal: Proposal, step: StepState, by: str) -> It
 
 
 def _by_policy(index: _Index, step: StepState) -> Iterator[Edge]:
-    """The edges of what was not shown to workers that may not read it: the step went to another worker, or failed."""
+    """Yield the edges of what was not shown to workers that may not read it: the step went to another worker, or
+    failed."""
     node = step_node(step.n)
     passed_over = [pair for intent in index.intents.get(node, ()) for pair in intent.passed_over]
     if step.n in index.failed:
@@ -426,7 +428,7 @@ def _by_policy(index: _Index, step: StepState) -> Iterator[Edge]:
 
 
 def _policy_of(reason: str) -> str:
-    """The part of the policy for which a worker was passed over; empty if it was for another reason."""
+    """Return the part of the policy for which a worker was passed over; empty if it was for another reason."""
     for beginning, by in BY_POLICY.items():
         if reason.startswith(beginning):
             return by

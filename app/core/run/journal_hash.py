@@ -14,10 +14,10 @@ from app.core.transparency.merkle import leaf_hash, tree_root
 
 
 def leaf(run: str, seq: int, kind: str, at: float, body: bytes) -> bytes:
-    """The hash of one event. `body` is its JSON as the exact bytes that are stored."""
+    """Return the hash of one event. `body` is its JSON as the exact bytes that are stored."""
     return leaf_hash(f"{run}\n{seq}\n{kind}\n{at!r}\n".encode() + body)
 
 
 def root(run: str, events: Iterable[tuple[int, str, float, bytes]]) -> bytes:
-    """The root over the events of a run, each as (seq, kind, at, body), in their order."""
+    """Return the root over the events of a run, each as (seq, kind, at, body), in their order."""
     return tree_root([leaf(run, *event) for event in events])

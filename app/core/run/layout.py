@@ -18,7 +18,8 @@ class Place:
 
 
 def layout(nodes: Iterable[tuple[str, Sequence[str]]]) -> Mapping[str, Place]:
-    """The place of each node, given with the nodes before it that it follows from. No two nodes have the same place.
+    """Return the place of each node, given with the nodes before it that it follows from. No two nodes have the same
+    place.
 
     The column is one more than the greatest of those that the node follows from. The row is the free one in that column
     which is nearest to the mean of their rows; of two that are equally near it is the lower one on the page.
@@ -36,14 +37,14 @@ def layout(nodes: Iterable[tuple[str, Sequence[str]]]) -> Mapping[str, Place]:
 
 
 def _mean(rows: Sequence[int]) -> int:
-    """The mean of rows, rounded to a row; the first row if there are none."""
+    """Return the mean of rows, rounded to a row; the first row if there are none."""
     if not rows:
         return 0
     return (2 * sum(rows) + len(rows)) // (2 * len(rows))
 
 
 def _nearest(wanted: int, taken: set[int]) -> int:
-    """The free row that is nearest to the wanted one."""
+    """Return the free row that is nearest to the wanted one."""
     distance = 0
     while True:
         for row in (wanted + distance, wanted - distance):

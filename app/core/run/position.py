@@ -42,13 +42,13 @@ class Position:
 
 
 def read(number: int) -> Position:
-    """The inverse of `Position.number`."""
+    """Return the inverse of `Position.number`."""
     return Position(number // ATTEMPT + 1, number % ATTEMPT)
 
 
 def attempt_of(state: RunState, call: str) -> int:
-    """Which attempt of its step a call is, from 1, counted on over the answering steps of earlier rounds; 0 if the
-    state knows no such call."""
+    """Return which attempt of its step a call is, from 1, counted on over the answering steps of earlier rounds; 0 if
+    the state knows no such call."""
     known = state.calls.get(call)
     if known is None or known.step is None:
         return 0
@@ -60,8 +60,8 @@ def attempt_of(state: RunState, call: str) -> int:
 
 
 def _attempts(state: RunState, n: int) -> list[Call]:
-    """The calls that gave, or were to give, the answers of the rounds up to that of step `n`; its own come last. What
-    is nested in a step gives its answer in one."""
+    """Return the calls that gave, or were to give, the answers of the rounds up to that of step `n`; its own come last.
+    What is nested in a step gives its answer in one."""
     of = state.steps[n].proposal
     rounds = range(1, next(one.round for one in state.proposals if one.number == of))
     earlier = [workflow[-1].n for number in rounds if (workflow := state.workflow(number))]
@@ -73,7 +73,7 @@ def _attempts(state: RunState, n: int) -> list[Call]:
 
 
 def answered(state: RunState) -> StepState | None:
-    """The step whose output is the answer of a run that has succeeded."""
+    """Return the step whose output is the answer of a run that has succeeded."""
     if not isinstance(state.end, RunSucceeded) or state.end.step is None:
         return None
     return state.steps.get(state.end.step)
@@ -111,7 +111,7 @@ def check(state: RunState, at: Position) -> None:
 
 
 def unknown() -> InvalidRequest:
-    """An event number that was never given out."""
+    """Return an event number that was never given out."""
     return InvalidRequest(
         "No event of this run's stream has that number; send the number of the last event that you received, or none "
         "to hear the stream from its start.",

@@ -47,7 +47,7 @@ class Recipient:
 
 
 def recipient_kind(fact: CallIntended) -> RecipientKind:
-    """The kind of recipient that a call has."""
+    """Return the kind of recipient that a call has."""
     if fact.origin == SHADOW:
         return "shadow"
     if fact.n is not None:
@@ -58,7 +58,8 @@ def recipient_kind(fact: CallIntended) -> RecipientKind:
 
 
 def seen_steps(fact: CallIntended) -> tuple[int, ...]:
-    """The steps whose outputs the recipient of a call sees. An embedder sees what the caller said, and nothing else."""
+    """Return the steps whose outputs the recipient of a call sees. An embedder sees what the caller said, and nothing
+    else."""
     if fact.template == EMBEDS:
         return ()
     return tuple([n for n in fact.access.steps if n not in fact.unseen])

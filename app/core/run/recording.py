@@ -39,7 +39,7 @@ class Kept:
     """The labels that it carries."""
 
     def to_json(self) -> dict[str, Any]:
-        """The output in plain JSON values."""
+        """Return the output in plain JSON values."""
         return {
             "step": self.step,
             "ref": self.ref,
@@ -51,7 +51,7 @@ class Kept:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> "Kept":
-        """The inverse of `to_json`."""
+        """Return the inverse of `to_json`."""
         return cls(**{**value, "labels": frozenset(value["labels"])})
 
 
@@ -66,13 +66,13 @@ class RecordedPlan:
     """The outputs that are taken over, by position."""
 
     def to_json(self) -> dict[str, Any]:
-        """The plan in plain JSON values."""
+        """Return the plan in plain JSON values."""
         kept = {str(position): one.to_json() for position, one in self.kept.items()}
         return {"steps": [_step_to_json(step) for step in self.steps], "instant": self.instant, "kept": kept}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> "RecordedPlan":
-        """The inverse of `to_json`."""
+        """Return the inverse of `to_json`."""
         kept = {int(position): Kept.from_json(one) for position, one in value["kept"].items()}
         return cls(tuple([_step_from_json(one) for one in value["steps"]]), value["instant"], kept)
 
@@ -90,7 +90,7 @@ class RecordedTools:
     labels: frozenset[str] = frozenset()
 
     def to_json(self) -> dict[str, Any]:
-        """The exchange in plain JSON values."""
+        """Return the exchange in plain JSON values."""
         return {
             "place": self.place,
             "calls": [list(call) for call in self.calls],
@@ -100,7 +100,7 @@ class RecordedTools:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> "RecordedTools":
-        """The inverse of `to_json`."""
+        """Return the inverse of `to_json`."""
         calls = tuple([(name, arguments) for name, arguments in value["calls"]])
         results = tuple([message_from_json(one) for one in value["results"]])
         return cls(value["place"], calls, results, frozenset(value["labels"]))
@@ -136,13 +136,13 @@ class Recording:
         return frozenset(called)
 
     def to_json(self) -> dict[str, Any]:
-        """The recording in plain JSON values."""
+        """Return the recording in plain JSON values."""
         plans = {key: plan.to_json() for key, plan in self.plans.items()}
         return {"run": self.run, "plans": plans, "tools": [one.to_json() for one in self.tools]}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> "Recording":
-        """The inverse of `to_json`."""
+        """Return the inverse of `to_json`."""
         plans = {key: RecordedPlan.from_json(one) for key, one in value["plans"].items()}
         return cls(value["run"], plans, tuple([RecordedTools.from_json(one) for one in value["tools"]]))
 
@@ -151,7 +151,8 @@ class Recording:
 
 
 def places(state: RunState) -> Mapping[int, str]:
-    """The place of each step of a run, by its number. A step of a rejected proposal has the proposal's number, too."""
+    """Return the place of each step of a run, by its number. A step of a rejected proposal has the proposal's number,
+    too."""
     found: dict[int, str] = {}
     for proposal in state.all_proposals:
         around = key_of(proposal, found)
@@ -163,7 +164,7 @@ def places(state: RunState) -> Mapping[int, str]:
 
 
 def key_of(proposal: Proposal, known: Mapping[int, str]) -> str:
-    """The key of the plan that a proposal is; `known` are the places of earlier steps."""
+    """Return the key of the plan that a proposal is; `known` are the places of earlier steps."""
     if proposal.parent is not None:
         return known[proposal.parent]
     return str(proposal.round)
@@ -173,7 +174,7 @@ def key_of(proposal: Proposal, known: Mapping[int, str]) -> str:
 
 
 def accepted(state: RunState) -> Sequence[Proposal]:
-    """The proposals that were carried out and have steps, in order."""
+    """Return the proposals that were carried out and have steps, in order."""
     return [one for one in state.all_proposals if one.state == "accepted" and state.steps_of(one)]
 
 
@@ -184,7 +185,8 @@ def plan_of(
     texts: Mapping[str, str],
     kept: Mapping[int, Kept],
 ) -> RecordedPlan:
-    """An accepted plan as its conductor wrote it: with the workers as planned, and access lists in its own numbers.
+    """Return an accepted plan as its conductor wrote it: with the workers as planned, and access lists in its own
+    numbers.
 
     `texts` are the subtasks by ref. `kept` are outputs by number of step; those of other plans are left out.
     """
@@ -204,13 +206,13 @@ def _planned(state: RunState, proposal: Proposal, fact: PlanStep, texts: Mapping
 
 
 def before(state: RunState, n: int) -> Sequence[StepState]:
-    """The steps that were planned before step `n` and carried out, in order; not those of rejected proposals."""
+    """Return the steps that were planned before step `n` and carried out, in order; not those of rejected proposals."""
     numbers = {one.number for one in accepted(state)}
     return [step for step in state.steps.values() if step.n < n and step.proposal in numbers]
 
 
 def canonical(arguments: str) -> str:
-    """The arguments of a call in a form that is equal for equal JSON; text that is no JSON stays as it is."""
+    """Return the arguments of a call in a form that is equal for equal JSON; text that is no JSON stays as it is."""
     try:
         return json.dumps(json.loads(arguments), sort_keys=True, separators=(",", ":"))
     except (ValueError, RecursionError):
@@ -218,13 +220,14 @@ def canonical(arguments: str) -> str:
 
 
 def tools_of(said: Message, results: Sequence[Message], place: str, labels: frozenset[str]) -> RecordedTools:
-    """The record of one message with calls, and of what came back for it."""
+    """Return the record of one message with calls, and of what came back for it."""
     calls = tuple([(call.name, canonical(call.arguments)) for call in said.calls])
     return RecordedTools(place, calls, tuple(results), labels)
 
 
 def answered(recording: Recording, place: str, index: int, said: Message, ids: Sequence[str]) -> RecordedTools | None:
-    """The recorded results for the calls of a message, under the ids of these calls; None if nothing equal was called.
+    """Return the recorded results for the calls of a message, under the ids of these calls; None if nothing equal was
+    called.
 
     The exchange of the same step comes first, by `index` among those of the step; then any other with equal calls.
     """

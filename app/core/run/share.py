@@ -15,7 +15,7 @@ WIDE = 2
 
 
 def share(state: RunState, n: int, left: Amount, own: Amount, workers: Mapping[str, Worker], question: int) -> Amount:
-    """The amount that the next call of step `n` may hold of what is `left`; `own` is its need at the floor.
+    """Return the amount that the next call of step `n` may hold of what is `left`; `own` is its need at the floor.
 
     `question` is the number of input tokens of the caller's conversation.
     """
@@ -31,7 +31,7 @@ def share(state: RunState, n: int, left: Amount, own: Amount, workers: Mapping[s
 
 
 def needed(state: RunState, steps: Sequence[StepState], workers: Mapping[str, Worker], question: int) -> Amount:
-    """The amount that the next calls of all these steps need at the floor."""
+    """Return the amount that the next calls of all these steps need at the floor."""
     total = Amount()
     for step in steps:
         total += _needed(state, step, workers, question)
@@ -39,7 +39,7 @@ def needed(state: RunState, steps: Sequence[StepState], workers: Mapping[str, Wo
 
 
 def _needed(state: RunState, step: StepState, workers: Mapping[str, Worker], question: int) -> Amount:
-    """The amount that the next call of a step needs at the floor, as far as its input is known."""
+    """Return the amount that the next call of a step needs at the floor, as far as its input is known."""
     worker = workers.get(step.worker)
     if worker is None:
         return Amount()

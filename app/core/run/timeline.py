@@ -84,7 +84,7 @@ class Span:
     usage: Usage = Usage()
 
     def to_json(self) -> dict[str, Any]:
-        """The span in plain JSON values. Money is in dollars, and null where it is not known of the kind."""
+        """Return the span in plain JSON values. Money is in dollars, and null where it is not known of the kind."""
         shown: dict[str, Any] = {
             "id": self.id,
             "kind": self.kind,
@@ -118,7 +118,8 @@ class Timeline:
     spans: tuple[Span, ...]
 
     def totals(self) -> Mapping[str, Mapping[str, Any]]:
-        """The number, the seconds and the money of the spans of each kind. Spans that overlap count each by itself."""
+        """Return the number, the seconds and the money of the spans of each kind. Spans that overlap count each by
+        itself."""
         found: dict[str, dict[str, Any]] = {}
         for span in self.spans:
             total = found.setdefault(span.kind, {"count": 0, "seconds": 0.0, "usd": 0})
@@ -135,7 +136,7 @@ class Timeline:
         }
 
     def to_json(self) -> dict[str, Any]:
-        """The timeline in plain JSON values."""
+        """Return the timeline in plain JSON values."""
         return {
             "object": "run.timeline",
             "run": self.at.state.run,
@@ -148,7 +149,7 @@ class Timeline:
 
 
 def timeline(at: Instant) -> Timeline:
-    """The timeline of a run at an instant."""
+    """Return the timeline of a run at an instant."""
     reader = _SpanReader(at.begun)
     for event in at.events:
         reader.take(event)
@@ -284,7 +285,7 @@ class _SpanReader:
                 pass
 
     def _step(self, n: int) -> _OpenSpan:
-        """The span of a step, which begins when it is first needed."""
+        """Return the span of a step, which begins when it is first needed."""
         name = f"step:{n}"
         if name not in self._named:
             fact, around = self._planned[n]
@@ -345,13 +346,13 @@ class _SpanReader:
         self._run.state, self._run.error = TERMINAL[fact.kind], fact.error
 
     def _numbered(self, name: str) -> str:
-        """An id for one of several spans of the same name."""
+        """Return an id for one of several spans of the same name."""
         self._counts[name] = self._counts.get(name, -1) + 1
         return f"{name}:{self._counts[name]}"
 
 
 def _summed_up(spans: Sequence[_OpenSpan], at: Instant) -> Iterator[Span]:
-    """The spans with the money and the tokens of the attempts in them, and with their places among each other."""
+    """Yield the spans with the money and the tokens of the attempts in them, and with their places among each other."""
     inside: dict[str, list[_OpenSpan]] = {}
     for span in spans:
         if span.parent is not None:
@@ -375,7 +376,7 @@ def _summed_up(spans: Sequence[_OpenSpan], at: Instant) -> Iterator[Span]:
 
 
 def _tree(span: _OpenSpan, inside: Mapping[str, Sequence[_OpenSpan]]) -> Iterator[_OpenSpan]:
-    """A span and all that are in it, each behind the one that it is in, and the earliest first."""
+    """Yield a span and all that are in it, each behind the one that it is in, and the earliest first."""
     yield span
     for part in inside.get(span.id, ()):
         yield from _tree(part, inside)

@@ -27,7 +27,7 @@ class Trace:
         return self.parent[3:35]
 
     def headers(self) -> dict[str, str]:
-        """The headers that continue the trace elsewhere; none where there is no trace."""
+        """Return the headers that continue the trace elsewhere; none where there is no trace."""
         found = {"traceparent": self.parent, "tracestate": self.state}
         return {name: value for name, value in found.items() if value}
 
@@ -36,15 +36,16 @@ NO_TRACE = Trace()
 
 
 def read_trace(parent: str, state: str) -> Trace:
-    """The trace of these headers from a source that is not trusted; none if they have not the form of the standard."""
+    """Return the trace of these headers from a source that is not trusted; none if they have not the form of the
+    standard."""
     if not PARENT.fullmatch(parent):
         return NO_TRACE
     return Trace(parent, state if STATE.fullmatch(state) else "")
 
 
 def continued(first: Trace, later: Trace) -> Trace:
-    """The span below which a turn continues its run's trace, of the spans of the run's first request and of the turn's:
-    that of the turn, unless it belongs to another trace."""
+    """Return the span below which a turn continues its run's trace, of the spans of the run's first request and of the
+    turn's: that of the turn, unless it belongs to another trace."""
     if first and first.id != later.id:
         return first
     return later

@@ -42,7 +42,7 @@ Values = Mapping[str, Any]
 
 
 def canonical(values: Values | Sequence[Values]) -> bytes:
-    """The bytes to which a commitment is made."""
+    """Return the bytes to which a commitment is made."""
     stated = [_stated(one) for one in values] if isinstance(values, list | tuple) else _stated(values)
     try:
         return orjson.dumps(stated, default=_text_of_bytes, option=orjson.OPT_SORT_KEYS)
@@ -61,7 +61,7 @@ def _text_of_bytes(value: object) -> str:
 
 
 def commitment(salt: bytes, part: str, values: Values | Sequence[Values]) -> str:
-    """The commitment to a part of an entry, in base64."""
+    """Return the commitment to a part of an entry, in base64."""
     digest = hmac.digest(salt, part.encode() + b"\n" + canonical(values), "sha256")
     return b64encode(digest).decode()
 
@@ -87,23 +87,23 @@ _NAMES = frozenset({"v", "t", "id", "at", "events", "root", "gone", "run"})
 
 
 def leaf(kind: str, name: str, at: float, parts: Mapping[str, Any]) -> bytes:
-    """The bytes of an entry about the thing of this kind and id. `parts` are the other fields, in any order."""
+    """Return the bytes of an entry about the thing of this kind and id. `parts` are the other fields, in any order."""
     return orjson.dumps({"v": VERSION, "t": kind, "id": name, "at": at, **parts}, option=orjson.OPT_SORT_KEYS)
 
 
 def before_part(salt: bytes) -> dict[str, Any]:
-    """The field of an entry that names the salt of the one before it about the same row, which no row proves any
+    """Return the field of an entry that names the salt of the one before it about the same row, which no row proves any
     more."""
     return {"before": b64encode(sha256(salt).digest()).decode()}
 
 
 def events_part(events: int, root: bytes) -> dict[str, Any]:
-    """The fields of an entry that stand for the first events of a run."""
+    """Return the fields of an entry that stand for the first events of a run."""
     return {"events": events, "root": b64encode(root).decode()}
 
 
 def parse_leaf(entry: bytes) -> Leaf:
-    """The entry of these bytes. Raises ValueError for bytes that are none."""
+    """Return the entry of these bytes. Raises ValueError for bytes that are none."""
     found = orjson.loads(entry)
     if not isinstance(found, dict) or not isinstance(found.get("v"), int):
         raise ValueError("The entry is not JSON of a log of Baton.")

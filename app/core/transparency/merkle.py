@@ -41,11 +41,11 @@ class Frontier:
 
     @classmethod
     def parsed(cls, size: int, stored: bytes) -> "Frontier":
-        """The frontier whose hashes are stored one behind the other."""
+        """Return the frontier whose hashes are stored one behind the other."""
         return cls(size, [stored[at : at + HASH_BYTES] for at in range(0, len(stored), HASH_BYTES)])
 
     def stored(self) -> bytes:
-        """The hashes, one behind the other."""
+        """Return the hashes, one behind the other."""
         return b"".join(self.hashes)
 
     def extend(self, leaves: Iterable[bytes]) -> None:
@@ -70,7 +70,7 @@ class Frontier:
 
 
 def tree_root(leaves: Iterable[bytes]) -> bytes:
-    """The root over the hashes of these entries."""
+    """Return the root over the hashes of these entries."""
     frontier = Frontier()
     frontier.extend(leaves)
     return frontier.root()
@@ -80,7 +80,8 @@ def tree_root(leaves: Iterable[bytes]) -> bytes:
 
 
 def range_root(begin: int, end: int, node: Node) -> bytes:
-    """The root over the leaves `begin` to `end` - 1 of a tree, where a subtree of so many leaves may begin at `begin`.
+    """Return the root over the leaves `begin` to `end` - 1 of a tree, where a subtree of so many leaves may begin at
+    `begin`.
 
     `range_root(0, size, node)` is the root of the tree.
     """
@@ -95,7 +96,7 @@ def range_root(begin: int, end: int, node: Node) -> bytes:
 
 
 def inclusion_proof(index: int, size: int, node: Node) -> list[bytes]:
-    """The proof that the entry at `index` is in the tree of `size` entries: PATH of RFC 6962, 2.1.1."""
+    """Return the proof that the entry at `index` is in the tree of `size` entries: PATH of RFC 6962, 2.1.1."""
     if not 0 <= index < size:
         raise ValueError("The tree has no entry at this index.")
     proof: list[bytes] = []
@@ -112,7 +113,8 @@ def inclusion_proof(index: int, size: int, node: Node) -> list[bytes]:
 
 
 def consistency_proof(old: int, new: int, node: Node) -> list[bytes]:
-    """The proof that the tree of `old` entries is the beginning of the tree of `new` ones: PROOF of RFC 6962, 2.1.2."""
+    """Return the proof that the tree of `old` entries is the beginning of the tree of `new` ones: PROOF of RFC 6962,
+    2.1.2."""
     if not 0 <= old <= new:
         raise ValueError("The earlier tree is larger than the later one.")
     if old in (0, new):
@@ -133,7 +135,7 @@ def consistency_proof(old: int, new: int, node: Node) -> list[bytes]:
 
 
 def _left(size: int) -> int:
-    """The number of leaves in the left part of a tree of `size` of them: the largest power of two below it."""
+    """Return the number of leaves in the left part of a tree of `size` of them: the largest power of two below it."""
     return 1 << (size - 1).bit_length() - 1
 
 
@@ -141,7 +143,8 @@ def _left(size: int) -> int:
 
 
 def includes(index: int, size: int, leaf: bytes, proof: Sequence[bytes], root: bytes) -> bool:
-    """True if the proof shows that the entry with the hash `leaf` is at `index` in the tree with this size and root."""
+    """Return True if the proof shows that the entry with the hash `leaf` is at `index` in the tree with this size and
+    root."""
     if not 0 <= index < size:
         return False
     place, last, found = index, size - 1, leaf
@@ -159,7 +162,7 @@ def includes(index: int, size: int, leaf: bytes, proof: Sequence[bytes], root: b
 
 
 def consistent(old: int, new: int, roots: tuple[bytes, bytes], proof: Sequence[bytes]) -> bool:
-    """True if the proof shows that the tree of `old` entries is the beginning of that of `new` ones.
+    """Return True if the proof shows that the tree of `old` entries is the beginning of that of `new` ones.
 
     `roots` are those of both trees, the older one first (RFC 9162, 2.1.4.2).
     """

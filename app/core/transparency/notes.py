@@ -68,7 +68,7 @@ class Verifier:
 
     @classmethod
     def parsed(cls, text: str) -> Self:
-        """The verifier key that is written so. Raises `NoteInvalid`."""
+        """Return the verifier key that is written so. Raises `NoteInvalid`."""
         name, public = _parts(text, cls.kind)
         found = cls(name, public)
         if str(found) != text:
@@ -100,7 +100,7 @@ class Signer:
 
     @classmethod
     def parsed(cls, text: str) -> "Signer":
-        """The signer key that is written so. Raises `NoteInvalid`, without a word of the text."""
+        """Return the signer key that is written so. Raises `NoteInvalid`, without a word of the text."""
         if not text.startswith(SIGNER):
             raise NoteInvalid("A signer key begins with PRIVATE+KEY+.")
         name, seed = _parts(text.removeprefix(SIGNER))
@@ -110,17 +110,17 @@ class Signer:
         return found
 
     def secret(self) -> str:
-        """The signer key in text form."""
+        """Return the signer key in text form."""
         return f"{SIGNER}{self.name}+{self.verifier.id.hex()}+{b64encode(ED25519 + self._seed).decode()}"
 
     def signature(self, text: str) -> str:
-        """The line with this key's signature of a text."""
+        """Return the line with this key's signature of a text."""
         signed = self.verifier.id + self._key.sign(text.encode())
         return f"{MARK}{self.name} {b64encode(signed).decode()}\n"
 
 
 def _parts(text: str, kind: bytes = ED25519) -> tuple[str, bytes]:
-    """The name and the bytes of a key."""
+    """Return the name and the bytes of a key."""
     parts = text.split("+", 2)
     if len(parts) != 3:
         raise NoteInvalid("A key has a name, an id and its bytes, with a plus between them.")
@@ -131,14 +131,14 @@ def _parts(text: str, kind: bytes = ED25519) -> tuple[str, bytes]:
 
 
 def sign(text: str, signers: Sequence[Signer]) -> str:
-    """The note of a text, which ends in a newline."""
+    """Return the note of a text, which ends in a newline."""
     if not text.endswith("\n"):
         raise NoteInvalid("The text of a note ends in a newline.")
     return text + "\n" + "".join([signer.signature(text) for signer in signers])
 
 
 def split_note(note: str) -> tuple[str, list[tuple[str, bytes, bytes]]]:
-    """The text of a note, and its signatures as (name, id of the key, signature). Raises `NoteInvalid`."""
+    """Return the text of a note, and its signatures as (name, id of the key, signature). Raises `NoteInvalid`."""
     at = note.rfind("\n\n")
     if at < 0 or not note.endswith("\n") or len(note.encode()) > NOTE_BYTES:
         raise NoteInvalid("The note has no signatures, or is too long.")
@@ -153,7 +153,7 @@ def split_note(note: str) -> tuple[str, list[tuple[str, bytes, bytes]]]:
 
 
 def open_note(note: str, verifiers: Sequence[Verifier]) -> tuple[str, list[Verifier]]:
-    """The text of a note, and the keys of these by which it is signed: at least one.
+    """Return the text of a note, and the keys of these by which it is signed: at least one.
 
     Signatures by other keys are ignored. Raises `NoteInvalid`, also if one by a known key is wrong.
     """
@@ -186,7 +186,7 @@ class Checkpoint:
 
 
 def parse_checkpoint(text: str) -> Checkpoint:
-    """The checkpoint that is the text of a note. Further lines are ignored. Raises `NoteInvalid`."""
+    """Return the checkpoint that is the text of a note. Further lines are ignored. Raises `NoteInvalid`."""
     lines = text.split("\n")
     if len(lines) < 4 or lines[-1] or not all(lines[:-1]) or not _SIZE.fullmatch(lines[1]):
         raise NoteInvalid("A checkpoint has an origin, a size and a root, each on its line.")
@@ -197,7 +197,7 @@ def parse_checkpoint(text: str) -> Checkpoint:
 
 
 def open_checkpoint(note: str, verifiers: Sequence[Verifier]) -> Checkpoint:
-    """The checkpoint of a note that at least one of these keys has signed. Raises `NoteInvalid`.
+    """Return the checkpoint of a note that at least one of these keys has signed. Raises `NoteInvalid`.
 
     Its origin is the name of a key that has signed it: a log signs in its own name.
     """

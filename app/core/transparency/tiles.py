@@ -43,7 +43,7 @@ class Tile:
 
 
 def parse_tile(path: str) -> Tile | None:
-    """The tile of a path, which begins with `tile/`; None if no tile has this path."""
+    """Return the tile of a path, which begins with `tile/`; None if no tile has this path."""
     found = _PATH.fullmatch(path)
     if found is None:
         return None
@@ -57,7 +57,7 @@ def parse_tile(path: str) -> Tile | None:
 
 
 def tiles_of(size: int) -> Iterator[Tile]:
-    """All tiles of hashes of a tree, and all of its bundles of entries."""
+    """Yield all tiles of hashes of a tree, and all of its bundles of entries."""
     level: int | None = None
     count = size
     while count:
@@ -73,12 +73,12 @@ def tiles_of(size: int) -> Iterator[Tile]:
 
 
 def bundle(entries: Iterable[bytes]) -> bytes:
-    """The bytes of a bundle of entries."""
+    """Return the bytes of a bundle of entries."""
     return b"".join([len(entry).to_bytes(2, "big") + entry for entry in entries])
 
 
 def unbundle(body: bytes) -> list[bytes]:
-    """The entries of a bundle. Raises ValueError for bytes that are none."""
+    """Return the entries of a bundle. Raises ValueError for bytes that are none."""
     entries: list[bytes] = []
     at = 0
     while at < len(body):
@@ -91,7 +91,7 @@ def unbundle(body: bytes) -> list[bytes]:
 
 
 def hashes_of(body: bytes) -> list[bytes]:
-    """The hashes of a tile."""
+    """Return the hashes of a tile."""
     return [body[at : at + HASH_BYTES] for at in range(0, len(body), HASH_BYTES)]
 
 
@@ -112,7 +112,8 @@ def node_reader(tile: Callable[[int, int], Sequence[bytes]]) -> Node:
 
 
 async def reader_for(work: Callable[[Node], object], tile: Callable[[int, int], Awaitable[bytes]]) -> Node:
-    """A reader of the nodes that `work` reads. `tile` gives the tile of a level and a number; each one is read once.
+    """Return a reader of the nodes that `work` reads. `tile` gives the tile of a level and a number; each one is read
+    once.
 
     `work` is carried out once here, over hashes of zeros, to learn which tiles it needs. Raises ValueError, when a node
     is read, if the log does not have its tile.

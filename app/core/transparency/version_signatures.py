@@ -18,7 +18,7 @@ FORM = "baton-conductor/v1"
 
 
 def signed(version: str, manifest_sha256: str, signer: Signer) -> str:
-    """The note with which a key signs a version."""
+    """Return the note with which a key signs a version."""
     return sign(f"{FORM}\n{version}\n{manifest_sha256}\n", [signer])
 
 

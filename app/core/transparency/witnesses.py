@@ -26,7 +26,7 @@ class WitnessKey(Verifier):
     kind = b"\x04"
 
     def verifies(self, text: str, signature: bytes) -> bool:
-        """True if it is this witness's signature of a checkpoint's text."""
+        """Return True if it is this witness's signature of a checkpoint's text."""
         stated = f"cosignature/v1\ntime {cosigned_at(signature)}\n{text}"
         return super().verifies(stated, signature[TIME_BYTES:])
 
@@ -45,7 +45,7 @@ class Witness:
 
 
 def read_witnesses(text: str) -> tuple[Witness, ...]:
-    """The witnesses of a setting: a URL and a verifier key each. Raises `NoteInvalid`."""
+    """Return the witnesses of a setting: a URL and a verifier key each. Raises `NoteInvalid`."""
     words = text.split()
     if len(words) % 2:
         raise NoteInvalid("A witness has a URL and a verifier key.")
@@ -58,7 +58,7 @@ def read_witnesses(text: str) -> tuple[Witness, ...]:
 
 
 def cosigned_at(signature: bytes) -> int:
-    """The time of a cosignature, in seconds since 1970."""
+    """Return the time of a cosignature, in seconds since 1970."""
     return int.from_bytes(signature[:TIME_BYTES], "big")
 
 
@@ -74,13 +74,14 @@ def cosignature_time(note: str, key: WitnessKey) -> int | None:
 
 
 def submission(old: int, proof: Sequence[bytes], note: str) -> bytes:
-    """The body of a request for a cosignature; `proof` shows that the log has grown from its first `old` entries."""
+    """Return the body of a request for a cosignature; `proof` shows that the log has grown from its first `old`
+    entries."""
     lines = [f"old {old}", *[b64encode(one).decode() for one in proof], "", note]
     return "\n".join(lines).encode()
 
 
 def accepted(note: str, reply: str, key: WitnessKey) -> str:
-    """The line of the reply with the witness's cosignature. Raises `NoteInvalid` if there is no valid one."""
+    """Return the line of the reply with the witness's cosignature. Raises `NoteInvalid` if there is no valid one."""
     text, _ = split_note(note)
     for line in reply.split("\n"):
         named = line.startswith(f"{MARK}{key.name} ")
@@ -90,7 +91,7 @@ def accepted(note: str, reply: str, key: WitnessKey) -> str:
 
 
 async def proof_from_tiles(old: int, new: int, tile: Callable[[int, int], Awaitable[bytes]]) -> list[bytes]:
-    """The consistency proof between two sizes of a log, whose tiles `tile` reads by level and number.
+    """Return the consistency proof between two sizes of a log, whose tiles `tile` reads by level and number.
 
     Raises ValueError if the log does not have these tiles.
     """
