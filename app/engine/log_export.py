@@ -36,7 +36,7 @@ EXPORTING = "log-export"
 
 
 def file_name(size: int, suffix: str = "txt", mark: str = "") -> str:
-    """The name of the file with the checkpoint of a log of this size; `tsr` is the suffix of its time stamp."""
+    """Return the name of the file with the checkpoint of a log of this size; `tsr` is the suffix of its time stamp."""
     return f"{size:0{SIZE_DIGITS}d}{mark}.{suffix}"
 
 
@@ -119,7 +119,7 @@ class CheckpointExport:
                 await self._stamp(client, files, stamps)
 
     async def _begun(self, files: ArchiveFiles, note: str, size: int) -> Newest:
-        """The checkpoint as another engine has exported it, with its cosignatures, or else as it was signed."""
+        """Return the checkpoint as another engine has exported it, with its cosignatures, or else as it was signed."""
         async with asyncio.timeout(PUT_SECONDS):
             found = await asyncio.to_thread(files.read, file_name(size))
         with suppress(UnicodeDecodeError, NoteInvalid):
@@ -135,7 +135,7 @@ class CheckpointExport:
             await asyncio.to_thread(files.put, name, body)
 
     async def _cosigned(self, client: httpx.AsyncClient, witness: Witness, newest: Newest) -> str:
-        """The line with a witness's cosignature; empty if it gives none now."""
+        """Return the line with a witness's cosignature; empty if it gives none now."""
 
         async def prove(old: int) -> Sequence[bytes]:
             return await proof_from_tiles(old, newest.size, self._context.store.log.tile)

@@ -86,7 +86,7 @@ class Erasable(Retention, Holds, Protocol):
 
 
 async def runs_with_content(store: Retention, query: ContentQuery) -> AsyncIterator[tuple[RunRow, ...]]:
-    """All runs that a query selects, page by page, the oldest first."""
+    """Yield all runs that a query selects, page by page, the oldest first."""
     following: tuple[float, str] | None = None
     while True:
         page = await store.runs_with_content(query, following, PAGE)
@@ -98,7 +98,7 @@ async def runs_with_content(store: Retention, query: ContentQuery) -> AsyncItera
 
 
 async def texts_with_ref(store: Retention, runs: TextSource, ref: str) -> list[tuple[str, bytes]]:
-    """The text of this ref, with the tenant whose it is; more than one if runs have the same salt.
+    """Return the text of this ref, with the tenant whose it is; more than one if runs have the same salt.
 
     Raises `NotFound` if no content has the ref.
     """
@@ -114,7 +114,7 @@ async def texts_with_ref(store: Retention, runs: TextSource, ref: str) -> list[t
 
 
 async def runs_with_text(store: Retention, tenant: str, text: bytes) -> AsyncIterator[Sequence[RunRow]]:
-    """All runs of the tenant that have this text, in whatever place: nobody else can have it from them.
+    """Yield all runs of the tenant that have this text, in whatever place: nobody else can have it from them.
 
     The texts of all runs of the tenant are read, in small groups.
     """
@@ -167,7 +167,7 @@ class Archiving:
 
 
 def archiving(address: str, endpoint: str | None, *, contents: bool) -> Archiving | None:
-    """The archive of this address (see `open_archive_files`), or None if it is empty. Raises `ConfigInvalid`."""
+    """Return the archive of this address (see `open_archive_files`), or None if it is empty. Raises `ConfigInvalid`."""
     if not address:
         return None
     return Archiving(open_archive_files(address, endpoint), contents)
@@ -241,7 +241,8 @@ class Pruning:
         return self.done
 
     async def _read(self, query: PruneQuery) -> _Batch | None:
-        """The next batch: a page, or as many pages as fill a file. None after the last one, and if it is to stop."""
+        """Return the next batch: a page, or as many pages as fill a file. None after the last one, and if it is to
+        stop."""
         batch = _Batch()
         if self._archiving is not None:
             catalogs, changes = await self._journals.catalogs(), await self._journals.changes()
@@ -295,7 +296,8 @@ class Pruning:
 
 
 def _is_whole(one: Record) -> bool:
-    """True if the journal has all of its events, and each is a JSON object. A damaged one is evidence, and is kept."""
+    """Return True if the journal has all of its events, and each is a JSON object. A damaged one is evidence, and is
+    kept."""
     if [event.seq for event in one.events] != list(range(1, one.row["seq"] + 1)):
         return False
     return all(_is_object(event.body) for event in one.events)
@@ -309,7 +311,7 @@ def _is_object(body: bytes) -> bool:
 
 
 def _left_of(one: Record) -> PrunedRun:
-    """The row that is to be left of a run, without the archive's place and the time."""
+    """Return the row that is to be left of a run, without the archive's place and the time."""
     row: Any = one.row
     return PrunedRun(
         id=row["id"],

@@ -51,13 +51,14 @@ REQUESTED: Final = ("max_tokens", "temperature", "top_p", "presence_penalty", "f
 
 
 def known_as(spec: ProviderSpec) -> str:
-    """The name of a provider in the conventions; the pool file's where these have none."""
+    """Return the name of a provider in the conventions; the pool file's where these have none."""
     host = urlsplit(spec.base_url).hostname or ""
     return CLOUDS.get(spec.auth) or HOSTS.get(host) or spec.name
 
 
 def address(spec: ProviderSpec, endpoint: str) -> dict[str, str | int]:
-    """The attributes of the server that is called: that of the endpoint of this name, where there are several."""
+    """Return the attributes of the server that is called: that of the endpoint of this name, where there are
+    several."""
     urls = {one.name: one.base_url for one in spec.endpoints}
     parts = urlsplit(urls.get(endpoint, spec.base_url))
     if not parts.hostname:

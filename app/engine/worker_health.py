@@ -113,7 +113,7 @@ class Health:
                 self._breakers.pop(_key(worker), None)
 
     def state(self, worker: Worker) -> str:
-        """The state of its breaker: `closed`, `half_open`, or `open` while it is ejected."""
+        """Return the state of its breaker: `closed`, `half_open`, or `open` while it is ejected."""
         return self._of(_key(worker)).state(self._tick())
 
     def _level(self, key: Key) -> Callable[[], float]:
@@ -126,7 +126,7 @@ class Health:
         self._signs[_key(worker)] = self._tick()
 
     def silence(self, worker: Worker) -> float:
-        """Seconds since its last sign of life."""
+        """Return the seconds since its last sign of life."""
         return self._tick() - self._signs.get(_key(worker), float("-inf"))
 
     def took(self, worker: Worker, seconds: float, patience: float, *, whole: bool = True) -> None:
@@ -141,17 +141,17 @@ class Health:
             self._slow.setdefault(_key(worker), float("-inf"))
 
     def is_quick(self, worker: Worker) -> bool:
-        """True if it has replied, and no reply of it has taken long for an hour."""
+        """Return True if it has replied, and no reply of it has taken long for an hour."""
         last = self._slow.get(_key(worker))
         return last is not None and self._tick() - last > SLOW_SECONDS
 
     def suspects(self, worker: Worker) -> bool:
-        """True if the latest call of it failed."""
+        """Return True if the latest call of it failed."""
         known = self._of(_key(worker))
         return bool(known.failures or known.reason)
 
     def is_out(self, worker: Worker) -> bool:
-        """True if probes have found that it does not generate."""
+        """Return True if probes have found that it does not generate."""
         return self._of(_key(worker)).reason == breaker.OUT
 
     def probed(self, worker: Worker, *, alive: bool) -> None:
@@ -164,7 +164,7 @@ class Health:
     # -- before a call
 
     def ejected(self, workers: Sequence[Worker]) -> dict[str, str]:
-        """The workers among these that are ejected now, with the reason, the worst first."""
+        """Return the workers among these that are ejected now, with the reason, the worst first."""
         now = self._tick()
         out = [(breaker.badness(known), worker.name, known.reason) for worker, known in self._known(workers, now)]
         return {name: reason for _, name, reason in sorted(out, reverse=True)}
@@ -190,16 +190,17 @@ class Health:
         return WorkerChoice(None, picked.passed_over)
 
     def worth_waiting(self, offers: Sequence[tuple[Worker, Place]], left: float) -> bool:
-        """True if one of the offers may be healthy again soon."""
+        """Return True if one of the offers may be healthy again soon."""
         return breaker.worth_waiting(self._offers(offers), now=self._tick(), left=left)
 
     def hopeless(self, worker: Worker) -> float:
-        """Seconds within which the worker would not answer."""
+        """Return the seconds within which the worker would not answer."""
         return self._of(_key(worker)).hopeless
 
     def usual_seconds(self, worker: Worker) -> float:
-        """The seconds that nine in ten of its latest calls took at the most, those included that were given up after
-        longer than that; where too few are known, the estimate by the speed on its card; 0 if neither is known."""
+        """Return the seconds that nine in ten of its latest calls took at the most, those included that were given up
+        after longer than that; where too few are known, the estimate by the speed on its card; 0 if neither is
+        known."""
         took = sorted(self._took.get(_key(worker), ()))
         if len(took) >= TIMED:
             return took[len(took) * 9 // 10]
@@ -208,11 +209,11 @@ class Health:
         return FIRST_SECONDS + worker.writing_seconds(USUAL_TOKENS)
 
     def affords(self, worker: Worker, place: Place) -> bool:
-        """True if the worker's retry budget has room."""
+        """Return True if the worker's retry budget has room."""
         return self._of(_key(worker)).affords(place, self._tick())
 
     def refusal(self, worker: Worker, left: float) -> str:
-        """The reason why a call that has an alternative should not be made.
+        """Return the reason why a call that has an alternative should not be made.
 
         Empty: it is about to be made, as after `choose`.
         """

@@ -66,14 +66,14 @@ class Candidates:
         return len(self._workers) > 1 and self._left > 1
 
     def can_replace(self, worker: Worker, left: float) -> bool:
-        """True if another worker could take over from this one after its share of the `left` seconds of the run, and
-        answer in the rest of them."""
+        """Return True if another worker could take over from this one after its share of the `left` seconds of the run,
+        and answer in the rest of them."""
         rest = left * (1 - SPARED)
         others = [other for other in self._workers if other.name != worker.name]
         return self.spare and any(self._health.hopeless(other) <= rest for other in others)
 
     def pause(self, left: float) -> float:
-        """Seconds to wait before asking again; 0: `choose` now. `left` are the run's seconds."""
+        """Return the seconds to wait before asking again; 0: `choose` now. `left` are the run's seconds."""
         wait, self._wait = self._wait, 0.0
         if not self._workers and self._left > 0:
             return self._until_callable(left)
@@ -98,7 +98,8 @@ class Candidates:
         self._workers = [other for other in self._workers if other is not worker]
 
     def _until_callable(self, left: float) -> float:
-        """Seconds until the first rate limit is over, if that leaves time for an answer; its worker is called then."""
+        """Return the seconds until the first rate limit is over, if that leaves time for an answer; its worker is
+        called then."""
         fitting = [one for one in self._limited.values() if one[1] > self._health.hopeless(one[0])]
         if not fitting:
             return 0.0
@@ -108,7 +109,7 @@ class Candidates:
         return max(left - then, 0.0)
 
     def error(self, choice: WorkerChoice) -> str:
-        """The code of the error with which the step fails when that choice is none."""
+        """Return the code of the error with which the step fails when that choice is none."""
         if self._unpaid and self._left > 0:
             return RunOverBudget.code
         if choice.hopeless:
@@ -116,8 +117,8 @@ class Candidates:
         return _summary(self._errors)
 
     def retry_after(self, error: str, left: float) -> float | None:
-        """Seconds until the first worker can be called again, if the step fails with that error because of rate limits;
-        None if no provider said so. `left` are the run's seconds."""
+        """Return the seconds until the first worker can be called again, if the step fails with that error because of
+        rate limits; None if no provider said so. `left` are the run's seconds."""
         if error != WorkerRateLimited.code:
             return None
         return min((round(max(left - then, 0.0), 3) for then in self._rate_limited.values()), default=None)
@@ -159,7 +160,7 @@ class Candidates:
             self._workers, self._unpaid = [*self._unpaid.values(), *self._workers], {}
 
     def _patience(self, worker: Worker, error: BatonError | None, chance: float, left: float) -> float | None:
-        """Seconds to wait for the worker that has just failed; None if it is not called again."""
+        """Return the seconds to wait for the worker that has just failed; None if it is not called again."""
         alone = len(self._workers) == 1 and not self._limited
         if isinstance(error, WorkerError) and error.elsewhere:  # another endpoint of it takes the call at once
             return 0.0
@@ -184,7 +185,7 @@ class Candidates:
 
 
 def _summary(errors: Sequence[BatonError | None]) -> str:
-    """The code of the error with which a step fails after these ones.
+    """Return the code of the error with which a step fails after these ones.
 
     A provider that failed counts before one that limits the rate of requests, because trying again may help; that one
     before a refusal, which others may not share; and a refusal before a worker that only an operator can put right.

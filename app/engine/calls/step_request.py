@@ -45,7 +45,7 @@ class View:
     """True if its output is the round's answer."""
 
     def template(self, worker: Worker, *, provider: ProviderSpec, flaw: Flaw | None = None) -> str:
-        """The name of what the messages of `request` are made with."""
+        """Return the name of what the messages of `request` are made with."""
         if self.step.inherits:
             return NESTED
         form = self.asked.form if self.speaks else None
@@ -72,7 +72,7 @@ class View:
     def request(
         self, worker: Worker, limits: Limits, *, streams: bool, provider: ProviderSpec, flaw: Flaw | None = None
     ) -> Request:
-        """The call. What the caller says of its answer's form and length is for the answering step alone.
+        """Return the call. What the caller says of its answer's form and length is for the answering step alone.
 
         `provider` is the worker's, `flaw` what was wrong with its answer before. An answer whose form has yet to be
         checked comes whole.
@@ -113,7 +113,7 @@ def is_long(request: Request, provider: ProviderSpec) -> bool:
 
 
 async def see(store: ContentReads, state: RunState, n: int) -> tuple[Message, ...]:
-    """The exact messages of step `n` for its present worker. `NotFound` if content was erased."""
+    """Return the exact messages of step `n` for its present worker. `NotFound` if content was erased."""
     return (await look(store, state, n)).messages(state.steps[n].worker)
 
 
@@ -150,7 +150,7 @@ async def look(store: ContentReads, state: RunState, n: int, fresh: Mapping[str,
 
 
 async def task_of(store: ContentReads, run: str, ref: str, fresh: Mapping[str, bytes] = NOTHING) -> Task:
-    """A task by its ref; `fresh` are contents that are at hand. `NotFound` if it was erased."""
+    """Return a task by its ref; `fresh` are contents that are at hand. `NotFound` if it was erased."""
     task: Task = (await _records(store, run, {(ref, _task)}, fresh))[ref, _task]
     return task
 

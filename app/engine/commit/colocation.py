@@ -38,7 +38,7 @@ class LocalRun(Protocol):
         ...
 
     def followers(self) -> Sequence[str]:
-        """The addresses of the gateways that follow the run."""
+        """Return the addresses of the gateways that follow the run."""
         ...
 
     async def join(self, entry: Entry) -> Appended:
@@ -107,7 +107,7 @@ class StepStarter(Protocol):
 
 
 def held(begun: Sequence[BegunStep]) -> Ledger:
-    """The amount that an entry reserves for all of them."""
+    """Return the amount that an entry reserves for all of them."""
     return Ledger(sum(one.hold.usd for one in begun), sum(one.hold.tokens for one in begun))
 
 

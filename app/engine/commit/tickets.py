@@ -29,7 +29,7 @@ async def offer_run(context: EngineContext, state: RunState) -> None:
 
 
 def run_ticket(state: RunState) -> Ticket:
-    """The ticket of a run that nobody drives."""
+    """Return the ticket of a run that nobody drives."""
     return Ticket(state.run, WHOLE_RUN, state.admitted.tier, "", state.seq, tenant=state.admitted.tenant)
 
 
@@ -46,5 +46,5 @@ async def _queue(context: EngineContext, tickets: list[Ticket]) -> None:
 
 
 def due_ticket(due: Due) -> Ticket:
-    """The ticket of an outbox row that was found by polling: the engine that takes it claims the row first."""
+    """Return the ticket of an outbox row that was found by polling: the engine that takes it claims the row first."""
     return Ticket(due.run, due.step, due.tier, due.driver, due.seq, AGAIN, tenant=due.tenant)

@@ -89,7 +89,7 @@ class ConductorProbe:
 
 
 def conductors(catalog: Catalog) -> Iterator[tuple[Worker, float]]:
-    """The models that conduct and may be probed, each with the longest time that one token may take."""
+    """Yield the models that conduct and may be probed, each with the longest time that one token may take."""
     seconds: dict[str, float] = {}
     for tier in catalog.tiers.values():
         spec = tier.conductor

@@ -43,7 +43,7 @@ class RunChanges:
             self._noticed.set()
 
     async def after(self, number: int, seconds: float) -> int:
-        """The number of changes once it is not `number` any more, or after so many seconds."""
+        """Return the number of changes once it is not `number` any more, or after so many seconds."""
         self._waiting += 1
         self._is_awaited.set()
         try:

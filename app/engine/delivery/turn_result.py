@@ -33,7 +33,7 @@ ERRORS_OF_FAILED_RUNS: Mapping[str | None, type[errors.RunEnded]] = {
 
 
 def until_end(events: Sequence[Event], turn: int | None = None) -> RunState:
-    """The fold of a journal up to its terminal event, or of all of it if it has none yet; up to the reply of one
+    """Return the fold of a journal up to its terminal event, or of all of it if it has none yet; up to the reply of one
     turn, if it has been given."""
     for place, event in enumerate(events):
         if event.kind in TERMINAL or _is_reply(event, turn):
@@ -46,7 +46,7 @@ def _is_reply(event: Event, turn: int | None) -> bool:
 
 
 def of_turn(events: Sequence[Event], turn: int) -> Sequence[Event]:
-    """The events from a turn's beginning on."""
+    """Return the events from a turn's beginning on."""
     begins = [
         place for place, event in enumerate(events) if isinstance(event.fact, RunResumed) and event.fact.turn == turn
     ]
@@ -54,13 +54,13 @@ def of_turn(events: Sequence[Event], turn: int) -> Sequence[Event]:
 
 
 async def read(store: ContentReads, state: RunState) -> TurnEnd:
-    """A turn's end from the state; `NotFound` if its answer was erased."""
+    """Return a turn's end from the state; `NotFound` if its answer was erased."""
     wanted = refs(state)
     return turn_end(state, await store.contents(state.run, wanted) if wanted else {})
 
 
 def refs(state: RunState) -> list[str]:
-    """The refs of a reply's contents: text, tokens with their log-probabilities, messages with tool calls."""
+    """Return the refs of a reply's contents: text, tokens with their log-probabilities, messages with tool calls."""
     step = position.answered(state)
     if step is not None:
         return of_step(step)
@@ -68,12 +68,12 @@ def refs(state: RunState) -> list[str]:
 
 
 def of_step(step: StepState) -> list[str]:
-    """The refs of a step's answer."""
+    """Return the refs of a step's answer."""
     return [ref for ref in (step.output, step.logprobs) if ref]
 
 
 def turn_end(state: RunState, contents: Mapping[str, bytes]) -> TurnEnd:
-    """The end of a turn whose reply is at hand, by the refs of its parts."""
+    """Return the end of a turn whose reply is at hand, by the refs of its parts."""
     if not contents.keys() >= set(refs(state)):
         raise NotFound("The content of this run was erased; its journal remains.", code="content_erased")
     step, finish = position.answered(state), (state.end.finish if state.end is not None else None) or "stop"
@@ -96,7 +96,8 @@ def turn_end(state: RunState, contents: Mapping[str, bytes]) -> TurnEnd:
 
 
 def _calling(state: RunState, contents: Mapping[str, bytes]) -> TurnEnd:
-    """All tool calls of a turn in one reply, and the words of the answering step, if it is among those that call."""
+    """Return all tool calls of a turn in one reply, and the words of the answering step, if it is among those that
+    call."""
     words, calls = "", []
     for step in _callers(state):
         exchange = step.exchanges[-1]
@@ -107,7 +108,7 @@ def _calling(state: RunState, contents: Mapping[str, bytes]) -> TurnEnd:
 
 
 def _callers(state: RunState) -> list[StepState]:
-    """The steps that wait for results; the answering one first, because its calls are sent as they stream."""
+    """Return the steps that wait for results; the answering one first, because its calls are sent as they stream."""
     waiting = [step for step in state.steps.values() if step.state == "awaiting_tool"]
     if state.state != "awaiting_tool":
         return []
@@ -115,7 +116,8 @@ def _callers(state: RunState) -> list[StepState]:
 
 
 def outcome(state: str, error: str | None) -> str:
-    """The label under which a run's end is counted: its state, or `abandoned` if its caller never sent tool results."""
+    """Return the label under which a run's end is counted: its state, or `abandoned` if its caller never sent tool
+    results."""
     return "abandoned" if error == NO_RESULTS else state
 
 
@@ -136,12 +138,12 @@ def count(telemetry: Telemetry, state: RunState, seconds: float) -> None:
 
 
 def without(state: RunState, error: BatonError) -> TurnEnd:
-    """The end of a stream whose run this process cannot follow any longer; the run itself goes on elsewhere."""
+    """Return the end of a stream whose run this process cannot follow any longer; the run itself goes on elsewhere."""
     return TurnEnd(state, "", "stop", bill(state), error)
 
 
 def ending_error(state: RunState) -> BatonError | None:
-    """The error of a run that did not succeed; None if it did."""
+    """Return the error of a run that did not succeed; None if it did."""
     endings: dict[str, type[errors.RunEnded]] = {
         "cancelled": errors.RunCancelled,
         "expired": errors.RunExpired,

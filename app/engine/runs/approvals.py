@@ -115,7 +115,7 @@ async def _check_eyes(store: TenantStore, row: RunRow, key: str) -> None:
 
 
 def _earlier(events: Sequence[Event], decision: Decision, state: RunState) -> Decided | None:
-    """The decision that was made on this digest. Raises `Conflict` if it was another one."""
+    """Return the decision that was made on this digest. Raises `Conflict` if it was another one."""
     made: list[tuple[float, RunApproved | RunRefused]] = [*dated(events, RunApproved), *dated(events, RunRefused)]
     found = next(((at, fact) for at, fact in made if fact.digest == decision.digest), None)
     if found is None:
@@ -131,12 +131,12 @@ def _earlier(events: Sequence[Event], decision: Decision, state: RunState) -> De
 
 
 def _same_bounds(fact: RunApproved, decision: Decision) -> bool:
-    """True if a repeated approval asks for nothing that the first one has not."""
+    """Return True if a repeated approval asks for nothing that the first one has not."""
     return set(decision.replacements) <= fact.workers.keys() and decision.max_usd in (None, fact.max_usd)
 
 
 def _asked(events: Sequence[Event], state: RunState, digest: str, now: float) -> RunAwaitingApproval:
-    """The present question, if it is the one that was decided on and still open. Raises `Conflict` if not."""
+    """Return the present question, if it is the one that was decided on and still open. Raises `Conflict` if not."""
     asked = state.asked
     if asked is None:
         raise Conflict("No plan of this run has needed an approval.", code="approval_not_requested")
@@ -170,7 +170,7 @@ def _entry(
     reason: str,
     wait: float,
 ) -> tuple[Entry, Decided]:
-    """The entry that writes the decision, and the decision as it is then; `reason` is the ref of the reason."""
+    """Return the entry that writes the decision, and the decision as it is then; `reason` is the ref of the reason."""
     lease, fact = None, _fact(catalog, state, asked, decision, now, reason)
     facts: tuple[Fact, ...] = (fact,)
     after = tentative(state, facts)

@@ -37,7 +37,7 @@ class Relay:
         """True once text of the attempt may have been sent to a caller, so that no other attempt may follow."""
 
     def lacking(self, listener: Listen) -> Delta | None:
-        """The part of what was sent of the answer that a listener lacks; None if that is nothing."""
+        """Return the part of what was sent of the answer that a listener lacks; None if that is nothing."""
         chars, calls = (listener.chars, listener.calls) if listener.call == self._call else (0, 0)
         if chars >= self._chars and calls >= self._sent:
             return None
@@ -53,7 +53,7 @@ class Relay:
         )
 
     def delta(self, pieces: Sequence[Piece]) -> Delta | None:
-        """The message that these pieces make; None if there is nothing to send of them.
+        """Return the message that these pieces make; None if there is nothing to send of them.
 
         A refusal is sent with the end, when it is known to be one.
         """
