@@ -39,7 +39,7 @@ class ArchiveFiles(Protocol):
         ...
 
     def read(self, name: str) -> bytes | None:
-        """The bytes of a file, up to 64 KiB; None if there is none. Raises `ArchiveUnavailable`."""
+        """Return the bytes of a file, up to 64 KiB; None if there is none. Raises `ArchiveUnavailable`."""
         ...
 
     def written_at(self, name: str) -> float | None:
@@ -47,12 +47,13 @@ class ArchiveFiles(Protocol):
         ...
 
     def names(self, after: str) -> list[str]:
-        """The names of the files that sort behind `after`, in order. Raises `ArchiveUnavailable`."""
+        """Return the names of the files that sort behind `after`, in order. Raises `ArchiveUnavailable`."""
         ...
 
 
 def open_archive_files(address: str, endpoint: str | None = None) -> ArchiveFiles:
-    """The place that BATON_ARCHIVE names: a folder, or `s3://bucket/prefix`, with the URL of a store other than AWS.
+    """Return the place that BATON_ARCHIVE names: a folder, or `s3://bucket/prefix`, with the URL of a store other than
+    AWS.
 
     Raises `ConfigInvalid` for another address, and where the library for S3 is not installed. Nothing is connected.
     """
@@ -223,7 +224,7 @@ class Bucket:
         return ArchiveUnavailable(f"{SCHEME}://{self._bucket}/{self._prefix} cannot be read: {_reason(error)}.")
 
     def _connected(self) -> Any:
-        """The client, made on first use: botocore reads files of several megabytes for it."""
+        """Return the client, made on first use: botocore reads files of several megabytes for it."""
         if self._client is None:
             self._client = self._session.create_client("s3", **self._options)
         return self._client
@@ -234,7 +235,7 @@ def _content_type(name: str) -> str:
 
 
 def _reason(error: Exception) -> str:
-    """The store's code of a fault, such as NoSuchBucket or AccessDenied, or the kind of the error."""
+    """Return the store's code of a fault, such as NoSuchBucket or AccessDenied, or the kind of the error."""
     answer: Any = getattr(error, "response", None)
     code = answer.get("Error", {}).get("Code") if isinstance(answer, dict) else None
     return str(code or type(error).__name__)

@@ -143,18 +143,18 @@ class SealedRows:
         self._opened = opened
 
     def state(self) -> Row | None:
-        """The state of the log; None if it has no row."""
+        """Return the state of the log; None if it has no row."""
         row = self._conn.execute(select(LOG_STATE).where(LOG_STATE.c.id == 1)).mappings().one_or_none()
         if row is None:
             return None
         return named_columns(row)
 
     def count_states(self) -> int:
-        """The number of rows of the state; there is one."""
+        """Return the number of rows of the state; there is one."""
         return self._conn.execute(select(func.count()).select_from(LOG_STATE)).scalar_one()
 
     def latest_transaction(self) -> int | None:
-        """The number that the next transaction would have; None on SQLite, which has no such numbers."""
+        """Return the number that the next transaction would have; None on SQLite, which has no such numbers."""
         if self._conn.dialect.name != "postgresql":
             return None
         query = text("SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint")
@@ -162,7 +162,8 @@ class SealedRows:
         return found
 
     def passed_over(self, xid: int) -> int:
-        """The number of changes that wait and are of a transaction before this one, so that no pass takes them."""
+        """Return the number of changes that wait and are of a transaction before this one, so that no pass takes
+        them."""
         query = select(func.count()).select_from(LOG_QUEUE).where(LOG_QUEUE.c.xid < xid)
         return self._conn.execute(query).scalar_one()
 
@@ -183,20 +184,20 @@ class SealedRows:
                         yield table.name, key, str(name), str(found)
 
     def clock(self) -> float:
-        """The time by the clock of the database, in seconds since 1970."""
+        """Return the time by the clock of the database, in seconds since 1970."""
         return clock(self._conn)
 
     def waiting(self) -> Sequence[tuple[str, str, float]]:
-        """The changes that wait to be sealed, each as the kind, the id, and when it was made."""
+        """Return the changes that wait to be sealed, each as the kind, the id, and when it was made."""
         row = LOG_QUEUE.c
         return [(kind, id_, at) for kind, id_, at in self._conn.execute(select(row.kind, row.id, row.at))]
 
     def has_entries(self) -> bool:
-        """True if anything was ever sealed."""
+        """Return True if anything was ever sealed."""
         return self._conn.execute(select(LOG_LEAVES.c.place).limit(1)).first() is not None
 
     def entries(self) -> Iterator[LogRow]:
-        """Every entry of the log, in its order."""
+        """Yield every entry of the log, in its order."""
         last = -1
         while True:
             query = select(LOG_LEAVES).where(LOG_LEAVES.c.place > last).order_by(LOG_LEAVES.c.place).limit(ROWS)
@@ -207,17 +208,17 @@ class SealedRows:
             last = page[-1].place
 
     def tile(self, level: int, number: int) -> bytes:
-        """The hashes of a tile; empty if there is none."""
+        """Return the hashes of a tile; empty if there is none."""
         its_own = LOG_TILES.c.level == level, LOG_TILES.c.number == number
         found = self._conn.execute(select(LOG_TILES.c.body).where(*its_own)).scalar_one_or_none()
         return bytes(found or b"")
 
     def count_tiles(self) -> int:
-        """The number of all tiles."""
+        """Return the number of all tiles."""
         return self._conn.execute(select(func.count()).select_from(LOG_TILES)).scalar_one()
 
     def runs(self, *, contents: bool) -> Iterator[SealedRun]:
-        """Every run, by id."""
+        """Yield every run, by id."""
         last = ""
         while True:
             query = select(RUNS).where(RUNS.c.id > last).order_by(RUNS.c.id).limit(PAGE)
@@ -269,7 +270,7 @@ class SealedRows:
         return {run: claim for run, claim in self._conn.execute(query)}
 
     def entries_about(self, kind: str, ids: Sequence[str]) -> Mapping[str, Sequence[LogRow]]:
-        """All entries of this kind about the things of these ids, the oldest first."""
+        """Return all entries of this kind about the things of these ids, the oldest first."""
         row = LOG_LEAVES.c
         by_subject = row.subject if kind != "feedback" else row.id
         return self._entries_of(by_subject.in_(ids), kind)
@@ -299,7 +300,7 @@ class SealedRows:
         return found
 
     def tags(self, wanted: Sequence[Tag]) -> set[Tag]:
-        """The tags among these that are stored."""
+        """Return the tags among these that are stored."""
         if self._conn.dialect.name == "postgresql":  # a join with arrays costs it a tenth of a long list
             rows, names = unnested({str(one.name): one.type for one in TAGS.columns}, "")
             its_own = [column == rows.c[column.name] for column in TAGS.columns]
@@ -314,7 +315,7 @@ class SealedRows:
         return found
 
     def unforgotten(self) -> Iterator[LogRow]:
-        """The entries of pruned runs that have what is deleted with a run: their salt, or a frontier."""
+        """Yield the entries of pruned runs that have what is deleted with a run: their salt, or a frontier."""
         row = LOG_LEAVES.c
         pruned = row.subject.in_(select(PRUNED_RUNS.c.id)), row.kind != "pruned"
         kept = or_(row.salt.is_not(None), row.frontier.is_not(None))
@@ -322,12 +323,12 @@ class SealedRows:
             yield _log_row(one._mapping)
 
     def count_tags(self) -> int:
-        """The number of all tags, but for those that are erased with content."""
+        """Return the number of all tags, but for those that are erased with content."""
         query = select(func.count()).select_from(TAGS).where(TAGS.c.name.not_in(ERASED_TAGS))
         return self._conn.execute(query).scalar_one()
 
     def all_tags(self) -> Iterator[Tag]:
-        """Every tag, but for those that are erased with content."""
+        """Yield every tag, but for those that are erased with content."""
         last = ("", "", "")
         key = tuple_(TAGS.c.name, TAGS.c.value, TAGS.c.run)
         while True:
@@ -340,7 +341,7 @@ class SealedRows:
             last = page[-1]
 
     def rows(self, kind: str) -> Iterator[tuple[str, Row, Sequence[LogRow]]]:
-        """Every row of the table of this kind with its id and the entries about it."""
+        """Yield every row of the table of this kind with its id and the entries about it."""
         table = KINDS[kind]
         keys = list(table.primary_key.columns)
         last: tuple[Any, ...] | None = None
@@ -357,7 +358,7 @@ class SealedRows:
             last = tuple([page[-1][key.name] for key in keys])
 
     def absent(self, kind: str) -> Iterator[LogRow]:
-        """The last entry of this kind about each thing that is not stored."""
+        """Yield the last entry of this kind about each thing that is not stored."""
         table = RUNS if kind == "run" else KINDS[kind]
         row = LOG_LEAVES.c
         last = select(func.max(row.place)).where(row.kind == kind).group_by(row.id)
@@ -367,7 +368,7 @@ class SealedRows:
             yield _log_row(one._mapping)
 
     def pruned(self, runs: Sequence[str]) -> Mapping[str, Row]:
-        """The rows that are left of those of these runs that were pruned."""
+        """Return the rows that are left of those of these runs that were pruned."""
         found: dict[str, Row] = {}
         for start in range(0, len(runs), PAGE):
             query = select(PRUNED_RUNS).where(PRUNED_RUNS.c.id.in_(runs[start : start + PAGE]))
@@ -375,7 +376,7 @@ class SealedRows:
         return found
 
     def salts(self, runs: Sequence[str]) -> Mapping[str, bytes | None]:
-        """The salts of those of these runs that are stored; None where the content was erased."""
+        """Return the salts of those of these runs that are stored; None where the content was erased."""
         found: dict[str, bytes | None] = {}
         for start in range(0, len(runs), PAGE):
             query = select(RUNS.c.id, RUNS.c.salt).where(RUNS.c.id.in_(runs[start : start + PAGE]))
@@ -391,23 +392,23 @@ class SealedRows:
         return read_accounts(self._conn)
 
     def windows(self) -> Sequence[Row]:
-        """The windows of the accounts of budgets."""
+        """Return the windows of the accounts of budgets."""
         return [named_columns(row) for row in self._conn.execute(select(BUDGET_WINDOWS)).mappings()]
 
     def catalogs(self) -> Mapping[str, bytes]:
-        """The snapshots of all pools, by digest."""
+        """Return the snapshots of all pools, by digest."""
         return {row.digest: bytes(row.body) for row in self._conn.execute(select(CATALOGS))}
 
     def unnamed_texts(self) -> int:
-        """The number of shared texts that no content of a run names."""
+        """Return the number of shared texts that no content of a run names."""
         return texts.unused(self._conn)
 
     def lacking_texts(self) -> int:
-        """The number of texts and contents that name a shared text which is not stored."""
+        """Return the number of texts and contents that name a shared text which is not stored."""
         return texts.lacking(self._conn)
 
     def misplaced_texts(self) -> int:
-        """The number of shared texts that have another tenant than what names them."""
+        """Return the number of shared texts that have another tenant than what names them."""
         return texts.misplaced(self._conn)
 
     def administration(self) -> Administration:
@@ -416,12 +417,12 @@ class SealedRows:
 
 
 def _id_of(row: Row, keys: Sequence[Any]) -> str:
-    """The id of the entries about a row."""
+    """Return the id of the entries about a row."""
     return "\n".join([str(row[key.name]) for key in keys])
 
 
 def _has_id(table: Table, id_: Any) -> Any:
-    """The condition that a row has this id of an entry."""
+    """Return the condition that a row has this id of an entry."""
     keys = list(table.primary_key.columns)
     first, *others = keys
     joined: ColumnElement[str] = first if first.type.python_type is str else cast(first, Text)

@@ -70,5 +70,5 @@ class AdminEvents(Protocol):
         ...
 
     async def admin_events(self, query: AdminEventQuery) -> tuple[AdminEvent, ...]:
-        """The changes that a query chooses, the newest first. Raises `StoreUnavailable`."""
+        """Return the changes that a query chooses, the newest first. Raises `StoreUnavailable`."""
         ...

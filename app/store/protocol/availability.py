@@ -38,12 +38,12 @@ class Availability(Protocol):
         ...
 
     async def clock(self) -> float:
-        """The database's own time, in seconds since 1970. Raises `StoreUnavailable`."""
+        """Return the database's own time, in seconds since 1970. Raises `StoreUnavailable`."""
         ...
 
     async def schema(self) -> tuple[str | None, str]:
-        """The revision of the database's schema, None without tables, and the newest that this program knows. Raises
-        `StoreUnavailable`."""
+        """Return the revision of the database's schema, None without tables, and the newest that this program knows.
+        Raises `StoreUnavailable`."""
         ...
 
     async def ready(self) -> None:

@@ -11,11 +11,11 @@ class ContentReads(Protocol):
     """Bodies by their content address. Both verbs raise `StoreUnavailable`."""
 
     async def contents(self, run: str, refs: Sequence[str]) -> Mapping[str, bytes]:
-        """The bodies that are still stored. A ref that is missing was erased."""
+        """Return the bodies that are still stored. A ref that is missing was erased."""
         ...
 
     async def records(self, run: str, wanted: Collection[tuple[str, Reader]]) -> Mapping[tuple[str, Reader], Any]:
-        """The values that these readers make of these bodies, by ref and reader.
+        """Return the values that these readers make of these bodies, by ref and reader.
 
         A value that was made of a cached body is cached with it, and evicted with it.
         """

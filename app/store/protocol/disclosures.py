@@ -98,7 +98,7 @@ class Disclosures(Protocol):
     """All verbs raise `StoreUnavailable`."""
 
     async def disclosures(self, query: DisclosureQuery) -> tuple[Disclosure, ...]:
-        """The rows that a query chooses, by default the newest first."""
+        """Return the rows that a query chooses, by default the newest first."""
         ...
 
     async def rebuild_disclosures(self, after: Place | None, limit: int, complete: Completed) -> Rebuilt:

@@ -63,7 +63,7 @@ class Holds(Protocol):
         ...
 
     async def held(self, runs: Sequence[str]) -> Mapping[str, str]:
-        """The runs among these that a hold covers, each with the id of one that does."""
+        """Return the runs among these that a hold covers, each with the id of one that does."""
         ...
 
     async def released_holds(self) -> int:

@@ -31,7 +31,7 @@ class IdempotencyRecords(Protocol):
     """Records that are not part of an entry. All verbs raise `StoreUnavailable`."""
 
     async def find_idempotency_record(self, name: str, now: float) -> IdempotencyRecord | None:
-        """The record with this id, or None if there is none that lasts."""
+        """Return the record with this id, or None if there is none that lasts."""
         ...
 
     async def add_idempotency_record(self, once: IdempotencyRecord, now: float) -> IdempotencyRecord:

@@ -104,7 +104,7 @@ Place = tuple[float, str]
 
 
 def metadata_tag(field: str, value: str) -> str:
-    """The value of the tag that stands for a field of a request's metadata."""
+    """Return the value of the tag that stands for a field of a request's metadata."""
     return f"{field}={value}"
 
 
@@ -181,14 +181,14 @@ class RunJournal(Protocol):
         ...
 
     async def journal(self, run: str, upto: int | None = None, after: int = 0) -> Journal:
-        """The events with `seq > after`: all of them, or at least those up to `upto`, which a cache may serve.
+        """Return the events with `seq > after`: all of them, or at least those up to `upto`, which a cache may serve.
 
         Raises `NotFound`.
         """
         ...
 
     async def run(self, run: str) -> RunRow:
-        """The row of one run. Raises `NotFound`."""
+        """Return the row of one run. Raises `NotFound`."""
         ...
 
     async def runs(self, query: RunQuery) -> tuple[RunRow, ...]:
@@ -196,9 +196,10 @@ class RunJournal(Protocol):
         ...
 
     async def last_seqs(self, names: Sequence[str]) -> Mapping[str, int]:
-        """The sequence number of the last event of each of these runs, which costs less than reading their journals."""
+        """Return the sequence number of the last event of each of these runs, which costs less than reading their
+        journals."""
         ...
 
     async def waiting(self, most: int) -> int:
-        """The number of runs that wait for tool results, counted up to `most`."""
+        """Return the number of runs that wait for tool results, counted up to `most`."""
         ...

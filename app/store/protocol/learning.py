@@ -21,7 +21,7 @@ class Learning(Protocol):
         ...
 
     async def feedback(self, run: str) -> tuple[Feedback, ...]:
-        """All ratings of a run, the oldest first."""
+        """Return all ratings of a run, the oldest first."""
         ...
 
     async def feedback_after(self, last: tuple[float, str], limit: int) -> tuple[Feedback, ...]:
@@ -34,8 +34,8 @@ class Learning(Protocol):
     async def rated(
         self, given: Sequence[Feedback], kinds: Sequence[Kind], looked_at: Callable[[Sequence[Event]], str]
     ) -> tuple[Rated, ...]:
-        """The runs of these ratings, each with its events of these kinds and the content whose ref `looked_at` finds
-        in them."""
+        """Return the runs of these ratings, each with its events of these kinds and the content whose ref `looked_at`
+        finds in them."""
         ...
 
     async def note_trial(self, trial: Trial) -> None:
@@ -43,11 +43,11 @@ class Learning(Protocol):
         ...
 
     async def trials(self, news: float | None = None) -> tuple[Trial, ...]:
-        """All trials, the oldest first; with `news`, none at all unless one is later than that time."""
+        """Return all trials, the oldest first; with `news`, none at all unless one is later than that time."""
         ...
 
     async def learned(self, policy: str, after: int) -> Learned | None:
-        """The latest posterior of a policy, if its number is higher than `after`; else None."""
+        """Return the latest posterior of a policy, if its number is higher than `after`; else None."""
         ...
 
     async def learn(

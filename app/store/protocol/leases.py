@@ -75,11 +75,11 @@ class LeasesAndOutbox(Protocol):
         ...
 
     async def lapsed(self, now: float) -> tuple[Lapsed, ...]:
-        """The number of runs that wait to be taken over, by tier and code version."""
+        """Return the number of runs that wait to be taken over, by tier and code version."""
         ...
 
     async def untaken(self, now: float) -> Mapping[str, int]:
-        """The number of runs that wait for an engine, by tenant."""
+        """Return the number of runs that wait for an engine, by tenant."""
         ...
 
     async def take_over(
@@ -98,11 +98,11 @@ class LeasesAndOutbox(Protocol):
         ...
 
     async def due(self, run: str, step: int) -> Due | None:
-        """One ticket as it is now, or None if the step has none."""
+        """Return one ticket as it is now, or None if the step has none."""
         ...
 
     async def backlog(self, now: float, most: int) -> Backlog:
-        """The work that waits for an engine; of tickets and of runs, at most `most` are counted each."""
+        """Return the work that waits for an engine; of tickets and of runs, at most `most` are counted each."""
         ...
 
     async def overdue(self, now: float, limit: int, grace: float | None = None) -> tuple[Due, ...]:

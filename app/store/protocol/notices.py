@@ -22,7 +22,7 @@ class Notices(Protocol):
         ...
 
     async def failed_notices(self, limit: int) -> tuple[FailedNotice, ...]:
-        """The notices that were given up, the latest first."""
+        """Return the notices that were given up, the latest first."""
         ...
 
     async def resend_notices(self, given_up: Sequence[Notice], now: float) -> int:
@@ -34,7 +34,7 @@ class Notices(Protocol):
         ...
 
     async def pending_notices(self, most: int) -> int:
-        """The number of notices that are not delivered yet, counted up to `most`."""
+        """Return the number of notices that are not delivered yet, counted up to `most`."""
         ...
 
     async def forget_notices(self, before: float, limit: int) -> int:

@@ -16,5 +16,5 @@ class Reports(Protocol):
         ...
 
     async def catalogs(self, digests: Sequence[str]) -> Mapping[str, bytes]:
-        """The stored snapshots of pools with these digests (`core/pool/snapshot.py`)."""
+        """Return the stored snapshots of pools with these digests (`core/pool/snapshot.py`)."""
         ...

@@ -75,11 +75,12 @@ class Retention(Protocol):
         ...
 
     async def runs_with_ref(self, ref: str) -> Sequence[str]:
-        """The runs that have a content of this ref: one, unless two runs have the same salt."""
+        """Return the runs that have a content of this ref: one, unless two runs have the same salt."""
         ...
 
     async def runs_that_hold(self, runs: Sequence[str], text: bytes) -> Sequence[str]:
-        """The runs among these that have this text: as a whole content, or as a whole string in one that is JSON."""
+        """Return the runs among these that have this text: as a whole content, or as a whole string in one that is
+        JSON."""
         ...
 
     async def erase_contents(self, runs: Sequence[str], by: ErasedBy = "operator") -> int:
@@ -88,7 +89,8 @@ class Retention(Protocol):
         ...
 
     async def count_prunable(self, query: PruneQuery) -> tuple[int, int]:
-        """The number of runs that a query selects, and of their events; without runs that a legal hold covers."""
+        """Return the number of runs that a query selects, and of their events; without runs that a legal hold
+        covers."""
         ...
 
     async def prune(self, runs: Sequence[tuple[PrunedRun, int]]) -> Sequence[str]:
@@ -100,7 +102,7 @@ class Retention(Protocol):
         ...
 
     async def pruned_run(self, run: str) -> PrunedRun:
-        """The row that stays of a pruned run. Raises `NotFound`."""
+        """Return the row that stays of a pruned run. Raises `NotFound`."""
         ...
 
     async def overwrite_erased(self) -> bool:

@@ -97,17 +97,18 @@ class RunLists(Protocol):
     """All verbs raise `StoreUnavailable`."""
 
     async def count(self, query: RunQuery, most: int) -> int:
-        """The number of runs that the query selects, whatever its limit; counted up to `most`."""
+        """Return the number of runs that the query selects, whatever its limit; counted up to `most`."""
         ...
 
     async def details(self, runs: Sequence[str]) -> Mapping[str, RunDetails]:
-        """The details of each of these runs."""
+        """Return the details of each of these runs."""
         ...
 
     async def mark(self) -> tuple[object, ...]:
-        """A value that is another one once a run was admitted, an open run has another event, or a run has ended."""
+        """Return a value that is another one once a run was admitted, an open run has another event, or a run has
+        ended."""
         ...
 
     async def figures(self, period: Period) -> RunFigures:
-        """The figures of a period's runs."""
+        """Return the figures of a period's runs."""
         ...

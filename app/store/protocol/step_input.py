@@ -27,7 +27,7 @@ class StepInputs(Protocol):
     """A read that saves a step its round trips. The other verbs could do it as well."""
 
     async def step_input(self, run: str, after: int = 0) -> StepInput:
-        """All that a step of a run begins from; with `after`, the later events and the contents that they name.
+        """Return all that a step of a run begins from; with `after`, the later events and the contents that they name.
 
         Raises `NotFound` and `StoreUnavailable`.
         """

@@ -49,7 +49,8 @@ class Tenants(Protocol):
     async def tenants(
         self, name: str | None = None, *, after: str | None = None, limit: int | None = None
     ) -> tuple[TenantRow, ...]:
-        """Every tenant, or the one of this name: in the order of their names, from the one that follows `after`."""
+        """Return every tenant, or the one of this name: in the order of their names, from the one that follows
+        `after`."""
         ...
 
     async def add_tenant(self, name: str, at: float, *, by: Actor = PROCESS) -> bool:

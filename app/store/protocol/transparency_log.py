@@ -75,19 +75,19 @@ class TransparencyLog(Protocol):
         ...
 
     async def state(self) -> LogState:
-        """The state of the log."""
+        """Return the state of the log."""
         ...
 
     async def tile(self, level: int, number: int) -> bytes:
-        """The hashes of a tile, as many as there are; empty if there is none."""
+        """Return the hashes of a tile, as many as there are; empty if there is none."""
         ...
 
     async def entries(self, number: int) -> Sequence[bytes]:
-        """The entries of a bundle, as many as there are."""
+        """Return the entries of a bundle, as many as there are."""
         ...
 
     async def proof(self, run: str) -> Proof:
-        """The entries about a run with their proofs."""
+        """Return the entries about a run with their proofs."""
         ...
 
 

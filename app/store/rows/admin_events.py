@@ -34,7 +34,7 @@ def note_read(conn: Connection, run: str, tenant: str, what: str, by: Actor, sho
 
 
 def has_read(conn: Connection, run: str, what: str, by: Actor, shown: str) -> bool:
-    """True if the log has this very reading of the actor's."""
+    """Return True if the log has this very reading of the actor's."""
     table = ADMIN_EVENTS.c
     its_own = (table.target == run, table.action == CONTENT_READ, table.actor == by.id, table.via == by.via)
     found = select(table.seq).where(*its_own, table.after == _body(_reading(what, shown))).limit(1)
@@ -48,7 +48,7 @@ def _reading(what: str, shown: str) -> Mapping[str, Any]:
 
 
 def page(conn: Connection, query: AdminEventQuery) -> tuple[AdminEvent, ...]:
-    """The changes that a query chooses, the newest first."""
+    """Return the changes that a query chooses, the newest first."""
     table = ADMIN_EVENTS.c
     chosen = select(ADMIN_EVENTS).order_by(table.seq.desc()).limit(query.limit)
     if query.before is not None:
@@ -65,7 +65,7 @@ def page(conn: Connection, query: AdminEventQuery) -> tuple[AdminEvent, ...]:
 
 
 def event(row: Mapping[Any, Any]) -> AdminEvent:
-    """The change of a row."""
+    """Return the change of a row."""
     bodies = {name: orjson.loads(row[name]) if row[name] is not None else None for name in ("before", "after")}
     return AdminEvent(**{str(name): value for name, value in row.items()} | bodies)
 

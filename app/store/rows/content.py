@@ -23,12 +23,12 @@ from app.store.sqlkit.tables import CATALOGS, CONTENTS, RUNS, SHARED_CONTENTS, T
 
 
 def address(salt: bytes, body: bytes) -> str:
-    """The ref of a body within its run: the SHA-256 of the run's salt and the body, as 64 hex digits."""
+    """Return the ref of a body within its run: the SHA-256 of the run's salt and the body, as 64 hex digits."""
     return hashlib.sha256(salt + body).hexdigest()
 
 
 def read(statements: Statements, run: str, refs: Sequence[str], opened: Open) -> SingleStatement[dict[str, bytes]]:
-    """The bodies that are still stored, by ref. Raises `UnknownKeys`."""
+    """Return the bodies that are still stored, by ref. Raises `UnknownKeys`."""
     wanted = (run, statements.values(refs))
     return SingleStatement(statements.contents, (*wanted, *wanted), partial(_bodies, run, opened))
 
@@ -38,7 +38,7 @@ def _bodies(run: str, opened: Open, rows: Sequence[Row]) -> dict[str, bytes]:
 
 
 def of_runs(conn: Connection, runs: Sequence[str], opened: Open) -> Mapping[str, Mapping[str, bytes]]:
-    """All contents of these runs that are still stored, by run and ref. Raises `UnknownKeys`."""
+    """Return all contents of these runs that are still stored, by run and ref. Raises `UnknownKeys`."""
     shared = texts.of_runs(conn, runs, opened)
     found: dict[str, dict[str, bytes]] = {run: dict(bodies) for run, bodies in shared.items()}
     for run, ref, stored in conn.execute(select(CONTENTS).where(CONTENTS.c.run.in_(runs))):
@@ -49,7 +49,7 @@ def of_runs(conn: Connection, runs: Sequence[str], opened: Open) -> Mapping[str,
 
 
 def some(conn: Connection, wanted: Sequence[tuple[str, str]], opened: Open) -> Mapping[str, bytes]:
-    """The content with this ref of each of these runs, if it is still stored. Raises `UnknownKeys`."""
+    """Return the content with this ref of each of these runs, if it is still stored. Raises `UnknownKeys`."""
     whole, part = CONTENTS.c, SHARED_CONTENTS.c
     rows = conn.execute(select(whole.run, whole.ref, whole.body).where(tuple_(whole.run, whole.ref).in_(wanted)))
     bodies_of = {run: opened(place_of(run, ref), bytes(body)) for run, ref, body in rows}
@@ -62,7 +62,7 @@ def some(conn: Connection, wanted: Sequence[tuple[str, str]], opened: Open) -> M
 
 
 def sizes(conn: Connection, runs: Sequence[str]) -> Mapping[str, int]:
-    """The bytes of all contents of each of these runs that has any. Shared texts count for each run."""
+    """Return the bytes of all contents of each of these runs that has any. Shared texts count for each run."""
     whole = select(CONTENTS.c.run, func.length(CONTENTS.c.body).label("size")).where(CONTENTS.c.run.in_(runs))
     shared = select(SHARED_CONTENTS.c.run, SHARED_CONTENTS.c.size).where(SHARED_CONTENTS.c.run.in_(runs))
     both = union_all(whole, shared).subquery()
@@ -126,7 +126,7 @@ def erase_one(conn: Connection, statements: Statements, run: str, tenant: str | 
 
 
 def copies(conn: Connection, run: str) -> tuple[str, ...]:
-    """The runs that repeat a run, or a run that repeats it, and have stored its request once more."""
+    """Return the runs that repeat a run, or a run that repeats it, and have stored its request once more."""
     found: list[str] = []
     origins = [run]
     while origins:

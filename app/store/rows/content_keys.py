@@ -13,19 +13,19 @@ KEY = CONTENT_KEYS.c
 
 
 def present(conn: Connection, tenant: str) -> StoredKey | None:
-    """The key under which a tenant's new contents are encrypted; None if it has none yet."""
+    """Return the key under which a tenant's new contents are encrypted; None if it has none yet."""
     mine = select(CONTENT_KEYS).where(KEY.tenant == tenant, KEY.retired_at.is_(None))
     row = conn.execute(mine.order_by(KEY.made_at, KEY.id).limit(1)).one_or_none()
     return StoredKey(*row) if row else None
 
 
 def of_ids(conn: Connection, ids: Collection[str]) -> tuple[StoredKey, ...]:
-    """The keys of these ids that were not destroyed."""
+    """Return the keys of these ids that were not destroyed."""
     return tuple([StoredKey(*row) for row in conn.execute(select(CONTENT_KEYS).where(KEY.id.in_(sorted(ids))))])
 
 
 def every(conn: Connection) -> tuple[StoredKey, ...]:
-    """All keys, by tenant and age."""
+    """Return all keys, by tenant and age."""
     query = select(CONTENT_KEYS).order_by(KEY.tenant, KEY.made_at, KEY.id)
     return tuple([StoredKey(*row) for row in conn.execute(query)])
 

@@ -43,23 +43,23 @@ def add(conn: Connection, given: Feedback) -> Feedback:
 
 
 def of(conn: Connection, run: str) -> tuple[Feedback, ...]:
-    """All ratings of a run, the oldest first."""
+    """Return all ratings of a run, the oldest first."""
     query = select(FEEDBACK).where(FEEDBACK.c.run == run).order_by(FEEDBACK.c.at, FEEDBACK.c.id)
     return tuple(_feedback(row) for row in conn.execute(query))
 
 
 def of_all(conn: Connection, runs: Sequence[str]) -> tuple[Feedback, ...]:
-    """All ratings of these runs."""
+    """Return all ratings of these runs."""
     return read(conn, select(FEEDBACK).where(FEEDBACK.c.run.in_(list(runs))))
 
 
 def read(conn: Connection, query: Select[Any]) -> tuple[Feedback, ...]:
-    """The ratings that a query selects."""
+    """Return the ratings that a query selects."""
     return tuple(_feedback(row) for row in conn.execute(query))
 
 
 def after(conn: Connection, last: tuple[float, str], limit: int) -> tuple[Feedback, ...]:
-    """The next ratings of any run after the (at, id) of the last one that was seen."""
+    """Return the next ratings of any run after the (at, id) of the last one that was seen."""
     place = tuple_(FEEDBACK.c.at, FEEDBACK.c.id)
     query = select(FEEDBACK).where(place > tuple_(*last)).order_by(FEEDBACK.c.at, FEEDBACK.c.id).limit(limit)
     return tuple(_feedback(row) for row in conn.execute(query))

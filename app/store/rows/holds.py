@@ -48,7 +48,7 @@ def place(conn: Connection, hold: Hold, by: Actor) -> Hold:
 
 
 def _tenant(conn: Connection, hold: Hold) -> str:
-    """The tenant whose runs a hold covers; empty for a user's in every tenant. Raises `NotFound`."""
+    """Return the tenant whose runs a hold covers; empty for a user's in every tenant. Raises `NotFound`."""
     if hold.scope == "user":
         return hold.tenant
     if hold.scope == "tenant":
@@ -101,7 +101,7 @@ def released(conn: Connection) -> int:
 
 
 def covers() -> ColumnElement[bool]:
-    """The condition that a hold in force covers a run, as far as columns and tags tell.
+    """Return the condition that a hold in force covers a run, as far as columns and tags tell.
 
     A run of an earlier release has no tag of its user: `on` looks into its task as well.
     """
@@ -119,7 +119,7 @@ def covers() -> ColumnElement[bool]:
 
 
 def on(conn: Connection, runs: Sequence[str], opened: Open) -> Mapping[str, str]:
-    """The runs among these that a hold covers, each with the id of one that does. Raises `UnknownKeys`."""
+    """Return the runs among these that a hold covers, each with the id of one that does. Raises `UnknownKeys`."""
     if not runs or conn.execute(select(HOLD.id).where(IN_FORCE).limit(1)).first() is None:
         return {}
     covering = select(RUNS.c.id, func.min(HOLD.id)).select_from(RUNS).join(HOLDS, covers())
@@ -130,7 +130,7 @@ def on(conn: Connection, runs: Sequence[str], opened: Open) -> Mapping[str, str]
 
 
 def _of_users(conn: Connection, runs: Sequence[str], opened: Open) -> dict[str, str]:
-    """The runs among these that a hold on a user covers, by the content of their tasks."""
+    """Return the runs among these that a hold on a user covers, by the content of their tasks."""
     of_users: defaultdict[str, dict[str, str]] = defaultdict(dict)
     query = select(HOLD.id, HOLD.name, HOLD.tenant).where(IN_FORCE, HOLD.scope == "user")
     for id_, user, tenant in conn.execute(query):
@@ -161,5 +161,5 @@ def refuse_tenant(conn: Connection, tenant: str) -> None:
 
 
 def refusal(hold: str) -> LegalHold:
-    """The error for something that a hold forbids."""
+    """Return the error for something that a hold forbids."""
     return LegalHold(f"The legal hold {hold} is in force, so nothing of this is erased; ask the operator.")

@@ -15,7 +15,7 @@ from app.store.sqlkit.tables import ONCE
 
 
 def find(conn: Connection, name: str, now: float) -> IdempotencyRecord | None:
-    """The record with this id, if it lasts."""
+    """Return the record with this id, if it lasts."""
     row = conn.execute(select(ONCE).where(ONCE.c.id == name, ONCE.c.until > now)).one_or_none()
     return IdempotencyRecord(*row) if row else None
 
@@ -33,7 +33,7 @@ def remember(conn: Connection, once: IdempotencyRecord, now: float) -> Idempoten
 
 
 def lapsed(conn: Connection, now: float) -> bool:
-    """True if any record has run out."""
+    """Return True if any record has run out."""
     return conn.execute(select(ONCE.c.id).where(ONCE.c.until <= now).limit(1)).first() is not None
 
 
@@ -47,5 +47,5 @@ def forget(conn: Connection, now: float, limit: int) -> int:
 
 
 def record_row(once: IdempotencyRecord) -> tuple[str, bytes, float, str, int, bytes, str | None]:
-    """The values of the columns `IDEMPOTENCY`."""
+    """Return the values of the columns `IDEMPOTENCY`."""
     return once.id, once.fingerprint, once.until, once.run, once.status, once.reply, once.tenant

@@ -12,7 +12,7 @@ NEVER = 1e11
 
 
 def due(now: float, limit: int) -> Select[tuple[str, int, str, float, int, str]]:
-    """A query of the notices that may be tried, those due for longest first."""
+    """Return a query of the notices that may be tried, those due for longest first."""
     row = NOTICES.c
     columns = (row.run, row.turn, row.word, row.at, row.tries, row.about)
     return select(*columns).where(row.due <= now).order_by(row.due).limit(limit)
@@ -44,7 +44,7 @@ def fail(conn: Connection, notice: Notice, at: float, reason: str) -> bool:
 
 
 def failed(conn: Connection, limit: int) -> tuple[FailedNotice, ...]:
-    """The notices that were given up, the latest first."""
+    """Return the notices that were given up, the latest first."""
     row = NOTICES.c
     query = select(NOTICES).where(row.failed_at.is_not(None)).order_by(row.failed_at.desc(), row.run, row.turn)
     found = []
@@ -74,7 +74,7 @@ def put_off(conn: Connection, notice: Notice, due: float) -> bool:
 
 
 def count(conn: Connection, most: int) -> int:
-    """The number of notices that are still tried, counted up to `most`."""
+    """Return the number of notices that are still tried, counted up to `most`."""
     some = select(literal(1)).select_from(NOTICES).where(NOTICES.c.failed_at.is_(None)).limit(most).subquery()
     return int(conn.execute(select(func.count()).select_from(some)).scalar_one())
 

@@ -10,7 +10,8 @@ from app.errors import NotFound
 def follows(
     conn: Connection, time: Column[float], id_: Column[str], after: str, chosen: Sequence[ColumnElement[bool]]
 ) -> ColumnElement[bool]:
-    """The condition that an entry comes after the one with the id `after`, in the order of falling times and ids.
+    """Return the condition that an entry comes after the one with the id `after`, in the order of falling times and
+    ids.
 
     Raises `NotFound` if there is none of this id for which the conditions `chosen` hold.
     """

@@ -19,7 +19,8 @@ LookedAt = Callable[[Sequence[Event]], str]
 def of(
     conn: Connection, given: Sequence[Feedback], kinds: Sequence[Kind], looked_at: LookedAt, opened: Open
 ) -> tuple[Rated, ...]:
-    """The runs of these ratings, each with its events of these kinds and the content whose ref `looked_at` returns.
+    """Return the runs of these ratings, each with its events of these kinds and the content whose ref `looked_at`
+    returns.
 
     Shadows and replays are left out: they repeat the task of another run, from which the tier learns already.
     """
@@ -52,7 +53,7 @@ def of(
 
 
 def known(conn: Connection, policy: str, after: int) -> Learned | None:
-    """The latest posterior of a policy, if its number is higher than `after`; else None."""
+    """Return the latest posterior of a policy, if its number is higher than `after`; else None."""
     row = POLICIES.c
     found = conn.execute(select(row.number, row.body).where(row.policy == policy, row.number > after)).one_or_none()
     if found is None:

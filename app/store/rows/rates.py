@@ -39,7 +39,7 @@ def give_back(conn: Connection, asked: RateRequest) -> None:
 
 
 def any_lapsed(conn: Connection, now: float) -> bool:
-    """True if there is a window in which nothing counts any more."""
+    """Return True if there is a window in which nothing counts any more."""
     return conn.execute(select(RATE_WINDOWS.c.name).where(RATE_WINDOWS.c.until <= now).limit(1)).first() is not None
 
 
@@ -53,7 +53,7 @@ def forget(conn: Connection, now: float, limit: int) -> int:
 
 
 def _locked(conn: Connection, names: Sequence[str]) -> dict[str, Window]:
-    """The windows of these names, locked; new ones are made where there are none."""
+    """Return the windows of these names, locked; new ones are made where there are none."""
     found = _read(conn, names)
     while missing := [name for name in names if name not in found]:
         rows = [{"name": name, "body": _EMPTY, "until": 0.0} for name in missing]
@@ -74,7 +74,7 @@ def _write(conn: Connection, windows: Mapping[str, Window]) -> None:
 
 
 def _uses(conn: Connection, names: Iterable[str]) -> dict[str, RunUse]:
-    """The use of these runs, as their rows have it."""
+    """Return the use of these runs, as their rows have it."""
     wanted = sorted(names)
     if not wanted:
         return {}

@@ -17,7 +17,7 @@ from app.store.sqlkit.tables import CATALOGS, EVENTS, TAGS
 
 
 def journaled_runs(conn: Connection, query: RunQuery) -> tuple[JournaledRun, ...]:
-    """One page of runs."""
+    """Return one page of runs."""
     rows = page(conn, query)
     names = [row.id for row in rows]
     if not names:
@@ -60,8 +60,8 @@ def _ratings(conn: Connection, names: Sequence[str]) -> Mapping[str, list[Feedba
 
 
 def _tags(conn: Connection, names: Sequence[str]) -> Mapping[tuple[str, str], list[str]]:
-    """The values of the tags with callers' words, by run and name. They are found by a partial index, for which the
-    planner must see the names."""
+    """Return the values of the tags with callers' words, by run and name. They are found by a partial index, for which
+    the planner must see the names."""
     found: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
     of_callers = TAGS.c.name.in_(bindparam("of_callers", ERASED_TAGS, expanding=True, literal_execute=True))
     query = select(TAGS.c.run, TAGS.c.name, TAGS.c.value).where(TAGS.c.run.in_(names), of_callers)
@@ -71,6 +71,6 @@ def _tags(conn: Connection, names: Sequence[str]) -> Mapping[tuple[str, str], li
 
 
 def catalogs(conn: Connection, digests: Sequence[str]) -> dict[str, bytes]:
-    """The stored snapshots with these digests."""
+    """Return the stored snapshots with these digests."""
     rows = conn.execute(select(CATALOGS.c.digest, CATALOGS.c.body).where(CATALOGS.c.digest.in_(digests)))
     return {digest: bytes(body) for digest, body in rows}

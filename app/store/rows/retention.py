@@ -72,7 +72,7 @@ TAGGED = (Kind.ADMITTED, Kind.RESUMED, Kind.PLAN_STEP, Kind.AWAITING_APPROVAL)
 def page(
     conn: Connection, query: ContentQuery, after: tuple[float, str] | None, limit: int, opened: Open
 ) -> ContentPage:
-    """The next runs that still have their content, the oldest first.
+    """Return the next runs that still have their content, the oldest first.
 
     The limit counts rows that are read, so that a page takes a bounded time where millions were erased already.
     """
@@ -99,13 +99,13 @@ def page(
 
 
 def _of_class(query: ContentQuery | PruneQuery) -> list[ColumnElement[bool]]:
-    """The conditions for a run of the class that a query names, and of none of the others."""
+    """Return the conditions for a run of the class that a query names, and of none of the others."""
     within = [_matches(query.within)] if query.within is not None else []
     return within + [~_matches(one) for one in query.without]
 
 
 def _matches(one: RunClass) -> ColumnElement[bool]:
-    """The condition for a run of a class. The tag of a label is found by its key."""
+    """Return the condition for a run of a class. The tag of a label is found by its key."""
     conditions: list[ColumnElement[bool]] = [true()]
     if one.tenant is not None:
         conditions.append(RUNS.c.tenant == one.tenant)
@@ -118,13 +118,13 @@ def _matches(one: RunClass) -> ColumnElement[bool]:
 
 
 def with_ref(conn: Connection, ref: str) -> list[str]:
-    """The runs that have a content of this ref. No index leads to it, so the index of all contents is read."""
+    """Return the runs that have a content of this ref. No index leads to it, so the index of all contents is read."""
     found = [select(table.c.run).where(table.c.ref == ref) for table in (CONTENTS, SHARED_CONTENTS)]
     return sorted(conn.execute(union(*found)).scalars())
 
 
 def that_hold(conn: Connection, runs: Sequence[str], text: bytes, opened: Open) -> list[str]:
-    """The runs among these that have this text. Raises `UnknownKeys`."""
+    """Return the runs among these that have this text. Raises `UnknownKeys`."""
     quoted = orjson.dumps(text.decode("utf-8", "replace"))
     found = []
     for run, bodies in content.of_runs(conn, runs, opened).items():
@@ -153,7 +153,7 @@ def _grouped(runs: Sequence[str], sizes: Mapping[str, int]) -> Iterator[list[str
 
 
 def prunable(query: PruneQuery) -> tuple[ColumnElement[bool], ...]:
-    """The conditions for a run that may be pruned. The first one has it found along the index of times."""
+    """Return the conditions for a run that may be pruned. The first one has it found along the index of times."""
     row = RUNS.c
     over = (row.ended_at < query.ended_before, row.deadline < query.deadline_before)
     held = exists(select(HOLDS.c.id).where(holds.covers()).correlate(RUNS))
@@ -161,7 +161,7 @@ def prunable(query: PruneQuery) -> tuple[ColumnElement[bool], ...]:
 
 
 def count_prunable(conn: Connection, query: PruneQuery) -> tuple[int, int]:
-    """The number of runs that may be pruned, and of their events."""
+    """Return the number of runs that may be pruned, and of their events."""
     runs, events = conn.execute(select(func.count(), func.sum(RUNS.c.seq)).where(*prunable(query))).one()
     return runs, int(events or 0)
 
@@ -241,7 +241,7 @@ def _delete_tags(conn: Connection, statements: Statements, ids: Mapping[str, obj
 
 
 def pruned_run(conn: Connection, name: str) -> PrunedRun:
-    """The row that stays of a pruned run. Raises `NotFound`."""
+    """Return the row that stays of a pruned run. Raises `NotFound`."""
     row = conn.execute(select(PRUNED_RUNS).where(PRUNED_RUNS.c.id == name)).one_or_none()
     if row is None:
         raise NotFound

@@ -18,7 +18,7 @@ Conditions = Sequence[ColumnElement[bool]]
 
 
 def figures(conn: Connection, period: Period) -> RunFigures:
-    """The figures of a period's runs."""
+    """Return the figures of a period's runs."""
     runs = (RUNS.c.tenant, RUNS.c.created_at)
     since = _begin(conn, period, *runs, period.most_runs)
     ours = _within(period, *runs, since)
@@ -41,7 +41,7 @@ def figures(conn: Connection, period: Period) -> RunFigures:
 
 
 def _begin(conn: Connection, period: Period, tenant: Column[Any], at: Column[Any], most: int) -> float:
-    """The time from which on there are at most so many rows in the period."""
+    """Return the time from which on there are at most so many rows in the period."""
     newest = select(at).where(*_within(period, tenant, at, period.since)).order_by(at.desc())
     last = conn.execute(newest.offset(most - 1).limit(1)).scalar_one_or_none()
     return period.since if last is None else float(last)
@@ -55,7 +55,8 @@ def _within(period: Period, tenant: Column[Any], at: Column[Any], since: float) 
 
 
 def _bucket(conn: Connection, period: Period) -> ColumnElement[int]:
-    """The number of the bucket in which a run began. A cast rounds down in SQLite, and to the nearest in Postgres."""
+    """Return the number of the bucket in which a run began. A cast rounds down in SQLite, and to the nearest in
+    Postgres."""
     width = (period.until - period.since) / period.buckets
     place = (RUNS.c.created_at - period.since) / width
     return cast(func.floor(place) if conn.dialect.name == "postgresql" else place, Integer).label("bucket")
@@ -91,7 +92,7 @@ def _calls(conn: Connection, ours: Conditions) -> tuple[CallGroup, ...]:
 
 
 def _ratings(conn: Connection, period: Period) -> tuple[tuple[str, int, int], ...]:
-    """The mean scores of the runs that were rated last in the period, by the workers of each."""
+    """Return the mean scores of the runs that were rated last in the period, by the workers of each."""
     rated = select(FEEDBACK.c.run, FEEDBACK.c.score, FEEDBACK.c.at).where(FEEDBACK.c.score.is_not(None))
     rated = rated.where(*_within(period, FEEDBACK.c.tenant, FEEDBACK.c.at, period.since))
     latest = rated.order_by(FEEDBACK.c.at.desc()).limit(period.most_calls).subquery()

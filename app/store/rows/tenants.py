@@ -10,7 +10,7 @@ from app.store.sqlkit.tables import KEYS, TENANTS
 
 
 def page(conn: Connection, name: str | None, after: str | None, limit: int | None) -> tuple[TenantRow, ...]:
-    """Every tenant, or the one of this name, by name: those that were created, and those that only keys have."""
+    """Return every tenant, or the one of this name, by name: those that were created, and those that only keys have."""
     created, of_keys = select(TENANTS.c.name), select(KEYS.c.tenant.label("name"))
     if name is not None:
         created, of_keys = created.where(TENANTS.c.name == name), of_keys.where(KEYS.c.tenant == name)

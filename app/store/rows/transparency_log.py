@@ -48,7 +48,7 @@ class Last:
 
 
 def lock(conn: Connection, statements: LogStatements) -> dict[str, Any] | None:
-    """The row of the log's state, locked; None if another process has it."""
+    """Return the row of the log's state, locked; None if another process has it."""
     found = statements.lock.fetch(conn)
     if not found:
         return None
@@ -66,7 +66,7 @@ class Window:
 
 
 def window(conn: Connection, statements: LogStatements, known: int) -> Window:
-    """The window that begins with the transaction `known`, up to which everything is sealed.
+    """Return the window that begins with the transaction `known`, up to which everything is sealed.
 
     Everything before the horizon is committed or was rolled back, and is seen by the statements that follow. A database
     that was restored elsewhere counts transactions anew, from less than the `known` one: whatever waits there is
@@ -80,7 +80,7 @@ def window(conn: Connection, statements: LogStatements, known: int) -> Window:
 
 
 def waiting(conn: Connection, statements: LogStatements, since: int, most: int) -> list[Waiting]:
-    """The first rows of the queue, from this transaction on."""
+    """Return the first rows of the queue, from this transaction on."""
     return [Waiting(*found) for found in statements.waiting.fetch(conn, since, most)]
 
 
@@ -130,7 +130,7 @@ def change_state(conn: Connection, statements: LogStatements, changed: Mapping[s
 
 
 def state(conn: Connection, statements: LogStatements) -> LogState:
-    """The state of the log."""
+    """Return the state of the log."""
     row = conn.execute(select(LOG_STATE)).one()
     counted = select(LOG_QUEUE.c.n).limit(MOST_COUNTED).subquery()
     since = oldest(conn, statements)
@@ -147,7 +147,7 @@ def state(conn: Connection, statements: LogStatements) -> LogState:
 
 
 def _signs(signer: str, verifiers: str | None) -> bool:
-    """True if the stored key is one of those in force: it is named by the same name and id."""
+    """Return True if the stored key is one of those in force: it is named by the same name and id."""
     mark = signer.removeprefix("PRIVATE+KEY+").split("+")[:2]
     return any(one.split("+")[:2] == mark for one in (verifiers or "").split())
 
@@ -156,13 +156,13 @@ def _signs(signer: str, verifiers: str | None) -> bool:
 
 
 def last_entries(conn: Connection, statements: LogStatements, subjects: Sequence[str]) -> dict[tuple[str, str], Last]:
-    """The last entry about each thing of these subjects, by its kind and id."""
+    """Return the last entry about each thing of these subjects, by its kind and id."""
     found = statements.last_entries.fetch(conn, statements.common.values(subjects))
     return {(kind, name): Last(*others) for kind, name, *others in found}
 
 
 def tiles(conn: Connection, statements: LogStatements, places: Iterable[Place]) -> dict[Place, bytes]:
-    """The bodies of these tiles, of those that there are."""
+    """Return the bodies of these tiles, of those that there are."""
     found = {place: statements.tile.fetch(conn, *place) for place in places}
     return {place: rows[0][0] for place, rows in found.items() if rows}
 
@@ -173,14 +173,14 @@ def write_tiles(conn: Connection, statements: LogStatements, bodies: Mapping[Pla
 
 
 def tile(conn: Connection, level: int, number: int) -> bytes:
-    """The hashes of a tile; empty if there is none."""
+    """Return the hashes of a tile; empty if there is none."""
     row = LOG_TILES.c
     found = conn.execute(select(row.body).where(row.level == level, row.number == number)).scalar_one_or_none()
     return bytes(found) if found is not None else b""
 
 
 def entries(conn: Connection, number: int) -> tuple[bytes, ...]:
-    """The entries of a bundle."""
+    """Return the entries of a bundle."""
     row = LOG_LEAVES.c
     its_own = row.place.between(number * WIDTH, number * WIDTH + WIDTH - 1)
     return tuple(
@@ -192,8 +192,8 @@ def entries(conn: Connection, number: int) -> tuple[bytes, ...]:
 
 
 def proof(conn: Connection, run: str) -> Proof:
-    """The entries about a run, with the proofs that they are in the tree of the checkpoint. The erasure of its content
-    is left out: it adds an entry, and changes nothing about what the others prove."""
+    """Return the entries about a run, with the proofs that they are in the tree of the checkpoint. The erasure of its
+    content is left out: it adds an entry, and changes nothing about what the others prove."""
     note: str | None = conn.execute(select(LOG_STATE.c.checkpoint)).scalar_one()
     if note is None:
         return Proof(None, ())

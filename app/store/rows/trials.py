@@ -17,7 +17,8 @@ def note(conn: Connection, trial: Trial) -> None:
 
 
 def every(conn: Connection, news: float | None) -> tuple[Trial, ...]:
-    """All trials, the oldest first. With `news`, none at all unless one is later, which is cheap to ask often."""
+    """Return all trials, the oldest first. With `news`, none at all unless one is later, which is cheap to ask
+    often."""
     if news is not None and conn.execute(select(TRIALS.c.at).where(TRIALS.c.at > news).limit(1)).first() is None:
         return ()
     query = select(TRIALS).order_by(TRIALS.c.at, TRIALS.c.worker, TRIALS.c.task)

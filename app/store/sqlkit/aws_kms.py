@@ -35,12 +35,12 @@ class AwsKms:
         self._client: Any = None
 
     def encrypt(self, body: bytes, bound_to: str) -> bytes:
-        """The bytes encrypted by the service, together with these words as its encryption context."""
+        """Return the bytes encrypted by the service, together with these words as its encryption context."""
         answer = self._asked("encrypt", Plaintext=body, EncryptionContext={"baton": bound_to})
         return bytes(answer["CiphertextBlob"])
 
     def decrypt(self, sealed: bytes, bound_to: str) -> bytes | None:
-        """The bytes; None if the service says that they are no ciphertext of its key with these words."""
+        """Return the bytes; None if the service says that they are no ciphertext of its key with these words."""
         try:
             answer = self._asked("decrypt", CiphertextBlob=sealed, EncryptionContext={"baton": bound_to})
         except self._failures.ClientError:
@@ -48,7 +48,8 @@ class AwsKms:
         return bytes(answer["Plaintext"])
 
     def _asked(self, verb: str, **fields: Any) -> Any:
-        """The service's answer. Raises `StoreUnavailable`, and the library's `ClientError` for a wrong ciphertext."""
+        """Return the service's answer. Raises `StoreUnavailable`, and the library's `ClientError` for a wrong
+        ciphertext."""
         try:
             if self._client is None:
                 region = self._session.get_config_variable("region") or "us-east-1"

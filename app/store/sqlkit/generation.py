@@ -45,8 +45,8 @@ UPDATE tickets SET claim = claim + {step}, holder = NULL, until = {now}, rung_at
 
 
 async def look(driver: Any) -> str | None:
-    """The server that a new connection of asyncpg has reached, after a new generation was begun if it is another one
-    than before. None where that cannot be known: on a standby, and before the schema has the column."""
+    """Return the server that a new connection of asyncpg has reached, after a new generation was begun if it is another
+    one than before. None where that cannot be known: on a standby, and before the schema has the column."""
     try:
         present, noted = await driver.fetchrow(LOOK)
     except (*MISSING, asyncpg.InsufficientPrivilegeError):

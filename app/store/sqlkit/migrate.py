@@ -61,13 +61,13 @@ def migrate(url: str, to: str = "head", *, up: bool = False) -> None:
 
 
 def newest() -> str:
-    """The newest revision that this program knows, by the names of its files: a process of the service does without
-    Alembic."""
+    """Return the newest revision that this program knows, by the names of its files: a process of the service does
+    without Alembic."""
     return max(path.name.partition("_")[0] for path in (MIGRATIONS / "versions").glob("[0-9]*.py"))
 
 
 def revision(conn: Connection) -> str | None:
-    """The revision of a database's schema; None without tables."""
+    """Return the revision of a database's schema; None without tables."""
     if not inspect(conn).has_table("alembic_version"):
         return None
     found: str | None = conn.execute(text("SELECT version_num FROM alembic_version")).scalar_one_or_none()
@@ -75,7 +75,7 @@ def revision(conn: Connection) -> str | None:
 
 
 def is_current(url: str) -> bool:
-    """True if a database has exactly this version's schema. The conditions of `migrate` hold."""
+    """Return True if a database has exactly this version's schema. The conditions of `migrate` hold."""
     config, command = alembic_config(url), resolve_name("alembic.command")
     config.stdout = io.StringIO()
     with ONE_AT_A_TIME, _faults_as_unavailable(config.attributes["url"]):
@@ -103,7 +103,7 @@ def _faults_as_unavailable(url: URL) -> Iterator[None]:
 
 
 def reason(error: BaseException, url: URL) -> str:
-    """The reason of a fault in words, without a password and without the text of a statement."""
+    """Return the reason of a fault in words, without a password and without the text of a statement."""
     cause = getattr(error, "orig", None) or error
     for one in (cause, cause.__cause__, error):
         for kind, words in REASONS.items():
@@ -117,7 +117,7 @@ def reason(error: BaseException, url: URL) -> str:
 
 
 def _place(url: URL) -> str:
-    """The addresses of a URL; several stand in its query."""
+    """Return the addresses of a URL; several stand in its query."""
     several = url.normalized_query.get("host", ())
     if several:
         return " or ".join(several)
@@ -125,7 +125,7 @@ def _place(url: URL) -> str:
 
 
 def alembic_config(url: str) -> "Config":
-    """The configuration with which Alembic's commands work on a database."""
+    """Return the configuration with which Alembic's commands work on a database."""
     config: Config = resolve_name("alembic.config:Config")()
     config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
     config.attributes["url"] = parse_url(url)

@@ -57,7 +57,7 @@ def exists(url: str) -> bool:
 
 
 def status(url: str) -> Status:
-    """The state of a database's schema. Must not be called on a thread with a running loop.
+    """Return the state of a database's schema. Must not be called on a thread with a running loop.
 
     Raises `StoreUnavailable` with the reason if the database cannot be reached or refuses.
     """
@@ -75,8 +75,8 @@ def status(url: str) -> Status:
 
 
 def connected(url: str) -> int:
-    """The number of connections that processes of Baton have to a Postgres; 0 for SQLite. Must not be called on a
-    thread with a running loop."""
+    """Return the number of connections that processes of Baton have to a Postgres; 0 for SQLite. Must not be called on
+    a thread with a running loop."""
     parsed = _parsed(url)
     if parsed.get_backend_name() == "sqlite":
         return 0
@@ -133,7 +133,8 @@ async def _connected(url: URL) -> int:
 
 
 def cause(url: str) -> str | None:
-    """The reason why a database cannot be used, in words, or None if it can be reached and has a schema that is known.
+    """Return the reason why a database cannot be used, in words, or None if it can be reached and has a schema that is
+    known.
 
     Must not be called on a thread with a running loop.
     """
@@ -153,7 +154,7 @@ def cause(url: str) -> str | None:
 
 
 def statements(url: str, start: str | None, to: str, *, down: bool = False) -> str:
-    """The SQL that takes a database from one revision to another, without running it."""
+    """Return the SQL that takes a database from one revision to another, without running it."""
     config, command = alembic_config(url), resolve_name("alembic.command")
     config.output_buffer = found = io.StringIO()
     with ONE_AT_A_TIME:
@@ -165,7 +166,8 @@ def statements(url: str, start: str | None, to: str, *, down: bool = False) -> s
 
 
 def is_earlier(url: str, current: str | None, wanted: str) -> bool:
-    """True if a revision comes before the current one. Raises `ConfigInvalid` for a revision that does not exist."""
+    """Return True if a revision comes before the current one. Raises `ConfigInvalid` for a revision that does not
+    exist."""
     names = [one.id for one in _known(url)]
     if wanted == "head":
         return False
@@ -176,7 +178,7 @@ def is_earlier(url: str, current: str | None, wanted: str) -> bool:
 
 
 def _known(url: str) -> Sequence[Revision]:
-    """Every revision that this program knows, the oldest first."""
+    """Return every revision that this program knows, the oldest first."""
     scripts: Any = resolve_name("alembic.script:ScriptDirectory").from_config(alembic_config(url))
     found = [Revision(one.revision, one.doc.partition("\n")[0]) for one in scripts.walk_revisions()]
     return found[::-1]

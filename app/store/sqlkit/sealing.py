@@ -36,7 +36,7 @@ Open = Callable[[str, bytes], bytes | None]
 
 
 def plain(_place: str, body: bytes) -> bytes | None:
-    """The content of a store in which nothing is encrypted."""
+    """Return the content of a store in which nothing is encrypted."""
     return body
 
 
@@ -75,12 +75,12 @@ class Cipher:
         self._altered: type[Exception] = resolve_name("cryptography.exceptions:InvalidTag")
 
     def encrypt(self, body: bytes, bound_to: str) -> bytes:
-        """The bytes encrypted, so that they are decrypted only together with these words."""
+        """Return the bytes encrypted, so that they are decrypted only together with these words."""
         nonce = os.urandom(NONCE_BYTES)
         return nonce + self._aes.encrypt(nonce, body, bound_to.encode())
 
     def decrypt(self, sealed: bytes, bound_to: str) -> bytes | None:
-        """The bytes; None if they were altered, or are bound to other words."""
+        """Return the bytes; None if they were altered, or are bound to other words."""
         try:
             return self._aes.decrypt(sealed[:NONCE_BYTES], sealed[NONCE_BYTES:], bound_to.encode())
         except self._altered:
@@ -95,11 +95,11 @@ class ContentKey:
         self._cipher = Cipher(key)
 
     def seal(self, place: str, body: bytes) -> bytes:
-        """The content encrypted for the place where it is stored."""
+        """Return the content encrypted for the place where it is stored."""
         return MAGIC + bytes.fromhex(self.id) + self._cipher.encrypt(body, place)
 
     def open(self, place: str, sealed: bytes) -> bytes | None:
-        """The content; None if it was altered or belongs to another place."""
+        """Return the content; None if it was altered or belongs to another place."""
         return self._cipher.decrypt(sealed[HEADER_BYTES:], place)
 
 
@@ -118,7 +118,7 @@ class Keyring:
         """Content keys by id; None for those that were destroyed."""
 
     def make(self, tenant: str, now: float) -> StoredKey:
-        """A new content key for a tenant."""
+        """Return a new content key for a tenant."""
         name, key = os.urandom(ID_BYTES).hex(), os.urandom(KEY_BYTES)
         self._loaded[name] = ContentKey(name, key)
         return StoredKey(name, tenant, now, self.present, self._wrapped(name, tenant, key))
@@ -135,12 +135,12 @@ class Keyring:
             self._loaded.setdefault(name, None)
 
     def rewrapped(self, row: StoredKey) -> StoredKey:
-        """The content key encrypted under the present master key. Raises `StoreUnavailable`."""
+        """Return the content key encrypted under the present master key. Raises `StoreUnavailable`."""
         wrapped = self._wrapped(row.id, row.tenant, self._unwrapped(row))
         return StoredKey(row.id, row.tenant, row.made_at, self.present, wrapped, row.retired_at)
 
     def key(self, name: str) -> ContentKey | None:
-        """A content key that was loaded; None if it was destroyed. Raises `UnknownKeys`."""
+        """Return a content key that was loaded; None if it was destroyed. Raises `UnknownKeys`."""
         if name not in self._loaded:
             raise UnknownKeys([name])
         return self._loaded[name]
@@ -151,7 +151,8 @@ class Keyring:
             self._loaded[name] = None
 
     def open(self, place: str, body: bytes) -> bytes | None:
-        """The content that is stored at a place, sealed or plain; None if its key was destroyed or it was altered.
+        """Return the content that is stored at a place, sealed or plain; None if its key was destroyed or it was
+        altered.
 
         Raises `UnknownKeys`.
         """
@@ -181,7 +182,7 @@ class Keyring:
 
 
 def place_of(run: str, ref: str) -> str:
-    """The place of a content of a run, or of the part of it that is its own."""
+    """Return the place of a content of a run, or of the part of it that is its own."""
     return f"{run} {ref}"
 
 
@@ -192,7 +193,7 @@ def _cipher(master: MasterKey) -> Cipher | AwsKms:
 
 
 def _mark(master: MasterKey) -> str:
-    """A short name of a master key, from which it cannot be found."""
+    """Return a short name of a master key, from which it cannot be found."""
     if isinstance(master, str):
         return master
     return hashlib.blake2b(master, digest_size=6, person=b"baton master").hexdigest()

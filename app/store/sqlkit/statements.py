@@ -175,7 +175,7 @@ class Rows:
         self._columns = {**{name: table.c[name] for name in self._names}, **self._keys}
 
     def single(self, dialect: Dialect) -> Prepared:
-        """The statement that writes one row."""
+        """Return the statement that writes one row."""
         table, ours = self._table, [column == bindparam(name) for name, column in self._keys.items()]
         statement: Executable
         if self._verb == "insert":
@@ -190,7 +190,7 @@ class Rows:
         return Prepared(statement, dialect, list(self._columns))
 
     def part(self, number: int, *, one: bool, condition: Sequence[ColumnElement[bool]] = ()) -> tuple[Any, list[str]]:
-        """A part of a joint write for Postgres, and the names of its parameters.
+        """Return a part of a joint write for Postgres, and the names of its parameters.
 
         The parameters are the values of `one` row, or arrays for any number of rows. Nothing is written unless the
         condition holds.
@@ -224,7 +224,7 @@ def unnested(types: Mapping[str, TypeEngine[Any]], mark: str) -> tuple[TableValu
 
 
 def columns_of(rows: Iterable[Row], count: int) -> list[list[Any]]:
-    """The arrays, one for each of `count` columns, as which rows are sent."""
+    """Return the arrays, one for each of `count` columns, as which rows are sent."""
     return [list(values) for values in zip(*rows, strict=True)] or [[] for _ in range(count)]
 
 
@@ -266,7 +266,7 @@ class WriteStatements:
     def only_if(
         self, condition: Condition | None, given: Sequence[object], done: T, *wanted: tuple[Rows, Sequence[Row]]
     ) -> SingleStatement[T | None]:
-        """The write as a single statement of Postgres, which checks a condition first, if there is one.
+        """Return the write as a single statement of Postgres, which checks a condition first, if there is one.
 
         Its result is `done`, or None if the condition does not hold. `given` are the parameters of the condition.
         """
@@ -282,7 +282,8 @@ class WriteStatements:
     def _joint(
         self, asked: Sequence[tuple[Rows, Sequence[Row]]], condition: Condition | None = None
     ) -> tuple[Prepared, Row]:
-        """The statement for these parts, compiled when it is first used: there are some dozens of combinations."""
+        """Return the statement for these parts, compiled when it is first used: there are some dozens of
+        combinations."""
         key = (condition, tuple([(to, len(rows) == 1) for to, rows in asked]))
         if key not in self._prepared:
             self._prepared[key] = self._made(key[1], condition)
@@ -324,7 +325,7 @@ class Lookup:
         self._many = Prepared(rows.where(statements.among(column)), dialect, ["ids"])
 
     def fetch(self, conn: Connection, ids: Sequence[str]) -> Sequence[tuple[Any, ...]]:
-        """The rows for these ids. Without ids there are none, and no statement is sent."""
+        """Return the rows for these ids. Without ids there are none, and no statement is sent."""
         if len(ids) == 1:
             return self._one.fetch(conn, ids[0])
         if not ids:
@@ -429,7 +430,7 @@ class Statements:
     def under_lock(
         self, conn: Connection, ids: Sequence[str], moving: Sequence[str]
     ) -> tuple[Sequence[Row], Sequence[Row]]:
-        """The rows of these runs, and the tickets of those that are `moving`; on Postgres in one round trip.
+        """Return the rows of these runs, and the tickets of those that are `moving`; on Postgres in one round trip.
 
         On Postgres, if another transaction had the lock, a ticket that it inserted is not among them (what it changed
         or deleted is). No entry misses it: only the driver makes tickets, and a dispatcher takes one after its commit.
@@ -483,7 +484,8 @@ class Statements:
         locks: Sequence[int],
         owned: Sequence[OwnedRun] = (),
     ) -> SingleStatement[T | None]:
-        """The conditional write as one statement of Postgres. Its result is `result`, or None if nothing was written.
+        """Return the conditional write as one statement of Postgres. Its result is `result`, or None if nothing was
+        written.
 
         It takes the `locks` of owners of texts, as `lock_texts` does, then locks the rows of the runs, and then the
         tickets of those that are `moving`, as `under_lock` does. The tickets of a single run need no lock of their own:
@@ -529,7 +531,7 @@ class Statements:
         return union_all(*_shared_parts(*shared), plain.where(*its_own))
 
     def values(self, ids: Sequence[str] | Sequence[int]) -> object:
-        """A list as the one parameter that it is sent as."""
+        """Return a list as the one parameter that it is sent as."""
         if self.arrays:
             return list(ids)
         return orjson.dumps(ids).decode()
@@ -543,7 +545,7 @@ class Statements:
 
 
 def _literals(name: str, value: str, local: str) -> list[ColumnElement[Any]]:
-    """The arguments of `set_config`, which sets for the transaction only if `local` is true."""
+    """Return the arguments of `set_config`, which sets for the transaction only if `local` is true."""
     return [literal_column(word) for word in (f"'{name}'", f"'{value}'", local)]
 
 
@@ -552,13 +554,13 @@ _LOCKS = ("locks",)
 
 
 def _text_locks() -> ColumnElement[int]:
-    """The number of these locks, all of which are taken when it is computed."""
+    """Return the number of these locks, all of which are taken when it is computed."""
     lock = func.unnest(bindparam("locks", type_=ARRAY(BigInteger))).column_valued("lock")
     return func.count(func.pg_advisory_xact_lock_shared(lock))
 
 
 def _after_locks(locks: bool) -> tuple[ColumnElement[bool], ...]:
-    """A condition that always holds, and that is checked before any row is read. The locks are taken by then."""
+    """Return a condition that always holds, and that is checked before any row is read. The locks are taken by then."""
     if not locks:
         return ()
     taken = select(_text_locks().label("count")).cte("text_locks")
@@ -595,8 +597,8 @@ def _one_is_current(*, locks: bool, owned: bool) -> Condition:
 
 
 def shared_parts(*chosen: ColumnElement[bool]) -> CompoundSelect[Any]:
-    """The parts of the chosen contents: run, ref, place, body, True for a message of the assistant's, and at the place
-    `OWN` the size of the whole."""
+    """Return the parts of the chosen contents: run, ref, place, body, True for a message of the assistant's, and at the
+    place `OWN` the size of the whole."""
     return union_all(*_shared_parts(*chosen))
 
 
@@ -618,7 +620,7 @@ def _place(number: int) -> list[ColumnElement[int]]:
 
 
 def _journal() -> Executable:
-    """A run's salt with each of its events after a seq; one row with the salt alone if there are none."""
+    """Return a run's salt with each of its events after a seq; one row with the salt alone if there are none."""
     of_it = (EVENTS.c.run == RUNS.c.id) & (EVENTS.c.seq > bindparam("its_seq"))
     columns = (RUNS.c.salt, EVENTS.c.seq, EVENTS.c.kind, EVENTS.c.at, EVENTS.c.body)
     its_run = RUNS.c.id == bindparam("its_id")
@@ -626,7 +628,7 @@ def _journal() -> Executable:
 
 
 def _step_input() -> Executable:
-    """A run's row, and three arrays of rows: its events after a seq, its tickets, and its small contents.
+    """Return a run's row, and three arrays of rows: its events after a seq, its tickets, and its small contents.
 
     At most `ALONG` contents are read, none longer than `most` bytes. After seq 0 these are any contents of the run;
     after a later one, only those that the later events name.
@@ -645,6 +647,6 @@ def _step_input() -> Executable:
 
 
 def _rows_of(table: Table, names: Sequence[str], order: str) -> Any:
-    """The columns of these names of a run's rows in a table, each row as one value."""
+    """Return the columns of these names of a run's rows in a table, each row as one value."""
     columns = [table.c[name] for name in names]
     return select(func.row(*columns)).where(table.c.run == bindparam("its_id")).order_by(table.c[order])

@@ -72,7 +72,8 @@ class JournalCache:
             self._grow(run, kept, EVENT_BYTES * len(events) + sum(map(len, bodies)))
 
     def journal(self, run: str, after: int = 0) -> tuple[Journal, int]:
-        """The cached events of a run after the seq `after`, and the last cached seq; (empty, 0) if none is cached."""
+        """Return the cached events of a run after the seq `after`, and the last cached seq; (empty, 0) if none is
+        cached."""
         kept = self._runs.get(run)
         if kept is None:
             return Journal(b"", ()), 0
@@ -84,14 +85,14 @@ class JournalCache:
         return Journal(kept.salt, tuple(events)), len(kept.events)
 
     def contents(self, run: str, refs: Sequence[str]) -> dict[str, bytes]:
-        """The bodies that are cached, by ref."""
+        """Return the bodies that are cached, by ref."""
         kept = self._runs.get(run)
         if not kept:
             return {}
         return {ref: kept.contents[ref] for ref in refs if ref in kept.contents}
 
     def records(self, run: str, wanted: Iterable[tuple[str, Reader]]) -> dict[tuple[str, Reader], Any]:
-        """The values that readers make of cached bodies. Each reader reads each body once."""
+        """Return the values that readers make of cached bodies. Each reader reads each body once."""
         found: dict[tuple[str, Reader], Any] = {}
         if (kept := self._runs.get(run)) is None:
             return found

@@ -66,7 +66,7 @@ class Tree:
 
     @staticmethod
     def edge(size: int) -> list[Place]:
-        """The partial tiles of a tree of this size."""
+        """Return the partial tiles of a tree of this size."""
         found, level = [], 0
         while size >> HEIGHT * level:
             number, width = divmod(size >> HEIGHT * level, WIDTH)
@@ -92,7 +92,7 @@ class Tree:
         return range_root(0, self.size, node_reader(lambda level, number: self._tiles[level, number]))
 
     def bodies(self) -> dict[Place, bytes]:
-        """The tiles that have changed."""
+        """Return the tiles that have changed."""
         return {place: b"".join(self._tiles[place]) for place in self.changed}
 
 
@@ -204,7 +204,7 @@ class Pass:
 
 
 def _bounded(rows: Mapping[str, Row], sealed: Mapping[str, int], runs: Sequence[str], most: int) -> list[str]:
-    """The first of these runs, that have at most `most` events to seal; at least one."""
+    """Return the first of these runs, that have at most `most` events to seal; at least one."""
     chosen: list[str] = []
     events = 0
     for run in runs:
@@ -217,7 +217,7 @@ def _bounded(rows: Mapping[str, Row], sealed: Mapping[str, int], runs: Sequence[
 
 
 def _is_sealed(before: Last, source: log_sources.Source, row: Row) -> bool:
-    """True if the last entry about a row has its present state."""
+    """Return True if the last entry about a row has its present state."""
     if before.salt is None:
         return False
     found = log_sources.row_parts(source, row, before.salt, None)
@@ -232,7 +232,7 @@ class StoredSigner:
         self._signers: tuple[Signer, ...] = ()
 
     def read(self, text: str) -> tuple[Signer, ...]:
-        """The key that is written so."""
+        """Return the key that is written so."""
         if text != self._text:
             self._text, self._signers = text, (Signer.parsed(text),)
         return self._signers
@@ -274,13 +274,14 @@ def seal(
 
 
 def _first_left(queued: Sequence[Waiting], done: Sequence[Waiting]) -> int:
-    """The first transaction of which changes may be left in the queue, where a pass could not take all."""
+    """Return the first transaction of which changes may be left in the queue, where a pass could not take all."""
     left = {one.n for one in queued} - {one.n for one in done}
     return min([one.xid for one in queued if one.n in left], default=queued[-1].xid)
 
 
 def _keys_in_force(made: Pass, state: Mapping[str, Any], signers: Sequence[Signer]) -> dict[str, Any]:
-    """The changes of the state that name the keys by which checkpoints are signed from now on. An entry names them."""
+    """Return the changes of the state that name the keys by which checkpoints are signed from now on. An entry names
+    them."""
     verifiers = " ".join([str(signer.verifier) for signer in signers])
     if verifiers == state["verifiers"]:
         return {}
@@ -304,7 +305,7 @@ def _append(
 
 
 def _lag(conn: Connection, statements: LogStatements, now: float, done: Sequence[Waiting]) -> float:
-    """The lag after a pass: see `Sealed`."""
+    """Return the lag after a pass: see `Sealed`."""
     since = transparency_log.oldest(conn, statements)
     if since is None:
         since = min([one.at for one in done], default=now)
