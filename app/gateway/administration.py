@@ -29,7 +29,7 @@ from app.gateway.runs import route as runs
 
 
 def create_admin(context: AdminContext) -> FastAPI:
-    """The admin API with its description and its page, for a listener of its own."""
+    """Return the admin API with its description and its page, for a listener of its own."""
     # No other site's page may read it, whatever BATON_CORS_ORIGINS allows callers.
     context = replace(context, gateway=replace(context.gateway, origins=frozenset()))
     access = Keys(context.gateway)
@@ -58,8 +58,8 @@ def create_admin(context: AdminContext) -> FastAPI:
 
 
 def _audit_trail(context: GatewayContext, access: Keys) -> tuple[APIRouter, ...]:
-    """The routes of the public API about runs, for people who have logged in: their sessions count only here. The
-    public API describes them."""
+    """Return the routes of the public API about runs, for people who have logged in: their sessions count only here.
+    The public API describes them."""
     routers = (
         identity.routes(access, "/v1"),
         models.routes(context, access),

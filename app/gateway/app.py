@@ -73,8 +73,8 @@ __all__ = ["Application", "GatewayContext", "create_app", "create_probes"]
 
 
 def create_app(context: GatewayContext, *, has_metrics: bool = True) -> FastAPI:
-    """Every public route over the given dependencies, which the caller opens and closes; `/metrics` among them unless
-    it has a listener of its own."""
+    """Return every public route over the given dependencies, which the caller opens and closes; `/metrics` among them
+    unless it has a listener of its own."""
     keys, admission = Keys(context), Admission(context)
     idempotency = Idempotency(context, admission)
     return Application(
@@ -139,7 +139,8 @@ class Application(FastAPI):
         self._door = Frontdoor(self.router.app, context, routes)
 
     def _description(self) -> APIRouter:
-        """The route of the API's description, made of the routes when it is first asked for: 100 ms off the loop."""
+        """Return the route of the API's description, made of the routes when it is first asked for: 100 ms off the
+        loop."""
         router = APIRouter(tags=["probes"])
         made: list[bytes] = []
 
@@ -176,7 +177,7 @@ class Application(FastAPI):
 
 
 def _head(route: APIRoute) -> APIRoute:
-    """A GET route for HEAD: the server leaves the body out. It is not described apart."""
+    """Return a GET route for HEAD: the server leaves the body out. It is not described apart."""
     head = copy.copy(route)
     head.methods = {"HEAD"}
     head.include_in_schema = False
@@ -184,7 +185,7 @@ def _head(route: APIRoute) -> APIRoute:
 
 
 def _unrouted(scope: Scope, error: HTTPException, routes: Sequence[APIRoute]) -> Response:
-    """The reply to a request that the router refuses."""
+    """Return the reply to a request that the router refuses."""
     if error.status_code == 404:
         return _refused(scope, 404, unsupported_routes.advice(scope["path"]), "unknown_url")
     if error.status_code == 405:
@@ -199,7 +200,7 @@ def _unrouted(scope: Scope, error: HTTPException, routes: Sequence[APIRoute]) ->
 def _refused(
     scope: MutableMapping[str, Any], status: int, message: str, code: str, headers: Mapping[str, str] | None = None
 ) -> Response:
-    """The reply to a fault without a class of its own, in the shape of the request's format."""
+    """Return the reply to a fault without a class of its own, in the shape of the request's format."""
     scope["baton.log"].code = code
     if _is_anthropics(scope):
         request_id: bytes = scope["baton.headers"][0][1]
@@ -266,7 +267,7 @@ class Frontdoor:
                 await reply(scope, receive, send)
 
     def _refusal(self, scope: Scope, error: Exception) -> Response | None:
-        """The reply to an expected error; None for a bug."""
+        """Return the reply to an expected error; None for a bug."""
         if isinstance(error, HTTPException):
             return _unrouted(scope, error, self._routes)
         if isinstance(error, RequestValidationError):
@@ -284,7 +285,7 @@ class Frontdoor:
 
 
 def _is_anthropics(scope: MutableMapping[str, Any]) -> bool:
-    """True if a request has Anthropic's format, so that its errors have it too."""
+    """Return True if a request has Anthropic's format, so that its errors have it too."""
     path: str = scope["path"]
     first, _, family = path[1:].partition("/")
     family = family.partition("/")[0]
@@ -301,7 +302,7 @@ def _given_id(scope: Scope) -> bytes | None:
 
 
 def place_of(error: BaseException) -> str:
-    """An error's type and the line that raised it; of a group, its first error's."""
+    """Return an error's type and the line that raised it; of a group, its first error's."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     where = raised_at(error.__traceback__)

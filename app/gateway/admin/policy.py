@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 
 def routes(context: AdminContext, keys: Keys) -> APIRouter:
-    """The routes of the policy."""
+    """Return the routes of the policy."""
     router = APIRouter(prefix="/admin/v1/policy", tags=["policy"])
     turn = Turn()
     _in_force(router, context, keys)
@@ -110,7 +110,7 @@ def _check(router: APIRouter, context: AdminContext, keys: Keys, turn: Turn) -> 
 
 
 def _table(catalog: Catalog) -> dict[str, Any]:
-    """The table. Raises `ConfigInvalid` for a file whose table would have more than `MOST_CELLS`."""
+    """Return the table. Raises `ConfigInvalid` for a file whose table would have more than `MOST_CELLS`."""
     sets = 1 + len(labels_of(catalog)) + len(catalog.rules)
     if sets * sum(len(recipients(catalog, tier)) for tier in catalog.tiers.values()) > MOST_CELLS:
         raise ConfigInvalid(["it has too many labels, tiers and workers to be shown here; use `baton policy check`"])
@@ -139,7 +139,7 @@ def _difference(router: APIRouter, context: AdminContext, keys: Keys, turn: Turn
 
 
 def _compared(old: Catalog, new: Catalog) -> list[Widening]:
-    """The witnesses. Raises `ConfigInvalid` for files that would take more than `MOST_DECISIONS`."""
+    """Return the witnesses. Raises `ConfigInvalid` for files that would take more than `MOST_DECISIONS`."""
     readers = sum(len(recipients(new, tier)) for tier in new.tiers.values())
     if readers << min(len(labels_of(old, new)), MOST_LABELS) > MOST_DECISIONS:
         raise ConfigInvalid(["it has too many labels, tiers and workers to be compared here; use `baton policy diff`"])
@@ -170,7 +170,7 @@ def _trial(router: APIRouter, context: AdminContext, keys: Keys, turn: Turn) -> 
 
 
 async def _tried(store: TenantStore, catalog: Catalog, query: RunQuery) -> tuple[int, list[Refused]]:
-    """The number of runs that were looked at, the newest first, and those that would have been refused."""
+    """Return the number of runs that were looked at, the newest first, and those that would have been refused."""
     looked_at, found = 0, list[Refused]()
     while looked_at < MOST_RUNS:
         rows = await store.runs(query)

@@ -11,13 +11,13 @@ from app.errors import InvalidRequest, NotFound
 
 
 def as_json(body: Mapping[str, Any]) -> Response:
-    """A reply with a JSON object. No cache may keep it."""
+    """Return a reply with a JSON object. No cache may keep it."""
     return Response(orjson.dumps(dict(body)), headers={"cache-control": "no-store"}, media_type="application/json")
 
 
 def as_page(entries: Sequence[Mapping[str, Any]], field: str, limit: int) -> Response:
-    """A page of at most `limit` entries, of a list of which one more was read where it goes on. `next` is the value of
-    `field` of the last entry."""
+    """Return a page of at most `limit` entries, of a list of which one more was read where it goes on. `next` is the
+    value of `field` of the last entry."""
     return page(entries[:limit], field, has_more=len(entries) > limit)
 
 
@@ -32,6 +32,6 @@ def positions() -> Iterator[None]:
 
 
 def page(entries: Sequence[Mapping[str, Any]], field: str, *, has_more: bool) -> Response:
-    """A page of a list."""
+    """Return a page of a list."""
     following = str(entries[-1][field]) if has_more else None
     return as_json({"object": "list", "data": list(entries), "has_more": has_more, "next": following})

@@ -164,7 +164,7 @@ Block = Annotated[
 
 
 def result_of(block: ToolResultBlock, where: str) -> tuple[Part, ...]:
-    """The content of a result, which stands at `where`; raises `InvalidRequest`."""
+    """Return the content of a result, which stands at `where`; raises `InvalidRequest`."""
     if isinstance(block.content, str):
         return (Text(block.content),)
     parts: list[Part] = []
@@ -174,7 +174,7 @@ def result_of(block: ToolResultBlock, where: str) -> tuple[Part, ...]:
 
 
 def parts_of(block: ResultPart, where: str) -> tuple[Part, ...]:
-    """A block, which stands at `where`, as parts of a message; raises `InvalidRequest`."""
+    """Return a block, which stands at `where`, as parts of a message; raises `InvalidRequest`."""
     if isinstance(block, TextBlock):
         return (Text(block.text),)
     if isinstance(block, ToolReferenceBlock):

@@ -42,7 +42,7 @@ TYPES: Final[Mapping[int, str]] = {
 
 
 def message(ended: TurnEnd, stops: Sequence[str]) -> bytes:
-    """A whole message; `stops` are the stop sequences of the request."""
+    """Return a whole message; `stops` are the stop sequences of the request."""
     content: list[dict[str, Any]] = []
     if words := words_of(ended):
         content.append({"type": "text", "text": words})
@@ -55,7 +55,7 @@ def message(ended: TurnEnd, stops: Sequence[str]) -> bytes:
 
 
 def usage_of(bill: Bill) -> dict[str, Any]:
-    """The visible tokens; the orchestration's are in `baton`."""
+    """Return the visible tokens; the orchestration's are in `baton`."""
     seen = bill.visible
     return {
         "input_tokens": seen.input - seen.cached,
@@ -67,19 +67,20 @@ def usage_of(bill: Bill) -> dict[str, Any]:
 
 
 def failure(error: BatonError, request_id: str) -> Response:
-    """The reply to a request that failed before its first byte."""
+    """Return the reply to a request that failed before its first byte."""
     body = orjson.dumps(described(error, request_id))
     return Response(body, error.status, fault.headers_of(error), media_type="application/json")
 
 
 def refuse(status: int, message: str, request_id: str, headers: Mapping[str, str] | None = None) -> Response:
-    """The reply to a fault that has no class: no such route, no such method, a bug."""
+    """Return the reply to a fault that has no class: no such route, no such method, a bug."""
     body = orjson.dumps(_error(status, message, request_id))
     return Response(body, status, dict(headers or {}), media_type="application/json")
 
 
 def rate_headers(headers: Sequence[tuple[bytes, bytes]], now: float) -> list[tuple[bytes, bytes]]:
-    """The headers of rates among those of a reply, under Anthropic's names. A reset is a time there, as RFC 3339."""
+    """Return the headers of rates among those of a reply, under Anthropic's names. A reset is a time there, as RFC
+    3339."""
     found: list[tuple[bytes, bytes]] = []
     for name, value in headers:
         if name.startswith(RATES):
@@ -92,7 +93,7 @@ def rate_headers(headers: Sequence[tuple[bytes, bytes]], now: float) -> list[tup
 
 
 def described(error: BatonError, request_id: str) -> dict[str, Any]:
-    """An error in Anthropic's shape."""
+    """Return an error in Anthropic's shape."""
     whole = _error(error.status, fault.describe(error)["error"]["message"], request_id)
     if error.public_code == UNTHREADED:
         whole["error"]["details"] = {"error_code": UNTHREADED, "unsupported": [error.param]}
@@ -148,7 +149,7 @@ class Events:
             self._block, self._open = 0, "text"
 
     def role(self) -> bytes:
-        """The empty message."""
+        """Return the empty message."""
         nothing = {"input_tokens": 0, "cache_creation_input_tokens": 0, "cache_read_input_tokens": 0}
         empty: dict[str, Any] = {"content": [], "stop_reason": None, "stop_sequence": None, "stop_details": None}
         usage = nothing | {"output_tokens": 0, "service_tier": "standard"}
@@ -169,12 +170,12 @@ class Events:
         return frames
 
     def noted(self, noted: StepEvent) -> bytes:
-        """A step's event, on a ping: clients that do not know `baton` see nothing new in it."""
+        """Return a step's event, on a ping: clients that do not know `baton` see nothing new in it."""
         return _event("ping", baton={"event": noted.kind, **noted.body})
 
     def ended(self, ended: TurnEnd) -> bytes:
-        """The last block's end, why the message stopped, and the terminal marker; without numbers while a plan waits
-        for an approval, so that the stream goes on behind the same event once it is approved."""
+        """Return the last block's end, why the message stopped, and the terminal marker; without numbers while a plan
+        waits for an approval, so that the stream goes on behind the same event once it is approved."""
         delta = _stopped(ended, self._stops) | {"container": None}
         usage = {name: value for name, value in usage_of(ended.bill).items() if name != "service_tier"}
         last = _event("message_delta", delta=delta, usage=usage, baton=extension(ended))
@@ -188,7 +189,7 @@ class Events:
         return border + finish + self._numbered(behind + position.DONE, _event("message_stop"))
 
     def failed(self, error: BatonError, ended: TurnEnd) -> bytes:
-        """The last event of a stream that failed."""
+        """Return the last event of a stream that failed."""
         return b"event: error\ndata: " + orjson.dumps(described(error, self._request_id)) + b"\n\n"
 
     def _numbered(self, number: int, frame: bytes) -> bytes:

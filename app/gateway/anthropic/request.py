@@ -137,19 +137,20 @@ class MessagesRequest(TokenCountRequest):
 
 
 def read_request(body: Mapping[str, Any]) -> tuple[MessagesRequest, tuple[str, ...]]:
-    """The request, and the names of fields that are ignored; raises `InvalidRequest` naming the field at fault."""
+    """Return the request, and the names of fields that are ignored; raises `InvalidRequest` naming the field at
+    fault."""
     given = _given(body)
     request = _checked(MessagesRequest, given)
     return request, tuple(sorted(name for name in IGNORED if name in given))
 
 
 def stop_sequences(body: Mapping[str, Any]) -> list[str]:
-    """The stop sequences of a request that was read before, by whoever sent it first."""
+    """Return the stop sequences of a request that was read before, by whoever sent it first."""
     return body.get("stop_sequences") or []
 
 
 def read_count(body: Mapping[str, Any]) -> TokenCountRequest:
-    """The request of `count_tokens`."""
+    """Return the request of `count_tokens`."""
     return _checked(TokenCountRequest, _given(body))
 
 
@@ -171,7 +172,7 @@ def _checked(model: type[Read], given: dict[str, Any]) -> Read:
 
 
 def task_of(asked: TokenCountRequest) -> Task:
-    """The conversation, the tools and the form of the answer; how to decode is not in it."""
+    """Return the conversation, the tools and the form of the answer; how to decode is not in it."""
     parts: tuple[Part, ...] = ()
     labels: frozenset[str] = frozenset()
     if isinstance(asked.system, str):
@@ -199,7 +200,7 @@ def whole_task(request: MessagesRequest) -> Task:
 
 
 def effort_of(request: MessagesRequest) -> str | None:
-    """The effort that is asked for, if any."""
+    """Return the effort that is asked for, if any."""
     if request.output_config is not None and request.output_config.effort is not None:
         return request.output_config.effort
     if request.thinking is not None and request.thinking.type == "enabled":
@@ -255,7 +256,8 @@ def _unanswered(waiting: Mapping[str, str]) -> InvalidRequest:
 
 
 def _messages(turn: Turn, place: int) -> Iterator[Message]:
-    """A turn as messages: results of tools first, each a message of its own, then what was said along with them."""
+    """Yield a turn as messages: results of tools first, each a message of its own, then what was said along with
+    them."""
     if isinstance(turn.content, str):
         yield Message(turn.role, (Text(turn.content),), labels=labels_on(turn))
         return
@@ -292,7 +294,7 @@ def _spoken(
 
 
 def _referred(turns: list[Turn]) -> Iterator[tuple[str, str]]:
-    """The tools that results refer to, each with its place."""
+    """Yield the tools that results refer to, each with its place."""
     for place, turn in enumerate(turns):
         for at, block in enumerate(turn.content if isinstance(turn.content, list) else ()):
             if isinstance(block, ToolResultBlock) and isinstance(block.content, list):

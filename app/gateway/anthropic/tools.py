@@ -143,7 +143,7 @@ class ToolChoice(WireModel):
 def toolbox_of(
     asked: Sequence[WireTool | KnownTool], choice: ToolChoice | None, referred: Iterable[tuple[str, str]]
 ) -> Toolbox:
-    """The tools on offer and how they are to be used; `referred`: the tools that results refer to, and where.
+    """Return the tools on offer and how they are to be used; `referred`: the tools that results refer to, and where.
 
     A deferred tool is offered once a result has referred to it, or where it must be called. Raises `InvalidRequest`.
     """

@@ -49,7 +49,7 @@ def usage_of(bill: Bill) -> dict[str, Any]:
 
 
 def figures(usage: Usage) -> dict[str, int | bool]:
-    """A `Usage` as it stands in `baton`."""
+    """Return a `Usage` as it stands in `baton`."""
     return {
         "input": usage.input,
         "cached": usage.cached,
@@ -60,7 +60,7 @@ def figures(usage: Usage) -> dict[str, int | bool]:
 
 
 def extension(ended: TurnEnd) -> dict[str, Any]:
-    """The `baton` field of a reply."""
+    """Return the `baton` field of a reply."""
     state = ended.state
     proposal = state.proposal
     field: dict[str, Any] = {
@@ -96,8 +96,8 @@ def extension(ended: TurnEnd) -> dict[str, Any]:
 
 
 def words_of(ended: TurnEnd) -> str:
-    """The text of a reply: the answer, or a sentence where a plan waits for an approval, for people who read only
-    that."""
+    """Return the text of a reply: the answer, or a sentence where a plan waits for an approval, for people who read
+    only that."""
     if ended.state.state != "awaiting_approval":
         return ended.answer
     return (
@@ -107,7 +107,7 @@ def words_of(ended: TurnEnd) -> str:
 
 
 def proposals(state: RunState) -> list[dict[str, Any]]:
-    """The workflows that were proposed, and their states."""
+    """Return the workflows that were proposed, and their states."""
     return [
         {
             "mode": one.mode,
@@ -129,7 +129,7 @@ def _within(parent: int | None) -> dict[str, Any]:
 
 
 def step_figures(state: RunState, step: StepState) -> dict[str, Any]:
-    """One step with the sum over its attempts."""
+    """Return one step with the sum over its attempts."""
     calls = [call for call in state.calls.values() if call.step == step.n]
     return {
         "n": step.n,
@@ -143,17 +143,17 @@ def step_figures(state: RunState, step: StepState) -> dict[str, Any]:
 
 
 def completion_id(state: RunState) -> str:
-    """The id of the turn's chat completion, which any turn has: `GET /v1/runs/{id}/stream` streams it as one."""
+    """Return the id of the turn's chat completion, which any turn has: `GET /v1/runs/{id}/stream` streams it as one."""
     return formatted("chat", state.run, state.turn.number)
 
 
 def custom_of(state: RunState) -> frozenset[str]:
-    """The turn's tools that take free text, by name."""
+    """Return the turn's tools that take free text, by name."""
     return frozenset(state.turn.wire.get("custom", ()))
 
 
 def completion(ended: TurnEnd) -> bytes:
-    """A whole `chat.completion`: the same bytes whenever it is made, since all of it is in the journal."""
+    """Return a whole `chat.completion`: the same bytes whenever it is made, since all of it is in the journal."""
     state = ended.state
     message: dict[str, Any] = {"role": "assistant", "content": words_of(ended), "refusal": None}
     if ended.calls:
@@ -214,7 +214,7 @@ class Chunks:
         """The arguments of calls of free text, by the call's place; None once the text was sent."""
 
     def role(self) -> bytes:
-        """The first chunk."""
+        """Return the first chunk."""
         delta = {"role": "assistant", "content": "", "refusal": None}
         if self._after >= 0:
             return b""
@@ -243,7 +243,7 @@ class Chunks:
         return self._more_text(more)
 
     def _more_text(self, more: ToolDelta) -> bytes:
-        """The text inside of JSON, once it is whole."""
+        """Return the text inside of JSON, once it is whole."""
         if (pieces := self._written[more.index]) is None:
             return b""
         gather(pieces, more.arguments)
@@ -261,12 +261,14 @@ class Chunks:
         return self._chunk({"tool_calls": [{"index": index, **head, **typed, kind: body}]}, None, b"")
 
     def noted(self, noted: StepEvent) -> bytes:
-        """A step's event, on a chunk whose delta is empty: clients that do not know `baton` see nothing new in it."""
+        """Return a step's event, on a chunk whose delta is empty: clients that do not know `baton` see nothing new in
+        it."""
         return b"id: %d\n" % self._at + self._chunk({}, None, _baton({"event": noted.kind, **noted.body}))
 
     def ended(self, ended: TurnEnd) -> bytes:
-        """The chunk with the finish reason, the usage chunk if asked for, and the terminal marker. While a plan waits
-        for an approval none of them has a number: the stream goes on behind the same event once it is approved."""
+        """Return the chunk with the finish reason, the usage chunk if asked for, and the terminal marker. While a plan
+        waits for an approval none of them has a number: the stream goes on behind the same event once it is
+        approved."""
         if ended.state.state == "awaiting_approval":
             chunk = self._chunk({"content": words_of(ended)}, None, b"")
             return chunk + self._chunk({}, "stop", _baton(extension(ended))) + b"data: [DONE]\n\n"
@@ -283,7 +285,7 @@ class Chunks:
         )
 
     def failed(self, error: BatonError, ended: TurnEnd) -> bytes:
-        """An error event; no terminal marker follows."""
+        """Return an error event; no terminal marker follows."""
         return b"data: " + orjson.dumps(fault.describe(error)) + b"\n\n"
 
     def _chunk(self, delta: Mapping[str, object], finish: str | None, more: bytes) -> bytes:

@@ -185,7 +185,8 @@ class ChatRequest(WireModel):
 
 
 def read_request(body: Mapping[str, Any]) -> tuple[ChatRequest, tuple[str, ...]]:
-    """The request, and the names of parameters that are ignored; raises `InvalidRequest` naming the field at fault."""
+    """Return the request, and the names of parameters that are ignored; raises `InvalidRequest` naming the field at
+    fault."""
     given = {name: value for name, value in body.items() if value is not None}
     _check_names(given)
     ignored = tuple(sorted(name for name, value in given.items() if is_ignored(name, value)))
@@ -205,7 +206,7 @@ def read_request(body: Mapping[str, Any]) -> tuple[ChatRequest, tuple[str, ...]]
 
 
 def _marks(request: ChatRequest) -> list[str]:
-    """The names of `MARKS` that a part of the conversation has."""
+    """Return the names of `MARKS` that a part of the conversation has."""
     parts: list[object] = []
     for message in request.messages:
         if isinstance(message.content, list):
@@ -224,7 +225,7 @@ def _check_names(given: Mapping[str, object]) -> None:
 
 
 def to_order(request: ChatRequest, ignored: tuple[str, ...], tier: Tier, key: KeyRow) -> Order:
-    """The order of a run for a request."""
+    """Return the order of a run for a request."""
     task = _task(request)
     usage = request.stream_options is not None and request.stream_options.include_usage
     custom = custom_tools.names(task.toolbox) if task.toolbox.tools else []
@@ -352,7 +353,7 @@ class LazyConversation(Sequence[Message]):
         return isinstance(other, Sequence) and self._whole() == tuple(other)
 
     def _whole(self) -> tuple[Message, ...]:
-        """All messages; what they were made of is dropped."""
+        """Return all messages; what they were made of is dropped."""
         if self._made is None:
             self._written = self._made = tuple(map(self._make, self._written))
         return self._made

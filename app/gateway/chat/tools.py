@@ -162,7 +162,7 @@ CallsOfTurn = Annotated[
 
 
 def toolbox_of(tools: Sequence[AnyTool], choice: Any, parallel: bool | None) -> Toolbox:
-    """The tools of a request and how they are to be used; raises `InvalidRequest` naming the field at fault."""
+    """Return the tools of a request and how they are to be used; raises `InvalidRequest` naming the field at fault."""
     if not tools:
         if choice not in (None, "none"):
             raise invalid("tool_choice", "it needs tools")
@@ -207,7 +207,7 @@ def _known(choice: NamedFunction | NamedCustom, offered: dict[str, Tool]) -> str
 
 
 def calls_of(calls: Sequence[Call | CustomCall]) -> tuple[ToolCall, ...]:
-    """The calls of an assistant's message."""
+    """Return the calls of an assistant's message."""
     return tuple(
         ToolCall(call.id, call.custom.name, custom_tools.arguments_of(call.custom.input))
         if isinstance(call, CustomCall)
@@ -265,7 +265,7 @@ def _unanswered(place: int, waiting: dict[str, int]) -> InvalidRequest:
 
 
 def invalid(param: str, said: str) -> InvalidRequest:
-    """The refusal of a value, with what is wrong with it."""
+    """Return the refusal of a value, with what is wrong with it."""
     return InvalidRequest(f"Invalid value for '{param}': {said}.", param=param, code="invalid_value")
 
 

@@ -47,7 +47,7 @@ class Caller:
         return self.key.tenant
 
     def sees(self, tenant: str) -> bool:
-        """True if this caller may see what belongs to a tenant."""
+        """Return True if this caller may see what belongs to a tenant."""
         return self.tenant in (None, tenant)
 
     def may_list(self, tenant: str | None) -> bool:
@@ -55,17 +55,17 @@ class Caller:
         return tenant is None or self.sees(tenant)
 
     def may(self, scope: str) -> bool:
-        """True if the key carries `scope`; `admin` carries every one (`core/roles.py`)."""
+        """Return True if the key carries `scope`; `admin` carries every one (`core/roles.py`)."""
         return permits(self.key.scopes, scope, all_tenants=self.key.all_tenants)
 
 
 def digest(secret: str, pepper: bytes) -> bytes:
-    """The hash under which a key's secret is stored."""
+    """Return the hash under which a key's secret is stored."""
     return hmac.digest(pepper, secret.encode(), "sha256")
 
 
 def pepper_mark(pepper: bytes) -> str:
-    """A short name of a pepper, from which it cannot be found: stored with each digest that was made with it."""
+    """Return a short name of a pepper, from which it cannot be found: stored with each digest that was made with it."""
     return hmac.digest(pepper, b"baton pepper mark", "sha256").hex()[:12]
 
 
@@ -79,7 +79,8 @@ def mint(
     expires_at: float | None = None,
     public: str | None = None,
 ) -> tuple[str, KeyRow]:
-    """A new key: the string that is shown once, and the row that is stored. `ConfigInvalid` for an unknown scope.
+    """Return a new key: the string that is shown once, and the row that is stored. `ConfigInvalid` for an unknown
+    scope.
 
     `public` is its public id, if that is chosen already.
     """
@@ -98,7 +99,7 @@ def adopt(
     now: float,
     expires_at: float | None = None,
 ) -> KeyRow:
-    """The row for a key chosen elsewhere (`BATON_BOOTSTRAP_KEY`); `ConfigInvalid` if it has not a key's form."""
+    """Return the row for a key chosen elsewhere (`BATON_BOOTSTRAP_KEY`); `ConfigInvalid` if it has not a key's form."""
     found = KEY_FORMAT.fullmatch(key)
     faults = [] if found else ["an API key must look like bt_<4-32 letters or digits>_<16-128 URL-safe characters>"]
     if unknown := sorted(set(scopes) - set(SCOPES)):
@@ -118,13 +119,13 @@ def adopt(
 
 
 def new_secret(row: KeyRow, pepper: bytes) -> tuple[str, bytes]:
-    """A new secret for a key: the string that is shown once, and the digest that is stored."""
+    """Return a new secret for a key: the string that is shown once, and the digest that is stored."""
     secret = secrets.token_urlsafe(32)
     return f"bt_{row.id}_{secret}", digest(secret, pepper)
 
 
 def is_in_force(row: KeyRow, now: float) -> bool:
-    """True if the key is neither revoked nor expired."""
+    """Return True if the key is neither revoked nor expired."""
     return row.revoked_at is None and (row.expires_at is None or row.expires_at > now)
 
 
@@ -139,7 +140,7 @@ async def any_accepted(store: Keys, peppers: Sequence[bytes], now: float) -> boo
 
 
 def key_to_json(row: KeyRow, now: float) -> dict[str, Any]:
-    """A key without its secret. Times are seconds since 1970, amounts are dollars."""
+    """Return a key without its secret. Times are seconds since 1970, amounts are dollars."""
     return {
         "id": row.id,
         "name": row.name,

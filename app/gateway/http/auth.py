@@ -70,18 +70,19 @@ def presented(connection: HTTPConnection) -> str | None:
 
 
 def _mark(key: str | None) -> bytes:
-    """The hash under which the lookup of a key is remembered."""
+    """Return the hash under which the lookup of a key is remembered."""
     return hashlib.sha256((key or "").encode()).digest()
 
 
 def _until_rotated(row: KeyRow) -> KeyRow:
-    """The row for a caller with the secret from before a rotation: the key expires for them when that secret does."""
+    """Return the row for a caller with the secret from before a rotation: the key expires for them when that secret
+    does."""
     until = row.previous_until or 0.0
     return replace(row, expires_at=until if row.expires_at is None else min(until, row.expires_at))
 
 
 def _is_any(stored: bytes, asked: Iterable[bytes]) -> bool:
-    """True if the stored digest is one of these; every one is compared, in constant time."""
+    """Return True if the stored digest is one of these; every one is compared, in constant time."""
     return any([hmac.compare_digest(one, stored) for one in asked])
 
 
@@ -95,7 +96,7 @@ class Keys:
         """Lookups in progress: a request with the same key waits for the one that there is."""
 
     def needs(self, *scopes: str) -> Any:
-        """The declaration of a route's caller: `Annotated[Caller, keys.needs("runs:read")]`."""
+        """Return the declaration of a route's caller: `Annotated[Caller, keys.needs("runs:read")]`."""
         return Security(self.caller, scopes=scopes)
 
     async def caller(
@@ -105,7 +106,8 @@ class Keys:
         bearer: Annotated[object, Security(BEARER)],
         header: Annotated[object, Security(API_KEY)],
     ) -> Caller:
-        """The caller of a request, if its key has every one of `scopes`; raises `Unauthorized` or `Forbidden`."""
+        """Return the caller of a request, if its key has every one of `scopes`; raises `Unauthorized` or
+        `Forbidden`."""
         found = Caller(await self._row(presented(request)))
         request.scope["baton.log"].key = found.key
         if not all(found.may(scope) for scope in scopes.scopes):
@@ -127,7 +129,7 @@ class Keys:
                 return
 
     def _seconds_known(self, key: str | None) -> float:
-        """The seconds for which the last lookup of a key counts."""
+        """Return the seconds for which the last lookup of a key counts."""
         until, row = self._known.get(_mark(key), (0.0, None))
         if row is None:
             return self._context.key_ttl / 2
@@ -137,7 +139,7 @@ class Keys:
         return max(seconds, LEAST_PAUSE)
 
     async def _row(self, key: str | None) -> KeyRow:
-        """A key's row, if it may be used now. Without a key nothing is looked up."""
+        """Return a key's row, if it may be used now. Without a key nothing is looked up."""
         if not key:
             raise Unauthorized(NO_KEY)
         parts = KEY_FORMAT.fullmatch(key)
@@ -154,7 +156,7 @@ class Keys:
         return row
 
     async def _look_up(self, mark: bytes, public: str, secret: str) -> KeyRow | None:
-        """The row of a key if its secret is right: one lookup, however many requests bring it meanwhile."""
+        """Return the row of a key if its secret is right: one lookup, however many requests bring it meanwhile."""
         while (asked := self._asked.get(mark)) is not None:
             outcome = await asyncio.shield(asked)
             if isinstance(outcome, BatonError):
@@ -188,7 +190,7 @@ class Keys:
             raise StoreUnavailable(retry_after=1) from None
 
     async def _check(self, row: KeyRow | None, secret: str) -> KeyRow | None:
-        """The row, if the secret is the key's: in force, or from before a rotation that still overlaps."""
+        """Return the row, if the secret is the key's: in force, or from before a rotation that still overlaps."""
         asked = [digest(secret, pepper) for pepper in self._context.peppers()]
         same = _is_any(row.digest if row else ABSENT_DIGEST, asked)
         previous = row.previous_digest if row is not None else None

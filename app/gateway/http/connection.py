@@ -160,7 +160,7 @@ class _JoinedWrites:
 
 
 def connection(context: GatewayContext, seconds: float = HEAD_SECONDS) -> type[HttpToolsProtocol]:
-    """The value of `http` for `uvicorn.Config`. A head must arrive within `seconds`."""
+    """Return the value of `http` for `uvicorn.Config`. A head must arrive within `seconds`."""
 
     def refused(status: int, code: str) -> str:
         request_id = context.name("req")

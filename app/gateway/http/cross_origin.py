@@ -50,7 +50,7 @@ class CrossOrigin(CORSMiddleware):
             await self.simple_response(scope, receive, send, request_headers=NO_HEADERS)
 
     def preflight_response(self, request_headers: Headers) -> Response:
-        """The reply to a preflight from a listed origin."""
+        """Return the reply to a preflight from a listed origin."""
         allowed = super().preflight_response(request_headers).headers
         names = (name for name in allowed if name == "vary" or name.startswith("access-control-"))
         return Response(status_code=204, headers={name: allowed[name] for name in names})

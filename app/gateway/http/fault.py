@@ -14,7 +14,7 @@ LONGEST = 2_000
 
 
 def describe(error: BatonError) -> dict[str, Any]:
-    """The error object: message, type, param, code."""
+    """Return the error object: message, type, param, code."""
     return _object(error.message, error.type, error.param, error.public_code)
 
 
@@ -24,12 +24,12 @@ def _object(message: str, kind: str, param: str | None, code: str | None) -> dic
 
 
 def render(error: BatonError) -> Response:
-    """The reply to a request that failed before its first byte."""
+    """Return the reply to a request that failed before its first byte."""
     return _reply(error.status, describe(error), headers_of(error))
 
 
 def headers_of(error: BatonError) -> dict[str, str]:
-    """The headers of an error's reply."""
+    """Return the headers of an error's reply."""
     headers = {}
     if error.status == 401:
         headers["www-authenticate"] = "Bearer"
@@ -44,18 +44,18 @@ def headers_of(error: BatonError) -> dict[str, str]:
 
 
 def refuse(status: int, message: str, code: str, headers: Mapping[str, str] | None = None) -> Response:
-    """The reply to a fault that has no class: no such route, no such method, a bug."""
+    """Return the reply to a fault that has no class: no such route, no such method, a bug."""
     kind = "server_error" if status >= 500 else "invalid_request_error"
     return _reply(status, _object(message, kind, None, code), headers or {})
 
 
 def plain(message: str, code: str) -> dict[str, Any]:
-    """The error object of a fault that has no class."""
+    """Return the error object of a fault that has no class."""
     return _object(message, "invalid_request_error", None, code)
 
 
 def crashed(request_id: str) -> str:
-    """The message for a request that failed because of a bug."""
+    """Return the message for a request that failed because of a bug."""
     return f"Something went wrong inside the service; report request {request_id} if it stays."
 
 
@@ -64,7 +64,7 @@ def _reply(status: int, body: Mapping[str, Any], headers: Mapping[str, str]) -> 
 
 
 def of_plan(error: PlanRejected) -> InvalidRequest:
-    """A caller's own plan that cannot be executed: every fault at once."""
+    """Return a caller's own plan that cannot be executed: every fault at once."""
     return InvalidRequest(
         "The plan cannot be executed: " + _all(error.reasons), param="baton.plan", code="plan_rejected"
     )

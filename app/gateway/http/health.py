@@ -22,7 +22,7 @@ CHECK_TIMEOUT = 3.0
 
 
 def routes(context: GatewayContext) -> APIRouter:
-    """The routes of probes."""
+    """Return the routes of probes."""
     router = APIRouter(tags=["probes"])
 
     @router.get(
@@ -66,7 +66,7 @@ def routes(context: GatewayContext) -> APIRouter:
 
 
 def metrics(context: GatewayContext) -> APIRouter:
-    """The route of Prometheus."""
+    """Return the route of Prometheus."""
     router = APIRouter(tags=["probes"])
 
     @router.get(

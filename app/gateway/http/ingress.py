@@ -99,7 +99,7 @@ class Bounds:
 
 
 async def read_json(request: Request, bounds: Bounds) -> dict[str, object]:
-    """The JSON object in a request's body; raises `TooLarge`, `TooSlow`, `UnsupportedMedia`, `InvalidRequest` or
+    """Return the JSON object in a request's body; raises `TooLarge`, `TooSlow`, `UnsupportedMedia`, `InvalidRequest` or
     `Overloaded`."""
     _check_headers(request, bounds)
     with bounds.arriving.reserve(max(bounds.together, 2 * bounds.body)) as more:
@@ -138,7 +138,7 @@ async def read_json_if_any(request: Request, bounds: Bounds) -> dict[str, object
 
 
 def json_body(bounds: Bounds, *, optional: bool = False) -> Any:
-    """The declaration of a route's body: `Annotated[dict[str, object], json_body(context.bounds)]`.
+    """Return the declaration of a route's body: `Annotated[dict[str, object], json_body(context.bounds)]`.
 
     It is a dependency, so that a body is read after the key was checked and within its bounds; FastAPI's own body
     parameters are read first, and whole.
@@ -158,7 +158,7 @@ async def _give_way(body: bytes) -> None:
 
 
 def _encoding(request: Request) -> str:
-    """The content encoding, in lower case; empty where there is none."""
+    """Return the content encoding, in lower case; empty where there is none."""
     encoding = request.headers.get("content-encoding", "").strip().lower()
     return "" if encoding == "identity" else encoding
 
@@ -207,8 +207,8 @@ async def _read(request: Request, bounds: Bounds, more: Callable[[int], None]) -
 
 
 async def _unpack(body: bytes, encoding: str, bounds: Bounds, more: Callable[[int], None]) -> bytes:
-    """The body without its content encoding, which must be one whole stream; raises `TooLarge` with the first byte that
-    is too many, and `InvalidRequest`."""
+    """Return the body without its content encoding, which must be one whole stream; raises `TooLarge` with the first
+    byte that is too many, and `InvalidRequest`."""
     unpacker = zlib.decompressobj(wbits=WINDOWS[encoding])
     unpacked = bytearray()
     while not unpacker.eof:
@@ -317,7 +317,7 @@ def _walk(root: object, bounds: Bounds, *, nul: bool) -> tuple[int, int]:
 
 
 def _names(objects: list[dict[str, object]], bounds: Bounds, nul: bool) -> list[str]:
-    """The keys of all objects, checked."""
+    """Return the keys of all objects, checked."""
     if max(map(len, objects), default=0) > bounds.keys:
         raise _too_many()
     names = [name for value in objects for name in value]
@@ -368,7 +368,7 @@ class Direct(APIRoute):
         await response(scope, receive, send)
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """The coroutine function that FastAPI calls for each request."""
+        """Return the coroutine function that FastAPI calls for each request."""
         endpoint: Callable[..., Coroutine[Any, Any, Response]] = self.endpoint
         dependencies = [(self._bound(one), one.name) for one in self.dependant.dependencies]
         if _reads_parameters(self.dependant) or self.dependant.request_param_name != "request":
@@ -385,7 +385,8 @@ class Direct(APIRoute):
         return handle
 
     def _bound(self, dependant: Dependant) -> Dependency:
-        """A dependency as a function of the request. Security schemes below it only document it, and are None."""
+        """Return a dependency as a function of the request. Security schemes below it only document it, and are
+        None."""
         call = dependant.call
         if call is None or _reads_parameters(dependant) or not all(map(_only_documents, dependant.dependencies)):
             raise TypeError(f"{self.path}: a dependency that needs more than the request")
@@ -404,6 +405,6 @@ def _only_documents(dependant: Dependant) -> bool:
 
 
 def _reads_parameters(dependant: Dependant) -> bool:
-    """True if FastAPI would have to read a part of the request for it."""
+    """Return True if FastAPI would have to read a part of the request for it."""
     kinds = ("path_params", "query_params", "header_params", "cookie_params", "body_params")
     return any(getattr(dependant, kind) for kind in kinds)

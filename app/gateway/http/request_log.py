@@ -128,7 +128,7 @@ def count_refusal(telemetry: Telemetry, status: int, reason: str) -> None:
 
 
 def route_of(scope: MutableMapping[str, Any]) -> str:
-    """The route's template, never the path itself: metric labels come from closed sets."""
+    """Return the route's template, never the path itself: metric labels come from closed sets."""
     return getattr(scope.get("route"), "path", UNMATCHED)
 
 

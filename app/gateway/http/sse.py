@@ -33,7 +33,7 @@ STREAM_HEADERS = [
 
 
 async def collect(context: GatewayContext, begun: Begun, receive: Receive) -> TurnEnd:
-    """The end of a turn that is not streamed; its permit is released.
+    """Return the end of a turn that is not streamed; its permit is released.
 
     Raises the error that it ended with, or `RunExpired` if it has no end `GatewayContext.grace` after its time limit.
     """
@@ -107,7 +107,7 @@ class Frames(Protocol):
     Python client takes each one for an event, of no data, once it has seen an `id:`."""
 
     def role(self) -> bytes:
-        """The opening event."""
+        """Return the opening event."""
         ...
 
     def said(self, said: AnswerPart) -> bytes:
@@ -115,15 +115,15 @@ class Frames(Protocol):
         ...
 
     def noted(self, noted: StepEvent) -> bytes:
-        """An event of the run, for a caller that asked for them."""
+        """Return an event of the run, for a caller that asked for them."""
         ...
 
     def ended(self, ended: TurnEnd) -> bytes:
-        """All events that follow the answer."""
+        """Return all events that follow the answer."""
         ...
 
     def failed(self, error: BatonError, ended: TurnEnd) -> bytes:
-        """The last event of a stream that failed after its first byte."""
+        """Return the last event of a stream that failed after its first byte."""
         ...
 
 

@@ -28,7 +28,7 @@ MAX_AGE: Final = 3_600
 
 
 def routes() -> APIRouter:
-    """The page and its assets; they are no part of the description."""
+    """Return the page and its assets; they are no part of the description."""
     router = APIRouter(include_in_schema=False)
 
     @router.get("/docs")

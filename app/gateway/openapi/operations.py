@@ -68,7 +68,7 @@ def replies(
     terminal: str = "",
     files: Sequence[str] = (),
 ) -> Responses:
-    """The `responses` of a route: its 200 with the headers of every reply, and the statuses of its errors.
+    """Return the `responses` of a route: its 200 with the headers of every reply, and the statuses of its errors.
 
     `bodies` are the models of an error's body. They are referred to by name, so they must be part of some schema of
     events: FastAPI would compile a validator for each status of each route when the service starts, 30 ms in all, and
@@ -96,7 +96,7 @@ def _one_of(models: Sequence[type[BaseModel]]) -> dict[str, Any]:
 
 
 def _stream(events: str, terminal: str) -> dict[str, Any]:
-    """A stream in the form that FastAPI gives its own: `itemSchema` describes one event (OpenAPI 3.2)."""
+    """Return a stream in the form that FastAPI gives its own: `itemSchema` describes one event (OpenAPI 3.2)."""
     content = {"$ref": REFERENCE + events}
     data: dict[str, Any] = {"type": "string", "contentMediaType": "application/json", "contentSchema": content}
     if terminal:
@@ -111,7 +111,7 @@ def _stream(events: str, terminal: str) -> dict[str, Any]:
 
 
 def body(name: str, *, example: Mapping[str, Any] | None = None, required: bool = True) -> dict[str, Any]:
-    """The `openapi_extra` of a POST route whose body has the schema of the given name."""
+    """Return the `openapi_extra` of a POST route whose body has the schema of the given name."""
     content: dict[str, Any] = {"schema": {"$ref": REFERENCE + name}}
     if example is not None:
         content["example"] = example
@@ -122,14 +122,15 @@ def body(name: str, *, example: Mapping[str, Any] | None = None, required: bool 
 
 
 def request_schema(model: type[BaseModel], name: str) -> dict[str, Any]:
-    """A request model's JSON schema. Its definitions are named `<name>.<class>`: wire formats share names of parts."""
+    """Return a request model's JSON schema. Its definitions are named `<name>.<class>`: wire formats share names of
+    parts."""
     schema = model.model_json_schema(ref_template=REFERENCE + name + ".{model}")
     definitions = schema.pop("$defs", {})
     return {**schema, "$defs": {f"{name}.{key}": value for key, value in definitions.items()}}
 
 
 def event_schema(events: Any) -> dict[str, Any]:
-    """The JSON schema of a stream's events; its definitions are named as those of replies."""
+    """Return the JSON schema of a stream's events; its definitions are named as those of replies."""
     return TypeAdapter(events).json_schema(ref_template=REFERENCE + "{model}", mode="serialization")
 
 
@@ -156,7 +157,7 @@ def complete(document: dict[str, Any], schemas: Schemas) -> dict[str, Any]:
 
 
 def _without_nulls(node: Any) -> Any:
-    """A schema without keywords that are null, such as `default`: FastAPI leaves them out of its own."""
+    """Return a schema without keywords that are null, such as `default`: FastAPI leaves them out of its own."""
     if isinstance(node, dict):
         return {key: _without_nulls(value) for key, value in node.items() if value is not None}
     if isinstance(node, list):

@@ -14,7 +14,7 @@ SERVICE: Final = {"object": "service", "name": "Baton", "api": "/v1", "docs": "/
 
 
 def routes() -> APIRouter:
-    """The route, for which nobody needs a key."""
+    """Return the route, for which nobody needs a key."""
     router = APIRouter(tags=["probes"])
 
     @router.get(

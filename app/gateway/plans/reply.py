@@ -21,7 +21,7 @@ from app.store.protocol import Disclosure, RunRow
 
 
 def summary(row: RunRow) -> dict[str, Any]:
-    """A plan as lists show it: without its texts."""
+    """Return a plan as lists show it: without its texts."""
     return {
         "id": plan_id(row.id),
         "object": "plan",
@@ -49,7 +49,8 @@ def whole(
     disclosed: Sequence[Disclosure],
     lists: bool,
 ) -> dict[str, Any]:
-    """A plan with one of its revisions in full. `disclosed` are the rows of the ledger that its making has added."""
+    """Return a plan with one of its revisions in full. `disclosed` are the rows of the ledger that its making has
+    added."""
     state = revision.state
     limits = limits_of(state.admitted.limits)
     written = as_lists(steps, state.admitted.pool) if lists else as_value(steps)
@@ -81,7 +82,7 @@ def whole(
 
 
 def question(task: Task) -> str:
-    """The texts of the caller's last message."""
+    """Return the texts of the caller's last message."""
     last = next((one for one in reversed(task.messages) if one.role == "user"), None)
     texts = [part.text for part in last.parts if isinstance(part, Text)] if last is not None else []
     return "\n".join(texts)
@@ -102,7 +103,7 @@ def _revision(one: Revision) -> dict[str, Any]:
 
 
 def planned_disclosures(catalog: Catalog, revision: Revision, steps: Sequence[Step]) -> list[dict[str, Any]]:
-    """The disclosures that a plan would cause, one for each step, in the words of the ledger of disclosures."""
+    """Return the disclosures that a plan would cause, one for each step, in the words of the ledger of disclosures."""
     state = revision.state
     base = state.proposal.base if state.proposal is not None else 0
     readings = Flow(state, catalog).readings
@@ -145,7 +146,7 @@ def _recipient(n: int, step: Step, worker: Worker | None, reading: Reading, plan
 
 
 def _others(pool: Sequence[Worker], chosen: str, reading: Reading) -> dict[str, Any]:
-    """The workers that may take over a step, and those that may not read what it reads."""
+    """Return the workers that may take over a step, and those that may not read what it reads."""
     reasons = {worker.name: exclusion(worker, reading) for worker in pool}
     return {
         "replacements": [name for name, reason in reasons.items() if not reason and name != chosen],

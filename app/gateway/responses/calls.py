@@ -13,7 +13,8 @@ from app.errors import InvalidRequest
 
 
 def paired(messages: Iterable[Message]) -> tuple[Message, ...]:
-    """The messages with each output right behind its call. Raises `InvalidRequest`, which names only ids of ours."""
+    """Return the messages with each output right behind its call. Raises `InvalidRequest`, which names only ids of
+    ours."""
     messages = tuple(messages)
     _check_order(messages)
     known = {call.id for message in messages for call in message.calls}
@@ -48,6 +49,6 @@ def _check_order(messages: Iterable[Message]) -> None:
 
 
 def unknown_call() -> InvalidRequest:
-    """The error for an output that answers no call before it."""
+    """Return the error for an output that answers no call before it."""
     said = "An output in the input answers no call of the conversation; send the call's item before it, too."
     return InvalidRequest(said, param="input", code="unknown_tool_call")

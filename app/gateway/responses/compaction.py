@@ -40,12 +40,13 @@ class CompactionRequest(ResponsesRequest):
 
 
 def read_request(body: Mapping[str, Any]) -> tuple[CompactionRequest, tuple[str, ...]]:
-    """The request, and the names of parameters that are ignored; raises `InvalidRequest` naming the field at fault."""
+    """Return the request, and the names of parameters that are ignored; raises `InvalidRequest` naming the field at
+    fault."""
     return checked(body, COMPACTION, CompactionRequest, omits_search=True)
 
 
 def task_of(request: ResponsesRequest, before: Sequence[Message]) -> Task:
-    """The task of the run that writes the notes; raises `InvalidRequest`.
+    """Return the task of the run that writes the notes; raises `InvalidRequest`.
 
     Calls get other ids than they had: a run that waits for their results is not to go on with them here.
     """
@@ -74,7 +75,7 @@ def _renamed(messages: Iterable[Message]) -> list[Message]:
 
 
 def compacted(of: Subject, ended: TurnEnd) -> bytes:
-    """A `response.compaction`: the user's messages, and the item that stands for everything else."""
+    """Return a `response.compaction`: the user's messages, and the item that stands for everything else."""
     run, conversation = of.state.run, of.task.messages[:-1]
     labels = sorted(of.state.admitted.labels)
     marks = {"baton": {"labels": labels}} if labels else {}

@@ -35,7 +35,8 @@ def encoded(notes: str) -> str:
 
 
 def message_of(item: CompactionItem, place: int) -> Message:
-    """The message that an item of the input stands for. Raises `InvalidRequest` for an item that Baton did not make."""
+    """Return the message that an item of the input stands for. Raises `InvalidRequest` for an item that Baton did not
+    make."""
     mark, text = item.encrypted_content[: len(MARK)], item.encrypted_content[len(MARK) :]
     try:
         notes = base64.b64decode(text, altchars=b"-_", validate=True).decode() if mark == MARK else None
@@ -51,5 +52,5 @@ def message_of(item: CompactionItem, place: int) -> Message:
 
 
 def is_notes(message: Message) -> bool:
-    """True if a message was made of an item, and is none of the user's own."""
+    """Return True if a message was made of an item, and is none of the user's own."""
     return message.role == "user" and message.text.startswith(PREFACE)

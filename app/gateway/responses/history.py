@@ -31,7 +31,7 @@ class StoredResponse:
 
 
 async def subject(store: ContentReads, state: RunState) -> Subject:
-    """The subject of the state's present turn. Raises `NotFound` if content was erased."""
+    """Return the subject of the state's present turn. Raises `NotFound` if content was erased."""
     texts = await texts_of(store, state.run, {state.admitted.task, state.turn.request})
     task = task_from_json(orjson.loads(texts[state.admitted.task]))
     asked = task_from_json(orjson.loads(texts[state.turn.request])) if state.turn.request else task
@@ -39,7 +39,7 @@ async def subject(store: ContentReads, state: RunState) -> Subject:
 
 
 async def conversation(store: ContentReads, stored: StoredResponse) -> tuple[Message, ...]:
-    """The visible messages up to the end of a response: without its instructions, which are not carried over."""
+    """Return the visible messages up to the end of a response: without its instructions, which are not carried over."""
     state, task = stored.subject.state, stored.subject.task
     messages = list(task.messages[1:] if stored.subject.instructions is not None else task.messages)
     for turn in range(state.turn.number):
@@ -51,7 +51,7 @@ async def conversation(store: ContentReads, stored: StoredResponse) -> tuple[Mes
 
 
 async def exchanged(store: ContentReads, state: RunState, turn: int) -> list[Message]:
-    """A turn's calls of the caller's tools, as one message, and what came back, under the caller's ids."""
+    """Return a turn's calls of the caller's tools, as one message, and what came back, under the caller's ids."""
     uses: list[tuple[StepState, Exchange]] = []
     for step in state.steps.values():
         uses += [(step, use) for use in step.exchanges if use.turn == turn]

@@ -230,7 +230,7 @@ AnyItem = (
 
 
 def conversation(items: Iterable[AnyItem]) -> tuple[Message, ...]:
-    """The messages that input items come to; references are resolved before. Raises `InvalidRequest`."""
+    """Return the messages that input items come to; references are resolved before. Raises `InvalidRequest`."""
     items = tuple(items)
     _check_outputs(items)
     return tuple(_joined(_messages(items)))
@@ -269,7 +269,8 @@ def _messages(items: Iterable[AnyItem]) -> Iterator[Message]:
 
 
 def _searched(item: SearchCallItem | SearchOutputItem) -> Iterator[Message]:
-    """A search by the caller's side. One that a server ran is over, and is left out; what it found is on offer."""
+    """Yield a search by the caller's side. One that a server ran is over, and is left out; what it found is on
+    offer."""
     if item.call_id is None or item.execution == "server":
         return
     if isinstance(item, SearchCallItem):
@@ -281,7 +282,7 @@ def _searched(item: SearchCallItem | SearchOutputItem) -> Iterator[Message]:
 
 
 def loaded(items: Iterable[AnyItem]) -> Iterator[Tool]:
-    """The tools that input items put on offer. Raises `InvalidRequest`."""
+    """Yield the tools that input items put on offer. Raises `InvalidRequest`."""
     for place, item in enumerate(items):
         if isinstance(item, SearchOutputItem | MoreTools):
             by = item.call_id if isinstance(item, SearchOutputItem) else None

@@ -14,7 +14,7 @@ from app.store.protocol import ContentReads
 
 
 async def page(store: ContentReads, of: Subject, filters: ItemFilters) -> dict[str, Any]:
-    """A list object; newest first unless `order=asc`."""
+    """Return a list object; newest first unless `order=asc`."""
     given = await _given(store, of)
     box = of.asked.toolbox
     kinds = {call.id: kind_of(box, call.name) for message in given for call in message.calls}
@@ -33,7 +33,7 @@ async def page(store: ContentReads, of: Subject, filters: ItemFilters) -> dict[s
 
 
 async def _given(store: ContentReads, of: Subject) -> list[Message]:
-    """The messages that the request added; results follow the message that called for them."""
+    """Return the messages that the request added; results follow the message that called for them."""
     turn = of.state.turn.number
     if turn:
         return await exchanged(store, of.state, turn - 1)
@@ -52,13 +52,13 @@ def _items(of: Subject, place: int, message: Message, kinds: Mapping[str, Kind])
 
 
 def message_item(name: str, message: Message) -> dict[str, Any]:
-    """A message of the input as an item; `name` is its id without the prefix."""
+    """Return a message of the input as an item; `name` is its id without the prefix."""
     head = {"id": f"msg_{name}", "type": "message", "status": "completed", "role": message.role}
     return head | {"content": [_part(part, message.role) for part in message.parts]}
 
 
 def _output(of: Subject, name: str, message: Message, kind: Kind) -> dict[str, Any]:
-    """The result of a call as an item; of a search, with the tools that it was the first to offer."""
+    """Return the result of a call as an item; of a search, with the tools that it was the first to offer."""
     fields = {"call_id": message.call_id, "status": "completed"}
     if kind == "search":
         found = spelled(tool for tool in of.asked.toolbox.tools if loaded_by(tool) == message.call_id)

@@ -31,7 +31,7 @@ Look = Callable[[str], Awaitable[StoredResponse]]
 
 
 async def resolved(store: TenantStore, request: ResponsesRequest, look: Look) -> ResponsesRequest:
-    """The request with each reference replaced by what it names; `NotFound` or `InvalidRequest`."""
+    """Return the request with each reference replaced by what it names; `NotFound` or `InvalidRequest`."""
     if isinstance(request.input, str) or not any(isinstance(item, ItemReference) for item in request.input):
         return request
     if sum(isinstance(item, ItemReference) for item in request.input) > MOST:
@@ -45,7 +45,7 @@ async def resolved(store: TenantStore, request: ResponsesRequest, look: Look) ->
 
 
 async def _named(store: TenantStore, name: str, place: int, found: dict[str, StoredResponse], look: Look) -> AnyItem:
-    """A message of an output, a call of one, or the search before it."""
+    """Return a message of an output, a call of one, or the search before it."""
     try:
         call = name.partition("_")[2] if name.startswith(CALLS) else None
         response = await _caller(store, call) if call is not None else name.replace("msg_", "resp_", 1)
@@ -71,7 +71,7 @@ async def _named(store: TenantStore, name: str, place: int, found: dict[str, Sto
 
 
 def _again(name: str, call: ToolCall, search: list[dict[str, Any]]) -> AnyItem:
-    """A call, or a part of the hosted search before it."""
+    """Return a call, or a part of the hosted search before it."""
     for item in search:
         if item["id"] == name:
             kind = SearchCallItem if item["type"] == "tool_search_call" else SearchOutputItem
@@ -80,7 +80,7 @@ def _again(name: str, call: ToolCall, search: list[dict[str, Any]]) -> AnyItem:
 
 
 async def _caller(store: TenantStore, call: str) -> str:
-    """The response that made a call; `NotFound`."""
+    """Return the response that made a call; `NotFound`."""
     run = run_of(call)
     if run is None:
         raise NotFound()

@@ -73,12 +73,12 @@ class Subject:
 
 
 def whole(of: Subject, ended: TurnEnd | None) -> bytes:
-    """The response object: as it ended, or, with None, under way."""
+    """Return the response object: as it ended, or, with None, under way."""
     return orjson.dumps(document(of, ended))
 
 
 def document(of: Subject, ended: TurnEnd | None) -> dict[str, Any]:
-    """The response object as JSON values."""
+    """Return the response object as JSON values."""
     state, wire = of.state, of.state.turn.wire
     status = status_of(of, ended)
     turn, echoed = state.turn.number, of.asked.echoed
@@ -143,7 +143,7 @@ def status_of(of: Subject, ended: TurnEnd | None) -> str:
 
 
 def items(of: Subject, ended: TurnEnd, status: str) -> list[dict[str, Any]]:
-    """The output: the message, if anything was said, then the calls, behind what has found their tools."""
+    """Return the output: the message, if anything was said, then the calls, behind what has found their tools."""
     found: list[dict[str, Any]] = []
     if ended.state.state == "awaiting_approval":
         return found
@@ -157,18 +157,18 @@ def items(of: Subject, ended: TurnEnd, status: str) -> list[dict[str, Any]]:
 
 
 def message_item(of: Subject, content: list[dict[str, Any]], status: str, phase: str | None) -> dict[str, Any]:
-    """The assistant's message. The `phase` is None while calls of tools may still follow the text."""
+    """Return the assistant's message. The `phase` is None while calls of tools may still follow the text."""
     head = {"id": message_id(of), "type": "message", "status": status, "role": "assistant"}
     return head | {"content": content, "phase": phase}
 
 
 def message_id(of: Subject) -> str:
-    """The id of the message of a response."""
+    """Return the id of the message of a response."""
     return of.id.replace("resp_", "msg_", 1)
 
 
 def usage_of(bill: Bill) -> dict[str, Any]:
-    """The visible tokens, and those of the orchestration apart (DESIGN §6)."""
+    """Return the visible tokens, and those of the orchestration apart (DESIGN §6)."""
     seen, rest = bill.visible, bill.orchestration
     return {
         "input_tokens": seen.input,
@@ -194,7 +194,8 @@ def _part(text: str, logprobs: Any, refusal: bool) -> dict[str, Any]:
 
 
 def _token(one: Mapping[str, Any]) -> dict[str, Any]:
-    """A token of the whole part: each has its bytes, which a worker of this format does not send while it streams."""
+    """Return a token of the whole part: each has its bytes, which a worker of this format does not send while it
+    streams."""
     return _spelled(one) | {"top_logprobs": list(map(_spelled, one["top_logprobs"]))}
 
 
@@ -219,8 +220,8 @@ def _error(ended: TurnEnd | None) -> dict[str, Any] | None:
 
 
 def _code(error: BatonError) -> str:
-    """The code of a response's error; clients compact a conversation on `context_length_exceeded`, and send a request
-    again on `rate_limit_exceeded`, which would spend a budget once more."""
+    """Return the code of a response's error; clients compact a conversation on `context_length_exceeded`, and send a
+    request again on `rate_limit_exceeded`, which would spend a budget once more."""
     if isinstance(error, RunTooLong):
         return RunTooLong.code
     if isinstance(error, RunRefused):
@@ -288,11 +289,11 @@ class Events:
         return frames
 
     def noted(self, noted: StepEvent) -> bytes:
-        """A step's event, as a comment: clients check the types of events."""
+        """Return a step's event, as a comment: clients check the types of events."""
         return b": baton " + orjson.dumps({"event": noted.kind, **noted.body}) + b"\n\n"
 
     def ended(self, ended: TurnEnd) -> bytes:
-        """All events that were not sent yet, and the end. While a plan waits for an approval that is
+        """Return all events that were not sent yet, and the end. While a plan waits for an approval that is
         `response.queued`, with the number of the event before it, behind which the stream goes on once it is
         approved."""
         if ended.state.state == "awaiting_approval":
@@ -313,8 +314,8 @@ class Events:
         return frames
 
     def failed(self, error: BatonError, ended: TurnEnd) -> bytes:
-        """The end of a run that failed, or of a stream that is broken. No journal says how much text of a failed run
-        was sent, so its end comes behind any event that the caller names."""
+        """Return the end of a run that failed, or of a stream that is broken. No journal says how much text of a failed
+        run was sent, so its end comes behind any event that the caller names."""
         if ended.state.ended and ended.state.state != "succeeded":
             number = max(self._at, self._after - self._base) + 1
             return self._event("response.failed", number, response=document(self._of_end(ended), ended))
@@ -348,7 +349,7 @@ class Events:
         return "refusal" if self._refused else "output_text"
 
     def _place(self) -> dict[str, Any]:
-        """The place of the message's part; the message comes first."""
+        """Return the place of the message's part; the message comes first."""
         return {"item_id": message_id(self._of), "output_index": 0, "content_index": 0}
 
     def _end_block(self, logprobs: Any = None, status: str = "completed", phase: str = COMMENTARY) -> bytes:
@@ -406,7 +407,7 @@ class Events:
         return done + self._event("response.output_item.done", self._at + 1, output_index=self._index, item=item)
 
     def _event(self, kind: str, number: int, **fields: object) -> bytes:
-        """One frame, or nothing if the caller has received it before."""
+        """Return one frame, or nothing if the caller has received it before."""
         self._at, at = number, self._base + number
         if at <= self._after:
             return b""

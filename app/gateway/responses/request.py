@@ -119,7 +119,8 @@ Read = TypeVar("Read", bound=ResponsesRequest)
 
 
 def read_request(body: Mapping[str, Any], *, omits_search: bool = True) -> tuple[ResponsesRequest, tuple[str, ...]]:
-    """The request, and the names of parameters that are ignored; raises `InvalidRequest` naming the field at fault.
+    """Return the request, and the names of parameters that are ignored; raises `InvalidRequest` naming the field at
+    fault.
 
     `omits_search` is false where a web search with access to the web is refused instead of left out.
     """
@@ -132,7 +133,8 @@ def read_request(body: Mapping[str, Any], *, omits_search: bool = True) -> tuple
 def checked(
     body: Mapping[str, Any], table: Mapping[str, Parameter], model: type[Read], *, omits_search: bool
 ) -> tuple[Read, tuple[str, ...]]:
-    """The fields of a body that `table` lets be read, and the names of those that are ignored, as `read_request`."""
+    """Return the fields of a body that `table` lets be read, and the names of those that are ignored, as
+    `read_request`."""
     given = {name: value for name, value in body.items() if value is not None}
     for name in given:
         if name not in table:
@@ -150,7 +152,7 @@ def checked(
 
 
 def _offers(given: Mapping[str, Any]) -> Iterator[tuple[list[object], str]]:
-    """The lists of tools in a request that has not been validated, each with its place."""
+    """Yield the lists of tools in a request that has not been validated, each with its place."""
     items = given.get("input")
     listed = [(given.get("tools"), "tools")]
     for place, item in enumerate(items if isinstance(items, list) else ()):
@@ -162,7 +164,8 @@ def _offers(given: Mapping[str, Any]) -> Iterator[tuple[list[object], str]]:
 
 
 def task_of(request: ResponsesRequest, before: tuple[Message, ...], loaded_before: Iterable[Tool] = ()) -> Task:
-    """The task: instructions, the conversation before with the tools that it put on offer, and what this request adds.
+    """Return the task: instructions, the conversation before with the tools that it put on offer, and what this request
+    adds.
 
     Raises `InvalidRequest`.
     """
@@ -183,14 +186,15 @@ def task_of(request: ResponsesRequest, before: tuple[Message, ...], loaded_befor
 
 
 def given(request: ResponsesRequest) -> tuple[Message, ...]:
-    """The messages that this request adds to the conversation."""
+    """Return the messages that this request adds to the conversation."""
     if isinstance(request.input, str):
         return (Message("user", (Text(request.input),)),)
     return conversation(request.input)
 
 
 def _echoed(request: ResponsesRequest) -> dict[str, Any]:
-    """The parameters of `ECHOED` that the request has, and what of the others the task does not keep as it was sent.
+    """Return the parameters of `ECHOED` that the request has, and what of the others the task does not keep as it was
+    sent.
 
     A turn that brings tool results keeps neither the user nor the metadata, a task without tools nothing about them.
     """

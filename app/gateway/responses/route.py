@@ -58,7 +58,7 @@ ResponseId = Annotated[str, Path(alias="response", description="The response's i
 
 
 def routes(context: GatewayContext, keys: Keys, idempotency: Idempotency) -> APIRouter:
-    """Every route under /v1/responses."""
+    """Return every route under /v1/responses."""
     router = APIRouter(prefix="/v1/responses", tags=["responses"])
     _begins(router, context, keys, idempotency)
     _compacts(router, context, keys, idempotency)
@@ -108,7 +108,7 @@ def _compacts(router: APIRouter, context: GatewayContext, keys: Keys, idempotenc
         caller: Annotated[Caller, keys.needs("runs:write")],
         body: Annotated[dict[str, object], json_body(context.bounds)],
     ) -> Response:
-        """The messages of the user, and one item with notes of everything else: the next request's `input`."""
+        """Return the messages of the user, and one item with notes of everything else: the next request's `input`."""
         asked, ignored = compaction.read_request(body)
         before = await _before(context, asked, caller)
         found = await resolved(
@@ -320,12 +320,12 @@ def _order(
 
 
 def _found(before: StoredResponse) -> list[Tool]:
-    """The tools that a response leaves on offer."""
+    """Return the tools that a response leaves on offer."""
     return found_by(before.subject.asked.toolbox, before.ended.calls if before.ended is not None else ())
 
 
 async def to_order(context: GatewayContext, caller: Caller, body: dict[str, Any]) -> Order:
-    """The order of a run for a request. Raises `InvalidRequest` and `NotFound`."""
+    """Return the order of a run for a request. Raises `InvalidRequest` and `NotFound`."""
     asked, ignored = read_request(body, omits_search=context.omits_search)
     before = await _before(context, asked, caller)
     return _order(context, await _resolved(context, asked, caller), ignored, before, caller)
@@ -334,7 +334,7 @@ async def to_order(context: GatewayContext, caller: Caller, body: dict[str, Any]
 async def answered(
     context: GatewayContext, request: Request, begun: Begun, *, streams: bool, background: bool
 ) -> Response:
-    """The reply of a run: as a stream, in the background, or whole."""
+    """Return the reply of a run: as a stream, in the background, or whole."""
     of = await subject(context.store, begun.driven.state)
     if streams:
         try:
@@ -353,13 +353,13 @@ async def answered(
 
 
 async def _resolved(context: GatewayContext, asked: ResponsesRequest, caller: Caller) -> ResponsesRequest:
-    """The request with each reference to an item replaced by what it names."""
+    """Return the request with each reference to an item replaced by what it names."""
     store = context.store.of_tenant(caller.tenant)
     return await resolved(store, asked, lambda response: _stored(context, response, caller))
 
 
 async def _stored(context: GatewayContext, response: str, caller: Caller) -> StoredResponse:
-    """A response that this caller may read: one that its key began, or with `audit:read` any of its tenant's.
+    """Return a response that this caller may read: one that its key began, or with `audit:read` any of its tenant's.
     `NotFound`."""
     found, row = await _of_tenant(context, response, caller)
     if row.key != caller.key.id and not caller.may("audit:read"):
@@ -369,7 +369,7 @@ async def _stored(context: GatewayContext, response: str, caller: Caller) -> Sto
 
 
 async def _of_tenant(context: GatewayContext, response: str, caller: Caller) -> tuple[StoredResponse, RunRow]:
-    """A response of this caller's tenant that may be retrieved, and the row of its run; `NotFound`."""
+    """Return a response of this caller's tenant that may be retrieved, and the row of its run; `NotFound`."""
     parsed = reply.parse_id(response)
     if parsed is None:
         raise NotFound(GONE)
@@ -396,7 +396,7 @@ async def _present(context: GatewayContext, response: str, caller: Caller) -> by
 
 
 async def _before(context: GatewayContext, asked: ResponsesRequest, caller: Caller) -> StoredResponse | None:
-    """The response that this one follows, with the conversation that it leaves behind."""
+    """Return the response that this one follows, with the conversation that it leaves behind."""
     previous = asked.previous_response_id
     if previous is None:
         return None
@@ -417,7 +417,8 @@ async def _before(context: GatewayContext, asked: ResponsesRequest, caller: Call
 
 
 def _from_the_start(_after: int) -> Position:
-    """The start of the run: the events behind the text repeat all of it, so their writer must have received it."""
+    """Return the start of the run: the events behind the text repeat all of it, so their writer must have received
+    it."""
     return Position()
 
 

@@ -36,7 +36,8 @@ class ToolSearch(WireModel):
 
 
 def on_offer(tools: Sequence[Tool], searches: Sequence[ToolSearch], loaded: Iterable[Tool], most: int) -> list[Tool]:
-    """The tools that a worker is offered: the request's own, whose definitions count, and those that were `loaded`.
+    """Return the tools that a worker is offered: the request's own, whose definitions count, and those that were
+    `loaded`.
 
     Where all would be more than `most`, those that were loaded first give way. Raises `InvalidRequest`.
     """
@@ -61,29 +62,30 @@ def on_offer(tools: Sequence[Tool], searches: Sequence[ToolSearch], loaded: Iter
 
 
 def _marked(tool: Tool, found: Mapping[str, Tool]) -> Tool:
-    """The tool; if it is deferred and was found, with the search that found it."""
+    """Return the tool; if it is deferred and was found, with the search that found it."""
     if tool.name not in found or "deferred" not in (tool.spelling or {}):
         return tool
     return replace(tool, spelling={**(tool.spelling or {}), "loaded": loaded_by(found[tool.name]), "asked": True})
 
 
 def load(tool: Tool, call_id: str) -> Tool:
-    """A tool that was put on offer by the output of a call; or, without one, otherwise."""
+    """Return a tool that was put on offer by the output of a call; or, without one, otherwise."""
     return replace(tool, spelling={**(tool.spelling or {}), "loaded": call_id})
 
 
 def loaded_by(tool: Tool) -> str | None:
-    """The call whose output put it on offer; empty if none did, None for a tool that was not loaded."""
+    """Return the call whose output put it on offer; empty if none did, None for a tool that was not loaded."""
     return (tool.spelling or {}).get("loaded")
 
 
 def is_hidden(tool: Tool) -> bool:
-    """True if a tool is offered to workers though no search that the caller knows of has found it."""
+    """Return True if a tool is offered to workers though no search that the caller knows of has found it."""
     return "deferred" in (tool.spelling or {}) and loaded_by(tool) is None
 
 
 def hosted(tool: Tool, call_id: str, spelled: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """A search that has found a tool for a call, and its output, as items; `spelled` is the tool as the caller does."""
+    """Return a search that has found a tool for a call, and its output, as items; `spelled` is the tool as the caller
+    does."""
     completed = {"status": "completed", "execution": "server", "call_id": None}
     called = {
         "id": f"tsc_{call_id}",
@@ -101,12 +103,12 @@ def begun(item: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def of_request(tool: Tool) -> bool:
-    """True if a tool is one of the request's own."""
+    """Return True if a tool is one of the request's own."""
     return loaded_by(tool) is None or "asked" in (tool.spelling or {})
 
 
 def as_function(search: ToolSearch, deferred: Sequence[Tool]) -> Tool:
-    """A search by the caller's side. Unless the request says what it takes, it takes names, as OpenAI's does."""
+    """Return a search by the caller's side. Unless the request says what it takes, it takes names, as OpenAI's does."""
     known = dict(_surface(tool) for tool in deferred)
     listed = "".join(f"\n- {name}: {about[:SHOWN]}" for name, about in known.items())
     description = (search.description or OFFERS) + (f"\n\nIt can find:{listed}" if listed else "")
@@ -115,7 +117,7 @@ def as_function(search: ToolSearch, deferred: Sequence[Tool]) -> Tool:
 
 
 def _surface(tool: Tool) -> tuple[str, str]:
-    """The name by which a deferred tool is found (its own or its namespace's), and its description."""
+    """Return the name by which a deferred tool is found (its own or its namespace's), and its description."""
     spelling = tool.spelling or {}
     if "namespace" in spelling:
         return spelling["namespace"], spelling["about"] or ""
@@ -129,14 +131,14 @@ def _paths(known: list[str]) -> dict[str, Any]:
 
 
 def arguments_of(given: object) -> str:
-    """The arguments of an earlier call, as a worker would have written them."""
+    """Return the arguments of an earlier call, as a worker would have written them."""
     if isinstance(given, str):
         return given
     return json.dumps(given)
 
 
 def arguments_in(text: str) -> object:
-    """The arguments of a call as its item has them; of one that has only begun, none."""
+    """Return the arguments of a call as its item has them; of one that has only begun, none."""
     try:
         return orjson.loads(text) if text else {}
     except ValueError:  # what replies cannot hold, such as half of a surrogate pair, is passed on as it was written
@@ -144,7 +146,7 @@ def arguments_in(text: str) -> object:
 
 
 def outcome(names: Sequence[str]) -> str:
-    """The result of a search for the worker, whose tools include those that were found."""
+    """Return the result of a search for the worker, whose tools include those that were found."""
     if not names:
         return "No tool was found."
     return f"These tools are on offer now: {', '.join(names)}."

@@ -162,14 +162,14 @@ def check_search(tools: Iterable[object], param: str, *, omitted: bool) -> None:
 
 
 def left_out(tools: Iterable[AnyTool]) -> tuple[str, ...]:
-    """The names of the tools that are noted as ignored."""
+    """Return the names of the tools that are noted as ignored."""
     if not any(isinstance(tool, WebSearch) for tool in tools):
         return ()
     return ("tools.web_search",)
 
 
 def flat(namespace: str | None, name: str) -> str:
-    """The name of a namespace's tool for workers; it depends on the two names alone.
+    """Return the name of a namespace's tool for workers; it depends on the two names alone.
 
     OpenAI has a function that a search has found in a namespace of its own name.
     """
@@ -182,7 +182,8 @@ def flat(namespace: str | None, name: str) -> str:
 
 
 def toolbox_of(asked: Sequence[AnyTool], choice: Choice | None, parallel: bool, loaded: Iterable[Tool] = ()) -> Toolbox:
-    """The functions of a request and how they are to be used; `loaded` are those that its conversation put on offer.
+    """Return the functions of a request and how they are to be used; `loaded` are those that its conversation put on
+    offer.
 
     Raises `InvalidRequest` naming the field at fault.
     """
@@ -230,7 +231,7 @@ def functions(asked: Iterable[AnyTool], param: str) -> Iterator[Tool]:
 
 
 def _function(tool: FunctionTool | CustomTool, param: str) -> Tool:
-    """The tool for workers. Without `strict`, a function is strict if its schema allows that, as with OpenAI."""
+    """Return the tool for workers. Without `strict`, a function is strict if its schema allows that, as with OpenAI."""
     said = tool.description or ""
     if isinstance(tool, CustomTool):
         grammar = (tool.format.syntax, tool.format.definition) if isinstance(tool.format, Grammar) else None
@@ -251,7 +252,7 @@ def _checked(parameters: dict[str, Any] | None, param: str) -> None:
 
 
 def names_of(tools: Iterable[FunctionTool | CustomTool | Namespace]) -> list[str]:
-    """The names of tools for workers."""
+    """Return the names of tools for workers."""
     names: list[str] = []
     for tool in tools:
         if isinstance(tool, Namespace):
@@ -301,7 +302,7 @@ def chosen(toolbox: Toolbox) -> object:
 
 
 def kind_of(toolbox: Toolbox, name: str) -> Kind:
-    """The kind of the caller's tool that a function stands for."""
+    """Return the kind of the caller's tool that a function stands for."""
     spelling = _spelling(toolbox, name)
     if "search" in spelling:
         return "search"
@@ -311,7 +312,7 @@ def kind_of(toolbox: Toolbox, name: str) -> Kind:
 
 
 def call_item(toolbox: Toolbox, call: ToolCall, status: str) -> dict[str, Any]:
-    """A call as an item of the output; `arguments` need not be whole yet."""
+    """Return a call as an item of the output; `arguments` need not be whole yet."""
     spelling, kind = _spelling(toolbox, call.name), kind_of(toolbox, call.name)
     head = {"id": item_id(toolbox, call), "type": TYPES[kind], "call_id": call.id}
     if kind == "search":
@@ -328,7 +329,8 @@ def call_item(toolbox: Toolbox, call: ToolCall, status: str) -> dict[str, Any]:
 
 
 def searched(toolbox: Toolbox, call: ToolCall, before: Iterable[ToolCall]) -> list[dict[str, Any]]:
-    """The items of a hosted search that stand before a call: of each tool, before the first of a reply's calls."""
+    """Return the items of a hosted search that stand before a call: of each tool, before the first of a reply's
+    calls."""
     tool = next((tool for tool in toolbox.tools if tool.name == call.name), None)
     if tool is None or not is_hidden(tool) or any(one.name == call.name for one in before):
         return []
@@ -336,7 +338,8 @@ def searched(toolbox: Toolbox, call: ToolCall, before: Iterable[ToolCall]) -> li
 
 
 def found_by(toolbox: Toolbox, calls: Iterable[ToolCall]) -> list[Tool]:
-    """The tools that are on offer from a response on: those that were loaded before, and those that its calls named."""
+    """Return the tools that are on offer from a response on: those that were loaded before, and those that its calls
+    named."""
     called = {call.name for call in calls}
     hidden = [load(tool, "") for tool in toolbox.tools if is_hidden(tool) and tool.name in called]
     return [*(tool for tool in toolbox.tools if loaded_by(tool) is not None), *hidden]

@@ -52,7 +52,7 @@ async def stop_with_copies(store: TenantStore, queue: StepQueue, row: RunRow, no
 
 
 async def copies(store: TenantStore, run: str) -> list[RunRow]:
-    """The shadows and replays of a run, and theirs: all have its request."""
+    """Return the shadows and replays of a run, and theirs: all have its request."""
     found: list[RunRow] = []
     origins = [run]
     while origins:
@@ -64,7 +64,7 @@ async def copies(store: TenantStore, run: str) -> list[RunRow]:
 
 
 async def settled(store: TenantStore, row: RunRow, patience: float) -> RunRow:
-    """The run's row once it has ended, or as it is when patience ends (seconds)."""
+    """Return the run's row once it has ended, or as it is when patience ends (seconds)."""
     with suppress(TimeoutError):
         async with asyncio.timeout(patience):
             while row.ended_at is None:

@@ -28,7 +28,7 @@ from app.gateway.chat.tools import wire_calls
 
 
 def turns(state: RunState, events: Sequence[Event]) -> list[dict[str, Any]]:
-    """One record for each of the caller's requests, with what that turn used."""
+    """Return one record for each of the caller's requests, with what that turn used."""
     shown = [_begun(state.run, 0, events[0].at, state.admitted)]
     for event in events:
         fact = event.fact
@@ -64,7 +64,7 @@ def _used(at: float | None, usage: Usage, usd: int) -> dict[str, Any]:
 
 
 def exchanges(step: StepState, events: Sequence[Event]) -> list[dict[str, Any]]:
-    """Each use of tools by a step, with its calls and the times of the calls and of their results."""
+    """Return each use of tools by a step, with its calls and the times of the calls and of their results."""
     if not step.exchanges:
         return []
     asked = [(at, fact) for at, fact in dated(events, StepAwaitingTool) if fact.n == step.n]
@@ -79,8 +79,8 @@ def exchanges(step: StepState, events: Sequence[Event]) -> list[dict[str, Any]]:
 
 
 def without_ids(run: dict[str, Any], waiting: Collection[str]) -> dict[str, Any]:
-    """The record of a run without the ids of the calls that wait: whoever sends results under them goes on with the run
-    and receives its answer."""
+    """Return the record of a run without the ids of the calls that wait: whoever sends results under them goes on with
+    the run and receives its answer."""
     for step in run["steps"]:
         for use in step["exchanges"]:
             use["calls"] = _without_ids(use["calls"], waiting)
@@ -88,7 +88,7 @@ def without_ids(run: dict[str, Any], waiting: Collection[str]) -> dict[str, Any]
 
 
 def event_without_ids(body: Mapping[str, Any], waiting: Collection[str]) -> Mapping[str, Any]:
-    """The body of a `step.awaiting_tool` without these ids."""
+    """Return the body of a `step.awaiting_tool` without these ids."""
     return {**body, "calls": _without_ids(body["calls"], waiting)}
 
 
@@ -97,7 +97,7 @@ def _without_ids(calls: Sequence[Mapping[str, Any]], waiting: Collection[str]) -
 
 
 def refs(step: StepState) -> set[str]:
-    """The content that `full` wants."""
+    """Return the content that `full` wants."""
     return {ref for one in step.exchanges for ref in (one.said, one.results)} - {""}
 
 
@@ -115,7 +115,7 @@ def full(step: StepState, events: Sequence[Event], texts: Mapping[str, str]) -> 
 
 
 def message(one: Message) -> dict[str, Any]:
-    """A message as OpenAI writes it, with what its provider wants back with it."""
+    """Return a message as OpenAI writes it, with what its provider wants back with it."""
     shown: dict[str, Any] = {"role": one.role, "content": [_part(part) for part in one.parts]}
     if one.calls:
         shown["tool_calls"] = wire_calls(one.calls)

@@ -43,7 +43,7 @@ class Histories:
         self._known: OrderedDict[str, tuple[float, History]] = OrderedDict()
 
     async def of(self, tenant: str) -> History:
-        """The history of a tenant."""
+        """Return the history of a tenant."""
         now = self._context.tick()
         until, known = self._known.get(tenant, (0.0, History(())))
         if now < until:
@@ -63,7 +63,7 @@ async def read_history(store: TenantStore, tenant: str) -> History:
 
 
 def of_plan(catalog: Catalog, task: Task, steps: Sequence[Step], limits: Limits, history: History) -> Forecast | None:
-    """The forecast of a plan; None if a worker of it has left the pool file."""
+    """Return the forecast of a plan; None if a worker of it has left the pool file."""
     if any(step.worker not in catalog.workers for step in steps):
         return None
     return forecast([_planned(catalog, task, steps, place, limits) for place in range(len(steps))], limits, history)
@@ -72,7 +72,8 @@ def of_plan(catalog: Catalog, task: Task, steps: Sequence[Step], limits: Limits,
 async def of_proposal(
     catalog: Catalog, store: TenantStore, state: RunState, proposal: Proposal, history: History
 ) -> Forecast | None:
-    """The forecast of a run's plan; None where a text of it was erased, or if a worker has left the pool file."""
+    """Return the forecast of a run's plan; None where a text of it was erased, or if a worker has left the pool
+    file."""
     among, admitted = state.steps_of(proposal), state.admitted
     try:
         task = await task_of(store, state.run, admitted.task)
@@ -100,7 +101,7 @@ def _planned(catalog: Catalog, task: Task, steps: Sequence[Step], place: int, li
 
 
 def _bytes(task: Task, steps: Sequence[Step], place: int) -> int:
-    """The bytes of a step's messages as they would be sent, without what earlier steps will have written."""
+    """Return the bytes of a step's messages as they would be sent, without what earlier steps will have written."""
     step = steps[place]
     seen = [EarlierStep(n, steps[n].subtask, "?") for n in step.access.steps]
     size = _size(compose(task if step.access.user else None, step.subtask, seen)) - len(seen)
@@ -119,7 +120,7 @@ def _size(messages: Sequence[Message]) -> int:
 
 
 def estimate(made: Forecast | None) -> dict[str, Any] | None:
-    """A forecast in dollars and seconds; None where there is none."""
+    """Return a forecast in dollars and seconds; None where there is none."""
     if made is None:
         return None
     return {

@@ -73,8 +73,8 @@ async def frames(
     after: int,
     shown: Callable[[RunState, Sequence[Event]], Sequence[Mapping[str, Any]]],
 ) -> AsyncGenerator[bytes]:
-    """The frames of a stream of the events behind number `after`, until the run has ended. `events` is the journal as
-    far as it was read; `shown` turns events into JSON by the run's state behind them."""
+    """Yield the frames of a stream of the events behind number `after`, until the run has ended. `events` is the
+    journal as far as it was read; `shown` turns events into JSON by the run's state behind them."""
     run = events[0].run
     watch.begin(run)
     try:
@@ -106,7 +106,7 @@ async def _followed(
 
 
 def _is_over(state: RunState) -> bool:
-    """True if the journal gets no further event."""
+    """Return True if the journal gets no further event."""
     return state.ended and not state.open_calls
 
 

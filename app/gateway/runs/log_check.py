@@ -18,7 +18,7 @@ Earlier = tuple[int, bytes]
 
 
 async def check(log: TransparencyLog, earlier: Earlier | None) -> dict[str, Any]:
-    """The findings as JSON has them. Raises `NotFound` where there is no checkpoint, and `StoreUnavailable`."""
+    """Return the findings as JSON has them. Raises `NotFound` where there is no checkpoint, and `StoreUnavailable`."""
     state = await log.state()
     if state.checkpoint is None:
         raise NotFound("The log has no checkpoint yet.")
@@ -43,7 +43,7 @@ async def check(log: TransparencyLog, earlier: Earlier | None) -> dict[str, Any]
 
 
 def _goes_on(earlier: Earlier, newest: Earlier, node: Node) -> bool:
-    """True if the earlier log is the beginning of the newest."""
+    """Return True if the earlier log is the beginning of the newest."""
     if earlier[0] > newest[0]:
         return False
     proof = consistency_proof(earlier[0], newest[0], node)
@@ -51,7 +51,7 @@ def _goes_on(earlier: Earlier, newest: Earlier, node: Node) -> bool:
 
 
 async def _nodes(log: TransparencyLog, size: int, earlier: Earlier | None) -> Node:
-    """The reader of the nodes that the check needs."""
+    """Return the reader of the nodes that the check needs."""
 
     def read(node: Node) -> None:
         range_root(0, size, node)

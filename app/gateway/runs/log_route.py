@@ -37,7 +37,7 @@ TilePath = Annotated[
 
 
 def routes(context: GatewayContext, keys: Keys) -> APIRouter:
-    """The routes of the log."""
+    """Return the routes of the log."""
     router = APIRouter(prefix="/v1/log", tags=["log"])
     reader = Annotated[Caller, keys.needs("audit:read")]
 
@@ -95,7 +95,7 @@ def routes(context: GatewayContext, keys: Keys) -> APIRouter:
 
 
 async def _body(log: TransparencyLog, tile: Tile) -> bytes:
-    """The bytes of a tile or bundle of exactly this width. Raises `NotFound`."""
+    """Return the bytes of a tile or bundle of exactly this width. Raises `NotFound`."""
     if tile.level is None:
         entries = (await log.entries(tile.number))[: tile.width]
         found, body = len(entries), bundle(entries)
@@ -109,7 +109,7 @@ async def _body(log: TransparencyLog, tile: Tile) -> bytes:
 
 
 def proof_of_run(run: str, events: int, proof: Proof) -> dict[str, Any]:
-    """The JSON of `GET /v1/runs/{run}/proof`. `events` is the number of the run's events."""
+    """Return the JSON of `GET /v1/runs/{run}/proof`. `events` is the number of the run's events."""
     leaves = [_proven(one) for one in proof.leaves]
     return {"object": "run.proof", "run": run, "events": events, "checkpoint": proof.checkpoint, "leaves": leaves}
 

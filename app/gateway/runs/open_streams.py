@@ -44,7 +44,7 @@ class OpenStreams:
     def begin(
         self, request: Request, caller: Caller, frames: AsyncGenerator[bytes], seconds: float | None
     ) -> "OpenStream":
-        """The reply that writes these frames for at most so many `seconds`; None: without an end of its own.
+        """Return the reply that writes these frames for at most so many `seconds`; None: without an end of its own.
 
         Raises `Overloaded` if the process has too many streams, `OverQuota` if the key has."""
         if self._open.total() >= MOST:

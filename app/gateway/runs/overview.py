@@ -49,7 +49,7 @@ def _bucket(period: Period, number: int, groups: Iterable[RunGroup], seconds: Se
 
 
 def sums(groups: Iterable[RunGroup]) -> Json:
-    """The sums over groups of runs. `success_rate` is that of the runs that have ended; null without any."""
+    """Return the sums over groups of runs. `success_rate` is that of the runs that have ended; null without any."""
     some = list(groups)
     ended = sum(one.runs for one in some if one.state in ENDED)
     succeeded = sum(one.runs for one in some if one.state == "succeeded")
@@ -65,7 +65,7 @@ def sums(groups: Iterable[RunGroup]) -> Json:
 
 
 def _grouped(groups: Iterable[RunGroup], name: Callable[[RunGroup], str]) -> list[tuple[str, list[RunGroup]]]:
-    """The groups by name, those of the most runs first."""
+    """Return the groups by name, those of the most runs first."""
     found: defaultdict[str, list[RunGroup]] = defaultdict(list)
     for one in groups:
         found[name(one)].append(one)
@@ -82,7 +82,7 @@ def _failures(groups: Iterable[RunGroup]) -> list[Json]:
 
 
 def percentiles(values: Sequence[float]) -> Json:
-    """The nearest-rank percentiles of some values, and how many there are; null without any."""
+    """Return the nearest-rank percentiles of some values, and how many there are; null without any."""
     ordered = sorted(values)
     found: Json = {"count": len(ordered)}
     for name, rank in PERCENTILES.items():
@@ -91,7 +91,7 @@ def percentiles(values: Sequence[float]) -> Json:
 
 
 def workers_of(found: RunFigures, prices: Mapping[str, Price]) -> list[Json]:
-    """Each worker's calls with their share, how many went well, and about what they cost at present prices."""
+    """Return each worker's calls with their share, how many went well, and about what they cost at present prices."""
     ratings = {worker: (runs, passed) for worker, runs, passed in found.ratings}
     by_worker: defaultdict[str, list[CallGroup]] = defaultdict(list)
     for one in found.calls:

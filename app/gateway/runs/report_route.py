@@ -34,7 +34,7 @@ TOO_LARGE: Final = (
 
 
 def routes(context: GatewayContext, keys: Keys) -> APIRouter:
-    """The route of reports."""
+    """Return the route of reports."""
     router = APIRouter(prefix="/v1/reports", tags=["runs"])
     reader = Annotated[Caller, keys.needs("runs:read")]
     one_at_a_time = asyncio.Semaphore(1)
@@ -107,7 +107,7 @@ async def _figures(context: GatewayContext, asked: query.ReportFilters, caller: 
 
 
 async def _written(figures: dict[str, Any], asked: query.ReportFilters) -> Response:
-    """The figures in the form that was asked for."""
+    """Return the figures in the form that was asked for."""
     if asked.format == "json":
         return Response(orjson.dumps(figures), media_type="application/json")
     rows = reports.table(figures, asked.part)

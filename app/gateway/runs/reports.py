@@ -57,7 +57,7 @@ class TooManyRuns(Exception):
 
 
 def zone_of(name: str) -> tzinfo:
-    """The time zone of an IANA name. Raises `ValueError` for an unknown one."""
+    """Return the time zone of an IANA name. Raises `ValueError` for an unknown one."""
     if name == "UTC":  # which a machine without a database of time zones knows, too
         return UTC
     try:
@@ -75,7 +75,7 @@ async def make(
     *,
     most: int | None = None,
 ) -> dict[str, Any]:
-    """The figures over the runs that a query selects.
+    """Return the figures over the runs that a query selects.
 
     Raises `TooManyRuns` where there are more than `most`, `TooManyGroups`, and `StoreUnavailable`.
     """
@@ -110,12 +110,12 @@ class _Prices:
             self._known |= {digest: _prices(bodies.get(digest)) for digest in missing}
 
     def of(self, run: JournaledRun) -> dict[str, Price] | None:
-        """The prices of a run's pool; None if its snapshot is not stored."""
+        """Return the prices of a run's pool; None if its snapshot is not stored."""
         return self._known.get(run.catalog)
 
 
 def _prices(snapshot: bytes | None) -> dict[str, Price] | None:
-    """The known prices in a snapshot; None if there is no snapshot, or if this version cannot read it."""
+    """Return the known prices in a snapshot; None if there is no snapshot, or if this version cannot read it."""
     try:
         workers = restored(snapshot).workers if snapshot is not None else None
     except (ValueError, TypeError, KeyError):
@@ -126,7 +126,7 @@ def _prices(snapshot: bytes | None) -> dict[str, Price] | None:
 
 
 def too_many_groups(error: TooManyGroups) -> str:
-    """The advice to a caller whose grouping has too many groups."""
+    """Return the advice to a caller whose grouping has too many groups."""
     return f"'{error}' has more than {MOST_GROUPS:,} groups; choose a shorter period, a filter or another grouping"
 
 
@@ -134,7 +134,7 @@ def too_many_groups(error: TooManyGroups) -> str:
 
 
 def table(figures: Mapping[str, Any], part: Part) -> list[Row]:
-    """The rows of one part, with the columns of `COLUMNS`."""
+    """Return the rows of one part, with the columns of `COLUMNS`."""
     if part == "summary":
         return [{"figure": name, "value": value} for name, value in _scalars(figures)]
     if part == "groups":
@@ -145,7 +145,7 @@ def table(figures: Mapping[str, Any], part: Part) -> list[Row]:
 
 
 def _scalars(figures: Mapping[str, Any]) -> list[tuple[str, float | None]]:
-    """The single figures, by the path of their names."""
+    """Return the single figures, by the path of their names."""
     found: list[tuple[str, float | None]] = []
     for name in ("left_out", "total", "dearest", "access_lists", "cheapest"):
         for figure, value in figures[name].items():
@@ -155,7 +155,8 @@ def _scalars(figures: Mapping[str, Any]) -> list[tuple[str, float | None]]:
 
 
 def as_csv(rows: Sequence[Row], part: Part) -> str:
-    """A table as CSV (RFC 4180). A text that a spreadsheet would take for a formula begins with an apostrophe."""
+    """Return a table as CSV (RFC 4180). A text that a spreadsheet would take for a formula begins with an
+    apostrophe."""
     written = io.StringIO()
     writer = csv.writer(written)
     writer.writerow(COLUMNS[part])
@@ -165,14 +166,14 @@ def as_csv(rows: Sequence[Row], part: Part) -> str:
 
 
 def csv_cell(value: object) -> object:
-    """A value as a cell that no spreadsheet takes for a formula."""
+    """Return a value as a cell that no spreadsheet takes for a formula."""
     if isinstance(value, str) and value.startswith(FORMULAS):
         return f"'{value}"
     return "" if value is None else value
 
 
 def as_parquet(rows: Sequence[Row], part: Part) -> bytes:
-    """A table as a Parquet file. Raises `ConfigInvalid` if the library is not installed."""
+    """Return a table as a Parquet file. Raises `ConfigInvalid` if the library is not installed."""
     try:
         connect: Callable[..., Any] = resolve_name("duckdb:connect")
     except ImportError:

@@ -24,7 +24,7 @@ PERIOD_SECONDS: Final = 7 * 86_400.0
 
 
 def routes(context: GatewayContext, keys: Keys) -> APIRouter:
-    """The route of reports on shadows."""
+    """Return the route of reports on shadows."""
     router = APIRouter(prefix="/v1/shadows", tags=["runs"])
     reader = Annotated[Caller, keys.needs("audit:read")]
     one_at_a_time = asyncio.Semaphore(1)

@@ -22,8 +22,8 @@ FIRST_WORDS: Final = 96
 
 
 def at_instant(journal: Journal, wanted: query.InstantOptions, now: float) -> Instant:
-    """The run at the instant that a request names. Raises `InvalidRequest` if the journal has no such event, or if two
-    instants are named."""
+    """Return the run at the instant that a request names. Raises `InvalidRequest` if the journal has no such event, or
+    if two instants are named."""
     if wanted.at is not None and wanted.t is not None:
         raise InvalidRequest("Name the instant by 'at' or by 't', not by both.", param="t", code="invalid_value")
     try:
@@ -34,7 +34,7 @@ def at_instant(journal: Journal, wanted: query.InstantOptions, now: float) -> In
 
 
 async def with_words(store: ContentReads, drawn: Graph, *, content: bool) -> dict[str, Any]:
-    """The graph as JSON, where each step has the first words of its subtask or the reason why they are missing:
+    """Return the graph as JSON, where each step has the first words of its subtask or the reason why they are missing:
     `none` (it answers the conversation), `erased`, or `not_shown`."""
     data, run = drawn.to_json(), drawn.at.state.run
     refs = sorted({node.subtask for node in drawn.nodes} - {""})
@@ -82,7 +82,7 @@ def _hashes(texts: Mapping[str, bytes]) -> Hash:
 
 
 def same_texts(before: Mapping[str, bytes], after: Mapping[str, bytes]) -> Same:
-    """The test whether texts of two runs are equal. It answers None for a text that was erased."""
+    """Return the test whether texts of two runs are equal. It answers None for a text that was erased."""
 
     def same(one: str, other: str) -> bool | None:
         texts = before.get(one), after.get(other)

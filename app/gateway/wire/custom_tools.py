@@ -24,35 +24,37 @@ PARAMETERS: Final[Mapping[str, Any]] = {
 def as_function(
     name: str, description: str, spelled: Mapping[str, Any] | None, grammar: tuple[Syntax, str] | None
 ) -> Tool:
-    """The function that stands for a tool; `spelled` is its format as the request has it, `grammar` what that asks."""
+    """Return the function that stands for a tool; `spelled` is its format as the request has it, `grammar` what that
+    asks."""
     rules = f" It must follow this {grammar[0]} grammar:\n{grammar[1]}" if grammar is not None else ""
     described = f"{description}\n\nThe text `input` is passed on as it is.{rules}".strip()
     return Tool(name, described, PARAMETERS, spelling={"name": name, "said": description, "format": spelled})
 
 
 def is_custom(tool: Tool) -> bool:
-    """True if a function stands for a custom tool."""
+    """Return True if a function stands for a custom tool."""
     return tool.spelling is not None and "format" in tool.spelling
 
 
 def names(toolbox: Toolbox) -> list[str]:
-    """The names of the functions that stand for custom tools."""
+    """Return the names of the functions that stand for custom tools."""
     return [tool.name for tool in toolbox.tools if is_custom(tool)]
 
 
 def arguments_of(text: str) -> str:
-    """The arguments of a call that brings free text."""
+    """Return the arguments of a call that brings free text."""
     return json.dumps({"input": text})
 
 
 def text_of(arguments: str) -> str:
-    """The free text that arguments bring: all of the arguments, where a worker did not write them as it should."""
+    """Return the free text that arguments bring: all of the arguments, where a worker did not write them as it
+    should."""
     text = whole(arguments)
     return text if text is not None else arguments
 
 
 def whole(arguments: str) -> str | None:
-    """The free text that arguments bring, once they are whole; None before, and where they are otherwise."""
+    """Return the free text that arguments bring, once they are whole; None before, and where they are otherwise."""
     try:
         found = orjson.loads(arguments)  # as strict as replies are: no lone surrogates, no bottomless nesting
     except ValueError:

@@ -15,8 +15,8 @@ UNHELD: Final = "Baton keeps no files and fetches none: send the file itself as 
 
 
 def framed(about: Mapping[str, str], parts: tuple[Part, ...]) -> tuple[Part, ...]:
-    """The parts of a document between lines that say where it begins and ends, and what is known about it. Texts alone
-    become one."""
+    """Return the parts of a document between lines that say where it begins and ends, and what is known about it. Texts
+    alone become one."""
     head = "\n".join(["<document>", *(f"<{name}>{text}</{name}>" for name, text in about.items() if text), ""])
     whole = (Text(head), *parts, Text("\n</document>\n"))
     texts = [part.text for part in whole if isinstance(part, Text)]
@@ -26,7 +26,8 @@ def framed(about: Mapping[str, str], parts: tuple[Part, ...]) -> tuple[Part, ...
 
 
 def file_parts(url: str | None, name: str | None, param: str) -> tuple[Part, ...]:
-    """A file of a `data:` URL of the form `FILE`, as parts of a message; raises `InvalidRequest`, which names `param`.
+    """Return a file of a `data:` URL of the form `FILE`, as parts of a message; raises `InvalidRequest`, which names
+    `param`.
 
     There is no URL where the request names a file that is kept or fetched elsewhere.
     """
@@ -49,5 +50,5 @@ def file_parts(url: str | None, name: str | None, param: str) -> tuple[Part, ...
 
 
 def unsupported(param: str, why: str) -> InvalidRequest:
-    """The error for a field that would ask for what there is not."""
+    """Return the error for a field that would ask for what there is not."""
     return InvalidRequest(f"'{param}' is not supported: {why}.", param=param, code="unsupported_parameter")

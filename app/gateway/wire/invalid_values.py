@@ -33,7 +33,7 @@ Fault = Mapping[str, Any]
 
 
 def chosen(faults: Sequence[Fault], value_at: Callable[[Fault], object]) -> Fault:
-    """The fault to report: the deepest, and of several members of a union the one whose type the value has."""
+    """Return the fault to report: the deepest, and of several members of a union the one whose type the value has."""
 
     def weight(fault: Fault) -> tuple[int, bool]:
         noun = TYPES.get(fault["type"])
@@ -43,7 +43,7 @@ def chosen(faults: Sequence[Fault], value_at: Callable[[Fault], object]) -> Faul
 
 
 def _is_missed(fault: Fault, value: object) -> bool:
-    """True for a constant that a value of another type was compared with: it says least of several faults."""
+    """Return True for a constant that a value of another type was compared with: it says least of several faults."""
     return fault["type"] == "literal_error" and isinstance(value, dict | list)
 
 
@@ -86,7 +86,7 @@ def _of_type(nouns: Sequence[str], value: object) -> str:
 
 
 def _noun(value: object) -> str:
-    """The type of a JSON value."""
+    """Return the type of a JSON value."""
     if value is None or isinstance(value, int | float):
         return NUMBERS.get(type(value), "null")
     return next((noun for noun, kind in FITTING.items() if isinstance(value, kind)), "")

@@ -223,7 +223,7 @@ INPUT_TOKENS: Final[Mapping[str, Parameter]] = {
 
 
 def is_ignored(name: str, value: object, table: Mapping[str, Parameter] = PARAMETERS) -> bool:
-    """True if a field is only noted; raises `InvalidRequest` for one that is refused with this value."""
+    """Return True if a field is only noted; raises `InvalidRequest` for one that is refused with this value."""
     row = table[name]
     if row.decision != "refused":
         return row.decision == "ignored"
@@ -241,7 +241,7 @@ def _sentence(note: str) -> str:
 
 
 def document() -> str:
-    """The decisions as a Markdown page."""
+    """Return the decisions as a Markdown page."""
     tables = [
         *_table(PARAMETERS),
         NEWER,
@@ -267,7 +267,7 @@ def _table(decisions: Mapping[str, Parameter]) -> list[str]:
 
 
 def invalid_request(error: ValidationError, given: Mapping[str, Any]) -> InvalidRequest:
-    """The deepest of the faults in `given`, as a 400 with OpenAI's `param` and `code`."""
+    """Return the deepest of the faults in `given`, as a 400 with OpenAI's `param` and `code`."""
     found = error.errors(include_url=False, include_input=False)
     deepest = chosen(found, lambda one: _path(one["loc"], given)[1])
     param, value = _path(deepest["loc"], given)
@@ -288,7 +288,7 @@ def _missing(param: str) -> InvalidRequest:
 
 
 def of_parameters(errors: Sequence[Mapping[str, Any]]) -> InvalidRequest:
-    """The first fault that FastAPI found in a request's query parameters, as a 400."""
+    """Return the first fault that FastAPI found in a request's query parameters, as a 400."""
     first = errors[0]
     if first["type"] == "extra_forbidden":
         said = "Unknown query parameter; GET /openapi.json describes those of this route."
@@ -318,13 +318,13 @@ def check_kinds(tools: object, *kinds: str) -> None:
 
 
 def unknown_parameter(param: str | None) -> InvalidRequest:
-    """A field that there is not."""
+    """Return a field that there is not."""
     shown = f": '{param}'" if param else ""
     return InvalidRequest(f"Unknown parameter{shown}.", param=param, code="unknown_parameter")
 
 
 def _is_tag(entry: int | str, following: int | str, value: Mapping[str, object]) -> bool:
-    """True if an entry only names the member of a union that was tried, though a field has the same name."""
+    """Return True if an entry only names the member of a union that was tried, though a field has the same name."""
     return following in value and not isinstance(value.get(str(entry)), dict | list)
 
 
@@ -340,8 +340,8 @@ def _code(kind: str, value: object) -> str:
 
 
 def _path(loc: Sequence[int | str], given: object) -> tuple[str, object]:
-    """A location as callers write it, without pydantic's names of union members and without names that are none; and
-    the value that stands there."""
+    """Return a location as callers write it, without pydantic's names of union members and without names that are none;
+    and the value that stands there."""
     path, value = "", given
     loc = loc[:-2] if loc[-1] == "[key]" else loc
     for place, entry in enumerate(loc):

@@ -43,12 +43,12 @@ TEXT: Final = 512
 
 
 def _fault(reason: str) -> PydanticCustomError:
-    """An error whose text contains nothing of the value."""
+    """Return an error whose text contains nothing of the value."""
     return PydanticCustomError("query_parameter", "{reason}", {"reason": reason})
 
 
 def whole(value: str) -> int:
-    """A whole number from 0."""
+    """Return a whole number from 0."""
     if not (value.isascii() and value.isdecimal() and len(value) <= 15):
         raise _fault("it must be a whole number")
     return int(value)
@@ -62,7 +62,7 @@ def truth(value: str) -> bool:
 
 
 def moment(value: str) -> float:
-    """Seconds since 1970, or a time as RFC 3339 writes it; without an offset it is UTC."""
+    """Return the seconds since 1970, or a time as RFC 3339 writes it; without an offset it is UTC."""
     try:
         seconds = float(value)
     except ValueError:
@@ -81,7 +81,7 @@ def _rfc3339(value: str) -> float:
 
 
 def micro_dollars(value: str) -> int:
-    """A decimal number of dollars in micro-dollars, rounded up: the least that a cost must be."""
+    """Return a decimal number of dollars in micro-dollars, rounded up: the least that a cost must be."""
     return int((_dollars(value) * MILLION).to_integral_value(ROUND_CEILING))
 
 
@@ -104,13 +104,13 @@ class Cursor(NamedTuple):
 
 
 def as_cursor(place: Cursor) -> str:
-    """A place in a list of runs as text, which says by what the list is sorted unless that is the time."""
+    """Return a place in a list of runs as text, which says by what the list is sorted unless that is the time."""
     written = place if place.sort != "time" else place[:2]
     return base64.urlsafe_b64encode(orjson.dumps(list(written))).decode().rstrip("=")
 
 
 def cursor(value: str) -> Cursor:
-    """The inverse of `as_cursor`."""
+    """Return the inverse of `as_cursor`."""
     try:
         place = Cursor(*orjson.loads(base64.urlsafe_b64decode(value + "=" * (-len(value) % 4))))
     except (ValueError, TypeError, binascii.Error):
@@ -122,21 +122,21 @@ def cursor(value: str) -> Cursor:
 
 
 def behind(value: str) -> Cursor | str:
-    """The place behind a run in a list of runs: a cursor's, or the id of the run itself."""
+    """Return the place behind a run in a list of runs: a cursor's, or the id of the run itself."""
     if REPLY_ID.fullmatch(value):
         return run_of_reply(value)
     return cursor(value)
 
 
 def metadata_field(value: str) -> str:
-    """A field of metadata with its value, as FIELD=VALUE."""
+    """Return a field of metadata with its value, as FIELD=VALUE."""
     if "=" not in value[1:]:
         raise _fault("it must be FIELD=VALUE")
     return value
 
 
 def micro_dollars_at_most(value: str) -> int:
-    """A decimal number of dollars in micro-dollars, rounded down: the most that a cost may be."""
+    """Return a decimal number of dollars in micro-dollars, rounded down: the most that a cost may be."""
     return int((_dollars(value) * MILLION).to_integral_value(ROUND_FLOOR))
 
 
@@ -286,7 +286,7 @@ class LiveOverviewFilters(OverviewPeriod):
 
 
 def grouping(value: str) -> str:
-    """The name of a grouping of a report."""
+    """Return the name of a grouping of a report."""
     if not (known_grouping(value) and value.isprintable() and len(value) <= TEXT):
         raise _fault(f"it must be one of {', '.join(GROUPINGS)} and {METADATA}FIELD")
     return value
@@ -329,12 +329,12 @@ class CallId(NamedTuple):
 
 
 def as_place(at: float, call: str) -> str:
-    """A place in a list of disclosures as text."""
+    """Return a place in a list of disclosures as text."""
     return base64.urlsafe_b64encode(orjson.dumps([at, call])).decode().rstrip("=")
 
 
 def behind_call(value: str) -> CallId | tuple[float, str]:
-    """The place behind a row in a list of disclosures: that of `next`, or the id of the row itself."""
+    """Return the place behind a row in a list of disclosures: that of `next`, or the id of the row itself."""
     run, dot, call = value.partition(".")
     if dot and RUN_ID.fullmatch(run) and RUN_ID.fullmatch(call):
         return CallId(run, call)
@@ -358,7 +358,7 @@ def seen(value: str) -> str:
 
 
 def saw_of(values: Sequence[str]) -> Saw:
-    """The filter of the store for values that `seen` has read."""
+    """Return the filter of the store for values that `seen` has read."""
     named = [value.partition(":")[::2] for value in values]
     return Saw(
         user="user" in values,
@@ -448,7 +448,7 @@ class EventFilters(Parameters):
 
 
 def seconds(value: str) -> float:
-    """Seconds since a run's admission."""
+    """Return the seconds since a run's admission."""
     try:
         given = float(value)
     except ValueError:

@@ -12,7 +12,7 @@ from app.gateway.wire.parameters import Parameter
 def tabled(
     model: type[BaseModel], name: str, decisions: Mapping[str, Parameter], required: Sequence[str]
 ) -> dict[str, Any]:
-    """A request's schema by its table of parameters: each row is a property, described by the row's note.
+    """Return a request's schema by its table of parameters: each row is a property, described by the row's note.
 
     `model` describes what is read. What is refused has only its neutral values; whatever may be absent may be null.
     """

@@ -61,7 +61,7 @@ def form_of(asked: TextFormat | JsonObjectFormat | JsonSchemaFormat) -> Form | N
 
 
 def schema_form(named: NamedSchema, param: str) -> Form:
-    """The form that a schema stands for; without one, any JSON object."""
+    """Return the form that a schema stands for; without one, any JSON object."""
     if named.form is not None:
         check(named.form, param)
     return Form(named.form, named.name, named.description or "", bool(named.strict) and is_closed(named.form))
@@ -80,7 +80,8 @@ def check(schema: dict[str, Any], param: str) -> None:
 
 @lru_cache(CACHED_SCHEMAS)
 def _known_fault(text: bytes) -> str | None:
-    """The fault of a schema, by its text. An agent sends its tools with every turn, and checking one takes 50 us."""
+    """Return the fault of a schema, by its text. An agent sends its tools with every turn, and checking one takes 50
+    us."""
     return _fault(orjson.loads(text))
 
 

@@ -40,7 +40,7 @@ COMPLETE: Final = "Anthropic has deprecated it in favour of /v1/messages, which 
 
 
 def advice(path: str) -> str:
-    """The message of a 404; nothing of `path` occurs in it."""
+    """Return the message of a 404; nothing of `path` occurs in it."""
     first, _, rest = path.strip("/").partition("/")
     family, _, rest = rest.partition("/")
     if first == "v1" and family == "messages" and rest.partition("/")[0] == "batches":
