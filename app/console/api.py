@@ -59,7 +59,7 @@ class ApiError(Exception):
 
 
 def timed_out(message: str) -> ApiError:
-    """The refusal of a page that has waited too long."""
+    """Return the refusal of a page that has waited too long."""
     return ApiError(504, {"error": {"code": "timeout", "message": message}})
 
 
@@ -70,11 +70,12 @@ class Api:
         self._app = app
 
     async def get(self, session: Session, path: str, /, **query: object) -> Any:
-        """The JSON of a GET. Parameters that are None are left out; a list repeats its parameter. Raises `ApiError`."""
+        """Return the JSON of a GET. Parameters that are None are left out; a list repeats its parameter. Raises
+        `ApiError`."""
         return await self.ask(session, "GET", path, query=query)
 
     async def post(self, session: Session, path: str, body: object = None, **headers: str) -> Any:
-        """The JSON of a POST; `headers` are further ones, with underscores for hyphens. Raises `ApiError`."""
+        """Return the JSON of a POST; `headers` are further ones, with underscores for hyphens. Raises `ApiError`."""
         return await self.ask(session, "POST", path, body=body, headers=headers)
 
     async def ask(
@@ -88,7 +89,8 @@ class Api:
         headers: Mapping[str, str] | None = None,
         within: float = DEADLINE_SECONDS,
     ) -> Any:
-        """The JSON of one reply. Raises `ApiError`, also where the API has no answer `within` that many seconds."""
+        """Return the JSON of one reply. Raises `ApiError`, also where the API has no answer `within` that many
+        seconds."""
         exchange = await self._prepared(session, method, path, query, body, headers or {})
         try:
             async with asyncio.timeout(within):
@@ -168,7 +170,8 @@ class Api:
         body: object,
         headers: Mapping[str, str],
     ) -> "_Exchange":
-        """A request that is ready to be sent; where a person's session changes something, with its CSRF token."""
+        """Return a request that is ready to be sent; where a person's session changes something, with its CSRF
+        token."""
         further = dict(headers)
         if session.via == "oidc" and method not in ("GET", "HEAD"):
             me = await self.ask(session, "GET", "/admin/v1/me")
@@ -199,7 +202,7 @@ class _Exchange:
         self._is_ended = False
 
     async def receive(self) -> Message:
-        """The request's body, then nothing until the console leaves."""
+        """Return the request's body, then nothing until the console leaves."""
         if not self._is_read:
             self._is_read = True
             return {"type": "http.request", "body": self._sent, "more_body": False}
@@ -242,7 +245,7 @@ class _Exchange:
             self._parts.put_nowait(None)
 
     async def parsed(self) -> AsyncGenerator[Event]:
-        """The stream's events. Raises `ApiError` if the reply is a refusal."""
+        """Yield the stream's events. Raises `ApiError` if the reply is a refusal."""
         rest = b""
         async for part in self._read():
             rest += part
@@ -266,7 +269,7 @@ class _Exchange:
 
 
 def _event(block: bytes) -> Event:
-    """One event of the text of a stream, by the standard's rules for the fields that Baton sends."""
+    """Return one event of the text of a stream, by the standard's rules for the fields that Baton sends."""
     found: dict[str, list[str]] = {"id": [], "event": [], "data": []}
     for line in block.decode(errors="replace").split("\n"):
         name, _, value = line.partition(":")
@@ -282,14 +285,15 @@ def _json(body: bytes) -> Any:
 
 
 def segment(text: str) -> str:
-    """One segment of a path, of a text that anybody may have chosen."""
+    """Return one segment of a path, of a text that anybody may have chosen."""
     return quote(text, safe="")
 
 
 def _scope(
     session: Session, method: str, path: str, query: Mapping[str, object], headers: Mapping[str, str], size: int
 ) -> dict[str, Any]:
-    """The ASGI scope of a request with a body of `size` bytes. `path` is as in an address: its segments are quoted."""
+    """Return the ASGI scope of a request with a body of `size` bytes. `path` is as in an address: its segments are
+    quoted."""
     given = {"host": "console", "content-type": "application/json", **dict(session.headers), **_hyphenated(headers)}
     given["content-length"] = str(size)  # a route whose body is optional reads none where none is announced
     pairs = [(name, value) for name, value in query.items() if value is not None and value != ""]

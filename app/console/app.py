@@ -123,7 +123,7 @@ class Console:
 
 
 def _is_page(scope: Scope) -> bool:
-    """True for the console's own addresses, and for a browser at the root, which is led to them."""
+    """Return True for the console's own addresses, and for a browser at the root, which is led to them."""
     path: str = scope["path"]
     if path.startswith(PATH):
         return path == PATH or path[len(PATH)] == "/"
@@ -135,7 +135,7 @@ def _is_browser(scope: Scope) -> bool:
 
 
 def _names_html(accept: bytes) -> bool:
-    """True if the header names HTML itself; `*/*` does not."""
+    """Return True if the header names HTML itself; `*/*` does not."""
     for wanted in accept.lower().split(b","):
         kind, *parameters = (part.strip().replace(b" ", b"") for part in wanted.split(b";"))
         if kind == b"text/html":

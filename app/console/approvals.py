@@ -28,7 +28,7 @@ REPLACEMENTS: Final = Field("replacements", "Workers that may take over", "check
 
 
 def routes(pages: Pages, prefix: str) -> list[Route]:
-    """The list of approvals and the page of one; `prefix` is that of the API's routes on this listener."""
+    """Return the list of approvals and the page of one; `prefix` is that of the API's routes on this listener."""
 
     async def show_list(request: Request, session: Session) -> Any:
         if request.query_params.get("status") == "decided":
@@ -61,7 +61,7 @@ async def _decided(pages: Pages, prefix: str, request: Request, session: Session
 
 
 async def _waiting(pages: Pages, prefix: str, session: Session, after: str | None = None) -> dict[str, Any]:
-    """A page of the plans that wait, without their instructions: their content is read on the page of one."""
+    """Return a page of the plans that wait, without their instructions: their content is read on the page of one."""
     found: dict[str, Any] = await pages.api.get(session, prefix, words="false", limit=PAGE, after=after)
     return found
 
@@ -81,7 +81,7 @@ async def _one(
     faults: Mapping[str, str] | None = None,
     given: Mapping[str, Sequence[str]] | None = None,
 ) -> Response:
-    """The page of one plan, with the form of a decision for those who may decide."""
+    """Return the page of one plan, with the form of a decision for those who may decide."""
     one = await pages.api.get(session, f"{prefix}/{segment(request.path_params['run'])}")
     me = await pages.api.get(session, "/v1/me")
     used = {step["worker"] for step in one["plan"]["steps"]}

@@ -26,7 +26,7 @@ LIST: Final = f"{PATH}/disclosures"
 
 
 def routes(pages: Pages) -> list[Route]:
-    """The list of disclosures with its filters."""
+    """Return the list of disclosures with its filters."""
 
     async def show_disclosures(request: Request, session: Session) -> Response:
         given = request.query_params

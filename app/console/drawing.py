@@ -87,7 +87,7 @@ SPANS: Final[Mapping[str, str]] = {
 
 
 def graph(found: Data, chosen: str, link: Link) -> dict[str, Any]:
-    """The nodes and edges in pixels. `chosen` is the id of the node in the pane, or empty."""
+    """Return the nodes and edges in pixels. `chosen` is the id of the node in the pane, or empty."""
     nodes = {node["id"]: node for node in found["nodes"]}
     withheld = [edge for edge in found["edges"] if edge["kind"] == "withheld"]
     all_drawn = len(withheld) <= MOST_WITHHELD
@@ -114,12 +114,12 @@ def graph(found: Data, chosen: str, link: Link) -> dict[str, Any]:
 
 
 def _is_plain(edge: Data, nodes: Mapping[str, Data]) -> bool:
-    """True for the subtask of a step that stands away from its plan: it is clear that it has one."""
+    """Return True for the subtask of a step that stands away from its plan: it is clear that it has one."""
     return edge["what"] == "subtask" and _columns(edge, nodes) > 1
 
 
 def _columns(edge: Data, nodes: Mapping[str, Data]) -> int:
-    """The number of columns from the source of an edge to its target."""
+    """Return the number of columns from the source of an edge to its target."""
     columns: int = nodes[edge["target"]]["x"] - nodes[edge["source"]]["x"]
     return columns
 
@@ -150,7 +150,7 @@ def _node(node: Data, chosen: str, link: Link) -> dict[str, Any]:
 
 
 def calls_of(number: int) -> str:
-    """A number of calls in words."""
+    """Return a number of calls in words."""
     return "1 call" if number == 1 else f"{number} calls"
 
 
@@ -163,7 +163,7 @@ def _title(name: str, node: Data, worker: str) -> str:
 
 
 def _marks(attempts: Sequence[Data], x: int, y: int) -> list[dict[str, Any]]:
-    """A mark for each of a node's latest calls, from the right; their number is among the figures."""
+    """Return a mark for each of a node's latest calls, from the right; their number is among the figures."""
     found = []
     for place, attempt in enumerate(reversed(attempts[-MOST_MARKS:])):
         outcome = attempt["outcome"] or "goes on"
@@ -192,9 +192,9 @@ def _edge(edge: Data, nodes: Mapping[str, Data]) -> dict[str, Any]:
 
 
 def _path(source: Data, target: Data, *, is_withheld: bool) -> str:
-    """A curve from the right side of a node to the left side of a later one. Where nodes may stand between two of one
-    row it passes above them, or below if the words were withheld; between those of two rows it passes beside the row of
-    the later one. Between nodes of one column it passes on their left."""
+    """Return a curve from the right side of a node to the left side of a later one. Where nodes may stand between two
+    of one row it passes above them, or below if the words were withheld; between those of two rows it passes beside the
+    row of the later one. Between nodes of one column it passes on their left."""
     (x1, y1), (x2, y2) = _corner(source), _corner(target)
     columns = target["x"] - source["x"]
     if columns > 1 and source["y"] == target["y"]:
@@ -217,7 +217,8 @@ def _path(source: Data, target: Data, *, is_withheld: bool) -> str:
 
 
 def _through(x1: int, y1: int, x2: int, y2: int, gutter: int) -> str:
-    """A curve that turns behind its first node to the height of a gutter between two rows, and into the last node."""
+    """Return a curve that turns behind its first node to the height of a gutter between two rows, and into the last
+    node."""
     gap = COLUMN - NODE_WIDTH
     left, right = x1 + gap, x2 - gap
     into = f"C{x1 + gap // 2} {y1} {x1 + gap // 2} {gutter} {left} {gutter}"
@@ -226,7 +227,7 @@ def _through(x1: int, y1: int, x2: int, y2: int, gutter: int) -> str:
 
 
 def reason(edge: Data) -> str:
-    """A sentence that says why words were granted or withheld."""
+    """Return a sentence that says why words were granted or withheld."""
     if edge["kind"] == "granted":
         if edge["sent"]:
             return "A call contained it."
@@ -241,7 +242,7 @@ def reason(edge: Data) -> str:
 
 
 def name_of(node: str) -> str:
-    """The name of a node for people."""
+    """Return the name of a node for people."""
     kind, _, number = node.partition(":")
     if kind == "caller":
         return "caller"
@@ -258,8 +259,8 @@ def _cut(text: str) -> str:
 
 
 def timeline(found: Data, length: float, by: By, chosen: str, link: Link) -> dict[str, Any]:
-    """A row for each plan, step and wait of the run, with bars in percent of the axis: of `length` seconds, or of the
-    run's money."""
+    """Return a row for each plan, step and wait of the run, with bars in percent of the axis: of `length` seconds, or
+    of the run's money."""
     whole = found["cost_usd"] if by == "money" else length
     spans = {span["id"]: span for span in found["spans"]}
     rows: dict[str, dict[str, Any]] = {}
@@ -282,7 +283,7 @@ def timeline(found: Data, length: float, by: By, chosen: str, link: Link) -> dic
 
 
 def _row_of(span: Data, spans: Mapping[str, Data]) -> Data:
-    """The span in whose row this one is drawn: its plan or step, else itself."""
+    """Return the span in whose row this one is drawn: its plan or step, else itself."""
     home = span
     while home["kind"] not in HOMES and home["parent"] is not None:
         if home["kind"] in ("queue", "people") and spans[home["parent"]]["kind"] in ("run", "round"):
@@ -312,7 +313,7 @@ def _row(span: Data, chosen: str, link: Link) -> dict[str, Any]:
 
 
 def _bar(span: Data, parent: Data | None, whole: float, by: By) -> dict[str, Any] | None:
-    """The bar of a span in its parent; None where it has no place on the axis."""
+    """Return the bar of a span in its parent; None where it has no place on the axis."""
     start, size = (span["cost_start_usd"], span["cost_usd"]) if by == "money" else (span["start"], span["seconds"])
     if not whole or start is None or (by == "money" and not size):
         return None
@@ -351,14 +352,14 @@ def _has_failed(span: Data) -> bool:
 
 
 def instants(found: Data) -> list[float]:
-    """The seconds at which something changed, in order, each once."""
+    """Return the seconds at which something changed, in order, each once."""
     times = {span["start"] for span in found["spans"]}
     times |= {span["end"] for span in found["spans"] if span["end"] is not None}
     return sorted(times | {0.0})
 
 
 def neighbours(times: Sequence[float], at: float) -> tuple[float | None, float | None]:
-    """The instants before and after one."""
+    """Return the instants before and after one."""
     earlier = [time for time in times if time < at - 1e-6]
     later = [time for time in times if time > at + 1e-6]
     return (earlier[-1] if earlier else None), (later[0] if later else None)

@@ -138,8 +138,8 @@ class FollowedRun:
     # -- the regions
 
     async def regions(self, _event: Event) -> dict[str, str]:
-        """The page's regions as they are now, but for those that are as they were at the last call. Raises `ApiError`
-        where the run cannot be read."""
+        """Return the page's regions as they are now, but for those that are as they were at the last call. Raises
+        `ApiError` where the run cannot be read."""
         view = await self.view()
         made = {f"run-{name}": self._pages.region(f"playground_{name}.html", view=view) for name in REGIONS}
         changed = {name: html for name, html in made.items() if self._sent.get(name) != html}
@@ -147,7 +147,7 @@ class FollowedRun:
         return changed
 
     async def view(self) -> dict[str, Any]:
-        """The values of the regions' templates. Raises `ApiError` where the run cannot be read."""
+        """Return the values of the regions' templates. Raises `ApiError` where the run cannot be read."""
         await self._look()
         words = "".join(self._words) if self._state != "awaiting_approval" else ""
         calls = list(self._calls.values()) if self._state == "awaiting_tool" else []
@@ -166,20 +166,20 @@ class FollowedRun:
         }
 
     async def _whole(self) -> Any:
-        """The figures of a run that goes on no further by itself; None before that."""
+        """Return the figures of a run that goes on no further by itself; None before that."""
         if self.is_over or self._state == "awaiting_approval":
             return await self._api.get(self._session, self._path)
         return None
 
     async def _why(self) -> str:
-        """The explanation of a run that has ended."""
+        """Return the explanation of a run that has ended."""
         if self._state not in OVER:
             return ""
         return str((await self._api.get(self._session, f"{self._path}/explain"))["text"])
 
 
 def _turn(words: str, calls: list[dict[str, str]]) -> dict[str, Any]:
-    """The assistant's message with its calls of tools, as the request with their results repeats it."""
+    """Return the assistant's message with its calls of tools, as the request with their results repeats it."""
     made = [
         {"id": one["id"], "type": "function", "function": {"name": one["name"], "arguments": one["arguments"]}}
         for one in calls
@@ -188,7 +188,7 @@ def _turn(words: str, calls: list[dict[str, str]]) -> dict[str, Any]:
 
 
 def _plans(graph: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The plans of a run in order, each with its steps, and of each step what it was shown and what not."""
+    """Return the plans of a run in order, each with its steps, and of each step what it was shown and what not."""
     plans = [{**node, "steps": []} for node in graph["nodes"] if node["kind"] == "plan"]
     by_number = {plan["number"]: plan for plan in plans}
     for node in graph["nodes"]:
@@ -204,6 +204,6 @@ def _plans(graph: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _failures(node: Mapping[str, Any]) -> list[str]:
-    """The attempts of a step that gave no answer, in words."""
+    """Return the attempts of a step that gave no answer, in words."""
     tried = [one for one in node["attempts"] if one["outcome"] not in (None, "ok")]
     return [f"{one['worker']}: {one['error'] or one['outcome']}" for one in tried]

@@ -64,7 +64,7 @@ class Form:
     """The `Idempotency-Key`."""
 
     def values(self, asked: Field) -> list[str]:
-        """The values of a field: those that were sent, or that of a new form."""
+        """Return the values of a field: those that were sent, or that of a new form."""
         if self.given:
             return list(self.given.get(asked.name, ()))
         return [asked.value] if asked.value else []
@@ -85,7 +85,7 @@ Show = Callable[..., Awaitable[Response]]
 
 
 def routes(pages: Pages, path: str, ask: Ask, act: Act, show: Show) -> list[Route]:
-    """A page with a form. `show(request, session, template, status, **values)` renders a page of the section."""
+    """Return a page with a form. `show(request, session, template, status, **values)` renders a page of the section."""
 
     async def asked(request: Request, session: Session) -> Response:
         return await show(request, session, "form.html", 200, form=await ask(request, session))
@@ -112,13 +112,13 @@ def routes(pages: Pages, path: str, ask: Ask, act: Act, show: Show) -> list[Rout
 
 
 def fault_of(error: ApiError, fields: Sequence[Field]) -> dict[str, str]:
-    """The refusal of the API beside the field that it names, or above the form."""
+    """Return the refusal of the API beside the field that it names, or above the form."""
     name = error.param.partition("[")[0]
     return {name if any(one.name == name for one in fields) else "": error.message}
 
 
 def read(fields: Sequence[Field], given: Mapping[str, Sequence[str]]) -> tuple[dict[str, Any], dict[str, str]]:
-    """The body for the API, and the faults of fields that cannot be read."""
+    """Return the body for the API, and the faults of fields that cannot be read."""
     body: dict[str, Any] = {}
     faults: dict[str, str] = {}
     for one in fields:
@@ -152,7 +152,8 @@ def _value(asked: Field, texts: Sequence[str]) -> Any:
 
 
 def number(text: str) -> int | float:
-    """The number that a text says, a whole one where it is digits alone, because the API takes no other for counts.
+    """Return the number that a text says, a whole one where it is digits alone, because the API takes no other for
+    counts.
 
     Raises `ValueError` for what is no number, is not finite, or is too large for every field of the API."""
     if len(text) > NUMBER_CHARS:

@@ -111,12 +111,12 @@ class Live:
 
 
 def _is_refusal(error: ApiError) -> bool:
-    """True if the API would refuse the same again; False where it is overloaded or has a fault."""
+    """Return True if the API would refuse the same again; False where it is overloaded or has a fault."""
     return error.status < 500 and error.status != 429
 
 
 def patch(event_id: str, regions: Regions) -> str:
-    """The text of one event that puts these regions in place of those of the same ids."""
+    """Return the text of one event that puts these regions in place of those of the same ids."""
     whole = "\n".join(
         f'<hx-partial hx-target="#{name}" hx-swap="outerMorph">{html}</hx-partial>' for name, html in regions.items()
     )

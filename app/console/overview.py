@@ -23,7 +23,7 @@ Json = Mapping[str, Any]
 
 
 def routes(pages: Pages) -> list[Route]:
-    """The overview, which is the start page, and the check of the transparency log."""
+    """Return the overview, which is the start page, and the check of the transparency log."""
 
     async def show_overview(request: Request, session: Session) -> Any:
         return await _overview(pages, request, session)
@@ -70,8 +70,8 @@ async def _overview(pages: Pages, request: Request, session: Session, verified: 
 
 
 def _live(pages: Pages, session: Session, asked: Mapping[str, str], shown: str) -> Live:
-    """The overview as it changes. One that is older than the page's, whose `until` is `shown`, is not sent: others
-    who follow the same figures may have had it made before."""
+    """Return the overview as it changes. One that is older than the page's, whose `until` is `shown`, is not sent:
+    others who follow the same figures may have had it made before."""
     try:
         since = number(shown)
     except ValueError:
@@ -88,7 +88,7 @@ def _live(pages: Pages, session: Session, asked: Mapping[str, str], shown: str) 
 
 
 def _values(pages: Pages, found: Json, asked: Json) -> dict[str, Any]:
-    """The values of the templates of an overview's parts."""
+    """Return the values of the templates of an overview's parts."""
     return {
         "found": found,
         "has_playground": pages.offers(f"{PATH}/playground"),
@@ -102,13 +102,13 @@ def _values(pages: Pages, found: Json, asked: Json) -> dict[str, Any]:
 
 
 def _address(asked: Json, period: str) -> str:
-    """The address of the overview of another period."""
+    """Return the address of the overview of another period."""
     return f"{PATH}?{urlencode({**asked, 'period': period})}"
 
 
 def _links(found: Json, asked: Json, since: float) -> Callable[..., str]:
-    """The function that makes the address of the list of the runs behind a number; without a filter of its own, those
-    of the period since this time. `since=""` leaves the period away."""
+    """Return the function that makes the address of the list of the runs behind a number; without a filter of its own,
+    those of the period since this time. `since=""` leaves the period away."""
 
     def link(**filters: object) -> str:
         return _list({"since": since, "until": found["until"], "tenant": asked.get("tenant"), **filters})
@@ -117,7 +117,8 @@ def _links(found: Json, asked: Json, since: float) -> Callable[..., str]:
 
 
 def _spent(found: Json, budget: Json) -> str:
-    """The address of the list of the runs that have spent of a budget in its present window, the dearest first."""
+    """Return the address of the list of the runs that have spent of a budget in its present window, the dearest
+    first."""
     tenant = budget["tenant"] if budget["tenant"] != ALL_TENANTS else None
     filters = {"since": budget["since"], "until": found["until"], "tenant": tenant, "sort": "cost"}
     if budget["name"] != EVERYBODY:
@@ -131,18 +132,18 @@ def _spent(found: Json, budget: Json) -> str:
 
 
 def _rated(found: Json, asked: Json, worker: str) -> str:
-    """The address of the list of a worker's runs that were rated good in the period, whenever they began."""
+    """Return the address of the list of a worker's runs that were rated good in the period, whenever they began."""
     times = {"rated_since": found["since"], "rated_until": found["until"]}
     return _list({"worker": worker, "rated": "good", **times, "tenant": asked.get("tenant")})
 
 
 def _moment(seconds: float) -> str:
-    """A time of the API as a person reads it in a field: in UTC."""
+    """Return a time of the API as a person reads it in a field: in UTC."""
     return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")
 
 
 def _list(filters: Json) -> str:
-    """The address of the list of runs with these filters; those that are empty are left out."""
+    """Return the address of the list of runs with these filters; those that are empty are left out."""
     chosen = {name: value for name, value in filters.items() if value not in (None, "")}
     for name in ("since", "until", "rated_since", "rated_until"):
         if name in chosen:

@@ -67,11 +67,11 @@ class Pages:
         self._templates: jinja2.Environment = templating.environment()
 
     def offers(self, path: str) -> bool:
-        """True if the navigation of this listener has this page."""
+        """Return True if the navigation of this listener has this page."""
         return any(place.path == path for place in self._places)
 
     def route(self, path: str, page: Page, method: str = "GET") -> Route:
-        """The route of a page for people who are signed in."""
+        """Return the route of a page for people who are signed in."""
 
         async def serve(request: Request) -> Any:
             session = self.sessions.of(request)
@@ -96,7 +96,7 @@ class Pages:
         return Route(PATH + path, serve, methods=[method])
 
     def show(self, request: Request, template: str, status: int = 200, /, **values: Any) -> HTMLResponse:
-        """A whole page."""
+        """Return a whole page."""
         nonce = secrets.token_urlsafe(NONCE_BYTES)
         theme = request.cookies.get(THEME_COOKIE, "auto")
         frame = {
@@ -111,11 +111,11 @@ class Pages:
         return HTMLResponse(html, status, {**HEADERS, "content-security-policy": POLICY.format(nonce=nonce)})
 
     def region(self, template: str, /, **values: Any) -> str:
-        """A part of a page, of which the whole page and its patches are made. It has no attributes of htmx."""
+        """Return a part of a page, of which the whole page and its patches are made. It has no attributes of htmx."""
         return templating.render(self._templates, template, values)
 
     def failure(self, request: Request, status: int, message: str) -> HTMLResponse:
-        """An error as a page, with what to do next."""
+        """Return an error as a page, with what to do next."""
         return self.show(request, "failure.html", status, status=status, message=message)
 
     def to_sign_in(self, request: Request) -> Response:
@@ -131,12 +131,13 @@ def _event_stream(text: str) -> Response:
 
 
 async def form(request: Request, most: int = FORM_BYTES) -> dict[str, str]:
-    """The fields of a form of at most so many bytes, each with its last value. Raises `ApiError` as `form_lists`."""
+    """Return the fields of a form of at most so many bytes, each with its last value. Raises `ApiError` as
+    `form_lists`."""
     return {name: values[-1] for name, values in (await form_lists(request, most)).items()}
 
 
 async def form_lists(request: Request, most: int = FORM_BYTES) -> dict[str, list[str]]:
-    """The fields of a form, each with all of its values. Raises `ApiError` if it is too large or too slow."""
+    """Return the fields of a form, each with all of its values. Raises `ApiError` if it is too large or too slow."""
     try:
         async with asyncio.timeout(FORM_SECONDS):
             body = await _form_body(request, most)

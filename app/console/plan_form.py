@@ -52,14 +52,14 @@ class StepDifference:
 
 
 def pressed(text: str) -> Pressed:
-    """A button's value, such as `up:2`."""
+    """Return a button's value, such as `up:2`."""
     action, _, step = text.partition(":")
     place = _place(step)
     return Pressed(action, -1 if place is None else place)
 
 
 def read(lists: Lists) -> list[dict[str, Any]]:
-    """The steps as they stand in the form."""
+    """Return the steps as they stand in the form."""
     count = 0
     while f"worker-{count}" in lists:
         count += 1
@@ -67,7 +67,8 @@ def read(lists: Lists) -> list[dict[str, Any]]:
 
 
 def new_step(lists: Lists) -> dict[str, Any]:
-    """The step to be added as it stands in the form, with its place; a form that was not sent has an empty one."""
+    """Return the step to be added as it stands in the form, with its place; a form that was not sent has an empty
+    one."""
     step = _step(lists, NEW)
     if f"worker-{NEW}" not in lists:
         step["access"] = ["user"]
@@ -85,14 +86,14 @@ def _step(lists: Lists, name: str) -> dict[str, Any]:
 
 
 def _place(text: str) -> int | None:
-    """The place of a step that a text says; None where it says none."""
+    """Return the place of a step that a text says; None where it says none."""
     if text.isdecimal() and len(text) < PLACE_CHARS:
         return int(text)
     return None
 
 
 def _entry(text: str) -> int | str:
-    """An entry of an access list: the place of a step, or a word."""
+    """Return an entry of an access list: the place of a step, or a word."""
     place = _place(text)
     return text if place is None else place
 
@@ -103,7 +104,8 @@ def _last(lists: Lists, name: str) -> str:
 
 
 def edits(before: Sequence[Step], written: Sequence[Step], button: Pressed, lists: Lists) -> list[dict[str, Any]]:
-    """The edits that make of the steps before what the form says, then what the button says. Raises `FormFault`."""
+    """Return the edits that make of the steps before what the form says, then what the button says. Raises
+    `FormFault`."""
     made = [
         {"op": "change", "step": n, **changed}
         for n, (old, new) in enumerate(zip(before, written, strict=False))
@@ -121,7 +123,7 @@ def edits(before: Sequence[Step], written: Sequence[Step], button: Pressed, list
 
 
 def _changes(old: Step, new: Step) -> dict[str, Any]:
-    """The fields of a step that the form has changed."""
+    """Return the fields of a step that the form has changed."""
     found = {name: new[name] for name in ("worker", "subtask") if new[name] != old.get(name, "")}
     if set(new["access"]) != set(old.get("access", ())):
         found["access"] = new["access"]
@@ -154,7 +156,8 @@ def _added(lists: Lists, count: int) -> dict[str, Any]:
 
 
 def blamed(param: str, button: Pressed, count: int, added_at: int) -> str:
-    """The field of the form that a refusal's `param` names, whose places are those after the edits; "" for none."""
+    """Return the field of the form that a refusal's `param` names, whose places are those after the edits; "" for
+    none."""
     found = PARAM.fullmatch(param)
     if found is None:
         return ""
@@ -181,7 +184,7 @@ def _place_before(place: int, button: Pressed, added_at: int) -> int | str:
 
 
 def differences(before: Sequence[Step], after: Sequence[Step]) -> list[StepDifference]:
-    """The steps that differ, in the order of the later revision; those that are gone come last.
+    """Return the steps that differ, in the order of the later revision; those that are gone come last.
 
     Steps are paired by their instruction, then by their order among those that are left.
     """
@@ -199,8 +202,8 @@ def differences(before: Sequence[Step], after: Sequence[Step]) -> list[StepDiffe
 
 
 def _paired(before: Sequence[Step], after: Sequence[Step]) -> list[tuple[int | None, int | None]]:
-    """The places of each step in both revisions: those of the same instruction, then those that stand behind the same
-    step or at the same place."""
+    """Return the places of each step in both revisions: those of the same instruction, then those that stand behind the
+    same step or at the same place."""
     left = list(range(len(before)))
     pairs: dict[int, int] = {}
     for new, step in enumerate(after):
@@ -256,7 +259,7 @@ def _yes(flag: object) -> str:
 
 
 def compared(first: str, second: str) -> tuple[Piece, ...]:
-    """The second text with its differences from the first, word by word; empty if they are equal."""
+    """Return the second text with its differences from the first, word by word; empty if they are equal."""
     if first == second:
         return ()
     old, new = re.findall(r"\S+\s*", first), re.findall(r"\S+\s*", second)

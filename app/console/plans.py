@@ -26,7 +26,7 @@ SAVED: Final = "saved"
 
 
 def routes(pages: Pages) -> list[Route]:
-    """The list of plans, one plan, and what its form does."""
+    """Return the list of plans, one plan, and what its form does."""
     plans = Plans(pages)
     return [
         pages.route("/plans", plans.show_list),
@@ -43,13 +43,13 @@ class Plans:
         self._api = pages.api
 
     async def show_list(self, request: Request, session: Session) -> Response:
-        """The plans, the newest first."""
+        """Return the plans, the newest first."""
         found = await self._api.get(session, "/v1/plans", after=request.query_params.get("after"))
         following = found.get("next") if found["has_more"] else None
         return self._pages.show(request, "plans.html", plans=found["data"], following=following)
 
     async def show(self, request: Request, session: Session) -> Response:
-        """One revision of a plan, by default the latest."""
+        """Return one revision of a plan, by default the latest."""
         plan = await self._plan(request, session, request.query_params.get("revision"))
         notice = ""
         if SAVED in request.query_params:
@@ -143,7 +143,8 @@ class Plans:
 
 
 def _against(request: Request, numbers: Sequence[int], shown: int) -> int | None:
-    """The revision with which the shown one is compared: the one that the address names, else the one before it."""
+    """Return the revision with which the shown one is compared: the one that the address names, else the one before
+    it."""
     given = request.query_params.get("against", "")
     named = [number for number in numbers if str(number) == given]
     if named:

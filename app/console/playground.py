@@ -35,7 +35,7 @@ RATINGS: Final = {"up": "good", "down": "bad"}
 
 
 def routes(pages: Pages) -> list[Route]:
-    """The form, what its buttons do, and the page of a run that was begun elsewhere."""
+    """Return the form, what its buttons do, and the page of a run that was begun elsewhere."""
     playground = Playground(pages)
     return [
         pages.route("/playground", playground.show),
@@ -52,12 +52,12 @@ class Playground:
         self._api = pages.api
 
     async def show(self, request: Request, session: Session) -> Response:
-        """The empty form; the address may bring fields of it."""
+        """Return the empty form; the address may bring fields of it."""
         given = {name: value for name, value in request.query_params.items() if name in request_form.EMPTY}
         return await self._page(request, session, request_form.read(given))
 
     async def show_run(self, request: Request, session: Session) -> Any:
-        """The page of a run, or its live stream."""
+        """Return the page of a run, or its live stream."""
         run = request.path_params["run"]
         followed = FollowedRun(self._pages, session, run)
         if "live" in request.query_params:
@@ -156,23 +156,24 @@ class Playground:
 
 
 def origin(request: Request) -> str:
-    """The address of the service as the browser has it, without a path."""
+    """Return the address of the service as the browser has it, without a path."""
     return f"{'https' if is_https(request) else 'http'}://{request.headers.get('host', 'localhost')}"
 
 
 def _efforts(tiers: list[Any]) -> list[str]:
-    """The levels of effort that some tier has, each once."""
+    """Return the levels of effort that some tier has, each once."""
     return list(dict.fromkeys(effort for tier in tiers for effort in tier["baton"]["efforts"]))
 
 
 def once_of(token: str, action: str, body: Mapping[str, Any]) -> str:
-    """The `Idempotency-Key` of a request: the same form sent twice is one request, another body is another one."""
+    """Return the `Idempotency-Key` of a request: the same form sent twice is one request, another body is another
+    one."""
     sent = orjson.dumps([token, action, body], option=orjson.OPT_SORT_KEYS)
     return f"console-{hashlib.sha256(sent).hexdigest()[:40]}"
 
 
 def _samples(request: Request, sent: Any) -> list[samples.Sample]:
-    """The request as code; nothing where the hidden field was changed into something that is no request."""
+    """Return the request as code; nothing where the hidden field was changed into something that is no request."""
     try:
         if not sent:
             return []
@@ -182,13 +183,13 @@ def _samples(request: Request, sent: Any) -> list[samples.Sample]:
 
 
 def _written(sent: Mapping[str, Any] | None) -> str:
-    """The request for a hidden field, by which a later page shows its code again; "" for a very large one."""
+    """Return the request for a hidden field, by which a later page shows its code again; "" for a very large one."""
     text = orjson.dumps(sent).decode() if sent else ""
     return text if len(text) <= KEPT_CHARS else ""
 
 
 def _with_results(history: str, turn: str, results: list[str]) -> str:
-    """The messages since the question, with the assistant's calls and the results that a person has written."""
+    """Return the messages since the question, with the assistant's calls and the results that a person has written."""
     asked = _read(turn)
     calls = _list(asked.get("tool_calls")) if isinstance(asked, dict) else []
     ids = [call.get("id") if isinstance(call, dict) else None for call in calls]
@@ -198,7 +199,7 @@ def _with_results(history: str, turn: str, results: list[str]) -> str:
 
 
 def _list(value: Any) -> list[Any]:
-    """A list of a hidden field, which its sender may have changed into anything."""
+    """Return a list of a hidden field, which its sender may have changed into anything."""
     return value if isinstance(value, list) else []
 
 

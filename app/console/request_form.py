@@ -82,12 +82,13 @@ class Refusal:
 
 
 def read(given: Mapping[str, str]) -> dict[str, str]:
-    """The fields of a form that was sent; what is missing has its first value."""
+    """Return the fields of a form that was sent; what is missing has its first value."""
     return {name: given.get(name, first) for name, first in EMPTY.items()}
 
 
 def to_body(fields: Fields) -> dict[str, Any]:
-    """The body of a chat completion, as a stream with the run's steps. Raises `FormFault` with every fault at once."""
+    """Return the body of a chat completion, as a stream with the run's steps. Raises `FormFault` with every fault at
+    once."""
     faults: dict[str, str] = {}
     if not fields["question"].strip() and not fields["history"]:
         faults["question"] = "Write a question."
@@ -122,7 +123,7 @@ def to_body(fields: Fields) -> dict[str, Any]:
 
 
 def refusal(error: ApiError, fields: Sequence[str] = ()) -> Refusal:
-    """A refusal with its next step. `fields` are names of fields that are not in `PARAMS` and may be blamed."""
+    """Return a refusal with its next step. `fields` are names of fields that are not in `PARAMS` and may be blamed."""
     found = next((field for start, field in PARAMS if error.param.startswith(start)), "")
     found = error.param if error.param in fields else found
     if error.retry_after is not None:
@@ -165,7 +166,7 @@ def _json(fields: Fields, name: str, faults: dict[str, str]) -> Any:
 
 
 def _tools(text: str, faults: dict[str, str]) -> list[Any]:
-    """The tools: functions as OpenAI's API has them, with or without the object around each."""
+    """Return the tools: functions as OpenAI's API has them, with or without the object around each."""
     found = _json({"tools": text}, "tools", faults)
     if found is None:
         return []

@@ -53,7 +53,7 @@ class Cursor:
     by: drawing.By = "time"
 
     def address(self, **changes: Any) -> str:
-        """The address of the page with another cursor, at the part of the page that it changes."""
+        """Return the address of the page with another cursor, at the part of the page that it changes."""
         given: dict[str, Any] = {"step": self.step, "t": self.t, "by": self.by} | changes
         kept = {name: value for name, value in given.items() if value not in (None, "", "time")}
         path = f"{PATH}/runs/{segment(self.run)}"
@@ -80,7 +80,7 @@ class Cursor:
 
 
 def routes(pages: Pages) -> list[Route]:
-    """The pages of one run, and of two."""
+    """Return the pages of one run, and of two."""
     reader = _Reader(pages)
 
     async def show_run(request: Request, session: Session) -> Response:
@@ -134,7 +134,7 @@ def routes(pages: Pages) -> list[Route]:
 
 
 def _cursor(request: Request) -> Cursor:
-    """The cursor in the address. What cannot be read counts as if it were not there."""
+    """Return the cursor in the address. What cannot be read counts as if it were not there."""
     given = request.query_params
     step, by = given.get("step", ""), given.get("by", "")
     is_plan = step.startswith("plan:") and step[5:].isdecimal()
@@ -153,7 +153,7 @@ def _cursor(request: Request) -> Cursor:
 
 
 def _addresses(cursor: Cursor, shown: Mapping[str, Any]) -> dict[str, str]:
-    """The addresses to which the page leads beside its own."""
+    """Return the addresses to which the page leads beside its own."""
     run = shown["run"]
     other = run["origin"]["run"] if run["origin"] else ""
     follow = {"after": shown["state"]["seq"], "step": cursor.step, "by": cursor.by}
@@ -173,8 +173,8 @@ class _Reader:
     async def read(
         self, session: Session, cursor: Cursor, seq: int | None = None, kept: "_Kept | None" = None
     ) -> dict[str, Any]:
-        """The values of all templates: at the cursor's instant, or behind event `seq`; else behind the latest event.
-        `kept` is what a live page has read before."""
+        """Return the values of all templates: at the cursor's instant, or behind event `seq`; else behind the latest
+        event. `kept` is what a live page has read before."""
         kept = kept or _Kept()
         found = await self._views(session, cursor, seq, kept)
         if kept.may_write is None:
@@ -213,8 +213,8 @@ class _Reader:
         }
 
     async def _views(self, session: Session, cursor: Cursor, seq: int | None, kept: "_Kept") -> Any:
-        """The run and its views, with the first words of subtasks and the content of the chosen step. Reading these is
-        logged for others' runs, so a live page reads them again only where they have changed."""
+        """Return the run and its views, with the first words of subtasks and the content of the chosen step. Reading
+        these is logged for others' runs, so a live page reads them again only where they have changed."""
         path, step = f"/v1/runs/{segment(cursor.run)}/views", cursor.number
         at = {"at": seq} if seq is not None else {"t": cursor.t}
         is_first = not kept.words
@@ -254,11 +254,11 @@ class _Kept:
             self._content = None
 
     def lacks_words(self, found: Mapping[str, Any]) -> bool:
-        """True if the views have a step whose first words were not read yet."""
+        """Return True if the views have a step whose first words were not read yet."""
         return any(node["id"] not in self.words for node in step_pane.steps(found))
 
     def lacks_content(self, found: Mapping[str, Any], step: int) -> bool:
-        """True if the views have this step, and its content has changed since it was read."""
+        """Return True if the views have this step, and its content has changed since it was read."""
         version = step_pane.version(found, step)
         return version is not None and (self._content is None or version != self._version)
 
@@ -274,7 +274,7 @@ class _Kept:
 
 
 def _live(pages: Pages, reader: _Reader, session: Session, cursor: Cursor, request: Request) -> Live:
-    """The stream of patches of a run that goes on. The ids are the journal's numbers."""
+    """Return the stream of patches of a run that goes on. The ids are the journal's numbers."""
     kept = _Kept()
     sent: dict[str, str] = {}
     given = request.headers.get("last-event-id") or request.query_params.get("after", "")
@@ -328,7 +328,7 @@ async def _explanation(pages: Pages, request: Request, session: Session) -> Resp
 
 
 async def _or_refusal(pages: Pages, session: Session, path: str, **query: Any) -> dict[str, Any]:
-    """The reply of the API, or the words of its refusal, which are shown in place of it."""
+    """Return the reply of the API, or the words of its refusal, which are shown in place of it."""
     try:
         return {"found": await pages.api.get(session, path, **query), "refusal": None}
     except ApiError as error:

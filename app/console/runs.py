@@ -85,7 +85,7 @@ LIST: Final = f"{PATH}/runs"
 
 
 def routes(pages: Pages) -> list[Route]:
-    """The list of runs with its filters."""
+    """Return the list of runs with its filters."""
 
     async def show_runs(request: Request, session: Session) -> Any:
         asked = _asked(request)
@@ -119,7 +119,7 @@ def routes(pages: Pages) -> list[Route]:
 
 
 def _asked(request: Request) -> dict[str, str]:
-    """The filters and the place in the list that the address names."""
+    """Return the filters and the place in the list that the address names."""
     given = request.query_params
     return {name: given[name].strip() for name in (*FILTERS, "after", "before") if given.get(name, "").strip()}
 
@@ -129,7 +129,7 @@ async def _listed(pages: Pages, session: Session, asked: Mapping[str, str]) -> A
 
 
 def _live(pages: Pages, session: Session, asked: Mapping[str, str], *, sees_tenants: bool) -> Live:
-    """The list as it changes. What is shown already is not sent again."""
+    """Return the list as it changes. What is shown already is not sent again."""
     shown = ""
 
     async def render(_event: Event) -> Regions:
@@ -145,7 +145,7 @@ def _live(pages: Pages, session: Session, asked: Mapping[str, str], *, sees_tena
 
 
 def _shown(pages: Pages, listed: Mapping[str, Any], asked: Mapping[str, str], *, sees_tenants: bool) -> dict[str, Any]:
-    """The values of the table's template."""
+    """Return the values of the table's template."""
     kept = {name: value for name, value in asked.items() if name not in ("after", "before")}
     links = {
         "first": f"{LIST}?{urlencode(kept)}" if listed["previous"] else "",
@@ -163,7 +163,7 @@ def _shown(pages: Pages, listed: Mapping[str, Any], asked: Mapping[str, str], *,
 
 
 def _marks(run: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """The peculiarities of a run, each with a class of the style sheet and its word."""
+    """Return the peculiarities of a run, each with a class of the style sheet and its word."""
     found = [("preview", "preview")] if run["preview"] else []
     if run["origin"] is not None:
         kind = run["origin"]["kind"]
@@ -176,7 +176,7 @@ def _seconds(run: Mapping[str, Any]) -> float | None:
 
 
 def _range(listed: Mapping[str, Any]) -> str:
-    """The words that say which runs of how many the page has."""
+    """Return the words that say which runs of how many the page has."""
     count, shown = listed["count"], len(listed["data"])
     total = f"{count['total']:,}" if count["total"] is not None else f"more than {count['most']:,}"
     if not shown:

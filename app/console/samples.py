@@ -32,7 +32,7 @@ class Sample:
 
 
 def samples(origin: str, body: Mapping[str, Any]) -> list[Sample]:
-    """The code of a chat completion; `origin` is the address of the service, without a path."""
+    """Return the code of a chat completion; `origin` is the address of the service, without a path."""
     return [
         Sample("curl", curl(f"{origin}/v1/chat/completions", body)),
         Sample("Python (openai)", _python(origin, body)),
@@ -42,7 +42,7 @@ def samples(origin: str, body: Mapping[str, Any]) -> list[Sample]:
 
 
 def curl(url: str, body: Mapping[str, Any]) -> str:
-    """A command that sends a body."""
+    """Return a command that sends a body."""
     sent = _literal(body, JSON, "  ").replace("'", "'\\''")
     return (
         f"curl -sN {url} \\\n"
@@ -94,7 +94,7 @@ with client.messages.stream(
 
 
 def to_messages(body: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments by which Anthropic's client sends the same request."""
+    """Return the arguments by which Anthropic's client sends the same request."""
     system = [str(one["content"]) for one in body["messages"] if one["role"] == "system"]
     given: dict[str, Any] = {
         "model": body["model"],
@@ -117,7 +117,7 @@ def to_messages(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _turns(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The conversation, with the results of tools in turns of the user."""
+    """Return the conversation, with the results of tools in turns of the user."""
     turns: list[dict[str, Any]] = []
     for one in messages:
         if one["role"] == "tool":
@@ -168,7 +168,8 @@ def _arguments(given: Mapping[str, Any]) -> str:
 
 
 def _literal(value: object, words: Sequence[str], indent: str, depth: int = 0) -> str:
-    """A value as JSON or Python writes it, which differ only in three words; long ones have a line for each entry."""
+    """Return a value as JSON or Python writes it, which differ only in three words; long ones have a line for each
+    entry."""
     flat = _flat(value, words)
     if not isinstance(value, Mapping | list) or len(flat) + len(indent) * depth <= 80:
         return flat
@@ -198,5 +199,5 @@ def _flat(value: object, words: Sequence[str]) -> str:
 
 
 def _text(text: str) -> str:
-    """A string in double quotes, as JSON, Python and JavaScript read it alike."""
+    """Return a string in double quotes, as JSON, Python and JavaScript read it alike."""
     return json.dumps(text, ensure_ascii=False).translate(ESCAPED)

@@ -41,7 +41,7 @@ class Sessions:
         """True if people can log in at an OpenID provider on this listener."""
 
     def of(self, request: Request) -> Session | None:
-        """The signed-in person; None: nobody. The API decides whether the credentials are still good."""
+        """Return the signed-in person; None: nobody. The API decides whether the credentials are still good."""
         if (kept := self._kept(request.cookies.get(COOKIE, ""))) is not None:
             return Session((("authorization", f"Bearer {kept['key']}"),), seconds=kept["until"] - self._now())
         login = request.cookies.get(OIDC_COOKIE)
@@ -71,7 +71,7 @@ class Sessions:
             reply.delete_cookie(OIDC_COOKIE, path="/", secure=is_https(request), httponly=True, samesite="lax")
 
     def _kept(self, cookie: str) -> dict[str, Any] | None:
-        """The fields of a cookie; None if it is not one of ours, or is over."""
+        """Return the fields of a cookie; None if it is not one of ours, or is over."""
         try:
             sealed = base64.urlsafe_b64decode(cookie)
         except ValueError:
@@ -93,12 +93,13 @@ def _cookie_key(pepper: bytes) -> bytes:
 
 
 def is_https(request: Request) -> bool:
-    """True if the browser reaches the console by HTTPS, here or at a proxy."""
+    """Return True if the browser reaches the console by HTTPS, here or at a proxy."""
     return "https" in (request.url.scheme, request.headers.get("x-forwarded-proto", ""))
 
 
 def may_change(request: Request) -> bool:
-    """True if the request was made by a page of this origin, so that no other site can act in a person's name."""
+    """Return True if the request was made by a page of this origin, so that no other site can act in a person's
+    name."""
     site = request.headers.get("sec-fetch-site")
     if site is not None:
         return site == "same-origin"

@@ -26,8 +26,8 @@ MOST_MESSAGES: Final = 50
 
 
 def pane(found: Data, chosen: str) -> dict[str, Any] | None:
-    """The pane of the chosen step or plan at the instant of the views; None if nothing is chosen. The views have the
-    `content` of the step."""
+    """Return the pane of the chosen step or plan at the instant of the views; None if nothing is chosen. The views have
+    the `content` of the step."""
     name = f"step:{chosen}" if chosen.isdecimal() else chosen
     whole, graph = found["run"], found["graph"]
     node = next((one for one in graph["nodes"] if one["id"] == name), None)
@@ -52,7 +52,7 @@ def pane(found: Data, chosen: str) -> dict[str, Any] | None:
 
 
 def steps(found: Data) -> list[dict[str, Any]]:
-    """The nodes of steps in the graph."""
+    """Return the nodes of steps in the graph."""
     return [node for node in found["graph"]["nodes"] if node["kind"] == "step"]
 
 
@@ -66,7 +66,7 @@ def _source(edge: Data) -> dict[str, Any]:
 
 
 def _attempts(node: Data, whole: Data) -> Sequence[Data]:
-    """The node's calls until the instant, with what was known of each by then."""
+    """Return the node's calls until the instant, with what was known of each by then."""
     owners = whole["steps"] if node["kind"] == "step" else whole["proposals"]
     known = {call["id"]: call for one in owners for call in one["attempts"]}
     found = []
@@ -79,8 +79,8 @@ def _attempts(node: Data, whole: Data) -> Sequence[Data]:
 
 
 def version(found: Data, step: int) -> list[Any] | None:
-    """A mark of a step as it is now: its content is the same until the mark changes. None if the views have no such
-    step."""
+    """Return a mark of a step as it is now: its content is the same until the mark changes. None if the views have no
+    such step."""
     if all(node["number"] != step for node in steps(found)):
         return None
     now = next(one for one in found["run"]["steps"] if one["n"] == step)
@@ -88,7 +88,7 @@ def version(found: Data, step: int) -> list[Any] | None:
 
 
 def content(found: Data, number: int) -> dict[str, Any]:
-    """The texts and the explanation of the step that the views have in full."""
+    """Return the texts and the explanation of the step that the views have in full."""
     explained, step = found["explanation"], found["step"]
     own = next((one for one in explained["steps"] if one["n"] == number), None)
     choice = explained["shape"]["choice"]
@@ -118,7 +118,7 @@ def _cut_content(content: Data | None) -> dict[str, Any] | None:
 
 
 def _message(message: Data) -> dict[str, Any]:
-    """One message as a person reads it: its texts, and a word for everything that is no text."""
+    """Return one message as a person reads it: its texts, and a word for everything that is no text."""
     parts = []
     for part in message["content"]:
         if part["type"] == "text":
@@ -131,14 +131,14 @@ def _message(message: Data) -> dict[str, Any]:
 
 
 def cut(text: str | None) -> dict[str, Any] | None:
-    """The beginning of a text with the number of characters behind it; None for a text that is not there."""
+    """Return the beginning of a text with the number of characters behind it; None for a text that is not there."""
     if text is None:
         return None
     return {"text": text[:MOST_CHARS], "more": max(len(text) - MOST_CHARS, 0)}
 
 
 def _answer(node: Data, whole: Data, content: Data | None) -> dict[str, Any]:
-    """The step's answer at the instant, or the reason why there is none."""
+    """Return the step's answer at the instant, or the reason why there is none."""
     if node["state"] == "done" and content is not None and content["output"] is not None:
         if content["output"]["text"]:
             return {"text": content["output"], "why": None}
@@ -147,7 +147,8 @@ def _answer(node: Data, whole: Data, content: Data | None) -> dict[str, Any]:
 
 
 def why_no_alternatives(explained: Data) -> str:
-    """The reason why there are no alternatives of a step's worker to show, from who chose it and what was recorded."""
+    """Return the reason why there are no alternatives of a step's worker to show, from who chose it and what was
+    recorded."""
     by = explained["chosen_by"]
     if by != "conductor":
         return NO_ALTERNATIVES.get(by, "No alternatives are recorded.")
@@ -157,7 +158,7 @@ def why_no_alternatives(explained: Data) -> str:
 
 
 def why_no_answer(node: Data, whole: Data, content: Data | None) -> str:
-    """The reason why a step has no answer to show, from its state and its calls."""
+    """Return the reason why a step has no answer to show, from its state and its calls."""
     error, calls = node["error"] or "no reason is recorded", len(node["attempts"])
     match node["state"]:
         case "waiting":

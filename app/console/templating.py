@@ -42,7 +42,7 @@ INVISIBLE: Final = re.compile(f"[{''.join(map(chr, VISIBLE))}]")
 
 
 def environment() -> jinja2.Environment:
-    """The templates with their filters."""
+    """Return the templates with their filters."""
     made = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES),
         autoescape=True,
@@ -86,12 +86,12 @@ def usd(amount: float | None) -> str:
 
 
 def count(number: float | None) -> str:
-    """A number with its thousands apart; a dash for None."""
+    """Return a number with its thousands apart; a dash for None."""
     return NOTHING if number is None else f"{number:,}"
 
 
 def seconds(length: float | None) -> str:
-    """A length of time in the unit that suits it; a dash for None."""
+    """Return a length of time in the unit that suits it; a dash for None."""
     if length is None:
         return NOTHING
     if length < 1:
@@ -105,14 +105,15 @@ def seconds(length: float | None) -> str:
 
 
 def percent(share: float | None) -> str:
-    """A share of one; a dash for None."""
+    """Return a share of one; a dash for None."""
     if share is None:
         return NOTHING
     return f"{share * 100:.1f} %"
 
 
 def when(moment: float | str | None) -> str:
-    """A time in UTC to the second: from seconds since 1970, or from the API's own text of it; a dash for None."""
+    """Return a time in UTC to the second: from seconds since 1970, or from the API's own text of it; a dash for
+    None."""
     if moment is None:
         return NOTHING
     if isinstance(moment, str):
@@ -121,7 +122,7 @@ def when(moment: float | str | None) -> str:
 
 
 def erased(erasure: Mapping[str, Any] | None) -> str:
-    """The words that say when a run's content was erased, and by what."""
+    """Return the words that say when a run's content was erased, and by what."""
     if erasure is None:
         return "erased just now"  # after the run was read for this page
     if erasure["at"] is None:
@@ -130,13 +131,13 @@ def erased(erasure: Mapping[str, Any] | None) -> str:
 
 
 def plain(text: object) -> str:
-    """A text with its invisible characters made visible; Jinja escapes it afterwards."""
+    """Return a text with its invisible characters made visible; Jinja escapes it afterwards."""
     shown = str(text)
     return shown.translate(VISIBLE) if INVISIBLE.search(shown) else shown  # to search takes a tenth of the time
 
 
 def brief(text: object, length: int = 120) -> str:
-    """The beginning of a text on one line, with the number of characters that are left out."""
+    """Return the beginning of a text on one line, with the number of characters that are left out."""
     flat = " ".join(plain(text).split())
     if len(flat) <= length:
         return flat
@@ -144,7 +145,7 @@ def brief(text: object, length: int = 120) -> str:
 
 
 def source(name: str) -> str:
-    """A source of an access list in words: `caller` and `user` are the conversation, `step:2` is a step."""
+    """Return a source of an access list in words: `caller` and `user` are the conversation, `step:2` is a step."""
     if name in ("caller", "user"):
         return "the conversation"
     kind, _, number = name.partition(":")
@@ -152,14 +153,16 @@ def source(name: str) -> str:
 
 
 def worker(name: object) -> str:
-    """The name of a worker, which may be the conductor of a nested workflow, with its invisible characters visible."""
+    """Return the name of a worker, which may be the conductor of a nested workflow, with its invisible characters
+    visible."""
     if name == CONDUCTOR:
         return "the conductor itself"
     return plain(name)
 
 
 def placed(name: str) -> str:
-    """An entry of an access list by its place in its run: `user`, or `1.0` for the first step of the first round."""
+    """Return an entry of an access list by its place in its run: `user`, or `1.0` for the first step of the first
+    round."""
     round_, _, position = name.partition(".")
     if not position:
         return source(name)
@@ -171,7 +174,7 @@ def placed(name: str) -> str:
 
 
 def basis(estimate: Mapping[str, Any]) -> str:
-    """The words for what an estimate rests on."""
+    """Return the words for what an estimate rests on."""
     runs = f"{count(estimate['runs'])} earlier run{'' if estimate['runs'] == 1 else 's'}"
     if estimate["basis"] == "prices":
         return "prices and usual sizes"
@@ -181,7 +184,7 @@ def basis(estimate: Mapping[str, Any]) -> str:
 
 
 def needed(reason: str) -> str:
-    """The words for why a plan needs an approval."""
+    """Return the words for why a plan needs an approval."""
     kind, _, name = reason.partition(":")
     if name:
         return f"the {kind} {plain(name)}"
@@ -189,5 +192,5 @@ def needed(reason: str) -> str:
 
 
 def render(made: jinja2.Environment, name: str, values: Mapping[str, Any]) -> str:
-    """One template with these values."""
+    """Return one template with these values."""
     return made.get_template(name).render(values)

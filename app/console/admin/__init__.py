@@ -15,7 +15,7 @@ from app.console.pages import Pages
 
 
 def routes(pages: Pages) -> list[Route]:
-    """The pages of all sections, and the one that lists them."""
+    """Return the pages of all sections, and the one that lists them."""
     shown = Administration(pages)
 
     async def start(request: Request, session: Session) -> Response:

@@ -43,7 +43,7 @@ OVERLAP: Final = forms.Field(
 
 
 def routes(admin: Administration) -> list[Route]:
-    """The pages of keys."""
+    """Return the pages of keys."""
 
     async def show_keys(request: Request, session: Session) -> Response:
         page = await admin.api.get(session, f"{API}/keys", **query(request, FILTERS))

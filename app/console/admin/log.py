@@ -22,7 +22,7 @@ FILTERS: Final = (
 
 
 def routes(admin: Administration) -> list[Route]:
-    """The pages of changes and people."""
+    """Return the pages of changes and people."""
 
     async def show_changes(request: Request, session: Session) -> Response:
         page = await admin.api.get(session, f"{API}/changes", **query(request, FILTERS))

@@ -29,7 +29,7 @@ FIELDS: Final = (
 
 
 def routes(admin: Administration) -> list[Route]:
-    """The page of the policy."""
+    """Return the page of the policy."""
 
     async def show(request: Request, session: Session, form: forms.Form, answer: Any, status: int = 200) -> Response:
         policy = await admin.api.get(session, f"{API}/policy")
@@ -73,7 +73,7 @@ def _form() -> forms.Form:
 
 
 def _answer(found: Mapping[str, Any]) -> tuple[str, Table]:
-    """A sentence, and the table behind it."""
+    """Return a sentence, and the table behind it."""
     if found["object"] == "policy.difference":
         return _difference(found)
     if found["object"] == "policy.trial":

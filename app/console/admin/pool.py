@@ -33,7 +33,7 @@ UNCALLED: Final[Mapping[str, Any]] = {**UNKNOWN, "calls": 0, "ejected": ""}
 
 
 def routes(admin: Administration) -> list[Route]:
-    """The pages of workers and conductors."""
+    """Return the pages of workers and conductors."""
 
     async def show_workers(request: Request, session: Session) -> Response:
         found = (await admin.api.get(session, f"{API}/workers"))["data"]
@@ -70,7 +70,8 @@ def routes(admin: Administration) -> list[Route]:
 
 
 async def _calls(admin: Administration, session: Session) -> Mapping[str, Mapping[str, Any]]:
-    """The figures of each worker's calls in the last hour, which are not known where the person may not read runs."""
+    """Return the figures of each worker's calls in the last hour, which are not known where the person may not read
+    runs."""
     try:
         found = await admin.api.get(session, "/v1/overview", period="hour")
     except ApiError as error:
@@ -85,7 +86,7 @@ async def _calls(admin: Administration, session: Session) -> Mapping[str, Mappin
 
 
 def _of_plans(ejected: str | None) -> str:
-    """The words about a worker whose breaker this process does not have; None where runs cannot be read."""
+    """Return the words about a worker whose breaker this process does not have; None where runs cannot be read."""
     if ejected is None:
         return "not measured here"
     return ejected or "not left out"
@@ -182,7 +183,7 @@ def _version(one: Mapping[str, Any]) -> forms.Field:
 
 
 async def _evidence(admin: Administration, session: Session, one: Mapping[str, Any]) -> list[str]:
-    """The conditions of a promotion of each version that may be promoted, in sentences."""
+    """Return the conditions of a promotion of each version that may be promoted, in sentences."""
     said = []
     for version in [version for version in one["loaded"] if version != one["live"]]:
         path = f"{API}/conductors/{segment(one['name'])}/evidence"

@@ -57,7 +57,7 @@ class Person:
     expires_at: float | None
 
     def may(self, scope: str) -> bool:
-        """True if their scopes permit it. The API decides anew for each request."""
+        """Return True if their scopes permit it. The API decides anew for each request."""
         return permits(self.scopes, scope, all_tenants=self.all_tenants)
 
 
@@ -94,7 +94,7 @@ class Administration:
         self.api = pages.api
 
     async def person(self, request: Request, session: Session) -> Person:
-        """The person who is signed in; they are asked for once in each request."""
+        """Return the person who is signed in; they are asked for once in each request."""
         found: Person | None = getattr(request.state, "person", None)
         if found is None:
             me = await self.api.get(session, f"{API}/me")
@@ -113,7 +113,7 @@ class Administration:
     async def show(
         self, request: Request, session: Session, template: str, status: int = 200, **values: Any
     ) -> Response:
-        """A page of a section."""
+        """Return a page of a section."""
         person = await self.person(request, session)
         sections = [one for one in SECTIONS if person.may(one.scope)]
         address = request.url.path + (f"?{request.url.query}" if request.url.query else "")
@@ -131,7 +131,7 @@ class Administration:
         filters: Sequence[forms.Field] = (),
         hint: str = "",
     ) -> Response:
-        """A page with a table. `actions` are links with the scope that each needs."""
+        """Return a page with a table. `actions` are links with the scope that each needs."""
         person = await self.person(request, session)
         return await self.show(
             request,
@@ -145,23 +145,23 @@ class Administration:
         )
 
     def form(self, path: str, ask: forms.Ask, act: forms.Act) -> list[Route]:
-        """The pages of a form at `path` below `/console`."""
+        """Return the pages of a form at `path` below `/console`."""
         return forms.routes(self.pages, path, ask, act, self.show)
 
 
 def chosen(request: Request, filters: Sequence[forms.Field]) -> dict[str, list[str]]:
-    """The filters that the address has, by the names of their fields."""
+    """Return the filters that the address has, by the names of their fields."""
     return {one.name: [request.query_params.get(one.name, "")] for one in filters}
 
 
 def query(request: Request, filters: Sequence[forms.Field]) -> dict[str, Any]:
-    """The filters and the place of a page, as parameters for the API."""
+    """Return the filters and the place of a page, as parameters for the API."""
     found: dict[str, Any] = {name: values[-1].strip() for name, values in chosen(request, filters).items()}
     return found | {"limit": PAGE, "after": request.query_params.get("after")}
 
 
 def following(request: Request, page: Mapping[str, Any]) -> str:
-    """The address of the page behind this one; empty if there is none."""
+    """Return the address of the page behind this one; empty if there is none."""
     if not page["has_more"]:
         return ""
     kept = {name: value for name, value in request.query_params.items() if name != "after" and value}
@@ -169,7 +169,7 @@ def following(request: Request, page: Mapping[str, Any]) -> str:
 
 
 def at(*parts: str, **fields: str) -> str:
-    """The address of a page of the administration; every part may be any text."""
+    """Return the address of a page of the administration; every part may be any text."""
     path = "/".join([ADMIN, *[quote(part, safe="") for part in parts]])
     if fields:
         return f"{path}?{urlencode(fields)}"

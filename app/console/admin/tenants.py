@@ -19,7 +19,7 @@ WORDS: Final = {
 
 
 def routes(admin: Administration) -> list[Route]:
-    """The pages of tenants."""
+    """Return the pages of tenants."""
 
     async def show_tenants(request: Request, session: Session) -> Response:
         page = await admin.api.get(session, f"{API}/tenants", **query(request, ()))
