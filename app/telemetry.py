@@ -267,8 +267,8 @@ class Telemetry:
         self.count("baton_tenant_cost_micro_usd_total", self.bounded("tenant", tenant, self._tenants), by=micro_usd)
 
     def bounded(self, kind: str, value: str, most: int) -> str:
-        """The value of a label that has no table: the first `most` values of this kind stand for themselves, and all
-        others, and none, are `other`."""
+        """Return the value of a label that has no table: the first `most` values of this kind stand for themselves, and
+        all others, and none, are `other`."""
         known = self._values.setdefault(kind, set())
         if value in known:
             return value
@@ -309,7 +309,7 @@ class _Totals(Collector):
         self._totals = totals
 
     def collect(self) -> Iterator[CounterMetricFamily]:
-        """One family for each counter."""
+        """Yield one family for each counter."""
         for name, (doc, labels) in TOTALS.items():
             family = CounterMetricFamily(name, doc, labels=labels)
             for values, read in self._totals[name].items():
@@ -318,7 +318,7 @@ class _Totals(Collector):
 
 
 def metrics_page() -> str:
-    """The page of all metrics (deploy/docs/metrics.md), as Markdown."""
+    """Return the page of all metrics (deploy/docs/metrics.md), as Markdown."""
     lines = [
         "# Metrics",
         "",
@@ -355,7 +355,7 @@ class JsonLines(logging.Formatter):
 
 
 def raised_at(trail: TracebackType | None) -> str:
-    """The file and the line at which an error was raised; empty where that is not known."""
+    """Return the file and the line at which an error was raised; empty where that is not known."""
     if trail is None:
         return ""
     while trail.tb_next is not None:

@@ -53,7 +53,7 @@ def needs(run: Account, terms: Mapping[str, Any]) -> Mapping[int, Fact]:
 
 
 def _spent(run: Account, seq: int) -> int:
-    """The micro-dollars of the calls that had ended before an event."""
+    """Return the micro-dollars of the calls that had ended before an event."""
     ended = [call.outcome for call in run.calls.values() if call.outcome is not None]
     return sum(int(outcome.body["usd"]) for outcome in ended if outcome.seq < seq)
 
@@ -159,7 +159,7 @@ def _called(run: Account, call: Call, terms: Mapping[str, Any], needing: Mapping
 
 
 def _digests(run: Account, asked: Fact) -> tuple[str, str]:
-    """The digests of the plan, and of all that is to be approved."""
+    """Return the digests of the plan, and of all that is to be approved."""
     body, proposal = asked.body, run.proposals[asked.body["proposal"]]
     base = int(proposal.opened.body["base"])
     limits = {name: run.limits.get(name, 0) for name in WHOLE}

@@ -53,7 +53,7 @@ def _labelled(run: Account) -> bool:
 
 
 def _disclosed(run: Account, call: Call, labels: Labels | None, pools: Pools) -> dict[str, Any]:
-    """The values that the fields `OF_INTENT` must have; without a region where its pool is not known."""
+    """Return the values that the fields `OF_INTENT` must have; without a region where its pool is not known."""
     body, step = call.intent.body, run.steps.get(call.step) if call.step is not None else None
     embeds = body["template"] == EMBEDS
     listed = () if embeds else tuple(entry for entry in body["access"] if entry != "user")
@@ -105,7 +105,7 @@ def _row(run: Account, call: Call, expected: Mapping[str, Any], row: Mapping[str
 
 
 def _columns(run: Account, call: Call, expected: Mapping[str, Any]) -> dict[str, Any]:
-    """The columns that a row must have."""
+    """Return the columns that a row must have."""
     body = call.intent.body
     embeds = body["template"] == EMBEDS
     listed = () if embeds else tuple(entry for entry in body["access"] if entry != "user")

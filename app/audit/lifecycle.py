@@ -258,7 +258,7 @@ def degraded(run: Account) -> set[bool]:
 
 
 def _was_cut_short(run: Account, call: Call) -> bool:
-    """True if the time of a call was over before its text was complete, and the run's end could know it."""
+    """Return True if the time of a call was over before its text was complete, and the run's end could know it."""
     if call.outcome is None or not call.outcome.body.get("out_of_time"):
         return False
     return run.end is None or call.outcome.seq < run.end.seq

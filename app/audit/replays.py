@@ -105,6 +105,6 @@ def _compared(record: Record, claims: list[Claim], report: Report, now: float) -
 
 
 def _equal(then: Mapping[str, object], now: Mapping[str, object]) -> bool:
-    """True if an output is named by its ref in the earlier run, and ended in the same way."""
+    """Return True if an output is named by its ref in the earlier run, and ended in the same way."""
     same = [then[name] == now[name] for name in ("chars", "finish")]
     return all(same) and then["output"] == now.get("origin_output", "")

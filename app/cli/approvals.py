@@ -48,7 +48,7 @@ async def _listed(settings: Settings, limit: int, *, decided: bool) -> list[dict
 
 
 async def _show(settings: Settings, catalog: Catalog, wanted: str) -> dict[str, Any]:
-    """The question of a run; while its plan waits, with an estimate by the prices of the pool file."""
+    """Return the question of a run; while its plan waits, with an estimate by the prices of the pool file."""
     async with storage.opened(settings) as store:
         one = await _one(store, wanted)
         if one["status"] == "waiting":
@@ -66,7 +66,7 @@ async def _one(store: Store, wanted: str) -> dict[str, Any]:
 
 
 async def _shown(store: Store, row: RunRow) -> dict[str, Any] | None:
-    """The question of a run with its texts. That they are read is logged."""
+    """Return the question of a run with its texts. That they are read is logged."""
     found = await shown(store.of_tenant(None), row, reads=True)
     if found is not None:
         await content_reads.note(store, row.id, row.tenant, "approval", mark(found))
@@ -132,7 +132,7 @@ def _minute(at: float) -> str:
 
 
 def _lines(one: Mapping[str, Any]) -> list[str]:
-    """A question in words: why, what would be called and disclosed, at what price, and what was decided."""
+    """Return a question in words: why, what would be called and disclosed, at what price, and what was decided."""
     lines = [
         f"{one['run']}: {one['status']} ({', '.join(one['reasons'])})",
         f"digest {one['digest']}",

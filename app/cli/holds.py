@@ -48,7 +48,7 @@ async def _add(settings: Settings, asked: Asked, now: float) -> list[Hold]:
 
 
 async def _covered(store: Store, asked: Asked, now: float) -> tuple[HoldScope, str]:
-    """The scope and the name that the command names. Raises `ConfigInvalid` unless it names one."""
+    """Return the scope and the name that the command names. Raises `ConfigInvalid` unless it names one."""
     given: list[tuple[HoldScope, str | None]] = [("run", asked.run), ("user", asked.user), ("key", asked.key)]
     if asked.user is None:
         given.append(("tenant", asked.tenant))

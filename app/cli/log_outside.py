@@ -44,7 +44,7 @@ class Outside:
     """Entries that the last checkpoint with a time stamp counts."""
 
     def facts(self, *, stamps: bool) -> dict[str, object]:
-        """The values by the names that are printed."""
+        """Return the values by the names that are printed."""
         found: dict[str, object] = {
             "export": self.place,
             "exported_size": self.size,

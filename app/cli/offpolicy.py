@@ -156,7 +156,7 @@ async def _note(store: Store, loaded: Loaded, row: RunRow, found: JournaledDecis
 
 
 async def _beliefs(store: Store, loaded: Loaded, row: RunRow, found: JournaledDecisions) -> Beliefs | None:
-    """The present beliefs of the selector of a run's tier for the run's tenant."""
+    """Return the present beliefs of the selector of a run's tier for the run's tenant."""
     tier = loaded.catalog.tiers.get(row.tier)
     spec = tier.conductor.selector if tier is not None else None
     if spec is None:
@@ -209,7 +209,8 @@ def _judged(group: Group, rows: Sequence[RewardedDecision], policies: Sequence[s
 
 
 def _choices(policy: str, row: RewardedDecision) -> tuple[Policy, Policy | None] | None:
-    """The choices of a policy in the places of a row's decision and of its further one; None if it has none there."""
+    """Return the choices of a policy in the places of a row's decision and of its further one; None if it has none
+    there."""
     one, further = row.decided, row.decided.further
     first = _choice(policy, row, one, row.seen, None)
     if first is None or further is None:

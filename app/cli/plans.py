@@ -93,7 +93,7 @@ async def _edit(loaded: Loaded, asked: Asked) -> dict[str, Any]:
 
 
 def _change(asked: Asked) -> dict[str, Any]:
-    """The body that `PATCH /v1/plans/{id}` would be sent; its revision is looked up later."""
+    """Return the body that `PATCH /v1/plans/{id}` would be sent; its revision is looked up later."""
     chosen = {name: getattr(asked, name) for name in EDITS if getattr(asked, name) is not None}
     if len(chosen) + (asked.file is not None) != 1:
         raise ConfigInvalid(["give one of --change, --add, --remove, --move and --file"])
@@ -141,14 +141,14 @@ async def _execute(loaded: Loaded, asked: Asked) -> int:
 
 
 def _checked(ended: TurnEnd) -> TurnEnd:
-    """The end of a run; raises the error that it ended with."""
+    """Return the end of a run; raises the error that it ended with."""
     if ended.error is not None:
         raise ended.error
     return ended
 
 
 async def _find(store: Store, name: str) -> tuple[Plan, RunRow]:
-    """The plan of this id, of this run, or the newest one. Raises `NotFound`."""
+    """Return the plan of this id, of this run, or the newest one. Raises `NotFound`."""
     if name == "last":
         rows = [row for row in await store.runs(RunQuery(tags=((PLAN_TAG, FIRST_REVISION),))) if not row.erased]
         if not rows:
@@ -158,7 +158,8 @@ async def _find(store: Store, name: str) -> tuple[Plan, RunRow]:
 
 
 async def _repeated(store: Store, catalog: Catalog, plan: Plan, base: Revision, tenant: str, key: str) -> Order:
-    """The order of the plan's request in the name of this command, which has every scope in the plan's tenant."""
+    """Return the order of the plan's request in the name of this command, which has every scope in the plan's
+    tenant."""
     caller = Caller(KeyRow(key, tenant, key, b"", frozenset(SCOPES), 0.0))
     task = await task_of(store, plan.run, plan.first.state.admitted.task)
     return orders.repeated(catalog, caller, plan, base, tenant, task)

@@ -36,7 +36,7 @@ def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> i
 
 
 def order_of(catalog: Catalog, asked: Asked) -> Order:
-    """The order of a preview. Raises `ConfigInvalid` for a tier or an effort that there is not."""
+    """Return the order of a preview. Raises `ConfigInvalid` for a tier or an effort that there is not."""
     tier, effort = _tier(catalog, asked)
     overrides = Overrides(frozenset(asked.allow), frozenset(asked.deny), asked.pin)
     return Order(
@@ -83,7 +83,8 @@ async def _estimate(opened: Runtime, ended: TurnEnd, order: Order) -> Text:
 
 
 def estimate(known: Mapping[str, Any] | None, planning_usd: float) -> Text:
-    """The forecast of a plan, as the API has it, in words; `planning_usd` are the dollars that making the plan cost."""
+    """Return the forecast of a plan, as the API has it, in words; `planning_usd` are the dollars that making the plan
+    cost."""
     if known is None:
         return Text("estimate: none, because a worker of the plan is not in the pool file, or is the conductor")
     planning = f"Making the plan cost {run_words.cost(planning_usd)}."

@@ -44,7 +44,7 @@ async def at_work(loaded: Loaded, runs: int, *, dispatches: bool = False) -> Asy
 
 
 async def carried_out(opened: Runtime, order: Order) -> TurnEnd:
-    """One run to its end; `RunExpired` if it does not end in its time."""
+    """Carry out one run to its end, and return that. Raises `RunExpired` if it does not end in its time."""
     driven = await _start(opened, order)
     try:
         async with asyncio.timeout(order.limits.seconds + START_SECONDS):

@@ -57,7 +57,7 @@ class ReplayedRun:
     refused: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """The pair as a line of the file of `--out`."""
+        """Return the pair as a line of the file of `--out`."""
         found = self.comparison.to_json() if self.comparison is not None else None
         return {"run": self.run, "replay": self.replay or None, "refused": self.refused or None, "comparison": found}
 
@@ -159,7 +159,7 @@ async def _replay(loaded: Loaded, asked: Asked, under: Mapping[str, str], now: C
 
 
 async def _tried(loaded: Loaded, under: Mapping[str, str]) -> Loaded:
-    """The configuration with the pool snapshot that is to be tried, and with arms."""
+    """Return the configuration with the pool snapshot that is to be tried, and with arms."""
     catalog = loaded.catalog
     if digest := under.get("snapshot"):
         async with storage.opened(loaded.settings) as store:
@@ -174,7 +174,7 @@ async def _tried(loaded: Loaded, under: Mapping[str, str]) -> Loaded:
 
 
 async def _rows(store: Store, asked: Asked, now: float) -> list[RunRow]:
-    """The runs to replay, which have ended and do not follow from others."""
+    """Return the runs to replay, which have ended and do not follow from others."""
     if asked.run:
         return [await storage.find(store, name) for name in asked.run]
     query = replace(query_of(asked, await store.keys(), now), origin_kind="", limit=PAGE)
@@ -192,7 +192,7 @@ async def _rows(store: Store, asked: Asked, now: float) -> list[RunRow]:
 
 
 def _known(out: str | None) -> set[str]:
-    """The runs that an earlier command has replayed into this file. A line that was cut off does not count."""
+    """Return the runs that an earlier command has replayed into this file. A line that was cut off does not count."""
     found: set[str] = set()
     if out is None or not Path(out).exists():
         return found
@@ -282,7 +282,7 @@ def _tier(catalog: Catalog, row: RunRow, under: Mapping[str, str]) -> tuple[Tier
 
 
 async def _ended(batch: Batch, order: Order) -> RunRow:
-    """The row of a replay that has ended, or that waits for tools and has no recorded results for its calls."""
+    """Return the row of a replay that has ended, or that waits for tools and has no recorded results for its calls."""
     store = batch.opened.context.store
     ended = await private_engine.carried_out(batch.opened, order)
     row = await store.run(ended.state.run)
@@ -317,7 +317,7 @@ async def _compared(settings: Any, asked: Asked) -> Comparison:
 
 
 def _intervals(batch: Batch, seed: int) -> list[tuple[Paired, Interval | None]]:
-    """The paired differences with their 95 % intervals by the bootstrap over runs; None for a single pair."""
+    """Return the paired differences with their 95 % intervals by the bootstrap over runs; None for a single pair."""
     found: list[tuple[Paired, Interval | None]] = []
     for one in paired([pair.comparison for pair in batch.pairs if pair.comparison is not None]):
         means = resampled({"difference": one.differences}, Random(seed), RESAMPLES) if one.pairs > 1 else []

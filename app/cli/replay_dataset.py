@@ -101,7 +101,7 @@ def _full(asked: Asked, data: Dataset, open_: Routes, plan: Plan) -> None:
 
 
 def _summary(figures: Sequence[Figures]) -> dict[str, dict[str, float | None]]:
-    """The mean and the worst of each figure over the seeds in which it is defined."""
+    """Return the mean and the worst of each figure over the seeds in which it is defined."""
     mean: dict[str, float | None] = {}
     worst: dict[str, float | None] = {}
     for key, (_, rising) in COLUMNS.items():
@@ -151,7 +151,7 @@ def _log(asked: Asked, data: Dataset, open_: Routes, plan: Plan) -> None:
 
 
 def _judgement(reports: Sequence[Report]) -> dict[str, Any]:
-    """The estimates of one policy over the seeds."""
+    """Return the estimates of one policy over the seeds."""
     verdicts: dict[str, int] = {}
     for report in reports:
         verdicts[report.verdict] = verdicts.get(report.verdict, 0) + 1

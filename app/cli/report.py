@@ -121,7 +121,7 @@ def _group_rows(groups: Sequence[Mapping[str, Any]], names: Mapping[str, str]) -
 
 
 def _group(by: str, group: str | None, names: Mapping[str, str]) -> str:
-    """A group in words: an API key by its name, where that is known."""
+    """Return a group in words: an API key by its name, where that is known."""
     if group is None:
         return "(none)"
     if by == "key":

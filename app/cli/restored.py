@@ -111,14 +111,14 @@ async def _carry_out(settings: Settings, asked: Asked, lines: Sequence[Mapping[s
 
 
 async def _last_event(store: Store) -> float | None:
-    """The time of the latest event of the newest runs, without writing."""
+    """Return the time of the latest event of the newest runs, without writing."""
     rows = await store.runs(RunQuery(limit=PAGE))
     journals = [await store.journal(row.id) for row in rows]
     return max([journal.events[-1].at for journal in journals if journal.events], default=None)
 
 
 async def _open_rows(store: Store) -> list[RunRow]:
-    """Every run that has not ended, the oldest first."""
+    """Return every run that has not ended, the oldest first."""
     found: list[RunRow] = []
     for state in RUN_STATES:
         before: tuple[float, str] | None = None
@@ -162,7 +162,8 @@ def _fields(line: str) -> Mapping[str, Any]:
 
 
 async def _missing(store: Store, lines: Sequence[Mapping[str, Any]]) -> tuple[Missing, ...]:
-    """The steps that cost more, by the logs, than the journal knows of; a step has one line for each of its turns."""
+    """Return the steps that cost more, by the logs, than the journal knows of; a step has one line for each of its
+    turns."""
     costs: dict[tuple[str, int], float] = {}
     last: dict[tuple[str, int], Mapping[str, Any]] = {}
     for fields in lines:
@@ -191,7 +192,7 @@ async def _state(store: Store, run: str) -> RunState | None:
 
 
 def _known_usd(state: RunState | None, step: int) -> float:
-    """The dollars that the journal knows of for a step: open calls with what is held for them."""
+    """Return the dollars that the journal knows of for a step: open calls with what is held for them."""
     calls = [call for call in state.calls.values() if call.step == step] if state is not None else []
     return sum([call.usd_held if call.outcome is None else call.usd for call in calls]) / MILLION
 

@@ -55,7 +55,7 @@ def _days(seconds: float | None) -> float | str | None:
 
 
 def _said(seconds: float | None, *, unsaid: str) -> str:
-    """A time in words. `unsaid` stands for None."""
+    """Return a time in words. `unsaid` stands for None."""
     if seconds is None:
         return unsaid
     if seconds == inf:

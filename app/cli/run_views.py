@@ -57,7 +57,7 @@ Document = Mapping[str, Any]
 
 
 def graph(shown: Document) -> Iterator[Text]:
-    """The nodes in their layers, each with what it was granted (`<==`) and what was withheld from it (`x..`)."""
+    """Yield the nodes in their layers, each with what it was granted (`<==`) and what was withheld from it (`x..`)."""
     yield heading(shown)
     edges: dict[str, list[Document]] = {}
     for edge in shown["edges"]:
@@ -97,7 +97,7 @@ def _edge(edge: Document) -> Text:
 
 
 def timeline(shown: Document, width: int, *, by_money: bool) -> Iterator[Text]:
-    """The spans as bars on one axis of this many columns in all, by seconds or by money."""
+    """Yield the spans as bars on one axis of this many columns in all, by seconds or by money."""
     yield heading(shown)
     columns = max(width - LABEL_COLUMNS - FIGURE_COLUMNS - 2, NARROWEST_BAR)
     total = shown["cost_usd"] if by_money else shown["length_seconds"]
@@ -120,7 +120,7 @@ def _has_no_row(span: Document, *, by_money: bool) -> bool:
 
 
 def _phases(spans: Sequence[Document]) -> Mapping[str, Sequence[Document]]:
-    """The phases of each attempt."""
+    """Return the phases of each attempt."""
     found: dict[str, list[Document]] = {}
     for span in spans:
         if span["kind"] in ("first_word", "stream"):
@@ -145,7 +145,7 @@ def _row(span: Document, parts: Sequence[Document], total: float, columns: int, 
 
 
 def _bar(pieces: Sequence[tuple[float, float, str, str]], total: float, columns: int) -> Text:
-    """A bar of pieces, each with start, length, mark and colour; the shortest piece still has one column."""
+    """Return a bar of pieces, each with start, length, mark and colour; the shortest piece still has one column."""
     scale = columns / total if total > 0 else 0.0
     line = Text()
     for start, length, mark, colour in pieces:
@@ -169,7 +169,7 @@ def _span_name(span: Document) -> str:
 
 
 def state(shown: Document) -> Iterator[Text]:
-    """The exact state at the instant."""
+    """Yield the exact state at the instant."""
     yield heading(shown)
     waits = shown["waits"]
     facts = {
@@ -193,7 +193,7 @@ def state(shown: Document) -> Iterator[Text]:
 
 
 def heading(shown: Document) -> Text:
-    """The run, its state, and the instant that is shown."""
+    """Return the run, its state, and the instant that is shown."""
     line = Text(shown["run"], style="bold")
     line.append(f"  {_words(shown['state'])}")
     if shown["seq"] == shown["last_seq"]:

@@ -11,5 +11,5 @@ TASKS = 60
 
 
 def lines() -> list[str]:
-    """The task set as JSON lines: the same in every process."""
+    """Return the task set as JSON lines: the same in every process."""
     return list(task_set("fresh", TASKS))

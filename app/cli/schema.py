@@ -53,7 +53,7 @@ def _migrate(settings: Settings, asked: Asked, *, up: bool) -> int:
 
 
 def _row_security(settings: Settings) -> str:
-    """The state of row-level security in words; empty for SQLite, which has none."""
+    """Return the state of row-level security in words; empty for SQLite, which has none."""
     if settings.database_url.startswith("sqlite"):
         return ""
     found = revisions.row_security(settings.database_url)

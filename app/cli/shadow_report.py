@@ -34,7 +34,7 @@ def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> i
 
 
 def _holds(figures: Mapping[str, Any]) -> bool:
-    """True if there is a candidate, and the conditions hold for each."""
+    """Return True if there is a candidate, and the conditions hold for each."""
     found = figures["candidates"]
     return bool(found) and all(one["promotable"] for one in found)
 

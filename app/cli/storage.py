@@ -134,7 +134,7 @@ async def _by_prefix(store: Store, prefix: str) -> RunRow:
 
 
 def _times_of(prefix: str) -> tuple[float | None, float | None]:
-    """The times between which runs were admitted whose ids begin like that: an id begins with its time."""
+    """Return the times between which runs were admitted whose ids begin like that: an id begins with its time."""
     digits = prefix.removeprefix("run_")[:TIME_DIGITS]
     if not re.fullmatch("[0-9a-f]+", digits):
         return None, None

@@ -89,7 +89,7 @@ def _line(name: str, value: str) -> Text:
 
 
 def _workers(shown: Json) -> Table | None:
-    """The workers with the most calls; None without any call."""
+    """Return the workers with the most calls; None without any call."""
     if not shown["workers"]:
         return None
     table = terminal.table("worker")
@@ -105,7 +105,7 @@ def _workers(shown: Json) -> Table | None:
 
 
 def _failures(shown: Json) -> Table | None:
-    """The most frequent causes of runs that did not succeed; None without any."""
+    """Return the most frequent causes of runs that did not succeed; None without any."""
     if not shown["failures"]:
         return None
     table = terminal.table("not succeeded", "cause")

@@ -59,7 +59,7 @@ async def _show(settings: Settings, asked: Asked) -> int:
 
 
 def _facts(state: LogState, checkpoint: Checkpoint | None) -> dict[str, Any]:
-    """The state of the log by the names that are printed."""
+    """Return the state of the log by the names that are printed."""
     return {
         "origin": checkpoint.origin if checkpoint is not None else None,
         "size": state.size,
@@ -74,7 +74,7 @@ def _facts(state: LogState, checkpoint: Checkpoint | None) -> dict[str, Any]:
 
 
 def _checkpoint(note: str | None, verifiers: Sequence[str]) -> Checkpoint | None:
-    """The checkpoint of the log, whose signature is checked by its own keys."""
+    """Return the checkpoint of the log, whose signature is checked by its own keys."""
     if note is None:
         return None
     return open_checkpoint(note, [Verifier.parsed(one) for one in verifiers])
@@ -102,7 +102,7 @@ async def _prove(settings: Settings, asked: Asked) -> int:
 
 
 async def _found(store: Store, wanted: str) -> tuple[str, int | None]:
-    """The id of a run and the number of its events; None for one that was pruned."""
+    """Return the id of a run and the number of its events; None for one that was pruned."""
     try:
         row = await storage.find(store, wanted)
     except RunPruned:
@@ -111,7 +111,7 @@ async def _found(store: Store, wanted: str) -> tuple[str, int | None]:
 
 
 def _faults(proof: Proof, verifiers: Sequence[str]) -> list[str]:
-    """The faults of the proofs of a run: in the signature of the checkpoint, or in the place of an entry."""
+    """Return the faults of the proofs of a run: in the signature of the checkpoint, or in the place of an entry."""
     try:
         head = _checkpoint(proof.checkpoint, verifiers)
     except NoteInvalid as error:

@@ -62,7 +62,7 @@ def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> i
 
 
 def _keys(given: tuple[str, ...], option: str) -> tuple[Key, ...]:
-    """The keys of an option, each as its text or as a file with one on each line."""
+    """Return the keys of an option, each as its text or as a file with one on each line."""
     found = []
     for one in given:
         path = Path(one)
@@ -75,7 +75,7 @@ def _keys(given: tuple[str, ...], option: str) -> tuple[Key, ...]:
 
 
 def _held(given: tuple[str, ...]) -> tuple[tuple[str, Checkpoint], ...]:
-    """The checkpoints of this command, each a file or a folder of files."""
+    """Return the checkpoints of this command, each a file or a folder of files."""
     found = []
     for one in given:
         path = Path(one)

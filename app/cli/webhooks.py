@@ -77,7 +77,7 @@ async def _resend(settings: Settings, asked: Asked, now: float) -> None:
 
 
 def _chosen(found: Sequence[FailedNotice], ids: Sequence[str]) -> Sequence[FailedNotice]:
-    """The messages of these ids, or all. Raises `NotFound` for an id that no message has."""
+    """Return the messages of these ids, or all. Raises `NotFound` for an id that no message has."""
     by_id = {one.notice.id: one for one in found}
     unknown = sorted(set(ids) - set(by_id))
     if unknown:

@@ -21,12 +21,12 @@ POSTED = "the pool file"
 
 
 def admin_app(opened: Runtime, *, has_engine: bool) -> FastAPI:
-    """The admin API of this process; `has_engine` says that it calls workers."""
+    """Return the admin API of this process; `has_engine` says that it calls workers."""
     return create_admin(admin_context(opened, has_engine=has_engine))
 
 
 def admin_context(opened: Runtime, *, has_engine: bool) -> AdminContext:
-    """The dependencies of the admin API of this process."""
+    """Return the dependencies of the admin API of this process."""
 
     def read_pool(text: str) -> Catalog:
         return read_catalog_text(text, POSTED)
@@ -43,7 +43,7 @@ def admin_context(opened: Runtime, *, has_engine: bool) -> AdminContext:
 
 
 def _people(opened: Runtime, settings: Settings) -> People | None:
-    """How people log in; None without an OpenID provider."""
+    """Return how people log in; None without an OpenID provider."""
     if settings.oidc_issuer is None or settings.oidc_client_id is None or settings.admin_url is None:
         return None
     made: Callable[..., Provider] = resolve_name(PROVIDER)

@@ -46,7 +46,7 @@ class Clock:
         """True once the database has been read."""
 
     def now(self) -> float:
-        """Seconds since 1970."""
+        """Return the seconds since 1970."""
         return self._tick() + self._offset
 
     async def first_look(self) -> None:

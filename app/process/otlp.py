@@ -68,7 +68,8 @@ def export(home: str, environ: Mapping[str, str]) -> Export:
 
 
 def _resource(home: str, environ: Mapping[str, str]) -> Resource:
-    """The resource of all spans and metrics: this process, of the service `baton` unless the variables name another."""
+    """Return the resource of all spans and metrics: this process, of the service `baton` unless the variables name
+    another."""
     attributes = {"service.instance.id": home, "service.version": version("baton")}
     if not environ.get("OTEL_SERVICE_NAME") and "service.name=" not in environ.get("OTEL_RESOURCE_ATTRIBUTES", ""):
         attributes["service.name"] = "baton"

@@ -107,7 +107,7 @@ class LogCheck:
             self._add("state", "its state has a `signer` that no entry names", self.report.entries)
 
     def _has_signed(self, signer: str) -> bool:
-        """True if an entry names the public key of this signing key."""
+        """Return True if an entry names the public key of this signing key."""
         try:
             return key_of(signer) in self.own_keys
         except Unreadable:
@@ -203,7 +203,7 @@ class LogCheck:
                 self._add("entry", str(error), sealed.place)
 
     def _differing(self, first: int, level: Sequence[bytes]) -> list[int]:
-        """The places from `first` on whose hashes are not those of the log's tile."""
+        """Return the places from `first` on whose hashes are not those of the log's tile."""
         if self.tiles is None or not level:
             return []
         stored = self.tiles(0, first // WIDTH)
@@ -286,6 +286,6 @@ class LogCheck:
                 self._add("held", words, begin)
 
     def _begin(self, size: int, roots: Mapping[int, bytes]) -> int:
-        """The size of the largest held checkpoint below `size` that still fits."""
+        """Return the size of the largest held checkpoint below `size` that still fits."""
         good = [one.size for _, one in self.held if one.size < size and roots.get(one.size) == one.root]
         return max(good, default=0)

@@ -195,7 +195,7 @@ class EndpointEntry(Entry):
     key: Annotated[str, AfterValidator(_variable)] | None = None
 
     def core(self, place: int) -> EndpointSpec:
-        """The core record; `place` counts from 0."""
+        """Return the core record; `place` counts from 0."""
         return EndpointSpec(self.name or str(place + 1), self.base_url, self.weight, self.key)
 
 
@@ -223,7 +223,7 @@ class ProviderEntry(Entry):
     client_key: str = ""
 
     def core(self, name: str, base_url: str) -> ProviderSpec:
-        """The core record; `base_url` is the one in force, overrides applied."""
+        """Return the core record; `base_url` is the one in force, overrides applied."""
         return ProviderSpec(
             name=name,
             format=self.format,
@@ -298,7 +298,7 @@ class WorkerEntry(Entry):
     deadlines: DeadlinesEntry = DeadlinesEntry()
 
     def core(self, name: str, inherited: Deadlines, sampling: Mapping[str, str]) -> Worker:
-        """The core record; `inherited` are its provider's deadlines, `sampling` its provider's table."""
+        """Return the core record; `inherited` are its provider's deadlines, `sampling` its provider's table."""
         table = {**sampling, **self.sampling}
         card = Card(
             strengths=tuple(self.strengths),
@@ -328,7 +328,7 @@ class WorkerEntry(Entry):
 
 
 def _limit(limit: Limit) -> Any:
-    """The type of one limit in the pool file."""
+    """Return the type of one limit in the pool file."""
     if limit.unit == "usd":
         return Dollars | None
     if limit.unit == "seconds":
@@ -390,7 +390,7 @@ class ConductorEntry(Entry):
         return self
 
     def core(self) -> ConductorSpec:
-        """The core record."""
+        """Return the core record."""
         fields = self.model_dump()
         choices = {name: fields.pop(name) for name in CHOOSING}
         choices |= {name: tuple(choices[name]) for name in ("templates", "planners", "checkers", "trusted")}
@@ -416,7 +416,7 @@ class MatchEntry(Entry):
         return self
 
     def core(self) -> Match:
-        """The core record."""
+        """Return the core record."""
         return Match(**{name: frozenset(values) for name, values in self.model_dump().items()})
 
 
@@ -436,7 +436,7 @@ class RuleEntry(Entry):
         return self
 
     def core(self, name: str) -> Rule:
-        """The core record."""
+        """Return the core record."""
         matches = [one.core() if one is not None else None for one in (self.allow, self.deny, self.approve)]
         return Rule(name, frozenset(self.labels), *matches)
 
@@ -449,7 +449,7 @@ class EvaluationEntry(Entry):
     conductors: Names = []
 
     def core(self) -> Evaluation:
-        """The core record."""
+        """Return the core record."""
         return Evaluation(self.arms, tuple(self.conductors))
 
 
@@ -473,7 +473,7 @@ class ShadowEntry(Entry):
         return self
 
     def core(self) -> ShadowSpec:
-        """The core record."""
+        """Return the core record."""
         return ShadowSpec(
             share=self.share,
             tier=self.tier or "",
@@ -498,7 +498,7 @@ class PromotionEntry(Entry):
     watch_hours: Annotated[Number, Field(gt=0, le=720, allow_inf_nan=False)] = 72.0
 
     def core(self) -> PromotionSpec:
-        """The core record."""
+        """Return the core record."""
         return PromotionSpec(**self.model_dump())
 
 
@@ -523,7 +523,7 @@ class ApprovalEntry(Entry):
     four_eyes: bool = True
 
     def core(self) -> ApprovalRule:
-        """The core record."""
+        """Return the core record."""
         return ApprovalRule(
             always=self.always,
             above_usd=self.above_usd,

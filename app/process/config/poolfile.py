@@ -163,7 +163,7 @@ def _tier(name: str, entry: TierEntry, draft: CheckedEntries) -> Tier:
 
 
 def _shadow(entry: ShadowEntry, draft: CheckedEntries) -> ShadowSpec:
-    """The shadow of a tier; a name that is of no tier is that of a worker."""
+    """Return the shadow of a tier; a name that is of no tier is that of a worker."""
     worker = shadow_worker(entry, draft)
     if worker is None:
         return entry.core()

@@ -30,7 +30,7 @@ def retention_classes(text: str) -> tuple[RetentionClass, ...]:
 
 
 def _pairs(text: str, names: tuple[str, ...]) -> dict[str, str] | None:
-    """The values by name; None if a name is unknown, is given twice, or has no value, or if there is none."""
+    """Return the values by name; None if a name is unknown, is given twice, or has no value, or if there is none."""
     found: dict[str, str] = {}
     for pair in text.split(","):
         name, _, value = pair.strip().partition("=")
@@ -41,7 +41,7 @@ def _pairs(text: str, names: tuple[str, ...]) -> dict[str, str] | None:
 
 
 def _seconds(text: str, number: int) -> float:
-    """The seconds of a number of days, or infinity for `never`."""
+    """Return the seconds of a number of days, or infinity for `never`."""
     if text == "never":
         return inf
     try:

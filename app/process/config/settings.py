@@ -403,7 +403,7 @@ class Settings(BaseModel):
 
 
 def rate_limits(value: str) -> RateLimits:
-    """The limits of a setting such as `rpm=60, concurrency=8`. Raises `ValueError`."""
+    """Return the limits of a setting such as `rpm=60, concurrency=8`. Raises `ValueError`."""
     found: dict[str, int] = {}
     for part in _listed(value):
         name, _, figure = map(str.strip, part.partition("="))
