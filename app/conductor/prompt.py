@@ -138,7 +138,7 @@ def shortened(text: str, message_chars: int) -> str:
 
 
 def _ends(message_chars: int) -> tuple[int, int]:
-    """The characters of the beginning and of the end of a message that is shown in parts."""
+    """Return the characters of the beginning and of the end of a message that is shown in parts."""
     return message_chars // 2, message_chars // 4
 
 

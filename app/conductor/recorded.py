@@ -19,7 +19,7 @@ class RecordedConductor:
     instant: bool = True
 
     def plan(self, key: str) -> RecordedPlan:
-        """The recorded plan under a key; the empty one if there is none."""
+        """Return the recorded plan under a key; the empty one if there is none."""
         return self.recording.plans.get(key, NO_PLAN)
 
     async def propose(self, brief: Brief, ask: Ask) -> AsyncIterator[Step]:

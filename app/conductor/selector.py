@@ -71,8 +71,8 @@ class Selector(Chooser):
         return seen, further_arms(self._spec, brief.workers, arm_of(steps)), spent
 
     def _drawn(self, beliefs: Beliefs, random: Random, *, explores: bool) -> tuple[PublishedPosterior, float]:
-        """The posterior that decides: the tenant's own, or with a small probability one of another tenant's; and the
-        share of the tenant's choices that others decide."""
+        """Return the posterior that decides: the tenant's own, or with a small probability one of another tenant's; and
+        the share of the tenant's choices that others decide."""
         lent = beliefs.lent(self._spec.peers) if explores else 0.0
         if lent and random.random() < lent:
             return random.choice(beliefs.peers), lent
@@ -80,8 +80,8 @@ class Selector(Chooser):
 
 
 def affordable(every: Sequence[Arm], brief: Brief) -> tuple[Sequence[Arm], Mapping[str, Mapping[str, float]]]:
-    """The arms whose least price fits what the run may still spend, and whose likely duration fits its time; and the
-    others with their prices or durations.
+    """Return the arms whose least price fits what the run may still spend, and whose likely duration fits its time; and
+    the others with their prices or durations.
 
     Where none fits, the cheapest and quickest arm remains: its step is given to whoever can be paid.
     """
@@ -107,14 +107,14 @@ def affordable(every: Sequence[Arm], brief: Brief) -> tuple[Sequence[Arm], Mappi
 
 
 def _seconds(arm: Arm, brief: Brief) -> float:
-    """The likely seconds of an arm; where the model plans, those of its call and of the quickest answer."""
+    """Return the likely seconds of an arm; where the model plans, those of its call and of the quickest answer."""
     if arm.name == MODEL:
         return brief.planning_seconds + min(brief.paces.values(), default=0.0)
     return plan_seconds([(step.worker, step.access.steps) for step in arm.steps], brief.paces, brief.limits.fan_out)
 
 
 def _price(arm: Arm, brief: Brief, question: int) -> Amount:
-    """The least price of an arm; where the model plans, that of its call and of the cheapest answer."""
+    """Return the least price of an arm; where the model plans, that of its call and of the cheapest answer."""
     floor = brief.limits.floor
     if arm.name != MODEL:
         return plan_price(arm.steps, brief.workers, question, floor)

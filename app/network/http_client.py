@@ -53,7 +53,7 @@ def async_client(
     proxy_credentials: str | None = None,
     transport: httpx.AsyncBaseTransport | None = None,
 ) -> httpx.AsyncClient:
-    """A client that opens its connections when it is first used, in the event loop of that moment. Close it.
+    """Return a client that opens its connections when it is first used, in the event loop of that moment. Close it.
 
     `connections` bounds those that are open at a time; 0 means that the callers bound them. A request waits for a free
     one as long as `timeout.pool` says. `proxy_credentials` are the `user:password` of the route's proxy. Raises
@@ -77,8 +77,8 @@ def async_client(
 def client(
     *, headers: Mapping[str, str], timeout: float, route: Route = DIRECT, proxy_credentials: str | None = None
 ) -> httpx.Client:
-    """A client without an event loop, for the command line: httpx as it is, under the same rules; `timeout` is in
-    seconds. Raises ConfigInvalid if the route's files cannot be used."""
+    """Return a client without an event loop, for the command line: httpx as it is, under the same rules; `timeout` is
+    in seconds. Raises ConfigInvalid if the route's files cannot be used."""
     context = tls.context(route)
     own = {"Proxy-Authorization": _basic(proxy_credentials)} if proxy_credentials else {}
     proxy = httpx.Proxy(route.proxy, headers=own) if route.proxy else None

@@ -43,7 +43,7 @@ class _Busy(Exception):
 
 
 def authority_client() -> httpx.AsyncClient:
-    """A client for these requests. Close it."""
+    """Return a client for these requests. Close it."""
     return async_client(headers={"user-agent": "baton"}, timeout=httpx.Timeout(DEADLINE_SECONDS), connections=8)
 
 

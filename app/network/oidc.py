@@ -51,7 +51,8 @@ class OpenIdProvider:
         self._keys: KeySet | None = None
 
     async def login_url(self, scopes: str, *, state: str, nonce: str, verifier: str) -> str:
-        """The address at the provider where a person logs in. Raises `OursError` if the provider cannot be reached."""
+        """Return the address at the provider where a person logs in. Raises `OursError` if the provider cannot be
+        reached."""
         async with self._client() as client:
             metadata = await self._discovered(client)
         url: str = prepare_grant_uri(
@@ -68,13 +69,13 @@ class OpenIdProvider:
         return url
 
     async def claims(self, code: str, *, nonce: str, verifier: str) -> Mapping[str, Any]:
-        """The claims of the person who came back with a code. Raises `Forbidden` if the provider does not confirm the
-        login, or `OursError` if it cannot be reached."""
+        """Return the claims of the person who came back with a code. Raises `Forbidden` if the provider does not
+        confirm the login, or `OursError` if it cannot be reached."""
         async with self._client() as client:
             return await self._checked(client, await self._exchanged(client, code, verifier), nonce)
 
     async def _exchanged(self, client: httpx.AsyncClient, code: str, verifier: str) -> str:
-        """The ID token that the provider gives for a code."""
+        """Return the ID token that the provider gives for a code."""
         metadata = await self._discovered(client)
         fields = {"redirect_uri": self._redirect_url, "code": code, "code_verifier": verifier}
         headers = {"content-type": "application/x-www-form-urlencoded"}
@@ -92,7 +93,7 @@ class OpenIdProvider:
         return str(_object(reply).get("id_token", ""))
 
     async def _checked(self, client: httpx.AsyncClient, token: str, nonce: str) -> Mapping[str, Any]:
-        """The claims of an ID token that this provider has signed for this client and login."""
+        """Return the claims of an ID token that this provider has signed for this client and login."""
         expected = jwt.JWTClaimsRegistry(
             now=int(self._now()),
             leeway=LEEWAY_SECONDS,
@@ -114,8 +115,8 @@ class OpenIdProvider:
         return dict(found.claims)
 
     async def _decoded(self, client: httpx.AsyncClient, token: str) -> jwt.Token:
-        """The token, if its signature is by a key of the provider's, whose keys are read again once if it is by none of
-        those that are known. A new key may have the name of the one before, or none."""
+        """Return the token, if its signature is by a key of the provider's, whose keys are read again once if it is by
+        none of those that are known. A new key may have the name of the one before, or none."""
         if self._keys is not None:
             try:
                 return jwt.decode(token, self._keys, algorithms=list(ALGORITHMS))
@@ -129,7 +130,7 @@ class OpenIdProvider:
         return jwt.decode(token, self._keys, algorithms=list(ALGORITHMS))
 
     async def _discovered(self, client: httpx.AsyncClient) -> Mapping[str, Any]:
-        """The provider's discovery document, which must be the issuer's own."""
+        """Return the provider's discovery document, which must be the issuer's own."""
         if self._metadata is not None and self._metadata[0] > self._now():
             return self._metadata[1]
         found = _object(await client.get(f"{self._issuer.rstrip('/')}/.well-known/openid-configuration"))
@@ -152,7 +153,7 @@ class OpenIdProvider:
 
 
 def _object(reply: httpx.Response) -> dict[str, Any]:
-    """The JSON object of a reply."""
+    """Return the JSON object of a reply."""
     reply.raise_for_status()
     try:
         found = reply.json()
@@ -164,7 +165,7 @@ def _object(reply: httpx.Response) -> dict[str, Any]:
 
 
 def _basic(client_id: str, secret: str) -> str:
-    """The header by which a client with a secret proves who it is (RFC 6749, 2.3.1)."""
+    """Return the header by which a client with a secret proves who it is (RFC 6749, 2.3.1)."""
     pair = f"{quote(client_id, safe='')}:{quote(secret, safe='')}"
     return f"Basic {base64.b64encode(pair.encode()).decode()}"
 

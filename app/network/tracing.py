@@ -150,7 +150,7 @@ class Tracing:
 
 
 def exports(signal: str, environ: Mapping[str, str]) -> bool:
-    """True if OpenTelemetry's variables ask for the export of a signal, `TRACES` or `METRICS`."""
+    """Return True if OpenTelemetry's variables ask for the export of a signal, `TRACES` or `METRICS`."""
     general, own = "OTEL_EXPORTER_OTLP_ENDPOINT", f"OTEL_EXPORTER_OTLP_{signal}_ENDPOINT"
     disabled = environ.get("OTEL_SDK_DISABLED", "").lower() == "true"
     none = environ.get(f"OTEL_{signal}_EXPORTER", "") == "none"
@@ -158,7 +158,7 @@ def exports(signal: str, environ: Mapping[str, str]) -> bool:
 
 
 def received(headers: Iterable[tuple[bytes, bytes]]) -> Trace:
-    """The place in the caller's trace that a request's headers name; none if they name none or are malformed."""
+    """Return the place in the caller's trace that a request's headers name; none if they name none or are malformed."""
     found: dict[str, list[str]] = {}
     for name, value in headers:
         if name in (b"traceparent", b"tracestate"):
@@ -175,7 +175,7 @@ def _read(headers: Mapping[str, str]) -> Context:
 
 
 def _below(parent: Trace) -> Context:
-    """The context of the children of a span; that of a new trace where there is no parent."""
+    """Return the context of the children of a span; that of a new trace where there is no parent."""
     if parent:
         return _read(parent.headers())
     return Context()

@@ -89,13 +89,13 @@ def label(value: str, body: bytes, secrets: Iterable[str], known: Container[str]
 
 
 def _parts(secrets: Iterable[str]) -> list[str]:
-    """The secrets and their parts between blanks, the longest first: `Bearer KEY` is one, and `KEY` another."""
+    """Return the secrets and their parts between blanks, the longest first: `Bearer KEY` is one, and `KEY` another."""
     parts = {part for secret in secrets for part in (secret, *secret.split())}
     return sorted((part for part in parts if len(part) >= SHORTEST_SECRET), key=len, reverse=True)
 
 
 def _model(body: bytes) -> str:
-    """The model's name in a request, where it is in the body."""
+    """Return the model's name in a request, where it is in the body."""
     try:
         document = orjson.loads(body)
     except orjson.JSONDecodeError:
@@ -117,7 +117,7 @@ def _names(text: str) -> frozenset[str]:
 
 
 def _without(text: str, body: bytes, own: frozenset[str]) -> str:
-    """The text without what occurs in the body."""
+    """Return the text without what occurs in the body."""
     words = list(_WORD.finditer(text))
     searched = body.decode("utf-8", "replace").casefold() if len(body) <= SEARCHED_BYTES else None
     removed = {place for place, word in enumerate(words) if _occurs(word[0].casefold(), searched, own)}

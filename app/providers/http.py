@@ -147,7 +147,7 @@ class ReadTimer:
         self._expired = False
 
     async def read(self, read: Awaitable[T], until: float) -> T:
-        """The result of `read`; TimeoutError if there is none at the loop's time `until`."""
+        """Return the result of `read`; TimeoutError if there is none at the loop's time `until`."""
         if self._handle is None or until < self._handle.when():
             self._set(until)
         reader = self._reader = asyncio.current_task()

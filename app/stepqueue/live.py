@@ -95,7 +95,7 @@ class Publisher:
         return taken
 
     def commands(self, batch: Mapping[str, Sequence[Live]]) -> list[Command]:
-        """The commands that publish it."""
+        """Return the commands that publish it."""
         commands: list[Command] = []
         key = self._seals.keys[0] if self._seals.keys else b""
         for channel, messages in batch.items():
@@ -202,14 +202,15 @@ class Subscriber:
 
 
 def sealed(payload: bytes, channel: str, key: bytes) -> bytes:
-    """The payload with a code that only who has the key (at most 64 bytes) can make; as it is without a key."""
+    """Return the payload with a code that only who has the key (at most 64 bytes) can make; as it is without a key."""
     if key:
         return _code(payload, channel, key) + payload
     return payload
 
 
 def unsealed(data: bytes, channel: str, keys: Sequence[bytes]) -> bytes:
-    """The payload; raises `Forged`. A replayed payload is accepted again, so subscribers must tolerate repetition."""
+    """Return the payload; raises `Forged`. A replayed payload is accepted again, so subscribers must tolerate
+    repetition."""
     if not keys:
         return data
     payload = data[SEAL:]
@@ -241,7 +242,8 @@ def pack_live(messages: Sequence[Live]) -> tuple[list[bytes], int]:
 
 
 def unpack_live(data: bytes) -> Iterator[Live]:
-    """The messages of one payload, in order. Raises `Undecodable` at the first bad one; those before it are good."""
+    """Yield the messages of one payload, in order. Raises `Undecodable` at the first bad one; those before it are
+    good."""
     rows = _parsed(data)
     if not isinstance(rows, list):
         raise Undecodable("not a batch of messages")

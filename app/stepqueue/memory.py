@@ -52,7 +52,7 @@ class _Lane:
         self._tenants.move_to_end(ticket.tenant, last=False)
 
     def take(self) -> Ticket:
-        """The oldest ticket of the tenant whose turn it is; the tenant's next turn comes after all others'."""
+        """Return the oldest ticket of the tenant whose turn it is; the tenant's next turn comes after all others'."""
         tenant, waiting = next(iter(self._tenants.items()))
         ticket = waiting.popleft()
         self._tenants.move_to_end(tenant)

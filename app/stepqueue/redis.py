@@ -334,11 +334,11 @@ class KeyNames:
     prefix: str
 
     def steps(self, tier: str) -> str:
-        """The stream of a tier's steps."""
+        """Return the stream of a tier's steps."""
         return f"{self.prefix}:{PROTOCOL}:steps:{tier}"
 
     def runs(self, tier: str) -> str:
-        """The stream of a tier's runs that nobody drives."""
+        """Return the stream of a tier's runs that nobody drives."""
         return f"{self.prefix}:{PROTOCOL}:runs:{tier}"
 
     @property
@@ -347,7 +347,7 @@ class KeyNames:
         return f"{self.prefix}:{PROTOCOL}:pulse"
 
     def live(self, address: str) -> str:
-        """The channel of an address."""
+        """Return the channel of an address."""
         return f"{self.prefix}:{PROTOCOL}:live:{address}"
 
 
@@ -475,6 +475,6 @@ def _options(*, retries: int, answers: float | None = SOCKET_SECONDS) -> dict[st
 
 
 def _client(url: str) -> Any:
-    """A client with a pool of its own. `Any`, since redis-py leaves its raw commands untyped."""
+    """Return a client with a pool of its own. `Any`, since redis-py leaves its raw commands untyped."""
     options = _options(retries=1)
     return Redis.from_pool(BlockingConnectionPool.from_url(url, max_connections=2, timeout=SOCKET_SECONDS, **options))

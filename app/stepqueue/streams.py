@@ -183,7 +183,7 @@ class Lanes:
     runs: Mapping[str, str]
 
     def of(self, ticket: Ticket) -> str:
-        """The stream of a ticket; one of a tier that is not listed goes with the last one."""
+        """Return the stream of a ticket; one of a tier that is not listed goes with the last one."""
         by_tier = self.runs if ticket.step == WHOLE_RUN else self.steps
         return by_tier.get(ticket.tier) or list(by_tier.values())[-1]
 
@@ -429,7 +429,8 @@ def _by_stream(tickets: Sequence[Ticket]) -> dict[str, list[str]]:
 
 
 def _receipt(ticket: Ticket) -> tuple[str, str, bool]:
-    """The entry of a delivery, its stream, and whether it is a right to a ticket; empty for a ticket without one."""
+    """Return the entry of a delivery, its stream, and whether it is a right to a ticket; empty for a ticket without
+    one."""
     entry, _, rest = ticket.receipt.partition(" ")
     lane, _, turn = rest.partition(" ")
     return entry, lane, turn == TURN
@@ -441,7 +442,7 @@ def _is_group_missing(fault: Exception) -> bool:
 
 
 def _packed(ticket: Ticket) -> tuple[str | bytes, ...]:
-    """The fields of a stream's entry, with their names."""
+    """Return the fields of a stream's entry, with their names."""
     fields: tuple[str | bytes, ...] = (FIELD, pack_ticket(ticket))
     if ticket.trace:
         fields += (TRACE_FIELD, pack_trace(ticket))
@@ -451,29 +452,29 @@ def _packed(ticket: Ticket) -> tuple[str | bytes, ...]:
 
 
 def _added(lane: str, ticket: Ticket) -> Command:
-    """The command that adds a ticket behind those that wait."""
+    """Return the command that adds a ticket behind those that wait."""
     trace = pack_trace(ticket) if ticket.trace else b""
     return ("EVAL", ADD, 1, lane, GROUP, pack_ticket(ticket), trace, ticket.tenant)
 
 
 def _waiting(tenant: bytes, packed: bytes, receipt: str) -> Ticket:
-    """A ticket out of its tenant's list, under the receipt of the entry that was the right to it."""
+    """Return a ticket out of its tenant's list, under the receipt of the entry that was the right to it."""
     data, _, trace = packed.partition(b"\n")
     return changed(traced(unpack_ticket(data, receipt), trace), tenant=tenant.decode())
 
 
 def pack_ticket(ticket: Ticket) -> bytes:
-    """The fields that every release knows."""
+    """Return the fields that every release knows."""
     return orjson.dumps([ticket.run, ticket.step, ticket.tier, ticket.driver, ticket.seq, ticket.version])
 
 
 def pack_trace(ticket: Ticket) -> bytes:
-    """The fields of the trace, which releases before 0.3.0 ignore."""
+    """Return the fields of the trace, which releases before 0.3.0 ignore."""
     return orjson.dumps([ticket.trace.parent, ticket.trace.state, ticket.at])
 
 
 def traced(ticket: Ticket, data: bytes) -> Ticket:
-    """The ticket with its trace; as it is where there is none, or none that can be read."""
+    """Return the ticket with its trace; as it is where there is none, or none that can be read."""
     if not data:
         return ticket
     with suppress(orjson.JSONDecodeError):
@@ -484,7 +485,7 @@ def traced(ticket: Ticket, data: bytes) -> Ticket:
 
 
 def unpack_ticket(data: bytes, receipt: str) -> Ticket:
-    """The ticket with its receipt; raises `Undecodable`."""
+    """Return the ticket with its receipt; raises `Undecodable`."""
     try:
         fields = orjson.loads(data)
     except orjson.JSONDecodeError as fault:

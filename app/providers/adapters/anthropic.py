@@ -329,7 +329,7 @@ class Reply:
             self._counts |= {name: value for name, value in counts.items() if value is not None}
 
     def _usage(self) -> Usage | None:
-        """The usage in Baton's terms: what was read from the cache and written into it counts as input, too."""
+        """Return the usage in Baton's terms: what was read from the cache and written into it counts as input, too."""
         counts = self._counts
         cached, stored = counts.get("cache_read_input_tokens", 0), counts.get("cache_creation_input_tokens", 0)
         inputs = [count(value) for value in (counts.get("input_tokens"), cached or 0, stored or 0)]

@@ -36,26 +36,26 @@ def between(slots: Slots) -> Worked:
 
 
 def draw_one(random: Random, level: int) -> Slots:
-    """A day of these years, of the last century, or of one long past."""
+    """Return a day of these years, of the last century, or of one long past."""
     year = random.randint(*((2020, 2029), (1900, 1999), (1600, 1799))[level])
     return {"a": _spell(date(year, random.randint(1, 12), random.randint(1, 28)))}
 
 
 def weekday(slots: Slots) -> Worked:
-    """The day of the week."""
+    """Return the day of the week."""
     day = _date(slots["a"])
     level = 2 if day.year < 1800 else int(day.year < 2000)
     return day_name[day.weekday()], day_name[(day.weekday() + 1) % 7], level
 
 
 def draw_away(random: Random, level: int) -> Slots:
-    """A day up to a month, a year or ten years later."""
+    """Return a day up to a month, a year or ten years later."""
     days = random.randint(*((2, 28), (40, 360), (400, 3_600))[level])
     return {"n": str(days), "a": _spell(date(random.randint(2001, 2040), random.randint(1, 12), random.randint(1, 28)))}
 
 
 def away(slots: Slots) -> Worked:
-    """The date so many days later."""
+    """Return the date so many days later."""
     days = int(slots["n"])
     if days > 10_000:
         raise ValueError

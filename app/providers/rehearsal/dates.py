@@ -38,7 +38,7 @@ def dates(text: str) -> Problem | None:
 
 
 def all_dates(line: str) -> list[date]:
-    """The dates in a line in lower case, in their order; ValueError for a day that there is not."""
+    """Return the dates in a line in lower case, in their order; ValueError for a day that there is not."""
     return [_date(match) for match in DATE.finditer(line)]
 
 

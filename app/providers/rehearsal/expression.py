@@ -26,7 +26,7 @@ class Unreadable(ValueError):
 
 
 def symbols(text: str) -> str:
-    """The text in lower case with spelled-out operators as symbols."""
+    """Return the text in lower case with spelled-out operators as symbols."""
     text = text.lower()
     for words, symbol in SPELLED:
         text = re.sub(words, symbol, text)
@@ -34,7 +34,7 @@ def symbols(text: str) -> str:
 
 
 def tokens(text: str) -> list[str]:
-    """The expression's tokens; raises Unreadable for anything else."""
+    """Return the expression's tokens; raises Unreadable for anything else."""
     found: list[str] = []
     position = 0
     text = text.strip()
@@ -48,7 +48,7 @@ def tokens(text: str) -> list[str]:
 
 
 def evaluate(text: str, values: Mapping[str, Fraction] | None = None) -> Fraction:
-    """The value of the expression; raises Unreadable."""
+    """Return the value of the expression; raises Unreadable."""
     reader = _Reader(tokens(text), values or {})
     result = reader.sum(0)
     if reader.left:

@@ -50,7 +50,7 @@ PLANS: Mapping[Family, str] = {
 
 
 def solve(text: str) -> Problem | None:
-    """The problem in this text, or None if it belongs to no family."""
+    """Return the problem in this text, or None if it belongs to no family."""
     text = text.strip().translate(PLAIN)
     if len(text) > MAX_CHARS:
         return None

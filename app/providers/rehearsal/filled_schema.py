@@ -12,7 +12,7 @@ MOST_VALUES: Final = 2_000
 
 
 def filled(schema: Mapping[str, Any], text: str) -> str:
-    """A document of the schema, whose strings are `text` and whose numbers the first number in it."""
+    """Return a document of the schema, whose strings are `text` and whose numbers the first number in it."""
     return json.dumps(_Document(schema, text).value(schema, 0))
 
 
@@ -27,7 +27,7 @@ class _Document:
         self._left = MOST_VALUES
 
     def value(self, schema: object, depth: int) -> Any:
-        """A value of this part of the schema."""
+        """Return a value of this part of the schema."""
         schema = self._resolved(schema)
         self._left -= 1
         if "enum" in schema or "const" in schema:
@@ -51,7 +51,7 @@ class _Document:
         return depth < DEEPEST and self._left > 0
 
     def _figure(self, schema: Mapping[str, Any], *, whole: bool) -> int | float:
-        """The number, within the schema's bounds."""
+        """Return the number, within the schema's bounds."""
         value: int | float = max(self._number, schema.get("minimum", self._number))
         value = min(value, schema.get("maximum", value))
         if whole or value == int(value):
@@ -59,7 +59,8 @@ class _Document:
         return value
 
     def _resolved(self, schema: object) -> Mapping[str, Any]:
-        """The schema to which references and the first of several alternatives lead; {} where they lead nowhere."""
+        """Return the schema to which references and the first of several alternatives lead; {} where they lead
+        nowhere."""
         for _ in range(DEEPEST):
             if not isinstance(schema, Mapping):
                 break
@@ -73,7 +74,7 @@ class _Document:
         return {}
 
     def _referred(self, reference: str) -> object:
-        """The part of the whole schema that a reference such as `#/$defs/Item` names."""
+        """Return the part of the whole schema that a reference such as `#/$defs/Item` names."""
         found: Any = self._root
         for name in reference.removeprefix("#").split("/")[1:]:
             found = found.get(name.replace("~1", "/").replace("~0", "~")) if isinstance(found, Mapping) else None

@@ -36,7 +36,7 @@ Wish = tuple[str, dict[str, Any]]
 
 
 def wishes(toolbox: Toolbox, messages: Sequence[Message], answer: Callable[[], str]) -> list[Wish]:
-    """The tools to call now, with their arguments; [] to answer. Where a tool must be called, one is.
+    """Return the tools to call now, with their arguments; [] to answer. Where a tool must be called, one is.
 
     Frameworks ask for an answer with fields by such a tool: one that does not fit the question gets the worker's own
     `answer` as its arguments.
@@ -61,7 +61,7 @@ def wishes(toolbox: Toolbox, messages: Sequence[Message], answer: Callable[[], s
 
 
 def latest_results(messages: Sequence[Message]) -> str | None:
-    """The answer that the last tools have given; None if none were called just now."""
+    """Return the answer that the last tools have given; None if none were called just now."""
     results = []
     for message in reversed(messages):
         if message.role != "tool":
@@ -71,7 +71,7 @@ def latest_results(messages: Sequence[Message]) -> str | None:
 
 
 def _value(text: str) -> str:
-    """The value in a tool's result: the one figure in a JSON object, or the text as it is."""
+    """Return the value in a tool's result: the one figure in a JSON object, or the text as it is."""
     try:
         value = json.loads(text)
     except ValueError:
@@ -88,7 +88,7 @@ def _value(text: str) -> str:
 
 
 def _fit(tool: Tool, question: str) -> int:
-    """A score of how well a tool fits a question; 0 if it does not."""
+    """Return a score of how well a tool fits a question; 0 if it does not."""
     said = set(WORD.findall(f"{tool.name} {tool.description}".lower().replace("_", " ")))
     shared = len((said & set(WORD.findall(question.lower()))) - COMMON)
     problem = solve(question) if said & CALCULATES else None
@@ -98,7 +98,7 @@ def _fit(tool: Tool, question: str) -> int:
 
 
 def _all_arguments(tool: Tool, question: str) -> list[dict[str, Any]]:
-    """One set of arguments, or one for each thing that is named where the tool takes one at a time."""
+    """Return one set of arguments, or one for each thing that is named where the tool takes one at a time."""
     properties: Mapping[str, Any] = (tool.parameters or {}).get("properties", {})
     required = [name for name in (tool.parameters or {}).get("required", properties) if name in properties]
     numbers = NUMBER.findall(question)

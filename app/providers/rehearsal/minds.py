@@ -44,12 +44,12 @@ class Mind:
     """The least skill with which it judges somebody else's answer."""
 
     def skill(self, problem: Problem) -> float:
-        """The probability that it solves this problem without help."""
+        """Return the probability that it solves this problem without help."""
         return self.strong.get(problem.family, (self.easy, self.hard))[problem.hard]
 
 
 def minds() -> dict[str, Mind]:
-    """The workers of the rehearsal pool, by model name."""
+    """Return the workers of the rehearsal pool, by model name."""
     return {
         "sage": Mind(1.0, 0.6),
         "abacus": Mind(0.75, 0.4, dict.fromkeys(("arithmetic", "equations", "number theory"), (1.0, 0.95))),
@@ -96,7 +96,7 @@ def reply(model: str, messages: Sequence[Message], seed: str) -> str:
 
 
 def final(answer: str) -> str | None:
-    """The final answer that an earlier step stated, if it stated one."""
+    """Return the final answer that an earlier step stated, if it stated one."""
     stated = FINAL.findall(answer)
     if not stated:
         return None
@@ -105,7 +105,7 @@ def final(answer: str) -> str | None:
 
 
 def dice(text: str) -> float:
-    """A number from 0 to below 1 that depends on nothing but the text."""
+    """Return a number from 0 to below 1 that depends on nothing but the text."""
     return int.from_bytes(hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()[:7], "big") / 2**56
 
 

@@ -48,13 +48,13 @@ def _digits(slots: Slots) -> int:
 
 
 def divisor(slots: Slots) -> Worked:
-    """The greatest common divisor."""
+    """Return the greatest common divisor."""
     found = math.gcd(int(slots["a"]), int(slots["b"]))
     return str(found), str(found + 1), _digits(slots)
 
 
 def remainder(slots: Slots) -> Worked:
-    """The remainder; ValueError for a division by zero."""
+    """Return the remainder; ValueError for a division by zero."""
     if not int(slots["b"]):
         raise ValueError
     found = int(slots["a"]) % int(slots["b"])
@@ -62,7 +62,7 @@ def remainder(slots: Slots) -> Worked:
 
 
 def draw_equation(random: Random, level: int) -> Slots:
-    """One line, a bracket, or two unknowns; x is a whole number."""
+    """Return one line, a bracket, or two unknowns; x is a whole number."""
     a, b, x, y = (random.randint(2, 9) for _ in range(4))
     if level == 0:
         return {"q": f"{a}x + {b} = {a * x + b}"}
@@ -76,7 +76,7 @@ def draw_equation(random: Random, level: int) -> Slots:
 
 
 def equation(slots: Slots) -> Worked:
-    """The whole number x; ValueError where there is none."""
+    """Return the whole number x; ValueError where there is none."""
     found = linear(slots["q"]).get("x")
     if found is None or found.denominator != 1:
         raise ValueError
@@ -85,7 +85,7 @@ def equation(slots: Slots) -> Worked:
 
 
 def draw_chain(random: Random, level: int) -> Slots:
-    """One or two changes, or up to five, of an unknown number."""
+    """Return one or two changes, or up to five, of an unknown number."""
     value = random.randint(2, 20)
     steps = []
     for _ in range(random.randint(*((1, 2), (3, 3), (4, 5))[level])):
@@ -122,7 +122,7 @@ def draw_neighbours(random: Random, level: int) -> Slots:
 
 
 def neighbours(slots: Slots) -> Worked:
-    """The smallest; ValueError where there is none."""
+    """Return the smallest; ValueError where there is none."""
     count, total = int(slots["n"]), int(slots["t"])
     rest = total - count * (count - 1) // 2
     if count < 2 or rest % count:
@@ -132,7 +132,7 @@ def neighbours(slots: Slots) -> Worked:
 
 
 def _level(size: int, easy: int, medium: int) -> int:
-    """The level of a task of this size: easy or medium up to these sizes, else hard."""
+    """Return the level of a task of this size: easy or medium up to these sizes, else hard."""
     if size <= easy:
         return 0
     return 1 if size <= medium else 2

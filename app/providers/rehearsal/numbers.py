@@ -72,7 +72,7 @@ def linear(line: str) -> dict[str, Fraction]:
 
 
 def _sides(line: str) -> list[tuple[str, str]]:
-    """The left and right side of each equation in a line."""
+    """Return the left and right side of each equation in a line."""
     return re.findall(r"([-+*/^().\d\sxyzn]*[xyzn\d)]\s*)=\s*([-+*/^().\d\sxyzn]*[xyzn\d)])", line)
 
 
@@ -91,7 +91,7 @@ def _slips(found: Mapping[str, Fraction]) -> list[dict[str, Fraction]]:
 
 
 def _row(left: str, right: str, names: list[str]) -> list[Fraction]:
-    """The equation as coefficients and a constant: a*x + b*y + c = 0. Checked at one more point to be linear."""
+    """Return the equation as coefficients and a constant: a*x + b*y + c = 0. Checked at one more point to be linear."""
 
     def at(*point: int) -> Fraction:
         values = dict(zip(names, map(Fraction, point), strict=True))

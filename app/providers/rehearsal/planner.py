@@ -63,8 +63,8 @@ def is_plan_schema(schema: Mapping[str, Any] | None) -> bool:
 
 
 def plan(messages: Sequence[Message], schema: Mapping[str, Any] | None) -> list[Choice] | None:
-    """The plan for the question of this prompt, in a further round perhaps the empty one; None if the prompt shows no
-    worker."""
+    """Return the plan for the question of this prompt, in a further round perhaps the empty one; None if the prompt
+    shows no worker."""
     text = "\n".join(message.text for message in messages)
     shown = PREVIOUS.search(messages[2].text) if len(messages) > 2 else None
     block = QUESTION.search(messages[1].text) if shown and len(messages) > 1 else QUESTION.search(text)
@@ -84,7 +84,7 @@ def plan(messages: Sequence[Message], schema: Mapping[str, Any] | None) -> list[
 
 
 def to_text(choices: Sequence[Choice], schema: Mapping[str, Any] | None = None) -> str:
-    """The plan as JSON, with all fields that the schema wants; only the step that answers may call tools."""
+    """Return the plan as JSON, with all fields that the schema wants; only the step that answers may call tools."""
     more: dict[str, Any] = {"tools": False} if '"tools"' in json.dumps(schema) else {}
     reasoned = "shape" in (schema or {}).get("properties", {})
     if reasoned:
@@ -94,7 +94,7 @@ def to_text(choices: Sequence[Choice], schema: Mapping[str, Any] | None = None) 
 
 
 def _learned(question: str, cards: Mapping[int, str], limit: int, around: str) -> list[Choice] | None:
-    """The plan of the learned policy; None if it has none for these cards and limits."""
+    """Return the plan of the learned policy; None if it has none for these cards and limits."""
     size = len(question) + sum([int(count) for count in LEFT_OUT.findall(question)])
     money = BUDGET.search(around)
     priced = []
@@ -146,7 +146,7 @@ def _steps(found: Problem | None, cards: Mapping[int, str], limit: int) -> list[
 
 
 def _rank(cards: Mapping[int, str], wanted: str, but: int | None = None) -> dict[int, float]:
-    """The probability of each worker for a role, by its strengths; best first, ties by ordinal."""
+    """Return the probability of each worker for a role, by its strengths; best first, ties by ordinal."""
     scores = {ordinal: _score(card, wanted) - (1.0 if ordinal == but else 0.0) for ordinal, card in cards.items()}
     weights = {ordinal: math.exp(SHARPNESS * score) for ordinal, score in scores.items()}
     total = sum(weights.values())
@@ -182,7 +182,7 @@ def _choice(odds: Mapping[int, float], place: int, subtask: str, *access: str | 
 
 
 def _question(block: str) -> str:
-    """The user's last turn."""
+    """Return the user's last turn."""
     turns = list(TURN.finditer(block))
     ends = [turn.start() for turn in turns[1:]] + [len(block)]
     asked = [block[turn.end() : end] for turn, end in zip(turns, ends, strict=True) if turn.group(1) == "user"]
@@ -190,7 +190,7 @@ def _question(block: str) -> str:
 
 
 def _limit(around: str, schema: Mapping[str, Any] | None) -> int:
-    """The most steps that the schema, or else the prompt, allows."""
+    """Return the most steps that the schema, or else the prompt, allows."""
     steps = (schema or {}).get("properties", {}).get("steps", {})
     if isinstance(most := steps.get("maxItems"), int):
         return most

@@ -134,8 +134,8 @@ def best(known: ReadQuestion, cards: Sequence[Card], most_steps: int, usd: float
 
 
 def held(manned: Sequence[tuple[Card, PlanStep]], size: int) -> float:
-    """The least price of a plan in dollars, as the executor compares it with the money that is left: each byte of a
-    step's messages as a token, and what each step is likely to write."""
+    """Return the least price of a plan in dollars, as the executor compares it with the money that is left: each byte
+    of a step's messages as a token, and what each step is likely to write."""
     total = 0.0
     for card, step in manned:
         shown = sum([isinstance(entry, int) for entry in step.access])
@@ -145,5 +145,5 @@ def held(manned: Sequence[tuple[Card, PlanStep]], size: int) -> float:
 
 
 def _said(question: str) -> set[str]:
-    """The words of the first paragraph: a document may follow it."""
+    """Return the words of the first paragraph: a document may follow it."""
     return set(WORD.findall(question.strip().partition("\n\n")[0].lower()))

@@ -29,18 +29,18 @@ class Problem:
 
 
 def problem(family: Family, hard: bool, answer: str, wrong: Iterable[str]) -> Problem:
-    """A problem whose wrong answers are really different from the right one, case and spacing aside."""
+    """Return a problem whose wrong answers are really different from the right one, case and spacing aside."""
     different = [one for one in dict.fromkeys(wrong) if one.strip() and plain(one) != plain(answer)]
     return Problem(family, hard, answer, tuple(different) or ("unknown",))
 
 
 def plain(answer: str) -> str:
-    """An answer without case, spacing and the final stop, to compare it with another."""
+    """Return an answer without case, spacing and the final stop, to compare it with another."""
     return " ".join(answer.casefold().split()).rstrip(".")
 
 
 def spell(value: Fraction, places: int = 4) -> str:
-    """A number as people write it: whole, or with the decimals it has, up to six; else rounded to `places`."""
+    """Return a number as people write it: whole, or with the decimals it has, up to six; else rounded to `places`."""
     if value.denominator == 1:
         return str(value.numerator)
     digits = 6 if (value * 10**6).denominator == 1 else places

@@ -106,8 +106,8 @@ class RehearsalProvider:
     def _answer(
         self, call: Mapping[str, Any], messages: tuple[Message, ...], *, wants_json: bool
     ) -> tuple[list[str], dict[int, Mapping[int, float]]]:
-        """The answer's tokens, as a JSON object of any form if one is wanted; for a plan also the odds of each worker
-        choice, by the place of its token."""
+        """Return the answer's tokens, as a JSON object of any form if one is wanted; for a plan also the odds of each
+        worker choice, by the place of its token."""
         schema = call["schema"]
         if call["model"] == "conductor" or planner.is_plan_schema(schema):
             choices = planner.plan(messages, schema)
@@ -121,7 +121,7 @@ class RehearsalProvider:
         return TOKEN.findall(filled(schema, text) if schema else text), {}
 
     def _calls(self, call: Mapping[str, Any], messages: tuple[Message, ...]) -> list[ToolDelta]:
-        """The tool calls to make instead of an answer, each in two pieces: its name, then its arguments."""
+        """Return the tool calls to make instead of an answer, each in two pieces: its name, then its arguments."""
         if "toolbox" not in call:
             return []
         deltas: list[ToolDelta] = []
@@ -132,11 +132,11 @@ class RehearsalProvider:
         return deltas
 
     def _said(self, call: Mapping[str, Any], messages: tuple[Message, ...]) -> str:
-        """The worker's answer in words."""
+        """Return the worker's answer in words."""
         return reply(call["model"], messages, f"{self._seed}|{call['sampling']['seed']}")
 
     def _pauses(self, model: str) -> tuple[float, float]:
-        """Seconds to the first token and between chunks."""
+        """Return the seconds to the first token and between chunks."""
         own = PAUSES.get(model, (40, 4))
         factor = float(self._options.get("delay", "1")) / 1000
         first = float(self._options.get("first_ms", own[0]))
@@ -157,7 +157,8 @@ class _Clock:
 
 
 def _cut(tokens: list[str], max_tokens: int | None, stops: tuple[str, ...]) -> tuple[list[str], Finish, str]:
-    """The tokens before the first stop sequence or up to the token limit, whichever comes first, and that sequence."""
+    """Return the tokens before the first stop sequence or up to the token limit, whichever comes first, and that
+    sequence."""
     text, stopped = "".join(tokens), ""
     ends = [(place, stop) for stop in stops if stop and (place := text.find(stop)) >= 0]
     if ends:
@@ -178,7 +179,7 @@ def _pieces(
 
 
 def _chosen(token: str, odds: Mapping[int, float] | None, alternatives: int) -> Chosen:
-    """A token's log-probability: certain, but for the choice of a worker."""
+    """Return a token's log-probability: certain, but for the choice of a worker."""
     if odds is None:
         likely = Likely(token, 0.0, token.encode())
         return Chosen(token, 0.0, raw=likely.raw, top=(likely,)[:alternatives])

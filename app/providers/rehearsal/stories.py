@@ -13,7 +13,7 @@ RATE = r"(km|kilometers|kilometres|miles|meters|metres)\s*(?:per|an|a|/|each)\s*
 
 
 def story(text: str) -> Problem | None:
-    """The first reading that fits."""
+    """Return the first reading that fits."""
     line = " ".join(text.lower().split())
     if not re.search(r"\bhow (?:many|much|far|long)\b", line):
         return None

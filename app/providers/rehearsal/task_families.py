@@ -233,7 +233,7 @@ FAMILIES: tuple[Family, ...] = (
 
 
 def write(random: Random, family: Family, level: int, phrasing: int) -> Problem:
-    """A task of this family."""
+    """Return a task of this family."""
     slots = family.draw(random, level)
     answer, slip, found = family.work(slots)
     if found != level:
@@ -243,7 +243,7 @@ def write(random: Random, family: Family, level: int, phrasing: int) -> Problem:
 
 
 def read(text: str) -> Problem | None:
-    """The task in this text, with its answer computed; None if no phrasing fits."""
+    """Return the task in this text, with its answer computed; None if no phrasing fits."""
     for family, pattern in _readers():
         match = pattern.fullmatch(text.strip())
         if match is None:
@@ -257,7 +257,7 @@ def read(text: str) -> Problem | None:
 
 
 def named(name: str) -> Family:
-    """The family with this name; KeyError if there is none."""
+    """Return the family with this name; KeyError if there is none."""
     return {family.name: family for family in FAMILIES}[name]
 
 

@@ -22,36 +22,36 @@ Worked = tuple[str, str, int]
 
 
 def draw_list(random: Random, level: int) -> Slots:
-    """A few words, or many; neither sorted nor the same from both ends."""
+    """Return a few words, or many; neither sorted nor the same from both ends."""
     words = random.sample(WORDS, random.randint(*SIZES[level]))
     return {"w": ", ".join(words if words != sorted(words) else words[::-1])}
 
 
 def draw_count(random: Random, level: int) -> Slots:
-    """A letter, and words."""
+    """Return a letter, and words."""
     return {"l": random.choice("aeilnort"), **draw_list(random, level)}
 
 
 def sort(slots: Slots) -> Worked:
-    """The words in alphabetical order."""
+    """Return the words in alphabetical order."""
     words = sorted(slots["w"].split(", "))
     return ", ".join(words), ", ".join(_swapped(words)), _level(words)
 
 
 def reverse(slots: Slots) -> Worked:
-    """The words from last to first."""
+    """Return the words from last to first."""
     words = slots["w"].split(", ")[::-1]
     return ", ".join(words), ", ".join(_swapped(words)), _level(words)
 
 
 def count(slots: Slots) -> Worked:
-    """The number of times that the letter occurs."""
+    """Return the number of times that the letter occurs."""
     found = slots["w"].count(slots["l"])
     return str(found), str(found + 1), _level(slots["w"].split(", "))
 
 
 def _swapped(words: list[str]) -> list[str]:
-    """The last two the wrong way round; ValueError where nobody would notice."""
+    """Return the last two the wrong way round; ValueError where nobody would notice."""
     if len(words) < 2 or words[-1] == words[-2]:
         raise ValueError
     return [*words[:-2], words[-1], words[-2]]

@@ -160,7 +160,7 @@ def comparison(text: str) -> Problem | None:
 
 
 def _ranked(above: set[tuple[str, str]]) -> list[str] | None:
-    """All names from the highest to the lowest, if the facts leave exactly one order."""
+    """Return all names from the highest to the lowest, if the facts leave exactly one order."""
     names = {name for pair in above for name in pair}
     order: list[str] = []
     while names:
