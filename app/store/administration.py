@@ -1,4 +1,4 @@
-"""The verbs of the store about API keys and tenants, and about who changed them."""
+"""The verbs of the store about API keys, tenants, budgets and legal holds, and about who changed them."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -7,25 +7,31 @@ from typing import TypeVar
 
 from sqlalchemy import Connection
 
+from app.core.pool.budgets import Budget
 from app.store.protocol import (
+    EVERY_HOLD,
     EVERY_KEY,
     PROCESS,
     Actor,
     AdminEvent,
     AdminEventQuery,
+    BudgetUse,
+    Hold,
+    HoldQuery,
     KeyQuery,
     KeyRow,
     SpendQuery,
     SpendRow,
     TenantRow,
 )
-from app.store.rows import admin_events, keys, spending, tenants
+from app.store.rows import admin_events, budgets, holds, keys, spending, tenants
 
 T = TypeVar("T")
 
 
 class Administration(ABC):
-    """The base class of `sql.SqlStore` with these verbs. `protocol` documents all public methods."""
+    """The base class with these verbs of the store, and of what a caller of one tenant may do with it (`sql.py`).
+    `protocol` documents all public methods."""
 
     @abstractmethod
     async def _read(self, work: Callable[[Connection], T], *, brief: bool = False) -> T:
@@ -34,6 +40,13 @@ class Administration(ABC):
     @abstractmethod
     async def _write(self, work: Callable[[Connection], T]) -> T:
         """Carry out work in a transaction of its own, and commit it."""
+
+    @abstractmethod
+    def budget_changed(self, id_: str, warnings: int) -> None:
+        """Learn that a budget is another one now, and how many of its accounts were warned for that reason."""
+
+    async def key(self, public_id: str) -> KeyRow | None:
+        return await self._read(partial(keys.find, public_id=public_id))
 
     async def keys(self, query: KeyQuery = EVERY_KEY) -> tuple[KeyRow, ...]:
         return await self._read(partial(keys.page, query=query))
@@ -63,6 +76,27 @@ class Administration(ABC):
 
     async def switch_tenant(self, name: str, at: float, *, enabled: bool, by: Actor = PROCESS) -> bool:
         return await self._write(partial(tenants.switch, name=name, at=at, enabled=enabled, by=by))
+
+    async def set_budget(self, budget: Budget, *, by: Actor = PROCESS) -> None:
+        self.budget_changed(budget.id, await self._write(partial(budgets.put, budget=budget, by=by)))
+
+    async def remove_budget(self, id_: str, *, by: Actor = PROCESS) -> bool:
+        return await self._write(partial(budgets.remove, id_=id_, by=by))
+
+    async def budget(self, id_: str) -> Budget | None:
+        found = await self._read(partial(budgets.named, ids=[id_]))
+        return found[0] if found else None
+
+    async def budgets(
+        self, tenant: str | None = None, *, after: str | None = None, limit: int | None = None
+    ) -> tuple[Budget, ...]:
+        return await self._read(partial(budgets.page, tenant=tenant, after=after, limit=limit))
+
+    async def budget_use(self, id_: str, limit: int, account: str | None = None) -> tuple[BudgetUse, ...]:
+        return await self._read(partial(budgets.use, id_=id_, limit=limit, account=account))
+
+    async def holds(self, query: HoldQuery = EVERY_HOLD) -> tuple[Hold, ...]:
+        return await self._read(partial(holds.page, query=query))
 
     async def spending(self, query: SpendQuery) -> tuple[SpendRow, ...]:
         return await self._read(partial(spending.sums, query=query))

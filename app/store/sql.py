@@ -12,7 +12,7 @@ from zlib import crc32
 
 from sqlalchemy import Connection
 
-from app.core.pool.budgets import Budget, Scope
+from app.core.pool.budgets import Scope
 from app.core.pool.conductor_versions import Change
 from app.core.pool.rates import RateReply, RateRequest
 from app.core.rating.calibration import Trial
@@ -22,15 +22,13 @@ from app.core.rating.feedback import Feedback
 from app.core.records import changed
 from app.core.run.events import Event, Kind
 from app.core.run.notices import FailedNotice, Notice
-from app.errors import StoreUnavailable
+from app.errors import NotFound, StoreUnavailable
 from app.store.administration import Administration
 from app.store.protocol import (
-    EVERY_HOLD,
     PROCESS,
     Actor,
     Appended,
     Backlog,
-    BudgetUse,
     ContentPage,
     ContentQuery,
     Disclosure,
@@ -39,7 +37,6 @@ from app.store.protocol import (
     Entry,
     Held,
     Hold,
-    HoldQuery,
     IdempotencyRecord,
     Journal,
     KeyRow,
@@ -51,6 +48,7 @@ from app.store.protocol import (
     RunQuery,
     RunRow,
     StepInput,
+    TenantAdministration,
     TenantStore,
 )
 from app.store.protocol.budgets import KNOWN_SECONDS
@@ -64,7 +62,6 @@ from app.store.rows import (
     feedback,
     holds,
     idempotency,
-    keys,
     notices,
     rated_runs,
     rates,
@@ -310,6 +307,11 @@ class SqlStore(Administration):
             return self
         return SqlTenantStore(self, tenant)
 
+    def administration_of(self, tenant: str | None) -> TenantAdministration:
+        if tenant is None:
+            return self
+        return SqlTenantAdministration(self, tenant)
+
     async def runs_with_content(
         self, query: ContentQuery, after: tuple[float, str] | None = None, limit: int = 200
     ) -> ContentPage:
@@ -339,9 +341,6 @@ class SqlStore(Administration):
 
     async def release_hold(self, id_: str, at: float, *, by: Actor = PROCESS) -> Hold:
         return await self._write(partial(holds.release, id_=id_, at=at, by=by))
-
-    async def holds(self, query: HoldQuery = EVERY_HOLD) -> tuple[Hold, ...]:
-        return await self._read(partial(holds.page, query=query))
 
     async def held(self, runs: Sequence[str]) -> Mapping[str, str]:
         return await self._read(partial(holds.on, runs=runs, opened=self._opened))
@@ -541,27 +540,12 @@ class SqlStore(Administration):
     async def key(self, public_id: str) -> KeyRow | None:
         if not self.availability.healthy:
             raise StoreUnavailable(retry_after=1.0)
-        return await self._read(partial(keys.find, public_id=public_id))
+        return await super().key(public_id)
 
-    async def set_budget(self, budget: Budget, *, by: Actor = PROCESS) -> None:
-        for _ in range(await self._write(partial(budgets.put, budget=budget, by=by))):
-            self._signalled(Signal("soft_limit", budget.id))
+    def budget_changed(self, id_: str, warnings: int) -> None:
+        for _ in range(warnings):
+            self._signalled(Signal("soft_limit", id_))
         self._budgeted_at = -inf
-
-    async def remove_budget(self, id_: str, *, by: Actor = PROCESS) -> bool:
-        return await self._write(partial(budgets.remove, id_=id_, by=by))
-
-    async def budget(self, id_: str) -> Budget | None:
-        found = await self._read(partial(budgets.named, ids=[id_]))
-        return found[0] if found else None
-
-    async def budgets(
-        self, tenant: str | None = None, *, after: str | None = None, limit: int | None = None
-    ) -> tuple[Budget, ...]:
-        return await self._read(partial(budgets.page, tenant=tenant, after=after, limit=limit))
-
-    async def budget_use(self, id_: str, limit: int, account: str | None = None) -> tuple[BudgetUse, ...]:
-        return await self._read(partial(budgets.use, id_=id_, limit=limit, account=account))
 
     async def sum_up_budget_use(self, before: float) -> int:
         windows = 0
@@ -623,8 +607,12 @@ class SqlStore(Administration):
         return await self.read_for(None, work, brief=brief)
 
     async def _write(self, work: Callable[[Connection], T]) -> T:
-        """Run work that may be done twice without harm: a COMMIT without an answer is reported as a failure."""
-        found = await self._with_retry(partial(self._runner.write, work))
+        return await self.write_for(None, work)
+
+    async def write_for(self, tenant: str | None, work: Callable[[Connection], T]) -> T:
+        """Run work that may be done twice without harm: a COMMIT without an answer is reported as a failure. It is done
+        for a caller of this tenant; None: for one of all tenants, or for the service itself."""
+        found = await self._with_retry(partial(self._runner.write, work, tenant=tenant))
         self.availability.report_reached()  # a read proves nothing: a standby and a full disk can be read
         return found
 
@@ -646,6 +634,8 @@ class SqlStore(Administration):
                     raise
                 return await call()
         except Fault as fault:
+            if fault.reason == "foreign":
+                raise NotFound() from fault
             if fault.reason in AWAY:
                 self.availability.report_away()
             raise StoreUnavailable(retry_after=1.0) from fault
@@ -702,3 +692,23 @@ class SqlTenantStore:
 
     async def find_idempotency_record(self, name: str, now: float) -> IdempotencyRecord | None:
         return await self._store.read_for(self._tenant, partial(idempotency.find, name=name, now=now))
+
+    async def add_idempotency_record(self, once: IdempotencyRecord, now: float) -> IdempotencyRecord:
+        return await self._store.write_for(self._tenant, partial(idempotency.remember, once=once, now=now))
+
+
+class SqlTenantAdministration(Administration):
+    """Implements `protocol.TenantAdministration` for one tenant."""
+
+    def __init__(self, store: SqlStore, tenant: str) -> None:
+        self._store = store
+        self._tenant = tenant
+
+    async def _read(self, work: Callable[[Connection], T], *, brief: bool = False) -> T:
+        return await self._store.read_for(self._tenant, work, brief=brief)
+
+    async def _write(self, work: Callable[[Connection], T]) -> T:
+        return await self._store.write_for(self._tenant, work)
+
+    def budget_changed(self, id_: str, warnings: int) -> None:
+        self._store.budget_changed(id_, warnings)

@@ -40,6 +40,7 @@ from app.store.protocol import (
     DisclosureQuery,
     IdempotencyRecord,
     Journal,
+    KeyQuery,
     KeyRow,
     Ledger,
     LogState,
@@ -325,6 +326,13 @@ class ShelfStore:
 
     def of_tenant(self, _tenant: str | None) -> "ShelfStore":
         return self
+
+    def administration_of(self, _tenant: str | None) -> "ShelfStore":
+        return self
+
+    async def keys(self, query: KeyQuery) -> tuple[KeyRow, ...]:
+        self._check()
+        return tuple([row for row in self.key_rows.values() if query.ids is None or row.id in query.ids])
 
     async def key(self, public_id: str) -> KeyRow | None:
         self.lookups += 1

@@ -97,18 +97,16 @@ async def play(
     *,
     least: int = 1,
     browses: bool = False,
-    administers: bool = True,
 ) -> Report:
     """Carry out operations on a running service in turns; the first ones give each tenant runs of its own.
 
     Raises KeyError for a route that has no request. Each route is asked `least` times for foreign things.
-    `browses` has each page of both consoles asked for them, too; without `administers` nothing is asked of the admin
-    API.
+    `browses` has each page of both consoles asked for them, too.
     """
     stub.always("*", Mirror("mirror"))
     chance = random.Random(seed)
     app, admin = create_app(opened.gateway), admin_app(opened, has_engine=True)
-    routes = [*routes_of(app), *(routes_of(admin, "/admin/v1/") if administers else ())]
+    routes = [*routes_of(app), *routes_of(admin, "/admin/v1/")]
     requests = [(route, EVERY_REQUEST[route]) for route in routes]
     report = Report()
     tenants = [await _tenant(opened, app, admin, name) for name in TENANTS]

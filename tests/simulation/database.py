@@ -111,7 +111,7 @@ class SimRunner:
         await self._seam.lag(0.001)
         return result
 
-    async def write(self, work: Callable[[Connection], T], *, meant: object = None) -> T:
+    async def write(self, work: Callable[[Connection], T], *, meant: object = None, tenant: str | None = None) -> T:
         """Run work in one transaction and commit it, or not; and answer, or not."""
         seam = self._seam
         await self._arrive("store.write")

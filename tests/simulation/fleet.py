@@ -59,10 +59,10 @@ class CountingRunner(SimRunner):
         self.asked["reads"] += 1
         return await super().read(work, brief=brief, tenant=tenant)
 
-    async def write(self, work: Callable[[Connection], T], *, meant: object = None) -> T:
+    async def write(self, work: Callable[[Connection], T], *, meant: object = None, tenant: str | None = None) -> T:
         """One writing transaction."""
         self.asked["writes"] += 1
-        return await super().write(work, meant=meant)
+        return await super().write(work, meant=meant, tenant=tenant)
 
 
 class Fleet(World):

@@ -11,9 +11,9 @@ import pytest
 from sqlalchemy import text
 
 from app.core.run.events import Kind
-from app.errors import ConfigInvalid, Conflict, LeaseLost
+from app.errors import ConfigInvalid, Conflict, LeaseLost, NotFound
 from app.store.archive import open_archive
-from app.store.protocol import Entry, Held, IdempotencyRecord, Outbox, RunQuery
+from app.store.protocol import Entry, Held, IdempotencyRecord, KeyRow, Outbox, RunQuery
 from app.store.sql import SqlStore, open_store
 from app.store.sqlkit.migrate import is_current, migrate
 from app.store.sqlkit.runner import parse_url
@@ -67,16 +67,27 @@ def test_the_schema_is_made_through_it(postgres_url: str, pooling: str) -> None:
         assert is_current(url)
 
 
-async def test_reads_for_callers_of_two_tenants_do_not_mix(stores: list[SqlStore]) -> None:
-    """The role and the tenant of a reading transaction end with it, on whichever connection it was."""
+async def test_what_is_done_for_callers_of_two_tenants_does_not_mix(stores: list[SqlStore]) -> None:
+    """The role and the tenant of a transaction end with it, on whichever connection it was."""
     for n, run in enumerate(RUNS):
         await stores[0].append(admitted(run, tenant="ab"[n % 2]))
 
     async def seen(tenant: str | None) -> set[str]:
         return {row.tenant for row in await stores[1].of_tenant(tenant).runs(RunQuery(limit=100))}
 
+    async def listed(tenant: str, n: int) -> set[str]:
+        """The tenants of the keys of a list, after one more key of the tenant was made."""
+        mine = stores[n % 2].administration_of(tenant)
+        assert await mine.add_key(KeyRow(f"{tenant}{n}", tenant, f"{n}", b"", frozenset(), 1.0))
+        with pytest.raises(NotFound):
+            await mine.add_key(KeyRow(f"foreign {tenant}{n}", "c", f"{n}", b"", frozenset(), 1.0))
+        return {row.tenant for row in await mine.keys()}
+
     found = await asyncio.gather(*[seen(tenant) for _ in range(6) for tenant in ("a", "b", None)])
     assert found == [{"a"}, {"b"}, {"a", "b"}] * 6
+    found = await asyncio.gather(*[listed(tenant, n) for n in range(6) for tenant in "ab"])
+    assert found == [{"a"}, {"b"}] * 6
+    assert len(await stores[0].keys()) == 12
 
 
 async def test_runs_are_written_and_read_from_two_processes(stores: list[SqlStore], migrated_postgres_url: str) -> None:

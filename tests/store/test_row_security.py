@@ -1,8 +1,11 @@
-"""Row-level security on Postgres: reads for a caller, with no condition of their own, find one tenant's rows alone."""
+"""Row-level security on Postgres: what is read or changed for a caller, with no condition of its own, are the rows of
+one tenant alone."""
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import asyncpg
@@ -12,13 +15,15 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ProgrammingError
 
 from app.__main__ import main as main_of_baton
+from app.core.pool.budgets import Budget
 from app.core.rating.feedback import Feedback
 from app.errors import NotFound, StoreUnavailable
-from app.store.protocol import IdempotencyRecord, RunQuery
+from app.store.protocol import Actor, AdminEventQuery, IdempotencyRecord, KeyRow, RunQuery
 from app.store.sql import SqlStore, open_store
 from app.store.sqlkit import revisions
 from app.store.sqlkit.migrate import migrate
 from app.store.sqlkit.row_security import READABLE
+from app.store.sqlkit.tables import METADATA
 from tests.conformance.entries import admitted
 
 pytestmark = pytest.mark.integration
@@ -55,6 +60,16 @@ def fill_of(run: str, tenant: str) -> Any:
             "INSERT INTO disclosures (run, call, at, kind, recipient, provider, model, region, tenant, key, saw_user, "
             "saw_steps, saw_results, unseen, planned_by, attempt, bytes) "
             "VALUES (:run, 'c', 1, 'worker', 'w', 'p', 'm', '', :tenant, 'k', true, '', false, '', 'fixed', 1, 1)",
+            "INSERT INTO keys (id, tenant, name, digest, scopes, tiers, labels, created_at) "
+            "VALUES ('key of ' || :run, :tenant, 'ci', '', '[]', '[]', '[]', 1)",
+            "INSERT INTO tenants (name, created_at) VALUES (:tenant, 1)",
+            "INSERT INTO budgets (id, tenant, scope, name, period, usd, zone, created_at) "
+            "VALUES ('budget of ' || :run, :tenant, 'user', 'ann', 'day', 1, 'UTC', 1)",
+            "INSERT INTO budget_windows VALUES ('account of ' || :run, 1, 'budget of ' || :run, 2, 0, 0, 0)",
+            "INSERT INTO admin_events (at, actor, via, action, target, tenant) "
+            "VALUES (1, 'ann', 'key', 'key.added', 'key of ' || :run, :tenant)",
+            "INSERT INTO holds (id, scope, name, tenant, reason, placed_at, placed_by) "
+            "VALUES ('hold of ' || :run, 'run', :run, :tenant, 'case 12', 1, 'ann')",
         ):
             conn.execute(text(statement), mine)
 
@@ -106,6 +121,55 @@ async def test_readers_may_not_write(store: SqlStore) -> None:
         await store.read_for(OURS, write)
 
 
+async def test_a_change_without_any_condition_reaches_the_rows_of_one_tenant(store: SqlStore) -> None:
+    for statement in (
+        "UPDATE keys SET name = 'x'",
+        "UPDATE budgets SET usd = 2",
+        "UPDATE budget_windows SET warned_at = 1",
+        "UPDATE once SET until = 1",
+        "DELETE FROM budgets",
+    ):
+        changed = await store.write_for(OURS, lambda conn, one=statement: conn.execute(text(one)).rowcount)
+        assert changed == 1, statement
+    assert (await counted(store, None))["budgets"] == 1
+    for statement in (
+        "UPDATE runs SET error = 'x'",
+        "UPDATE holds SET released_at = 1",
+        "DELETE FROM keys",
+        "SELECT * FROM notices",
+        "SELECT * FROM content_keys",
+    ):
+        with pytest.raises(StoreUnavailable):
+            await store.write_for(OURS, lambda conn, one=statement: conn.execute(text(one)))
+
+
+async def test_nothing_is_given_to_another_tenant(store: SqlStore) -> None:
+    ours = store.administration_of(OURS)
+    theirs = KeyRow("new", THEIRS, "n", b"", frozenset(), 1.0)
+    assert await ours.add_key(replace(theirs, tenant=OURS))
+    once = IdempotencyRecord("new claim", b"", 1e12, tenant=THEIRS)
+    for refused in (
+        ours.add_key(replace(theirs, id="newer")),
+        ours.set_budget(Budget(THEIRS, "user", "ann", "day", 5)),
+        ours.note_read("their-run", THEIRS, "answer", by=Actor("ann", "key")),
+        store.of_tenant(OURS).add_idempotency_record(once, 0.0),
+    ):
+        with pytest.raises(NotFound):
+            await refused
+    assert store.healthy, "a refusal says nothing about the database"
+    assert await ours.key("key of their-run") is None
+    assert not await ours.revoke_key("key of their-run", 2.0)
+    assert not await ours.rotate_key("key of their-run", b"x", 2.0)
+    assert not await ours.remove_budget("budget of their-run")
+    assert [row.id for row in await ours.keys()] == ["new", "key of our-run"]
+    assert [row.name for row in await ours.tenants()] == [OURS]
+    assert [row.target for row in await ours.admin_events(AdminEventQuery())] == ["new", "key of our-run"]
+    assert await ours.budget_use("budget of their-run", 5) == ()
+    [window] = await ours.budget_use("budget of our-run", 5)
+    assert window.account == "account of our-run"
+    assert [row.id for row in await store.administration_of(None).holds()] == ["hold of their-run", "hold of our-run"]
+
+
 async def plan(store: SqlStore, statement: str, **values: Any) -> str:
     def work(conn: Connection) -> str:
         return "\n".join(conn.execute(text(f"EXPLAIN {statement}"), values).scalars())
@@ -120,25 +184,46 @@ async def test_every_policy_is_checked_by_an_index(store: SqlStore) -> None:
     by_run = {"events": "run = 'our-run'", "contents": "run = 'our-run' AND ref = 'ref'"}
     by_run |= {"shared_contents": "run = 'our-run' AND ref = 'part'", "feedback": "run = 'our-run'"}
     keys = {"texts": "id = 'x'", "once": "id = 'x'", "runs": "id = 'our-run'", "pruned_runs": "id = 'x'"}
+    keys |= {"keys": "id = 'x'", "tenants": "name = 'x'", "budgets": "id = 'x'", "holds": "id = 'x'"}
     tags = {"tags": "name = 'label' AND value = 'red' AND run = 'our-run'"}
-    for table, condition in (by_run | keys | tags).items():
+    windows = {"budget_windows": "budget = 'budget of our-run'", "admin_events": "target = 'x'"}
+    for table, condition in (by_run | keys | tags | windows).items():
         found = await plan(store, f"SELECT * FROM {table} WHERE {condition}")
         assert "Seq Scan" not in found, found
         if table in ("events", "contents", "shared_contents", "tags"):
             assert "runs_pkey" in found, found
+        if table == "budget_windows":
+            assert "budgets_pkey" in found, found
     newest = "ORDER BY created_at DESC, id DESC LIMIT 20"
     listed = await plan(store, f"SELECT * FROM runs WHERE tenant = :tenant {newest}", tenant=OURS)
     assert "runs_by_tenant" in listed, listed
+    for table, ordered in LISTS.items():
+        listed = await plan(store, f"SELECT * FROM {table} WHERE tenant = :tenant ORDER BY {ordered}", tenant=OURS)
+        assert f"{table}_by_tenant" in listed, listed
+
+
+LISTS = {
+    "keys": "created_at DESC, id DESC LIMIT 20",
+    "budgets": "id LIMIT 20",
+    "admin_events": "seq DESC LIMIT 20",
+    "holds": "placed_at DESC, id DESC LIMIT 20",
+}
+"""The lists of the administration, in the order in which their pages are read."""
+
+
+NAMES = dict.fromkeys(READABLE, "run") | dict.fromkeys(("tenants",), "name") | {"budget_windows": "account"}
+NAMES |= dict.fromkeys(("runs", "pruned_runs", "feedback", "texts", "once", "keys", "budgets", "holds"), "id")
+NAMES |= {"admin_events": "target"}
+"""The column of each table by which the copies of a row are told apart."""
 
 
 def fillers(conn: Connection) -> None:
     """Many rows of the other tenant in all tables: copies of its own, under other ids."""
-    for table in READABLE:
-        key = "id" if table in ("runs", "pruned_runs", "feedback", "texts", "once") else "run"
-        renamed = f"jsonb_build_object('{key}', old.{key} || n) || CASE WHEN '{table}' = 'feedback' "
-        renamed += "THEN jsonb_build_object('run', 'their-run' || n) ELSE '{}' END"
+    for table, name in NAMES.items():
+        own = {"feedback": "'run', 'their-run' || n", "admin_events": "'seq', 1000 + n"}.get(table, "")
+        renamed = f"jsonb_build_object('{name}', old.{name} || n) || jsonb_build_object({own})"
         copied = f"(jsonb_populate_record(old, {renamed})).*"
-        mine = f"old.{key} LIKE '%their-run'"
+        mine = f"old.{name} LIKE '%their-run' OR old.{name} = '{THEIRS}'"
         many = f"generate_series(1, {COPIES}) AS n"
         conn.execute(text(f"INSERT INTO {table} SELECT {copied} FROM {table} AS old, {many} WHERE {mine}"))
 
@@ -161,8 +246,8 @@ async def owner_url(postgres_url: str) -> str:
 
 async def test_the_owner_of_the_tables_reads_for_a_caller_under_the_same_policies(owner_url: str) -> None:
     """FORCE binds the owner, so that nothing depends on a role of readers. Everything else sees all rows by indexes."""
-    found = await asyncio.to_thread(revisions.row_security, owner_url)
-    assert (found.reader, found.reason) == (make_url(owner_url).username, "")
+    state = await asyncio.to_thread(revisions.row_security, owner_url)
+    assert (state.reader, state.reason) == (make_url(owner_url).username, "")
     async with open_store(owner_url) as store:
         for run, tenant in RUNS.items():
             await store.append(replace(admitted(run, tenant=tenant), tags=(("label", "red"),)))
@@ -176,7 +261,10 @@ async def test_the_owner_of_the_tables_reads_for_a_caller_under_the_same_policie
         with pytest.raises(StoreUnavailable):
             await store.read_for(OURS, lambda conn: conn.execute(text("UPDATE runs SET error = 'x'")))
         forced = "SELECT relname FROM pg_class WHERE relforcerowsecurity AND relrowsecurity"
-        assert set(await store._read(lambda conn: conn.execute(text(forced)).scalars().all())) == set(READABLE)
+        found = set(await store._read(lambda conn: conn.execute(text(forced)).scalars().all()))
+        listed = listed_tables()
+        assert found == {*READABLE, "content_keys"} == {table for table, is_forced in listed.items() if is_forced}
+        assert set(listed) == set(METADATA.tables), "deploy/docs/security.md lists every table"
         await store._write(fillers)
         await store._write(lambda conn: conn.execute(text("ANALYZE")))
         for statement in BY_INDEX:
@@ -184,11 +272,21 @@ async def test_the_owner_of_the_tables_reads_for_a_caller_under_the_same_policie
             assert "Seq Scan" not in "\n".join(explained), statement
 
 
+def listed_tables() -> dict[str, bool]:
+    """The tables of the list in `security.md`, and whether it says that row-level security is forced."""
+    words = (Path(__file__).parents[2] / "deploy/docs/security.md").read_text()
+    rows = re.findall(r"^\| (`[a-z_`, ]+) \| (yes|no) \|", words, re.MULTILINE)
+    return {table: forced == "yes" for tables, forced in rows for table in re.findall(r"`([a-z_]+)`", tables)}
+
+
 BY_INDEX = (
     "SELECT * FROM events WHERE run = 'our-run' AND seq > 0",
     "SELECT * FROM runs WHERE id = ANY(ARRAY['our-run', 'their-run1'])",
     "SELECT * FROM runs WHERE id > 'x' AND state NOT IN ('succeeded', 'failed', 'cancelled', 'expired', 'over_budget')",
     "UPDATE runs SET error = 'x' WHERE id = 'our-run' AND epoch = 1",
+    "SELECT * FROM keys WHERE id = 'key of our-run'",
+    "SELECT * FROM budgets WHERE id = 'budget of our-run'",
+    "UPDATE budget_windows SET held = held + 1 WHERE account = 'account of our-run' AND start = 1",
 )
 """Statements of the kind that engines and sweepers send."""
 

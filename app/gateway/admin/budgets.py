@@ -9,14 +9,14 @@ from app.core.pool.budgets import EVERYBODY, Budget, account, faults
 from app.core.pool.catalog import MILLION
 from app.errors import Forbidden, InvalidRequest, NotFound
 from app.gateway.admin import replies
-from app.gateway.admin.context import AdminContext
+from app.gateway.admin.context import AdminContext, administration
 from app.gateway.admin.requests import AccountFilters, BudgetFilters, BudgetRequest, read
 from app.gateway.admin.responses import as_json, as_page
 from app.gateway.http.api_keys import Caller
 from app.gateway.http.auth import Keys
 from app.gateway.http.ingress import json_body
 from app.gateway.openapi import operations
-from app.store.protocol import KeyQuery
+from app.store.protocol import KeyQuery, TenantAdministration
 
 WINDOWS = 50
 """The most periods of a budget's accounts that are shown."""
@@ -46,7 +46,7 @@ def _reads(router: APIRouter, context: AdminContext, keys: Keys) -> None:
         if not caller.may_list(filters.tenant):
             return as_page([], "id", filters.limit)
         tenant = filters.tenant or caller.tenant
-        found = await context.gateway.store.budgets(tenant, after=filters.after, limit=filters.limit + 1)
+        found = await administration(context, caller).budgets(tenant, after=filters.after, limit=filters.limit + 1)
         return as_page([_shown(one) for one in found], "id", filters.limit)
 
     @router.get(
@@ -60,7 +60,7 @@ def _reads(router: APIRouter, context: AdminContext, keys: Keys) -> None:
         """The budget with the latest periods of its accounts, or of one account."""
         found = await _visible(context, caller, budget)
         of = account(found, filters.of) if filters.of is not None else None
-        windows = await context.gateway.store.budget_use(found.id, WINDOWS, of)
+        windows = await administration(context, caller).budget_use(found.id, WINDOWS, of)
         shown = [asdict(one) for one in windows]
         for one in shown:
             one |= {name: one[name] / MILLION for name in ("held", "spent", "overrun")}
@@ -81,13 +81,13 @@ def _writes(router: APIRouter, context: AdminContext, keys: Keys) -> None:
     async def set_budget(caller: writer, given: Annotated[dict[str, object], json_body(context.gateway.bounds)]) -> Any:
         """Gateways follow within seconds. The budget of a whole tenant is set by callers of all tenants only."""
         asked = read(BudgetRequest, given)
-        tenant = asked.tenant or caller.key.tenant
-        if not caller.sees(tenant) or (asked.tenant and not await context.gateway.store.tenants(tenant)):
+        tenant, store = asked.tenant or caller.key.tenant, administration(context, caller)
+        if not caller.sees(tenant) or (asked.tenant and not await store.tenants(tenant)):
             raise NotFound("There is no such tenant.")
         wanted = Budget(
             tenant,
             asked.scope,
-            await _name(context, tenant, asked),
+            await _name(store, tenant, asked, context.gateway.now()),
             asked.period,
             round(asked.usd * MILLION),
             zone=asked.zone,
@@ -98,7 +98,7 @@ def _writes(router: APIRouter, context: AdminContext, keys: Keys) -> None:
         if wrong:
             raise InvalidRequest(f"The budget is not valid: {'; '.join(wrong)}.", code="invalid_value")
         _check_rights(caller, wanted)
-        await context.gateway.store.set_budget(wanted, by=caller.actor)
+        await store.set_budget(wanted, by=caller.actor)
         return as_json(_shown(await _visible(context, caller, wanted.id)))
 
     @router.delete(
@@ -112,20 +112,18 @@ def _writes(router: APIRouter, context: AdminContext, keys: Keys) -> None:
         """Nothing is reserved in its accounts any more; what was spent stays in the log."""
         found = await _visible(context, caller, budget)
         _check_rights(caller, found)
-        return as_json(
-            {"id": found.id, "removed": await context.gateway.store.remove_budget(found.id, by=caller.actor)}
-        )
+        removed = await administration(context, caller).remove_budget(found.id, by=caller.actor)
+        return as_json({"id": found.id, "removed": removed})
 
 
-async def _name(context: AdminContext, tenant: str, asked: BudgetRequest) -> str:
+async def _name(store: TenantAdministration, tenant: str, asked: BudgetRequest, now: float) -> str:
     """The name of the budget. A key is found by its id, or by its name while it is in force; else `InvalidRequest`."""
     if asked.scope != "key" or asked.name in ("", EVERYBODY):
         return asked.name
-    store = context.gateway.store
     found = await store.key(asked.name)
     if found is not None and found.tenant == tenant:
         return found.id
-    same = KeyQuery(tenant, name=asked.name, in_force=True, now=context.gateway.now(), limit=1)
+    same = KeyQuery(tenant, name=asked.name, in_force=True, now=now, limit=1)
     for row in await store.keys(same):
         return row.id
     raise InvalidRequest("The tenant has no key of that id or name.", param="name", code="invalid_value")
@@ -138,7 +136,7 @@ def _check_rights(caller: Caller, budget: Budget) -> None:
 
 
 async def _visible(context: AdminContext, caller: Caller, wanted: str) -> Budget:
-    budget = await context.gateway.store.budget(wanted)
+    budget = await administration(context, caller).budget(wanted)
     if budget is None or not caller.sees(budget.tenant):
         raise NotFound("There is no such budget.")
     return budget

@@ -6,7 +6,9 @@ from app.core.pool.catalog import Catalog, Worker
 from app.core.records import record
 from app.core.transparency.version_signatures import TrustedSigners
 from app.gateway.admin.people import People
+from app.gateway.http.api_keys import Caller
 from app.gateway.http.context import GatewayContext
+from app.store.protocol import TenantAdministration
 
 
 @record(frozen=True, slots=True)
@@ -25,3 +27,8 @@ class AdminContext:
     """How people log in; None: only keys are accepted."""
     state: Callable[[Worker], str] | None = None
     """The state of a worker's breaker, as the engine of this process has measured it; None without an engine."""
+
+
+def administration(context: AdminContext, caller: Caller) -> TenantAdministration:
+    """What a caller may read and change: of its tenant, or of every one."""
+    return context.gateway.store.administration_of(caller.tenant)

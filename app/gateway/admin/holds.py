@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from app.errors import InvalidRequest
 from app.gateway.admin import replies
-from app.gateway.admin.context import AdminContext
+from app.gateway.admin.context import AdminContext, administration
 from app.gateway.admin.requests import HoldFilters, HoldRequest, NoFields, read
 from app.gateway.admin.responses import as_json, as_page, positions
 from app.gateway.http.admission import Idempotency
@@ -48,7 +48,7 @@ def _lists(router: APIRouter, context: AdminContext, keys: Keys) -> None:
         tenant = filters.tenant or caller.tenant
         query = HoldQuery(tenant, in_force=filters.in_force, after=filters.after, limit=filters.limit + 1)
         with positions():
-            found = await context.gateway.store.holds(query)
+            found = await administration(context, caller).holds(query)
         return as_page([_shown(one) for one in found], "id", filters.limit)
 
 

@@ -14,7 +14,7 @@ from app.core.pool.catalog import MILLION
 from app.core.roles import ROLES, role_of, scopes_of
 from app.errors import ConfigInvalid, Conflict, Forbidden, InvalidRequest, NotFound
 from app.gateway.admin import replies
-from app.gateway.admin.context import AdminContext
+from app.gateway.admin.context import AdminContext, administration
 from app.gateway.admin.requests import KeyFilters, KeyRequest, NoFields, RotateRequest, read
 from app.gateway.admin.responses import as_json, as_page, positions
 from app.gateway.http.admission import idempotency_record
@@ -22,7 +22,7 @@ from app.gateway.http.api_keys import Caller, is_in_force, key_to_json, mint, ne
 from app.gateway.http.auth import Keys
 from app.gateway.http.ingress import json_body
 from app.gateway.openapi import operations
-from app.store.protocol import IdempotencyRecord, KeyQuery, KeyRow
+from app.store.protocol import IdempotencyRecord, KeyQuery, KeyRow, TenantAdministration
 
 PUBLIC_DIGITS = 16
 """Hexadecimal digits of a key's id."""
@@ -59,7 +59,7 @@ def _reads(router: APIRouter, context: AdminContext, keys: Keys) -> None:
         after, limit = filters.after, filters.limit + 1
         query = KeyQuery(tenant, in_force=filters.in_force, now=now, after=after, limit=limit)
         with positions():
-            rows = await context.gateway.store.keys(query)
+            rows = await administration(context, caller).keys(query)
         return as_page([shown(row, now) for row in rows], "id", filters.limit)
 
     @router.get(
@@ -92,15 +92,16 @@ def _makes(router: APIRouter, context: AdminContext, keys: Keys) -> None:
         asked = read(KeyRequest, given)
         key, row = _minted(context, caller, asked, idempotency_record(request, caller, given))
         _check_rights(caller, row)
-        earlier = await context.gateway.store.key(row.id)
+        store, now = administration(context, caller), context.gateway.now()
+        earlier = await store.key(row.id)
         if earlier is None:
-            await _check_name(context, row)
-            if await context.gateway.store.add_key(row, by=caller.actor):
-                return as_json(shown(row, context.gateway.now()) | {"key": key})
-            earlier = await context.gateway.store.key(row.id)
+            await _check_name(store, row, now)
+            if await store.add_key(row, by=caller.actor):
+                return as_json(shown(row, now) | {"key": key})
+            earlier = await store.key(row.id)
         if earlier is None or _asked_for(earlier) != _asked_for(row):
             raise Conflict()
-        return as_json(shown(earlier, context.gateway.now()) | {"key": None})
+        return as_json(shown(earlier, now) | {"key": None})
 
     @router.post(
         "/{key}/rotate",
@@ -119,12 +120,12 @@ def _makes(router: APIRouter, context: AdminContext, keys: Keys) -> None:
         """Both secrets work until the overlap is over; gateways follow within five seconds. With an `Idempotency-Key`
         the same request within a minute makes one secret, which is only in the first reply."""
         overlap = read(RotateRequest, given).overlap_seconds
-        store, now = context.gateway.store, context.gateway.now()
+        store, now = administration(context, caller), context.gateway.now()
         row = await _visible(context, caller, key)
         _check_rights(caller, row)
         if not is_in_force(row, now):
             raise _ended()
-        if not await _is_first(context, idempotency_record(request, caller, given)):
+        if not await _is_first(context, caller, idempotency_record(request, caller, given)):
             return as_json(shown(row, now) | {"key": None})
         secret, digest = new_secret(row, context.gateway.pepper)
         mark = pepper_mark(context.gateway.pepper)
@@ -137,14 +138,14 @@ def _ended() -> Conflict:
     return Conflict("The key is not in force any more; make a new one.", code="key_not_in_force")
 
 
-async def _is_first(context: AdminContext, once: IdempotencyRecord | None) -> bool:
+async def _is_first(context: AdminContext, caller: Caller, once: IdempotencyRecord | None) -> bool:
     """False if the same request was sent within a minute with the same Idempotency-Key: a second rotation would end the
     secret that is in use. Raises `Conflict` for another request with that key."""
     if once is None:
         return True
     now = context.gateway.now()
     mine = replace(once, until=now + AGAIN_SECONDS, reply=secrets.token_bytes(16))
-    found = await context.gateway.store.add_idempotency_record(mine, now)
+    found = await context.gateway.store.of_tenant(caller.tenant).add_idempotency_record(mine, now)
     if found.fingerprint != mine.fingerprint:
         raise Conflict("This Idempotency-Key was used with another request.", code="idempotency_key_reuse")
     return found.reply == mine.reply
@@ -171,8 +172,9 @@ def _ends(router: APIRouter, context: AdminContext, keys: Keys) -> None:
         row = await _visible(context, caller, key)
         if not _has_rights(caller, row):
             raise Forbidden("The key has scopes or tenants that the one who asks has not.")
-        await context.gateway.store.revoke_key(row.id, context.gateway.now(), by=caller.actor)
-        return as_json(shown(await context.gateway.store.key(row.id) or row, context.gateway.now()))
+        store = administration(context, caller)
+        await store.revoke_key(row.id, context.gateway.now(), by=caller.actor)
+        return as_json(shown(await store.key(row.id) or row, context.gateway.now()))
 
 
 def shown(row: KeyRow, now: float) -> dict[str, Any]:
@@ -262,13 +264,13 @@ def _is_within(limit: int | None, own: int | None) -> bool:
 
 async def _visible(context: AdminContext, caller: Caller, key: str) -> KeyRow:
     """The key, or `NotFound` if there is none of this id in a tenant of the caller's."""
-    row = await context.gateway.store.key(key)
+    row = await administration(context, caller).key(key)
     if row is None or not caller.sees(row.tenant):
         raise NotFound("There is no such key.")
     return row
 
 
-async def _check_name(context: AdminContext, new: KeyRow) -> None:
-    same = KeyQuery(new.tenant, name=new.name, in_force=True, now=context.gateway.now(), limit=1)
-    if await context.gateway.store.keys(same):
+async def _check_name(store: TenantAdministration, new: KeyRow, now: float) -> None:
+    same = KeyQuery(new.tenant, name=new.name, in_force=True, now=now, limit=1)
+    if await store.keys(same):
         raise Conflict("A key in force of this tenant has the name already; choose another one.", code="name_taken")

@@ -115,7 +115,9 @@ class Access(Keys):
 
     async def _check_tenant(self, found: Caller) -> None:
         """Raise `Unauthorized` if the person's tenant is disabled."""
-        for row in await self._context.store.tenants(found.tenant) if found.tenant is not None else ():
+        if found.tenant is None:
+            return
+        for row in await self._context.store.administration_of(found.tenant).tenants(found.tenant):
             if row.disabled_at is not None:
                 raise Unauthorized("The tenant is disabled; ask an owner of all tenants to enable it.")
 

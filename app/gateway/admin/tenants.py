@@ -8,7 +8,7 @@ from fastapi import APIRouter, Path, Query
 from app.core.pool.catalog import MILLION
 from app.errors import Conflict, InvalidRequest, NotFound
 from app.gateway.admin import replies
-from app.gateway.admin.context import AdminContext
+from app.gateway.admin.context import AdminContext, administration
 from app.gateway.admin.requests import (
     MONTHS_SECONDS,
     ChangeFilters,
@@ -51,7 +51,9 @@ def _lists(router: APIRouter, context: AdminContext, keys: Keys) -> None:
         filters: Annotated[TenantFilters, Query()], caller: Annotated[Caller, keys.needs("tenants:read")]
     ) -> Any:
         """For a caller of one tenant, that tenant; else every one that was created or has keys."""
-        rows = await context.gateway.store.tenants(caller.tenant, after=filters.after, limit=filters.limit + 1)
+        rows = await administration(context, caller).tenants(
+            caller.tenant, after=filters.after, limit=filters.limit + 1
+        )
         return as_page([_shown(row) for row in rows], "name", filters.limit)
 
     @router.post(
@@ -127,7 +129,7 @@ def _changes(router: APIRouter, context: AdminContext, keys: Keys) -> None:
             action=filters.action,
             since=filters.since,
         )
-        found = await context.gateway.store.admin_events(query)
+        found = await administration(context, caller).admin_events(query)
         return page([_entry(one) for one in found[: filters.limit]], "seq", has_more=len(found) > filters.limit)
 
 
@@ -160,7 +162,7 @@ def _spending(router: APIRouter, context: AdminContext, keys: Keys) -> None:
                 "held_usd": row.held / MILLION,
                 "tokens": row.tokens,
             }
-            for row in await context.gateway.store.spending(query)
+            for row in await administration(context, caller).spending(query)
         ]
         return as_json({"object": "spending", "since": since, "until": until, "by": filters.by, "data": rows})
 

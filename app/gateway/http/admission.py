@@ -279,7 +279,7 @@ class Idempotency:
             done = await act()
             kept_reply = b"" if has_content else bytes(done.body)
             mine = replace(once, until=now + self._context.remembered, status=done.status_code, reply=kept_reply)
-            found = await self._context.store.add_idempotency_record(mine, now)
+            found = await self._store(caller).add_idempotency_record(mine, now)
             if found == mine:
                 return done
         kept = _same(once, found)

@@ -91,6 +91,7 @@ class FoundPlan:
     plan: Plan
     row: RunRow
     store: TenantStore
+    caller: Caller
 
     async def task(self) -> Task:
         """The task that the plan is for. `NotFound` if it was erased."""
@@ -144,7 +145,7 @@ def _makes(
         store = context.store.of_tenant(caller.tenant)
         made = await _made(store, begun, caller)
         task = await task_of(store, begun.driven.run, made.state.admitted.task)
-        return await _shown(context, histories, store, Plan((made,)), made, task=task, form=shown.format)
+        return await _shown(context, histories, caller, Plan((made,)), made, task=task, form=shown.format)
 
 
 def _reads(router: APIRouter, context: GatewayContext, keys: Keys, histories: Histories) -> None:
@@ -171,7 +172,7 @@ def _reads(router: APIRouter, context: GatewayContext, keys: Keys, histories: Hi
         )
         rows = await context.store.of_tenant(caller.tenant).runs(wanted)
         page = rows[: filters.limit]
-        names = await key_names(context.store, [row.key for row in page])
+        names = await key_names(context.store.administration_of(caller.tenant), [row.key for row in page])
         data = [reply.summary(row) | {"author_name": names[row.key]} for row in page if not row.erased]
         has_more = len(rows) > filters.limit
         following = query.as_cursor(query.Cursor(page[-1].created_at, page[-1].id)) if has_more else None
@@ -188,9 +189,8 @@ def _reads(router: APIRouter, context: GatewayContext, keys: Keys, histories: Hi
     async def get_plan(found: visible, shown: Annotated[ShownRevision, Query()]) -> Response:
         """The latest revision, or the one that is asked for; the estimate is made anew."""
         revision = found.plan.revision(shown.revision)
-        return await _shown(
-            context, histories, found.store, found.plan, revision, task=await found.task(), form=shown.format
-        )
+        task = await found.task()
+        return await _shown(context, histories, found.caller, found.plan, revision, task=task, form=shown.format)
 
 
 def _revises(
@@ -233,7 +233,7 @@ def _revises(
         await collect(context, begun, request.receive)
         made = await _made(found.store, begun, caller)
         whole = Plan((*[one for one in plan.revisions if one.number != number], made))
-        return await _shown(context, histories, found.store, whole, made, task=order.task, form=shown.format)
+        return await _shown(context, histories, caller, whole, made, task=order.task, form=shown.format)
 
     @router.delete(
         "/{plan}",
@@ -309,7 +309,7 @@ def _found(context: GatewayContext, needed: Any) -> Callable[..., Awaitable[Foun
         if row.key != caller.key.id and not caller.may("audit:read"):
             raise Forbidden()
         await reads.note_foreign(context, caller, row, "plan")
-        return FoundPlan(whole, row, store)
+        return FoundPlan(whole, row, store, caller)
 
     return found
 
@@ -322,13 +322,14 @@ async def _made(store: TenantStore, begun: Begun, caller: Caller) -> Revision:
 async def _shown(
     context: GatewayContext,
     histories: Histories,
-    store: TenantStore,
+    caller: Caller,
     plan: Plan,
     revision: Revision,
     *,
     task: Task,
     form: Form,
 ) -> Response:
+    store = context.store.of_tenant(caller.tenant)
     steps = await revisions.steps_of(store, revision)
     history = await histories.of(plan.first.state.admitted.tenant)
     disclosed = await store.disclosures(DisclosureQuery(runs=(plan.run,), ascending=True))
@@ -342,7 +343,9 @@ async def _shown(
         disclosed=disclosed,
         lists=form == "lists",
     )
-    names = await key_names(context.store, [one["author"] for one in shown["revisions"]])
+    names = await key_names(
+        context.store.administration_of(caller.tenant), [one["author"] for one in shown["revisions"]]
+    )
     for one in shown["revisions"]:
         one["author_name"] = names[one["author"]]
     return _json(shown)

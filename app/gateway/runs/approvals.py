@@ -209,7 +209,7 @@ async def _shown(
         return None
     if may_read:
         await readings.note_foreign(context, caller, row, "approval", mark(found))
-    return found | {"key_name": (await key_names(context.store, [row.key]))[row.key]}
+    return found | {"key_name": (await key_names(context.store.administration_of(caller.tenant), [row.key]))[row.key]}
 
 
 def mark(found: Mapping[str, Any]) -> str:

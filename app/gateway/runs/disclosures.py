@@ -67,7 +67,9 @@ def routes(context: GatewayContext, keys: Keys) -> APIRouter:
         shown = rows[: filters.limit]
         following = query.as_place(shown[-1].at, shown[-1].call) if len(rows) > filters.limit else None
         form = filters.format or _accepted(request)
-        names = await key_names(context.store, [row.key for row in shown]) if form == "json" else {}
+        names: Mapping[str, str | None] = {}
+        if form == "json":
+            names = await key_names(context.store.administration_of(caller.tenant), [row.key for row in shown])
         return _written(shown, names, following, form, request)
 
     return router

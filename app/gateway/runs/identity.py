@@ -11,16 +11,17 @@ from app.core.roles import role_of
 from app.gateway.http.api_keys import Caller
 from app.gateway.http.auth import Keys
 from app.gateway.openapi import operations, replies
+from app.store.protocol import KeyQuery
 from app.store.protocol import Keys as KeyStore
 
 
 async def key_names(store: KeyStore, ids: Iterable[str]) -> dict[str, str | None]:
     """The names of keys by their ids; None for a key that is not in the database."""
-    found: dict[str, str | None] = {}
-    for id_ in set(ids):
-        row = await store.key(id_)
-        found[id_] = row.name if row is not None else None
-    return found
+    wanted = frozenset(ids)
+    if not wanted:
+        return {}
+    named = {row.id: row.name for row in await store.keys(KeyQuery(ids=wanted))}
+    return {id_: named.get(id_) for id_ in wanted}
 
 
 def routes(keys: Keys, prefix: str) -> APIRouter:

@@ -198,7 +198,8 @@ async def _shared(context: GatewayContext, caller: Caller, tenant: str | None) -
         hidden["breakers"] = ELSEWHERE
     budgets: Json = {"budgets": None, "budgets_total": None}
     if not hidden["budgets"]:
-        budgets = await stored_overview.budgets(context.store, context.now(), tenant)
+        administration = context.store.administration_of(caller.tenant)
+        budgets = await stored_overview.budgets(administration, context.now(), tenant)
     return {
         **budgets,
         "queue": await stored_overview.queue(context.store, context.now()) if not hidden["queue"] else None,

@@ -280,11 +280,12 @@ def _all_views(router: APIRouter, context: GatewayContext, keys: Keys) -> None:
         chosen = {"step": None, "explanation": None}
         if wanted.step is not None and wanted.step in at.state.steps:
             chosen = await _chosen(context, found, journal, state, whole, wanted.step)
+        administration = context.store.administration_of(found.caller.tenant)
         return _json(
             {
                 "object": "run.views",
                 "run": whole,
-                "key_name": (await key_names(context.store, [found.row.key]))[found.row.key],
+                "key_name": (await key_names(administration, [found.row.key]))[found.row.key],
                 "state": snapshot(at),
                 "graph": await views.with_words(found.store, graph.graph(at), content=content),
                 "timeline": timeline.timeline(at).to_json(),

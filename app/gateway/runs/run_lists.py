@@ -119,7 +119,7 @@ async def _shown(
             if "preview" in wanted:
                 one["preview"] = known is not None and known.is_preview
     if "key_name" in filters.include:
-        names = await key_names(context.store, [row.key for row in rows])
+        names = await key_names(context.store.administration_of(tenant), [row.key for row in rows])
         for one in shown:
             one["key_name"] = names[one["key"]]
     return shown

@@ -11,7 +11,7 @@ from app.core.pool.catalog import MILLION, Price
 from app.core.transparency.notes import NoteInvalid, parse_checkpoint
 from app.gateway.runs import overview
 from app.gateway.wire import query
-from app.store.protocol import Period, RunLists, Store
+from app.store.protocol import Budgets, Period, RunLists, Store
 
 MOST_RUNS: Final = 20_000
 """The newest runs that one overview is about."""
@@ -73,7 +73,7 @@ async def of_database(store: Store, asked: query.OverviewFilters, now: float) ->
     }
 
 
-async def budgets(store: Store, now: float, tenant: str | None) -> Json:
+async def budgets(store: Budgets, now: float, tenant: str | None) -> Json:
     """The latest window of each budget's dearest account, those with the least left first; and how many there are."""
     shown: list[Json] = []
     known = await store.budgets(tenant)

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from app.store.protocol.admin_events import CONTENT_READ, PROCESS, Actor, AdminEvent, AdminEventQuery, AdminEvents
 from app.store.protocol.availability import Availability
-from app.store.protocol.budgets import Budgets, BudgetUse
+from app.store.protocol.budgets import BudgetAccounts, Budgets, BudgetUse
 from app.store.protocol.conductor_versions import ConductorVersions
 from app.store.protocol.content_keys import ContentKeys
 from app.store.protocol.contents import ContentReads, Contents, Reader
@@ -57,7 +57,7 @@ from app.store.protocol.reports import Reports
 from app.store.protocol.retention import ContentPage, ContentQuery, PrunedRun, PruneQuery, Retention
 from app.store.protocol.run_lists import CallGroup, Ejected, Period, RunDetails, RunFigures, RunGroup, RunLists
 from app.store.protocol.step_input import BRIEF, StepInput, StepInputs
-from app.store.protocol.tenancy import Tenancy, TenantStore
+from app.store.protocol.tenancy import Tenancy, TenantAdministration, TenantStore
 from app.store.protocol.tenants import SpendQuery, SpendRow, TenantRow, Tenants
 from app.store.protocol.transparency_log import LogState, Proof, ProvenLeaf, Sealed, TransparencyLog, WithLog
 
@@ -88,6 +88,7 @@ __all__ = [
     "Appended",
     "Availability",
     "Backlog",
+    "BudgetAccounts",
     "BudgetUse",
     "Budgets",
     "CallGroup",
@@ -154,6 +155,7 @@ __all__ = [
     "StepInputs",
     "Store",
     "Tenancy",
+    "TenantAdministration",
     "TenantRow",
     "TenantStore",
     "Tenants",
@@ -178,6 +180,7 @@ class Store(
     ConductorVersions,
     Keys,
     Budgets,
+    BudgetAccounts,
     Tenants,
     AdminEvents,
     RateWindows,

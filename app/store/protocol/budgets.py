@@ -57,6 +57,10 @@ class Budgets(Protocol):
         """The windows of a budget's accounts, or of one account, the newest first and the dearest of those first."""
         ...
 
+
+class BudgetAccounts(Protocol):
+    """What the service itself asks of budgets. All verbs raise `StoreUnavailable`."""
+
     async def sum_up_budget_use(self, before: float) -> int:
         """Replace the windows that ended before this time (seconds since 1970), and in which nothing is held, by one
         sum for each account. Returns how many windows that were."""

@@ -49,6 +49,8 @@ class KeyQuery:
     tenant: str | None = None
     """None: those of every tenant."""
     name: str | None = None
+    ids: frozenset[str] | None = None
+    """None: any."""
     in_force: bool | None = None
     """True: those that are neither revoked nor expired at the time `now`; false: the others."""
     now: float = 0.0

@@ -2,20 +2,25 @@
 
 Gateways take everything that a caller names by an id from here, so that a route that lacks a check shows nothing of
 another tenant's: the statement that commits a write compares the tenant. A run of another tenant is as absent as one
-that never was.
+that never was. What administers a tenant is read and changed in its name likewise.
 """
 
 from typing import Protocol
 
 from app.core.rating.economics import JournaledRun
 from app.core.rating.feedback import Feedback
+from app.store.protocol.admin_events import AdminEvents
+from app.store.protocol.budgets import Budgets
 from app.store.protocol.contents import ContentReads
 from app.store.protocol.disclosures import Disclosure, DisclosureQuery
 from app.store.protocol.entries import Appended, Entry
+from app.store.protocol.holds import EVERY_HOLD, Hold, HoldQuery
 from app.store.protocol.idempotency import IdempotencyRecord
 from app.store.protocol.journal import Journal, RunQuery, RunRow
+from app.store.protocol.keys import Keys
 from app.store.protocol.retention import PrunedRun
 from app.store.protocol.run_lists import RunLists
+from app.store.protocol.tenants import Tenants
 
 
 class TenantStore(ContentReads, Protocol):
@@ -70,6 +75,20 @@ class TenantStore(ContentReads, Protocol):
         """Behave as `IdempotencyRecords.find_idempotency_record` does."""
         ...
 
+    async def add_idempotency_record(self, once: IdempotencyRecord, now: float) -> IdempotencyRecord:
+        """Behave as `IdempotencyRecords.add_idempotency_record` does."""
+        ...
+
+
+class TenantAdministration(Keys, Tenants, Budgets, AdminEvents, Protocol):
+    """What administers a tenant: its keys, its budgets, the log of its changes, its holds and itself. On Postgres all
+    of it is read and changed under row-level security: what another tenant has is absent, and a change that would give
+    another tenant something raises `NotFound`."""
+
+    async def holds(self, query: HoldQuery = EVERY_HOLD) -> tuple[Hold, ...]:
+        """Behave as `Holds.holds` does, for the holds on this tenant's runs."""
+        ...
+
 
 class Tenancy(Protocol):
     """The way to a tenant's store."""
@@ -81,4 +100,8 @@ class Tenancy(Protocol):
 
     def of_tenant(self, tenant: str | None) -> TenantStore:
         """The store for callers of this tenant; None: for those who may see the runs of every tenant."""
+        ...
+
+    def administration_of(self, tenant: str | None) -> TenantAdministration:
+        """The administration for callers of this tenant; None: for those who may see that of every tenant."""
         ...

@@ -30,6 +30,8 @@ def page(conn: Connection, query: KeyQuery) -> tuple[KeyRow, ...]:
     key = KEYS.c
     named = ((key.tenant, query.tenant), (key.name, query.name))
     chosen = [column == value for column, value in named if value is not None]
+    if query.ids is not None:
+        chosen.append(key.id.in_(query.ids))
     if query.in_force is not None:
         accepted = and_(key.revoked_at.is_(None), or_(key.expires_at.is_(None), key.expires_at > query.now))
         chosen.append(accepted if query.in_force else not_(accepted))

@@ -371,7 +371,11 @@ class Postgres:
             return self._send(work)
         return self._read(work)
 
-    def write(self, work: Callable[[Connection], T], *, meant: object = None) -> Coroutine[Any, Any, T]:
+    def write(
+        self, work: Callable[[Connection], T], *, meant: object = None, tenant: str | None = None
+    ) -> Coroutine[Any, Any, T]:
+        if tenant is not None:
+            return self._write_for(tenant, work)
         if isinstance(work, SingleStatement):
             return self._send(work, meant)
         return self._transact(work)
@@ -391,6 +395,13 @@ class Postgres:
         if isinstance(work, SingleStatement):
             return await self._send_in(row_security.begin(reader, tenant), work)
         return await self._transact(partial(row_security.read_as, work=work, reader=reader, tenant=tenant))
+
+    async def _write_for(self, tenant: str, work: Callable[[Connection], T]) -> T:
+        """Write for a caller of a tenant, under row-level security if it is in force."""
+        reader = await self._reader()
+        if reader is None:
+            return await self._transact(work)
+        return await self._transact(partial(row_security.write_as, work=work, reader=reader, tenant=tenant))
 
     async def _send_in(self, begin: str, statement: SingleStatement[T]) -> T:
         """Carry out a statement that reads in a transaction of its own, which the text `begin` opens.
@@ -427,7 +438,7 @@ class Postgres:
             self._looks_for_reader_at = time() + READER_SECONDS
             if self._reader_role is None:
                 logger.warning(
-                    "Row-level security is not in force: reads for callers rely on the gateways' checks alone; "
+                    "Row-level security is not in force: requests of callers rely on the gateways' checks alone; "
                     "`baton doctor` says what is missing."
                 )
         return self._reader_role

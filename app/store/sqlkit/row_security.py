@@ -1,17 +1,22 @@
-"""Row-level security: on Postgres a read that is made for a caller sees the rows of the caller's tenant, and no others.
+"""Row-level security: on Postgres a request of a caller of one tenant sees and changes the rows of this tenant alone.
 
-A read for a caller is a transaction that names the tenant in the setting `baton.tenant`, until its end and no longer,
-so that it works behind a PgBouncer that pools transactions, too. The policies of the tables (migration 0029), which
-FORCE applies to their owner as well, show such a transaction the rows of this tenant alone, even to a query without any
-condition on the tenant. A transaction that names no tenant sees all rows: that of an engine, a sweeper or a migration.
+What is read or changed for a caller is a transaction that names the tenant in the setting `baton.tenant`, until its end
+and no longer, so that it works behind a PgBouncer that pools transactions, too. The policies of the tables (migrations
+0029 and 0032), which FORCE applies to their owner as well, show such a transaction the rows of this tenant alone, even
+to a query without any condition on the tenant, and refuse it rows of another. A transaction that names no tenant sees
+all rows: that of an engine, a sweeper or a migration, and that of a caller of all tenants.
 
-The transaction may not write, and takes the role `baton_reader_...` that `baton migrate` makes for the database. This
-role cannot log in, and may read the tables that callers' requests read and nothing else. Where the database's user may
-not create roles, the transaction keeps that user, whom the policies bind in the same way, unless it is exempt from all
-policies as superusers are. `baton migrate` and `baton doctor` say what is in force.
+The transaction takes the role `baton_reader_...` that `baton migrate` makes for the database. This role cannot log in;
+it may read the tables of `READABLE`, and change those of `CHANGEABLE` in the ways that requests to the admin API need.
+A read is a transaction that may not write. Where the database's user may not create roles, the transaction keeps that
+user, whom the policies bind in the same way, unless it is exempt from all policies as superusers are. `baton migrate`
+and `baton doctor` say what is in force.
+
+A run's own entries (a next turn, a cancellation, feedback, an erasure) are no such transactions: many are committed
+together, and each names its tenant, which the committing statement compares with that of the run's row.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final, TypeVar
 
 from sqlalchemy import Connection, text
@@ -33,8 +38,27 @@ READABLE: Final = (
     "texts",
     "once",
     "disclosures",
+    "keys",
+    "tenants",
+    "budgets",
+    "budget_windows",
+    "admin_events",
+    "holds",
 )
 """The tables that callers' requests read. Each has a policy."""
+CHANGEABLE: Final[Mapping[str, str]] = {
+    "keys": "INSERT, UPDATE",
+    "budgets": "INSERT, UPDATE, DELETE",
+    "budget_windows": "UPDATE",
+    "admin_events": "INSERT",
+    "once": "INSERT, UPDATE",
+    "notices": "INSERT",
+    "log_queue": "INSERT",
+}
+"""The tables that callers' requests change apart from entries of runs, with the rights that this takes. To the queues
+of notices and of the transparency log rows are only added, and nobody reads them for a caller."""
+NUMBERED: Final = ("admin_events_seq_seq", "log_queue_n_seq")
+"""The sequences that number rows of these tables."""
 TENANT: Final = "baton.tenant"
 """The setting that the policies compare with a row's tenant."""
 NAME: Final = f"""
@@ -59,7 +83,9 @@ WHERE oid = to_regclass('runs') AND relforcerowsecurity AND row_security_active(
 NO_TENANT: Final = "\x7f"
 """The setting for a tenant whose name is empty, since an empty setting would restrict nothing."""
 READS_ONLY: Final = "set_config('transaction_read_only', 'on', true)"
-TAKE: Final = text(f"SELECT set_config('role', :role, true), set_config('{TENANT}', :tenant, true), {READS_ONLY}")
+_TAKE: Final = f"SELECT set_config('role', :role, true), set_config('{TENANT}', :tenant, true)"
+TAKE_TO_WRITE: Final = text(_TAKE)
+TAKE: Final = text(f"{_TAKE}, {READS_ONLY}")
 MARK: Final = "/* for a caller */"
 """A comment that distinguishes a statement prepared for callers' reads from the service's own."""
 
@@ -77,6 +103,12 @@ class RowSecurity:
 def read_as(conn: Connection, work: Callable[[Connection], T], *, reader: str, tenant: str) -> T:
     """Run work that reads, in a transaction that ends with it, as the role `reader` for a tenant."""
     conn.execute(TAKE, {"role": reader, "tenant": tenant or NO_TENANT})
+    return work(conn)
+
+
+def write_as(conn: Connection, work: Callable[[Connection], T], *, reader: str, tenant: str) -> T:
+    """Run work that writes, in a transaction that ends with it, as the role `reader` for a tenant."""
+    conn.execute(TAKE_TO_WRITE, {"role": reader, "tenant": tenant or NO_TENANT})
     return work(conn)
 
 
@@ -107,7 +139,7 @@ def enforce(conn: Connection) -> RowSecurity:
     It is part of a migration's transaction. A refusal undoes nothing else.
     """
     if (reader := _role_of_readers(conn)) is not None:  # tables that are new with this migration
-        conn.execute(text(f'GRANT SELECT ON {", ".join(READABLE)} TO "{reader}"'))
+        _grant(conn, f'"{reader}"')
         return state(conn)
     name: str = conn.execute(text(f"SELECT quote_ident(({NAME}))")).scalar_one()
     known = conn.execute(text(f"SELECT 1 FROM pg_roles WHERE rolname = ({NAME})")).first()
@@ -116,11 +148,19 @@ def enforce(conn: Connection) -> RowSecurity:
             if known is None:
                 conn.execute(text(f"CREATE ROLE {name} NOLOGIN"))
             conn.execute(text(f"GRANT {name} TO CURRENT_USER"))
-            conn.execute(text(f"GRANT SELECT ON {', '.join(READABLE)} TO {name}"))
+            _grant(conn, name)
     except DBAPIError as error:
         if getattr(error.orig, "sqlstate", None) != "42501":
             raise
     return state(conn)
+
+
+def _grant(conn: Connection, role: str) -> None:
+    """Give a role, whose name is quoted where it must be, the rights on tables that this module names."""
+    conn.execute(text(f"GRANT SELECT ON {', '.join(READABLE)} TO {role}"))
+    for table, rights in CHANGEABLE.items():
+        conn.execute(text(f"GRANT {rights} ON {table} TO {role}"))
+    conn.execute(text(f"GRANT USAGE ON SEQUENCE {', '.join(NUMBERED)} TO {role}"))
 
 
 def state(conn: Connection) -> RowSecurity:

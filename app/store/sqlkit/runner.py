@@ -16,7 +16,7 @@ from app.errors import ConfigInvalid
 from app.telemetry import PoolUse
 
 T = TypeVar("T")
-Reason = Literal["down", "slow", "busy", "lost", "contended", "refused", "undecided"]
+Reason = Literal["down", "slow", "busy", "lost", "contended", "refused", "foreign", "undecided"]
 
 LOCK_SECONDS = 2.0
 """Longest wait for a lock of another transaction."""
@@ -30,6 +30,8 @@ CONTENDED = frozenset({"40001", "40P01", "23505"})
 LOST = ("08", "57P01", "57P02", "25006")
 """The connection is broken, the server shuts down or has crashed, or it has become a read-only standby."""
 REFUSED = ("22", "23")
+NO_RIGHT = "42501"
+"""The user does not have the right, or row-level security refuses a row."""
 
 AWAY: frozenset[Reason] = frozenset({"down", "lost", "undecided"})
 """Reasons that concern the database and not the work."""
@@ -45,6 +47,7 @@ class Fault(Exception):
     * `lost`: the connection broke before COMMIT; the work may be repeated on another one.
     * `contended`: another transaction was in the way; the work may be repeated.
     * `refused`: it does not accept these values.
+    * `foreign`: row-level security refuses the row, which is another tenant's.
     * `undecided`: the answer to COMMIT is missing; `result` is what the work returned.
     """
 
@@ -92,10 +95,10 @@ class Runner(Protocol):
         """
         ...
 
-    async def write(self, work: Callable[[Connection], T], *, meant: object = None) -> T:
-        """Run work in one transaction and commit it. `meant` is the result that a
-        `SingleStatement` will have: a `Fault` carries it
-        if the answer to COMMIT is missing."""
+    async def write(self, work: Callable[[Connection], T], *, meant: object = None, tenant: str | None = None) -> T:
+        """Run work in one transaction and commit it. `meant` is the result that a `SingleStatement` will have: a
+        `Fault` carries it if the answer to COMMIT is missing. With a `tenant` the work, which is no `SingleStatement`,
+        sees and changes only the rows of that tenant where the database can see to it (`row_security.py`)."""
         ...
 
     async def empty_log(self) -> bool:
@@ -150,6 +153,8 @@ def reason_of(error: Exception, dialect: Dialect) -> Reason:
         return "busy"
     if state in CONTENDED:
         return "contended"
+    if state == NO_RIGHT and "row-level security" in str(cause):
+        return "foreign"
     closed = isinstance(cause, asyncpg.InterfaceError) and CLOSED in str(cause)
     if (
         state.startswith(LOST)

@@ -450,6 +450,8 @@ HOLDS = Table(
     sqlite_with_rowid=False,
 )
 
+Index("holds_by_tenant", HOLDS.c.tenant, HOLDS.c.placed_at, HOLDS.c.id)
+
 # The requests, tokens and open runs of API keys, tenants and users that have limits (core/pool/rates.py). A window is
 # read and written under its row's lock.
 RATE_WINDOWS = Table(
