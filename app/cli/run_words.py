@@ -64,13 +64,23 @@ def cost(usd: float) -> str:
 def estimate(known: Record) -> str:
     """Return the likely cost and time of a plan with their spread, from its estimate as the API has it."""
     of_cost, of_time = known["cost_usd"], known["seconds"]
-    basis = "prices and usual sizes" if known["basis"] == "prices" else f"{known['runs']} past runs"
     low, middle, high = [cost(of_cost[name]) for name in ("p10", "p50", "p90")]
     shortest, likely, longest = [seconds(of_time[name]) for name in ("p10", "p50", "p90")]
     return (
-        f"{middle} ({low} to {high}) and {likely} ({shortest} to {longest}) to execute, from {basis}; "
+        f"{middle} ({low} to {high}) and {likely} ({shortest} to {longest}) to execute, from {_basis(known)}; "
         f"at most {cost(of_cost['worst'])}"
     )
+
+
+def _basis(known: Record) -> str:
+    """Return what an estimate rests on."""
+    runs = f"{known['runs']} past run{'' if known['runs'] == 1 else 's'}"
+    without = [step["worker"] for step in known["steps"] if step["basis"] == "prices"]
+    if known["basis"] == "prices":
+        return "prices and usual sizes"
+    if without:
+        return f"{runs}, for {', '.join(dict.fromkeys(without))} from prices and usual sizes"
+    return runs
 
 
 def tokens(usage: Record) -> str:

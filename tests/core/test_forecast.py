@@ -71,7 +71,17 @@ def test_a_step_at_another_place_is_compared_with_those_in_its_role() -> None:
     strangers = made(chain(OTHER), 5)
     assert ([step.basis for step in strangers.steps], strangers.basis) == (["others"] * 2, "mixed")
     assert [step.basis for step in made(chain(), 4).steps] == ["worker"] * 2, "four of a shape are not enough"
-    assert made(chain(), 2).basis == "prices", "nor are four of a worker"
+
+
+def test_a_little_is_known_from_a_few_steps_and_nothing_from_a_card() -> None:
+    """A card says how fast a model writes at its usual provider; a simulated worker, or one on another machine, takes
+    a tenth of that."""
+    few = made(chain(), 2)
+    assert [(step.basis, step.samples) for step in few.steps] == [("worker", 4)] * 2
+    assert few.seconds.p90 == pytest.approx(made(chain(), 5).seconds.p90)
+    lonely = [PlannedStep(OTHER, 9, (), True, 100)]
+    assert [(step.basis, step.samples) for step in made(lonely, 3).steps] == [("others", 6)], "in another role"
+    assert made(lonely, 2).basis == "prices", "four steps of others are not enough"
 
 
 def test_input_tokens_follow_the_bytes_of_what_is_sent() -> None:

@@ -4,8 +4,8 @@ A `History` keeps, for each step of past runs, its worker, its place in the shap
 A forecast draws one of these for each step of the plan, some hundred times, and adds up the money over all steps and
 the time along the longest path; the quantiles of these sums are the forecast. The history of the same worker at the
 same place of the same shape is used where there is enough of it; else that of the worker in a similar step, in any
-step, and that of other workers in similar steps. What no run has shown follows from prices, cards and usual sizes, and
-the forecast says so.
+step, and that of other workers in similar steps; else what little there is of the worker, and that of other workers in
+any step. What no run has shown follows from prices, cards and usual sizes, and the forecast says so.
 
 Input tokens are not drawn but computed, because what a step reads is known: from the bytes of its messages, by the
 number of tokens that the worker has counted in earlier requests. The draws are evenly spread and not random, so that
@@ -30,8 +30,8 @@ from app.core.run.kinds import TERMINAL, Kind
 
 Basis = Literal["shape", "role", "worker", "others", "prices"]
 """The evidence for the forecast of a step: steps of the same worker at the same place of the same shape, in the same
-role (answering or not, reading others or not), in any role; steps of other workers in that role; or prices and
-cards."""
+role (answering or not, reading others or not), in any role; steps of other workers, in that role where there are
+enough; or prices and cards."""
 ENOUGH = 5
 """Past steps that suffice for one of these."""
 NEAREST = 25
@@ -257,11 +257,22 @@ class History:
     ) -> tuple[Basis, Sequence[Past]]:
         """Return the past steps that are most like this one, whose request will have about so many bytes; and in what
         they are alike. They are in the order of their output."""
+        basis, found = self._alike(worker, shape, place)
+        nearest = sorted(found, key=lambda one: abs(one.bytes - size))[:NEAREST]
+        return basis, sorted(nearest, key=lambda one: (one.usage.output, one.seconds))
+
+    def _alike(self, worker: str, shape: Sequence[Sequence[int]], place: int) -> tuple[Basis, Sequence[Past]]:
+        """Return the closest past steps of which there are enough; else the few of the worker itself, and where it has
+        none those of anybody: they tell how quick the providers of this pool are, which no card does."""
         for basis, key in keys(worker, shape, place):
             found = self._steps.get(key, ())
             if len(found) >= ENOUGH:
-                nearest = sorted(found, key=lambda one: abs(one.bytes - size))[:NEAREST]
-                return basis, sorted(nearest, key=lambda one: (one.usage.output, one.seconds))
+                return basis, found
+        own = self._steps.get(("worker", worker), ())
+        if own:
+            return "worker", own
+        if len(self._all) >= ENOUGH:
+            return "others", self._all
         return "prices", ()
 
     def tokens(self, worker: str, size: float) -> float:

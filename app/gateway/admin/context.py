@@ -30,5 +30,5 @@ class AdminContext:
 
 
 def administration(context: AdminContext, caller: Caller) -> TenantAdministration:
-    """What a caller may read and change: of its tenant, or of every one."""
+    """Return what a caller may read and change: the administration of its tenant, or of every one."""
     return context.gateway.store.administration_of(caller.tenant)
