@@ -84,7 +84,10 @@ async def test_a_key_is_made_rotated_and_revoked_each_once_however_often_the_for
         assert "ci" not in await read(client, "/keys?in_force=true")
         assert f"{name} acme" in await read(client, "/keys?in_force=false")
         changes = await read(client, f"/changes?target={name}")
-    assert [changes.count(f"(key) {kind} {name}") for kind in ("key.added", "key.rotated", "key.revoked")] == [1, 1, 1]
+    done = ("Key made", "Key given a new secret", "Key revoked")
+    assert [changes.count(f"(key) {words} {name}") for words in done] == [1, 1, 1]
+    assert "Secret: another one" in changes
+    assert "Revoked at: was none, is " in changes
 
 
 async def test_faults_stand_beside_their_fields_and_what_was_typed_is_kept(admin: AdminStandIn) -> None:

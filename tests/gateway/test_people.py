@@ -116,7 +116,7 @@ async def test_the_console_knows_whoever_has_logged_in_until_they_sign_out(admin
         assert (await browser.post("/console/admin/keys/new", data=fields)).status_code == 403
         made = await browser.post("/console/admin/keys/new", data=fields, headers=SAME_ORIGIN)
         assert (made.status_code, "The key ci was made" in words(made.text)) == (200, True)
-        assert "ann (oidc) key.added" in words((await browser.get("/console/admin/changes")).text)
+        assert "ann (oidc) Key made" in words((await browser.get("/console/admin/changes")).text)
         assert "groups owners owner acme" in words((await browser.get("/console/admin/people")).text)
         reply = await browser.post("/console/sign-out", headers=SAME_ORIGIN)
         assert SESSION not in browser.cookies

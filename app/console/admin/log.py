@@ -2,15 +2,15 @@
 
 from typing import Any, Final
 
-import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from app.console import forms
+from app.console.admin import change_words
 from app.console.admin.sections import API, Administration, Cell, Table, following, query
 from app.console.api import Session
-from app.console.templating import NOTHING, when
+from app.console.templating import when
 
 FILTERS: Final = (
     forms.Field("target", "What", hint="The id of a key, tenant, budget, conductor or hold."),
@@ -28,7 +28,7 @@ def routes(admin: Administration) -> list[Route]:
         page = await admin.api.get(session, f"{API}/changes", **query(request, FILTERS))
         table = Table(
             "Table of changes",
-            ("Number", "At (UTC)", "Who", "Kind", "What", "Tenant", "Before", "After"),
+            ("Number", "At (UTC)", "Who", "What was done", "To", "Tenant", "Facts"),
             [_change(one) for one in page["data"]],
             "No change fits these filters.",
             following(request, page),
@@ -55,17 +55,11 @@ def _change(one: dict[str, Any]) -> list[Cell]:
         Cell(str(one["seq"])),
         Cell(when(one["at"])),
         Cell(f"{one['actor']} ({one['via']})"),
-        Cell(one["action"]),
+        Cell(change_words.done(one)),
         Cell(one["target"]),
         Cell(one["tenant"] or "all"),
-        *[Cell(_fields(one[name]), kind="text") for name in ("before", "after")],
+        Cell(change_words.facts(one), kind="text"),
     ]
-
-
-def _fields(value: dict[str, Any] | None) -> str:
-    if value is None:
-        return NOTHING
-    return "\n".join([f"{name}: {orjson.dumps(entry).decode()}" for name, entry in sorted(value.items())])
 
 
 def _grant(one: dict[str, Any]) -> list[Cell]:

@@ -1,0 +1,99 @@
+"""Changes in words: what was done, and which facts are others since then, as the list of changes tells them."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from app.console.templating import NOTHING, usd, when
+from app.core.pool.catalog import MILLION
+
+Fields = Mapping[str, Any]
+
+DONE: Final[Mapping[str, str]] = {
+    "key.added": "Key made",
+    "key.revoked": "Key revoked",
+    "key.rotated": "Key given a new secret",
+    "key.rehashed": "Key's secret hashed under the present pepper",
+    "tenant.created": "Tenant created",
+    "tenant.disabled": "Tenant disabled",
+    "tenant.enabled": "Tenant enabled",
+    "budget.set": "Budget set",
+    "budget.removed": "Budget removed",
+    "hold.placed": "Legal hold placed",
+    "hold.released": "Legal hold released",
+    "conductor.canary": "Version given a share of the runs",
+    "conductor.promoted": "Version put in force",
+    "conductor.rolled_back": "Earlier version put in force",
+    "content.read": "Content read",
+}
+"""What each action of the log means. An action of a later release is shown as it is."""
+NAMES: Final[Mapping[str, str]] = {
+    "all_tenants": "reaches all tenants",
+    "concurrency": "open runs",
+    "digest": "secret",
+    "max_usd": "dollars a run",
+    "period": "each",
+    "previous_digest": "earlier secret",
+    "previous_until": "earlier secret works until",
+    "rpm": "requests a minute",
+    "shown": "mark of what was shown",
+    "soft": "warns at",
+    "tpm": "tokens a minute",
+    "usd": "amount",
+    "zone": "time zone",
+}
+"""The words for fields whose names do not say it already."""
+MONEY: Final = frozenset({"usd", "max_usd"})
+SHARES: Final = frozenset({"soft", "share"})
+SECRETS: Final = frozenset({"digest", "previous_digest", "pepper"})
+
+
+def done(change: Fields) -> str:
+    """Return what was done."""
+    return DONE.get(change["action"], change["action"])
+
+
+def facts(change: Fields) -> str:
+    """Return the facts that a change has made others, each in a line of its own: of what is new those that say
+    something, and of what is gone those that it had."""
+    before, after = change["before"], change["after"]
+    if before is not None and after is not None:
+        lines = [_altered(name, before.get(name), after[name]) for name in after if before.get(name) != after[name]]
+        return "\n".join(lines) or NOTHING
+    of_one = after if after is not None else before or {}
+    lines = [_stated(name, value) for name, value in of_one.items() if _says_something(name, value)]
+    return "\n".join(lines) or NOTHING
+
+
+def _says_something(name: str, value: object) -> bool:
+    return name not in SECRETS and value not in (None, "", [], False)
+
+
+def _stated(name: str, value: object) -> str:
+    return f"{_name(name)}: {_value(name, value)}"
+
+
+def _altered(name: str, was: object, now: object) -> str:
+    if name in SECRETS:
+        return f"{_name(name)}: another one"
+    return f"{_name(name)}: was {_value(name, was)}, is {_value(name, now)}"
+
+
+def _name(name: str) -> str:
+    words = NAMES.get(name, name.replace("_", " "))
+    return words[:1].upper() + words[1:]
+
+
+def _value(name: str, value: Any) -> str:
+    if value in (None, "", []):
+        return "none"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list):
+        return ", ".join([str(one) for one in value])
+    if name in MONEY:
+        return usd(value / MILLION)
+    if name in SHARES:
+        return f"{value * 100:g} %"
+    if name.endswith(("_at", "_until")):
+        return f"{when(value)} UTC"
+    return str(value)

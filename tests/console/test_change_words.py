@@ -1,0 +1,33 @@
+"""Changes in words, as the console lists them."""
+
+from typing import Any
+
+from app.console.admin import change_words
+
+
+def facts(before: dict[str, Any] | None, after: dict[str, Any] | None) -> list[str]:
+    return change_words.facts({"before": before, "after": after}).split("\n")
+
+
+def test_what_is_new_is_told_without_what_says_nothing() -> None:
+    made = {"name": "ci", "tiers": [], "scopes": ["runs:read", "runs:write"], "max_usd": 2_500_000, "digest": "f00"}
+    made |= {"all_tenants": False, "expires_at": 86_400.0, "rpm": None}
+    assert facts(None, made) == [
+        "Name: ci",
+        "Scopes: runs:read, runs:write",
+        "Dollars a run: $2.50",
+        "Expires at: 1970-01-02 00:00:00 UTC",
+    ]
+
+
+def test_what_is_another_now_is_told_with_what_it_was() -> None:
+    before = {"usd": 5_000_000, "soft": None, "zone": "UTC", "digest": "f00"}
+    after = before | {"usd": 10_000, "soft": 0.8, "digest": "f01"}
+    assert facts(before, after) == ["Amount: was $5.00, is $0.01", "Warns at: was none, is 80 %", "Secret: another one"]
+    assert facts(before, before) == ["\N{EN DASH}"]
+    assert facts({"usd": 5_000_000}, None) == ["Amount: $5.00"], "of what was removed, what it was"
+
+
+def test_an_action_of_a_later_release_is_shown_as_it_is() -> None:
+    assert change_words.done({"action": "key.revoked"}) == "Key revoked"
+    assert change_words.done({"action": "key.lent"}) == "key.lent"
