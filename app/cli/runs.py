@@ -45,7 +45,7 @@ from app.core.run.timeline import timeline
 from app.errors import ConfigInvalid
 from app.gateway.runs import audit, cancel, explanation
 from app.process.config import Settings, read
-from app.store.protocol import METADATA_TAG, KeyRow, RunQuery, RunRow, Store
+from app.store.protocol import METADATA_TAG, KeyRow, Rated, RunQuery, RunRow, Store
 
 PREVIEW_KEY = "baton-plan"
 """The key of runs that `baton plan` has journaled, which are planned and not executed."""
@@ -70,7 +70,7 @@ def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> i
     storage.announce(settings)
     if asked.verb == "ls":
         storage.check_state(asked.state)
-        event_loop.run(_follow(settings, asked, now()) if asked.follow else _list(settings, asked, now()))
+        event_loop.run(_follow(settings, asked, now) if asked.follow else _list(settings, asked, now()))
     elif asked.verb == "show":
         event_loop.run(_show(settings, asked, now()))
     elif asked.verb == "explain":
@@ -105,17 +105,17 @@ def _ordered(asked: Asked, keys: Sequence[KeyRow], now: float) -> RunQuery:
     return replace(query_of(asked, keys, now), **order)
 
 
-async def _follow(settings: Settings, asked: Asked, now: float) -> None:
+async def _follow(settings: Settings, asked: Asked, now: Callable[[], float]) -> None:
     """Print a line for each run of the list, and again for each that is new on it or has changed, until interrupted."""
     known: Mapping[str, Mapping[str, Any]] = {}
     mark: tuple[object, ...] | None = None
     async with storage.opened(settings) as store:
         keys = await store.keys()
-        names, query = {key.id: key.name for key in keys}, _ordered(asked, keys, now)
+        names = {key.id: key.name for key in keys}
         while True:
             latest = await store.lists.mark()
             if latest != mark:
-                mark, rows = latest, await store.runs(query)
+                mark, rows = latest, await store.runs(_ordered(asked, keys, now()))
                 previews = await _previews(store, rows)
                 shown = {row.id: _summary(row, names, previews) for row in rows}
                 for row in reversed(rows):
@@ -142,6 +142,7 @@ def query_of(asked: Asked, keys: Sequence[KeyRow], now: float) -> RunQuery:
     given: dict[str, Any] = {name: getattr(asked, name, None) for name in FILTERS}
     tags = [(name, getattr(asked, name)) for name in TAGS if getattr(asked, name)]
     before, origin = getattr(asked, "before", None), getattr(asked, "origin", None)
+    rated = getattr(asked, "rated", None)
     return RunQuery(
         since=now - asked.since if asked.since else None,
         until=now - before if before else None,
@@ -152,6 +153,8 @@ def query_of(asked: Asked, keys: Sequence[KeyRow], now: float) -> RunQuery:
         preview=PREVIEWS[getattr(asked, "previews", None)],
         origin_kind="" if origin == "none" else origin,
         origin_run=getattr(asked, "origin_run", None),
+        rated=Rated(rated == "good") if rated is not None else None,
+        untaken_at=now if getattr(asked, "queue", None) == "untaken" else None,
         tags=tuple(tags),
         **given,
     )

@@ -351,6 +351,21 @@ def test_a_run_is_found_by_the_id_of_its_request(service: Service) -> None:
     assert json.loads(baton(service.folder, "runs", "ls", "--json", "--request-id", "other").out) == []
 
 
+def test_runs_are_listed_by_their_ratings_and_by_what_waits(service: Service) -> None:
+    good, bad = [service.ask("baton-mini", EASY)["baton"]["run"] for _ in range(2)]
+    headers = {"Authorization": f"Bearer {KEY}"}
+    for run, score in ((good, 1.0), (bad, 0.0)):
+        url = f"{service.url}/v1/runs/{run}/feedback"
+        httpx.post(url, json={"score": score}, headers=headers, timeout=PATIENCE_SECONDS).raise_for_status()
+
+    def listed(*options: str) -> set[str]:
+        return {one["id"] for one in json.loads(baton(service.folder, "runs", "ls", "--json", *options).out)}
+
+    assert {good, bad} & listed("--rated", "good") == {good}
+    assert {good, bad} & listed("--rated", "bad") == {bad}
+    assert listed("--queue", "untaken") == set()
+
+
 def test_a_run_is_found_by_the_id_of_its_trace(service: Service) -> None:
     trace = "4bf92f3577b34da6a3ce929d0e0e4736"
     body = {"model": "baton-mini", "messages": [{"role": "user", "content": EASY}]}

@@ -66,6 +66,7 @@ def define(root: Group) -> None:
         "baton runs ls --request-id req_0199",
         "baton runs ls --sort cost --since 7d --topology tree",
         "baton runs ls --metadata team=search --min-cost 0.01",
+        "baton runs ls --rated bad --since 7d",
     )
     @option("--limit", type=COUNT, default=20, help="The most runs to list.")
     @only("state")
@@ -77,6 +78,10 @@ def define(root: Group) -> None:
     @FOLLOWING
     @flag("--degraded", help="Only runs that a fallback decided.")
     @option("--previews", type=click.Choice(["only", "none"]), help="Only plans not executed, or none of them.")
+    @option("--rated", type=click.Choice(["good", "bad"]), help="Only runs whose ratings are good, or not, on average.")
+    @option(
+        "--queue", type=click.Choice(["untaken"]), help="Only runs that wait for an engine, or a step of which does."
+    )
     @SINCE
     @option(
         "--sort",
