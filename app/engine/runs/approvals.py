@@ -89,9 +89,11 @@ async def settle(
         body = decision.reason.encode()
         reason = address(journal.salt, body) if body else ""
         try:
-            entry, made = _entry(catalog, row, state, asked, decision, at, reason, wait)
+            answer = _Answer(catalog, state, asked, decision, now=at, reason=reason)
+            fact = answer.fact()
+            entry, after = _entry(row, state, fact, now=at, wait=wait)
             await store.append(changed(entry, contents=((reason, body),) if body else ()))
-            return made
+            return Decided(fact, at, after)
         except (LeaseLost, RunEnded):
             continue  # somebody else has written: what they wrote is read first
         except Conflict as conflict:
@@ -160,100 +162,110 @@ def _asked(events: Sequence[Event], state: RunState, digest: str, now: float) ->
     return asked
 
 
+@record(frozen=True, slots=True)
+class _Answer:
+    """A decision as the answer to the question of a run, at one time."""
+
+    catalog: Catalog
+    state: RunState
+    asked: RunAwaitingApproval
+    decision: Decision
+    now: float
+    reason: str
+    """The ref of the reason; empty without one."""
+
+    def fact(self) -> RunApproved | RunRefused:
+        """Return the event of the decision. Raises as `_approved` does."""
+        if self.decision.verdict == "refuse":
+            return RunRefused(self.asked.proposal, self.asked.digest, self.decision.by, self.reason)
+        return self._approved()
+
+    def _approved(self) -> RunApproved:
+        """Return the approval within the bounds of the decision. Raises `InvalidRequest` for bounds that the run cannot
+        have, and `Conflict` if no worker is left in the place of one that has changed."""
+        asked, decision = self.asked, self.decision
+        workers = self._workers()
+        self._check_prices(workers)
+        limit = self.state.admitted.limits.usd
+        max_usd = decision.max_usd
+        if max_usd is None:
+            max_usd = limit
+            if asked.price is not None:
+                max_usd = min(asked.usd + asked.price, limit)
+        if not 0 <= max_usd <= limit:
+            raise InvalidRequest("The price is above the run's own limit.", param="max_usd", code="invalid_value")
+        return RunApproved(
+            proposal=asked.proposal,
+            digest=asked.digest,
+            binding=approvals.binding(asked.digest, decision.by, workers, max_usd),
+            by=decision.by,
+            deadline=self.now + asked.seconds,
+            workers=workers,
+            max_usd=max_usd,
+            reason=self.reason,
+        )
+
+    def _workers(self) -> Mapping[str, str]:
+        """Return the fingerprints of the workers that may be called: those of the plan and the replacements. One that
+        is another worker by now is left out, if the decision names a replacement."""
+        asked, replacements = self.asked, self.decision.replacements
+        proposal = next(one for one in self.state.all_proposals if one.number == asked.proposal)
+        planned = [step.worker for step in self.state.steps_of(proposal) if step.worker != CONDUCTOR]
+        unknown = sorted(set(replacements) - asked.workers.keys())
+        if unknown:
+            raise InvalidRequest(
+                f"No worker of this run's pool has the name {unknown[0][:128]}; 'workers' of the question lists them.",
+                param="replacements",
+                code="invalid_value",
+            )
+        named = list(dict.fromkeys([*planned, *replacements]))
+        present = approvals.fingerprints(self.catalog, named)
+        changed_workers = sorted(name for name in named if present.get(name) != asked.workers.get(name))
+        if changed_workers and not (replacements and set(changed_workers).isdisjoint(replacements)):
+            raise Conflict(
+                f"The pool file has another {', '.join(changed_workers)} than when the plan was made: its model, "
+                "endpoint or price has changed. Name a worker that has not changed among the replacements, or refuse "
+                "the plan and send the request again.",
+                code="approval_outdated",
+            )
+        return {name: present[name] for name in named if name not in changed_workers}
+
+    def _check_prices(self, workers: Mapping[str, str]) -> None:
+        """A worker of unknown price is allowed only where the plan's own price is not known, and the decision names
+        none: raise `InvalidRequest` otherwise."""
+        unpriced = [name for name in workers if not self.catalog.workers[name].priced]
+        is_bounded = self.asked.price is not None or self.decision.max_usd is not None
+        if unpriced and is_bounded:
+            raise InvalidRequest(
+                f"The price of {unpriced[0]} is not known, so that no price can bound this approval: name other "
+                "replacements, or send no max_usd where the worker is a planned one.",
+                param="replacements" if self.decision.max_usd is None else "max_usd",
+                code="invalid_value",
+            )
+
+
 def _entry(
-    catalog: Catalog,
-    row: RunRow,
-    state: RunState,
-    asked: RunAwaitingApproval,
-    decision: Decision,
-    now: float,
-    reason: str,
-    wait: float,
-) -> tuple[Entry, Decided]:
-    """Return the entry that writes the decision, and the decision as it is then; `reason` is the ref of the reason."""
-    lease, fact = None, _fact(catalog, state, asked, decision, now, reason)
-    facts: tuple[Fact, ...] = (fact,)
+    row: RunRow, state: RunState, fact: RunApproved | RunRefused, *, now: float, wait: float
+) -> tuple[Entry, RunState]:
+    """Return the entry that writes a decision, and the state after it."""
+    lease = None
+    facts: list[Fact] = [fact]
     after = tentative(state, facts)
     if isinstance(fact, RunApproved):
         lease = Lease("", now + wait, fact.deadline)
     else:
-        commands = decide(after, now)
-        facts = (fact, *[one for command in commands if isinstance(command, Finish) for one in ending(after, command)])
+        for command in decide(after, now):
+            if isinstance(command, Finish):
+                facts += ending(after, command)
         after = tentative(state, facts)
     entry = Entry(
         row.id,
         now,
-        facts,
+        tuple(facts),
         epoch=row.epoch,
         row=projection(after),
         lease=lease,
         tenant=row.tenant,
         seq=state.seq,
     )
-    return entry, Decided(fact, now, after)
-
-
-def _fact(
-    catalog: Catalog, state: RunState, asked: RunAwaitingApproval, decision: Decision, now: float, reason: str
-) -> RunApproved | RunRefused:
-    if decision.verdict == "refuse":
-        return RunRefused(asked.proposal, asked.digest, decision.by, reason)
-    return approved(catalog, state, asked, decision, now, reason)
-
-
-def approved(
-    catalog: Catalog,
-    state: RunState,
-    asked: RunAwaitingApproval,
-    decision: Decision,
-    now: float,
-    reason: str,
-) -> RunApproved:
-    """`run.approved` within the bounds of a decision. A planned worker that is another one by now is left out, if the
-    decision names replacements. Raises `InvalidRequest` for bounds that the run cannot have, and `Conflict` if no
-    worker is left in the place of one that has changed.
-
-    A worker of unknown price is allowed only where the plan's own price is not known, and the decision names none."""
-    proposal = next(one for one in state.all_proposals if one.number == asked.proposal)
-    planned = [step.worker for step in state.steps_of(proposal) if step.worker != CONDUCTOR]
-    unknown = sorted(set(decision.replacements) - asked.workers.keys())
-    if unknown:
-        raise InvalidRequest(
-            f"No worker of this run's pool has the name {unknown[0][:128]}; 'workers' of the question lists them.",
-            param="replacements",
-            code="invalid_value",
-        )
-    named = dict.fromkeys([*planned, *decision.replacements])
-    present = approvals.fingerprints(catalog, named)
-    moved = sorted(name for name in named if present.get(name) != asked.workers.get(name))
-    if moved and not (decision.replacements and set(moved).isdisjoint(decision.replacements)):
-        raise Conflict(
-            f"The pool file has another {', '.join(moved)} than when the plan was made: its model, endpoint or price "
-            "has changed. Name a worker that has not changed among the replacements, or refuse the plan and send the "
-            "request again.",
-            code="approval_outdated",
-        )
-    named = dict.fromkeys([name for name in named if name not in moved])
-    limit, is_bounded = state.admitted.limits.usd, asked.price is not None or decision.max_usd is not None
-    unpriced = [name for name in named if not catalog.workers[name].priced]
-    if unpriced and is_bounded:
-        raise InvalidRequest(
-            f"The price of {unpriced[0]} is not known, so that no price can bound this approval: name other "
-            "replacements, or send no max_usd where the worker is a planned one.",
-            param="max_usd" if decision.max_usd is not None else "replacements",
-            code="invalid_value",
-        )
-    usual = limit if asked.price is None else min(asked.usd + asked.price, limit)
-    max_usd = usual if decision.max_usd is None else decision.max_usd
-    if not 0 <= max_usd <= limit:
-        raise InvalidRequest("The price is above the run's own limit.", param="max_usd", code="invalid_value")
-    return RunApproved(
-        proposal=asked.proposal,
-        digest=asked.digest,
-        binding=approvals.binding(asked.digest, decision.by, named, max_usd),
-        by=decision.by,
-        deadline=now + asked.seconds,
-        workers={name: present[name] for name in named},
-        max_usd=max_usd,
-        reason=reason,
-    )
+    return entry, after
