@@ -68,7 +68,9 @@ def _bounds(run: Account, call: Call) -> Iterator[Violation]:
 def _read_for_a_plan(run: Account, call: Call) -> list[str | int]:
     """Return the access list of a planning call: the conversation, and in a further round the previous answer; or the
     access list of the step for which it plans."""
-    proposal = run.proposals[call.proposal] if 0 <= call.proposal < len(run.proposals) else None
+    proposal = None
+    if 0 <= call.proposal < len(run.proposals):
+        proposal = run.proposals[call.proposal]
     if proposal is not None and proposal.parent in run.steps:
         access: list[str | int] = run.steps[proposal.parent].plan.body["access"]
         return access

@@ -95,7 +95,9 @@ def _bill(run: Account, end: Fact) -> Iterator[Violation]:
     settled, last = _settled(run, end), run.turns[-1]
     latest = [call for call in settled if run.turn_at(call.intent.seq) is last]
     step = run.steps.get(end.body["step"]) if end.body["step"] is not None else None
-    answered = step.done.body["call"] if step is not None and step.done is not None else ""
+    answered = ""
+    if step is not None and step.done is not None:
+        answered = step.done.body["call"]
     yield from _compared(run, end, settled, _visible(latest, {answered}))
 
 

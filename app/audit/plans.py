@@ -145,7 +145,9 @@ def _may_stand_in(run: Account, proposal: Proposal, step: Step) -> bool:
 
 
 def _verdict(run: Account, proposal: Proposal) -> Iterator[Violation]:
-    verdict = proposal.accepted if proposal.dropped is None else proposal.verdicts[0]
+    verdict = proposal.accepted
+    if proposal.dropped is not None:
+        verdict = proposal.verdicts[0]
     if proposal.opened.body["mode"] == FALLBACK:
         yield from _fallback(run, proposal)
     if proposal.rejected is not None and proposal.rejected.body["call"]:

@@ -62,7 +62,9 @@ def _settled_once(run: Account, step: Step) -> Iterator[Violation]:
     theirs = [fact for fact in step.facts if fact.kind in (Kind.STEP_DONE, Kind.STEP_FAILED)]
     ours = [fact for fact in step.facts if fact.kind is Kind.STEP_SKIPPED]
     for fact in theirs[1:]:
-        rule = "done-twice" if fact.kind is theirs[0].kind is Kind.STEP_DONE else "step-arrow"
+        rule = "step-arrow"
+        if fact.kind is theirs[0].kind is Kind.STEP_DONE:
+            rule = "done-twice"
         yield run.says(rule, fact.seq, f"step {step.n} is settled by its dispatcher at {theirs[0].seq} already")
     for fact in ours[1:]:
         yield run.says("step-arrow", fact.seq, f"step {step.n} is skipped at {ours[0].seq} already")

@@ -26,6 +26,8 @@ def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> i
         terminal.print_json({"views": [] if asked.drop else list(audit_views.VIEWS), "role": asked.role})
         return 0
     done = "dropped" if asked.drop else "made"
-    granted = f" The role {asked.role} may read them." if asked.role and not asked.drop else ""
+    granted = ""
+    if asked.role and not asked.drop:
+        granted = f" The role {asked.role} may read them."
     terminal.out().print(f"The views {names} are {done}.{granted}", markup=False, soft_wrap=True)
     return 0

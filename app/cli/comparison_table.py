@@ -36,7 +36,9 @@ def _columns(*names: str) -> Drawn:
 
 
 def _head(table: Table) -> str:
-    left = f" ({table.missing} without a row of every arm left out)" if table.missing else ""
+    left = ""
+    if table.missing:
+        left = f" ({table.missing} without a row of every arm left out)"
     weights = " or ".join(f"{share:g}" for share in LAMBDAS)
     return (
         f"{table.tasks} tasks{left}; 95 % intervals over tasks, paired, {table.resamples:,} resamples; "

@@ -244,7 +244,9 @@ def _table(asked: Asked, folders: Sequence[Path]) -> Table:
         named = [whole(name, asked.tier) for name in asked.arms.split(",") if name not in ("", ORACLE)]
         arms = [arm for arm in dict.fromkeys(named) if arm in arms]
     usual = asked.tier if asked.tier in arms else (arms or [""])[0]
-    reference = whole(asked.against, asked.tier) if asked.against is not None else usual
+    reference = usual
+    if asked.against is not None:
+        reference = whole(asked.against, asked.tier)
     if reference not in arms:
         raise ConfigInvalid([f"--against: there is no row of {reference or 'any arm'}"])
     try:

@@ -147,7 +147,9 @@ async def _asked(bench: Bench, experiment: Experiment, task: Graded, arm: str, r
             _refused(reply, arm)
             return reply
         if bench.tick() > until:
-            words = f"refuses new work ({_code(reply)})" if reply is not None else "cannot be reached"
+            words = "cannot be reached"
+            if reply is not None:
+                words = f"refuses new work ({_code(reply)})"
             raise OursError(f"The service {words}; the rows so far are kept, run the same command to go on.")
         asked = reply.headers.get("retry-after", "") if reply is not None else ""
         await asyncio.sleep(min(float(asked) if asked.isdecimal() else pause, LONGEST_WAIT))

@@ -75,7 +75,9 @@ async def _release(settings: Settings, asked: Asked, now: float) -> list[Hold]:
 
 def _cells(hold: Hold) -> tuple[str, ...]:
     where = f" of {hold.tenant}" if hold.tenant and hold.scope != "tenant" else ""
-    released = terminal.minute(hold.released_at) if hold.released_at is not None else "-"
+    released = "-"
+    if hold.released_at is not None:
+        released = terminal.minute(hold.released_at)
     placed = terminal.minute(hold.placed_at)
     covers = f"{hold.scope} {hold.name}{where}"
     return hold.id, covers, hold.reason, placed, hold.placed_by, released, hold.released_by or "-"

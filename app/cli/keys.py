@@ -121,7 +121,9 @@ async def _rotate(settings: Settings, asked: Asked, now: float) -> None:
         if not is_in_force(row, now) or not await store.rotate_key(row.id, digest, now + overlap, mark, by=by):
             raise NotFound(f"The key {row.id} is not in force any more; make a new one with `baton keys add`.")
         row = await store.key(row.id) or row
-    works = f"the old one works until {_day(now + overlap)} UTC" if overlap else "the old one does not work any more"
+    works = "the old one does not work any more"
+    if overlap:
+        works = f"the old one works until {_day(now + overlap)} UTC"
     _print_secret(asked, settings, row, key, now, f"The new secret of {row.name}, shown only this once; {works}:")
 
 
@@ -190,7 +192,9 @@ def _cells(row: KeyRow, settings: Settings, now: float) -> tuple[str, ...]:
 def _state(row: KeyRow, settings: Settings, now: float) -> str:
     if row.revoked_at is not None:
         return f"revoked {_day(row.revoked_at)}"
-    old = f", old secret until {_day(row.previous_until)}" if (row.previous_until or 0.0) > now else ""
+    old = ""
+    if (row.previous_until or 0.0) > now:
+        old = f", old secret until {_day(row.previous_until)}"
     old += PEPPERS[_pepper(row, settings)]
     if row.expires_at is None:
         return f"in force{old}"

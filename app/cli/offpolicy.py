@@ -149,7 +149,9 @@ async def _note(store: Store, loaded: Loaded, row: RunRow, found: JournaledDecis
         return
     task = next((fact.task for fact in facts(events, RunAdmitted)), "")
     seen, named = await _seen(store, row.id, one, task)
-    after = (await _seen(store, row.id, one.further, task))[0] if one.further is not None else None
+    after = None
+    if one.further is not None:
+        after = (await _seen(store, row.id, one.further, task))[0]
     beliefs = await _beliefs(store, loaded, row, found)
     read = RewardedDecision(one, seen, reward, beliefs, named, after)
     found.rows.setdefault((row.tier, one.layer, one.shape), []).append(read)
@@ -182,7 +184,9 @@ async def _seen(store: Store, run: str, one: Decided, task: str) -> tuple[Featur
     """Return the features of a decision, which are the journaled ones of a selector or those of the task for a model,
     and the name of the conversation. Both are missing where the content was erased."""
     bodies = await store.contents(run, [ref for ref in (one.features, task) if ref])
-    messages = task_from_json(orjson.loads(bodies[task])).messages if task in bodies else None
+    messages = None
+    if task in bodies:
+        messages = task_from_json(orjson.loads(bodies[task])).messages
     named = conversation(messages) if messages is not None else ""
     if one.features:
         return from_json(orjson.loads(bodies[one.features])) if one.features in bodies else None, named

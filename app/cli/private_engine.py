@@ -33,7 +33,9 @@ async def at_work(loaded: Loaded, runs: int, *, dispatches: bool = False) -> Asy
             group.create_task(opened.clock.keep(runs_over))
             group.create_task(opened.drivers.run(runs_over))
             group.create_task(opened.runs.run(runs_over))
-            working = group.create_task(opened.dispatcher.run(steps_over)) if dispatches else None
+            working = None
+            if dispatches:
+                working = group.create_task(opened.dispatcher.run(steps_over))
             try:
                 yield opened
             finally:

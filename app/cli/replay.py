@@ -247,7 +247,9 @@ def _order(batch: Batch, row: RunRow, earlier: replays.Earlier) -> Order:
     catalog, under = batch.opened.pool.catalog(), batch.under
     tier, model = _tier(catalog, row, under)
     effort = nearest_effort(tier, under.get("effort") or earlier.state.admitted.effort or None)
-    plan = orjson.loads(Path(under["plan"]).read_bytes()) if "plan" in under else None
+    plan = None
+    if "plan" in under:
+        plan = orjson.loads(Path(under["plan"]).read_bytes())
     anew = any(name in under for name in ("tier", "version", "conductor"))
     changes = Changes(
         plan,
@@ -326,7 +328,9 @@ def _intervals(batch: Batch, seed: int) -> list[tuple[Paired, Interval | None]]:
 
 
 def _metric(one: Paired, spread: Interval | None) -> dict[str, Any]:
-    ends = [in_unit(one.metric, spread.low), in_unit(one.metric, spread.high)] if spread is not None else None
+    ends = None
+    if spread is not None:
+        ends = [in_unit(one.metric, spread.low), in_unit(one.metric, spread.high)]
     return one.to_json() | {"interval_95": ends}
 
 

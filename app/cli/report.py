@@ -130,7 +130,9 @@ def _group(by: str, group: str | None, names: Mapping[str, str]) -> str:
 
 
 def _print_dearest(console: Console, dearest: Mapping[str, Any]) -> None:
-    share = "-" if dearest["share_of_cost"] is None else f"{dearest['share_of_cost']:.1%}"
+    share = "-"
+    if dearest["share_of_cost"] is not None:
+        share = f"{dearest['share_of_cost']:.1%}"
     words = f"The dearest {dearest['share_of_runs']:.0%} ({dearest['runs']:,} runs) make up {share} of the cost"
     console.print(f"\n{words}; each costs {_dollars(dearest['from_cost_usd'])} or more.", markup=False)
     rows = [

@@ -217,7 +217,9 @@ def _print(found: RestoredState, asked: Asked) -> None:
     print(f"The journal ends at {since}.")
     bound = sum([call.usd for one in found.open for call in one.calls])
     calls = sum([len(one.calls) for one in found.open])
-    what = "left to the engines" if asked.keep_open else "ended as failed (restored)"
+    what = "ended as failed (restored)"
+    if asked.keep_open:
+        what = "left to the engines"
     print(
         f"{count(len(found.open), 'open run')} {would}{what}, with {count(calls, 'open call')} of at most ${bound:.6f}."
     )

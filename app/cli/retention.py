@@ -42,7 +42,9 @@ def words(settings: Settings) -> str:
     texts = _said(settings.retention_content_seconds, unsaid="for ever")
     runs = _said(settings.retention_events_seconds, unsaid="for ever")
     classes = len(settings.classes_of_retention)
-    others = f"; {classes} of BATON_RETENTION_CLASSES: see `baton retention show`" if classes else ""
+    others = ""
+    if classes:
+        others = f"; {classes} of BATON_RETENTION_CLASSES: see `baton retention show`"
     return f"texts are kept {texts}, runs {runs}{others}"
 
 

@@ -122,7 +122,9 @@ def _called(defined: list[Any]) -> str:
 def _fenced(home: str) -> bool:
     """Restrict this process and its children by Landlock to the paths that are named here."""
     libc = ctypes.CDLL(None, use_errno=True)
-    version = libc.syscall(444, None, ctypes.c_size_t(0), ctypes.c_uint32(1)) if sys.platform == "linux" else -1
+    version = -1
+    if sys.platform == "linux":
+        version = libc.syscall(444, None, ctypes.c_size_t(0), ctypes.c_uint32(1))
     if version < 1:
         return False
     every = (1 << {1: 13, 2: 14}.get(version, 15 if version < 5 else 16)) - 1

@@ -79,7 +79,9 @@ def _case(run: Account, call: Call, proposal: Proposal, kept: Mapping[str, bytes
     request = recomposed(run, call, catalog, catalog.workers[call.intent.body["worker"]])
     names = tuple(proposal.opened.body["order"])
     limit = int(run.limits["steps"])
-    said = text_of(run, call.outcome.body["output"]) if call.outcome is not None else ""
+    said = ""
+    if call.outcome is not None:
+        said = text_of(run, call.outcome.body["output"])
     return Case(request, names, limit, _plan(said, names, limit) or ())
 
 

@@ -58,7 +58,9 @@ def _print(figures: Mapping[str, Any]) -> None:
 
 def _print_candidate(one: Mapping[str, Any]) -> None:
     console = terminal.out()
-    plans = f"; {one['valid_plans']:,} of {one['plans']:,} plans valid" if one["plans"] else ""
+    plans = ""
+    if one["plans"]:
+        plans = f"; {one['valid_plans']:,} of {one['plans']:,} plans valid"
     left = f"; {one['unfinished']:,} unfinished" if one["unfinished"] else ""
     console.print(
         f"\n{terminal.clean(one['subject'])}: {terminal.count(one['pairs'], 'pair')}{plans}{left}", markup=False
@@ -72,7 +74,9 @@ def _print_candidate(one: Mapping[str, Any]) -> None:
         console.print(f"Shown callers' words in the shadow alone: {named}.", markup=False, soft_wrap=True)
     if one["conditions"]:
         print_conditions(one["conditions"])
-        needed = f"; about {one['pairs_needed']:,} pairs decide" if one["pairs_needed"] else ""
+        needed = ""
+        if one["pairs_needed"]:
+            needed = f"; about {one['pairs_needed']:,} pairs decide"
         verdict = "all hold" if one["promotable"] else "not promotable"
         console.print(f"Conditions of promotion: {verdict}{needed}.", markup=False)
 
@@ -100,7 +104,9 @@ def print_conditions(found: Iterable[Mapping[str, Any]]) -> None:
     for one in found:
         is_count = one["name"] == "min_pairs"
         limit = f"{one['limit']:,.0f}" if is_count else f"{one['limit']:+.1%}"
-        interval = _interval("share", one["found"]) if one["found"] is not None else "nothing"
+        interval = "nothing"
+        if one["found"] is not None:
+            interval = _interval("share", one["found"])
         needed = f"{one['needed']:,}" if one["needed"] is not None else "-"
         shown = "" if is_count else interval
         table.add_row(one["name"], limit, shown, f"{one['count']:,}", needed, one["outcome"])

@@ -62,7 +62,9 @@ def _key(key: str | None) -> list[str]:
 def _requests(url: str, key: str | None) -> list[str]:
     body = json.dumps({"model": "baton-mini", "messages": [{"role": "user", "content": QUESTION}]})
     shown = f'"{key}"' if key else 'os.environ["BATON_API_KEY"]'
-    imports = "from openai import OpenAI" if key else "import os; from openai import OpenAI"
+    imports = "import os; from openai import OpenAI"
+    if key:
+        imports = "from openai import OpenAI"
     return [
         "Ask something:\n\n" + CURL.format(url=url, key=key or "$BATON_API_KEY", body=body),
         "Or in Python, by the official client (pip install openai):\n\n"

@@ -120,7 +120,9 @@ class PlainLines(logging.Formatter):
         """Render one record. An exception is shown by its type only."""
         level = f"{record.levelname}: " if record.levelno >= logging.WARNING else ""
         fields = "".join(f"  {name}={clean(str(value))}" for name, value in getattr(record, "fields", {}).items())
-        error = f"  error={record.exc_info[0].__name__}" if record.exc_info and record.exc_info[0] else ""
+        error = ""
+        if record.exc_info and record.exc_info[0]:
+            error = f"  error={record.exc_info[0].__name__}"
         return f"{self.formatTime(record, self.datefmt)} {level}{clean(record.getMessage())}{fields}{error}"
 
 

@@ -72,7 +72,9 @@ def _lines(shown: Json) -> Iterator[Text]:
     yield _line("approvals", f"{by_state.get('awaiting_approval', 0):,} wait")
     queue = shown["queue"]
     oldest = queue["oldest_seconds"]
-    waits = f", the oldest for {run_words.seconds(oldest)}" if oldest is not None else ""
+    waits = ""
+    if oldest is not None:
+        waits = f", the oldest for {run_words.seconds(oldest)}"
     yield _line("queue", f"{queue['waiting']:,} wait{waits}")
     yield _line("runs", f"{total['runs']:,}, {total['ended']:,} ended, {total['degraded']:,} degraded")
     yield _line("success", _share(total["success_rate"]))

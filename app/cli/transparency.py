@@ -93,7 +93,9 @@ async def _prove(settings: Settings, asked: Asked) -> int:
         terminal.print_json(proof_of_run(name, events or sealed, proof) | {"sealed": sealed, "faults": faults})
         return int(bool(faults))
     for one, leaf in zip(proof.leaves, leaves, strict=True):
-        about = terminal.count(leaf.events, "event") if leaf.kind == "run" else leaf.kind
+        about = leaf.kind
+        if leaf.kind == "run":
+            about = terminal.count(leaf.events, "event")
         print(f"entry {one.place}: {about}, sealed at {run_words.moment(leaf.at)}, proof of {len(one.proof)} hashes")
     print(f"{sealed} of {events} events are sealed." if events is not None else "The run was pruned.")
     for fault in faults:

@@ -164,7 +164,9 @@ def messages(brief: Brief) -> tuple[Message, ...]:
     budget = f"Budget left: ${brief.usd_left / MILLION:.4f}."
     if brief.seconds_left is not None:
         budget += f" Time left: {brief.seconds_left:.0f} s."
-    offered = f"\n\n{TOOLS.format(tools=_tools(brief.task.toolbox))}" if brief.task.toolbox.tools else ""
+    offered = ""
+    if brief.task.toolbox.tools:
+        offered = f"\n\n{TOOLS.format(tools=_tools(brief.task.toolbox))}"
     if brief.reasons:
         offered += f"\n\n{REASONS.format(chars=REASON_CHARS)}"
     system = Message("system", (Text(f"{role}\n\nWorkers:\n{cards}{offered}"),))

@@ -39,7 +39,9 @@ def routes(pages: Pages) -> list[Route]:
             if error.status != 400:
                 raise
             fault, status = error.message, 400
-        following = found["next"] if found is not None and found["has_more"] else None
+        following = None
+        if found is not None and found["has_more"]:
+            following = found["next"]
         return pages.show(
             request,
             "disclosures.html",

@@ -128,7 +128,9 @@ def _node(node: Data, chosen: str, link: Link) -> dict[str, Any]:
     x, y = _corner(node)
     worker = worker_name(node["worker"] or node["planned_worker"] or "")
     name = name_of(node["id"])
-    figures = f"{calls_of(len(node['attempts']))}, {usd(node['cost_usd'])}" if node["attempts"] else ""
+    figures = ""
+    if node["attempts"]:
+        figures = f"{calls_of(len(node['attempts']))}, {usd(node['cost_usd'])}"
     links = {"step": node["number"], "plan": node["id"]}
     return {
         "id": node["id"],
@@ -156,7 +158,9 @@ def calls_of(number: int) -> str:
 
 def _title(name: str, node: Data, worker: str) -> str:
     planned = node["planned_worker"]
-    instead = f" in place of {planned}" if planned and planned not in (node["worker"], CONDUCTOR) else ""
+    instead = ""
+    if planned and planned not in (node["worker"], CONDUCTOR):
+        instead = f" in place of {planned}"
     if worker:
         return f"{name}, {worker}{instead}"
     return name

@@ -278,7 +278,9 @@ def _live(pages: Pages, reader: _Reader, session: Session, cursor: Cursor, reque
     kept = _Kept()
     sent: dict[str, str] = {}
     given = request.headers.get("last-event-id") or request.query_params.get("after", "")
-    after = given if given.isascii() and given.isdecimal() and len(given) <= 15 else None
+    after = None
+    if given.isascii() and given.isdecimal() and len(given) <= 15:
+        after = given
 
     async def render(event: Event) -> Regions:
         shown = await reader.read(session, cursor, int(event.id), kept)

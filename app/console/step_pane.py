@@ -105,7 +105,9 @@ def _cut_content(content: Data | None) -> dict[str, Any] | None:
     if content is None:
         return None
     messages = content["messages"]
-    shown = [_message(one) for one in messages[-MOST_MESSAGES:]] if messages is not None else None
+    shown = None
+    if messages is not None:
+        shown = [_message(one) for one in messages[-MOST_MESSAGES:]]
     return {
         "erased": content["erased"],
         "subtask": cut(content["subtask"]),

@@ -127,7 +127,9 @@ class CheckpointExport:
             if stored and split_note(stored)[0] == split_note(note)[0]:
                 self._context.telemetry.gauge("baton_log_exported_size", size)
                 return Newest(size, stored, written=stored)
-        mark = "" if found is None else f"-{sha256(split_note(note)[0].encode()).hexdigest()[:MARK_DIGITS]}"
+        mark = ""
+        if found is not None:
+            mark = f"-{sha256(split_note(note)[0].encode()).hexdigest()[:MARK_DIGITS]}"
         return Newest(size, note, mark=mark)
 
     async def _put(self, files: ArchiveFiles, name: str, body: bytes) -> None:

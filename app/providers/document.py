@@ -126,7 +126,9 @@ def _likely(entry: Mapping[str, Any], who: str) -> Likely | None:
     if not isinstance(entry.get("logprob"), float | int):
         return None
     try:
-        raw = bytes(entry["bytes"]) if isinstance(entry.get("bytes"), list) else None
+        raw = None
+        if isinstance(entry.get("bytes"), list):
+            raw = bytes(entry["bytes"])
     except (TypeError, ValueError):
         raw = None
     return Likely(words(entry.get("token"), who), float(entry["logprob"]), raw)

@@ -119,7 +119,9 @@ def _names(text: str) -> frozenset[str]:
 def _without(text: str, body: bytes, own: frozenset[str]) -> str:
     """Return the text without what occurs in the body."""
     words = list(_WORD.finditer(text))
-    searched = body.decode("utf-8", "replace").casefold() if len(body) <= SEARCHED_BYTES else None
+    searched = None
+    if len(body) <= SEARCHED_BYTES:
+        searched = body.decode("utf-8", "replace").casefold()
     removed = {place for place, word in enumerate(words) if _occurs(word[0].casefold(), searched, own)}
     if searched is not None:
         removed |= set(_quoted(text.casefold(), words, searched))

@@ -447,7 +447,9 @@ class CircuitBreaker:
     def _open(self, fault: BaseException) -> None:
         self.refused = isinstance(fault, AuthenticationError)
         if not self.open:
-            words = REFUSED if self.refused else f"Redis does not answer ({type(fault).__name__})."
+            words = REFUSED
+            if not self.refused:
+                words = f"Redis does not answer ({type(fault).__name__})."
             log.warning("%s This process goes on without it.", words)
         self.open = True
         self._trouble.set()

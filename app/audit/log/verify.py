@@ -209,7 +209,9 @@ class LogCheck:
         stored = self.tiles(0, first // WIDTH)
         hashes = [stored[at : at + HASH_BYTES] for at in range(0, len(stored), HASH_BYTES)]
         found = [first + at for at, one in enumerate(level) if at >= len(hashes) or hashes[at] != one]
-        above = self.tiles(1, first // WIDTH // WIDTH) if len(level) == WIDTH else b""
+        above = b""
+        if len(level) == WIDTH:
+            above = self.tiles(1, first // WIDTH // WIDTH)
         at = first // WIDTH % WIDTH * HASH_BYTES
         if len(level) == WIDTH and above[at : at + HASH_BYTES] != root_of(hashes) and not found:
             self._add("tile", f"the hash over the entries {first:,} to {first + WIDTH - 1:,} is another one", first)

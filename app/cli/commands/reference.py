@@ -30,7 +30,9 @@ def commands(group: click.Group, ctx: click.Context) -> Iterator[tuple[Command, 
     """Yield every command with its context, in order of definition."""
     for name in group.list_commands(ctx):
         command = group.get_command(ctx, name)
-        below = click.Context(command, info_name=name, parent=ctx) if command is not None else ctx
+        below = ctx
+        if command is not None:
+            below = click.Context(command, info_name=name, parent=ctx)
         if isinstance(command, click.Group):
             yield from commands(command, below)
         elif isinstance(command, Command):

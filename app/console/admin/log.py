@@ -43,7 +43,9 @@ def routes(admin: Administration) -> list[Route]:
             [_grant(one) for one in found["grants"]],
             "People cannot log in: no OpenID provider is configured. Keys are accepted.",
         )
-        minutes = f"A login lasts {found['session_seconds'] / 60:g} minutes. " if found["grants"] else ""
+        minutes = ""
+        if found["grants"]:
+            minutes = f"A login lasts {found['session_seconds'] / 60:g} minutes. "
         hint = f"{minutes}The first rule that fits a person counts (BATON_OIDC_ROLES)."
         return await admin.show_list(request, session, "People", table, hint=hint)
 

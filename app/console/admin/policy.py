@@ -88,7 +88,9 @@ def _answer(found: Mapping[str, Any]) -> tuple[str, Table]:
         for row in found["shown"]
     ]
     notes = "; ".join(found["without_effect"])
-    words = f"Rules without effect: {notes}." if notes else "Every rule of the file keeps somebody away."
+    words = "Every rule of the file keeps somebody away."
+    if notes:
+        words = f"Rules without effect: {notes}."
     table = Table("Table of who may see what", ("Tier", "Labels", "May see it", "May not, and why"), rows, "No tiers.")
     return words, table
 

@@ -191,7 +191,9 @@ async def _evidence(admin: Administration, session: Session, one: Mapping[str, A
         if not found["tiers"]:
             said.append(f"{version}: no tier states conditions for a promotion.")
         for tier in found["tiers"]:
-            verdict = "may be promoted" if tier["promotable"] else "may not be promoted without a reason"
+            verdict = "may not be promoted without a reason"
+            if tier["promotable"]:
+                verdict = "may be promoted"
             said.append(
                 f"{version} on {tier['tier']} {verdict}: {'; '.join([_words(of) for of in tier['conditions']])}."
             )

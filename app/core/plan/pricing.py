@@ -32,7 +32,9 @@ def question_tokens(task: Task) -> int:
     if task.form is None and not task.toolbox.tools:
         return bound
     whole = json.dumps([message_to_json(message) for message in task.messages], default=dict)
-    schema = json.dumps(task.form.schema, default=dict) if task.form is not None else ""
+    schema = ""
+    if task.form is not None:
+        schema = json.dumps(task.form.schema, default=dict)
     return bound + len(whole) + 2 * len(schema) + tool_bytes(task.toolbox) + FRAME_BYTES
 
 

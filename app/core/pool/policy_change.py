@@ -62,7 +62,9 @@ def labels_of(*catalogs: Catalog) -> tuple[str, ...]:
 def recipients(catalog: Catalog, tier: Tier) -> Mapping[Recipient, Worker]:
     """Return everybody who may be shown the tier's requests, each in its role."""
     conductor = tier.conductor
-    embedder = conductor.selector.embedder if conductor.selector is not None else None
+    embedder = None
+    if conductor.selector is not None:
+        embedder = conductor.selector.embedder
     roles = [("worker", name) for name in dict.fromkeys((*tier.pool, tier.fallback))]
     roles += [("conductor", name) for name in (conductor.worker, *_conductors(catalog)) if name is not None]
     roles += [("embedder", name) for name in (embedder,) if name is not None]

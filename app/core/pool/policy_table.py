@@ -35,7 +35,9 @@ def rows(catalog: Catalog) -> list[Shown]:
 def _shown(catalog: Catalog, tier: str, labels: tuple[str, ...]) -> Shown:
     shown, excluded = [], {}
     for recipient, worker in recipients(catalog, catalog.tiers[tier]).items():
-        name = worker.name if recipient.role == "worker" else f"{worker.name} ({recipient.role})"
+        name = worker.name
+        if recipient.role != "worker":
+            name = f"{worker.name} ({recipient.role})"
         named = frozenset(labels)
         reason = exclusion(worker, Reading(named - SOURCES, named & SOURCES | {CALLER}))
         if reason:

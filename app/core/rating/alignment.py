@@ -127,7 +127,9 @@ def side_by_side(
             pairs.append(AlignedSteps((place, step), None, "alone", same_output=None))
     alone = [(place, step) for place, step in second.steps.items() if place not in moved]
     pairs += [AlignedSteps(None, one, "alone", same_output=None) for one in alone]
-    answers = same(first.answer, second.answer) if first.answer and second.answer else None
+    answers = None
+    if first.answer and second.answer:
+        answers = same(first.answer, second.answer)
     return SideBySide(first, second, answers, tuple(pairs))
 
 

@@ -299,7 +299,9 @@ def compare(first: RunFigures, second: RunFigures, same: Same = unknown) -> Comp
     """Compare two runs; `same` says of two refs whether their texts are equal."""
     all_places = sorted(first.steps.keys() | second.steps.keys(), key=_numbers)
     aligned = tuple([_aligned(place, first.steps.get(place), second.steps.get(place), same) for place in all_places])
-    answers = same(first.answer, second.answer) if first.answer and second.answer else None
+    answers = None
+    if first.answer and second.answer:
+        answers = same(first.answer, second.answer)
     return Comparison(first, second, answers, aligned)
 
 

@@ -200,7 +200,9 @@ class _RunAccount:
         if n is None:
             return "plan"
         planned = self.steps.get(n)
-        opened = self.opened.get(planned["proposal"]) if planned is not None else None
+        opened = None
+        if planned is not None:
+            opened = self.opened.get(planned["proposal"])
         if opened is None:
             return ""
         return str(n - opened["base"])
@@ -290,7 +292,9 @@ class _Sums:
             self.successes += found
 
     def shown(self) -> dict[str, Any]:
-        per_success = self.judged_usd / self.successes / MILLION if self.successes else None
+        per_success = None
+        if self.successes:
+            per_success = self.judged_usd / self.successes / MILLION
         return {
             "runs": self.runs,
             "unanswered": self.unanswered,
@@ -367,7 +371,9 @@ class _AccessLists:
         fine = [call for call in account.step_calls if call.succeeded]
         conversation = next((call.usage.input for call in fine if call.intent["access"] == ["user"]), None)
         for call in fine:
-            planned = account.steps.get(call.step) if call.step is not None else None
+            planned = None
+            if call.step is not None:
+                planned = account.steps.get(call.step)
             if planned is None:
                 continue
             self.calls += 1

@@ -63,7 +63,9 @@ def spendable(state: RunState) -> Amount:
     left, terms = unspent(state), state.admitted.approval
     if terms is None:
         return left
-    cap = list(state.approvals.values())[-1].max_usd if state.approvals else terms.above_usd
+    cap = terms.above_usd
+    if state.approvals:
+        cap = list(state.approvals.values())[-1].max_usd
     if cap is None:
         return left
     return Amount(max(min(left.usd, cap - state.admitted.limits.usd + left.usd), 0), left.tokens)

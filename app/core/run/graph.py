@@ -311,7 +311,9 @@ def _node(index: _Index, event: Event) -> Node:
 def _plan(index: _Index, fact: PlanOpened, seq: int) -> Node:
     proposal = index.proposals[fact.proposal]
     calls = index.attempts.get(plan_node(fact.proposal), ())
-    asked = index.state.awaits_approval if index.state.state == "awaiting_approval" else None
+    asked = None
+    if index.state.state == "awaiting_approval":
+        asked = index.state.awaits_approval
     waits = asked is not None and asked.number == fact.proposal
     return Node(
         id=plan_node(fact.proposal),

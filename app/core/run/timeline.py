@@ -237,7 +237,9 @@ class _SpanReader:
             self._planned[fact.n] = fact, around or self._run
         else:
             accepted = isinstance(fact, PlanAccepted)
-            error = "; ".join(fact.reasons) if isinstance(fact, PlanRejected) else ""
+            error = ""
+            if isinstance(fact, PlanRejected):
+                error = "; ".join(fact.reasons)
             self._close(self._named[f"plan:{fact.proposal}"], "accepted" if accepted else "rejected", error)
 
     def _plan_opened(self, fact: PlanOpened) -> None:

@@ -82,7 +82,9 @@ def turn_end(state: RunState, contents: Mapping[str, bytes]) -> TurnEnd:
     if step is None:
         return TurnEnd(state, "", finish, bill(state), ending_error(state))
     answer = contents[step.output].decode() if step.output else ""
-    logprobs = tuple(orjson.loads(contents[step.logprobs])) if step.logprobs else None
+    logprobs = None
+    if step.logprobs:
+        logprobs = tuple(orjson.loads(contents[step.logprobs]))
     return TurnEnd(
         state,
         answer,
@@ -154,11 +156,15 @@ def ending_error(state: RunState) -> BatonError | None:
     if end is None or ending is None:
         return None
     if end.error == RATE_LIMITED and state.state == "failed":
-        wait = f"Try again in {max(1, ceil(end.retry_after))} seconds." if end.retry_after is not None else ""
+        wait = ""
+        if end.retry_after is not None:
+            wait = f"Try again in {max(1, ceil(end.retry_after))} seconds."
         error = errors.RunRateLimited(retry_after=end.retry_after, run=state.run)
         error.message = f"{error.message} {wait}".strip()
         return error
     if end.budget_until is not None and state.state == "over_budget":
         return errors.BudgetExhausted(end.budget, end.budget_until, run=state.run)
-    named = ERRORS_OF_FAILED_RUNS.get(end.error) if state.state == "failed" else None
+    named = None
+    if state.state == "failed":
+        named = ERRORS_OF_FAILED_RUNS.get(end.error)
     return (named or ending)(code=end.error or None, run=state.run)

@@ -124,7 +124,9 @@ class Access(Keys):
     def person(self, cookie: str) -> Caller:
         """The person of a session, with the rights that the settings give them now. Raises `Unauthorized`."""
         kept = self.opened(cookie, "session")
-        row = self.rights(kept["sub"], [tuple(one) for one in kept["claims"]], kept["until"]) if kept else None
+        row = None
+        if kept:
+            row = self.rights(kept["sub"], [tuple(one) for one in kept["claims"]], kept["until"])
         if row is None:
             raise Unauthorized("The session is over; log in at /admin/login, or send a Baton key.")
         return Caller(row, via="oidc", csrf_token=_mac(self._key(), b"csrf", cookie.encode()).hex())

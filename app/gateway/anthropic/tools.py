@@ -157,7 +157,9 @@ def toolbox_of(
             name = KNOWN[tool.type].name
             allow(tool.name == name, f"tools[{place}].name", f"a tool of this type has the name '{name}'")
         check(tool.input_schema, f"tools[{place}].input_schema")
-    named = choice.name or "" if choice is not None and choice.type == "tool" else ""
+    named = ""
+    if choice is not None and choice.type == "tool":
+        named = choice.name or ""
     found = {named}
     for name, where in referred:
         allow(name in names, where, "it refers to a tool that is not among tools")

@@ -227,7 +227,9 @@ class Chunks:
         calls = b"".join(map(self._called, said.calls))
         if calls and not said.text:
             return calls
-        logprobs = orjson.dumps(_logprobs(said.logprobs, said.refusal)) if said.logprobs else b"null"
+        logprobs = b"null"
+        if said.logprobs:
+            logprobs = orjson.dumps(_logprobs(said.logprobs, said.refusal))
         head = self._refused if said.refusal else self._said
         words = head + orjson.dumps(said.text) + b'},"logprobs":' + logprobs + self._said_end
         return b"id: %d\n" % said.at + words + calls
@@ -247,7 +249,9 @@ class Chunks:
         if (pieces := self._written[more.index]) is None:
             return b""
         gather(pieces, more.arguments)
-        text = custom_tools.whole("".join(pieces)) if more.arguments.rstrip().endswith("}") else None
+        text = None
+        if more.arguments.rstrip().endswith("}"):
+            text = custom_tools.whole("".join(pieces))
         if text is None:
             return b""
         return self._tell(more.index, text)

@@ -260,7 +260,9 @@ def _task(request: ChatRequest) -> Task:
     check_conversation(request.messages)
     toolbox = toolbox_of(request.tools, request.tool_choice, request.parallel_tool_calls)
     logprobs = (request.top_logprobs or 0) if request.logprobs else None
-    form = form_of(request.response_format) if request.response_format is not None else None
+    form = None
+    if request.response_format is not None:
+        form = form_of(request.response_format)
     messages = LazyConversation(request.messages, _message)
     identifier = request.safety_identifier
     echoed = {"safety_identifier": identifier} if identifier is not None else {}

@@ -117,7 +117,9 @@ async def _read_json(request: Request, bounds: Bounds, more: Callable[[int], Non
     if not _says_json(request) and not body.lstrip(WHITE).startswith(b"{"):
         raise UnsupportedMedia()
     await _give_way(body)
-    colons = await _prescan(body, bounds) if len(body) > bounds.nodes or COLON in body else None
+    colons = None
+    if len(body) > bounds.nodes or COLON in body:
+        colons = await _prescan(body, bounds)
     value = _parse(body)
     await _give_way(body)
     keys, said = _walk(value, bounds, nul=b"\\u0000" in body)

@@ -39,7 +39,9 @@ def message_of(item: CompactionItem, place: int) -> Message:
     make."""
     mark, text = item.encrypted_content[: len(MARK)], item.encrypted_content[len(MARK) :]
     try:
-        notes = base64.b64decode(text, altchars=b"-_", validate=True).decode() if mark == MARK else None
+        notes = None
+        if mark == MARK:
+            notes = base64.b64decode(text, altchars=b"-_", validate=True).decode()
     except (binascii.Error, ValueError):
         notes = None
     if notes is None:

@@ -34,7 +34,9 @@ async def subject(store: ContentReads, state: RunState) -> Subject:
     """Return the subject of the state's present turn. Raises `NotFound` if content was erased."""
     texts = await texts_of(store, state.run, {state.admitted.task, state.turn.request})
     task = task_from_json(orjson.loads(texts[state.admitted.task]))
-    asked = task_from_json(orjson.loads(texts[state.turn.request])) if state.turn.request else task
+    asked = task
+    if state.turn.request:
+        asked = task_from_json(orjson.loads(texts[state.turn.request]))
     return Subject(state, task, asked)
 
 

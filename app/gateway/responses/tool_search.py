@@ -47,7 +47,9 @@ def on_offer(tools: Sequence[Tool], searches: Sequence[ToolSearch], loaded: Iter
         found.pop(tool.name, None)
         found[tool.name] = tool
     if len(searches) > 1 or (not searches and NAME not in found and deferred - found.keys()):
-        said = "one tool_search at most" if searches else "a deferred tool needs a tool_search that finds it"
+        said = "a deferred tool needs a tool_search that finds it"
+        if searches:
+            said = "one tool_search at most"
         raise InvalidRequest(f"Invalid value for 'tools': {said}.", param="tools", code="invalid_value")
     mine = [search for search in searches if search.execution == "client"]
     held = deferred if mine else set()

@@ -148,11 +148,9 @@ def check_search(tools: Iterable[object], param: str, *, omitted: bool) -> None:
         access = tool.get("external_web_access")
         if isinstance(access, bool) and (omitted or not access):
             continue
-        remedy = (
-            'in Codex set web_search = "cached" or "disabled", or ask the operator for BATON_WEB_SEARCH=omit'
-            if isinstance(access, bool)
-            else "or state its external_web_access, as Codex does, to have it left out"
-        )
+        remedy = "or state its external_web_access, as Codex does, to have it left out"
+        if isinstance(access, bool):
+            remedy = 'in Codex set web_search = "cached" or "disabled", or ask the operator for BATON_WEB_SEARCH=omit'
         raise InvalidRequest(
             "Nobody here searches the web for a worker: leave it out, or offer a function that searches on your side; "
             f"{remedy}.",
@@ -234,7 +232,9 @@ def _function(tool: FunctionTool | CustomTool, param: str) -> Tool:
     """Return the tool for workers. Without `strict`, a function is strict if its schema allows that, as with OpenAI."""
     said = tool.description or ""
     if isinstance(tool, CustomTool):
-        grammar = (tool.format.syntax, tool.format.definition) if isinstance(tool.format, Grammar) else None
+        grammar = None
+        if isinstance(tool.format, Grammar):
+            grammar = (tool.format.syntax, tool.format.definition)
         spelled = tool.format.model_dump() if tool.format is not None else None
         made = custom_tools.as_function(tool.name, said, spelled, grammar)
     else:

@@ -91,7 +91,9 @@ def _reads(router: APIRouter, context: GatewayContext, keys: Keys, histories: Hi
             one = await _shown(context, store, row, caller, words=filters.words)
             if one is not None:
                 found.append(one)
-        following = query.as_cursor(query.Cursor(rows[-1].created_at, rows[-1].id)) if has_more else None
+        following = None
+        if has_more:
+            following = query.as_cursor(query.Cursor(rows[-1].created_at, rows[-1].id))
         return _json({"object": "list", "data": found, "has_more": has_more, "next": following})
 
     @router.get(

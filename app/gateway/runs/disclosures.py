@@ -65,7 +65,9 @@ def routes(context: GatewayContext, keys: Keys) -> APIRouter:
             place = await _behind(store, place)
         rows = await store.disclosures(_query(filters, place))
         shown = rows[: filters.limit]
-        following = query.as_place(shown[-1].at, shown[-1].call) if len(rows) > filters.limit else None
+        following = None
+        if len(rows) > filters.limit:
+            following = query.as_place(shown[-1].at, shown[-1].call)
         form = filters.format or _accepted(request)
         names: Mapping[str, str | None] = {}
         if form == "json":

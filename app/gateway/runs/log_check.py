@@ -34,7 +34,9 @@ async def check(log: TransparencyLog, earlier: Earlier | None) -> dict[str, Any]
     try:
         if range_root(0, newest.size, node) != newest.root:
             faults.append("The root of the checkpoint is not that of the stored hashes.")
-        is_consistent = None if earlier is None else _goes_on(earlier, (newest.size, newest.root), node)
+        is_consistent = None
+        if earlier is not None:
+            is_consistent = _goes_on(earlier, (newest.size, newest.root), node)
     except ValueError:
         return found | {"consistent": None, "valid": False, "faults": [*faults, "Stored hashes are missing."]}
     if is_consistent is False:

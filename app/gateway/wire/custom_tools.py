@@ -26,7 +26,9 @@ def as_function(
 ) -> Tool:
     """Return the function that stands for a tool; `spelled` is its format as the request has it, `grammar` what that
     asks."""
-    rules = f" It must follow this {grammar[0]} grammar:\n{grammar[1]}" if grammar is not None else ""
+    rules = ""
+    if grammar is not None:
+        rules = f" It must follow this {grammar[0]} grammar:\n{grammar[1]}"
     described = f"{description}\n\nThe text `input` is passed on as it is.{rules}".strip()
     return Tool(name, described, PARAMETERS, spelling={"name": name, "said": description, "format": spelled})
 

@@ -167,7 +167,9 @@ def _text(path: Path) -> str:
 def _pool_faults(environ: Mapping[str, str]) -> list[str]:
     """Return the faults of the pool for an environment whose settings have faults, under harmless settings."""
     path = environ.get("BATON_POOL", "").strip()
-    conductor = "http://conductor.invalid" if environ.get("BATON_CONDUCTOR_URL", "").strip() else None
+    conductor = None
+    if environ.get("BATON_CONDUCTOR_URL", "").strip():
+        conductor = "http://conductor.invalid"
     settings = Settings(
         pool=Path(path) if path else None, database_url="sqlite://", conductor_url=conductor, conductor_model="any"
     )

@@ -33,6 +33,8 @@ def secret(environ: Mapping[str, str], name: str) -> str:
     except UnicodeDecodeError:
         raise ValueError(f"{name}{SUFFIX} names a file that is not UTF-8; correct the path or the file") from None
     if not text.strip() or len(data) > MOST_BYTES:
-        fault = "is empty" if not text.strip() else f"is larger than {MOST_BYTES >> 10} KiB"
+        fault = "is empty"
+        if text.strip():
+            fault = f"is larger than {MOST_BYTES >> 10} KiB"
         raise ValueError(f"{name}{SUFFIX} names a file that {fault}; correct the path or the file")
     return text

@@ -301,7 +301,9 @@ class Settings(BaseModel):
     def _webhook(cls, value: str | None) -> str | None:
         if value is not None and "#" in value:
             raise ValueError("has a fragment; leave it out")
-        problem = url_problem(value.partition("?")[0]) if value is not None else None
+        problem = None
+        if value is not None:
+            problem = url_problem(value.partition("?")[0])
         if problem:
             raise ValueError(problem)
         return value

@@ -113,7 +113,9 @@ class AnthropicProvider:
         version = request.worker.api_version
         headers = {"anthropic-version": version} if version and self._spec.auth not in VERSIONS else {}
         path = _path(self._spec.auth, request.worker.model, streams)
-        events = MessageReader(who) if streams and self._spec.auth == "aws" else None
+        events = None
+        if streams and self._spec.auth == "aws":
+            events = MessageReader(who)
         reading = Reply(who)
         return exchange(
             self._endpoint,
@@ -333,7 +335,11 @@ class Reply:
         counts = self._counts
         cached, stored = counts.get("cache_read_input_tokens", 0), counts.get("cache_creation_input_tokens", 0)
         inputs = [count(value) for value in (counts.get("input_tokens"), cached or 0, stored or 0)]
-        read = sum(value for value in inputs if value is not None) if None not in inputs else None
+        read = None
+        if None not in inputs:
+            read = sum(value for value in inputs if value is not None)
         details = counts.get("output_tokens_details")
-        thinking = details.get("thinking_tokens") if isinstance(details, dict) else None
+        thinking = None
+        if isinstance(details, dict):
+            thinking = details.get("thinking_tokens")
         return usage(read, counts.get("output_tokens"), cached, thinking, stored=stored)

@@ -174,7 +174,9 @@ class Talk:
         return rendered
 
     def _pictures(self, pictures: list[Part]) -> dict[str, Any]:
-        said = FILES if any(isinstance(part, Document) for part in pictures) else PICTURES
+        said = PICTURES
+        if any(isinstance(part, Document) for part in pictures):
+            said = FILES
         return self._message(Message("user", (Text(said), *pictures)))
 
     def _message(self, message: Message) -> dict[str, Any]:

@@ -186,7 +186,9 @@ def _tools(toolbox: Toolbox, *, strict: bool) -> dict[str, Any]:
 def _tool(tool: Tool, strict: bool) -> dict[str, Any]:
     """Return a definition. `strict` is always sent, because the API takes an absent one for true."""
     described = {"description": tool.description} if tool.description else {}
-    parameters = tool.parameters if tool.parameters is not None else functions.EMPTY_SCHEMA
+    parameters = functions.EMPTY_SCHEMA
+    if tool.parameters is not None:
+        parameters = tool.parameters
     constrained = strict and tool.strict and is_closed(parameters)
     return {"type": "function", "name": tool.name, **described, "parameters": parameters, "strict": constrained}
 

@@ -118,7 +118,9 @@ def _decide(mind: Mind, found: Problem, answers: Sequence[str], who: str) -> str
     if stated:
         skill = max(skill + CHECK_HELPS * (1 - skill), mind.checks)
     right = dice(f"{who}|solve") < skill
-    own = found.answer if right else found.wrong[int(dice(f"{who}|slip") * len(found.wrong))]
+    own = found.answer
+    if not right:
+        own = found.wrong[int(dice(f"{who}|slip") * len(found.wrong))]
     if not stated or right:
         return own
     votes = Counter(map(plain, stated)).most_common()

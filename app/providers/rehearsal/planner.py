@@ -79,7 +79,9 @@ def plan(messages: Sequence[Message], schema: Mapping[str, Any] | None) -> list[
     found = solve(question) if familiarity < policy.SURE else None
     if shown is not None:
         return _again(found, shown.group(2), cards, limit)
-    learned = _learned(question, cards, limit, around) if found is None and familiarity >= policy.LIKELY else None
+    learned = None
+    if found is None and familiarity >= policy.LIKELY:
+        learned = _learned(question, cards, limit, around)
     return learned or _steps(found, cards, limit)
 
 

@@ -118,7 +118,9 @@ def _extreme(text: str) -> Problem | None:
     if not words and not all(re.fullmatch(r"-?\d+(?:\.\d+)?", item) for item in items):
         return None
     size: Callable[[str], Fraction] = (lambda item: Fraction(len(item))) if words else Fraction
-    pick = max if match.group(1).lower() in {"longest", "largest", "biggest", "highest"} else min
+    pick = min
+    if match.group(1).lower() in {"longest", "largest", "biggest", "highest"}:
+        pick = max
     if len(items) > 1:
         return problem("words", len(items) > 6, pick(items, key=size), items)
     return None

@@ -259,7 +259,9 @@ def seal(
     done = made.seal(queued)
     transparency_log.taken(conn, statements, [one.n for one in done])
     whole = len(done) == len(queued) < most
-    place = window.horizon if whole else min(window.horizon, _first_left(queued, done))
+    place = window.horizon
+    if not whole:
+        place = min(window.horizon, _first_left(queued, done))
     if whole and state["catch_up"] is not None:
         changes["catch_up"] = transparency_log.queue_older_runs(conn, state["catch_up"], place, made.at, most)
         whole = changes["catch_up"] is None
