@@ -195,17 +195,17 @@ class Health:
 
     def hopeless(self, worker: Worker) -> float:
         """Return the seconds within which the worker would not answer."""
-        return self._of(_key(worker)).hopeless
+        return self._of(_key(worker)).hopeless(worker.deadlines.quickest)
 
     def usual_seconds(self, worker: Worker) -> float:
         """Return the seconds that nine in ten of its latest calls took at the most, those included that were given up
-        after longer than that; where too few are known, the estimate by the speed on its card; 0 if neither is
-        known."""
+        after longer than that; where too few are known, the estimate by the speed on its card; if neither is known,
+        the least that the pool file states, or 0."""
         took = sorted(self._took.get(_key(worker), ()))
         if len(took) >= TIMED:
             return took[len(took) * 9 // 10]
         if worker.card.speed is None:
-            return 0.0
+            return worker.deadlines.quickest
         return FIRST_SECONDS + worker.writing_seconds(USUAL_TOKENS)
 
     def affords(self, worker: Worker, place: Place) -> bool:
@@ -218,7 +218,8 @@ class Health:
         Empty: it is about to be made, as after `choose`.
         """
         now, known = self._tick(), self._of(_key(worker))
-        objection = NO_TIME if left < known.hopeless else known.objection(now)
+        has_no_time = left < known.hopeless(worker.deadlines.quickest)
+        objection = NO_TIME if has_no_time else known.objection(now)
         if not objection:
             self._begin(worker, "first", now)
         return objection
@@ -233,7 +234,9 @@ class Health:
             self._telemetry.count("baton_retries_total", worker.name, place)
 
     def _offers(self, offers: Sequence[tuple[Worker, Place]]) -> Iterator[Offer]:
-        return (Offer(worker.name, place, self._of(_key(worker))) for worker, place in offers)
+        return (
+            Offer(worker.name, place, self._of(_key(worker)), worker.deadlines.quickest) for worker, place in offers
+        )
 
     def _of(self, key: Key) -> Breaker:
         return self._breakers.get(key, NEW)

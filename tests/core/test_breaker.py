@@ -334,12 +334,24 @@ def test_nobody_is_picked_without_time_or_budget() -> None:
     assert pick([offer("any")], now=0.0, left=BRIEFEST / 2) == Pick(None, (("any", "no_time"),))
 
 
+def test_what_the_pool_file_states_counts_until_enough_successes_are_known() -> None:
+    def picked(known: int, left: float) -> str | None:
+        slow = Breaker()
+        for number in range(known):
+            slow = told(slow, "good", 10.0 * number, took=0.5)
+        return pick([replace(offer("slow", slow), stated=1.0)], now=0.0, left=left).worker
+
+    assert [picked(0, left) for left in (0.9, 1.0)] == [None, "slow"]
+    assert [picked(KNOWN - 1, left) for left in (0.9, 1.0)] == [None, "slow"]
+    assert [picked(KNOWN, left) for left in (0.4, 0.9)] == [None, "slow"]
+
+
 @pytest.mark.parametrize(("known", "hopeless"), [(KNOWN - 1, BRIEFEST), (KNOWN, 2.0), (100, 2.0)])
 def test_a_worker_is_hopeless_below_the_quickest_of_its_latest_successes(known: int, hopeless: float) -> None:
     slow = Breaker()
     for number in range(known):
         slow = told(slow, "good", 10.0 * number, took=2.0 + number % 2)
-    assert slow.hopeless == hopeless
+    assert slow.hopeless() == hopeless
     assert pick([offer("slow", slow)], now=0.0, left=1.9).worker == (None if hopeless == 2.0 else "slow")
 
 

@@ -39,6 +39,20 @@ async def test_a_worker_that_says_nothing_in_time_is_replaced(
     await until(lambda: all(received.disconnected_at is not None for received in stub.of("alpha")))
 
 
+@pytest.mark.parametrize("tier", ["baton-mini", "baton-ultra"])
+async def test_a_fresh_process_begins_nothing_that_the_pool_file_says_is_in_vain(
+    stub: ProviderStub, tmp_path: Path, tier: str
+) -> None:
+    slow = pool_text(stub).replace("connect = 30", "connect = 30, quickest = 5.0")
+    async with running_service(tmp_path, slow) as opened:
+        ended = []
+        for seconds in (4.0, 20.0):
+            limits = narrowed(opened, tier, seconds=seconds)
+            outcome = await finish(await opened.runs.start(order(opened, tier, limits=limits)))
+            ended.append((outcome.ended.state.state, bool(outcome.ended.state.calls)))
+    assert ended == [("expired", False), ("succeeded", True)]
+
+
 @pytest.mark.parametrize("act", [Reply(fault=Stall(after=1)), Reply(endless=True, gap=0.02)], ids=["stall", "endless"])
 async def test_an_answer_that_was_begun_ends_at_the_workers_deadline(
     stub: ProviderStub, tmp_path: Path, act: Behaviour

@@ -124,12 +124,12 @@ class Breaker:
         """Return whether scout calls are pending and none has failed, so that it is worth waiting for their outcome."""
         return self.state(now) == "closed" and self.failures == 0 < self.scouts
 
-    @property
-    def hopeless(self) -> float:
-        """Seconds within which it would not answer: even the quickest of its latest successes took longer."""
+    def hopeless(self, stated: float = 0.0) -> float:
+        """Return the seconds within which it would not answer: even the quickest of its latest successes took longer.
+        Where too few are known, they are those that the pool file has `stated`."""
         if len(self.seconds) >= KNOWN:
             return max(BRIEFEST, min(self.seconds))
-        return BRIEFEST
+        return max(BRIEFEST, stated)
 
 
 def begun(breaker: Breaker, place: Place, now: float) -> Breaker:
@@ -270,6 +270,8 @@ class Offer:
     worker: str
     place: Place
     breaker: Breaker
+    stated: float = 0.0
+    """Seconds within which it answers nothing, as the pool file states (`catalog.Deadlines.quickest`)."""
 
 
 @record(frozen=True, slots=True)
@@ -319,7 +321,7 @@ def badness(breaker: Breaker) -> tuple[bool, float]:
 
 
 def _spent(offer: Offer, now: float, left: float) -> str:
-    if left < offer.breaker.hopeless:
+    if left < offer.breaker.hopeless(offer.stated):
         return NO_TIME
     if offer.breaker.affords(offer.place, now):
         return ""

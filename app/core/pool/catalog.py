@@ -128,7 +128,8 @@ class Card:
 
 @record(frozen=True, slots=True)
 class Deadlines:
-    """Seconds for one call: to connect, to the first byte, between two reads, and for all of it."""
+    """Seconds for one call: to connect, to the first byte, between two reads, for all of it, and the least that it
+    takes."""
 
     connect: float = 5.0
     first: float = FIRST
@@ -136,6 +137,9 @@ class Deadlines:
     total: float = 1_800.0
     exact: bool = False
     """True if `first` holds as it is for a reply that comes in one piece, too."""
+    quickest: float = 0.0
+    """The seconds within which it answers nothing, as the pool file states them. With less time left it is not called,
+    until this process knows how long its calls take."""
 
     def patience(self, seconds: float, writing: float) -> float:
         """Seconds of silence after which another worker is asked, in a tier whose runs may take `seconds`.

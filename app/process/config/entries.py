@@ -169,12 +169,14 @@ class Entry(BaseModel):
 
 
 class DeadlinesEntry(Entry):
-    """Seconds for one call to connect, to begin, between two reads, and in all; what is left out is inherited."""
+    """Seconds for one call to connect, to begin, between two reads, in all, and at the least; what is left out is
+    inherited."""
 
     connect: Seconds | None = None
     first: Seconds | None = None
     gap: Seconds | None = None
     total: Seconds | None = None
+    quickest: Seconds | None = None
 
     def core(self, inherited: Deadlines) -> Deadlines:
         """These deadlines over the inherited ones."""
