@@ -85,7 +85,7 @@ COUNTERS: Mapping[str, tuple[str, tuple[str, ...]]] = {
         ("worker",),
     ),
     "baton_rollbacks_total": (
-        "Versions of a conductor that engines rolled back, by the condition of promotion that was breached.",
+        "Versions of a conductor, and what served `tier NAME`, that engines rolled back, by the breached condition.",
         ("conductor", "condition"),
     ),
     "baton_shadows_total": (

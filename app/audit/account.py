@@ -234,6 +234,13 @@ class Account:
         return self.facts[0].body
 
     @property
+    def placed(self) -> tuple[str, str, str]:
+        """Its tier, the model id of its request and the subject that serves it, by which `tier_of` finds the tier as it
+        was for the run."""
+        admitted = self.admitted
+        return admitted["tier"], admitted["model"], str(admitted.get("served_by", ""))
+
+    @property
     def limits(self) -> Mapping[str, Any]:
         """The limits that the run was admitted with. One that later releases have added may be left out."""
         return {"floor_tokens": FLOOR_TOKENS, **self.admitted["limits"]}

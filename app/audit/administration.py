@@ -14,12 +14,13 @@ from typing import Any
 import orjson
 
 from app.audit.report import Report, Violation
+from app.core.pool.serving import tier_in
 from app.store.archive import Administration
 
 UNLOGGED, BROKEN = "change-unlogged", "change-log-broken"
 OLDER = "keys from before the log of changes"
-UNSTORED = ("conductor", "content")
-"""Kinds of entries that are not the history of a row: changes of conductors, and readings of content."""
+UNSTORED = ("conductor", "content", "tier")
+"""Kinds of entries that are not the history of a row: changes of conductors and of tiers, and readings of content."""
 LISTS = ("scopes", "tiers", "labels")
 DIGESTS = ("digest", "previous_digest")
 
@@ -84,17 +85,20 @@ def _agrees(name: str, record: Mapping[str, Any], history: Sequence[Mapping[str,
 def _changes(
     found: Administration, histories: Mapping[tuple[str, str], Sequence[Mapping[str, Any]]]
 ) -> Iterator[Violation]:
-    """Each change of a conductor's version since the log began stands in it."""
+    """Each change of a conductor's version, or of what serves a tier, since the log began stands in it."""
     logged: dict[str, tuple[str, str, str]] = {}
-    for (kind, conductor), history in histories.items():
-        for event in history if kind == "conductor" else ():
+    for (kind, target), history in histories.items():
+        for event in history if kind in ("conductor", "tier") else ():
             after = _read(event["after"]) or {}
-            logged[str(after.get("change"))] = (conductor, event["action"], str(after.get("version")))
+            logged[str(after.get("change"))] = (target, event["action"], str(after.get("version")))
     for change in found.changes:
-        expected = (change.conductor, f"conductor.{change.kind}", change.version)
+        kind, target = "conductor", change.conductor
+        if tier := tier_in(change.conductor):
+            kind, target = "tier", tier
+        expected = (target, f"{kind}.{change.kind}", change.version)
         if change.at >= found.since and logged.get(change.id) != expected:
-            words = f"the change {change.id} of the conductor's version is not in the log"
-            yield Violation(f"conductor {change.conductor}", 0, UNLOGGED, words)
+            words = f"the change {change.id} of what is in force is not in the log"
+            yield Violation(f"{kind} {target}", 0, UNLOGGED, words)
 
 
 def _read(body: bytes | None) -> Any:

@@ -231,7 +231,7 @@ def _fence(texts: list[str]) -> str:
 
 def _plan_request(run: Account, call: Call, catalog: Catalog, worker: Worker) -> Request:
     proposal = run.proposals[call.proposal] if 0 <= call.proposal < len(run.proposals) else None
-    tier = tier_of(catalog, run.admitted["tier"], run.admitted["model"])
+    tier = tier_of(catalog, *run.placed)
     if proposal is None or tier is None:
         raise Unverifiable("no such proposal or tier")
     brief, shortens = _brief(run, call, proposal, catalog), call.intent.body["template"].endswith(PARTS)

@@ -123,7 +123,10 @@ RULES: Mapping[str, tuple[str, str]] = {
     "call-after-deadline": ("I-8", "no call is intended after the run's deadline"),
     "output-over-limit": ("I-8", "a call may write at most what limits and worker allow"),
     "worker-changed": ("I-4", "provider and model of a call are those of the worker in the pool's snapshot"),
-    "version-not-in-force": ("I-4", "a conductor is asked under the version that an operator had put in force"),
+    "version-not-in-force": (
+        "I-4",
+        "a conductor is asked under the version, and a tier served by what, that was put in force",
+    ),
     "rule": ("I-2", "every worker that was called is permitted by every rule that applies to what it reads"),
     "clearance": ("I-2", "every worker that was called is cleared for all labels of what it reads"),
     "declassified": ("I-2", "a text loses only labels that its writer had read and declassifies"),

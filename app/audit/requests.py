@@ -100,7 +100,7 @@ def _members(run: Account, tier: Tier) -> Sequence[str]:
 def _admission(run: Account, pools: Pools) -> Iterator[Violation]:
     """The run's pool and limits are within its tier's, and every worker in the pool may do some step of the task."""
     catalog = pools.catalog(run.admitted["catalog"])
-    tier = tier_of(catalog, run.admitted["tier"], run.admitted["model"]) if catalog is not None else None
+    tier = tier_of(catalog, *run.placed) if catalog is not None else None
     if catalog is None or tier is None:
         return
     pool, excluded = run.admitted["pool"], run.admitted["excluded"]
@@ -202,7 +202,7 @@ def _worker(run: Account, call: Call, catalog: Catalog, worker: Worker, read: Re
 
 def _conductor(run: Account, call: Call, catalog: Catalog, worker: Worker) -> Iterator[Violation]:
     """A planning call goes to the tier's conductor, or for an embedding to its embedder, and its brief is true."""
-    tier, seq = tier_of(catalog, run.admitted["tier"], run.admitted["model"]), call.intent.seq
+    tier, seq = tier_of(catalog, *run.placed), call.intent.seq
     if tier is not None and _asked(tier.conductor, call) != worker.name:
         yield run.says("worker-outside-pool", seq, f"{worker.name} is not the conductor of {tier.name}")
     if call.intent.body.get("usd_left") not in _left(run, call):

@@ -1,4 +1,5 @@
-"""Rules about the versions of a conductor: a version that was asked had been put in force by an operator.
+"""Rules about the versions of a conductor, and about what serves tiers: a version that was asked, or a subject that has
+served a run, had been put in force.
 
 A process learns of a change a little later, and a plan that is being made is not interrupted. A version may therefore
 be asked if it was in force at any time from `NOTICED` seconds before the plan was opened until the call was intended.
@@ -13,6 +14,7 @@ from dataclasses import dataclass, field
 from app.audit.account import Account, Call
 from app.audit.report import Report, Violation
 from app.core.pool.conductor_versions import Change
+from app.core.pool.serving import TIER
 
 NOTICED = 30.0
 """Seconds within which a process must notice a change. It reads the changes every two seconds, and before a call if its
@@ -82,6 +84,7 @@ class Reigns:
 
 def versions(run: Account, reigns: Reigns, report: Report) -> Iterator[Violation]:
     """Apply the rule of this module. Calls that cannot be verified are counted in the report."""
+    yield from _served(run, reigns, report)
     for call in run.calls.values():
         version = call.intent.body.get("version", "")
         if call.step is not None and version:
@@ -91,6 +94,19 @@ def versions(run: Account, reigns: Reigns, report: Report) -> Iterator[Violation
         elif call.step is None and version not in _allowed(run, call, reigns):
             named = f"version {str(version)[:80]}" if version else "the pool file's own model"
             yield run.says("version-not-in-force", call.intent.seq, f"{call.id} asks {named}")
+
+
+def _served(run: Account, reigns: Reigns, report: Report) -> Iterator[Violation]:
+    """A run that repeats another one, or carries out its plan, is served as that one was."""
+    tier, _, subject = run.placed
+    if not subject or run.admitted.get("origin_kind") in ("replay", "plan"):
+        return
+    if not reigns.known:
+        report.unverifiable[UNKNOWN] += 1
+        return
+    at = run.facts[0].at
+    if subject not in reigns.versions(f"{TIER}{tier}", run.run, at - NOTICED, at + AHEAD):
+        yield run.says("version-not-in-force", 1, f"{subject[:80]} was not put in the place of {tier}")
 
 
 def _allowed(run: Account, call: Call, reigns: Reigns) -> set[str]:

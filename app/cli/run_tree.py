@@ -87,6 +87,8 @@ def _facts(run: run_words.Record, question: str | None, full: bool) -> list[tupl
         facts.append(("x-request-id", requests))
     if replies := run_words.replies(run):
         facts.append(("replies", replies))
+    if run["served_by"] is not None:
+        facts.append(("served by", f"the {run['served_by']}, in place of {run['tier']}'s own definition"))
     if (origin := run["origin"]) is not None:
         facts.append(("follows from", f"{origin['run']} ({origin['kind']})"))
     if run["trace_id"]:

@@ -49,7 +49,8 @@ class EngineContext:
     """True once `now` is the time that all processes agree on. Until then nothing is begun, and no lease or claim of
     others is judged by it."""
     version: Callable[[str, str], Awaitable[str]] = _unversioned
-    """The model that conducts a run in a conductor's name; empty for the one that the pool file names."""
+    """The model that conducts a run in a conductor's name, or the subject that serves it in the place of `tier NAME`;
+    empty for what the pool file says."""
     tracing: Tracing = field(default_factory=Tracing)
     sharing_key: Callable[[], bytes] = lambda: b""
     """The key of the hashes that say whose texts may be stored together."""
@@ -57,9 +58,9 @@ class EngineContext:
     """True if the operator's webhook is notified of the ends of background responses."""
 
     def tier_of(self, admitted: RunAdmitted) -> Tier | None:
-        """The tier of a run, with the conductor of its arm if its model is one, as the pool file has it now; None if it
-        is gone."""
-        return tier_of(self.catalog(), admitted.tier, admitted.model)
+        """The tier of a run, with the conductor of its arm if its model is one, and as it is while a subject serves it,
+        as the pool file has it now; None if it is gone."""
+        return tier_of(self.catalog(), admitted.tier, admitted.model, admitted.served_by)
 
     async def pin(self, catalog: Catalog) -> None:
         """Store a pool before anything that names its digest is stored."""

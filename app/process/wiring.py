@@ -162,10 +162,10 @@ class Pool:
             return RandomConductor()
         if tier.conductor.whole:
             return FixedConductor(tier.conductor)
-        key = (tier.name, tier.conductor)
+        key = (tier.learns_as, tier.conductor)
         known = self._conductors.get(key)
         if known is None:
-            known = self._conductors[key] = self._make(tier.name, tier.conductor)
+            known = self._conductors[key] = self._make(tier.learns_as, tier.conductor)
         return known
 
     def breakers(self) -> dict[str, str]:
@@ -273,7 +273,7 @@ async def open_runtime(loaded: Loaded, *, now: Callable[[], float] = time.time) 
         telemetry.watch_pool("database", lambda: store.pool_use)
         store.on_signal = partial(_count_signal, telemetry)
         clock = Clock(now, time.monotonic, store.clock)
-        versions = VersionReader(store, telemetry, time.monotonic)
+        versions = VersionReader(store, telemetry, time.monotonic, pool.catalog)
         context = EngineContext(
             store=store,
             queue=queue,
@@ -297,7 +297,10 @@ async def open_runtime(loaded: Loaded, *, now: Callable[[], float] = time.time) 
         )
         drivers, dispatcher = _engine(context, settings, home)
         runs = _run_client(context, settings, home, drivers)
-        gateway = _gateway(context, settings, pool, runs, lambda: pool.breakers() if drivers.is_open else None)
+        gateway = replace(
+            _gateway(context, settings, pool, runs, lambda: pool.breakers() if drivers.is_open else None),
+            serves=versions.live,
+        )
         conductor_probe = ConductorProbe(context, out=drivers.give_up_plans)
         try:
             webhooks = Webhooks(context, _target(settings))

@@ -1,4 +1,4 @@
-"""Falsifications about the versions of a conductor: of who was asked, or of who was in force."""
+"""Falsifications about the versions of a conductor and what serves tiers: of who was asked, or of who was in force."""
 
 from dataclasses import replace
 
@@ -17,6 +17,11 @@ def asked(version: str, **fields: object) -> Tamper:
 def of_a_step(run: Forged) -> None:
     """A step's worker is said to be a version."""
     next(one.body for one in run.all(INTENDED) if one.body["n"] is not None)["version"] = "planner@1"
+
+
+def served_by(subject: str) -> Tamper:
+    """The run is said to have been served by something else than its tier's own definition."""
+    return lambda run: run.events[0].body.update(served_by=subject)
 
 
 def moved(seconds: float) -> Tamper:
@@ -61,5 +66,6 @@ CASES: tuple[Case, ...] = tuple(
         ("a version long after its canary was ended", "versioned", only("loaded", "canary", "rolled_back", share=1.0)),
         ("a version of another conductor", "versioned", of_another),
         ("a step by a version", "versioned single", of_a_step),
+        ("a subject in a tier's place that nobody has put there", "versioned single", served_by("tier next")),
     )
 )  # fmt: skip

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from app.core.pool.catalog import Catalog
 from app.core.pool.conductor_versions import Change
 from app.engine.conductors.versions import FRESH, VersionReader
 from app.errors import StoreUnavailable
@@ -49,7 +50,8 @@ def watch() -> Watch:
 
 @pytest.fixture
 def versions(store: Changes, watch: Watch) -> VersionReader:
-    return VersionReader(store, Telemetry(), watch)  # type: ignore[arg-type]
+    pool = Catalog({}, {}, {}, {}, "")
+    return VersionReader(store, Telemetry(), watch, lambda: pool)  # type: ignore[arg-type]
 
 
 async def test_the_first_to_ask_reads_if_nobody_could_before(store: Changes, versions: VersionReader) -> None:

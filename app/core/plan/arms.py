@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from app.core.pool.catalog import Catalog, ConductorSpec, Limits, Tier
+from app.core.pool.serving import served
 
 MOST_BRANCHES = 16
 """The largest number of branches, as in a pool file."""
@@ -34,12 +35,21 @@ def tier_for(catalog: Catalog, model: str) -> Tier | None:
     return None
 
 
-def tier_of(catalog: Catalog, tier: str, model: str) -> Tier | None:
-    """The tier of a run as it was admitted, with the arm's conductor if its model is one; None if it is gone."""
+def tier_of(catalog: Catalog, tier: str, model: str, served_by: str = "") -> Tier | None:
+    """The tier of a run as it was admitted: with the arm's conductor if its model is one, or as the subject serves it
+    (`serving.py`). None if the tier is gone; where the subject is gone, the tier's own definition counts."""
+    own = catalog.tiers.get(tier)
+    if own is not None and served_by:
+        return served(catalog, own, served_by) or own
     meant = tier_for(catalog, model) if model not in (tier, "") else None
     if meant is not None and meant.name == tier:
         return meant
-    return catalog.tiers.get(tier)
+    return own
+
+
+def is_arm(catalog: Catalog, model: str) -> bool:
+    """True if a model id is that of an arm, and not a tier's own or an alias of it."""
+    return bool(model) and catalog.tier(model) is None
 
 
 def listed(catalog: Catalog, tier: Tier) -> Iterator[str]:

@@ -587,6 +587,15 @@ class Tier:
     promotion: PromotionSpec | None = None
     approval: ApprovalRule | None = None
     """None: no plan of the tier needs an approval of its own accord."""
+    served_by: str = ""
+    """The subject whose pool and conductor these are, in place of the tier's own (`serving.py`); empty in the pool
+    file."""
+
+    @property
+    def learns_as(self) -> str:
+        """The tier in whose name its selector learns: the one whose conductor this is."""
+        kind, _, name = self.served_by.partition(" ")
+        return name if kind == "tier" else self.name
 
 
 @record(frozen=True, slots=True)

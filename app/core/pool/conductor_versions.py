@@ -1,7 +1,9 @@
 """Versions of a conductor: the changes made to each, and the version that conducts a run as a result. Pure.
 
 A version is a further model name that the conductor's server serves in addition to the one that the pool file names,
-usually an adapter. Changes are only ever added; what stands is their fold:
+usually an adapter. Changes of what serves a tier are made in the same way: there `tier NAME` stands in the place of the
+conductor, and a subject in that of the version (`serving.py`), which is not loaded or unloaded, since it stands in the
+pool file. Changes are only ever added; what stands is their fold:
 
     loaded ──> shadowed (as often as you like) ──> canary (a share of the runs) ──> promoted (all of them)
        └──> unloaded          rolled_back: ends a canary; without one, what was live before is live again
@@ -19,26 +21,27 @@ ChangeKind = Literal["loaded", "shadowed", "canary", "promoted", "rolled_back", 
 
 @record(frozen=True, slots=True)
 class Change:
-    """One decision of an operator about a version of a conductor."""
+    """One decision about a version of a conductor, or about what serves a tier."""
 
     id: str
     at: float
     """Seconds since 1970."""
     who: str
     conductor: str
-    """The conductor's worker, by its name in the pool file."""
+    """The conductor's worker, by its name in the pool file; or `tier NAME`."""
     kind: ChangeKind
     version: str
-    """The model's name on its server."""
+    """The model's name on its server; or a subject."""
     share: float = 0.0
-    """The share of the runs that a canary conducts."""
+    """The share of the runs that a canary conducts, or serves."""
     note: str = ""
     """Findings: golden prompts, comparisons."""
 
 
 @record(frozen=True, slots=True)
 class VersionsInForce:
-    """The versions that conduct after all changes so far. The empty version is the model that the pool file names."""
+    """The versions that conduct, or what serves a tier, after all changes so far. The empty version is the model that
+    the pool file names, or the tier's own definition."""
 
     loaded: tuple[str, ...] = ()
     live: str = ""
@@ -81,18 +84,25 @@ def refusal(now: VersionsInForce, kind: ChangeKind, version: str) -> str:
     """Return the reason why a change cannot be made; empty if it can."""
     if kind in ("shadowed", "canary", "promoted", "unloaded") and version not in now.loaded:
         return f"{version} is not loaded; `baton conductor deploy` loads and checks it first"
+    return refusal_in_place(now, kind, version)
+
+
+def refusal_in_place(now: VersionsInForce, kind: ChangeKind, version: str) -> str:
+    """The same, for what needs not to be loaded."""
     if kind in ("canary", "promoted") and version == now.live:
         return f"{version} is live already"
     if kind == "unloaded" and version in (now.live, now.canary):
         return f"{version} still conducts; roll it back first"
     if kind == "rolled_back" and not now.canary and not now.live:
-        return "there is nothing to roll back: the pool file's own model conducts"
+        return "there is nothing to roll back: what the pool file says is in force"
     return ""
 
 
 def chosen(known: Mapping[str, VersionsInForce], conductor: str, run: str) -> str:
-    """Return the version that conducts a run; empty for the pool file's own model. Every process finds the same one for
-    all of a run's plans, unless a change comes between."""
+    """Return the version that conducts a run, or the subject that serves it; empty for what the pool file says.
+
+    Every process finds the same one for all of a run's plans, unless a change comes between.
+    """
     now = known.get(conductor)
     if now is None:
         return ""

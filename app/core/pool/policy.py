@@ -114,6 +114,19 @@ def unknown_names(tier: Tier, overrides: Overrides) -> tuple[str, ...]:
     return tuple(sorted(named - set(tier.pool)))
 
 
+def overridden(tier: Tier, other: Tier, overrides: Overrides) -> Overrides | None:
+    """A request's choice of workers as it applies to the tier while it is served by a subject (`other`). None if the
+    request allows none of the subject's workers, or names one that is in neither pool: then it is the tier's own
+    definition that it is about."""
+    pool = frozenset(other.pool)
+    unknown = frozenset(unknown_names(tier, overrides)) - pool
+    if unknown or (overrides.allow and not overrides.allow & pool):
+        return None
+    if overrides.pin is not None and overrides.pin not in pool:
+        return None
+    return Overrides(overrides.allow & pool, overrides.deny & pool, overrides.pin)
+
+
 def permits(worker: Worker, reading: Reading) -> bool:
     """True if a worker may read this: the decision of `exclusion`, without the sentence that gives its reason."""
     labels = reading.labels

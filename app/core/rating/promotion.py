@@ -17,7 +17,7 @@ from app.core.rating import intervals
 from app.core.rating.economics import JournaledRun, Success, Wanted, verdict
 from app.core.rating.intervals import LEVEL, Interval
 from app.core.records import record
-from app.core.run.events import CallFinished, CallIntended, RunEnd, facts
+from app.core.run.events import CallFinished, CallIntended, RunAdmitted, RunEnd, facts
 
 VERDICTS: Final[tuple[Success, ...]] = ("graders", "feedback")
 """The sources of a verdict, the preferred one first. Signs in what a caller did are none: a shadow has no caller."""
@@ -43,6 +43,8 @@ class ComparedRun:
     """Ref of the answer."""
     version: str = ""
     """The version of the conductor that planned it; empty for the pool file's own model."""
+    served_by: str = ""
+    """The subject that served it in place of its tier's own definition; empty where that did."""
 
 
 @record(frozen=True, slots=True)
@@ -79,6 +81,7 @@ def seen(run: JournaledRun) -> ComparedRun:
         verdicts={source: one for source, one in found.items() if one is not None},
         recipients=frozenset(one.worker for one in intents if one.access.user),
         answer=end.answer if end is not None else "",
+        served_by=next((fact.served_by for fact in facts(run.events, RunAdmitted)), ""),
         version=next((one.version for one in intents if one.n is None and one.version), ""),
     )
 

@@ -243,6 +243,9 @@ class RunAdmitted(Fact):
     """False if the request wants no shadow of the run."""
     approval: ApprovalTerms | None = optional(None)
     """The conditions under which plans of the run wait for an approval; None if none has to."""
+    served_by: str = optional("")
+    """The subject that serves the run in place of its tier's own definition, such as `tier baton-next`
+    (`app/core/pool/serving.py`); empty where the tier's own does."""
 
     @property
     def trace(self) -> Trace:

@@ -16,6 +16,7 @@ workflow carries all that the step around it reads, whoever wrote it.
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 
+from app.core.plan.arms import tier_of
 from app.core.plan.workflow import Step
 from app.core.pool.catalog import Catalog, Limits, Worker
 from app.core.pool.policy import exclusion, permits
@@ -78,7 +79,8 @@ class Flow:
         """The labels that a subtask has lost."""
         if self._catalog is None or not self._lowered_now:
             return step.subtask_lost
-        tier = self._catalog.tiers.get(self._state.admitted.tier)
+        admitted = self._state.admitted
+        tier = tier_of(self._catalog, admitted.tier, admitted.model, admitted.served_by)
         model = self._catalog.workers.get(tier.conductor.worker or "") if tier is not None else None
         if model is not None:
             return model.declassifies

@@ -39,6 +39,7 @@ from app.core.message.chat import (
 )
 from app.core.message.response_format import Flaw, faults
 from app.core.message.tools import Gathering
+from app.core.plan.arms import tier_of
 from app.core.plan.workflow import Access
 from app.core.pool import budget
 from app.core.pool.breaker import Verdict
@@ -687,7 +688,8 @@ class Attempt:
 
 def tier_seconds(catalog: Catalog, state: RunState) -> float:
     """The seconds that runs of this one's tier and effort may take, before a caller's budget shortens them."""
-    tier = catalog.tiers.get(state.admitted.tier)
+    admitted = state.admitted
+    tier = tier_of(catalog, admitted.tier, admitted.model, admitted.served_by)
     limits = tier.efforts.get(state.admitted.effort) if tier is not None else None
     if limits is not None:
         return limits.seconds

@@ -294,7 +294,7 @@ class RatingReader:
     async def _rated(self, tier: Tier, fresh: Sequence[Feedback]) -> list[Rated]:
         """The runs of the tier that these ratings are about."""
         found = await self._context.store.rated(fresh, evidence.TOLD, evidence.looked_at) if fresh else ()
-        return [one for one in found if one.tier == tier.name]
+        return [one for one in found if _learner(one) == policy(tier.name)]
 
     async def _own_part(self, tier: str, tenant: str) -> Posterior:
         """The own part of a tenant, whether it is held here or not."""
@@ -351,6 +351,12 @@ def _within_daily_limit(
         if not one.rating.key or counted[one.rating.key] <= spec.daily:
             found.append(one)
     return replace(state, day=day, counted=counted), found
+
+
+def _learner(rated: Rated) -> str:
+    """The policy that has decided the run, which may be that of another tier that serves the run's own."""
+    decided = evidence.decision(rated.events)
+    return policy(rated.tier) if decided is None else str(decided["policy"])
 
 
 def selectors(tiers: Sequence[Tier]) -> list[tuple[Tier, SelectorSpec]]:

@@ -14,6 +14,7 @@ from typing import Any, Final, Protocol
 from app.core.pool.budgets import of_shadows
 from app.core.pool.catalog import Tier
 from app.core.pool.conductor_versions import Change, VersionsInForce, chosen
+from app.core.pool.serving import tier_in
 from app.core.rating.economics import JournaledRun
 from app.core.rating.promotion import (
     NO_EVIDENCE,
@@ -30,6 +31,7 @@ from app.core.rating.promotion import (
 )
 from app.core.records import record
 from app.core.run.events import PlanAccepted, RunAdmitted, facts
+from app.core.run.state import CALLER, REPLAY
 from app.store.protocol import ContentReads, RunQuery
 
 PAGE: Final = 50
@@ -148,14 +150,16 @@ async def _same(runs: Runs, pair: ShadowedRun) -> bool | None:
     return texts[0] == texts[1]
 
 
-# -- versions of a conductor
+# -- versions of a conductor, and what serves a tier
 
 
 @record(frozen=True, slots=True)
 class Candidate:
-    """A version of a conductor that is to take over, or has taken over, the runs of its tiers."""
+    """A version of a conductor that is to take over, or has taken over, the runs of its tiers; or a subject that is to
+    serve a tier, or does."""
 
     conductor: str
+    """The conductor's worker, or `tier NAME`."""
     version: str
     since: float
     """Since when it has conducted, in part or alone."""
@@ -165,14 +169,38 @@ class Candidate:
     """The share of the runs that a canary conducts; 0 once it was promoted."""
 
     @property
+    def subject(self) -> str:
+        """The name under which a shadow tries it."""
+        return subject_of(self.conductor, self.version)
+
+    @property
     def promoted(self) -> bool:
         """True once it conducts all runs."""
         return not self.share
+
+    def counts(self, run: JournaledRun) -> bool:
+        """True for a run that it could have conducted: one of the tier's own conductor, if that is a model; or any that
+        does not say itself what is to plan."""
+        admitted = _admitted(run)
+        if not run.ended or run.state == "cancelled" or admitted.preview:
+            return False
+        if tier_in(self.conductor):
+            return admitted.conductor not in (CALLER, REPLAY)
+        return admitted.conductor == "model" and not admitted.served_by
+
+    def has_conducted(self, run: ComparedRun) -> bool:
+        """True if the journal says that it has planned this run, or served it."""
+        return self.version == (run.served_by if tier_in(self.conductor) else run.version)
 
     def conducts(self, run: str) -> bool:
         """True if the version is, or was, to conduct this run, whether or not it could be asked."""
         now = VersionsInForce(live=self.live, canary=self.version, share=self.share)
         return self.promoted or chosen({self.conductor: now}, self.conductor, run) == self.version
+
+
+def subject_of(conductor: str, version: str) -> str:
+    """The name under which shadows try a version, or what is to serve a tier."""
+    return version if tier_in(conductor) else f"conductor {version}"
 
 
 def candidate_of(changes: Sequence[Change], conductor: str, in_force: VersionsInForce) -> Candidate | None:
@@ -192,29 +220,25 @@ async def versions_apart(runs: Runs, tier: Tier, candidate: Candidate, now: floa
     """Compare a tier's runs that a version was to conduct with those of the version before: of the same time while it
     is a canary, of the time before once it was promoted. A run that a fallback planned because the version could not be
     asked is the version's, too."""
-    planned = await _planned(runs, RunQuery(tier=tier.name, since=candidate.since, until=now))
+    planned = await _planned(runs, RunQuery(tier=tier.name, since=candidate.since, until=now), candidate)
     mine = [one for one in planned if candidate.conducts(one.run)]
     live = [one for one in planned if not candidate.conducts(one.run)]
     if candidate.promoted:
         length = tier.promotion.watch_hours * 3_600 if tier.promotion is not None else 0.0
         query = RunQuery(tier=tier.name, since=candidate.since - length, until=candidate.since)
-        live = [one for one in await _planned(runs, query) if one.version != candidate.version]
+        live = [one for one in await _planned(runs, query, candidate) if not candidate.has_conducted(one)]
     return apart(live, mine)
 
 
-async def _planned(runs: Runs, query: RunQuery) -> list[ComparedRun]:
-    """The runs of a query that a model was to plan, that were executed and have ended; the oldest first."""
+async def _planned(runs: Runs, query: RunQuery, candidate: Candidate) -> list[ComparedRun]:
+    """The runs of a query that the candidate could have conducted, that were executed and have ended; the oldest
+    first."""
     found: list[ComparedRun] = []
     async for page in _pages(runs, replace(query, origin_kind="", limit=PAGE)):
-        found += [seen(run) for run in page if _counts(run)]
+        found += [seen(run) for run in page if candidate.counts(run)]
         if len(found) >= MOST_RUNS:
             break
     return found[::-1]
-
-
-def _counts(run: JournaledRun) -> bool:
-    admitted = _admitted(run)
-    return run.ended and run.state != "cancelled" and admitted.conductor == "model" and not admitted.preview
 
 
 @record(frozen=True, slots=True)
@@ -238,9 +262,9 @@ class Judged:
 
 
 async def judged(
-    runs: Runs, tier: Tier, version: str, canary: Candidate | None, since: float, now: float
+    runs: Runs, tier: Tier, subject: str, canary: Candidate | None, since: float, now: float
 ) -> Judged | None:
-    """Judge a version by the conditions of a tier; None where there are none.
+    """Judge a candidate by the conditions of a tier; None where there are none. `subject` is its name among shadows.
 
     Shadows are the better evidence, since they are paired; a canary's runs count where there are more of them.
     """
@@ -248,9 +272,9 @@ async def judged(
         return None
     source, evidence = "none", NO_EVIDENCE
     for one in await shadows_of(runs, tier.name, since, now, answers=False):
-        if one.subject == f"conductor {version}" and one.pairs:
+        if one.subject == subject and one.pairs:
             source, evidence = "shadow", paired(one.pairs)
-    if canary is not None and canary.version == version and evidence.count < tier.promotion.min_pairs:
+    if canary is not None and canary.subject == subject and evidence.count < tier.promotion.min_pairs:
         found = await versions_apart(runs, tier, canary, now)
         if found.count > evidence.count:
             source, evidence = "promotion" if canary.promoted else "canary", found

@@ -1,12 +1,12 @@
-"""The versions of conductors: which one is in force, and how that is changed.
+"""The versions of conductors, and what serves tiers: which one is in force, and how that is changed.
 
-`VersionReader` reads the versions from the database again and again, so that a gateway follows an operator's change
+`VersionReader` reads the changes from the database again and again, so that a process follows an operator's change
 within `EVERY` seconds. Nobody is asked on the strength of what is older than `FRESH` seconds, unless the database
 cannot be read just then: what was read last stays in force.
 
 `checked_change` refuses a change that does not fit what stands, or a version that the conductor's server no longer
-serves or that no trusted key has signed; `make_change` stores the change with its author. Both serve commands and the
-admin API.
+serves or that no trusted key has signed; `checked_service` does so for what serves a tier. `make_change` stores the
+change with its author. They serve commands and the admin API.
 """
 
 import asyncio
@@ -17,7 +17,16 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 
 from app.core.pool.catalog import Catalog
-from app.core.pool.conductor_versions import Change, ChangeKind, VersionsInForce, chosen, refusal, versions_in_force
+from app.core.pool.conductor_versions import (
+    Change,
+    ChangeKind,
+    VersionsInForce,
+    chosen,
+    refusal,
+    refusal_in_place,
+    versions_in_force,
+)
+from app.core.pool.serving import TIER, objection, tier_in
 from app.core.records import changed, record
 from app.core.transparency.version_signatures import TrustedSigners
 from app.errors import ConfigInvalid, StoreUnavailable
@@ -31,20 +40,34 @@ FRESH = 10.0
 
 
 class VersionReader:
-    """The conductors' versions, for a process that conducts. `tick` is a clock in seconds that never goes back."""
+    """The versions in force, for a process that conducts or admits runs. `tick` is a clock in seconds that never goes
+    back."""
 
-    def __init__(self, store: ConductorVersions, telemetry: Telemetry, tick: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        store: ConductorVersions,
+        telemetry: Telemetry,
+        tick: Callable[[], float],
+        catalog: Callable[[], Catalog],
+    ) -> None:
         self._store = store
         self._telemetry = telemetry
         self._tick = tick
+        self._catalog = catalog
+        self._missing: Sequence[str] = ()
         self._known: Mapping[str, VersionsInForce] = {}
         self._read_at = -math.inf
 
     async def version(self, conductor: str, run: str) -> str:
-        """The model that conducts this run in the conductor's name; empty for the pool file's own."""
+        """The model that conducts this run in the conductor's name, or the subject that serves it in the place of
+        `tier NAME`; empty for what the pool file says."""
         if self._tick() - self._read_at > FRESH:
             await self.look()
         return chosen(self._known, conductor, run)
+
+    def live(self, tier: str) -> str:
+        """The subject that serves a tier's runs, except for those of a canary; empty for its own definition."""
+        return self._known.get(f"{TIER}{tier}", VersionsInForce()).live
 
     async def look(self) -> None:
         """Read them once."""
@@ -56,8 +79,21 @@ class VersionReader:
                 self._known = known
                 live = {name: one.canary or one.live for name, one in known.items()}
                 self._telemetry.log(
-                    logging.INFO, "The versions of conductors have changed; new runs use these.", versions=live
+                    logging.INFO,
+                    "The versions of conductors, or what serves tiers, have changed; new runs use these.",
+                    versions=live,
                 )
+        self._tell_missing()
+
+    def _tell_missing(self) -> None:
+        missing = missing_subjects(self._catalog(), self._known)
+        if missing and missing != self._missing:
+            self._telemetry.log(
+                logging.ERROR,
+                "The pool file lacks what operators have put in the place of tiers; the tiers' own definitions serve.",
+                reason="; ".join(missing),
+            )
+        self._missing = missing
 
     async def run(self, stopping: asyncio.Event) -> None:
         """Look until `stopping` is set."""
@@ -73,6 +109,7 @@ class Wanted:
     """A change that somebody asks for. `share` is that of a canary; a rollback names no version."""
 
     conductor: str
+    """The conductor's worker, or `tier NAME`."""
     kind: ChangeKind
     version: str = ""
     share: float = 0.0
@@ -109,6 +146,28 @@ async def checked_change(
     if wanted.kind in ("canary", "promoted") and wanted.version not in await asyncio.to_thread(served):
         raise ConfigInvalid([f"the server no longer answers to {wanted.version}; deploy it again"])
     return changed(wanted, version=wanted.version or known.canary or known.live)
+
+
+async def checked_service(store: Store, catalog: Catalog, wanted: Wanted) -> Wanted:
+    """The same for a change of what serves a tier of the pool file."""
+    known = versions_in_force(await store.changes()).get(wanted.conductor, VersionsInForce())
+    reason = refusal_in_place(known, wanted.kind, wanted.version)
+    if not reason and wanted.kind in ("canary", "promoted"):
+        reason = objection(catalog, tier_in(wanted.conductor), wanted.version)
+    if reason:
+        raise ConfigInvalid([reason])
+    return changed(wanted, version=wanted.version or known.canary or known.live)
+
+
+def missing_subjects(catalog: Catalog, known: Mapping[str, VersionsInForce]) -> list[str]:
+    """What is to serve a tier of the pool file and does not stand in it, in words."""
+    found = []
+    for name, now in sorted(known.items()):
+        tier = tier_in(name)
+        for subject in (now.live, now.canary) if tier in catalog.tiers else ():
+            if subject and (reason := objection(catalog, tier, subject)):
+                found.append(f"{subject} is to serve {tier}, and {reason}")
+    return found
 
 
 def accept(trusted: TrustedSigners, objection: str, warn: Callable[[str], object] | None = None) -> None:

@@ -1,7 +1,7 @@
 """The gate of a promotion, and the watch over canaries and promotions that rolls back what breaches its conditions.
 
-Conditions stand in the pool file (`[tiers.NAME.promotion]`). Without any for a conductor's tiers, everything is as
-an operator decides.
+Both are the same for versions of a conductor and for what serves a tier. Conditions stand in the pool file
+(`[tiers.NAME.promotion]`). Without any for a conductor's tiers, or for the tier, everything is as an operator decides.
 """
 
 import asyncio
@@ -15,9 +15,10 @@ import orjson
 
 from app.core.pool.catalog import Catalog, Tier
 from app.core.pool.conductor_versions import VersionsInForce, versions_in_force
+from app.core.pool.serving import TIER, tier_in
 from app.core.rating.promotion import Condition, breaches, conditions, promotable
 from app.engine.conductors import versions
-from app.engine.conductors.trials import Candidate, Judged, candidate_of, judged, versions_apart
+from app.engine.conductors.trials import Candidate, Judged, candidate_of, judged, subject_of, versions_apart
 from app.engine.conductors.versions import Wanted
 from app.engine.context import EngineContext, Leadership
 from app.errors import OursError
@@ -32,13 +33,15 @@ EVIDENCE_SECONDS: Final = 30 * 86_400.0
 
 
 def watched(catalog: Catalog, conductor: str) -> list[Tier]:
-    """The tiers that this model conducts and that state conditions."""
+    """The tiers that this model conducts, or the one tier whose service is meant, as far as they state conditions."""
     tiers = [tier for tier in catalog.tiers.values() if tier.promotion is not None]
+    if own := tier_in(conductor):
+        return [tier for tier in tiers if tier.name == own]
     return [tier for tier in tiers if tier.conductor.kind == "model" and tier.conductor.worker == conductor]
 
 
 async def gate(store: Store, catalog: Catalog, wanted: Wanted, now: float) -> tuple[Judged, ...]:
-    """Judge a promotion by the conditions of each tier that the conductor plans for; nothing for another change."""
+    """Judge a promotion by the conditions of each tier that it concerns; nothing for another change."""
     if wanted.kind != "promoted":
         return ()
     tiers = watched(catalog, wanted.conductor)
@@ -48,7 +51,8 @@ async def gate(store: Store, catalog: Catalog, wanted: Wanted, now: float) -> tu
     in_force = versions_in_force(known).get(wanted.conductor, VersionsInForce())
     canary = candidate_of(known, wanted.conductor, in_force)
     since = now - EVIDENCE_SECONDS
-    found = [await judged(store, tier, wanted.version, canary, since, now) for tier in tiers]
+    subject = subject_of(wanted.conductor, wanted.version)
+    found = [await judged(store, tier, subject, canary, since, now) for tier in tiers]
     return tuple([one for one in found if one is not None])
 
 
@@ -104,8 +108,8 @@ class PromotionWatch:
     async def look(self) -> None:
         """Judge each canary, and each recent promotion, once, unless another engine does."""
         catalog = self._context.catalog()
-        conductors = sorted(versions.conducted(catalog))
-        tiers = {name: found for name in conductors if (found := watched(catalog, name))}
+        names = sorted([*versions.conducted(catalog), *[f"{TIER}{name}" for name in catalog.tiers]])
+        tiers = {name: found for name in names if (found := watched(catalog, name))}
         if not tiers or not self._context.timed() or not await self._leadership.held():
             return
         known = await self._context.store.changes()
@@ -143,7 +147,7 @@ class PromotionWatch:
             context.telemetry.count("baton_rollbacks_total", candidate.conductor, one)
         context.telemetry.log(
             logging.ERROR,
-            "A version of a conductor breached the conditions of its promotion and was rolled back.",
+            "What was promoted, or is a canary, breached the conditions of its promotion and was rolled back.",
             worker=candidate.conductor,
             versions=candidate.version,
             tier=found.tier,

@@ -2,6 +2,7 @@
 
 import hmac
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import field, replace
 from typing import Any
 
@@ -12,16 +13,17 @@ from app.conductor.recorded import RecordedConductor
 from app.core.message import task_body
 from app.core.message.chat import Task
 from app.core.message.task_body import TaskParts
-from app.core.plan.arms import steps_needed
+from app.core.plan.arms import is_arm, steps_needed
 from app.core.plan.parse import by_name, read_plan
 from app.core.plan.workflow import CONDUCTOR as ITSELF
 from app.core.plan.workflow import Step
 from app.core.pool.approval import terms_of
 from app.core.pool.budgets import TEAM_FIELD, USER_FIELD, Scope
 from app.core.pool.catalog import Catalog, Limits, Tier, Worker
-from app.core.pool.policy import Eligible, Overrides, eligible, healthy, permits, priced, unknown_names
+from app.core.pool.policy import Eligible, Overrides, eligible, healthy, overridden, permits, priced, unknown_names
 from app.core.pool.rules import CALLER as CALLERS_WORDS
 from app.core.pool.rules import CONDUCTOR, Reading
+from app.core.pool.serving import TIER, served, within
 from app.core.records import changed, record
 from app.core.run import notices
 from app.core.run.events import RunAdmitted
@@ -223,6 +225,56 @@ def choose(context: EngineContext, order: Order) -> Eligible:
     if order.has_plan:  # a caller that names workers gets them, or the next best when a step is executed
         return choice
     return healthy(choice, context.health.ejected(choice.workers))
+
+
+@record(frozen=True, slots=True)
+class Settled:
+    """An order with all that its admission decides: the workers that may take part, and the policy that plans."""
+
+    order: Order
+    choice: Eligible
+    policy: Policy
+    kind: str
+    """The kind of the policy, as `run.admitted` names the conductor."""
+
+
+async def settled(context: EngineContext, order: Order) -> Settled:
+    """Decide under which definition of its tier a new run is carried out, by whom, and who plans.
+
+    It is that of the subject which serves the tier now (`app/core/pool/serving.py`), if there is one. The tier's own
+    counts where the pool file no longer has the subject, and for a request that the subject cannot take: because of
+    its labels, its choice of workers or what it needs. Raises what `choose` and `conducted` raise.
+    """
+    if _is_served(context.catalog(), order):
+        order = changed(order, run=order.run or context.name("run"))
+        subject = await context.version(f"{TIER}{order.tier.name}", order.run)
+        with suppress(InvalidRequest):
+            other = _under(context.catalog(), order, subject) if subject else None
+            found = _settled(context, other) if other is not None else None
+            if found is not None and found.kind != FALLBACK:
+                return found
+    return _settled(context, order)
+
+
+def _settled(context: EngineContext, order: Order) -> Settled:
+    choice = choose(context, order)
+    policy, kind = conducted(context, order, choice)
+    return Settled(order, choice, policy, kind)
+
+
+def _is_served(catalog: Catalog, order: Order) -> bool:
+    """False where the request says itself what is to plan: a plan, an arm of the tier, or a run that it repeats."""
+    return not (order.origin_kind or order.has_plan or is_arm(catalog, order.model))
+
+
+def _under(catalog: Catalog, order: Order, subject: str) -> Order | None:
+    """The order as the subject carries it out; None if the pool file does not have the subject, or the request chooses
+    workers that the subject has not."""
+    tier = served(catalog, order.tier, subject)
+    overrides = overridden(order.tier, tier, order.overrides) if tier is not None else None
+    if tier is None or overrides is None:
+        return None
+    return changed(order, tier=tier, overrides=overrides, limits=within(order.limits, tier.efforts[order.effort]))
 
 
 def _least(catalog: Catalog, order: Order) -> Reading:
@@ -427,5 +479,6 @@ def _admitted(
         origin_kind=order.origin_kind,
         origin_run=order.origin_run,
         shadow=order.shadow,
+        served_by=order.tier.served_by,
         approval=terms_of(catalog, order.tier, order.labels, requested=order.approval),
     )

@@ -127,17 +127,17 @@ class RunClient:
     async def _begin(self, order: Order) -> FollowedRun:
         await self._check_untaken(order.tenant)
         order = await admission.with_budgets(self._context, order)
-        catalog, choice = self._context.catalog(), admission.choose(self._context, order)
-        conductor, kind = admission.conducted(self._context, order, choice)
+        settled = await admission.settled(self._context, order)
+        catalog, order, gateway = self._context.catalog(), settled.order, self._home if order.followed else ""
         await self._context.pin(catalog)
-        entry, salt = admission.entry(self._context, catalog, order, choice, kind, self._home if order.followed else "")
+        entry, salt = admission.entry(self._context, catalog, order, settled.choice, settled.kind, gateway)
         (admitted,) = entry.events
         state = admit(entry.run, admitted, entry.at, 1)
         line, follower = self._follow(order, state, salt)
         try:
             with self.cancellations.undecided(entry.run, state.turn):
                 if self.engine is not None and self._can_take_now:
-                    await self.engine.admit(entry, state, salt, order.task, conductor)
+                    await self.engine.admit(entry, state, salt, order.task, settled.policy)
                 else:
                     await self._context.store.append(entry)
                     await offer_run(self._context, state)

@@ -262,7 +262,7 @@ class Planner:
     def _may_ask(self, state: RunState) -> bool:
         """True if the tier's model may plan for this run: it reads the whole task (D6), and should be healthy."""
         catalog = self._context.catalog()
-        tier = catalog.tiers.get(state.admitted.tier)
+        tier = self._context.tier_of(state.admitted)
         if tier is None or tier.conductor.worker is None:
             return False
         model = catalog.workers.get(tier.conductor.worker)

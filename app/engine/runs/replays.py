@@ -274,7 +274,7 @@ async def results(context: EngineContext, known: WaitingRun) -> tuple[Order, Res
     state = known.state
     if state.admitted.origin_kind != "replay" or not state.admitted.plan or not known.salt:
         return None
-    tier = context.catalog().tiers.get(state.admitted.tier)
+    tier = context.tier_of(state.admitted)
     if tier is None:
         return None
     kept, at = await recording_of(context.store, state), places(state)

@@ -27,6 +27,7 @@ from app.core.pool.catalog import Catalog, Limits, ShadowSpec, Tier
 from app.core.pool.policy import DENIED, NOT_ALLOWED, PINNED, Overrides, permits
 from app.core.pool.rules import CALLER as CALLERS_WORDS
 from app.core.pool.rules import Reading
+from app.core.pool.serving import definition
 from app.core.rating.evidence import Learned
 from app.core.rating.shadows import STARTED, ShadowNotes, notes_from_json, policy_of, sampled, shadow_id
 from app.core.run.approvals import EXPIRED, REFUSED
@@ -238,6 +239,8 @@ def _refusal(spec: ShadowSpec, row: RunRow, admitted: RunAdmitted) -> str:
     excepted = row.tenant in spec.except_tenants or row.key in spec.except_keys
     if excepted or not admitted.shadow or admitted.preview:
         return "opted_out"
+    if admitted.served_by == spec.subject:
+        return "served"
     if row.error in (EXPIRED, REFUSED):
         return "not_approved"
     if row.state == "cancelled":
@@ -247,9 +250,7 @@ def _refusal(spec: ShadowSpec, row: RunRow, admitted: RunAdmitted) -> str:
 
 def ordered(catalog: Catalog, tier: Tier, spec: ShadowSpec, row: RunRow, admitted: RunAdmitted, task: Task) -> Order:
     """The order of the shadow of a run of this tier."""
-    shown = catalog.tiers[spec.tier] if spec.tier else tier
-    if spec.worker:
-        shown = replace(tier, pool=(spec.worker,), fallback=spec.worker)
+    shown = definition(catalog, tier, spec.subject) or tier
     plan = {"steps": [{"worker": spec.worker, "subtask": "", "access": ["user"]}]} if spec.worker else None
     effort = admitted.effort if admitted.effort in shown.efforts else shown.effort
     once = hashlib.sha256(f"shadow\0{row.id}".encode()).hexdigest()

@@ -66,6 +66,8 @@ class GatewayContext:
     """True if the models that conduct are healthy; None if there are none."""
     breakers: Callable[[], Mapping[str, str] | None] = lambda: None
     """The state of each worker's breaker, as the engine of this process has measured it; None without an engine."""
+    serves: Callable[[str], str] = lambda _tier: ""
+    """The subject that serves all runs of a tier but those of a canary; empty for the tier's own definition."""
     leaving: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the process was told to stop: it is not ready any more, and still serves for a while."""
     omits_search: bool = True

@@ -219,6 +219,8 @@ class Explanation(Reply):
     run: str
     state: RunState
     tier: str
+    served_by: str | None
+    """The subject that served the run in place of its tier's own definition; null where that did."""
     preview: bool
     rehearsal: bool
     erased: bool

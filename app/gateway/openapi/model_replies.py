@@ -38,6 +38,9 @@ class TierExtension(Reply):
 
     tier: str
     alias: bool
+    served_by: str | None
+    """The subject whose conductor, pool and prices these are, because an operator has put it in the place of the tier's
+    own definition, for more than a share of the runs; null where that serves."""
     description: str
     conductor: str
     pool: list[str]

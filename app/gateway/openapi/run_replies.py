@@ -274,6 +274,9 @@ class WholeRun(Run):
     """True if the run was only planned: nothing of the plan was executed."""
     seq: int
     """The number of the latest event."""
+    served_by: str | None
+    """The subject that served the run in place of its tier's own definition, such as `tier baton-next` or
+    `worker old-gpt`; null where the tier's own did."""
     effort: str | None
     limits: dict[str, float]
     """The limits of this run, by the names that `GET /v1/models` uses."""

@@ -137,7 +137,7 @@ def _known(overrides: Overrides, tier: Tier) -> Overrides:
 
 def _tier(catalog: Catalog, key: KeyRow, plan: Plan) -> Tier:
     admitted = plan.first.state.admitted
-    tier = tier_of(catalog, admitted.tier, admitted.model)
+    tier = tier_of(catalog, admitted.tier, admitted.model, admitted.served_by)
     if tier is None or (key.tiers and tier.name not in key.tiers):
         raise outdated("its tier is gone, or this key may not use it")
     if admitted.effort not in tier.efforts:

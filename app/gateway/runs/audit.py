@@ -81,6 +81,7 @@ def whole(
         "erasure": None if journal.salt else {"at": row.erased_at, "by": row.erased_by},
         "preview": admitted.preview,
         "seq": state.seq,
+        "served_by": admitted.served_by or None,
         "effort": admitted.effort,
         "limits": limits | {"usd": limits["usd"] / MILLION},
         "labels": sorted(admitted.labels),

@@ -108,6 +108,7 @@ def explained(
         "run": row.id,
         "state": row.state,
         "tier": row.tier,
+        "served_by": known.whole["served_by"],
         "preview": known.state.admitted.preview,
         "rehearsal": known.state.admitted.rehearsal,
         "erased": known.whole["erased"],

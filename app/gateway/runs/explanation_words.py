@@ -129,6 +129,8 @@ def _opening(data: Data) -> str:
     note = " Its workers are simulated." if data["rehearsal"] else ""
     if data["origin"] is not None:
         note += f" {ORIGINS.get(data['origin']['kind'], data['origin']['kind'])} {data['origin']['run']}."
+    if data["served_by"] is not None:
+        note = f" It was served by the {data['served_by']}, which an operator has put in the tier's place.{note}"
     return f"{data['run']} of {data['tier']} {state}.{note}"
 
 

@@ -13,8 +13,9 @@ from fastapi import APIRouter, Path, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
-from app.core.plan.arms import listed, tier_for
+from app.core.plan.arms import is_arm, listed, tier_for
 from app.core.pool.catalog import MILLION, Card, Catalog, Limits, Tier, Worker
+from app.core.pool.serving import served
 from app.errors import InvalidRequest
 from app.gateway.http.api_keys import Caller
 from app.gateway.http.auth import Keys
@@ -57,7 +58,9 @@ def routes(context: GatewayContext, keys: Keys) -> APIRouter:
         catalog, described = context.catalog(), _description(request)
         names, has_more = _page(list(_usable(catalog, caller.key)), filters)
         ends = {"first_id": names[0], "last_id": names[-1]} if names else {"first_id": None, "last_id": None}
-        whole: dict[str, Any] = {"data": [described(catalog, name, created) for name in names]}
+        whole: dict[str, Any] = {
+            "data": [described(catalog, _served(context, catalog, name), name, created) for name in names]
+        }
         whole |= {**ends, "has_more": has_more}
         if described is describe:
             whole = {"object": "list", **whole}
@@ -79,7 +82,8 @@ def routes(context: GatewayContext, keys: Keys) -> APIRouter:
         """One tier with limits, pool and prices."""
         catalog = context.catalog()
         resolve_tier(catalog, caller.key, model)
-        return Response(orjson.dumps(_description(request)(catalog, model, created)), media_type="application/json")
+        shown = _description(request)(catalog, _served(context, catalog, model), model, created)
+        return Response(orjson.dumps(shown), media_type="application/json")
 
     return router
 
@@ -104,10 +108,17 @@ def _page(names: list[str], filters: query.ModelFilters) -> tuple[list[str], boo
     return names[: filters.limit], len(names) > filters.limit
 
 
-def describe(catalog: Catalog, name: str, created: int) -> dict[str, Any]:
-    """A model object for the name of a tier that there is, an alias of one, or an arm."""
+def _served(context: GatewayContext, catalog: Catalog, name: str) -> Tier:
+    """The tier of a model id, as it is served now; an arm is what it says."""
     tier = tier_for(catalog, name)
     assert tier is not None
+    if is_arm(catalog, name):
+        return tier
+    return served(catalog, tier, context.serves(tier.name)) or tier
+
+
+def describe(catalog: Catalog, tier: Tier, name: str, created: int) -> dict[str, Any]:
+    """A model object for the name of a tier that there is, an alias of one, or an arm."""
     return {
         "id": name,
         "object": "model",
@@ -116,6 +127,7 @@ def describe(catalog: Catalog, name: str, created: int) -> dict[str, Any]:
         "baton": {
             "tier": tier.name,
             "alias": name != tier.name,
+            "served_by": tier.served_by or None,
             "description": tier.description,
             "conductor": tier.conductor.kind,
             "pool": list(tier.pool),
@@ -128,13 +140,11 @@ def describe(catalog: Catalog, name: str, created: int) -> dict[str, Any]:
     }
 
 
-def describe_to_anthropic(catalog: Catalog, name: str, created: int) -> dict[str, Any]:
+def describe_to_anthropic(catalog: Catalog, tier: Tier, name: str, created: int) -> dict[str, Any]:
     """A model as Anthropic's model object."""
-    model = describe(catalog, name, created)
+    model = describe(catalog, tier, name, created)
     at = datetime.fromtimestamp(created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     named: dict[str, Any] = {"id": name, "type": "model", "display_name": name, "created_at": at, "lifecycle": "active"}
-    tier = tier_for(catalog, name)
-    assert tier is not None
     cards = [catalog.workers[worker].card for worker in tier.pool]
     written = max(limits.output_tokens for limits in tier.efforts.values())
     named |= {
@@ -173,7 +183,7 @@ def _supports(supported: bool, **parts: bool) -> dict[str, Any]:
     return _support(supported) | {name: _support(part) for name, part in parts.items()}
 
 
-def _description(request: Request) -> Callable[[Catalog, str, int], dict[str, Any]]:
+def _description(request: Request) -> Callable[[Catalog, Tier, str, int], dict[str, Any]]:
     if "anthropic-version" in request.headers:
         return describe_to_anthropic
     return describe

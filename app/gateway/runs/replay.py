@@ -96,7 +96,7 @@ async def order(
     model = asked.model or row.model
     tier = resolve_tier(catalog, caller.key, asked.model or row.tier)
     if asked.model is None:
-        tier = tier_of(catalog, row.tier, row.model) or tier
+        tier = tier_of(catalog, row.tier, row.model, admitted.served_by) or tier
     effort = nearest_effort(tier, asked.effort or admitted.effort or None)
     pool = asked.pool or WHOLE_POOL
     anew = asked.model is not None or asked.version is not None

@@ -1,4 +1,4 @@
-"""The log of changes that operators make to the versions of conductors."""
+"""The log of changes that operators make to the versions of conductors, and to what serves tiers."""
 
 from typing import Protocol
 

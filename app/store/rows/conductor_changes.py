@@ -1,10 +1,11 @@
-"""Rows of changes to conductors' versions. They are only ever added."""
+"""Rows of changes to conductors' versions, and to what serves tiers. They are only ever added."""
 
 from dataclasses import asdict
 
 from sqlalchemy import Connection, insert, select
 
 from app.core.pool.conductor_versions import Change
+from app.core.pool.serving import tier_in
 from app.store.protocol import Actor
 from app.store.rows.admin_events import note
 from app.store.sqlkit.tables import CONDUCTOR_CHANGES
@@ -18,7 +19,9 @@ def add(conn: Connection, change: Change, by: Actor | None) -> None:
     conn.execute(insert(CONDUCTOR_CHANGES).values(asdict(change)))
     author = by or Actor(change.who, "command")
     after = {"change": change.id, "version": change.version, "share": change.share, "note": change.note}
-    note(conn, author, f"conductor.{change.kind}", change.conductor, tenant="", before=None, after=after)
+    tier = tier_in(change.conductor)
+    action = f"tier.{change.kind}" if tier else f"conductor.{change.kind}"
+    note(conn, author, action, tier or change.conductor, tenant="", before=None, after=after)
 
 
 def every(conn: Connection) -> tuple[Change, ...]:

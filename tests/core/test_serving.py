@@ -1,0 +1,113 @@
+"""What serves a tier: which subjects there are, and what a tier is while one serves it."""
+
+from dataclasses import replace
+
+import pytest
+
+from app.core.plan.arms import tier_of
+from app.core.pool.catalog import (
+    ApprovalRule,
+    Catalog,
+    ConductorSpec,
+    Limits,
+    PromotionSpec,
+    ProviderSpec,
+    ShadowSpec,
+    Tier,
+    Worker,
+)
+from app.core.pool.policy import Overrides, overridden
+from app.core.pool.serving import objection, served, subject_named, tier_in
+
+OWN = Tier(
+    "own",
+    ("a", "b"),
+    ConductorSpec("fixed", workers=("a",)),
+    "a",
+    {"low": Limits(steps=1, usd=10), "medium": Limits(steps=5, usd=100, rounds=2)},
+    description="Their own.",
+    shadow=ShadowSpec(0.5, tier="next"),
+    promotion=PromotionSpec(),
+)
+NEXT = Tier("next", ("b", "c"), ConductorSpec("model", worker="c"), "c", {"medium": Limits(steps=3, usd=200)})
+POOL = Catalog(
+    {"p": ProviderSpec("p", "openai"), "e": ProviderSpec("e", "embeddings")},
+    {name: Worker(name, "p", name) for name in ("a", "b", "c", "next")} | {"vectors": Worker("vectors", "e", "v")},
+    {"own": OWN, "next": NEXT},
+    {},
+    "",
+)
+
+
+def test_a_tier_keeps_its_name_and_its_rules_while_another_one_serves_it() -> None:
+    found = served(POOL, OWN, "tier next")
+    assert found is not None
+    assert (found.pool, found.conductor, found.fallback) == (NEXT.pool, NEXT.conductor, NEXT.fallback)
+    assert (found.name, found.effort, found.description) == ("own", "medium", "Their own.")
+    assert (found.shadow, found.promotion, found.served_by) == (OWN.shadow, OWN.promotion, "tier next")
+    assert found.learns_as == "next"
+
+
+def test_the_limits_are_the_lower_ones_of_both_at_each_level_of_the_tier() -> None:
+    found = served(POOL, OWN, "tier next")
+    assert found is not None
+    assert set(found.efforts) == {"low", "medium"}
+    assert [(one.steps, one.usd, one.rounds) for one in found.efforts.values()] == [(1, 10, 1), (3, 100, 1)]
+
+
+def test_an_approval_is_the_tiers_own_or_else_the_subjects() -> None:
+    asks, other = ApprovalRule(always=True), ApprovalRule(above_usd=5)
+    careful = replace(POOL, tiers={"own": OWN, "next": replace(NEXT, approval=other)})
+    for own, expected in ((None, other), (asks, asks)):
+        found = served(careful, replace(OWN, approval=own), "tier next")
+        assert found is not None
+        assert found.approval == expected
+
+
+def test_a_worker_answers_alone_and_once() -> None:
+    found = served(POOL, OWN, "worker c")
+    assert found is not None
+    assert (found.pool, found.fallback, found.learns_as) == (("c",), "c", "own")
+    assert (found.conductor.kind, found.conductor.workers) == ("fixed", ("c",))
+    assert [one.rounds for one in found.efforts.values()] == [1, 1]
+
+
+@pytest.mark.parametrize("subject", ["tier gone", "worker gone", "conductor c", "next", ""])
+def test_without_the_subject_the_tiers_own_definition_counts(subject: str) -> None:
+    assert served(POOL, OWN, subject) is None
+    assert tier_of(POOL, "own", "own", subject) == OWN
+    assert tier_of(POOL, "gone", "gone", "tier next") is None
+
+
+def test_names_alone_are_tiers_or_else_workers() -> None:
+    named = {name: subject_named(POOL, name) for name in ("next", "a", "gone", "worker next")}
+    assert named == {"next": "tier next", "a": "worker a", "gone": "tier gone", "worker next": "worker next"}
+    assert (tier_in("tier own"), tier_in("planner")) == ("own", "")
+
+
+@pytest.mark.parametrize(
+    ("subject", "words"),
+    [
+        ("tier next", ""),
+        ("worker c", ""),
+        ("tier own", "is the tier itself"),
+        ("tier gone", "no tier gone"),
+        ("worker vectors", "makes embeddings"),
+    ],
+)
+def test_a_subject_must_be_able_to_answer(subject: str, words: str) -> None:
+    found = objection(POOL, "own", subject)
+    assert (words in found, bool(found)) == (True, bool(words))
+
+
+def test_a_choice_of_workers_is_about_the_subject_only_if_it_has_one_of_them() -> None:
+    def chosen(**given: object) -> Overrides | None:
+        return overridden(OWN, NEXT, Overrides(**given))  # type: ignore[arg-type]
+
+    assert chosen() == Overrides()
+    assert chosen(allow=frozenset("ab")) == Overrides(allow=frozenset("b"))
+    assert chosen(deny=frozenset("ac")) == Overrides(deny=frozenset("c"))
+    assert chosen(pin="c") == Overrides(pin="c")
+    assert chosen(allow=frozenset("a")) is None
+    assert chosen(pin="a") is None
+    assert chosen(deny=frozenset("x")) is None, "a name that nobody knows is a fault of the request"

@@ -1,0 +1,243 @@
+"""What serves a tier through the whole service: a subject that an operator has put in its place, and the way back.
+
+`running_service` ends with the independent auditor, who finds each served run's pool, limits and planning requests to
+be those of the subject that had been put in force.
+"""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from app.core.pool.conductor_versions import ChangeKind, versions_in_force
+from app.core.pool.policy import Overrides
+from app.core.pool.serving import TIER
+from app.core.run.kinds import Kind
+from app.engine.conductors.versions import Wanted, checked_service, make_change
+from app.engine.conductors.watch import PromotionWatch
+from app.errors import ConfigInvalid
+from app.process.config import configure
+from app.process.wiring import Runtime
+from app.store.protocol import PROCESS, AdminEventQuery
+from tests.harness.in_process import (
+    SAYS,
+    calling,
+    ended_row,
+    events,
+    finish,
+    of,
+    order,
+    plan_text,
+    pool_text,
+    running_service,
+    speak,
+)
+from tests.stubs import Fail, ProviderStub, Reply
+
+PLAN = Reply(chunks=(plan_text((2, "Solve it.", ["user"])),))
+STATED = "\n[tiers.baton-mini.promotion]\nmin_pairs = 2\nmax_degraded = 0.05\n"
+NEXT = """
+[tiers.baton-next]
+pool = ["gamma", "delta"]
+conductor = {{ kind = "fixed", shape = "single", workers = ["delta"] }}
+limits = {{ steps = 9, attempts = 2, seconds = 20, output_tokens = 4000 }}
+
+[workers.delta]
+provider = "stub"
+model = "delta"
+price = {{ input = "1", output = "2" }}
+clearance = ["open"]
+"""
+
+
+def pool(stub: ProviderStub, *more: str) -> str:
+    """The pool file, with a further tier that has a worker of its own."""
+    return pool_text(stub) + NEXT.format() + "".join(more)
+
+
+async def put(opened: Runtime, kind: ChangeKind, subject: str = "", share: float = 0.0) -> None:
+    """Make a change of what serves `baton-mini`, as a command does, and let the gateway look."""
+    context = opened.context
+    wanted = Wanted(f"{TIER}baton-mini", kind, subject, share)
+    possible = await checked_service(context.store, context.catalog(), wanted)
+    await make_change(context.store, possible, name=context.name("change"), by=PROCESS)
+    await opened.versions.look()
+
+
+async def asked(opened: Runtime, run: str = "", **changes: Any) -> tuple[str, dict[str, Any]]:
+    """What a caller of `baton-mini` is told, and the body of the run's admission."""
+    driven = await opened.runs.start(replace(order(opened, "baton-mini", **changes), run=run))
+    said = "".join((await finish(driven)).said)
+    await ended_row(opened.context.store, driven.run)
+    (admitted,) = of(await events(opened, driven.run), Kind.ADMITTED)
+    return said, admitted
+
+
+async def test_callers_of_a_tier_are_served_by_what_was_put_in_its_place(tmp_path: Path) -> None:
+    async with ProviderStub() as stub:
+        speak(stub)
+        stub.always("delta", Reply(chunks=("From delta.",)))
+        async with running_service(tmp_path, pool(stub)) as opened:
+            said, admitted = await asked(opened)
+            assert (said, "served_by" in admitted) == (SAYS["alpha"], False)
+            await put(opened, "promoted", "tier baton-next")
+            said, admitted = await asked(opened)
+            assert (said, admitted["served_by"]) == ("From delta.", "tier baton-next")
+            assert (admitted["tier"], admitted["pool"]) == ("baton-mini", ["gamma", "delta"])
+            limits = admitted["limits"]
+            assert (limits["steps"], limits["attempts"], limits["seconds"]) == (5, 2, 20), "the lower of both"
+            await put(opened, "promoted", "worker beta")
+            said, admitted = await asked(opened)
+            assert (said, admitted["pool"], admitted["conductor"]) == (SAYS["beta"], ["beta"], "fixed")
+            await put(opened, "rolled_back")
+            assert (await asked(opened))[0] == "From delta."
+            await put(opened, "rolled_back")
+            assert (await asked(opened))[0] == SAYS["alpha"]
+
+
+async def test_a_request_that_the_subject_cannot_take_is_served_by_the_tiers_own(tmp_path: Path) -> None:
+    async with ProviderStub() as stub:
+        speak(stub)
+        stub.always("delta", Reply(chunks=("From delta.",)))
+        secret = pool(stub).replace('model = "alpha"', 'model = "alpha"\nclearance = ["secret"]')
+        async with running_service(tmp_path, secret) as opened:
+            await put(opened, "promoted", "tier baton-next")
+            plan = {"steps": [{"worker": "beta", "subtask": "", "access": ["user"]}]}
+            own: dict[str, dict[str, Any]] = {
+                "The draft.": {"labels": frozenset({"secret"})},
+                SAYS["beta"]: {"overrides": Overrides(pin="beta")},
+                "The first answer.": {"plan": plan},
+            }
+            for said, changes in own.items():
+                found, admitted = await asked(opened, **changes)
+                assert (found, "served_by" in admitted) == (said, False), changes
+            for overrides in (Overrides(pin="delta"), Overrides(allow=frozenset({"alpha", "delta"}))):
+                found, admitted = await asked(opened, overrides=overrides)
+                assert (found, admitted["served_by"]) == ("From delta.", "tier baton-next")
+            said, admitted = await asked(opened, overrides=Overrides(deny=frozenset({"alpha", "delta"})))
+            assert (said, admitted["excluded"]) == (SAYS["gamma"], {"delta": "in the request's deny list"})
+
+
+async def test_a_canary_serves_its_share_and_the_same_runs_everywhere(tmp_path: Path) -> None:
+    async with ProviderStub() as stub:
+        speak(stub)
+        async with running_service(tmp_path, pool(stub)) as opened:
+            await put(opened, "canary", "worker gamma", 0.5)
+            found = [(await asked(opened, f"run_{number:031x}"))[0] for number in range(12)]
+            assert set(found) == {SAYS["alpha"], SAYS["gamma"]}
+            now = versions_in_force(await opened.context.store.changes())[f"{TIER}baton-mini"]
+            assert (now.live, now.canary, now.share) == ("", "worker gamma", 0.5)
+
+
+async def test_what_the_pool_file_lacks_is_refused_and_serves_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with ProviderStub() as stub:
+        speak(stub)
+        async with running_service(tmp_path, pool(stub)) as opened:
+            for subject, reason in (
+                ("tier baton-none", "the pool file has no tier baton-none"),
+                ("worker none", "the pool file has no worker none"),
+                ("tier baton-mini", "is the tier itself"),
+            ):
+                with pytest.raises(ConfigInvalid, match=reason):
+                    await put(opened, "promoted", subject)
+            with pytest.raises(ConfigInvalid, match="nothing to roll back"):
+                await put(opened, "rolled_back")
+            await put(opened, "promoted", "tier baton-next")
+            with pytest.raises(ConfigInvalid, match="is live already"):
+                await put(opened, "promoted", "tier baton-next")
+            assert (await asked(opened))[1]["served_by"] == "tier baton-next"
+            (tmp_path / "pool.toml").write_text(pool_text(stub))
+            opened.install(
+                configure(
+                    {
+                        "BATON_POOL": str(tmp_path / "pool.toml"),
+                        "BATON_DATA_DIR": str(tmp_path),
+                        "BATON_PEPPER": "p" * 32,
+                    }
+                )
+            )
+            await opened.versions.look()
+            (told,) = [one.fields for one in caplog.records if "The pool file lacks" in one.getMessage()]
+            assert told["reason"].startswith("tier baton-next is to serve baton-mini, and the pool file has no tier")
+            said, admitted = await asked(opened)
+            assert (said, "served_by" in admitted) == (SAYS["alpha"], False)
+
+
+async def test_the_callers_see_their_model_and_the_journal_says_who_served(tmp_path: Path) -> None:
+    """Over HTTP: replies, the run, a plan, its edit and its execution, a replay, and the list of models."""
+    async with ProviderStub() as stub:
+        speak(stub)
+        stub.always("delta", Reply(chunks=("From delta.",)))
+        async with running_service(tmp_path, pool(stub)) as opened, calling(opened) as client:
+            await put(opened, "promoted", "tier baton-next")
+            body = {"model": "baton-mini", "messages": [{"role": "user", "content": "What is 2 + 2?"}]}
+            reply = (await client.post("/v1/chat/completions", json=body)).json()
+            assert (reply["model"], reply["choices"][0]["message"]["content"]) == ("baton-mini", "From delta.")
+            run = (await client.get(reply["baton"]["audit"])).json()
+            assert (run["tier"], run["served_by"]) == ("baton-mini", "tier baton-next")
+            told = (await client.get(f"/v1/runs/{run['id']}/explain")).json()
+            assert told["served_by"] == "tier baton-next"
+            assert "served by the tier baton-next" in told["text"]
+            model = (await client.get("/v1/models/baton-mini")).json()["baton"]
+            assert (model["served_by"], model["pool"]) == ("tier baton-next", ["gamma", "delta"])
+            assert (await client.get("/v1/models/baton-ultra")).json()["baton"]["served_by"] is None
+            again = await _ended(client, f"/v1/runs/{run['id']}/replay", {"wait": 60})
+            assert (again["served_by"], again["state"]) == ("tier baton-next", "succeeded")
+            plan = (await client.post("/v1/plans", json=body)).json()
+            assert [step["worker"] for step in plan["plan"]["steps"]] == ["delta"]
+            done = (await client.post(f"/v1/plans/{plan['id']}/run", json={})).json()
+            assert done["choices"][0]["message"]["content"] == "From delta."
+
+
+async def _ended(client: httpx.AsyncClient, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    begun = (await client.post(path, json=body)).json()
+    found: dict[str, Any] = (await client.get(f"/v1/runs/{begun['id']}")).json()
+    return found
+
+
+@pytest.mark.parametrize("kind", ["canary", "promoted"])
+async def test_a_tier_that_degrades_runs_is_rolled_back_by_itself(tmp_path: Path, kind: ChangeKind) -> None:
+    """It is left alone while it does well, and undone once, with the evidence, when it does not."""
+    share = 0.8 if kind == "canary" else 0.0
+    async with ProviderStub() as stub:
+        speak(stub)
+        stub.always("planner", PLAN)
+        async with running_service(tmp_path, pool(stub, STATED)) as opened:
+            for number in range(4):
+                await asked(opened, f"run_{number:031x}")
+            await put(opened, kind, "tier baton-ultra", share)
+            watching = PromotionWatch(opened.context)
+            for number in range(4, 8):
+                await asked(opened, f"run_{number:031x}")
+            await watching.look()
+            assert "tier baton-ultra" in await live(opened)
+            stub.always("planner", Fail(status=404))
+            for number in range(8, 32):
+                await asked(opened, f"run_{number:031x}")
+            await watching.look()
+            assert await live(opened) == ("", "")
+            (*_, last) = await opened.context.store.changes()
+            assert (last.kind, last.who, last.version) == ("rolled_back", "baton", "tier baton-ultra")
+            assert json.loads(last.note)["breached"] == ["max_degraded"]
+            metrics = opened.context.telemetry.exposition().decode()
+            assert 'baton_rollbacks_total{condition="max_degraded",conductor="tier baton-mini"} 1.0' in metrics
+            before = len(await opened.context.store.changes())
+            await watching.look()
+            assert len(await opened.context.store.changes()) == before
+            logged = await opened.context.store.admin_events(AdminEventQuery())
+            assert ("tier.rolled_back", "baton-mini", "process") in [
+                (one.action, one.target, one.via) for one in logged
+            ]
+            await opened.versions.look()
+            assert (await asked(opened))[0] == SAYS["alpha"]
+
+
+async def live(opened: Runtime) -> tuple[str, str]:
+    """What serves `baton-mini`, and the canary."""
+    now = versions_in_force(await opened.context.store.changes())[f"{TIER}baton-mini"]
+    return now.live, now.canary
