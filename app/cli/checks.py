@@ -10,6 +10,9 @@ from app.cli.run_words import seconds
 from app.cli.terminal import count
 from app.core.message.chat import End, Message, Sampling, Text
 from app.core.pool.catalog import Catalog, Deadlines, ProviderSpec, Worker
+from app.core.pool.conductor_versions import versions_in_force
+from app.core.pool.serving import tier_in
+from app.engine.conductors.versions import missing_subjects
 from app.errors import (
     BatonError,
     OursError,
@@ -125,7 +128,7 @@ async def of_house(loaded: Loaded, opened: Runtime, *, every: bool, exists: bool
     pending = [
         _database(loaded, opened) if exists else _no_database(loaded),
         _queue(loaded, opened),
-        *([_keys(opened), _log(opened)] if exists else []),
+        *([_keys(opened), _log(opened), _tiers(opened)] if exists else []),
         *([_outside(loaded, opened)] if exists and loaded.settings.log_export else []),
         *[_generation(f"conductor of {tiers}", catalog.workers[name], opened) for name, tiers in conductors.items()],
     ]
@@ -183,6 +186,21 @@ async def _log(opened: Runtime) -> Verdict:
         return Verdict("log", "ok", f"{words}; signed by {', '.join(state.verifiers)}")
 
     return await _within("log", check, "check BATON_DATABASE_URL and `baton migrate`")
+
+
+async def _tiers(opened: Runtime) -> Verdict:
+    """What operators have put in the place of tiers must stand in the pool file."""
+
+    async def check() -> Verdict:
+        standing = versions_in_force(await opened.context.store.changes())
+        missing = missing_subjects(opened.pool.catalog(), standing)
+        if missing:
+            remedy = "put it back into the pool file, or let the tier's own definition serve: `baton tier rollback`"
+            return Verdict("tiers", "fail", "; ".join(missing), remedy)
+        served = [f"{tier_in(name)} by the {now.live}" for name, now in standing.items() if tier_in(name) and now.live]
+        return Verdict("tiers", "ok", f"served in place of their own: {', '.join(served) or 'none'}")
+
+    return await _within("tiers", check, "check BATON_DATABASE_URL and `baton migrate`")
 
 
 async def _outside(loaded: Loaded, opened: Runtime) -> Verdict:

@@ -11,19 +11,12 @@ ls ....................... print the version in force, and every change with its
 """
 
 import json
-import secrets
-import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 
-from app.cli import deployment, event_loop, shadow, storage, terminal, train
+from app.cli import deployment, event_loop, in_force, shadow, storage, terminal, train
 from app.cli.asked import Asked
-from app.cli.shadow_report import print_conditions
 from app.core.pool.conductor_versions import Change, ChangeKind, VersionsInForce, refusal, versions_in_force
-from app.core.transparency.notes import split_note
-from app.engine.conductors import watch
-from app.engine.conductors.trials import Judged
 from app.engine.conductors.versions import Wanted, checked_change, conducted, make_change
 from app.errors import ConfigInvalid
 from app.lab import manifest
@@ -31,7 +24,7 @@ from app.process.conductor_server import conductor_servers, served_by_all
 from app.process.config import Loaded, Settings, conductor_signer, configure, trusted_signers
 from app.process.config import read as read_settings
 from app.providers.vllm import Management
-from app.store.protocol import Actor
+from app.store.protocol import Store
 
 KINDS: Mapping[str, ChangeKind] = {
     "canary": "canary",
@@ -124,18 +117,18 @@ def _deploy(loaded: Loaded, asked: Asked) -> int:
         terminal.print_json({"conductor": asked.conductor, "version": card.name, "checked": json.loads(note)})
         return 0
     console = terminal.out()
-    console.print(f"{card.name} is loaded and fit: {_found(note)}", markup=False, soft_wrap=True)
+    console.print(f"{card.name} is loaded and fit: {in_force.found(note)}", markup=False, soft_wrap=True)
     console.print(f"next: baton conductor shadow {asked.conductor} {card.name}", markup=False, soft_wrap=True)
     return 0
 
 
 def _restore(loaded: Loaded, asked: Asked) -> int:
     """Load what was deployed into each server that lacks it, from the same folder, by the same checks."""
-    changes = event_loop.run(_changes(loaded.settings))
-    in_force = versions_in_force(changes).get(asked.conductor, VersionsInForce())
+    changes = event_loop.run(in_force.changes(loaded.settings, of_tiers=False))
+    standing = versions_in_force(changes).get(asked.conductor, VersionsInForce())
     with conductor_servers(loaded, asked.conductor) as servers:
         present = served_by_all(servers)
-        missing = [version for version in in_force.loaded if version not in present]
+        missing = [version for version in standing.loaded if version not in present]
         for version in missing:
             folder, path = _deployed_from(changes, asked.conductor, version)
             card, golden = manifest.read(folder)
@@ -189,9 +182,17 @@ def _change(loaded: Loaded, asked: Asked, now: Callable[[], float]) -> int:
     if asked.conductor not in conducted(loaded.catalog):
         raise ConfigInvalid([f"{asked.conductor}: conducts no tier of the pool file"])
     wanted = Wanted(asked.conductor, kind, version, getattr(asked, "share", 0.0))
-    refused = event_loop.run(_make(loaded, asked, wanted, now()))
+
+    def served() -> list[str]:
+        with conductor_servers(loaded, wanted.conductor) as servers:
+            return served_by_all(servers)
+
+    async def check(store: Store) -> Wanted:
+        return await checked_change(store, wanted, served, trusted_signers(loaded.settings), terminal.warn)
+
+    refused = event_loop.run(in_force.change(loaded, asked, check, now()))
     if refused:
-        return _refuse(refused, as_json=asked.json)
+        return in_force.refuse(refused, as_json=asked.json)
     if kind == "unloaded":
         with conductor_servers(loaded, asked.conductor) as servers:
             for server in servers:
@@ -199,52 +200,11 @@ def _change(loaded: Loaded, asked: Asked, now: Callable[[], float]) -> int:
     return _list(loaded.settings, 1, as_json=asked.json)
 
 
-async def _make(loaded: Loaded, asked: Asked, wanted: Wanted, now: float) -> tuple[Judged, ...]:
-    """Make a change of what conducts, if it is possible. Returns the evidence against a promotion that was not made."""
-
-    def served() -> list[str]:
-        with conductor_servers(loaded, wanted.conductor) as servers:
-            return served_by_all(servers)
-
-    async with storage.opened(loaded.settings) as store:
-        possible = await checked_change(store, wanted, served, trusted_signers(loaded.settings), terminal.warn)
-        forced = getattr(asked, "force", None)
-        evidence = await watch.gate(store, loaded.catalog, possible, now)
-        if not watch.held(evidence) and not forced:
-            return evidence
-        note = watch.note(evidence, forced=forced)
-        await make_change(store, possible, name=_name(), by=_author(asked), note=note)
-        return ()
-
-
-def _refuse(evidence: tuple[Judged, ...], *, as_json: bool) -> int:
-    """Print the conditions of a promotion that was not made."""
-    if as_json:
-        terminal.print_json({"promoted": False, "tiers": [one.to_json() for one in evidence]})
-        return 1
-    for one in evidence:
-        terminal.out().print(f"{one.tier}, by its {one.source} runs:", markup=False)
-        print_conditions(one.to_json()["conditions"])
-    terminal.err().print(
-        "Not promoted: not all conditions hold. --force REASON promotes it all the same.", markup=False
-    )
-    return 1
-
-
 async def _store(settings: Settings, asked: Asked, kind: ChangeKind, version: str, note: str) -> None:
     """Store what was found about a version."""
     async with storage.opened(settings) as store:
-        await make_change(store, Wanted(asked.conductor, kind, version), name=_name(), by=_author(asked), note=note)
-
-
-def _name() -> str:
-    return f"change_{time.time_ns():x}{secrets.token_hex(4)}"
-
-
-def _author(asked: Asked) -> Actor:
-    if asked.who:
-        return Actor(asked.who, "command")
-    return storage.operator()
+        wanted = Wanted(asked.conductor, kind, version)
+        await make_change(store, wanted, name=in_force.name(), by=in_force.author(asked), note=note)
 
 
 async def _in_force(settings: Settings, conductor: str) -> VersionsInForce:
@@ -253,37 +213,11 @@ async def _in_force(settings: Settings, conductor: str) -> VersionsInForce:
 
 
 def _list(settings: Settings, limit: int, *, as_json: bool) -> int:
-    changes = event_loop.run(_changes(settings))
-    if as_json:
-        now_in_force = {name: asdict(now) for name, now in versions_in_force(changes).items()}
-        terminal.print_json({"in_force": now_in_force, "changes": [asdict(one) for one in changes[-limit:]]})
-        return 0
-    console = terminal.out()
-    for name, now in versions_in_force(changes).items():
-        canary = f"; canary {now.canary} for {now.share:.0%} of the runs" if now.canary else ""
-        live = now.live or "the pool file's own model"
-        console.print(
-            f"{name}: {live}{canary}; loaded: {', '.join(now.loaded) or 'none'}", markup=False, soft_wrap=True
-        )
-    table = terminal.table("at", "who", "conductor", "change", "version", "share", "found")
-    for one in changes[-limit:]:
-        at = terminal.second(one.at)
-        share = f"{one.share:.0%}" if one.kind == "canary" else ""
-        cells = (at, one.who, one.conductor, one.kind, one.version, share, _found(one.note))
-        terminal.add_row(table, cells)
-    console.print(table)
+    made = event_loop.run(in_force.changes(settings, of_tiers=False))
+    in_force.show(made, limit, as_json=as_json, words=_words)
     return 0
 
 
-def _found(note: str) -> str:
-    """The findings about a version, with the name of the key that has signed it in place of the whole signature."""
-    if '"signature"' not in note:
-        return note
-    facts = json.loads(note)
-    _, signatures = split_note(facts.pop("signature"))
-    return json.dumps({**facts, "signed_by": [name for name, _, _ in signatures]})
-
-
-async def _changes(settings: Settings) -> tuple[Change, ...]:
-    async with storage.opened(settings) as store:
-        return await store.changes()
+def _words(name: str, now: VersionsInForce) -> str:
+    live = now.live or "the pool file's own model"
+    return f"{name}: {live}{in_force.canary_words(now)}; loaded: {', '.join(now.loaded) or 'none'}"

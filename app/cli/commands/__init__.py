@@ -24,6 +24,7 @@ from app.cli.commands import (
     runs,
     shadow,
     tenants,
+    tier,
     training,
     webhooks,
 )
@@ -54,7 +55,7 @@ def command_line() -> Group:
         retention,
         policy,
     )
-    for module in (*first, audit, learning, training, conductor, shadow):
+    for module in (*first, audit, learning, training, conductor, shadow, tier):
         module.define(root)
     return root
 
