@@ -376,6 +376,31 @@ async def test_a_version_is_promoted_and_rolled_back_by_its_author(admin: AdminS
         assert (await asked(client, "GET", "/changes?target=alpha"))["data"] == []
 
 
+async def test_a_subject_is_put_in_a_tiers_place_and_rolled_back_by_its_author(admin: AdminStandIn) -> None:
+    async with admin.client(await admin.add_key("root", tenant="ops", all_tenants=True)) as client:
+        promote = {"json": {"subject": "worker beta"}}
+        canary = await asked(client, "POST", "/tiers/baton-mini/canary", json={"subject": "beta", "share": 0.25})
+        assert (canary["canary"], canary["share"], canary["live"]) == ("worker beta", 0.25, "")
+        assert (await asked(client, "POST", "/tiers/baton-mini/promote", **promote))["live"] == "worker beta"
+        assert await refused(client, "POST", "/tiers/baton-mini/promote", **promote) == (409, "change_refused")
+        gone = {"json": {"subject": "tier baton-gone"}}
+        assert await refused(client, "POST", "/tiers/baton-mini/promote", **gone) == (409, "change_refused")
+        assert await refused(client, "POST", "/tiers/baton-none/promote", **promote) == (404, "not_found")
+        found = await asked(client, "GET", "/tiers/baton-mini/evidence?subject=beta")
+        assert (found["subject"], found["tiers"]) == ("worker beta", [])
+        listed = {row["name"]: row for row in (await asked(client, "GET", "/tiers"))["data"]}
+        assert (listed["baton-mini"]["live"], listed["baton-mini"]["missing"]) == ("worker beta", [])
+        assert (await asked(client, "POST", "/tiers/baton-mini/rollback"))["live"] == ""
+        logged = (await asked(client, "GET", "/changes?target=baton-mini"))["data"]
+    assert [(one["action"], one["actor"]) for one in logged] == [
+        ("tier.rolled_back", "root"),
+        ("tier.promoted", "root"),
+        ("tier.canary", "root"),
+    ]
+    async with admin.client(await admin.add_key("boss")) as client:  # tiers are shared by all tenants
+        assert await refused(client, "POST", "/tiers/baton-mini/rollback") == (403, "insufficient_scope")
+
+
 async def test_two_gateways_follow_within_five_seconds(admin: AdminStandIn) -> None:
     """Each gateway has its own cache of keys; the changes are made through the admin API."""
     soon = admin.gateway.now() + 4.9

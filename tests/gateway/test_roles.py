@@ -150,6 +150,8 @@ ADMIN_BODIES: dict[str, dict[str, Any]] = {
     "/admin/v1/policy/try": {"pool": "[workers]"},
     "/admin/v1/conductors/{conductor}/canary": {"version": "v1", "share": 0.5},
     "/admin/v1/conductors/{conductor}/promote": {"version": "v1"},
+    "/admin/v1/tiers/{tier}/canary": {"subject": "baton-ultra", "share": 0.5},
+    "/admin/v1/tiers/{tier}/promote": {"subject": "baton-ultra"},
 }
 ADMIN_EXAMPLES = {
     "approval": "run_none",
@@ -157,6 +159,7 @@ ADMIN_EXAMPLES = {
     "tenant": "acme",
     "budget": "acme/key/target/day",
     "conductor": "alpha",
+    "tier": "baton-mini",
     "hold": "hold_none",
 }
 

@@ -12,6 +12,7 @@ from tests.isolation.requests import DECISION, Asked, Chosen, Request, Tenant
 POOL = (Path(__file__).parents[2] / "app/process/config/rehearsal.toml").read_text()
 """A pool file to compare with the one in force."""
 VERSION = {"version": "v1"}
+SUBJECT = {"subject": "baton-ultra"}
 SERVICE_WIDE = frozenset(
     {
         ("POST", "/admin/v1/tenants"),
@@ -23,6 +24,10 @@ SERVICE_WIDE = frozenset(
         ("POST", "/admin/v1/conductors/{conductor}/promote"),
         ("POST", "/admin/v1/conductors/{conductor}/rollback"),
         ("GET", "/admin/v1/conductors/{conductor}/evidence"),
+        ("POST", "/admin/v1/tiers/{tier}/canary"),
+        ("POST", "/admin/v1/tiers/{tier}/promote"),
+        ("POST", "/admin/v1/tiers/{tier}/rollback"),
+        ("GET", "/admin/v1/tiers/{tier}/evidence"),
     }
 )
 """Routes that need a key of all tenants."""
@@ -112,4 +117,9 @@ ADMIN_REQUESTS: Mapping[tuple[str, str], Request] = {
     ("POST", "/admin/v1/conductors/{conductor}/promote"): _version,
     ("POST", "/admin/v1/conductors/{conductor}/rollback"): _empty,
     ("GET", "/admin/v1/conductors/{conductor}/evidence"): lambda _m, _t, _: Asked("?version=v1"),
+    ("GET", "/admin/v1/tiers"): _page,
+    ("POST", "/admin/v1/tiers/{tier}/canary"): lambda _m, _t, _: Asked("", SUBJECT | {"share": 0.5}),
+    ("POST", "/admin/v1/tiers/{tier}/promote"): lambda _m, _t, _: Asked("", SUBJECT),
+    ("POST", "/admin/v1/tiers/{tier}/rollback"): _empty,
+    ("GET", "/admin/v1/tiers/{tier}/evidence"): lambda _m, _t, _: Asked("?subject=baton-ultra"),
 }

@@ -166,7 +166,7 @@ async def _operate(
     foreign = target is other
     named = {kind: chance.choice(having or [""]) for kind, having in kinds.items()}
     named |= {"n": "0", "model": "baton-mini", "other": chance.choice(target.runs or [""])}
-    named |= {"tenant": target.name, "hold": "hold_0", "conductor": "planner"}
+    named |= {"tenant": target.name, "hold": "hold_0", "conductor": "planner", "tier": "baton-mini"}
     named["tile"] = chance.choice(TILES) if foreign else TILES[0]
     if method == "POST" and path.endswith("/approvals/{approval}"):
         asked.body["digest"] = target.asking[named["approval"]]
@@ -213,7 +213,14 @@ async def _browse(
     [run, plan], known = (other.runs[-1], other.plans[-1]), {*other.runs, *RUN_ID.findall(" ".join(other.plans))}
     asking, digest = next(iter(other.asking.items()))
     key, budget = other.made[-1], other.budgets[-1]
-    named = {"plan": plan, "key": key, "tenant": other.name, "hold": "hold_0", "conductor": "planner"}
+    named = {
+        "plan": plan,
+        "key": key,
+        "tenant": other.name,
+        "hold": "hold_0",
+        "conductor": "planner",
+        "tier": "baton-mini",
+    }
     before, rights = await _standing(opened, known), await _rights(opened, other)
     async with httpx.AsyncClient(
         transport=httpx.ASGITransport(console), base_url=ORIGIN, headers=SAME_ORIGIN, timeout=PATIENCE_SECONDS

@@ -1,7 +1,7 @@
-"""`/admin/v1/workers` and `/conductors`: the pool in force, and which versions conduct."""
+"""`/admin/v1/workers`, `/conductors` and `/tiers`: the pool in force, which versions conduct, and what serves tiers."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict
 from functools import partial
 from typing import Annotated, Any, NamedTuple
@@ -12,37 +12,60 @@ from starlette.responses import Response
 
 from app.core.pool.catalog import Catalog, Worker
 from app.core.pool.conductor_versions import ChangeKind, VersionsInForce, versions_in_force
+from app.core.pool.serving import TIER, subject_named
 from app.engine.conductors import versions, watch
 from app.errors import ConfigInvalid, Conflict, NotFound
 from app.gateway.admin import replies
 from app.gateway.admin.context import AdminContext
-from app.gateway.admin.requests import CanaryRequest, EvidenceFilters, NoFields, PromotionRequest, read
+from app.gateway.admin.requests import (
+    CanaryRequest,
+    EvidenceFilters,
+    NoFields,
+    PromotionRequest,
+    SubjectFilters,
+    SubjectRequest,
+    TierCanaryRequest,
+    TierPromotionRequest,
+    read,
+)
 from app.gateway.admin.responses import as_json, page
 from app.gateway.http.admission import Idempotency
 from app.gateway.http.api_keys import Caller
 from app.gateway.http.auth import Keys
+from app.gateway.http.context import GatewayContext
 from app.gateway.http.ingress import json_body
 from app.gateway.openapi import operations
 from app.gateway.wire.baton_options import WireModel
 
 ConductorName = Annotated[str, Path(alias="conductor", description="The conductor's worker in the pool file.")]
+TierName = Annotated[str, Path(alias="tier", description="A tier of the pool file.")]
 CHANGES: tuple[tuple[str, ChangeKind, str], ...] = (
     ("canary", "canary", "Let a version conduct a share of the runs."),
     ("promote", "promoted", "Let a version conduct all runs."),
     ("rollback", "rolled_back", "End the canary, or go back to the version that was live before."),
 )
 
+TIER_CHANGES: tuple[tuple[str, ChangeKind, str], ...] = (
+    ("canary", "canary", "Let another tier or a worker serve a share of a tier's runs."),
+    ("promote", "promoted", "Let another tier or a worker serve all of a tier's runs."),
+    ("rollback", "rolled_back", "End the canary, or go back to what served the tier before."),
+)
 BODIES: Mapping[ChangeKind, type[WireModel]] = {"canary": CanaryRequest, "promoted": PromotionRequest}
 """The bodies of the changes that name a version."""
+TIER_BODIES: Mapping[ChangeKind, type[WireModel]] = {"canary": TierCanaryRequest, "promoted": TierPromotionRequest}
+"""The bodies of the changes that name a subject."""
 
 
 def routes(context: AdminContext, keys: Keys, idempotency: Idempotency) -> APIRouter:
-    """The routes of workers and conductors."""
+    """The routes of workers, conductors and tiers."""
     router = APIRouter(prefix="/admin/v1", tags=["pool"])
     _workers(router, context, keys)
     _conductors(router, context, keys)
     for verb, kind, words in CHANGES:
         _conductor_change(router, context, keys, idempotency, Verb(verb, kind, words))
+    _tiers(router, context, keys)
+    for verb, kind, words in TIER_CHANGES:
+        _tier_change(router, context, keys, idempotency, Verb(verb, kind, words))
     return router
 
 
@@ -106,14 +129,57 @@ def _conductors(router: APIRouter, context: AdminContext, keys: Keys) -> None:
         gateway = context.gateway
         if conductor not in versions.conducted(gateway.catalog()):
             raise NotFound("No tier of the pool file has this conductor.")
-        wanted = versions.Wanted(conductor, "promoted", filters.version, 0.0)
-        found = await watch.gate(gateway.store, gateway.catalog(), wanted, gateway.now())
-        tiers = [one.decision() | {"promotable": watch.held((one,))} for one in found]
+        tiers = await _judged(gateway, versions.Wanted(conductor, "promoted", filters.version))
         return as_json({"object": "conductor.evidence", "name": conductor, "version": filters.version, "tiers": tiers})
 
 
+async def _judged(gateway: GatewayContext, wanted: versions.Wanted) -> list[dict[str, Any]]:
+    found = await watch.gate(gateway.store, gateway.catalog(), wanted, gateway.now())
+    return [one.decision() | {"promotable": watch.held((one,))} for one in found]
+
+
+def _tiers(router: APIRouter, context: AdminContext, keys: Keys) -> None:
+    @router.get(
+        "/tiers",
+        operation_id="list_tiers",
+        summary="List what serves the tiers.",
+        response_model=replies.TierServiceList,
+        responses=operations.replies(*operations.READING),
+    )
+    async def list_tiers(caller: Annotated[Caller, keys.needs("conductors:read")]) -> Any:
+        """For each tier of the pool file what serves its runs, its own definition or a subject, and the canary."""
+        catalog = context.gateway.catalog()
+        known = versions_in_force(await context.gateway.store.changes())
+        return page([_serving(catalog, name, known) for name in sorted(catalog.tiers)], "name", has_more=False)
+
+    @router.get(
+        "/tiers/{tier}/evidence",
+        operation_id="get_tier_evidence",
+        summary="Show what speaks for putting a subject in a tier's place.",
+        response_model=replies.TierServiceEvidence,
+        responses=operations.replies(*operations.READING),
+    )
+    async def get_tier_evidence(
+        tier: TierName,
+        filters: Annotated[SubjectFilters, Query()],
+        caller: Annotated[Caller, keys.needs("conductors:write")],
+    ) -> Any:
+        """The conditions of the tier's promotion, and whether they hold for a subject now. The runs of all tenants are
+        the evidence, so it is for callers of all tenants, as a promotion is."""
+        catalog = context.gateway.catalog()
+        _known_tier(catalog, tier)
+        subject = subject_named(catalog, filters.subject)
+        tiers = await _judged(context.gateway, versions.Wanted(f"{TIER}{tier}", "promoted", subject))
+        return as_json({"object": "tier.evidence", "name": tier, "subject": subject, "tiers": tiers})
+
+
+def _known_tier(catalog: Catalog, tier: str) -> None:
+    if tier not in catalog.tiers:
+        raise NotFound("The pool file has no tier of this name.")
+
+
 class Verb(NamedTuple):
-    """A change of the version that conducts."""
+    """A change of the version that conducts, or of what serves a tier."""
 
     name: str
     kind: ChangeKind
@@ -145,27 +211,73 @@ def _conductor_change(
         asked = read(model, given)
         if conductor not in versions.conducted(context.gateway.catalog()):
             raise NotFound("No tier of the pool file has this conductor.")
+        store = context.gateway.store
         wanted = versions.Wanted(conductor, kind, getattr(asked, "version", ""), getattr(asked, "share", 0.0))
+        checked = partial(
+            versions.checked_change,
+            store,
+            wanted,
+            lambda: context.versions(conductor),
+            context.trusted,
+            partial(_warn, context),
+        )
 
         async def change() -> Response:
-            return await _change(context, wanted, getattr(asked, "force", None), caller)
+            await _change(context, checked, "version", getattr(asked, "force", None), caller)
+            known = versions_in_force(await store.changes())
+            return as_json(_in_force(conductor, known.get(conductor, VersionsInForce())))
 
         return await idempotency.reply(request, caller, given, change)
 
 
-async def _change(context: AdminContext, wanted: versions.Wanted, forced: str | None, caller: Caller) -> Response:
-    """Make a change of the version that conducts. Raises `Conflict` if it is not possible."""
-    store, conductor = context.gateway.store, wanted.conductor
+def _tier_change(router: APIRouter, context: AdminContext, keys: Keys, idempotency: Idempotency, verb: Verb) -> None:
+    kind = verb.kind
+    model = TIER_BODIES.get(kind, NoFields)
+
+    @router.post(
+        f"/tiers/{{tier}}/{verb.name}",
+        operation_id=f"{verb.name}_tier",
+        summary=verb.words,
+        response_model=replies.TierService,
+        responses=operations.replies(*operations.WRITING),
+        openapi_extra=operations.body(model.__name__, required=model is not NoFields),
+    )
+    async def change_tier(
+        request: Request,
+        tier: TierName,
+        caller: Annotated[Caller, keys.needs("conductors:write")],
+        given: Annotated[dict[str, object], json_body(context.gateway.bounds, optional=model is NoFields)],
+    ) -> Any:
+        """Gateways follow within two seconds; callers go on naming the tier. The same rules hold as for `baton tier`.
+        With an `Idempotency-Key` the same request changes it once."""
+        asked, store, catalog = read(model, given), context.gateway.store, context.gateway.catalog()
+        _known_tier(catalog, tier)
+        subject = subject_named(catalog, asked.subject) if isinstance(asked, SubjectRequest) else ""
+        wanted = versions.Wanted(f"{TIER}{tier}", kind, subject, getattr(asked, "share", 0.0))
+        checked = partial(versions.checked_service, store, catalog, wanted)
+
+        async def change() -> Response:
+            await _change(context, checked, "tier", getattr(asked, "force", None), caller)
+            return as_json(_serving(catalog, tier, versions_in_force(await store.changes())))
+
+        return await idempotency.reply(request, caller, given, change)
+
+
+async def _change(
+    context: AdminContext,
+    check: Callable[[], Awaitable[versions.Wanted]],
+    what: str,
+    forced: str | None,
+    caller: Caller,
+) -> None:
+    """Make the change that `check` finds possible. Raises `Conflict` if it is not."""
     try:
-        checked = await versions.checked_change(
-            store, wanted, lambda: context.versions(conductor), context.trusted, partial(_warn, context)
-        )
+        checked = await check()
         note = await _evidence(context, checked, forced)
     except ConfigInvalid as error:
-        raise Conflict(f"The version cannot be changed: {'; '.join(error.faults)}.", code="change_refused") from None
-    await versions.make_change(store, checked, name=context.gateway.name("change"), by=caller.actor, note=note)
-    known = versions_in_force(await store.changes())
-    return as_json(_in_force(conductor, known.get(conductor, VersionsInForce())))
+        raise Conflict(f"The {what} cannot be changed: {'; '.join(error.faults)}.", code="change_refused") from None
+    gateway = context.gateway
+    await versions.make_change(gateway.store, checked, name=gateway.name("change"), by=caller.actor, note=note)
 
 
 def _warn(context: AdminContext, objection: str) -> None:
@@ -181,6 +293,13 @@ async def _evidence(context: AdminContext, wanted: versions.Wanted, forced: str 
     if not watch.held(found) and not forced:
         raise ConfigInvalid(watch.refusals(found))
     return watch.note(found, forced=forced)
+
+
+def _serving(catalog: Catalog, tier: str, known: Mapping[str, VersionsInForce]) -> dict[str, Any]:
+    now = known.get(f"{TIER}{tier}", VersionsInForce())
+    shown = {name: value for name, value in asdict(now).items() if name != "loaded"}
+    missing = versions.missing_subjects(catalog, {f"{TIER}{tier}": now})
+    return {"object": "tier", "name": tier, **shown, "missing": missing}
 
 
 def _in_force(name: str, now: VersionsInForce) -> dict[str, Any]:

@@ -288,6 +288,31 @@ class PromotionEvidence(Reply):
     tiers: list[TierEvidence]
 
 
+class TierService(Reply):
+    """What serves a tier. The empty subject is the tier's own definition."""
+
+    object: Literal["tier"]
+    name: str
+    live: str
+    """Such as `tier baton-next` or `worker old-gpt`."""
+    canary: str
+    share: float
+    """The share of the runs that the canary serves."""
+    before: list[str]
+    """What served it before, the latest last."""
+    missing: list[str]
+    """What of it the pool file does not have, with the reason: the tier's own definition serves instead."""
+
+
+class TierServiceEvidence(Reply):
+    """The evidence for the promotion of a subject. Without tiers no condition is stated."""
+
+    object: Literal["tier.evidence"]
+    name: str
+    subject: str
+    tiers: list[TierEvidence]
+
+
 class LoginGrant(Reply):
     """A rule by which people have a role: who has the value in the claim."""
 
@@ -306,6 +331,12 @@ class Logins(Reply):
     """False if no provider is configured: then only keys are accepted."""
     session_seconds: float
     grants: list[LoginGrant]
+
+
+class TierServiceList(Listed):
+    """The tiers of the pool file."""
+
+    data: list[TierService]
 
 
 class ConductorList(Listed):

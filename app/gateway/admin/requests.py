@@ -135,6 +135,27 @@ class CanaryRequest(VersionRequest):
     share: Annotated[float, Field(gt=0, lt=1)]
 
 
+class SubjectRequest(WireModel):
+    """What is to serve a tier."""
+
+    subject: Annotated[str, StringConstraints(min_length=1, max_length=256)]
+    """Another tier (`tier NAME`), or a worker that answers alone (`worker NAME`); a name alone is that of a tier, or
+    else of a worker."""
+
+
+class TierPromotionRequest(SubjectRequest):
+    """What is to serve all runs of a tier."""
+
+    force: Annotated[str, StringConstraints(min_length=1, max_length=500)] | None = None
+    """The reason why it is promoted although conditions of the tier's `promotion` do not hold; it is recorded."""
+
+
+class TierCanaryRequest(SubjectRequest):
+    """What is to serve a share of a tier's runs."""
+
+    share: Annotated[float, Field(gt=0, lt=1)]
+
+
 class KeyFilters(Parameters):
     """The filters of a list of keys."""
 
@@ -214,6 +235,13 @@ class EvidenceFilters(Parameters):
     """A version that is loaded."""
 
 
+class SubjectFilters(Parameters):
+    """The subject that a promotion is considered for."""
+
+    subject: Text
+    """Another tier, or a worker."""
+
+
 class SpendFilters(Parameters):
     """The window of a report on spending, and what it is grouped by."""
 
@@ -240,6 +268,8 @@ BODIES: Final = (
     TrialRequest,
     PromotionRequest,
     CanaryRequest,
+    TierPromotionRequest,
+    TierCanaryRequest,
 )
 SCHEMAS: Final[operations.Schemas] = {
     **{model.__name__: partial(operations.request_schema, model, model.__name__) for model in BODIES},
