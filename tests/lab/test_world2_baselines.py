@@ -2,6 +2,7 @@
 
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,8 +17,9 @@ from app.lab.world2.baselines import (
     clairvoyant,
     domain_plans,
     fixed_plans,
+    told_domain,
 )
-from app.lab.world2.evolution import EvolvedRules
+from app.lab.world2.evolution import FIRST, RETAINED, SHORT, EvolvedPrompt, evolved, read, reflected, written
 from app.lab.world2.product_selector import ProductSelector
 from app.lab.world2.standings import RESAMPLES, Figures, Found, Sizes, keep, kept, mark, report, resampled
 from app.lab.world2.workers import pool
@@ -53,9 +55,13 @@ def test_nothing_is_above_the_optimum_and_the_best_fixed_plan_is_the_best_consta
         assert best <= clairvoyant(setting, tasks).mean() + 1e-6
 
 
-def test_regular_expressions_and_a_plan_for_each_domain_do_not_solve_the_world(settings: list[Setting]) -> None:
-    """In world 1 three regular expressions and one plan for each domain closed 92 % of what a conductor closes."""
-    fresh = composed.tasks("fresh", "small", TESTED)
+@pytest.mark.parametrize("split", ["fresh", "families"])
+def test_regular_expressions_and_a_plan_for_each_domain_do_not_solve_the_world(
+    settings: list[Setting], split: composed.Split
+) -> None:
+    """In world 1 three regular expressions and one plan for each domain closed 92 % of what a conductor closes, and on
+    families that neither had met 93 %."""
+    fresh = composed.tasks(split, "small", TESTED)
     ways = closed = 0.0
     for setting in settings:
         low = reached(setting, fixed_plans()[-1].choose(setting, fresh), fresh)
@@ -63,6 +69,14 @@ def test_regular_expressions_and_a_plan_for_each_domain_do_not_solve_the_world(s
         closed += reached(setting, domain_plans(0)[0].choose(setting, fresh), fresh) - low
     assert ways > 0.03
     assert closed < 0.7 * ways
+
+
+def test_adapting_to_a_task_is_worth_more_than_knowing_its_domain(settings: list[Setting]) -> None:
+    """In world 1 everything beyond the domain was worth 0.012."""
+    fresh = composed.tasks("fresh", "small", TESTED)
+    for setting in settings:
+        best = reached(setting, Optimum().choose(setting, fresh), fresh)
+        assert best - reached(setting, told_domain().choose(setting, fresh), fresh) > 0.012
 
 
 def test_classifiers_see_domains_in_texts_that_they_have_not_read() -> None:
@@ -77,11 +91,37 @@ def test_classifiers_see_domains_in_texts_that_they_have_not_read() -> None:
 def test_what_learns_from_verdicts_is_the_same_for_the_same_seed(settings: list[Setting]) -> None:
     fresh = composed.tasks("fresh", "small", 5)
     for make in (
-        lambda: EvolvedRules(settings, 0, 200),
+        lambda: EvolvedPrompt(settings, 0, 600),
         lambda: ProductSelector(0, 30),
         lambda: ByCluster(0),
     ):
         assert make().choose(settings[0], fresh).tolist() == make().choose(settings[0], fresh).tolist()
+
+
+def test_a_prompt_is_evolved_within_its_executions(settings: list[Setting], monkeypatch: pytest.MonkeyPatch) -> None:
+    executed, really = [], Setting.sampled
+
+    def counted(*asked: Any) -> float:
+        executed.append(asked)
+        return really(*asked)
+
+    monkeypatch.setattr(Setting, "sampled", counted)
+    assert evolved(settings, 1, 2_000) != (FIRST,)
+    assert 1_600 < len(executed) <= 2_000
+
+
+def test_reflection_learns_from_what_went_wrong_and_mends_what_the_feedback_names() -> None:
+    well = {"task": "add two numbers", "rule": 0, "score": 0.9, "feedback": ""}
+    wrong = {"task": "add two days", "rule": 0, "score": 0.0, "feedback": f"{RETAINED} {SHORT}"}
+    cues, cued, discreet, long = ["add", "days", "numbers"], set(), 0, 0
+    for seed in range(60):
+        rules = reflected((FIRST,), [well, wrong], cues, Random(seed))
+        assert read(written(rules)) == rules
+        cued |= {rule.cue for rule in rules}
+        discreet += any(rule.first.discreet and rule.others.discreet for rule in rules)
+        long += any(rule.first.long and rule.others.long for rule in rules)
+    assert cued == {"", "days"}, "a cue is a word of the task that went wrong, and of none that went well"
+    assert min(discreet, long) > 5
 
 
 def test_an_interval_over_pools_and_tasks_is_wider_than_one_over_tasks_alone() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from app.lab.world2 import ceiling, selector_log
 from app.lab.world2.baselines import Policy, Setting
 from app.lab.world2.bounds import OptimumAsRead, OptimumByCards, unread
+from app.lab.world2.evolution import EvolvedPrompt, evolved_name
 from app.lab.world2.learning import BUDGETS, READ_TASKS, learned, learned_name
 from app.lab.world2.model_free import model_free
 from app.lab.world2.model_free import names as model_free_names
@@ -66,7 +67,10 @@ def _compare(asked: argparse.Namespace) -> int:
     What a kept seed has already is not run again.
     """
     sizes = Sizes(asked.pools, asked.training, asked.training // 2, asked.tested)
-    quick, rest = [baselines(), *_learner(asked.learn)], [*_bounds(asked.learn), taught(sizes), *_free(asked.learn)]
+    quick, rest = (
+        [baselines(), *_learner(asked.learn)],
+        [*_bounds(asked.learn), taught(sizes), *_free(asked.learn), *_evolved(asked.learn)],
+    )
     found: dict[int, Found] = {}
     if asked.keep:
         asked.keep.mkdir(parents=True, exist_ok=True)
@@ -99,6 +103,18 @@ def _free(most: int) -> list[Group]:
     if most < BUDGETS[0]:
         return []
     return [Group(tuple(model_free_names(most)), lambda seen, seed: model_free(seen, seed, most))]
+
+
+def _evolved(most: int) -> list[Group]:
+    """Return prompts that are evolved with up to so many verdicts."""
+    budgets = [budget for budget in BUDGETS if budget <= most]
+
+    def make(seen: Sequence[Setting], seed: int) -> Sequence[Policy]:
+        return [EvolvedPrompt(seen, seed, budget) for budget in budgets]
+
+    if not budgets:
+        return []
+    return [Group(tuple([evolved_name(budget) for budget in budgets]), make)]
 
 
 def _bounds(most: int) -> list[Group]:

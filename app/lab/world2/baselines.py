@@ -14,7 +14,7 @@ plan by domain (...) ........ one plan for each domain, as a classifier of texts
 plan by true domain ......... the same, told the true domain of most parts
 nearest outcomes ............ the plan that was best over the most similar training tasks, all of whose rewards it knows
 product's selector .......... the code of `kind = "selector"`, after verdicts of an erring judge
-evolved rules ............... rules of a prompt, mutated and selected (`evolution.py`)
+evolved prompt .............. the rules of a conductor's prompt, evolved by GEPA from verdicts (`evolution.py`)
 searched optimum ............ the best plan for each kind of task: families, document and confidence are known to it
 clairvoyant ................. the same, told the hidden trait too: nothing that reads a text can reach it
 """

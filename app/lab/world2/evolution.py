@@ -1,34 +1,66 @@
-"""Rules of a conductor's prompt, evolved: mutation and selection in the manner of GEPA, without a language model.
+"""The prompt of a conductor, evolved by GEPA (arXiv 2507.19457; the package `gepa`) from verdicts on executed plans.
 
-GEPA (arXiv 2507.19457) has a language model reflect on traces and rewrite a prompt. None is at hand here: this is
-a random mutation search over the rules that such a prompt could state. A rule says: if the text has these words, use
-this shape, and choose each worker by what cards say (pass rates in a domain or in all, shrunken by their sample sizes,
-less an aversion to price, and with or without workers who retain data or whose context is short). The first rule that
-fits decides. Like GEPA it keeps every candidate that is best on some task (a Pareto front), draws parents from the
-front, and takes a mutant in if it beats its parent on a small batch. Each execution has one verdict.
+The prompt is a list of rules in words, and the conductor follows the first one that fits: if the task has these words,
+use this shape, and choose each worker by what cards say (pass rates in a domain or in all, shrunken by their sample
+sizes, less an aversion to price, and with or without workers who retain data or whose context is short). There is no
+language model here, so two parts are no models: who follows the prompt is a program that reads such sentences and no
+others, and who reflects on a small batch of traces is a handful of templates (`reflected`). All else is GEPA's own: the
+batches, the acceptance of a new prompt that does better on its batch, the front of prompts that are best on some task
+of the validation set, and the choice of parents from that front. Each execution has one verdict.
 """
 
-from collections.abc import Sequence
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from functools import cache
 from random import Random
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
+from gepa.api import optimize
+from gepa.core.adapter import EvaluationBatch, GEPAAdapter
+from gepa.core.result import GEPAResult
+from gepa.core.state import GEPAState
 
 from app.lab.world2.baselines import Chosen, Setting
 from app.lab.world2.constants import DOCUMENT_TOKENS, DOMAINS
+from app.lab.world2.rules import size_of
 from app.lab.world2.shapes import Plan, catalogue
 from app.lab.world2.tasks import Task
 from app.lab.world2.texts import words
 from app.lab.world2.workers import Worker
 
-MOST_RULES = 6
-BATCH = 12
-FRONT = 48
-"""Tasks whose best candidates are kept."""
+Posed: TypeAlias = tuple[Setting, Task]
+Trace: TypeAlias = Mapping[str, Any]
+"""Of one execution: the task, the rule that decided, the score, and what else can be said."""
+MOST_RULES = 12
+BATCH = 48
+VALIDATION = 120
+"""Pairs of pool and task on which every prompt that is taken in is executed once."""
 AVERSIONS = (0.0, 0.02, 0.05, 0.1, 0.2)
 """Pass rate that is given up for each halving of the price."""
 SHRINK = 10.0
 """Questions of average result that a card's pass rate counts in addition."""
+WELL, NEW, DROPPED = 0.3, 0.4, 0.2
+"""Of reflections: the share from a task that went well although another did not, of new rules, and of rules dropped."""
+RETAINED, SHORT = (
+    "A worker who retains data read a confidential task.",
+    "A worker's context was too short for the task.",
+)
+JUDGED, FINALISTS = 0.25, 8
+"""The share of executions that is kept for the end, when the best prompts by validation are judged once more: the best
+one of many by one verdict a task is mostly a lucky one."""
+PROMPT = "rules"
+"""The one part of the prompt that evolves."""
+RULE = re.compile(
+    r'(?:If the task says "(?P<cue>[^"]*)"|Else), use the shape "(?P<shape>[^"]*)"\.'
+    r" Begin with (?P<first>[^.]*)\. Leave the rest to (?P<others>[^.]*)\."
+)
+CHOICE = re.compile(
+    r"the worker who is best in (?P<domain>\w+), at (?P<aversion>\d+) of 100 answers for each halving of the price"
+    r"(?P<discreet>, who retains nothing)?(?P<long>, who can read long documents)?"
+)
+ANY = "all"
 
 
 class Choice(NamedTuple):
@@ -41,48 +73,207 @@ class Choice(NamedTuple):
     long: bool
     """Avoid workers whose context is shorter than a long document."""
 
+    def words(self) -> str:
+        """Return the sentence's part that states it."""
+        domain = ANY if self.domain is None else DOMAINS[self.domain]
+        said = f"the worker who is best in {domain}, at {round(100 * self.aversion)} of 100 answers for each halving"
+        said += " of the price"
+        if self.discreet:
+            said += ", who retains nothing"
+        if self.long:
+            said += ", who can read long documents"
+        return said
+
 
 class Rule(NamedTuple):
-    """A rule: words that the text must have, a shape, and the choice of who begins and of all others."""
+    """A rule: a word or two that the text must have (none: it fits always), a shape, and the choice of who begins and
+    of all others."""
 
-    cues: tuple[str, ...]
+    cue: str
     shape: str
     first: Choice
     others: Choice
 
+    def words(self) -> str:
+        """Return the rule as two or three sentences."""
+        begin = f'If the task says "{self.cue}"' if self.cue else "Else"
+        return (
+            f'{begin}, use the shape "{self.shape}". Begin with {self.first.words()}. '
+            f"Leave the rest to {self.others.words()}."
+        )
+
 
 Rules = tuple[Rule, ...]
+BEST = Choice(domain=None, aversion=0.0, discreet=False, long=False)
+FIRST = Rule("", "reason", BEST, BEST)
+"""The prompt that evolution begins with: the best worker alone."""
 
 
-class EvolvedRules:
-    """The rules that were evolved over the pools of training; they choose by cards, so over any pool."""
-
-    name = "evolved rules"
+class EvolvedPrompt:
+    """The prompt that was evolved over the pools of training; it chooses by cards, so over any pool."""
 
     def __init__(self, settings: Sequence[Setting], seed: int, executions: int) -> None:
-        self.rules = evolved(settings, Random(f"evolution|{seed}"), executions)
+        self.name = evolved_name(executions)
+        self.rules = evolved(settings, seed, executions)
 
     def choose(self, setting: Setting, tasks: Sequence[Task]) -> Chosen:
         """Return the plan of the first rule that fits each task."""
         places = {plan: place for place, plan in enumerate(setting.plans)}
-        return np.array([places[decided(self.rules, setting.pool, task)] for task in tasks])
+        return np.array([places[decided(self.rules, setting.pool, task)[1]] for task in tasks])
 
 
-def decided(rules: Rules, pool: Sequence[Worker], task: Task) -> Plan:
-    """Return the plan of the first rule that fits; the last rule fits always."""
+def evolved_name(executions: int) -> str:
+    """Return the name of the row."""
+    return f"evolved prompt (GEPA), {executions:,} verdicts"
+
+
+def evolved(settings: Sequence[Setting], seed: int, executions: int) -> Rules:
+    """Evolve a prompt with at most so many executions, and return the rules of the one that did best on validation."""
+    random = Random(f"evolution|{seed}")
+    posed = [(setting, task) for setting in settings for task in settings[0].training]
+    held_out = [(setting, task) for setting in settings for task in settings[0].validation]
+    last = int(JUDGED * executions)
+    most = executions - last - 2 * BATCH - VALIDATION
+
+    def spent(gepa_state: GEPAState[Any, Any]) -> bool:
+        return gepa_state.total_num_evals > most
+
+    conducted = Conducted(settings[0].training, random)
+    found: GEPAResult[Plan, int] = optimize(
+        seed_candidate={PROMPT: written((FIRST,))},
+        trainset=posed,
+        valset=random.sample(held_out, min(VALIDATION, len(held_out))),
+        adapter=conducted,
+        custom_candidate_proposer=conducted.reflect,
+        reflection_minibatch_size=BATCH,
+        stop_callbacks=spent,
+        logger=_Silent(),
+        track_best_outputs=False,
+        seed=seed,
+    )
+    order = sorted(range(len(found.candidates)), key=lambda place: -found.val_aggregate_scores[place])[:FINALISTS]
+    exam = random.choices(held_out, k=last // len(order))
+    marks = [sum(conducted.evaluate(exam, found.candidates[place]).scores) for place in order]
+    return read(found.candidates[order[marks.index(max(marks))]][PROMPT])
+
+
+class Conducted(GEPAAdapter[Posed, Trace, Plan]):
+    """What GEPA asks for: executions of a prompt's plans, their traces, and a new prompt after reflection on these."""
+
+    def __init__(self, tasks: Sequence[Task], random: Random) -> None:
+        self._cues, self._random = _cues(tasks), random
+
+    def evaluate(
+        self, batch: list[Posed], candidate: dict[str, str], capture_traces: bool = False
+    ) -> EvaluationBatch[Trace, Plan]:
+        """Execute one plan for each task. The score is what a right answer is worth there, if the judge passes it."""
+        rules = read(candidate[PROMPT])
+        traces: list[Trace] = []
+        plans = []
+        for setting, task in batch:
+            place, plan = decided(rules, setting.pool, task)
+            score = setting.sampled(plan, task, self._random)
+            said = _feedback(setting, task, plan)
+            traces.append({"task": task.text, "rule": place, "score": score, "feedback": said})
+            plans.append(plan)
+        return EvaluationBatch(plans, [trace["score"] for trace in traces], traces if capture_traces else None)
+
+    def make_reflective_dataset(
+        self, candidate: dict[str, str], eval_batch: EvaluationBatch[Trace, Plan], components_to_update: list[str]
+    ) -> Mapping[str, Sequence[Trace]]:
+        """Return the traces as they are."""
+        return dict.fromkeys(components_to_update, eval_batch.trajectories or [])
+
+    def reflect(
+        self,
+        candidate: dict[str, str],
+        reflective_dataset: Mapping[str, Sequence[Trace]],
+        components_to_update: list[str],
+    ) -> dict[str, str]:
+        """Return the prompt after one reflection."""
+        rules = reflected(read(candidate[PROMPT]), reflective_dataset[PROMPT], self._cues, self._random)
+        return {PROMPT: written(rules)}
+
+
+def _feedback(setting: Setting, task: Task, plan: Plan) -> str:
+    """Return what can be said of a plan for a task beyond its verdict, of those who were shown the task itself."""
+    said = []
+    for step, place in zip(catalogue()[plan.shape], plan.workers, strict=True):
+        card = setting.pool[place].card
+        if step.user and card.retains and task.confidential:
+            said.append(RETAINED)
+        if step.user and card.context < size_of(task).tokens:
+            said.append(SHORT)
+    return " ".join(dict.fromkeys(said))
+
+
+def reflected(rules: Rules, traces: Sequence[Trace], cues: Sequence[str], random: Random) -> Rules:
+    """Return the rules with one lesson from a batch: mostly from a task that went wrong, else from one that went well.
+
+    What the feedback names is mended first: a reader who retains data, or whose context is too short. After a wrong
+    answer else, the plan is made another one: by the rule that decided, or by a new rule before it, for words that this
+    task has and none that went well. After a right answer it is asked whether the same can be had for less.
+    """
+    went_well = [trace for trace in traces if trace["score"] > 0]
+    went_wrong = [trace for trace in traces if trace["score"] <= 0]
+    cheaper = not went_wrong or (bool(went_well) and random.random() < WELL)
+    case = random.choice(went_well if cheaper else went_wrong)
+    place = int(case["rule"])
+    rule = rules[place]
+    if cheaper:
+        return _with(rules, place, _cheaper(rule, random))
+    lesson = _mended(rule, case["feedback"], random) or _changed(rule, random)
+    elsewhere = set[str]().union(*[words(trace["task"]) for trace in went_well])
+    own = sorted((words(case["task"]) - elsewhere).intersection(cues))
+    if own and len(rules) < MOST_RULES and random.random() < NEW:
+        return (*rules[:place], lesson._replace(cue=random.choice(own)), *rules[place:])
+    if rule.cue and random.random() < DROPPED:
+        return (*rules[:place], *rules[place + 1 :])
+    return _with(rules, place, lesson)
+
+
+def _mended(rule: Rule, feedback: str, random: Random) -> Rule | None:
+    """Return the rule without what the feedback names; None where it names nothing that can be mended so."""
+    named = []
+    if RETAINED in feedback and not (rule.first.discreet and rule.others.discreet):
+        named.append(
+            rule._replace(first=rule.first._replace(discreet=True), others=rule.others._replace(discreet=True))
+        )
+    if SHORT in feedback and not (rule.first.long and rule.others.long):
+        named.append(rule._replace(first=rule.first._replace(long=True), others=rule.others._replace(long=True)))
+    if not named or random.random() < 0.5:
+        return None
+    return random.choice(named)
+
+
+def written(rules: Rules) -> str:
+    """Return the prompt that states these rules."""
+    return "\n".join(rule.words() for rule in rules)
+
+
+def read(prompt: str) -> Rules:
+    """Return the rules that a prompt states, as the conductor understands them."""
+    found = []
+    for said in RULE.finditer(prompt):
+        found.append(Rule(said["cue"] or "", said["shape"], _choice(said["first"]), _choice(said["others"])))
+    return tuple(found)
+
+
+def decided(rules: Rules, pool: Sequence[Worker], task: Task) -> tuple[int, Plan]:
+    """Return the place and the plan of the first rule that fits; the last rule fits always."""
     text = words(task.text)
-    rule = next((rule for rule in rules[:-1] if text.issuperset(rule.cues)), rules[-1])
-    return manned(rule, pool)
+    place = next((place for place, rule in enumerate(rules[:-1]) if rule.cue in text), len(rules) - 1)
+    return place, manned(rules[place], pool)
 
 
 def manned(rule: Rule, pool: Sequence[Worker]) -> Plan:
     """Return the rule's shape with workers chosen by their cards."""
     steps = catalogue()[rule.shape]
-    first, others = _ranked(rule.first, pool)[0], _ranked(rule.others, pool)[0]
+    first, others = _best(rule.first, pool), _best(rule.others, pool)
     return Plan(rule.shape, tuple(others if place else first for place in range(len(steps))))
 
 
-def _ranked(choice: Choice, pool: Sequence[Worker]) -> list[int]:
+def _best(choice: Choice, pool: Sequence[Worker]) -> int:
     cheapest = min(worker.price for worker in pool)
     marks = []
     for place, worker in enumerate(pool):
@@ -93,70 +284,63 @@ def _ranked(choice: Choice, pool: Sequence[Worker]) -> list[int]:
         mark -= 1.0 if choice.discreet and card.retains else 0.0
         mark -= 1.0 if choice.long and card.context < DOCUMENT_TOKENS[-1] else 0.0
         marks.append((-mark, place))
-    return [place for _, place in sorted(marks)]
+    return min(marks)[1]
 
 
-def evolved(settings: Sequence[Setting], random: Random, executions: int) -> Rules:
-    """Evolve rules with so many executions, and return those with the best mean over the front's tasks."""
-    tasks = settings[0].training
-    cues = _cues(tasks)
-    exam = [(random.choice(settings), random.choice(tasks)) for _ in range(FRONT)]
-    root: Rules = (Rule((), "solve", _any_choice(random), _any_choice(random)),)
-    candidates = [root]
-    marks = [_marks(root, exam, random)]
-    left = executions - FRONT
-    while left >= 2 * BATCH:
-        best = np.array(marks).argmax(axis=0)
-        parent = candidates[int(random.choice(best.tolist()))]
-        child = mutated(parent, cues, random)
-        batch = [(random.choice(settings), random.choice(tasks)) for _ in range(BATCH)]
-        left -= 2 * BATCH
-        if sum(_marks(child, batch, random)) > sum(_marks(parent, batch, random)) and left >= FRONT:
-            candidates.append(child)
-            marks.append(_marks(child, exam, random))
-            left -= FRONT
-    return candidates[int(np.array(marks).mean(axis=1).argmax())]
+def _with(rules: Rules, place: int, rule: Rule) -> Rules:
+    return (*rules[:place], rule, *rules[place + 1 :])
 
 
-def _marks(rules: Rules, batch: Sequence[tuple[Setting, Task]], random: Random) -> list[float]:
-    """One verdict for each task of a batch, times what a right answer is worth there."""
-    found = []
-    for setting, task in batch:
-        plan = decided(rules, setting.pool, task)
-        found.append(setting.sampled(plan, task, random))
-    return found
-
-
-def mutated(rules: Rules, cues: Sequence[str], random: Random) -> Rules:
-    """Return the rules with one change: a rule more, one less, or a part of one changed."""
-    found = list(rules)
-    what = random.random()
-    if what < 0.3 and len(found) < MOST_RULES:
-        shape = random.choice(sorted(catalogue()))
-        rule = Rule((random.choice(cues),), shape, _any_choice(random), _any_choice(random))
-        found.insert(random.randrange(len(found)), rule)
-    elif what < 0.4 and len(found) > 1:
-        del found[random.randrange(len(found) - 1)]
-    else:
-        place = random.randrange(len(found))
-        found[place] = _changed(found[place], cues, random, last=place == len(found) - 1)
-    return tuple(found)
-
-
-def _changed(rule: Rule, cues: Sequence[str], random: Random, *, last: bool) -> Rule:
-    part = random.choice(("shape", "first", "others") if last else ("shape", "first", "others", "cues"))
+def _changed(rule: Rule, random: Random) -> Rule:
+    part = random.choice(("shape", "shape", "first", "others"))
     if part == "shape":
-        return rule._replace(shape=random.choice(sorted(catalogue())))
-    if part == "cues":
-        return rule._replace(cues=(random.choice(cues),))
+        return rule._replace(shape=random.choice(_near(rule.shape)))
     if part == "first":
         return rule._replace(first=_any_choice(random))
     return rule._replace(others=_any_choice(random))
 
 
+@cache
+def _near(shape: str) -> Sequence[str]:
+    """Return the shapes that differ from this one by at most two steps more or fewer, or by thinking or not."""
+    own, found = _roles(shape), []
+    for name in sorted(catalogue()):
+        other = _roles(name)
+        if name != shape and sum(((own - other) + (other - own)).values()) <= 2:
+            found.append(name)
+    return found
+
+
+def _roles(shape: str) -> Counter[str]:
+    return Counter(shape.replace("+", " ").split())
+
+
+def _cheaper(rule: Rule, random: Random) -> Rule:
+    steps = len(catalogue()[rule.shape])
+    shorter = [name for name, shape in sorted(catalogue().items()) if len(shape) < steps]
+    if shorter and random.random() < 0.5:
+        return rule._replace(shape=random.choice(shorter))
+    if random.random() < 0.5:
+        return rule._replace(first=_thriftier(rule.first))
+    return rule._replace(others=_thriftier(rule.others))
+
+
+def _thriftier(choice: Choice) -> Choice:
+    more = [aversion for aversion in AVERSIONS if aversion > choice.aversion]
+    return choice._replace(aversion=min(more, default=choice.aversion))
+
+
 def _any_choice(random: Random) -> Choice:
     domain = random.choice((None, *range(len(DOMAINS))))
     return Choice(domain, random.choice(AVERSIONS), random.random() < 0.5, random.random() < 0.5)
+
+
+def _choice(said: str) -> Choice:
+    found = CHOICE.fullmatch(said)
+    if not found:
+        raise ValueError(f"no choice of a worker: {said}")
+    domain = None if found["domain"] == ANY else DOMAINS.index(found["domain"])
+    return Choice(domain, int(found["aversion"]) / 100, bool(found["discreet"]), bool(found["long"]))
 
 
 def _cues(tasks: Sequence[Task]) -> list[str]:
@@ -166,3 +350,10 @@ def _cues(tasks: Sequence[Task]) -> list[str]:
         for word in words(task.text):
             counts[word] = counts.get(word, 0) + 1
     return sorted(word for word, count in counts.items() if 0.03 * len(tasks) < count < 0.6 * len(tasks))
+
+
+class _Silent:
+    """GEPA's log, of which nothing is kept."""
+
+    def log(self, message: str) -> None:
+        """Drop the line."""

@@ -28,7 +28,6 @@ from app.lab.world2.baselines import (
     fixed_plans,
     told_domain,
 )
-from app.lab.world2.evolution import EvolvedRules
 from app.lab.world2.product_selector import ProductSelector
 from app.lab.world2.rules import size_of
 from app.lab.world2.tasks import Task
@@ -55,8 +54,6 @@ class Sizes:
     tested: int = 50
     ratings: int = 1_000
     """Verdicts that the product's selector gets over each pool."""
-    executions: int = 16_000
-    """Executions of plans that evolved rules get."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,12 +105,12 @@ def baselines() -> Group:
 
 
 def taught(sizes: Sizes) -> Group:
-    """Return the baselines that are taught by verdicts."""
+    """Return the baseline that is taught by verdicts over the very pool that it serves."""
 
     def make(seen: Sequence[Setting], seed: int) -> Sequence[Policy]:
-        return [ProductSelector(seed, sizes.ratings), EvolvedRules(seen, seed, sizes.executions)]
+        return [ProductSelector(seed, sizes.ratings)]
 
-    return Group((ProductSelector.name, EvolvedRules.name), make)
+    return Group((ProductSelector.name,), make)
 
 
 def run(seed: int, sizes: Sizes, groups: Sequence[Group], found: Found | None = None) -> Found:
