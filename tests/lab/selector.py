@@ -1,6 +1,6 @@
 """The selector's proof: it learns from ratings over HTTP, from nothing, in the standard rehearsal world.
 
-    python -m tests.lab.selector [--runs 4000] [--seeds 0 1 2] [--held-out 800] [--pure]
+    python -m tests.lab.selector [--runs 4000] [--seeds 0 1 2] [--held-out 800] [--pure | --judge]
 
 A service of its own (`baton serve`, SQLite, `tests/lab/selector.toml`) is asked fresh tasks over
 `POST /v1/chat/completions`; every run is rated over `POST /v1/runs/{id}/feedback` with 0 for a wrong answer and else 1
@@ -8,7 +8,7 @@ less what the wait was worth. The answers come from simulated workers, their bil
 selector is asked held-out tasks with `explore = false`, and nobody rates them: what the chosen arm is worth is the
 world's exact expectation, so that the figure has no noise but the choice of tasks. Printed is how much of the way from
 the best single worker to the searched optimum (the best of all plans of at most four steps for each class of tasks) it
-has come.
+has come. `--judge` also prints what `baton offpolicy` makes of the journal: which policies those runs suffice to judge.
 """
 
 import argparse
@@ -28,7 +28,7 @@ from app.lab.outcome import bill
 from app.lab.workers import final
 from app.lab.world import standard_pool
 from app.providers.rehearsal.task_families import Problem
-from tests.harness.processes import KEY, Process, environment
+from tests.harness.processes import KEY, Process, command, environment
 from tests.lab import bandit
 
 POOL = Path(__file__).with_name("selector.toml")
@@ -131,16 +131,21 @@ def pure(runs: int, seed: int, held_out: int) -> float:
     return reached
 
 
-def served(runs: int, seed: int, held_out: int) -> float:
+def served(runs: int, seed: int, held_out: int, *, judge: bool = False) -> float:
     """Start a service, let it learn, and stop it."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        service = Process("serve", folder, environment(folder, BATON_POOL=str(POOL), BATON_BOOTSTRAP_KEY=KEY))
+        environ = environment(folder, BATON_POOL=str(POOL), BATON_BOOTSTRAP_KEY=KEY)
+        service = Process("serve", folder, environ)
         service.start()
         try:
-            return asyncio.run(learn(service.url, runs, seed, held_out))
+            reached = asyncio.run(learn(service.url, runs, seed, held_out))
         finally:
             service.stop()
+        if judge:
+            done = command(folder, environ, "offpolicy", "--tier", "baton-mini")
+            print(done.stdout + done.stderr, flush=True)
+        return reached
 
 
 def main() -> None:
@@ -150,11 +155,15 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--held-out", type=int, default=800)
     parser.add_argument("--pure", action="store_true", help="without a service, in seconds")
+    parser.add_argument("--judge", action="store_true", help="print what `baton offpolicy` makes of the journal")
     asked = parser.parse_args()
     shares = []
     for seed in asked.seeds:
         print(f"seed {seed}", flush=True)
-        shares.append((pure if asked.pure else served)(asked.runs, seed, asked.held_out))
+        if asked.pure:
+            shares.append(pure(asked.runs, seed, asked.held_out))
+        else:
+            shares.append(served(asked.runs, seed, asked.held_out, judge=asked.judge))
     each = ", ".join(f"{one:.1%}" for one in shares)
     print(f"after {asked.runs} rated runs: {each}; mean {sum(shares) / len(shares):.1%}")
 
