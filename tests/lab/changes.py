@@ -5,7 +5,8 @@
 Three figures, each for the selector as it is and with the detection of changes switched off:
 
 swap in the rehearsal world ... after 2,000 ratings two workers exchange their skills. Printed is the share of the lost
-        reward that has come back after so many ratings more.
+        reward that has come back after so many ratings more; also for a selector that is told who has changed, and for
+        one that forgets everything at the swap, which bound what quicker detection could gain.
 swap in recorded outcomes ..... the same where two models exchange their recorded outcomes (reward: the score), as the
         share of the way from the worse to the better model.
 poisoning ..................... the expected reward of a tenant with few ratings, on the way from the best single worker
@@ -87,15 +88,34 @@ def value(posterior: Posterior, exam: Sequence[Problem], pool: Pool) -> float:
     return mean(worth(bandit.named()[name], task.kind, pool) for name, task in zip(best, exam, strict=True))
 
 
-def swap_in_the_world(seeds: range) -> list[list[float]]:
-    """The share of the lost reward that is back at each look, for each seed."""
+def told(posterior: Posterior) -> Posterior:
+    """The posterior of a selector that is told which two workers have changed: it forgets all that it knows of them."""
+    changed = [bandit.workers()[place] for place in (BIRCH, CEDAR)]
+    gone = {f"{one.name}={one.model}" for one in changed}
+    weights = {part: of for part, of in posterior.weights.items() if part.partition(":")[2] not in gone}
+    return replace(posterior, weights=weights, watches={}, usual={})
+
+
+def begun_anew(_posterior: Posterior) -> Posterior:
+    """The posterior of a selector that forgets everything at the swap."""
+    return Posterior()
+
+
+def unaware(posterior: Posterior) -> Posterior:
+    """The posterior of a selector that is told nothing."""
+    return posterior
+
+
+def swap_in_the_world(seeds: range, aware: Callable[[Posterior], Posterior] = unaware) -> list[list[float]]:
+    """The share of the lost reward that is back at each look, for each seed. `aware` is what the swap itself does to
+    the posterior."""
     exam, after = bandit.problems(200, 1_000_003), swapped()
     found = []
     for seed in seeds:
         random, tasks = Random(seed), bandit.problems(BEFORE + max(LOOKS), seed)
         posterior = played(tasks[:BEFORE], standard_pool(), random, Posterior(), 1e9)
         high, low = value(posterior, exam, standard_pool()), value(posterior, exam, after)
-        back, done = [], BEFORE
+        back, done, posterior = [], BEFORE, aware(posterior)
         for look in LOOKS:
             posterior = played(tasks[done : BEFORE + look], after, random, posterior, 1e9 + done)
             done = BEFORE + look
@@ -186,10 +206,13 @@ def main() -> None:
             _print(f"rehearsal world, {name}", swap_in_the_world(seeds))
             if data is not None:
                 _print(f"recorded outcomes, {name}", swap_in_records(data, seeds))
+    with patch.multiple(posteriors, **dict.fromkeys(present, math.inf)):
+        _print("rehearsal world, told who has changed, without detection", swap_in_the_world(seeds, told))
+        _print("rehearsal world, begun anew at the swap, without detection", swap_in_the_world(seeds, begun_anew))
     for seed in seeds:
         shares = poisoning(own=300, foreign=600, seed=seed)
-        told = ", ".join(f"{one:+.2f}" for one in shares)
-        print(f"poisoning, seed {seed}: shares of the gain alone, beside the other tenant, with one posterior: {told}")
+        signed = ", ".join(f"{one:+.2f}" for one in shares)
+        print(f"poisoning, seed {seed}: shares of the gain alone, beside the other tenant, with one for both: {signed}")
 
 
 if __name__ == "__main__":
