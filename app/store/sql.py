@@ -72,7 +72,6 @@ from app.store.rows import (
     texts,
     trials,
 )
-from app.store.rows.runs import RowCache
 from app.store.sqlkit import generation
 from app.store.sqlkit.migrate import migrate, newest, revision
 from app.store.sqlkit.postgres import Postgres
@@ -80,7 +79,7 @@ from app.store.sqlkit.runner import AWAY, Fault, Runner, parse_url
 from app.store.sqlkit.sealing import MasterKey, UnknownKeys
 from app.store.sqlkit.sqlite import Sqlite
 from app.store.sqlkit.statements import Statements
-from app.store.writing.batch import EncodedEntry, encode
+from app.store.writing.batch import EncodedEntry, RowCache, encode
 from app.store.writing.budget_ledger import Signal
 from app.store.writing.group_commit import DatabaseAvailability, GroupCommit
 from app.store.writing.journal_cache import JournalCache
@@ -201,12 +200,12 @@ class SqlStore(Administration):
         return await self.availability.wait_until_healthy(seconds)
 
     async def append(self, entry: Entry) -> Appended:
-        writer = (
-            self.writers[crc32(entry.run.encode()) % len(self.writers)] if len(self.writers) > 1 else self.writers[0]
-        )
+        writer = self.writers[crc32(entry.run.encode()) % len(self.writers)]
         if entry.shared is not None and entry.at < await self._shared_since():
             entry = changed(entry, shared=None)
-        key = await self._tenant_keys.key_for(entry)
+        key = None
+        if entry.contents and self._tenant_keys.encrypts:
+            key = await self._tenant_keys.key_for(entry)
         return await writer.put(encode(entry, key))
 
     async def _shared_since(self) -> float:

@@ -14,11 +14,10 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from app.core.run.events import RunSucceeded
 from app.store.protocol import ContentQuery, Entry, Store
 from app.store.rows import content
-from app.store.rows.runs import RowCache
 from app.store.rows.texts import unused
 from app.store.sql import SqlStore
 from app.store.sqlkit.runner import parse_url
-from app.store.writing.batch import apply_to_cached_rows, commit, conditional_write, encode
+from app.store.writing.batch import RowCache, apply_to_cached_rows, commit, conditional_write, encode
 from tests.conformance.conversations import answer, contents_of, converse, only_tools, turn
 from tests.conformance.entries import Opener, settled
 from tests.conformance.test_store_retention import left_of

@@ -15,11 +15,12 @@ from sqlalchemy import Connection, create_engine, event
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.pool import StaticPool
 
-from app.store.rows.runs import RowCache, clock
+from app.store.rows.runs import clock
 from app.store.sql import SqlStore
 from app.store.sqlkit.runner import Fault, Runner, reason_of
 from app.store.sqlkit.statements import Statements
 from app.store.sqlkit.tables import METADATA
+from app.store.writing.batch import RowCache
 from app.telemetry import PoolUse
 from tests.simulation.loop import EPOCH
 from tests.simulation.seam import Seam

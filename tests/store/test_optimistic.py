@@ -15,8 +15,9 @@ from app.core.run.events import Kind
 from app.errors import LeaseLost, NotFound, RunEnded, StoreUnavailable
 from app.store.protocol import BRIEF, Entry, Held, Lease, Ledger, Move, Outbox
 from app.store.rows.content import address
-from app.store.rows.runs import CachedRows, RowCache
+from app.store.rows.runs import CachedRows
 from app.store.sql import SqlStore, open_store
+from app.store.writing.batch import RowCache
 from tests.conformance.entries import SALT, admitted, moved, note, queued, settled, take
 from tests.harness.raw_facts import Raw
 from tests.harness.waiting import PATIENCE_SECONDS

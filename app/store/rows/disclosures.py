@@ -9,12 +9,12 @@ from typing import Any
 import orjson
 from sqlalchemy import ColumnElement, Connection, bindparam, func, insert, or_, select, tuple_, update
 
-from app.core.run.events import CallFinished, CallIntended, Event, Fact, Kind
+from app.core.run.events import CallFinished, CallIntended, Event, Kind
 from app.core.run.recipients import recipient_kind, seen_steps
 from app.store.protocol import ERASED_TAGS, USER_TAG
 from app.store.protocol.disclosures import Completed, Disclosure, DisclosureQuery, Place, Rebuilt, Saw
 from app.store.rows.transparency_log import queue_runs
-from app.store.sqlkit.statements import Row, Rows, Statements
+from app.store.sqlkit.statements import Row
 from app.store.sqlkit.tables import CATALOGS, DISCLOSURES, EVENTS, RUNS, TAGS
 
 LEDGER = DISCLOSURES.c
@@ -233,29 +233,3 @@ def _snapshots(conn: Connection, events: Sequence[Event]) -> dict[str, bytes]:
     digests = {event.body.get("catalog", "") for event in events if event.kind is Kind.CALL_INTENDED}
     rows = conn.execute(select(CATALOGS.c.digest, CATALOGS.c.body).where(CATALOGS.c.digest.in_(sorted(digests))))
     return {digest: bytes(body) for digest, body in rows}
-
-
-class DisclosureRows:
-    """The rows that a batch of entries adds, and those that it completes.
-
-    The intent of a call gives a row before anything is sent, and the outcome of the call completes that row. A call
-    whose intent was written by a release without the ledger has no row; `baton disclosures rebuild` derives it.
-    """
-
-    def __init__(self) -> None:
-        self._made: dict[tuple[str, str], Row] = {}
-        self._ended: dict[tuple[str, str], Ended] = {}
-
-    def note(self, run: str, tenant: str, key: str, facts: Sequence[Fact], at: float) -> None:
-        """Note those of a run's new events that are the intent or the outcome of a call."""
-        for fact in facts:
-            if isinstance(fact, CallIntended) and fact.planned_by:
-                self._made[run, fact.call] = intended(run, tenant, key, fact, at)
-            elif isinstance(fact, CallFinished):
-                self._ended[run, fact.call] = ended(fact)
-
-    def writes(self, statements: Statements) -> tuple[tuple[Rows, Sequence[Row]], ...]:
-        """The rows to be written. No row is both added and completed: Postgres does both in one statement."""
-        made = [row + self._ended.pop(place, (None, None, None)) for place, row in self._made.items()]
-        completed = [(*outcome, *place) for place, outcome in self._ended.items()]
-        return (statements.new_disclosure, made), (statements.end_disclosure, completed)

@@ -14,6 +14,7 @@ and claims do not: nothing is decided by those), so cached rows may be as old as
 round trip, and the rows are read from the database.
 """
 
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
@@ -24,14 +25,24 @@ from sqlalchemy import Connection, select
 
 from app.core.records import record
 from app.core.run import notices
-from app.core.run.events import TERMINAL, Event, Fact, Kind, RunApproved, RunAwaitingApproval, RunResumed, StepDone
+from app.core.run.events import (
+    TERMINAL,
+    CallFinished,
+    CallIntended,
+    Event,
+    Fact,
+    Kind,
+    RunApproved,
+    RunAwaitingApproval,
+    RunResumed,
+    StepDone,
+)
 from app.core.run.kinds import AFTER_THE_END, ANYBODY, COPIES
 from app.errors import Conflict, LeaseLost, NotFound, RunEnded, RunOverBudget
 from app.store.protocol import MOVED, TAKEN, Appended, Entry, IdempotencyRecord, Lease, Ledger, Move, NewRun, Projection
-from app.store.rows import texts
-from app.store.rows.disclosures import DisclosureRows
+from app.store.rows import disclosures, texts
 from app.store.rows.idempotency import record_row
-from app.store.rows.runs import CachedRows, RowCache
+from app.store.rows.runs import CachedRows
 from app.store.sqlkit.sealing import TEXT, ContentKey, place_of
 from app.store.sqlkit.statements import (
     ENDLESS,
@@ -56,6 +67,8 @@ LONG_AGO = 3600.0
 """Seconds by which the last announcement of a ticket is dated back if nobody announces it: it is overdue at once, and
 the oldest is taken first."""
 FIRST_EPOCH = 1
+MOST_CACHED = 8192
+"""Most runs whose rows are cached."""
 BEGINNINGS = frozenset({Kind.ADMITTED, Kind.RESUMED})
 """Kinds of the events that begin a turn."""
 _ID, _REVISION = SEEN.index("id"), SEEN.index("revision")
@@ -152,6 +165,42 @@ _TICKET_SETTLED_OF = attrgetter(*SETTLED, "run", "step")
 _TICKET_CHANGE_OF = attrgetter(*TICKET[2:], "run", "step")
 
 
+class RowCache:
+    """The rows of the runs that this process wrote or read last, on which a batch may be applied without reading them.
+
+    The cache is bounded, and evicts the run that was not written to for longest.
+    """
+
+    def __init__(self, most: int = MOST_CACHED) -> None:
+        self._runs: OrderedDict[str, CachedRows] = OrderedDict()
+        self._most = most
+
+    def find(self, runs: Iterable[str], moving: Iterable[str]) -> dict[str, CachedRows] | None:
+        """The rows of all these runs, with the tickets of those that are `moving`; None if any of them is missing."""
+        found = {}
+        for run in runs:
+            cached = self._runs.get(run)
+            if cached is None:
+                return None
+            found[run] = cached
+        if any(found[run].tickets is None for run in moving):
+            return None
+        return found
+
+    def update(self, rows: Mapping[str, CachedRows | None]) -> None:
+        """Cache the rows that a commit has written or that were read; forget the runs that have None."""
+        for run, cached in rows.items():
+            self._runs.pop(run, None)
+            if cached is not None:
+                self._runs[run] = cached
+        while len(self._runs) > self._most:
+            self._runs.popitem(last=False)
+
+    def clear(self) -> None:
+        """Forget everything. After a lost connection the database may be an older copy that counts revisions anew."""
+        self._runs.clear()
+
+
 class IdempotencyRows:
     """The idempotency records that a batch of entries checks and adds."""
 
@@ -180,6 +229,32 @@ class IdempotencyRows:
             (statements.new_idempotency, [row for row in made if row[0] not in self._stored]),
             (statements.change_idempotency, [(*row[1:], row[0]) for row in made if row[0] in self._stored]),
         )
+
+
+class DisclosureRows:
+    """The rows that a batch of entries adds, and those that it completes.
+
+    The intent of a call gives a row before anything is sent, and the outcome of the call completes that row. A call
+    whose intent was written by a release without the ledger has no row; `baton disclosures rebuild` derives it.
+    """
+
+    def __init__(self) -> None:
+        self._made: dict[tuple[str, str], Row] = {}
+        self._ended: dict[tuple[str, str], disclosures.Ended] = {}
+
+    def note(self, run: str, tenant: str, key: str, facts: Sequence[Fact], at: float) -> None:
+        """Note those of a run's new events that are the intent or the outcome of a call."""
+        for fact in facts:
+            if isinstance(fact, CallIntended) and fact.planned_by:
+                self._made[run, fact.call] = disclosures.intended(run, tenant, key, fact, at)
+            elif isinstance(fact, CallFinished):
+                self._ended[run, fact.call] = disclosures.ended(fact)
+
+    def writes(self, statements: Statements) -> tuple[tuple[Rows, Sequence[Row]], ...]:
+        """The rows to be written. No row is both added and completed: Postgres does both in one statement."""
+        made = [row + self._ended.pop(place, (None, None, None)) for place, row in self._made.items()]
+        completed = [(*outcome, *place) for place, outcome in self._ended.items()]
+        return (statements.new_disclosure, made), (statements.end_disclosure, completed)
 
 
 class RowBatch:
@@ -314,7 +389,7 @@ class RowBatch:
         new = entry.new
         if _copies(new) and ((origin := self._runs.get(new.origin_run)) is None or origin.salt is None):
             raise NotFound  # it was erased since its content was read
-        budgets = budget_ledger.column_of(new.budgets)
+        budgets = budget_ledger.column_of(new.budgets) if new.budgets else None
         caps = (new.cap.usd, new.cap.tokens)
         return _Run(entry.run, FIRST_EPOCH, *caps, tenant=new.tenant, key=new.key, budgets=budgets)
 

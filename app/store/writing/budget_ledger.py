@@ -199,10 +199,8 @@ def load(conn: Connection, runs: Mapping[str, str | None], batch: Sequence[Entry
     return BudgetLedger(now, known, _locked(conn, sorted(places), ends), present, holds)
 
 
-def column_of(accounts: Sequence[str]) -> str | None:
+def column_of(accounts: Sequence[str]) -> str:
     """The column of a run's row that names its accounts."""
-    if not accounts:
-        return None
     return orjson.dumps(accounts).decode()
 
 

@@ -20,13 +20,13 @@ from app.errors import BatonError, Conflict, NotFound, StoreUnavailable
 from app.network import retries
 from app.network.retries import retried
 from app.store.protocol import UNDECIDED, Appended
-from app.store.rows.runs import RowCache
 from app.store.sqlkit.runner import AWAY, Fault, Runner
 from app.store.sqlkit.statements import Statements
 from app.store.writing.batch import (
     Applied,
     EncodedEntry,
     Outcome,
+    RowCache,
     Speculative,
     apply_to_cached_rows,
     commit,

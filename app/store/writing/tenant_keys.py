@@ -38,6 +38,8 @@ class TenantKeys:
     def __init__(self, masters: Sequence[MasterKey], read: CarryOut, write: CarryOut) -> None:
         """`read` and `write` carry out work on the store."""
         self.keyring = Keyring(masters)
+        self.encrypts = bool(self.keyring.present)
+        """True if there is a master key, so that contents are encrypted."""
         self._read = read
         self._write = write
         self._present: dict[str, tuple[float, ContentKey]] = {}
@@ -45,10 +47,7 @@ class TenantKeys:
         self._tenants: OrderedDict[str, str] = OrderedDict()
 
     async def key_for(self, entry: Entry) -> ContentKey | None:
-        """The key under which the contents of an entry are encrypted; None if there is no master key, or nothing to
-        encrypt."""
-        if not entry.contents or not self.keyring.present:
-            return None
+        """The key under which the contents of an entry are encrypted; None if its run does not exist."""
         try:
             tenant = entry.new.tenant if entry.new is not None else await self._tenant_of(entry.run)
         except NotFound:
