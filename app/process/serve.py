@@ -95,6 +95,8 @@ async def serve(loaded: Loaded, environ: Mapping[str, str], roles: Roles, announ
         await opened.versions.look()
         group.create_task(opened.versions.run(stopping))
         driving = [group.create_task(opened.drivers.run(runs_end))] if roles.dispatcher else []
+        if not roles.dispatcher:
+            opened.runs.engine = None  # engines elsewhere take what this gateway admits
         if roles.gateway:
             driving.append(group.create_task(opened.runs.run(runs_end)))
         telling = group.create_task(opened.webhooks.run(runs_end))

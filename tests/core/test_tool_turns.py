@@ -91,7 +91,7 @@ def test_while_it_waits_only_results_a_wish_or_time_move_it() -> None:
     asked = state_of(*waiting, fact_from_json(Kind.CANCEL_ASKED, {"by": "caller"}))
     assert decide(asked, 0.0) == (Finish(Kind.CANCELLED, error="run_cancelled"),)
     again = state_of(*waiting, *back((0, (ONE, TWO))))
-    assert (again.state, again.turn.number, again.deadline, again.streams) == ("running", 1, 2_000.0, True)
+    assert (again.state, again.turn.number, again.turn.deadline, again.turn.streams) == ("running", 1, 2_000.0, True)
     assert (again.steps[0].state, again.steps[0].exchanges[0].results) == ("running", "results-0")
     assert decide(again, 1_999.0) == ()
     assert decide(again, 2_000.0) == (Finish(Kind.EXPIRED, error="run_expired"),)

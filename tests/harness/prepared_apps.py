@@ -47,9 +47,9 @@ class Prepared:
 
     def leave(self) -> None:
         """Let everything of the test be freed."""
+        self.forget()
         for field in fields(GatewayContext):
             setattr(self.context, field.name, None)
-        self.forget()
 
     def forget(self) -> None:
         """Forget all keys, counters and histories."""

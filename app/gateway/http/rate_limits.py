@@ -45,6 +45,8 @@ class RateLimiter:
 
     def __init__(self, context: GatewayContext) -> None:
         self._context = context
+        self._are_usual = context.rates.limited
+        """True if there are limits for requests whose key has none of its own."""
         self._places: list[_Place] = []
         self._alone = asyncio.Lock()
 
@@ -53,7 +55,7 @@ class RateLimiter:
         begins no run."""
         rates = self._context.rates
         user = order.user if order is not None else ""
-        if key.rpm is None and key.tpm is None and key.concurrency is None and not rates.limited:
+        if key.rpm is None and key.tpm is None and key.concurrency is None and not self._are_usual:
             return None
         held = [(f"key:{key.id}", _of_key(key, rates.key)), (f"tenant:{key.tenant}", rates.tenant)]
         if user:
