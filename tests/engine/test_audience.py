@@ -206,7 +206,7 @@ def test_who_is_gone_is_told_the_end_and_nothing_before_it() -> None:
     assert len(audience) == 2
     audience.leave(ear.line)
     audience.receive(LIVE, words("Four"))
-    audience.note(journal_of(RUN, TEXTS)[4])
+    audience.note(journal_of(RUN, TEXTS)[4:5])
     assert ear.told() == []
     assert len(audience) == 1
     audience.leave(other.line)
@@ -220,7 +220,7 @@ def test_events_are_noted_once_for_those_who_asked() -> None:
     asked, other = Subscriber(audience, notes=True), Subscriber(audience)
     journal = journal_of(RUN, TEXTS)
     for event in (*journal[:5], *journal[2:6]):
-        audience.note(event)
+        audience.note([event])
     assert [one.kind for one in asked.told() if isinstance(one, StepEvent)] == [
         "plan.step",
         "plan.step",

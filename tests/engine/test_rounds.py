@@ -375,7 +375,7 @@ async def test_an_answer_that_is_folded_while_the_end_is_prepared_is_the_answer(
 
     async def slow(name: str, refs: Sequence[str]) -> Mapping[str, bytes]:
         found = await contents(name, refs)
-        if opened.context.now() >= driven.state.deadline:
+        if opened.context.now() >= driven.state.turn.deadline:
             reading.set()
             await answered.wait()
         return found

@@ -197,7 +197,7 @@ async def test_a_conductor_repairs_a_plan_that_is_too_dear_and_none_of_its_steps
 
 async def test_a_clock_that_is_late_leaves_no_more_time_than_the_run_was_given(opened: Runtime) -> None:
     state = (await finish(await opened.runs.start(order(opened, "single")))).ended.state
-    late = replace(opened.context, now=lambda: state.deadline - 60.0)
+    late = replace(opened.context, now=lambda: state.turn.deadline - 60.0)
     assert Means(late, Task((), Sampling())).seconds_left(state) == state.admitted.limits.seconds == 30.0
 
 

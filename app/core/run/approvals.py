@@ -103,11 +103,9 @@ def needs_one(worker: Worker, terms: ApprovalTerms) -> bool:
 
 
 def permitted(
-    workers: Sequence[Worker], terms: ApprovalTerms | None, approval: Approval | None, catalog: Catalog
+    workers: Sequence[Worker], terms: ApprovalTerms, approval: Approval | None, catalog: Catalog
 ) -> tuple[list[Worker], tuple[tuple[str, str], ...]]:
     """Return the workers that a step may call, and why it may not call the others. `approval` is that of its plan."""
-    if terms is None:
-        return list(workers), ()
     if approval is None:
         barred = [worker for worker in workers if needs_one(worker, terms)]
     else:

@@ -824,6 +824,11 @@ class Event:
         return f"Event({self.run!r}, {self.seq}, {self.kind.value!r}, {self.at}, {self.body!r})"
 
 
+def read(events: Iterable[Event]) -> list[tuple[int, float, Fact]]:
+    """The number, the time and the fact of each event. Raises what `Event.fact` raises."""
+    return [(event.seq, event.at, event.fact) for event in events]
+
+
 def facts(events: Iterable[Event], kind: type[F]) -> Iterator[F]:
     """The facts of one class, in the order of their events."""
     for event in events:

@@ -107,7 +107,7 @@ def snapshot(at: Instant) -> dict[str, Any]:
         "event": at.events[-1].kind.value,
         "state": state.state,
         "turn": state.turn.number,
-        "deadline": state.deadline,
+        "deadline": state.turn.deadline,
         "rounds": state.rounds,
         "topology": state.topology or None,
         "degraded": state.degraded,

@@ -129,10 +129,9 @@ def decide(state: RunState, now: float) -> tuple[Command, ...]:
         return (Finish(Kind.CANCELLED, error="run_cancelled"),)
     if state.waits:
         return _waiting(state, now)
-    if now >= state.deadline:
+    if now >= state.turn.deadline:
         return (give_up(state, Kind.EXPIRED, EXPIRED),)
-    live = state.live
-    answering = state.answering
+    live, current, answering = state.live, state.current, state.answering
     if answering is not None and answering.settled and answering.state != "done" and (short := _short(live)):
         return (give_up(state, *short),)
     proposal = state.proposal
@@ -140,7 +139,13 @@ def decide(state: RunState, now: float) -> tuple[Command, ...]:
         return (_propose(state),)
     if state.admitted.preview:
         return (Finish(Kind.SUCCEEDED),) if state.accepted else ()
-    return _schedule(state, live) or _within(state, live) or _await_approval(state) or _await(state) or _finish(state)
+    return (
+        _schedule(state, live)
+        or _within(state, live)
+        or _await_approval(state)
+        or _await(state, current, answering)
+        or _finish(state, current, answering)
+    )
 
 
 def _waiting(state: RunState, now: float) -> tuple[Command, ...]:
@@ -176,6 +181,8 @@ def _may_fall_back(state: RunState, terms: ApprovalTerms, asked: int) -> bool:
 
 def _await_approval(state: RunState) -> tuple[Command, ...]:
     """Once nothing else goes on, so that no process is needed while the run waits."""
+    if state.admitted.approval is None:
+        return ()
     wanted = state.awaits_approval
     if wanted is None or state.open_calls or state.unmade is not None:
         return ()
@@ -268,8 +275,8 @@ def _schedule(state: RunState, live: Sequence[StepState]) -> tuple[Command, ...]
     While a plan still streams, its steps start as they come, unless money or time is short; the one that answers waits
     until the plan is accepted.
     """
-    busy = sum(step.state in ("queued", "running", "awaiting_tool") and not step.opens for step in live)
-    unmade, gated = state.unmade, _gated(state)
+    gated, unmade = _gated(state), state.unmade
+    busy = sum([step.state in ("queued", "running", "awaiting_tool") and not step.opens for step in live])
     ready: list[int] = []
     skips: list[Command] = []
     for step in live:
@@ -331,33 +338,32 @@ def _nested(state: RunState, parent: int) -> tuple[Command, ...]:
     return (Conclude(parent, answer_of(steps), steps[-1].error),)
 
 
-def _await(state: RunState) -> tuple[Command, ...]:
+def _await(state: RunState, current: Sequence[StepState], answering: StepState | None) -> tuple[Command, ...]:
     """Once nothing goes on by itself any more."""
-    waiting = tuple(step.n for step in state.current if step.state == "awaiting_tool")
+    waiting = tuple([step.n for step in current if step.state == "awaiting_tool"])
     if not waiting:
         return ()
-    needed = state.answering is not None and not state.answering.settled
-    if needed and not state.open_calls and not _busy(state):
+    needed = answering is not None and not answering.settled
+    if needed and not state.open_calls and not _busy(current):
         return (Await(waiting),)
     return ()
 
 
-def _busy(state: RunState) -> bool:
-    return any(step.state in ("queued", "running") for step in state.current)
+def _busy(steps: Sequence[StepState]) -> bool:
+    return any([step.state in ("queued", "running") for step in steps])
 
 
-def _finish(state: RunState) -> tuple[Command, ...]:
-    answering = state.answering
+def _finish(state: RunState, current: Sequence[StepState], answering: StepState | None) -> tuple[Command, ...]:
     if answering is None:
         return _succeed(state.previous) if state.accepted else ()  # the empty plan takes the answer before
-    if not answering.settled or _busy(state):
+    if not answering.settled or _busy(current):
         return ()  # a step that waits for tools, and those that wait for it, are not needed once the answer is there
     answer = state.answer(state.round)
     if answer is None:
         return (give_up(state, Kind.FAILED, answering.error or "run_failed"),)
     if state.is_last_round:
         return _succeed(answer)
-    return _next_round(state)
+    return _next_round(state, current)
 
 
 def _succeed(answer: Answer | None) -> tuple[Command, ...]:
@@ -366,9 +372,9 @@ def _succeed(answer: Answer | None) -> tuple[Command, ...]:
     return (Finish(Kind.SUCCEEDED, answer.step.n, answer.fell_back),)
 
 
-def _next_round(state: RunState) -> tuple[Command, ...]:
+def _next_round(state: RunState, current: Sequence[StepState]) -> tuple[Command, ...]:
     """First the steps that the round did not need are settled, then its answer is shown to the conductor."""
-    open_steps = [step for step in state.current if not step.settled]
+    open_steps = [step for step in current if not step.settled]
     if open_steps:
         return tuple(Skip(step.n, ROUND_OVER) for step in open_steps)
     return (Propose(state.opened, len(state.steps), "first", state.round + 1),)

@@ -39,6 +39,7 @@ from app.core.run.events import (
     StepQueued,
     StepSkipped,
     StepToolResults,
+    read,
 )
 from app.core.run.kinds import (
     AFTER_THE_END,
@@ -281,16 +282,6 @@ class RunState:
         return self.state in WAITING
 
     @property
-    def deadline(self) -> float:
-        """When the present turn is over at the latest, in seconds since 1970."""
-        return self.turn.deadline
-
-    @property
-    def streams(self) -> bool:
-        """True if deltas of the present turn's answer are sent as they come."""
-        return self.turn.streams
-
-    @property
     def awaits_approval(self) -> Proposal | None:
         """The first accepted plan that needs an approval and has none."""
         if self.admitted.approval is None:
@@ -495,8 +486,17 @@ def admit(run: str, fact: Fact, at: float, seq: int) -> RunState:
 def fold(events: tuple[Event, ...], before: RunState | None = None) -> RunState:
     """The state that a journal stands for, given from its first event, or from the first one that `before` lacks."""
     state = before if before is not None else begin(events[0])
-    for event in events:
-        state = advance(state, event)
+    for seq, at, fact in read(events):
+        state = _follow(state, seq, at, fact)
+    return state
+
+
+def fold_turn(state: RunState, events: Iterable[Event]) -> RunState:
+    """The state after these events, but for those behind the reply of the present turn."""
+    for seq, at, fact in read(events):
+        if state.replied:
+            break
+        state = _follow(state, seq, at, fact)
     return state
 
 
@@ -505,11 +505,15 @@ def advance(state: RunState, event: Event) -> RunState:
 
     Raises ValueError for a gap, and for an arrow that `kinds.py` does not draw.
     """
-    if event.seq <= state.seq:
+    return _follow(state, event.seq, event.at, event.fact)
+
+
+def _follow(state: RunState, seq: int, at: float, fact: Fact) -> RunState:
+    if seq <= state.seq:
         return state
-    if event.seq != state.seq + 1:
-        raise ValueError(f"event {event.seq} does not follow event {state.seq}")
-    return advanced(state, event.fact, event.at)
+    if seq != state.seq + 1:
+        raise ValueError(f"event {seq} does not follow event {state.seq}")
+    return advanced(state, fact, at)
 
 
 def advanced(state: RunState, fact: Fact, at: float) -> RunState:
@@ -585,8 +589,17 @@ def _plan_opened(state: RunState, fact: PlanOpened) -> Changes:
 
 
 def _proposal(fact: PlanOpened) -> Proposal:
-    made = Proposal(fact.proposal, fact.base, fact.mode, fact.conductor, round=fact.round, instant=fact.instant)
-    return changed(made, parent=fact.parent, room=fact.room, waits=fact.waits)
+    return Proposal(
+        number=fact.proposal,
+        base=fact.base,
+        mode=fact.mode,
+        conductor=fact.conductor,
+        round=fact.round,
+        instant=fact.instant,
+        parent=fact.parent,
+        room=fact.room,
+        waits=fact.waits,
+    )
 
 
 def _nested_opened(state: RunState, fact: PlanOpened, n: int) -> Changes:

@@ -283,6 +283,7 @@ class Attempt:
     def __init__(
         self,
         context: EngineContext,
+        catalog: Catalog,
         *,
         call: str,
         step: int | None,
@@ -320,8 +321,9 @@ class Attempt:
         self._trace = trace
         self._given: Deadlines | None = None
         """None: nothing was sent."""
-        self.catalog = context.catalog()
+        self.catalog = catalog
         self._provider = context.provider(worker.provider)
+        self._endpoint = endpoint_of(self._provider)
         self._body = trimmed(self._provider.render(request))
         schema_bytes = len(self._body) if request.form or request.toolbox.tools else 0
         self._input_bound = budget.input_bound(request.messages, schema_bytes)
@@ -365,6 +367,7 @@ class Attempt:
         """A copy of this attempt with a shorter output."""
         return Attempt(
             self._context,
+            self.catalog,
             call=self.call,
             step=self.step,
             worker=request.worker,
@@ -418,7 +421,7 @@ class Attempt:
             despite=self._purpose.despite,
             repairs=self._purpose.repairs,
             ignored=tuple(name for name in unsupported if getattr(self._request.sampling, name)),
-            endpoint=endpoint_of(self._provider),
+            endpoint=self._endpoint,
             wanted_tokens=self._purpose.wanted_tokens,
             watched=self._purpose.watched,
             budgets=self._purpose.budgets,
@@ -449,7 +452,7 @@ class Attempt:
         times = self._times
         times.began = times.last_piece_at = self._context.tick()
         spec = self.catalog.providers[self.worker.provider]
-        span = CallSpan(self._context.tracing, self._trace, spec, self._request, endpoint_of(self._provider))
+        span = CallSpan(self._context.tracing, self._trace, spec, self._request, self._endpoint)
         request = changed(self._request, headers=span.headers) if span.headers else self._request
         try:
             deadlines = self._deadlines()
@@ -586,9 +589,9 @@ class Attempt:
         A call that failed before it said anything is not billed, but one that was given up may well be, and one whose
         adapter broke for words that we never saw.
         """
-        written = self.reply.written
         if self.reply.end is not None and self.reply.end.usage is not None:
             return self.reply.end.usage
+        written = self.reply.written
         if self.outcome == "ok" and not self._out_of_time:
             return budget.estimate(self._request.messages, written)
         stopped = self._out_of_time or self.outcome == "cancelled"
@@ -604,8 +607,8 @@ class Attempt:
     @property
     def spent(self) -> Ledger:
         """The cost of the call, for settling."""
-        usage = self.usage
-        return Ledger(self.worker.price.cost(usage), usage.total)
+        finished = self.finished()
+        return Ledger(finished.usd, finished.usage.total)
 
     def finished(self) -> CallFinished:
         """The outcome, exactly one for each intent; it may be asked for again, where it could not be written."""

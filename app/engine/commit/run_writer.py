@@ -180,7 +180,7 @@ class Consequences:
         until = now + (terms.seconds if terms is not None else 0.0)
         self.lease = Lease("", until, until)
         proposal = next(one for one in state.all_proposals if one.number == command.proposal)
-        left = max(state.deadline - now, 0.0)
+        left = max(state.turn.deadline - now, 0.0)
         return drafts.awaiting_approval(state, proposal, until, left, catalog, notifies=notifies)
 
     def drop_plan(self, command: DropPlan, now: float) -> tuple[Fact, ...]:
@@ -250,7 +250,7 @@ class RunWriter:
 
     def worth_waiting(self) -> float:
         """Seconds for which it is still worth waiting for the database."""
-        return self.state.deadline + LATE_SECONDS - self._context.now()
+        return self.state.turn.deadline + LATE_SECONDS - self._context.now()
 
     @property
     def over(self) -> bool:
@@ -433,8 +433,8 @@ class RunWriter:
         Without `plans` nothing follows where a conductor is to be asked: that is for the driver's own turn.
         """
         follows = Consequences(state)
+        now = self._context.now()
         while follows.pending is None:
-            now = self._context.now()
             commands = decide(follows.state, now)
             if not commands:
                 break
@@ -501,9 +501,8 @@ class RunWriter:
         """
         ends = follows.lease is not None or (follows.state.ended and not self.state.ended)
         decides = ends or (bool(follows.events) and entry.lease is None)  # an entry that takes a run has the number
-        if decides and entry.new is None:
-            entry = changed(entry, seq=self.state.seq)
-        complete = with_consequences(entry, follows)
+        seq = self.state.seq if decides and entry.new is None else entry.seq
+        complete = with_consequences(entry, follows, seq)
         if entry.move is None and entry.new is None and entry.lease is None:
             try:
                 appended = await self._store.append(complete, self.state.seq, self.worth_waiting, within)
@@ -585,8 +584,8 @@ def ends_at_once(state: RunState, command: Finish, contents: Mapping[str, bytes]
     return state.steps[command.step].output in contents
 
 
-def with_consequences(entry: Entry, follows: Consequences) -> Entry:
-    """An entry with what follows from it."""
+def with_consequences(entry: Entry, follows: Consequences, seq: int | None) -> Entry:
+    """An entry with what follows from it; `seq` is the number of the event that it must follow, if it must."""
     events = (*entry.events, *follows.events)
     lease = follows.lease or entry.lease
     if lease is not None and follows.deadline is not None and follows.lease is None:
@@ -599,6 +598,7 @@ def with_consequences(entry: Entry, follows: Consequences) -> Entry:
         row=projection(follows.state),
         tags=(*entry.tags, *tags(events)),
         lease=lease,
+        seq=seq,
     )
 
 

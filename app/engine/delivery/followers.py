@@ -26,7 +26,7 @@ from app.core.message.tools import unsent
 from app.core.run import position
 from app.core.run.events import Event
 from app.core.run.position import Position
-from app.core.run.state import RunState, advance
+from app.core.run.state import RunState, fold_turn
 from app.engine.context import EngineContext
 from app.engine.delivery import turn_result
 from app.engine.delivery.messages import PUBLIC_FIELDS, AnswerPart, CallerMessage, Mailbox, StepEvent, TurnEnd
@@ -204,15 +204,17 @@ class Audience:
             listener.chars, listener.tokens = max(self.chars, listener.chars), sent + len(part.logprobs)
             listener.called = len(self._calls)
 
-    def note(self, event: Event) -> None:
-        """Send a folded event to those who asked for steps. One that was sent before is not sent again."""
-        if event.seq <= self._noted:
+    def note(self, events: Sequence[Event]) -> None:
+        """Send folded events to those who asked for steps. One that was sent before is not sent again."""
+        fresh = [event for event in events if event.seq > self._noted]
+        if not fresh:
             return
-        self._noted = event.seq
+        self._noted = fresh[-1].seq
         listeners = [listener for listener in self._listeners if listener.notes and not listener.gone]
-        if listeners and (noted := step_event(event)) is not None:
-            for listener in listeners:
-                listener.line.put(noted)
+        for event in fresh if listeners else ():
+            if (noted := step_event(event)) is not None:
+                for listener in listeners:
+                    listener.line.put(noted)
 
     # -- the end
 
@@ -345,13 +347,13 @@ class Follower:
 
     def _fold_in_order(self) -> None:
         """Fold the events that follow the state without a gap, up to the end of the turn; what came early waits."""
-        while not self.state.replied:
-            event = self._early.pop(self.state.seq + 1, None)
-            if event is None:
-                return
-            self.state = advance(self.state, event)
-            self.audience.note(event)
-        self._early.clear()
+        following: list[Event] = []
+        while (event := self._early.pop(self.state.seq + 1 + len(following), None)) is not None:
+            following.append(event)
+        self.state = fold_turn(self.state, following)
+        self.audience.note([event for event in following if event.seq <= self.state.seq])
+        if self.state.replied:
+            self._early.clear()
 
     def _pass_on(self, delta: Delta) -> None:
         if self.audience.receive(self.state, delta) and self._since is not None:

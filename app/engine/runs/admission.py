@@ -203,7 +203,7 @@ def untaken(context: EngineContext) -> float:
     return UNTAKEN_SECONDS
 
 
-def choose(context: EngineContext, order: Order) -> Eligible:
+def choose(context: EngineContext, catalog: Catalog, order: Order) -> Eligible:
     """The workers that may take part, and why the others may not. `InvalidRequest` if nobody may."""
     unknown = unknown_names(order.tier, order.overrides)
     if unknown:
@@ -211,7 +211,6 @@ def choose(context: EngineContext, order: Order) -> Eligible:
         raise InvalidRequest(
             f"baton.pool names a worker that is not in the pool; the pool is: {known}", param="baton.pool"
         )
-    catalog = context.catalog()
     choice = eligible(catalog, order.tier, order.task, _least(catalog, order), order.overrides)
     if order.needs_prices:
         choice = priced(choice)
@@ -238,27 +237,27 @@ class Settled:
     """The kind of the policy, as `run.admitted` names the conductor."""
 
 
-async def settled(context: EngineContext, order: Order) -> Settled:
+async def settled(context: EngineContext, catalog: Catalog, order: Order) -> Settled:
     """Decide under which definition of its tier a new run is carried out, by whom, and who plans.
 
     It is that of the subject which serves the tier now (`app/core/pool/serving.py`), if there is one. The tier's own
     counts where the pool file no longer has the subject, and for a request that the subject cannot take: because of
     its labels, its choice of workers or what it needs. Raises what `choose` and `conducted` raise.
     """
-    if _is_served(context.catalog(), order):
+    if _is_served(catalog, order):
         order = changed(order, run=order.run or context.name("run"))
         subject = await context.version(f"{TIER}{order.tier.name}", order.run)
         with suppress(InvalidRequest):
-            other = _under(context.catalog(), order, subject) if subject else None
-            found = _settled(context, other) if other is not None else None
+            other = _under(catalog, order, subject) if subject else None
+            found = _settled(context, catalog, other) if other is not None else None
             if found is not None and found.kind != FALLBACK:
                 return found
-    return _settled(context, order)
+    return _settled(context, catalog, order)
 
 
-def _settled(context: EngineContext, order: Order) -> Settled:
-    choice = choose(context, order)
-    policy, kind = conducted(context, order, choice)
+def _settled(context: EngineContext, catalog: Catalog, order: Order) -> Settled:
+    choice = choose(context, catalog, order)
+    policy, kind = conducted(context, catalog, order, choice)
     return Settled(order, choice, policy, kind)
 
 
@@ -293,17 +292,17 @@ def _conversation(order: Order) -> Reading:
     return Reading(order.labels, frozenset({CALLERS_WORDS}))
 
 
-def conducted(context: EngineContext, order: Order, choice: Eligible) -> tuple[Policy, str]:
+def conducted(context: EngineContext, catalog: Catalog, order: Order, choice: Eligible) -> tuple[Policy, str]:
     """The policy that plans the run, with its kind. `InvalidRequest` for a plan of the caller's that cannot be
     executed."""
     if order.recording is not None and order.recording.plans:
-        return _recorded(context, order, order.recording, choice)
+        return _recorded(catalog, order, order.recording, choice)
     if order.plan is None:
-        return _policy(context, order, choice)
+        return _policy(context, catalog, order, choice)
     try:
         names = [worker.name for worker in choice.workers]
         steps = read_plan(order.plan, by_name(names), order.limits.steps)
-        if refused := refused_plan(context.catalog(), order.labels, steps):
+        if refused := refused_plan(catalog, order.labels, steps):
             raise PlanRejected(refused)
         return Given(steps), CALLER
     except PlanRejected as rejected:
@@ -311,7 +310,7 @@ def conducted(context: EngineContext, order: Order, choice: Eligible) -> tuple[P
         raise InvalidRequest(f"The plan is not valid: {message}", param="baton.plan", code="invalid_plan") from None
 
 
-def _recorded(context: EngineContext, order: Order, recording: Recording, choice: Eligible) -> tuple[Policy, str]:
+def _recorded(catalog: Catalog, order: Order, recording: Recording, choice: Eligible) -> tuple[Policy, str]:
     """The plans of the run that is replayed, if they may be carried out now; else `InvalidRequest` with every reason.
 
     Later rounds are checked when they are opened, since what they read depends on the answers before.
@@ -328,7 +327,7 @@ def _recorded(context: EngineContext, order: Order, recording: Recording, choice
     if recording.nests and not order.limits.depth:
         reasons.append("a workflow is nested in a step, which this tier does not allow")
     kept = {position: one.labels for position, one in first.kept.items()}
-    reasons += refused_plan(context.catalog(), order.labels, first.steps, kept, instant=first.instant)
+    reasons += refused_plan(catalog, order.labels, first.steps, kept, instant=first.instant)
     if reasons:
         raise InvalidRequest(
             f"The plan of {recording.run} cannot be carried out now: {'; '.join(reasons)[:3000]}",
@@ -338,7 +337,7 @@ def _recorded(context: EngineContext, order: Order, recording: Recording, choice
     return RecordedConductor(recording), REPLAY
 
 
-def _policy(context: EngineContext, order: Order, choice: Eligible) -> tuple[Policy, str]:
+def _policy(context: EngineContext, catalog: Catalog, order: Order, choice: Eligible) -> tuple[Policy, str]:
     """The tier's conductor, if it may read the task: it sees all of it, so the task's labels bind it too (D6)."""
     spec = order.tier.conductor
     if spec.whole and (needed := steps_needed(spec)) > order.limits.steps:
@@ -349,7 +348,7 @@ def _policy(context: EngineContext, order: Order, choice: Eligible) -> tuple[Pol
             code="too_few_steps",
         )
     asked = spec.worker if spec.kind == "model" else None  # a selector leaves out a model that may not
-    if asked is None or _may_conduct(context.catalog().workers[asked], order):
+    if asked is None or _may_conduct(catalog.workers[asked], order):
         return context.conductor(order.tier), spec.kind
     names = [worker.name for worker in choice.workers]
     worker = order.tier.fallback if order.tier.fallback in names else names[0]

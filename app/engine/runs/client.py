@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from math import inf
 from weakref import WeakValueDictionary
 
+from app.core.records import changed
 from app.core.run import position
 from app.core.run.position import Position
 from app.core.run.state import RunState, admit, advanced
@@ -46,8 +47,8 @@ COUNT_SECONDS = 1.0
 RACES = 3
 """Tries to begin the next turn of a run to which others write at the same time."""
 LOOP_YIELDS_BEFORE_REPLY = 2
-"""Turns of the event loop that a step takes from its committed intent to the wire; the call is sent before anything
-else is done for its caller."""
+"""Turns of the event loop that a step of this process takes from its committed intent to the wire; the call is sent
+before anything else is done for its caller."""
 LINE = 1_024
 """Messages that a slow reader may lag behind; what does not fit comes at the end in one piece."""
 
@@ -114,6 +115,8 @@ class RunClient:
         came = returned(order.task.messages) if not order.origin_kind else None  # what is repeated is a run of its own
         driven = await self._go_on(order, came) if came is not None else None
         driven = driven or await self._begin(order)
+        if self.engine is None:
+            return driven
         try:
             for _ in range(LOOP_YIELDS_BEFORE_REPLY):
                 await asyncio.sleep(0)
@@ -126,9 +129,12 @@ class RunClient:
 
     async def _begin(self, order: Order) -> FollowedRun:
         await self._check_untaken(order.tenant)
+        messages = tuple(order.task.messages)  # a new run needs all of them: until here they may be made when read
+        order = changed(order, task=changed(order.task, messages=messages))
         order = await admission.with_budgets(self._context, order)
-        settled = await admission.settled(self._context, order)
-        catalog, order, gateway = self._context.catalog(), settled.order, self._home if order.followed else ""
+        catalog = self._context.catalog()
+        settled = await admission.settled(self._context, catalog, order)
+        order, gateway = settled.order, self._home if order.followed else ""
         await self._context.pin(catalog)
         entry, salt = admission.entry(self._context, catalog, order, settled.choice, settled.kind, gateway)
         (admitted,) = entry.events

@@ -28,7 +28,7 @@ from math import inf
 from app.conductor.protocol import Policy
 from app.core.message.chat import Task
 from app.core.run import drafts
-from app.core.run.events import CallFinished, Event, dated
+from app.core.run.events import CallFinished, Event, Kind
 from app.core.run.progress import Finish, Propose, confirmed
 from app.core.run.state import DRIVER_LOST, Proposal, RunState, StepState, tentative
 from app.core.run.trace import NO_TRACE, Trace
@@ -150,7 +150,7 @@ class Driver:
         self._count()
 
     def _patience(self) -> float:
-        return max(self.state.deadline - self._context.now(), 0.0)
+        return max(self.state.turn.deadline - self._context.now(), 0.0)
 
     async def _act(self, group: asyncio.TaskGroup) -> RunState:
         """Commit everything that follows from the present state, then begin what needs waiting. Returns the state from
@@ -211,9 +211,11 @@ class Driver:
     async def _folded(self, events: Sequence[Event]) -> None:
         """Send events to the run's followers, with the texts of the reply where it is there and brief."""
         self._latest = tuple(events[-1:])  # first: a gateway that begins to listen meanwhile is to know of them
-        for at, finished in dated(events, CallFinished):
-            age = max(self._context.now() - at, 0.0)
-            self._context.health.note_journaled(self.state.calls[finished.call].worker, finished, age)
+        for event in events:
+            if event.kind is Kind.CALL_FINISHED and isinstance(event.fact, CallFinished):
+                age = max(self._context.now() - event.at, 0.0)
+                worker = self.state.calls[event.fact.call].worker
+                self._context.health.note_journaled(worker, event.fact, age)
         message = Committed(
             self.state.run, tuple(events), contents=self._reply(), engine=self._home, epoch=self.writer.row_epoch
         )

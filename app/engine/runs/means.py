@@ -42,7 +42,7 @@ class Means:
     def seconds_left(self, state: RunState) -> float:
         """Seconds until the run's deadline. They are no more than the run was given: the clock of this process is late
         until it is corrected, if the machine stood still."""
-        return min(state.deadline - self._context.now(), state.admitted.limits.seconds)
+        return min(state.turn.deadline - self._context.now(), state.admitted.limits.seconds)
 
     def workers(self, state: RunState) -> Sequence[Worker]:
         """The workers of the run's pool that the pool file still has."""

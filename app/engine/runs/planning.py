@@ -466,9 +466,8 @@ class Planner:
         return self._policy.plan(key)
 
     def _brief(self, state: RunState, command: Propose, conductor: Conductor) -> Brief:
-        known = brief(
-            self._context.catalog(), self._task, state, command, instant=conductor.instant, rejected=self._text
-        )
+        catalog = self._context.catalog()
+        known = brief(catalog, self._task, state, command, instant=conductor.instant, rejected=self._text)
         ejected = self._ejected_for(state, command, known.workers)
         tier = self._context.tier_of(state.admitted)
         spec = tier.conductor if tier is not None else None
@@ -496,11 +495,11 @@ class Planner:
         tier = self._context.tier_of(state.admitted)
         share = tier.conductor.share if tier is not None else 1.0
         if command.round > 1 or command.parent is not None:
-            return state.deadline - (1 - share) * max(state.deadline - self._context.now(), 0.0)
-        return state.deadline - (1 - share) * state.admitted.limits.seconds
+            return state.turn.deadline - (1 - share) * max(state.turn.deadline - self._context.now(), 0.0)
+        return state.turn.deadline - (1 - share) * state.admitted.limits.seconds
 
     def _left_of(self, state: RunState) -> float:
-        return state.deadline - self._context.now()
+        return state.turn.deadline - self._context.now()
 
     def _left(self) -> float:
         return self._until - self._context.now()
@@ -520,7 +519,8 @@ class Planner:
         within: float = inf,
     ) -> AsyncIterator[list[Piece]]:
         """One journaled call for a conductor, `within` so many seconds: its intent first, exactly one outcome after."""
-        state, known = self._callable(worker)
+        catalog = self._context.catalog()
+        state, known = self._callable(catalog, worker)
         self._lowers = known.declassifies
         version = state.admitted.tried_version or await self._context.version(worker, state.run)
         served = _served(known, version, within)
@@ -528,6 +528,7 @@ class Planner:
         form = Form(schema, strict=True) if schema else None
         asked = Attempt(
             self._context,
+            catalog,
             call=self._context.name("call"),
             step=None,
             worker=served,
@@ -537,7 +538,7 @@ class Planner:
             salt=self._salt,
             deadline=self._until,
             spare=True,
-            tier_seconds=tier_seconds(self._context.catalog(), state),
+            tier_seconds=tier_seconds(catalog, state),
             trace=self._span or self.trace,
             purpose=self._purpose(state, seen, template, version),
         )
@@ -560,10 +561,10 @@ class Planner:
             settled = partial(append, outcome, contents=content, release=attempt.hold, spent=attempt.spent)
             await settled(within=pending_outcomes.OUTCOME_PATIENCE)
 
-    def _callable(self, worker: str) -> tuple[RunState, Worker]:
+    def _callable(self, catalog: Catalog, worker: str) -> tuple[RunState, Worker]:
         """The run's state, and the conductor's model. Raises `PlanRejected` or `WorkerUnavailable` if it may not be
         called."""
-        state, known = self._state, self._context.catalog().workers.get(worker)
+        state, known = self._state, catalog.workers.get(worker)
         if state is None or known is None:
             raise PlanRejected(["the conductor's model is not in the pool file"])
         if not self._may_read(known, state):  # since the admission, or by what was read since then (D6)

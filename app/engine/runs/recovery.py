@@ -20,6 +20,7 @@ from app.conductor.recorded import RecordedConductor
 from app.core.message.chat import Task, Usage
 from app.core.plan.parse import by_name, read_plan
 from app.core.plan.workflow import Step
+from app.core.pool.catalog import Catalog, Tier
 from app.core.records import record
 from app.core.run.events import Fact, Kind, RunExpired
 from app.core.run.progress import Finish, give_up
@@ -226,27 +227,28 @@ async def take_over(
     contents: Mapping[str, bytes] = NOTHING,
 ) -> Driver:
     """A driver for a run that exists already; `contents` are some of its contents. `NotFound` if these were erased."""
+    catalog = context.catalog()
     tier = context.tier_of(state.admitted)
     if tier is None:
         raise KeyError(state.admitted.tier)
     task = await task_of(context.store, state.run, state.admitted.task, contents)
-    policy = await _policy(context, state, contents)
+    policy = await _policy(context.store, catalog, tier, state, contents)
     return make(state, salt, task, policy or context.conductor(tier), epoch, contents)
 
 
-async def _policy(context: EngineContext, state: RunState, contents: Mapping[str, bytes]) -> Policy | None:
+async def _policy(
+    store: ContentReads, catalog: Catalog, tier: Tier, state: RunState, contents: Mapping[str, bytes]
+) -> Policy | None:
     """The policy of a run that the tier's conductor does not plan; None if it does."""
-    known = context.catalog().workers
-    names = [name for name in state.admitted.pool if name in known]
+    names = [name for name in state.admitted.pool if name in catalog.workers]
     if state.admitted.conductor == FALLBACK:
-        tier = context.tier_of(state.admitted)
-        worker = tier.fallback if tier is not None and tier.fallback in names else names[0]
+        worker = tier.fallback if tier.fallback in names else names[0]
         return Given((Step(worker, answers=True),))
     if state.admitted.conductor == REPLAY:
-        return RecordedConductor(await recording_of(context.store, state, contents))
+        return RecordedConductor(await recording_of(store, state, contents))
     if state.admitted.conductor != CALLER or not state.admitted.plan or state.accepted:
         return None
-    body = (await bodies_of(context.store, state.run, [state.admitted.plan], contents))[state.admitted.plan]
+    body = (await bodies_of(store, state.run, [state.admitted.plan], contents))[state.admitted.plan]
     with suppress(PlanRejected):  # it was valid for the pool then; without one of its workers the fallback decides
         return Given(read_plan(orjson.loads(body), by_name(names), state.admitted.limits.steps))
     return Given(())

@@ -70,6 +70,8 @@ class Drivers:
         """True if runs that nobody drives are looked for and taken; commands, which have runs of their own, set it to
         False."""
         self._drivers: dict[str, Driver] = {}
+        self.known = self._drivers.get
+        """Finds the driver of a run that is driven here."""
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._taking: set[str] = set()
         """Runs that are just being taken; each holds one of the slots."""
@@ -99,10 +101,6 @@ class Drivers:
 
     def __len__(self) -> int:
         return len(self._drivers)
-
-    def known(self, run: str) -> Driver | None:
-        """The driver of a run that is driven here, if it is."""
-        return self._drivers.get(run)
 
     @property
     def is_open(self) -> bool:
@@ -240,7 +238,7 @@ class Drivers:
     async def _lease(self, driver: Driver, epoch: int) -> None:
         """Take the run's lease, in one entry with all that follows from its state."""
         now, state = self._context.now(), driver.state
-        lease = Lease(self._home, now + self._context.lease, state.turn.until if state.replied else state.deadline)
+        lease = Lease(self._home, now + self._context.lease, state.turn.until if state.replied else state.turn.deadline)
         rows = resumed_steps(state, self._home)
         begun = is_begun(state)
         driver.traced(start_run_span(self._context, state, taken_over=begun))

@@ -199,8 +199,8 @@ class Shadows:
             return "failed"
 
     async def _start(self, catalog: Catalog, order: Order) -> str:
-        choice = admission.choose(self._context, order)
-        policy, kind = admission.conducted(self._context, order, choice)
+        choice = admission.choose(self._context, catalog, order)
+        policy, kind = admission.conducted(self._context, catalog, order, choice)
         if kind == FALLBACK:  # the conductor may not read the conversation, or has no price
             return "labels"
         await self._context.pin(catalog)

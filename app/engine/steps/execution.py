@@ -26,7 +26,7 @@ import orjson
 from app.core.message.chat import message_to_json
 from app.core.message.tools import TOKEN_BYTES, mint
 from app.core.plan.pricing import question_tokens
-from app.core.pool.catalog import Amount, Worker
+from app.core.pool.catalog import Amount, Catalog, Worker
 from app.core.pool.rules import Reading
 from app.core.records import changed
 from app.core.run import approvals, disclosures
@@ -261,9 +261,11 @@ class Execution:
         refused = min(sum(call.limited for call in now), most)
         attempts, free = most - (len(now) - refused), most - refused
         approval, catalog = state.approvals.get(view.step.proposal), self._context.catalog()
-        known = self._workers(state, view.step)
-        approved, others = approvals.permitted(known, state.admitted.approval, approval, catalog)
-        self._reading, workers, excluded = readers(state, view.step.n, approved)
+        known = _workers(catalog, state, view.step)
+        others: tuple[tuple[str, str], ...] = ()
+        if state.admitted.approval is not None:
+            known, others = approvals.permitted(known, state.admitted.approval, approval, catalog)
+        self._reading, workers, excluded = readers(state, view.step.n, known)
         answered_nothing = {call.worker for call in now if call.empty}  # before the engine stopped that executed it
         workers = [worker for worker in workers if worker.name not in answered_nothing] or workers
         return StepBasis(state, view, Candidates(self._context.health, workers, attempts, free), (*others, *excluded))
@@ -331,7 +333,7 @@ class Execution:
         candidates = basis.candidates
         while (choice := candidates.choose(left)).worker is not None:
             try:
-                attempt = self._within_means(basis, choice)
+                attempt = self._within_means(basis, choice, left)
             except BaseException:
                 self._context.health.forgo(choice.worker, extra=choice.extra)
                 raise
@@ -342,18 +344,17 @@ class Execution:
             candidates.unaffordable(choice.worker)
         return choice
 
-    def _within_means(self, basis: StepBasis, choice: WorkerChoice) -> Attempt | None:
+    def _within_means(self, basis: StepBasis, choice: WorkerChoice, left: float) -> Attempt | None:
         """The attempt that calls this worker within the step's share of the money, and within what is left in a budget
-        over several runs that has refused; None if that is too little."""
-        attempt, state = self._attempt(basis, choice), self._newest(basis.state)
-        left = self._unspent(state)
+        over several runs that has refused; None if that is too little. `left` are the run's seconds."""
+        attempt, state = self._attempt(basis, choice, left), self._newest(basis.state)
+        means = self._unspent(state)
         if len(state.live) > 1:
             floor = attempt.least(state.admitted.limits.floor)
-            workers = self._context.catalog().workers
-            left = share(state, basis.step.n, left, floor, workers, question_tokens(basis.view.task))
+            means = share(state, basis.step.n, means, floor, attempt.catalog.workers, question_tokens(basis.view.task))
         if isinstance(basis.short, BudgetExhausted):
-            left = Amount(min(left.usd, basis.short.left), left.tokens)
-        return attempt.within(left, state.admitted.limits.floor)
+            means = Amount(min(means.usd, basis.short.left), means.tokens)
+        return attempt.within(means, state.admitted.limits.floor)
 
     def _newest(self, state: RunState) -> RunState:
         """The run's state as this process knows it now."""
@@ -373,7 +374,7 @@ class Execution:
         return left
 
     def _left(self, state: RunState) -> float:
-        return state.deadline - self._context.now()
+        return state.turn.deadline - self._context.now()
 
     async def _pause(self, candidates: Candidates, state: RunState) -> None:
         """Wait until a worker should be called. A stop interrupts the wait, and the outcome of the attempt before is
@@ -391,14 +392,6 @@ class Execution:
             finally:
                 self._work.interruptible = False
 
-    def _workers(self, state: RunState, step: StepState) -> list[Worker]:
-        """The workers of the run's pool, as they are now: a pool file that was read again may have taken a clearance
-        away (D6)."""
-        known = self._context.catalog().workers
-        names = [step.worker, *(name for name in state.admitted.pool if name != step.worker)]
-        present = [known[name] for name in names if name in known]
-        return [worker for worker in present if worker.priced or not state.admitted.needs_prices]
-
     def _lost(self, state: RunState, step: StepState) -> tuple[Fact, ...]:
         """Outcomes for the intents of a dispatcher that is no more: `unknown`, and possibly billed."""
         return tuple(
@@ -407,7 +400,7 @@ class Execution:
             if call.step == step.n
         )
 
-    def _attempt(self, basis: StepBasis, choice: WorkerChoice) -> Attempt:
+    def _attempt(self, basis: StepBasis, choice: WorkerChoice, left: float) -> Attempt:
         self._ids = []
         number = self._number + 1
         state, view, worker = basis.state, basis.view, choice.called
@@ -416,7 +409,7 @@ class Execution:
         repaired, flaw = "", None
         if self._flawed is not None and self._flawed.worker.name == worker.name:
             repaired, flaw = self._flawed.call, self._flawed.reply.flaw
-        request = view.request(worker, state.admitted.limits, streams=state.streams, provider=provider, flaw=flaw)
+        request = view.request(worker, state.admitted.limits, streams=state.turn.streams, provider=provider, flaw=flaw)
         quick = number == 1 and self._context.health.is_quick(worker)
         most_seconds = tier_seconds(catalog, state)
         cuts = (
@@ -424,11 +417,12 @@ class Execution:
             and request.form is None
             and state.admitted.limits.seconds < most_seconds
         )
-        spare = basis.candidates.can_replace(worker, self._left(state))
+        spare = basis.candidates.can_replace(worker, left)
         watched = spare and not quick and is_long(request, provider)
         watched = watched or (cuts and provider.streams and not request.live)
         return Attempt(
             self._context,
+            catalog,
             call=self._context.name("call"),
             step=view.step.n,
             worker=worker,
@@ -436,7 +430,7 @@ class Execution:
             access=view.step.access,
             number=number,
             salt=self._salt,
-            deadline=state.deadline,
+            deadline=state.turn.deadline,
             spare=spare,
             extra=choice.extra,
             tier_seconds=most_seconds,
@@ -658,6 +652,14 @@ class Execution:
 def _deliveries(due: Due) -> int:
     """The number of dispatchers that took a ticket and did not finish its step."""
     return due.lost + (due.holder is not None)
+
+
+def _workers(catalog: Catalog, state: RunState, step: StepState) -> list[Worker]:
+    """The workers of the run's pool, as they are now: a pool file that was read again may have taken a clearance away
+    (D6)."""
+    names = [step.worker, *[name for name in state.admitted.pool if name != step.worker]]
+    present = [catalog.workers[name] for name in names if name in catalog.workers]
+    return [worker for worker in present if worker.priced or not state.admitted.needs_prices]
 
 
 def _sum(ledgers: Iterable[Ledger]) -> Ledger:

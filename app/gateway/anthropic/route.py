@@ -124,7 +124,7 @@ def to_order(context: GatewayContext, caller: Caller, body: Mapping[str, object]
 
 async def answered(context: GatewayContext, request: Request, begun: Begun, stops: Sequence[str]) -> Response:
     """The reply of a run, whole or as a stream; `stops` are the stop sequences of its request."""
-    if begun.driven.state.streams:
+    if begun.driven.state.turn.streams:
         request_id = request.scope["baton.headers"][0][1].decode()
         events = reply.Events(begun.driven.state, request_id, begun.after, stops)
         return EventStream(context, begun.driven, events, begun.permit, begun.seconds)

@@ -64,7 +64,7 @@ def routes(context: GatewayContext, keys: Keys, idempotency: Idempotency) -> API
             return replace(made, wire={**made.wire, "format": "completions"})
 
         begun = await idempotency.begin(request, caller, body, order)
-        if begun.driven.state.streams:
+        if begun.driven.state.turn.streams:
             chunks = TextChunks(begun.driven.state, begun.after)
             return EventStream(context, begun.driven, chunks, begun.permit, begun.seconds)
         return Response(text_completion(await collect(context, begun, request.receive)), media_type="application/json")

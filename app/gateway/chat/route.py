@@ -57,7 +57,7 @@ def routes(context: GatewayContext, keys: Keys, idempotency: Idempotency) -> API
             return to_order(asked, ignored, resolve_tier(context.catalog(), caller.key, asked.model), caller.key)
 
         begun = await idempotency.begin(request, caller, body, order)
-        if begun.driven.state.streams:
+        if begun.driven.state.turn.streams:
             return stream(context, begun)
         return Response(completion(await collect(context, begun, request.receive)), media_type="application/json")
 

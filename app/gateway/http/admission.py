@@ -251,7 +251,7 @@ class Idempotency:
         log: RequestLog = request.scope["baton.log"]
         log.follow(driven)
         link_run(request.scope, driven.state)
-        left = driven.state.deadline - self._context.now()
+        left = driven.state.turn.deadline - self._context.now()
         return Begun(driven, permit, max(left, 0.0), log, after)
 
     async def reply(

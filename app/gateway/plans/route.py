@@ -288,9 +288,9 @@ def _executes(router: APIRouter, context: GatewayContext, keys: Keys, idempotenc
         if wire_format == "messages":
             return await messages.answered(context, request, begun, task.sampling.stop)
         if wire_format == "responses":
-            streams = begun.driven.state.streams
+            streams = begun.driven.state.turn.streams
             return await responses.answered(context, request, begun, streams=streams, background=False)
-        if begun.driven.state.streams:
+        if begun.driven.state.turn.streams:
             return chat.stream(context, begun)
         return Response(completion(await collect(context, begun, request.receive)), media_type="application/json")
 

@@ -22,7 +22,7 @@ def summary(state: RunState) -> dict[str, Any]:
         "seq": state.seq,
         "turn": state.turn.number,
         "until": state.turn.until,
-        "deadline": state.deadline,
+        "deadline": state.turn.deadline,
         "topology": state.topology,
         "rounds": state.rounds,
         "degraded": state.degraded,
