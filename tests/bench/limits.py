@@ -17,8 +17,8 @@ from typing import Any, cast
 from redis.asyncio import Redis
 
 from app.core.pool.rates import RateLimits, RateRequest
+from app.gateway.http.admission import RateLimiter
 from app.gateway.http.context import GatewayContext
-from app.gateway.http.rate_limits import RateLimiter
 from app.store.sql import open_store
 from app.store.sqlkit.migrate import migrate
 from tests.harness import servers

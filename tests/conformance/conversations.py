@@ -2,8 +2,7 @@
 
 from dataclasses import replace
 
-from app.core.message.chat import Message, Task, Text, Tool, Toolbox
-from app.core.message.task_body import in_parts
+from app.core.message.chat import Message, Task, Text, Tool, Toolbox, task_parts
 from app.core.run.events import StepDone
 from app.store.protocol import Entry, Shared, Store
 from app.store.rows.content import address
@@ -27,7 +26,7 @@ def task(turns: int, name: str = "", user: str | None = "ann") -> Task:
 
 def turn(run: str, turns: int, name: str = "", owner: str = OWNER, at: float = 1.0) -> Entry:
     """The admission of a turn."""
-    parts = in_parts(task(turns, name))
+    parts = task_parts(task(turns, name))
     ref = address(SALT, parts.whole)
     shared = Shared(ref, owner, parts.head, parts.body, parts.tail)
     return replace(admitted(run, at), contents=((ref, parts.whole),), shared=shared)
@@ -35,7 +34,7 @@ def turn(run: str, turns: int, name: str = "", owner: str = OWNER, at: float = 1
 
 def only_tools(run: str) -> Entry:
     """An admission that shares nothing but the tools."""
-    parts = in_parts(Task((), toolbox=TOOLS))
+    parts = task_parts(Task((), toolbox=TOOLS))
     ref = address(SALT, parts.whole)
     shared = Shared(ref, OWNER, parts.head, parts.body, parts.tail)
     return replace(admitted(run), contents=((ref, parts.whole),), shared=shared)

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from app.core.run.events import Kind, fact_from_json
-from app.engine.runs import cancellations
+from app.engine.runs import client as run_client
 from app.errors import Overloaded
 from app.gateway.runs import cancel
 from app.process.wiring import Runtime
@@ -218,6 +218,6 @@ async def test_a_wish_is_written_once(stub: ProviderStub, opened: Runtime) -> No
 async def test_a_process_that_stops_does_not_wait_for_further_wishes(
     stub: ProviderStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cancellations, "RETRY_SECONDS", 3600.0)
+    monkeypatch.setattr(run_client, "WISH_RETRY_SECONDS", 3600.0)
     async with asyncio.timeout(PATIENCE_SECONDS), running_service(tmp_path, pool_text(stub)):
         pass

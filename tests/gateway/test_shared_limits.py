@@ -12,9 +12,9 @@ import httpx
 from app.core.pool.rates import RateLimits, RateReply, RateRequest
 from app.core.records import changed
 from app.gateway.app import create_app
+from app.gateway.http.admission import TOGETHER, Headers, RateLimiter
 from app.gateway.http.api_keys import mint
 from app.gateway.http.context import Rates
-from app.gateway.http.rate_limits import TOGETHER, Headers, RateLimiter
 from app.process.wiring import Runtime
 from tests.harness.in_process import ask, pool_text, running_service
 from tests.harness.waiting import PATIENCE_SECONDS, until

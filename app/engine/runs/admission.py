@@ -10,9 +10,7 @@ import orjson
 
 from app.conductor.protocol import Given, Policy
 from app.conductor.recorded import RecordedConductor
-from app.core.message import task_body
-from app.core.message.chat import Task
-from app.core.message.task_body import TaskParts
+from app.core.message.chat import Task, TaskParts, task_bytes, task_parts
 from app.core.plan.arms import is_arm, steps_needed
 from app.core.plan.parse import by_name, read_plan
 from app.core.plan.workflow import CONDUCTOR as ITSELF
@@ -411,10 +409,10 @@ def _task(task: Task) -> tuple[bytes, TaskParts | None]:
     A first turn is stored as a whole unless it is large, so that an engine reads it together with the run's journal.
     """
     if all(message.role != "assistant" for message in task.messages):
-        body = task_body.whole(task)
+        body = task_bytes(task)
         if len(body) <= BRIEF:
             return body, None
-    parts = task_body.in_parts(task)
+    parts = task_parts(task)
     return parts.whole, parts
 
 

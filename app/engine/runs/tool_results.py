@@ -12,8 +12,7 @@ from dataclasses import field, replace
 
 import orjson
 
-from app.core.message import task_body
-from app.core.message.chat import Document, Image, Message, labels_of, message_to_json
+from app.core.message.chat import Document, Image, Message, labels_of, message_to_json, task_parts
 from app.core.pool.policy import exclusion
 from app.core.pool.rules import TOOL, Reading
 from app.core.records import record
@@ -190,7 +189,7 @@ def begin(context: EngineContext, order: Order, found: Resumption, gateway: str)
     Nobody drives the run yet.
     """
     state, now = found.state, context.now()
-    parts = task_body.in_parts(replace(order.task, messages=(), user=None, metadata={}))
+    parts = task_parts(replace(order.task, messages=(), user=None, metadata={}))
     request = (address(found.known.salt, parts.whole), parts.whole)
     turn = Turn(
         number=state.turn.number + 1,

@@ -1,8 +1,11 @@
 """Admission of requests by rates, open runs and the size of this process, before anything costs money.
 
-The rates and open runs of keys, tenants and users are counted over all gateways (`rate_limits.py`); the requests that
-this process serves are its own matter. What was let in holds a `Permit`, which its owner releases in a `finally`: it
-stands for the place in this process. Nobody has to give a run's place back, because the journal says when it is over.
+The rates and open runs of keys, tenants and users are counted over all gateways in the shared database, by the rules of
+`core/pool/rates.py`. Requests that come while others are being counted are counted together in the next transaction,
+so a key that many callers use costs each gateway one transaction at a time, however many requests wait. A request
+without limits costs nothing. The requests that this process serves are its own matter: what was let in holds a
+`Permit`, which its owner releases in a `finally`, and which stands for the place in this process. Nobody has to give a
+run's place back, because the journal says when it is over.
 
 `Idempotency-Key`: a POST that carries one is carried out once, however often and wherever it is sent.
 
@@ -19,22 +22,28 @@ Every POST route under /v1 hands its body to one of two verbs (a test walks the 
     reply    for all other routes: the first reply is stored and sent again
 """
 
+import asyncio
 import hashlib
+import math
 import re
 from collections import Counter, OrderedDict
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Final
 
 import orjson
 from fastapi import Depends
 from starlette.requests import Request
 from starlette.responses import Response
 
-from app.core.pool.rates import RateRequest
+from app.core.plan.arms import steps_needed
+from app.core.pool.budget import input_bound, tool_bytes
+from app.core.pool.rates import Figures, RateLimits, RateReply, RateRequest, Reason, Refusal
 from app.core.records import changed, record
 from app.core.run import position
 from app.core.run.position import Position
+from app.core.run.tool_results import returned
 from app.engine.delivery.messages import FollowedRun
 from app.engine.runs.admission import Order
 from app.errors import (
@@ -42,6 +51,7 @@ from app.errors import (
     Conflict,
     InvalidRequest,
     Overloaded,
+    OverQuota,
     PlanRejected,
     RunUndecided,
     StoreUnavailable,
@@ -49,7 +59,6 @@ from app.errors import (
 from app.gateway.http import fault
 from app.gateway.http.api_keys import Caller
 from app.gateway.http.context import GatewayContext
-from app.gateway.http.rate_limits import Headers, RateLimiter
 from app.gateway.http.request_log import SPAN_KEY, RequestLog, link_run
 from app.store.protocol import TAKEN, IdempotencyRecord, KeyRow, TenantStore
 
@@ -62,6 +71,140 @@ TENANTS = 1_000
 KEY = re.compile(r"[ -~]{1,255}")
 EVENT = re.compile(r"[0-9]{1,15}")
 REPLAYED = (b"idempotent-replayed", b"true")
+
+Headers = list[tuple[bytes, bytes]]
+TOGETHER: Final = 200
+"""Requests that are counted in one transaction at most."""
+OWNERS: Final = {"key": "this key", "tenant": "this tenant", "user": "this user"}
+MESSAGES: Final[dict[Reason, str]] = {
+    "requests": "Too many requests of {owner} within a minute; wait as long as Retry-After says.",
+    "tokens": "Too many tokens for {owner} within a minute; wait as long as Retry-After says.",
+    "concurrency": "Too many runs of {owner} are open; wait for one to end.",
+}
+
+
+@dataclass(slots=True, eq=False)
+class _Place:
+    """A request that waits to be counted; another one with the same fields is not the same request."""
+
+    asked: RateRequest
+    reply: RateReply | None = None
+
+
+class RateLimiter:
+    """The rate limits of one gateway's callers."""
+
+    def __init__(self, context: GatewayContext) -> None:
+        self._context = context
+        self._are_usual = context.rates.limited
+        """True if there are limits for requests whose key has none of its own."""
+        self._places: list[_Place] = []
+        self._alone = asyncio.Lock()
+
+    def request(self, key: KeyRow, order: Order | None) -> RateRequest | None:
+        """The request to be counted, under every limit that holds for it; None if there is none. Without an order it
+        begins no run."""
+        rates = self._context.rates
+        user = order.user if order is not None else ""
+        if key.rpm is None and key.tpm is None and key.concurrency is None and not self._are_usual:
+            return None
+        held = [(f"key:{key.id}", _of_key(key, rates.key)), (f"tenant:{key.tenant}", rates.tenant)]
+        if user:
+            named = hashlib.sha256(f"{key.tenant}\0{user}".encode()).hexdigest()
+            held.append((f"user:{named}", rates.user))
+        limits = tuple([(name, limit) for name, limit in held if limit])
+        if not limits:
+            return None
+        if order is None:
+            return RateRequest(limits)
+        came = returned(order.task.messages)
+        run = self._context.name("run")
+        return RateRequest(limits, run=run, resumes=came.run if came is not None else "", tokens=reserved(order))
+
+    async def count(self, asked: RateRequest, headers: Headers) -> None:
+        """Count a request; its rates are added to `headers`. Raises `OverQuota` and `StoreUnavailable`."""
+        reply = await self._counted(asked)
+        headers += _headers(reply.figures)
+        if reply.refusal is not None:
+            raise _refused(reply.refusal)
+
+    async def give_back(self, asked: RateRequest) -> None:
+        """Forget the run of a request, because it was not begun. Raises `StoreUnavailable`."""
+        if asked.run:
+            await self._context.store.give_back(asked)
+
+    async def _counted(self, asked: RateRequest) -> RateReply:
+        """Count all requests that wait, unless somebody has counted this one meanwhile."""
+        place = _Place(asked)
+        self._places.append(place)
+        try:
+            async with self._alone:
+                while place.reply is None:
+                    await self._count(self._taken(place))
+        except BaseException:
+            if place in self._places:  # its caller has left before it was counted
+                self._places.remove(place)
+            raise
+        return place.reply
+
+    def _taken(self, place: _Place) -> list[_Place]:
+        """The requests that are counted next: the oldest that wait, or this one again if it was counted in vain."""
+        if place not in self._places:
+            return [place]
+        taken, self._places = self._places[:TOGETHER], self._places[TOGETHER:]
+        return taken
+
+    async def _count(self, places: Sequence[_Place]) -> None:
+        replies = await self._context.store.count_requests([one.asked for one in places], self._context.now())
+        for place, reply in zip(places, replies, strict=True):
+            place.reply = reply
+
+
+def reserved(order: Order) -> int:
+    """The tokens that are reserved for a run: the input and the most output of each call that it is known to make, in
+    tokens, and at most what the run may use.
+
+    One token a byte bounds the input. A fixed shape makes one call for each of its steps, a caller's plan too, a model
+    that conducts one and a step's.
+    """
+    limits, task = order.limits, order.task
+    output = limits.output_tokens
+    if task.sampling.max_tokens is not None:
+        output = min(output, task.sampling.max_tokens)
+    of_a_call = input_bound(task.messages, tool_bytes(task.toolbox)) + output
+    return min(limits.tokens, of_a_call * _calls(order))
+
+
+def _calls(order: Order) -> int:
+    if isinstance(order.plan, dict) and isinstance(steps := order.plan.get("steps"), list):
+        return max(1, min(len(steps), order.limits.steps))
+    spec = order.tier.conductor
+    if spec.kind == "model":
+        return 2
+    return steps_needed(spec)
+
+
+def _of_key(key: KeyRow, usual: RateLimits) -> RateLimits:
+    """A key's own limits, and the usual ones in place of those that it has not."""
+    return RateLimits(
+        rpm=usual.rpm if key.rpm is None else key.rpm,
+        tpm=usual.tpm if key.tpm is None else key.tpm,
+        concurrency=usual.concurrency if key.concurrency is None else key.concurrency,
+    )
+
+
+def _headers(figures: Sequence[Figures]) -> Headers:
+    found: Headers = []
+    for one in figures:
+        shown = {"limit": str(one.limit), "remaining": str(one.remaining), "reset": f"{one.reset:.3f}s"}
+        found += [(f"x-ratelimit-{name}-{one.unit}".encode(), value.encode()) for name, value in shown.items()]
+    return found
+
+
+def _refused(refusal: Refusal) -> OverQuota:
+    owner = OWNERS[refusal.window.partition(":")[0]]
+    message = MESSAGES[refusal.reason].format(owner=owner)
+    return OverQuota(message, limit=refusal.reason, retry_after=max(1, math.ceil(refusal.seconds)))
 
 
 class Places:

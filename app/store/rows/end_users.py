@@ -6,7 +6,7 @@ import orjson
 from sqlalchemy import ColumnElement, Connection, bindparam, false, func, or_, select, union_all
 from sqlalchemy.types import LargeBinary
 
-from app.core.message.task_body import BEGINNING
+from app.core.message.chat import BEGINNING
 from app.store.sqlkit.sealing import MAGIC, Open, place_of
 from app.store.sqlkit.tables import CONTENTS, SHARED_CONTENTS
 

@@ -33,7 +33,7 @@ from sqlalchemy import (
     select,
 )
 
-from app.core.message.task_body import message_spoken, text_spoken
+from app.core.message.chat import message_spoken, text_spoken
 from app.core.records import record
 from app.store.protocol import Shared
 from app.store.sqlkit.sealing import TEXT, Open, place_of
