@@ -49,7 +49,9 @@ def _complain(error: BatonError | ExceptionGroup[Exception]) -> int:
     """Say what went wrong; of a group its first expected error, and the group is raised if it has none."""
     found: BaseException = error
     while isinstance(found, BaseExceptionGroup):
-        found = next((one for one in found.exceptions if isinstance(one, BatonError)), found.exceptions[0])
+        found = next(
+            (exception for exception in found.exceptions if isinstance(exception, BatonError)), found.exceptions[0]
+        )
     if isinstance(found, ConfigInvalid):
         for fault in found.faults:
             print(fault, file=sys.stderr)

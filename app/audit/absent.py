@@ -73,7 +73,9 @@ async def absent(source: Source, earlier: Earlier, report: Report, *, run: str |
 
 def root(run: str, events: Sequence[Stored]) -> bytes:
     """Return the root over the events of a run."""
-    level = [_hash(b"\0", f"{run}\n{one.seq}\n{one.kind}\n{one.at!r}\n".encode() + one.body) for one in events]
+    level = [
+        _hash(b"\0", f"{run}\n{event.seq}\n{event.kind}\n{event.at!r}\n".encode() + event.body) for event in events
+    ]
     while len(level) > 1:
         pairs = [_hash(b"\1", level[at] + level[at + 1]) for at in range(0, len(level) - 1, 2)]
         level = pairs + level[2 * len(pairs) :]

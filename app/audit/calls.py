@@ -110,7 +110,7 @@ def _attempts(run: Account, step: Step) -> Iterator[Violation]:
 
 
 def _awaits(step: Step, call: Call) -> bool:
-    return any(one.awaiting.body["call"] == call.id for one in step.exchanges)
+    return any(exchange.awaiting.body["call"] == call.id for exchange in step.exchanges)
 
 
 def _may_follow(step: Step, before: Call, call: Call) -> bool:
@@ -121,5 +121,5 @@ def _may_follow(step: Step, before: Call, call: Call) -> bool:
         return False
     if before.went == "ok" and not before.outcome.body["output"] and not _awaits(step, before):
         return bool(before.intent.body["worker"] != call.intent.body["worker"])
-    came = [one.results for one in step.exchanges if one.awaiting.body["call"] == before.id]
+    came = [exchange.results for exchange in step.exchanges if exchange.awaiting.body["call"] == before.id]
     return before.went != "ok" or any(results is not None and results.seq < seq for results in came)

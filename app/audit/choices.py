@@ -38,7 +38,7 @@ def _faulty(decision: Mapping[str, Any]) -> str:
     candidates, propensity = decision.get("candidates"), decision.get("propensity")
     if any(not isinstance(decision.get(name), str) for name in texts) or not isinstance(candidates, dict):
         return "the decision lacks a field"
-    if any(not isinstance(one, float) or not 0 <= one <= 1 for one in candidates.values()):
+    if any(not isinstance(candidate, float) or not 0 <= candidate <= 1 for candidate in candidates.values()):
         return "a candidate's probability is not valid"
     if abs(sum(candidates.values()) - 1) > CRUMB:
         return f"the probabilities add up to {sum(candidates.values()):.6f}"

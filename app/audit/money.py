@@ -110,7 +110,11 @@ def _turns(run: Account) -> Iterator[Violation]:
         asked: set[str] = set()
         for n in turn.awaiting.body["steps"]:
             exchanges = run.steps[n].exchanges if n in run.steps else []
-            times = [one.awaiting for one in exchanges if turn.began.seq < one.awaiting.seq < turn.awaiting.seq]
+            times = [
+                exchange.awaiting
+                for exchange in exchanges
+                if turn.began.seq < exchange.awaiting.seq < turn.awaiting.seq
+            ]
             asked |= {str(awaiting.body["call"]) for awaiting in times}
         yield from _compared(run, turn.awaiting, made, _visible(made, asked))
 

@@ -10,10 +10,10 @@ def tooling(run: Account) -> Iterator[Violation]:
     """Apply all rules of this module."""
     given: set[str] = set()
     for step in run.steps.values():
-        for one in step.exchanges:
-            yield from _called(run, step, one, given)
-            yield from _answered(run, step, one)
-            given.update(one.ids)
+        for exchange in step.exchanges:
+            yield from _called(run, step, exchange, given)
+            yield from _answered(run, step, exchange)
+            given.update(exchange.ids)
     for turn in run.turns:
         if turn.awaiting is not None:
             yield from _awaited(run, turn.awaiting.seq, set(turn.awaiting.body["steps"]))
@@ -54,4 +54,7 @@ def _waits(step: Step, seq: int) -> bool:
     """Return True if a step waits for tool results at this event."""
     if step.settled_by(seq):
         return False
-    return any(one.awaiting.seq < seq and (one.results is None or one.results.seq > seq) for one in step.exchanges)
+    return any(
+        exchange.awaiting.seq < seq and (exchange.results is None or exchange.results.seq > seq)
+        for exchange in step.exchanges
+    )

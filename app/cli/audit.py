@@ -86,7 +86,7 @@ async def _tiles(asked: Asked, environ: Mapping[str, str]) -> int:
         state = stored.state()
         if state is None or state["checkpoint"] is None:
             raise ConfigInvalid(["Nothing was sealed in this database yet; engines of 0.3.0 and later seal."])
-        saved = save(Path(asked.folder), (one.entry for one in stored.entries()), state["checkpoint"])
+        saved = save(Path(asked.folder), (entry.entry for entry in stored.entries()), state["checkpoint"])
 
     async with storage.used(settings), storage.journals(settings) as archive:
         await in_one_snapshot(archive, whole)

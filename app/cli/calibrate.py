@@ -131,7 +131,7 @@ def _tasks(asked: Asked) -> Sequence[BuiltIn]:
 
 
 def _of_file(task: Graded, version: str) -> BuiltIn:
-    messages = [Message(cast(Role, one["role"]), (Text(one["content"]),)) for one in task.messages]
+    messages = [Message(cast(Role, message["role"]), (Text(message["content"]),)) for message in task.messages]
     family = task.family or "tasks"
     return BuiltIn(task.id, family, family, 0, task.question, task.grader, version, tuple(messages))
 
@@ -298,10 +298,10 @@ def _table(of: Mapping[str, Sequence[Trial]]) -> Table:
     for column in ("domain", "family", *of):
         table.add_column(column)
     trials = list(chain.from_iterable(of.values()))
-    for domain, family in sorted({(one.domain, one.family) for one in trials}):
+    for domain, family in sorted({(trial.domain, trial.family) for trial in trials}):
         table.add_row(domain, family, *(_cell(rates(own, lambda one: one.family).get(family)) for own in of.values()))
     table.add_row("", "all", *(_cell(rates(own, lambda one: "").get("")) for own in of.values()))
-    for level in sorted({one.level for one in trials}):
+    for level in sorted({trial.level for trial in trials}):
         of_level = (rates(own, lambda one: str(one.level)).get(str(level)) for own in of.values())
         table.add_row("", f"level {level + 1}", *map(_cell, of_level))
     return table

@@ -78,5 +78,5 @@ class _Report:
     def end(self) -> int:
         """Return the exit status: 1 if a check failed."""
         if self._as_json:
-            terminal.print_json([asdict(one) for one in self._verdicts])
-        return int(any(one.status == "fail" for one in self._verdicts))
+            terminal.print_json([asdict(verdict) for verdict in self._verdicts])
+        return int(any(verdict.status == "fail" for verdict in self._verdicts))

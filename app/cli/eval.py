@@ -213,7 +213,7 @@ def _rows(path: Path) -> Iterator[Measure]:
 
 def by_place(folder: Path) -> dict[tuple[str, str, int], Measure]:
     """Return the rows of a folder by place, the latest if there are several."""
-    return {one.place: one for one in _rows(folder / "rows.jsonl")}
+    return {row.place: row for row in _rows(folder / "rows.jsonl")}
 
 
 def _report(asked: Asked, out: Path) -> None:
@@ -235,11 +235,11 @@ def _table(asked: Asked, folders: Sequence[Path]) -> Table:
     for folder in folders:
         rows += by_place(folder).values()
     faults = mixture(rows)
-    if doubled := len(rows) - len({one.place for one in rows}):
+    if doubled := len(rows) - len({row.place for row in rows}):
         faults.append(f"--with: {doubled} rows are of the same task, arm and repeat; compare folders of other arms")
     if faults:
         raise ConfigInvalid(faults)
-    arms = sorted({one.arm for one in rows})
+    arms = sorted({row.arm for row in rows})
     if asked.arms is not None:
         named = [whole(name, asked.tier) for name in asked.arms.split(",") if name not in ("", ORACLE)]
         arms = [arm for arm in dict.fromkeys(named) if arm in arms]

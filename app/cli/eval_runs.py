@@ -85,7 +85,7 @@ async def carry_out(
             for _ in range(experiment.concurrency):
                 group.create_task(one_after_the_other())
     except BaseExceptionGroup as found:
-        raise next((one for one in found.exceptions if isinstance(one, OursError)), found) from None
+        raise next((exception for exception in found.exceptions if isinstance(exception, OursError)), found) from None
     if stopped:
         raise OursError("The money of --usd is spent; the rows so far are kept, and a larger one goes on from them.")
 

@@ -74,7 +74,7 @@ def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> i
     storage.announce(settings)
     found = event_loop.run(_rate(settings, asked, rules, now()))
     if asked.json:
-        print(orjson.dumps([_shown(one) for one in found.ratings], option=orjson.OPT_INDENT_2).decode())
+        print(orjson.dumps([_shown(rating) for rating in found.ratings], option=orjson.OPT_INDENT_2).decode())
     else:
         _print(found, stored=not asked.dry_run)
     return 0
@@ -197,8 +197,8 @@ def _print(found: GradedRuns, *, stored: bool) -> None:
     for column in ("kind", "source", "version", "runs", "mean score"):
         table.add_column(column, justify="right" if column in ("runs", "mean score") else "left")
     groups: dict[tuple[str, str, str], list[Feedback]] = {}
-    for one in found.ratings:
-        groups.setdefault((one.kind, one.source, one.version), []).append(one)
+    for rating in found.ratings:
+        groups.setdefault((rating.kind, rating.source, rating.version), []).append(rating)
     for names, ratings in sorted(groups.items()):
         scores = [one.score for one in ratings if one.score is not None]
         table.add_row(*names, str(len(ratings)), f"{sum(scores) / len(scores):.3f}" if scores else "-")

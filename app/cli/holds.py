@@ -65,7 +65,7 @@ async def _covered(store: Store, asked: Asked, now: float) -> tuple[HoldScope, s
 
 async def _list(settings: Settings, asked: Asked, _now: float) -> list[Hold]:
     async with storage.opened(settings) as store:
-        return [one for one in await store.holds() if asked.every or one.released_at is None]
+        return [hold for hold in await store.holds() if asked.every or hold.released_at is None]
 
 
 async def _release(settings: Settings, asked: Asked, now: float) -> list[Hold]:

@@ -85,9 +85,9 @@ async def _tried(settings: Settings, catalog: Catalog, since: float | None) -> t
     runs, refused = 0, []
     async with storage.used(settings), storage.journals(settings) as archive:
         records: AsyncIterator[Record] = archive.records(since=since)
-        async for one in records:
+        async for record in records:
             runs += 1
-            found = policy_trial.refused(_events(one), catalog)
+            found = policy_trial.refused(_events(record), catalog)
             if found is not None:
                 refused.append(found)
     return runs, refused

@@ -81,7 +81,7 @@ def _full(asked: Asked, data: Dataset, open_: Routes, plan: Plan) -> None:
     if asked.json:
         policies: dict[str, Any] = {}
         for name, figures in found.items():
-            policies[name] = {**_summary(figures), "seeds": [asdict(one) for one in figures]}
+            policies[name] = {**_summary(figures), "seeds": [asdict(figure) for figure in figures]}
         terminal.print_json({**_about(data, open_, plan), "feedback": "full information", "policies": policies})
         return
     _print_about(data, open_, plan)
@@ -105,7 +105,7 @@ def _summary(figures: Sequence[Figures]) -> dict[str, dict[str, float | None]]:
     mean: dict[str, float | None] = {}
     worst: dict[str, float | None] = {}
     for key, (_, rising) in COLUMNS.items():
-        known = [value for one in figures if (value := getattr(one, key)) is not None]
+        known = [value for figure in figures if (value := getattr(figure, key)) is not None]
         mean[key] = fmean(known) if known else None
         last = min if rising else max
         worst[key] = last(known) if known else None

@@ -106,17 +106,17 @@ def _print_rows(console: Console, title: str, rows: Sequence[Mapping[str, str]])
 def _group_rows(groups: Sequence[Mapping[str, Any]], names: Mapping[str, str]) -> list[dict[str, str]]:
     return [
         {
-            "by": str(one["by"]),
-            "group": _group(one["by"], one["group"], names),
-            "runs": f"{one['runs']:,}",
-            "no answer": f"{one['unanswered']:,}",
-            "no verdict": f"{one['without_verdict']:,}",
-            "successes": f"{one['successes']:,}",
-            "cost": _dollars(one["cost_usd"]),
-            "cost of judged": _dollars(one["judged_cost_usd"]),
-            "cost of a success": _dollars(one["cost_per_success_usd"]),
+            "by": str(group["by"]),
+            "group": _group(group["by"], group["group"], names),
+            "runs": f"{group['runs']:,}",
+            "no answer": f"{group['unanswered']:,}",
+            "no verdict": f"{group['without_verdict']:,}",
+            "successes": f"{group['successes']:,}",
+            "cost": _dollars(group["cost_usd"]),
+            "cost of judged": _dollars(group["judged_cost_usd"]),
+            "cost of a success": _dollars(group["cost_per_success_usd"]),
         }
-        for one in groups
+        for group in groups
     ]
 
 
@@ -137,13 +137,13 @@ def _print_dearest(console: Console, dearest: Mapping[str, Any]) -> None:
     console.print(f"\n{words}; each costs {_dollars(dearest['from_cost_usd'])} or more.", markup=False)
     rows = [
         {
-            "feature": str(one["feature"]),
-            "value": str(one["value"]),
-            "runs": f"{one['runs']:,}",
-            "of all": f"{one['of_runs']:,}",
-            "lift": f"{one['lift']:.2f}",
+            "feature": str(feature["feature"]),
+            "value": str(feature["value"]),
+            "runs": f"{feature['runs']:,}",
+            "of all": f"{feature['of_runs']:,}",
+            "lift": f"{feature['lift']:.2f}",
         }
-        for one in dearest["features"]
+        for feature in dearest["features"]
     ]
     _print_rows(console, "More frequent among them than among all runs", rows)
 

@@ -183,9 +183,9 @@ def state(shown: Document) -> Iterator[Text]:
     for name, value in facts.items():
         if value is not None:
             yield Text.assemble((f"{name}: ", "dim"), clean(str(value)))
-    for one in shown["proposals"]:
-        reasons = f": {clean('; '.join(one['reasons']))}" if one["reasons"] else ""
-        yield Text(f"plan {one['number']}  {_words(one['state'])}{reasons}")
+    for proposal in shown["proposals"]:
+        reasons = f": {clean('; '.join(proposal['reasons']))}" if proposal["reasons"] else ""
+        yield Text(f"plan {proposal['number']}  {_words(proposal['state'])}{reasons}")
     for step in shown["steps"]:
         calls = ", ".join(f"{clean(call['worker'])} {call['outcome'] or 'goes on'}" for call in step["calls"])
         error = f"  {clean(step['error'])}" if step["error"] else ""

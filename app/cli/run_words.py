@@ -154,9 +154,9 @@ def exchange(record: Record, *, full: bool) -> str:
     """Return one use of the caller's tools in words: the calls and their results."""
     said = record.get("said")
     if said is None:
-        calls = [f"{one['name']}(erased)" for one in record["calls"]]
+        calls = [f"{call['name']}(erased)" for call in record["calls"]]
     else:
-        calls = [f"{one['function']['name']}({one['function']['arguments']})" for one in said["tool_calls"]]
+        calls = [f"{call['function']['name']}({call['function']['arguments']})" for call in said["tool_calls"]]
     if record["answered_at"] is None:
         return _cut(", ".join(calls), full) + " → waits for the caller"
     came = record.get("results")
@@ -186,12 +186,12 @@ def turns(run: Record) -> str | None:
 
 def requests(run: Record) -> str:
     """Return the ids of the HTTP requests that began the run and its turns; empty where none is known."""
-    return ", ".join(one["request_id"] for one in run["turns"] if one["request_id"])
+    return ", ".join(turn["request_id"] for turn in run["turns"] if turn["request_id"])
 
 
 def replies(run: Record) -> str:
     """Return the ids of the replies of the run's turns; empty for a run that nobody asked for over HTTP."""
-    return ", ".join(one["reply_id"] for one in run["turns"] if one["reply_id"])
+    return ", ".join(turn["reply_id"] for turn in run["turns"] if turn["reply_id"])
 
 
 def passed_over(record: Record) -> list[str]:

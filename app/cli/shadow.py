@@ -89,7 +89,7 @@ def compare(server: Management, version: str, case: Case, compared: Compared) ->
     """Ask the version for its plan, and note the differences."""
     compared.plans += 1
     schema = case.request.form.schema if case.request.form is not None else None
-    said = [{"role": one.role, "content": one.text} for one in case.request.messages]
+    said = [{"role": message.role, "content": message.text} for message in case.request.messages]
     text = server.plan(version, said, schema or {}, case.request.sampling.max_tokens or 0)
     found = _plan(text, case.names, case.steps)
     compared.steps_live += len(case.live)

@@ -50,8 +50,8 @@ def _print(figures: Mapping[str, Any]) -> None:
     console = terminal.out()
     drawn = ", ".join(f"{name} {count:,}" for name, count in figures["drawn"].items()) or "none yet"
     console.print(f"Runs of {figures['tier']} that were drawn: {drawn}.", markup=False, soft_wrap=True)
-    for one in figures["candidates"]:
-        _print_candidate(one)
+    for candidate in figures["candidates"]:
+        _print_candidate(candidate)
     if not figures["candidates"]:
         console.print(f"[tiers.{figures['tier']}.shadow] is not in the pool file.", markup=False)
 
@@ -83,17 +83,17 @@ def _print_candidate(one: Mapping[str, Any]) -> None:
 
 def _table(figures: Iterable[Mapping[str, Any]]) -> Table:
     table = terminal.table("figure", "pairs", "users", "live", "shadow", "difference", "relative")
-    for one in figures:
-        name = one["name"]
-        own = "" if name == "agreement" else _amount(name, one["live"])
+    for figure in figures:
+        name = figure["name"]
+        own = "" if name == "agreement" else _amount(name, figure["live"])
         table.add_row(
             name,
-            f"{one['count']:,}",
-            f"{one['users']:,}",
+            f"{figure['count']:,}",
+            f"{figure['users']:,}",
             own,
-            _amount(name, one["candidate"]),
-            _interval(name, one["difference"]),
-            _interval("share", one["relative"]) if one["relative"] is not None else "",
+            _amount(name, figure["candidate"]),
+            _interval(name, figure["difference"]),
+            _interval("share", figure["relative"]) if figure["relative"] is not None else "",
         )
     return table
 

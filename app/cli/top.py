@@ -97,11 +97,11 @@ def _workers(shown: Json) -> Table | None:
     table = terminal.table("worker")
     for column in ("calls", "failed", "ok", "tokens"):
         table.add_column(column, justify="right", no_wrap=True)
-    for one in shown["workers"][:MOST_WORKERS]:
-        outcomes = one["outcomes"]
-        failed = one["calls"] - sum(outcomes.get(outcome, 0) for outcome in ("ok", "open", "cancelled"))
-        tokens = one["input_tokens"] + one["output_tokens"]
-        cells = (one["worker"], f"{one['calls']:,}", f"{failed:,}", _share(one["success_rate"]), f"{tokens:,}")
+    for worker in shown["workers"][:MOST_WORKERS]:
+        outcomes = worker["outcomes"]
+        failed = worker["calls"] - sum(outcomes.get(outcome, 0) for outcome in ("ok", "open", "cancelled"))
+        tokens = worker["input_tokens"] + worker["output_tokens"]
+        cells = (worker["worker"], f"{worker['calls']:,}", f"{failed:,}", _share(worker["success_rate"]), f"{tokens:,}")
         terminal.add_row(table, cells)
     return table
 

@@ -121,7 +121,7 @@ def _faults(proof: Proof, verifiers: Sequence[str]) -> list[str]:
     if head is None:
         return []
     return [
-        f"Entry {one.place} is not in the tree of the checkpoint."
-        for one in proof.leaves
-        if not includes(one.place, head.size, leaf_hash(one.entry), one.proof, head.root)
+        f"Entry {leaf.place} is not in the tree of the checkpoint."
+        for leaf in proof.leaves
+        if not includes(leaf.place, head.size, leaf_hash(leaf.entry), leaf.proof, head.root)
     ]

@@ -118,7 +118,7 @@ def _price(arm: Arm, brief: Brief, question: int) -> Amount:
     floor = brief.limits.floor
     if arm.name != MODEL:
         return plan_price(arm.steps, brief.workers, question, floor)
-    return brief.planning + min([least(one, question, floor) for one in brief.workers], key=lambda one: one.usd)
+    return brief.planning + min([least(worker, question, floor) for worker in brief.workers], key=lambda one: one.usd)
 
 
 def _normals(random: Random) -> Normals:

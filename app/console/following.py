@@ -181,8 +181,8 @@ class FollowedRun:
 def _turn(words: str, calls: list[dict[str, str]]) -> dict[str, Any]:
     """Return the assistant's message with its calls of tools, as the request with their results repeats it."""
     made = [
-        {"id": one["id"], "type": "function", "function": {"name": one["name"], "arguments": one["arguments"]}}
-        for one in calls
+        {"id": call["id"], "type": "function", "function": {"name": call["name"], "arguments": call["arguments"]}}
+        for call in calls
     ]
     return {"role": "assistant", "content": words or None, "tool_calls": made}
 
@@ -205,5 +205,5 @@ def _plans(graph: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def _failures(node: Mapping[str, Any]) -> list[str]:
     """Return the attempts of a step that gave no answer, in words."""
-    tried = [one for one in node["attempts"] if one["outcome"] not in (None, "ok")]
+    tried = [attempt for attempt in node["attempts"] if attempt["outcome"] not in (None, "ok")]
     return [f"{one['worker']}: {one['error'] or one['outcome']}" for one in tried]

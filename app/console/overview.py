@@ -97,7 +97,7 @@ def _values(pages: Pages, found: Json, asked: Json) -> dict[str, Any]:
         "rated": lambda worker: _rated(found, asked, worker),
         "spent": lambda budget: _spent(found, budget),
         "by_state": {one["state"]: one for one in found["open"]},
-        "out": [one for one in found["breakers"] or () if one["state"] != "closed"],
+        "out": [breaker for breaker in found["breakers"] or () if breaker["state"] != "closed"],
     }
 
 

@@ -114,7 +114,7 @@ class Plans:
     ) -> Response:
         steps = plan["plan"]["steps"]
         written = plan_form.read(lists) if lists is not None else []
-        numbers = [one["revision"] for one in plan["revisions"]]
+        numbers = [revision["revision"] for revision in plan["revisions"]]
         against = _against(request, numbers, plan["revision"])
         differences: Sequence[plan_form.StepDifference] = ()
         if against is not None:

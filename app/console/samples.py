@@ -95,14 +95,14 @@ with client.messages.stream(
 
 def to_messages(body: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments by which Anthropic's client sends the same request."""
-    system = [str(one["content"]) for one in body["messages"] if one["role"] == "system"]
+    system = [str(message["content"]) for message in body["messages"] if message["role"] == "system"]
     given: dict[str, Any] = {
         "model": body["model"],
         "max_tokens": body.get("max_completion_tokens", ANTHROPIC_TOKENS),
     }
     if system:
         given["system"] = "\n\n".join(system)
-    given["messages"] = _turns([one for one in body["messages"] if one["role"] != "system"])
+    given["messages"] = _turns([message for message in body["messages"] if message["role"] != "system"])
     tools = [_tool(one["function"]) for one in body.get("tools", ())]
     if tools:
         given["tools"] = tools
@@ -119,18 +119,18 @@ def to_messages(body: Mapping[str, Any]) -> dict[str, Any]:
 def _turns(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return the conversation, with the results of tools in turns of the user."""
     turns: list[dict[str, Any]] = []
-    for one in messages:
-        if one["role"] == "tool":
-            result = {"type": "tool_result", "tool_use_id": one["tool_call_id"], "content": one["content"]}
+    for message in messages:
+        if message["role"] == "tool":
+            result = {"type": "tool_result", "tool_use_id": message["tool_call_id"], "content": message["content"]}
             if turns and turns[-1]["role"] == "user" and isinstance(turns[-1]["content"], list):
                 turns[-1]["content"].append(result)
             else:
                 turns.append({"role": "user", "content": [result]})
-        elif calls := one.get("tool_calls"):
-            said = [{"type": "text", "text": one["content"]}] if one.get("content") else []
+        elif calls := message.get("tool_calls"):
+            said = [{"type": "text", "text": message["content"]}] if message.get("content") else []
             turns.append({"role": "assistant", "content": [*said, *map(_use, calls)]})
         else:
-            turns.append({"role": one["role"], "content": one["content"]})
+            turns.append({"role": message["role"], "content": message["content"]})
     return turns
 
 

@@ -107,7 +107,7 @@ def _cut_content(content: Data | None) -> dict[str, Any] | None:
     messages = content["messages"]
     shown = None
     if messages is not None:
-        shown = [_message(one) for one in messages[-MOST_MESSAGES:]]
+        shown = [_message(message) for message in messages[-MOST_MESSAGES:]]
     return {
         "erased": content["erased"],
         "subtask": cut(content["subtask"]),
@@ -115,7 +115,11 @@ def _cut_content(content: Data | None) -> dict[str, Any] | None:
         "earlier_messages": max(len(messages or ()) - MOST_MESSAGES, 0),
         "output": cut(content["output"]),
         "outputs": {call["id"]: cut(call.get("output")) for call in content["attempts"]},
-        "called": [_message(one["said"]) for one in content["exchanges"] if one["said"] and one["results"] is None],
+        "called": [
+            _message(exchange["said"])
+            for exchange in content["exchanges"]
+            if exchange["said"] and exchange["results"] is None
+        ],
     }
 
 

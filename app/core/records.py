@@ -29,7 +29,7 @@ else:
 
         def made(cls: type[Record]) -> type[Record]:
             cls = dataclass(slots=slots, unsafe_hash="__hash__" not in cls.__dict__)(cls)
-            cls.__values__ = staticmethod(_values([one.name for one in fields(cls)]))
+            cls.__values__ = staticmethod(_values([field.name for field in fields(cls)]))
             return cls
 
         return made

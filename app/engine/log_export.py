@@ -104,7 +104,9 @@ class CheckpointExport:
         if not self._newest.note.startswith(split_note(note)[0]):
             self._newest = await self._begun(files, note, size)
         newest = self._newest
-        missing = [one for one in self._authorities.witnesses if cosignature_time(newest.note, one.key) is None]
+        missing = [
+            witness for witness in self._authorities.witnesses if cosignature_time(newest.note, witness.key) is None
+        ]
         stamps = self._authorities.timestamps
         if not missing and newest.note == newest.written and (not stamps or newest.stamped == newest.note):
             return

@@ -387,7 +387,7 @@ class ContentRetention:
             began = self._context.tick()
             page = await self._context.store.runs_with_content(query, following, PAGE)
             all_ended = all_ended and page.settled
-            ended = [one.id for one in page.runs if one.ended_at is not None]
+            ended = [run.id for run in page.runs if run.ended_at is not None]
             erased += await self._context.store.erase_contents(ended, "retention")
             following = page.following
             if following is None or not await self._leadership.held():

@@ -173,8 +173,8 @@ class SealedRows:
         if self._conn.dialect.name == "postgresql":
             return
         for table in METADATA.sorted_tables:
-            allowed = {one.name: (*_SQLITE_TYPES[one.type.python_type], "null") for one in table.columns}
-            types = {one.name: func.typeof(one) for one in table.columns}
+            allowed = {column.name: (*_SQLITE_TYPES[column.type.python_type], "null") for column in table.columns}
+            types = {column.name: func.typeof(column) for column in table.columns}
             keys = [cast(key, Text) for key in table.primary_key.columns]
             wrong = or_(*[types[name].not_in(names) for name, names in allowed.items()])
             for row in self._conn.execute(select(*keys, *types.values()).where(wrong).limit(ROWS)):
@@ -302,7 +302,7 @@ class SealedRows:
     def tags(self, wanted: Sequence[Tag]) -> set[Tag]:
         """Return the tags among these that are stored."""
         if self._conn.dialect.name == "postgresql":  # a join with arrays costs it a tenth of a long list
-            rows, names = unnested({str(one.name): one.type for one in TAGS.columns}, "")
+            rows, names = unnested({str(column.name): column.type for column in TAGS.columns}, "")
             its_own = [column == rows.c[column.name] for column in TAGS.columns]
             arrays = dict(zip(names, columns_of(wanted, len(names)), strict=True))
             query = select(TAGS).join(rows, and_(*its_own))

@@ -56,7 +56,7 @@ def read_entry(place: int, entry: bytes, salt: bytes | None) -> Sealed:
 
 def fits(sealed: Sealed, part: str, values: Mapping[str, Any] | Sequence[Mapping[str, Any]], salt: bytes) -> bool:
     """Return True if the part of the entry is the commitment to these values."""
-    plain = _stated(values) if isinstance(values, Mapping) else [_stated(one) for one in values]
+    plain = _stated(values) if isinstance(values, Mapping) else [_stated(value) for value in values]
     body = orjson.dumps(plain, option=orjson.OPT_SORT_KEYS)
     made = hmac.digest(salt, part.encode() + b"\n" + body, "sha256")
     return base64.b64encode(made).decode() == sealed.fields.get(part)

@@ -147,12 +147,12 @@ class LogCheck:
         progress: dict[str, int] = {}
         level: list[bytes] = []
         wrong: list[int] = []
-        for one in entries:
-            if one.place != tree.size:
-                self._add("entry", f"entries {tree.size:,} to {one.place - 1:,} are missing", tree.size)
+        for entry in entries:
+            if entry.place != tree.size:
+                self._add("entry", f"entries {tree.size:,} to {entry.place - 1:,} are missing", tree.size)
                 break
-            self._read(one, progress)
-            level.append(leaf_hash(one.entry))
+            self._read(entry, progress)
+            level.append(leaf_hash(entry.entry))
             tree.add(level[-1])
             if tree.size in sizes:
                 roots[tree.size] = tree.root()

@@ -40,7 +40,7 @@ def routes(admin: Administration) -> list[Route]:
         table = Table(
             "Table of rules for logins",
             ("Whose claim", "Is or has", "Has the role", "In the tenant"),
-            [_grant(one) for one in found["grants"]],
+            [_grant(grant) for grant in found["grants"]],
             "People cannot log in: no OpenID provider is configured. Keys are accepted.",
         )
         minutes = ""

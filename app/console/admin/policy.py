@@ -36,7 +36,7 @@ def routes(admin: Administration) -> list[Route]:
         rules = Table(
             "Table of the rules in force",
             ("Rule", "For requests with the labels", "Keeps away"),
-            [_rule(one) for one in policy["rules"]],
+            [_rule(rule) for rule in policy["rules"]],
             "The pool file in force has no rules.",
         )
         return await admin.show(
@@ -98,12 +98,12 @@ def _answer(found: Mapping[str, Any]) -> tuple[str, Table]:
 def _difference(found: Mapping[str, Any]) -> tuple[str, Table]:
     rows = [
         [
-            Cell(one["tier"]),
-            Cell(", ".join(one["labels"]) or "none"),
-            Cell(f"{one['worker']} ({one['role']}, {one['provider']})"),
-            Cell(str(one["before"])),
+            Cell(witness["tier"]),
+            Cell(", ".join(witness["labels"]) or "none"),
+            Cell(f"{witness['worker']} ({witness['role']}, {witness['provider']})"),
+            Cell(str(witness["before"])),
         ]
-        for one in found["witnesses"]
+        for witness in found["witnesses"]
     ]
     words = "The file shows nothing to anybody who does not see it now."
     if found["widens"]:

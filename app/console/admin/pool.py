@@ -80,8 +80,8 @@ async def _calls(admin: Administration, session: Session) -> Mapping[str, Mappin
         return defaultdict(lambda: UNKNOWN)
     ejected = {one["worker"]: f"left out at {when(one['at'])}" for one in found["ejected"]}
     known: dict[str, Mapping[str, Any]] = {name: {**UNCALLED, "ejected": words} for name, words in ejected.items()}
-    for one in found["workers"]:
-        known[one["worker"]] = {**one, "ejected": ejected.get(one["worker"], "")}
+    for worker in found["workers"]:
+        known[worker["worker"]] = {**worker, "ejected": ejected.get(worker["worker"], "")}
     return defaultdict(lambda: UNCALLED, known)
 
 

@@ -91,10 +91,10 @@ def best_alone(workers: Sequence[Worker], preferred: str, question: int, limits:
     usual = known.get(preferred, workers[0])
     if left.holds(least(usual, question, floor)):
         return usual.name
-    whole = [one for one in workers if left.holds(least(one, question, limits.output_tokens))]
+    whole = [worker for worker in workers if left.holds(least(worker, question, limits.output_tokens))]
     if whole:
         return max(whole, key=lambda one: one.price.output).name
-    short = [one for one in workers if left.holds(least(one, question, floor))]
+    short = [worker for worker in workers if left.holds(least(worker, question, floor))]
     return min(short, key=lambda one: one.price.output, default=usual).name
 
 

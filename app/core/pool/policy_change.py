@@ -80,7 +80,7 @@ def _conductors(catalog: Catalog) -> tuple[str, ...]:
 
 def _recipient(catalog: Catalog, role: str, name: str) -> Recipient:
     provider = catalog.providers[catalog.workers[name].provider]
-    addresses = tuple(one.base_url for one in provider.endpoints) or (provider.base_url,)
+    addresses = tuple(endpoint.base_url for endpoint in provider.endpoints) or (provider.base_url,)
     return Recipient(role, name, provider.name, addresses)
 
 

@@ -140,12 +140,12 @@ class Window:
     def read(cls, body: bytes) -> "Window":
         """Return the inverse of `written`."""
         requests, tokens, claims = orjson.loads(body)
-        known = {one[0]: Claim(*one) for one in claims}
+        known = {claim[0]: Claim(*claim) for claim in claims}
         return cls([Slot(*one) for one in requests], [Slot(*one) for one in tokens], known)
 
     def written(self) -> bytes:
         """Return the window as JSON, which other processes read."""
-        claims = [_fields(one) for one in self.claims.values()]
+        claims = [_fields(claim) for claim in self.claims.values()]
         return orjson.dumps([_figures(self.requests), _figures(self.tokens), claims])
 
     @property
@@ -206,7 +206,7 @@ class Window:
     def until(self) -> float:
         """The time from which nothing in the window counts any more; runs may be open for a day."""
         slots = [one.expires for one in (*self.requests, *self.tokens)]
-        return max([*slots, *[one.until + DAY_SECONDS for one in self.claims.values()]], default=0.0)
+        return max([*slots, *[claim.until + DAY_SECONDS for claim in self.claims.values()]], default=0.0)
 
     def give_back(self, run: str) -> None:
         """Forget a run that was not begun after all; the request still counts."""
@@ -224,7 +224,7 @@ class Window:
         for unit, most, slots in parts:
             if most is not None:
                 remaining = max(0, most - _total(slots))
-                reset = max([one.expires for one in slots if one.amount], default=now) - now
+                reset = max([slot.expires for slot in slots if slot.amount], default=now) - now
                 found.append(Figures(unit, most, remaining, reset))
         return tuple(found)
 
@@ -262,9 +262,9 @@ def decide(
 def _tightest(figures: Iterable[Figures]) -> tuple[Figures, ...]:
     """Of each unit, the figures of the window that has least left."""
     found: dict[Unit, Figures] = {}
-    for one in figures:
-        if one.unit not in found or one.remaining < found[one.unit].remaining:
-            found[one.unit] = one
+    for figure in figures:
+        if figure.unit not in found or figure.remaining < found[figure.unit].remaining:
+            found[figure.unit] = figure
     return tuple(found.values())
 
 
@@ -287,7 +287,7 @@ def _over(claim: Claim, runs: Mapping[str, RunUse], now: float) -> tuple[int, fl
 def _current(slots: list[Slot], now: float) -> list[Slot]:
     """Return the slots that still count. A clock that was ahead once must not make them count for longer than they
     would."""
-    kept = [one for one in slots if one.expires > now and one.amount > 0]
+    kept = [slot for slot in slots if slot.expires > now and slot.amount > 0]
     for one in kept:
         if one.opened > now:
             one.opened, one.expires = now, one.expires - (one.opened - now)
@@ -318,11 +318,11 @@ def _wait(slots: Sequence[Slot], amount: int, limit: int, now: float) -> float:
 
 
 def _total(slots: Iterable[Slot]) -> int:
-    return sum(one.amount for one in slots)
+    return sum(slot.amount for slot in slots)
 
 
 def _figures(slots: Iterable[Slot]) -> list[tuple[float, float, int]]:
-    return [(one.opened, one.expires, one.amount) for one in slots]
+    return [(slot.opened, slot.expires, slot.amount) for slot in slots]
 
 
 def _fields(claim: Claim) -> list[str | int | float]:

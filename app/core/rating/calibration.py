@@ -75,16 +75,16 @@ class Rate:
 def rates(trials: Iterable[Trial], by: Callable[[Trial], str]) -> dict[str, Rate]:
     """Pass rates of trials in the groups that `by` names, in the order in which they first come."""
     found: dict[str, Rate] = {}
-    for one in trials:
-        known = found.get(by(one), Rate(0.0, 0))
-        found[by(one)] = Rate(known.passed + one.score, known.tried + 1)
+    for trial in trials:
+        known = found.get(by(trial), Rate(0.0, 0))
+        found[by(trial)] = Rate(known.passed + trial.score, known.tried + 1)
     return found
 
 
 def of_worker(trials: Sequence[Trial], worker: Worker) -> list[Trial]:
     """Return the trials that speak of a worker as it is now: of its model, and of the latest version of the tasks
     only."""
-    own = [one for one in trials if (one.worker, one.model) == (worker.name, worker.model)]
+    own = [trial for trial in trials if (trial.worker, trial.model) == (worker.name, worker.model)]
     latest = max(own, key=lambda one: one.at).version if own else ""
     return [one for one in own if one.version == latest]
 

@@ -286,7 +286,7 @@ class Comparison:
             "second": self.second.to_json(),
             "difference": {shown(name): in_unit(name, self.difference(name)) for name in METRICS},
             "same_answer": self.same_answer,
-            "steps": [one.to_json() for one in self.steps],
+            "steps": [step.to_json() for step in self.steps],
             "disclosures": {
                 "both": len(self.first.disclosures & self.second.disclosures),
                 "only_first": [one.to_json() for one in self.only_first],
@@ -383,8 +383,8 @@ def paired(comparisons: Sequence[Comparison]) -> tuple[Paired, ...]:
 
 
 def _paired(metric: str, pairs: Sequence[Comparison]) -> Paired:
-    before = [one.first.metric(metric) or 0.0 for one in pairs]
-    after = [one.second.metric(metric) or 0.0 for one in pairs]
+    before = [pair.first.metric(metric) or 0.0 for pair in pairs]
+    after = [pair.second.metric(metric) or 0.0 for pair in pairs]
     differences = tuple([new - old for old, new in zip(before, after, strict=True)])
     return Paired(
         metric=metric,
@@ -392,7 +392,7 @@ def _paired(metric: str, pairs: Sequence[Comparison]) -> Paired:
         first=fmean(before),
         second=fmean(after),
         difference=fmean(differences),
-        lower=sum(one < 0 for one in differences),
-        higher=sum(one > 0 for one in differences),
+        lower=sum(difference < 0 for difference in differences),
+        higher=sum(difference > 0 for difference in differences),
         differences=differences,
     )

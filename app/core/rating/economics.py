@@ -244,7 +244,7 @@ def _scores(run: JournaledRun, kind: FeedbackKind) -> Mapping[str, float]:
 
 def _signs(run: JournaledRun) -> Collection[str]:
     """Return the signs that were noted of the run, and the one in its journal."""
-    noted = {one.source for one in run.ratings if one.kind == "implicit"}
+    noted = {rating.source for rating in run.ratings if rating.kind == "implicit"}
     return noted | ({sign(run.events)} - {""})
 
 

@@ -212,11 +212,11 @@ def _inputs(planned: Json) -> tuple[int, ...]:
 
 def _summed(usages: Sequence[Usage]) -> Usage:
     return Usage(
-        input=sum(one.input for one in usages),
-        cached=sum(one.cached for one in usages),
-        output=sum(one.output for one in usages),
-        reasoning=sum(one.reasoning for one in usages),
-        written=sum(one.written for one in usages),
+        input=sum(usage.input for usage in usages),
+        cached=sum(usage.cached for usage in usages),
+        output=sum(usage.output for usage in usages),
+        reasoning=sum(usage.reasoning for usage in usages),
+        written=sum(usage.written for usage in usages),
     )
 
 

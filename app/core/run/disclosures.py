@@ -102,7 +102,7 @@ def _complete(state: RunState | None, fact: CallIntended, catalogs: Mapping[str,
 
 def _planner(state: RunState, step: StepState) -> str:
     """Return the kind of conductor that made the proposal of a step."""
-    for one in state.proposals:
-        if one.number == step.proposal:
-            return one.conductor
+    for proposal in state.proposals:
+        if proposal.number == step.proposal:
+            return proposal.conductor
     return next(one.conductor for one in state.all_proposals if one.number == step.proposal)

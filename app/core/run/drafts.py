@@ -228,7 +228,7 @@ def digest_of(state: RunState, proposal: Proposal) -> str:
 def plan_dropped(state: RunState, command: DropPlan, now: float) -> tuple[*tuple[StepSkipped, ...], RunApprovalExpired]:
     """Return the end of a wait for an approval that goes on with another plan: the steps of this one are skipped, and
     the turn has the time again that it had left."""
-    dropped = [one for one in state.steps.values() if one.proposal == command.proposal]
+    dropped = [step for step in state.steps.values() if step.proposal == command.proposal]
     left = state.asked.seconds if state.asked is not None else 0.0
     skips = [StepSkipped(step.n, approvals.EXPIRED) for step in dropped if not step.settled]
     return (*skips, RunApprovalExpired(command.proposal, now + left))

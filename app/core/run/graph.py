@@ -104,12 +104,12 @@ class Node:
     @property
     def usd(self) -> int:
         """Micro-dollars of its finished calls."""
-        return sum(one.usd for one in self.attempts)
+        return sum(attempt.usd for attempt in self.attempts)
 
     @property
     def seconds(self) -> float:
         """Seconds of its finished calls."""
-        return sum(one.ended - one.begun for one in self.attempts if one.ended is not None)
+        return sum(attempt.ended - attempt.begun for attempt in self.attempts if attempt.ended is not None)
 
     def to_json(self) -> dict[str, Any]:
         """Return the node in plain JSON values, without any text."""
@@ -129,8 +129,8 @@ class Node:
             "error": self.error or None,
             "cost_usd": self.usd / MILLION,
             "seconds": rounded(self.seconds),
-            "tokens": usage_to_json(summed(one.usage for one in self.attempts)),
-            "attempts": [one.to_json() for one in self.attempts],
+            "tokens": usage_to_json(summed(attempt.usage for attempt in self.attempts)),
+            "attempts": [attempt.to_json() for attempt in self.attempts],
             "x": self.place.x,
             "y": self.place.y,
         }
@@ -247,7 +247,7 @@ def _index(at: Instant) -> _Index:
     return _Index(
         at=at,
         state=state,
-        proposals={one.number: one for one in state.all_proposals},
+        proposals={proposal.number: proposal for proposal in state.all_proposals},
         planned=frozenset([step.n for step in state.planned]),
         steps_of=steps_of,
         intents=intents,
@@ -375,7 +375,7 @@ def _shown_to_conductor(index: _Index, proposal: Proposal) -> Iterator[Edge]:
     calls = index.intents.get(node, ())
     if proposal.parent is not None:
         yield Edge(step_node(proposal.parent), node, "granted", "task", sent=bool(calls))
-    if any(one.access.user for one in calls):
+    if any(call.access.user for call in calls):
         yield Edge(CALLER, node, "granted", "conversation", sent=True)
     seen = {n: None for one in calls if one.template != EMBEDS for n in seen_steps(one)}
     for n in seen:
@@ -399,7 +399,7 @@ def _granted(index: _Index, proposal: Proposal, step: StepState) -> Iterator[Edg
         else:
             yield Edge(step_node(n), node, "granted", "output", sent=n in shown)
     if any(use.results for use in step.exchanges):
-        yield Edge(CALLER, node, "granted", "tool_results", sent=any(one.results for one in calls))
+        yield Edge(CALLER, node, "granted", "tool_results", sent=any(call.results for call in calls))
 
 
 def _withheld(index: _Index, proposal: Proposal, step: StepState, by: str) -> Iterator[Edge]:

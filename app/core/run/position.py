@@ -55,7 +55,7 @@ def attempt_of(state: RunState, call: str) -> int:
     step = state.steps[known.step]
     while state.nested and (parent := parent_of(state, step)) is not None:
         step = parent
-    made = [one.id for one in _attempts(state, step.n)]
+    made = [attempt.id for attempt in _attempts(state, step.n)]
     return made.index(call) + 1 if call in made else 0
 
 
@@ -63,7 +63,7 @@ def _attempts(state: RunState, n: int) -> list[Call]:
     """Return the calls that gave, or were to give, the answers of the rounds up to that of step `n`; its own come last.
     What is nested in a step gives its answer in one."""
     of = state.steps[n].proposal
-    rounds = range(1, next(one.round for one in state.proposals if one.number == of))
+    rounds = range(1, next(proposal.round for proposal in state.proposals if proposal.number == of))
     earlier = [workflow[-1].n for number in rounds if (workflow := state.workflow(number))]
     cut_short = state.end is not None and state.end.stopped and state.round == 1
     if cut_short and state.answering is not None:

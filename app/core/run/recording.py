@@ -74,7 +74,7 @@ class RecordedPlan:
     def from_json(cls, value: Mapping[str, Any]) -> "RecordedPlan":
         """Return the inverse of `to_json`."""
         kept = {int(position): Kept.from_json(one) for position, one in value["kept"].items()}
-        return cls(tuple([_step_from_json(one) for one in value["steps"]]), value["instant"], kept)
+        return cls(tuple([_step_from_json(step) for step in value["steps"]]), value["instant"], kept)
 
 
 @record(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class RecordedTools:
         return {
             "place": self.place,
             "calls": [list(call) for call in self.calls],
-            "results": [message_to_json(one) for one in self.results],
+            "results": [message_to_json(result) for result in self.results],
             "labels": sorted(self.labels),
         }
 
@@ -102,7 +102,7 @@ class RecordedTools:
     def from_json(cls, value: Mapping[str, Any]) -> "RecordedTools":
         """Return the inverse of `to_json`."""
         calls = tuple([(name, arguments) for name, arguments in value["calls"]])
-        results = tuple([message_from_json(one) for one in value["results"]])
+        results = tuple([message_from_json(result) for result in value["results"]])
         return cls(value["place"], calls, results, frozenset(value["labels"]))
 
 
@@ -138,13 +138,13 @@ class Recording:
     def to_json(self) -> dict[str, Any]:
         """Return the recording in plain JSON values."""
         plans = {key: plan.to_json() for key, plan in self.plans.items()}
-        return {"run": self.run, "plans": plans, "tools": [one.to_json() for one in self.tools]}
+        return {"run": self.run, "plans": plans, "tools": [tool.to_json() for tool in self.tools]}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> "Recording":
         """Return the inverse of `to_json`."""
         plans = {key: RecordedPlan.from_json(one) for key, one in value["plans"].items()}
-        return cls(value["run"], plans, tuple([RecordedTools.from_json(one) for one in value["tools"]]))
+        return cls(value["run"], plans, tuple([RecordedTools.from_json(tool) for tool in value["tools"]]))
 
 
 # -- places
@@ -175,7 +175,7 @@ def key_of(proposal: Proposal, known: Mapping[int, str]) -> str:
 
 def accepted(state: RunState) -> Sequence[Proposal]:
     """Return the proposals that were carried out and have steps, in order."""
-    return [one for one in state.all_proposals if one.state == "accepted" and state.steps_of(one)]
+    return [proposal for proposal in state.all_proposals if proposal.state == "accepted" and state.steps_of(proposal)]
 
 
 def plan_of(
@@ -232,8 +232,8 @@ def answered(recording: Recording, place: str, index: int, said: Message, ids: S
     The exchange of the same step comes first, by `index` among those of the step; then any other with equal calls.
     """
     calls = tools_of(said, (), place, frozenset()).calls
-    of_step = [one for one in recording.tools if one.place == place]
-    same = of_step[index : index + 1] + [one for one in recording.tools if one.calls == calls]
+    of_step = [tool for tool in recording.tools if tool.place == place]
+    same = of_step[index : index + 1] + [tool for tool in recording.tools if tool.calls == calls]
     found = next((one for one in same if one.calls == calls), None)
     if found is None:
         return None
@@ -253,5 +253,7 @@ def _step_to_json(step: Step) -> dict[str, Any]:
 
 def _step_from_json(value: Mapping[str, Any]) -> Step:
     entries = value["access"]
-    access = Access("user" in entries, tuple([one for one in entries if isinstance(one, int)]), "previous" in entries)
+    access = Access(
+        "user" in entries, tuple([entry for entry in entries if isinstance(entry, int)]), "previous" in entries
+    )
     return Step(value["worker"], value["subtask"], access, answers=value["answers"], tools=value["tools"])

@@ -43,7 +43,7 @@ Values = Mapping[str, Any]
 
 def canonical(values: Values | Sequence[Values]) -> bytes:
     """Return the bytes to which a commitment is made."""
-    stated = [_stated(one) for one in values] if isinstance(values, list | tuple) else _stated(values)
+    stated = [_stated(value) for value in values] if isinstance(values, list | tuple) else _stated(values)
     try:
         return orjson.dumps(stated, default=_text_of_bytes, option=orjson.OPT_SORT_KEYS)
     except TypeError:  # the names are texts of a class of SQLAlchemy's own

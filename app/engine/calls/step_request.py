@@ -129,7 +129,7 @@ async def look(store: ContentReads, state: RunState, n: int, fresh: Mapping[str,
     if inherited:
         own = changed(own, steps=tuple(m for m in own.steps if m not in inherited))
     earlier = [state.steps[m] for m in own.steps if state.steps[m].state == "done"]
-    answered = [one for one in step.exchanges if one.results]
+    answered = [exchange for exchange in step.exchanges if exchange.results]
     wanted: set[tuple[str, Reader]] = {(ref, _task) for ref in (state.admitted.task, state.turn.request) if ref}
     wanted.add((step.subtask, _text))
     for one in earlier:

@@ -126,7 +126,7 @@ class Access(Keys):
         kept = self.opened(cookie, "session")
         row = None
         if kept:
-            row = self.rights(kept["sub"], [tuple(one) for one in kept["claims"]], kept["until"])
+            row = self.rights(kept["sub"], [tuple(claim) for claim in kept["claims"]], kept["until"])
         if row is None:
             raise Unauthorized("The session is over; log in at /admin/login, or send a Baton key.")
         return Caller(row, via="oidc", csrf_token=_mac(self._key(), b"csrf", cookie.encode()).hex())
@@ -222,7 +222,7 @@ def rules(keys: Keys, people: People | None) -> APIRouter:
     async def list_login_rules(caller: Annotated[Caller, keys.needs("keys:read")]) -> Response:
         """The rules of BATON_OIDC_ROLES, in their order; for a caller of one tenant those of that tenant."""
         grants = people.grants if people is not None else ()
-        seen = [asdict(one) for one in grants if caller.key.all_tenants or one.tenant == caller.key.tenant]
+        seen = [asdict(grant) for grant in grants if caller.key.all_tenants or grant.tenant == caller.key.tenant]
         session = people.seconds if people is not None else 0.0
         shown = {"object": "logins", "enabled": people is not None, "session_seconds": session, "grants": seen}
         return Response(orjson.dumps(shown), headers={"cache-control": "no-store"}, media_type="application/json")

@@ -83,7 +83,7 @@ def _in_force(router: APIRouter, context: AdminContext, keys: Keys) -> None:
 
 
 def _rule(catalog: Catalog, rule: Rule) -> dict[str, Any]:
-    excluded = [one.name for one in catalog.workers.values() if rule.name in _rules_of(one)]
+    excluded = [worker.name for worker in catalog.workers.values() if rule.name in _rules_of(worker)]
     return {"name": rule.name, "labels": sorted(rule.labels), "excludes": excluded}
 
 

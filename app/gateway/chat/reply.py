@@ -110,14 +110,14 @@ def proposals(state: RunState) -> list[dict[str, Any]]:
     """Return the workflows that were proposed, and their states."""
     return [
         {
-            "mode": one.mode,
-            "round": one.round,
-            "conductor": one.conductor,
-            "state": one.state,
-            "reasons": list(one.reasons),
+            "mode": proposal.mode,
+            "round": proposal.round,
+            "conductor": proposal.conductor,
+            "state": proposal.state,
+            "reasons": list(proposal.reasons),
         }
-        | _within(one.parent)
-        for one in state.all_proposals
+        | _within(proposal.parent)
+        for proposal in state.all_proposals
     ]
 
 

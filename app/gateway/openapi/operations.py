@@ -80,7 +80,7 @@ def replies(
     if events:
         success["content"] = {"text/event-stream": _stream(events, terminal)}
     if files:
-        success["content"] = {one: {"schema": {"type": "string", "format": "binary"}} for one in files}
+        success["content"] = {file: {"schema": {"type": "string", "format": "binary"}} for file in files}
     declared: Responses = {200: success}
     for status in sorted(errors):
         content = {"application/json": {"schema": _one_of(bodies)}}

@@ -83,7 +83,7 @@ def whole(
 
 def question(task: Task) -> str:
     """Return the texts of the caller's last message."""
-    last = next((one for one in reversed(task.messages) if one.role == "user"), None)
+    last = next((message for message in reversed(task.messages) if message.role == "user"), None)
     texts = [part.text for part in last.parts if isinstance(part, Text)] if last is not None else []
     return "\n".join(texts)
 

@@ -110,7 +110,7 @@ def full(step: StepState, events: Sequence[Event], texts: Mapping[str, str]) -> 
             record["said"] = message(message_from_json(orjson.loads(texts[exchange.said])))
         if exchange.results and exchange.results in texts:
             results = orjson.loads(texts[exchange.results])
-            record["results"] = [message(message_from_json(one)) for one in results]
+            record["results"] = [message(message_from_json(result)) for result in results]
     return shown
 
 

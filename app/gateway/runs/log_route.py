@@ -110,7 +110,7 @@ async def _body(log: TransparencyLog, tile: Tile) -> bytes:
 
 def proof_of_run(run: str, events: int, proof: Proof) -> dict[str, Any]:
     """Return the JSON of `GET /v1/runs/{run}/proof`. `events` is the number of the run's events."""
-    leaves = [_proven(one) for one in proof.leaves]
+    leaves = [_proven(leaf) for leaf in proof.leaves]
     return {"object": "run.proof", "run": run, "events": events, "checkpoint": proof.checkpoint, "leaves": leaves}
 
 

@@ -44,7 +44,7 @@ def runs_of(period: Period, found: RunFigures) -> Json:
 def _bucket(period: Period, number: int, groups: Iterable[RunGroup], seconds: Sequence[float]) -> Json:
     width = (period.until - period.since) / period.buckets
     since = period.since + number * width
-    some = [one for one in groups if one.bucket == number]
+    some = [group for group in groups if group.bucket == number]
     return {"since": since, "until": since + width, **sums(some), "seconds": percentiles(seconds)}
 
 
@@ -67,16 +67,16 @@ def sums(groups: Iterable[RunGroup]) -> Json:
 def _grouped(groups: Iterable[RunGroup], name: Callable[[RunGroup], str]) -> list[tuple[str, list[RunGroup]]]:
     """Return the groups by name, those of the most runs first."""
     found: defaultdict[str, list[RunGroup]] = defaultdict(list)
-    for one in groups:
-        found[name(one)].append(one)
+    for group in groups:
+        found[name(group)].append(group)
     return sorted(found.items(), key=lambda item: (-sum(one.runs for one in item[1]), item[0]))
 
 
 def _failures(groups: Iterable[RunGroup]) -> list[Json]:
     found: defaultdict[tuple[str, str], int] = defaultdict(int)
-    for one in groups:
-        if one.state in ENDED and one.state != "succeeded":
-            found[one.state, one.error or ""] += one.runs
+    for group in groups:
+        if group.state in ENDED and group.state != "succeeded":
+            found[group.state, group.error or ""] += group.runs
     ordered = sorted(found.items(), key=lambda item: (-item[1], item[0]))
     return [{"state": state, "error": error or None, "runs": runs} for (state, error), runs in ordered]
 
@@ -94,8 +94,8 @@ def workers_of(found: RunFigures, prices: Mapping[str, Price]) -> list[Json]:
     """Return each worker's calls with their share, how many went well, and about what they cost at present prices."""
     ratings = {worker: (runs, passed) for worker, runs, passed in found.ratings}
     by_worker: defaultdict[str, list[CallGroup]] = defaultdict(list)
-    for one in found.calls:
-        by_worker[one.recipient].append(one)
+    for call in found.calls:
+        by_worker[call.recipient].append(call)
     total = sum(one.calls for one in found.calls)
     ordered = sorted(by_worker.items(), key=lambda item: (-sum(one.calls for one in item[1]), item[0]))
     return [_worker(name, some, total, ratings.get(name, (0, 0)), prices.get(name)) for name, some in ordered]
@@ -103,8 +103,8 @@ def workers_of(found: RunFigures, prices: Mapping[str, Price]) -> list[Json]:
 
 def _worker(name: str, groups: Sequence[CallGroup], total: int, ratings: tuple[int, int], price: Price | None) -> Json:
     by_outcome: defaultdict[str, int] = defaultdict(int)
-    for one in groups:
-        by_outcome[one.outcome or "open"] += one.calls
+    for group in groups:
+        by_outcome[group.outcome or "open"] += group.calls
     calls = sum(by_outcome.values())
     known = calls - by_outcome["open"] - by_outcome["cancelled"]
     tokens = sum(one.input_tokens for one in groups), sum(one.output_tokens for one in groups)

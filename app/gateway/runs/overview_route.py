@@ -233,7 +233,7 @@ async def _conductors(context: GatewayContext) -> list[Json]:
     known = versions_in_force(await context.store.changes())
     conductors = {tier.conductor.worker for tier in context.catalog().tiers.values()} - {None}
     shown = []
-    for name in sorted(str(one) for one in conductors):
+    for name in sorted(str(conductor) for conductor in conductors):
         in_force = known.get(name, VersionsInForce())
         version = {"conductor": name, "live": in_force.live or None, "canary": in_force.canary or None}
         shown.append(version | {"share": in_force.share})

@@ -127,7 +127,7 @@ def _authentication(provider: ProviderEntry) -> Iterator[tuple[str, str]]:
         yield "auth", f"does not go with the format {provider.format}; use {', '.join(AUTHENTICATED[auth])}"
     elif missing := missing_extra(auth):
         yield "auth", f'= "{auth}" {missing}'
-    keys = [provider.key, *(one.key for one in provider.endpoints)]
+    keys = [provider.key, *(endpoint.key for endpoint in provider.endpoints)]
     if auth in EXTRAS and any(keys):
         yield "key", f'is of no use with auth = "{auth}", which finds its own credentials; remove it'
     if auth == "api-key" and provider.key is None and not (provider.endpoints and all(keys[1:])):

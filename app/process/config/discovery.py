@@ -87,7 +87,7 @@ def discover(settings: Settings, environ: Mapping[str, str], faults: list[str]) 
         return None
     document = {
         "providers": present,
-        "workers": {one.name: one.entry for one in candidates},
+        "workers": {candidate.name: candidate.entry for candidate in candidates},
         "tiers": _tiers(candidates, settings),
     }
     return DiscoveredPool(document, tuple(present), tuple(notes))
@@ -198,7 +198,7 @@ def _provider(known: KnownProvider, key: str | None) -> dict[str, Any]:
 
 def _tiers(candidates: Sequence[Candidate], settings: Settings) -> dict[str, Any]:
     """Return `baton-mini` over the cheapest general workers and `baton-ultra` over the strongest workers."""
-    general = [one for one in candidates if "general" in one.entry["strengths"]] or list(candidates)
+    general = [candidate for candidate in candidates if "general" in candidate.entry["strengths"]] or list(candidates)
     cheap = sorted(general, key=lambda one: (one.cost, one.rank, one.name))[:MINI_POOL]
     strong = sorted(candidates, key=lambda one: (one.rank, one.cost, one.name))
     if sum(one.rank < SMALL for one in strong) > 1:

@@ -352,7 +352,7 @@ def secret_names(text: str) -> set[str]:
     for table in list(tables):
         endpoints = table.get("endpoints", [])
         if isinstance(endpoints, list):
-            tables += [one for one in endpoints if isinstance(one, dict)]
+            tables += [endpoint for endpoint in endpoints if isinstance(endpoint, dict)]
     named = [table.get(name) for table in tables for name in ("key", "proxy_credentials")]
     return {name for name in named if isinstance(name, str)}
 

@@ -83,9 +83,9 @@ def policy() -> Policy:
     """Return the policy that is shipped."""
     value: dict[str, Any] = json.loads(files(__package__).joinpath("policy.json").read_text("utf-8"))
     plans = []
-    for one in value["plans"]:
-        steps = tuple(PlanStep(place, text, tuple(access), writes) for place, text, access, writes in one["steps"])
-        plans.append(LearnedPlan(steps, tuple(one["scores"])))
+    for plan in value["plans"]:
+        steps = tuple(PlanStep(place, text, tuple(access), writes) for place, text, access, writes in plan["steps"])
+        plans.append(LearnedPlan(steps, tuple(plan["scores"])))
     words = {word: tuple(row) for word, row in value["words"].items()}
     return Policy(tuple(value["workers"]), tuple(value["start"]), words, tuple(plans))
 

@@ -170,12 +170,12 @@ def pruning_groups(runs: Sequence[tuple[PrunedRun, int]], most: int) -> Iterator
     """These runs in groups of at most that many events, each of which one short transaction can prune."""
     group: list[tuple[PrunedRun, int]] = []
     events = 0
-    for one in runs:
-        if group and events + one[0].events > most:
+    for run in runs:
+        if group and events + run[0].events > most:
             yield group
             group, events = [], 0
-        group.append(one)
-        events += one[0].events
+        group.append(run)
+        events += run[0].events
     if group:
         yield group
 

@@ -180,7 +180,7 @@ def is_earlier(url: str, current: str | None, wanted: str) -> bool:
 def _known(url: str) -> Sequence[Revision]:
     """Return every revision that this program knows, the oldest first."""
     scripts: Any = resolve_name("alembic.script:ScriptDirectory").from_config(alembic_config(url))
-    found = [Revision(one.revision, one.doc.partition("\n")[0]) for one in scripts.walk_revisions()]
+    found = [Revision(revision.revision, revision.doc.partition("\n")[0]) for revision in scripts.walk_revisions()]
     return found[::-1]
 
 
