@@ -58,7 +58,7 @@ class Forged:
 
     def all(self, kind: str, **fields: Any) -> list[Line]:
         """The events of a kind with these values in their bodies."""
-        return [one for one in self.events if one.kind == kind and fields.items() <= one.body.items()]
+        return [event for event in self.events if event.kind == kind and fields.items() <= event.body.items()]
 
     def first(self, kind: str, **fields: Any) -> dict[str, Any]:
         """The body of the first of them."""

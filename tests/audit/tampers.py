@@ -191,7 +191,7 @@ def _other(value: Any, rnd: random.Random) -> Any:
 
 def recorded_columns(name: str) -> list[str]:
     """The columns of a table of record that are records."""
-    return [str(one.name) for one in TABLES[name].columns if str(one.name) not in UNSEALED.get(name, ())]
+    return [str(column.name) for column in TABLES[name].columns if str(column.name) not in UNSEALED.get(name, ())]
 
 
 def edit(name: str, only: str = "") -> Tamper:

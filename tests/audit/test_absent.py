@@ -138,5 +138,5 @@ def test_a_run_that_was_rewritten_consistently_differs_from_the_export(desk: Des
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 6, 7, 8, 13])
 def test_the_auditor_computes_the_hash_that_was_stored(count: int) -> None:
     events: Sequence[Stored] = [Stored(seq, "kind", seq / 3, b"%d" % seq) for seq in range(1, count + 1)]
-    stored = journal_hash.root("run", [(one.seq, one.kind, one.at, one.body) for one in events])
+    stored = journal_hash.root("run", [(event.seq, event.kind, event.at, event.body) for event in events])
     assert absent.root("run", events) == stored

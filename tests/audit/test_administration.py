@@ -48,7 +48,7 @@ async def database(tmp_path: Path) -> Path:
 
 async def test_what_was_changed_through_the_service_agrees_with_its_log(database: Path) -> None:
     report = await audited(database)
-    assert [str(one) for one in report.violations] == []
+    assert [str(violation) for violation in report.violations] == []
     assert report.unverifiable.total() == 0
 
 
@@ -70,7 +70,7 @@ async def test_a_change_past_the_log_is_caught(database: Path, statement: str, s
     with sqlite3.connect(database) as conn:
         conn.execute(statement)
     conn.close()
-    assert any(str(one).startswith(said) for one in (await audited(database)).violations)
+    assert any(str(violation).startswith(said) for violation in (await audited(database)).violations)
 
 
 async def test_the_log_cannot_be_altered_and_contradicts_itself_where_it_was(database: Path) -> None:

@@ -70,8 +70,10 @@ def test_a_falsified_journal(desk: Desk, journal: Journal) -> None:
     status, out, _ = desk("check", "--json", "--run", run)
     told = json.loads(out)
     assert (status, told["clean"], told["runs"]) == (1, False, 1)
-    assert {one["rule"] for one in told["violations"]} == set(told["rules"]) >= {"seq-gap", "row-ledger"}
-    assert {(one["run"], type(one["seq"]), type(one["what"])) for one in told["violations"]} == {(run, int, str)}
+    assert {violation["rule"] for violation in told["violations"]} == set(told["rules"]) >= {"seq-gap", "row-ledger"}
+    assert {
+        (violation["run"], type(violation["seq"]), type(violation["what"])) for violation in told["violations"]
+    } == {(run, int, str)}
     assert desk("check", "--run", journal.runs["single"].row["id"])[0] == 0
 
 

@@ -41,8 +41,8 @@ def record(path: Path) -> Record:
 
 @pytest.mark.parametrize("release", RELEASES, ids=lambda path: path.name)
 def test_the_journals_of_a_release_pass_the_audit(release: Path) -> None:
-    catalogs = {one["digest"]: one["content"] for one in lines(release / "catalogs.jsonl")}
-    changes = [Change(**one) for one in lines(release / "changes.jsonl")]
+    catalogs = {line["digest"]: line["content"] for line in lines(release / "catalogs.jsonl")}
+    changes = [Change(**line) for line in lines(release / "changes.jsonl")]
     pools, reigns, report = Pools(adapter, catalogs), Reigns.by(changes), Report()
     runs = [path for path in sorted(release.glob("*.jsonl")) if path.stem not in ("catalogs", "changes")]
     for path in runs:

@@ -66,7 +66,7 @@ def test_what_comes_after_the_end_degrades_nothing(journal: Journal) -> None:
 def test_the_journal_is_clean_before_anybody_falsifies_it(journal: Journal) -> None:
     for name, record in journal.runs.items():
         report = audited(Forged.of(record, journal))
-        assert (name, [str(one) for one in report.violations]) == (name, [])
+        assert (name, [str(violation) for violation in report.violations]) == (name, [])
         assert (report.rendered, report.unverifiable.total()) == (report.calls, 0)
 
 

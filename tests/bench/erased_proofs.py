@@ -95,7 +95,7 @@ def wrong(before: Mapping[str, Proof], after: Mapping[str, Proof]) -> list[str]:
 
 
 def _is_same(before: Proof, after: Proof) -> bool:
-    same = [_fixed(one) for one in before.leaves] == [_fixed(one) for one in after.leaves]
+    same = [_fixed(leaf) for leaf in before.leaves] == [_fixed(leaf) for leaf in after.leaves]
     return bool(after.leaves) and same and _fits(before) and _fits(after)
 
 
@@ -108,7 +108,7 @@ def _fits(proof: Proof) -> bool:
     """True if all entries of a proof are in the tree of its checkpoint."""
     assert proof.checkpoint is not None
     head = parse_checkpoint(split_note(proof.checkpoint)[0])
-    return all(includes(one.place, head.size, leaf_hash(one.entry), one.proof, head.root) for one in proof.leaves)
+    return all(includes(leaf.place, head.size, leaf_hash(leaf.entry), leaf.proof, head.root) for leaf in proof.leaves)
 
 
 async def audited(url: str, notes: Sequence[str]) -> Verified:

@@ -203,7 +203,7 @@ async def erase_one_of_two_users(folder: Path, url: str, runs: int) -> Found:
         erased=report.unverifiable["erased"],
         places={name: count for name, count in places.items() if count},
         unverifiable=dict(report.unverifiable),
-        violations=[str(one) for one in report.violations],
+        violations=[str(violation) for violation in report.violations],
         others=sum((await asyncio.to_thread(rows_with, url, BOB)).values()),
         seconds=seconds,
         said=told.strip(),

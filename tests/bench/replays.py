@@ -92,7 +92,7 @@ class Replayed:
 
 def workers(run: RunFigures) -> frozenset[Recipient]:
     """The disclosures of a run without those to the models that planned."""
-    return frozenset([one for one in run.disclosures if one.role == "worker"])
+    return frozenset([disclosure for disclosure in run.disclosures if disclosure.role == "worker"])
 
 
 async def answered(client: httpx.AsyncClient, body: dict[str, Any]) -> str:

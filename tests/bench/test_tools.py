@@ -131,7 +131,7 @@ def test_table() -> None:
 
 def test_the_subject_is_told_what_it_needs(tmp_path: Path) -> None:
     steps = json.loads(one_two_one())["baton"]["plan"]["steps"]
-    assert [one["access"] for one in steps] == [["user"], ["user", 0], ["user", 0], ["user", 1, 2]]
+    assert [step["access"] for step in steps] == [["user"], ["user", 0], ["user", 0], ["user", 1, 2]]
     pool = parse(pool_text("http://127.0.0.1:9"), "pool.toml", {"BENCH_KEY": "sk-bench"})
     assert {worker.name for worker in pool.catalog.workers.values()} == set(WORKERS)
     env = environment(tmp_path, 1, tmp_path / "pool.toml", None, None)

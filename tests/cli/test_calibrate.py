@@ -63,7 +63,7 @@ def test_each_worker_gets_each_task_once_and_is_known_for_what_it_can(
         assert words in told.out
     loaded = configure(environ)
     trials = event_loop.run(calibrate._known(loaded))
-    assert {(one.worker, one.task) for one in trials} == {
+    assert {(trial.worker, trial.task) for trial in trials} == {
         (worker, task.name) for worker in ("birch", "delta") for task in built_in(1)
     }
     assert len(trials) == 72
@@ -86,7 +86,7 @@ async def _journaled(loaded: Any, count: int) -> None:
         rows = await store.runs(RunQuery(limit=200))
         assert len(rows) == count
         assert {row.key for row in rows} == {calibrate.KEY}
-        trials = {one.run: one for one in await store.trials()}
+        trials = {trial.run: trial for trial in await store.trials()}
         for row in rows[:5]:
             [rating] = await store.feedback(row.id)
             assert (rating.kind, rating.source, rating.version) == ("grader", "calibration", VERSION)

@@ -44,20 +44,20 @@ def test_workers_of_unknown_price_are_named(tmp_path: Path) -> None:
         '[tiers.mini]\npool = "all"\nfallback = "house"\nconductor = { kind = "fixed", shape = "single" }\n'
     )
     verdicts = checks.of_settings(configure({"BATON_POOL": str(pool)}))
-    [words] = [one.words for one in verdicts if one.name == "prices"]
+    [words] = [verdict.words for verdict in verdicts if verdict.name == "prices"]
     assert words.startswith("no price is known of house: not called for a request, key or tenant that has a budget")
-    assert "prices" not in {one.name for one in checks.of_settings(configure({}))}
+    assert "prices" not in {setting.name for setting in checks.of_settings(configure({}))}
 
 
 async def test_every_worker_is_asked_where_that_is_wanted(tmp_path: Path, stub: ProviderStub) -> None:
     environ = {"OPENAI_API_KEY": KEYS["openai"], "OPENAI_BASE_URL": stub.openai_url}
     done = await asyncio.to_thread(lambda: baton(tmp_path, "doctor", "--all", "--json", **environ))
     verdicts = json.loads(done.out)
-    named = {one["name"] for one in verdicts if one["name"].startswith(("worker ", "conductor of "))}
+    named = {verdict["name"] for verdict in verdicts if verdict["name"].startswith(("worker ", "conductor of "))}
     asked = {json.loads(request.body)["model"] for request in stub.requests}
     assert done.status == 0
     assert len(named) == len(asked) == len(stub.requests) > 2
-    assert {one["status"] for one in verdicts} == {"ok", "skip"}
+    assert {verdict["status"] for verdict in verdicts} == {"ok", "skip"}
 
 
 async def test_a_bad_key_is_named_by_its_variable_and_never_shown(tmp_path: Path, stub: ProviderStub) -> None:

@@ -105,7 +105,7 @@ async def test_the_service_inside_knows_what_was_calibrated_outside(tmp_path: Pa
 
 def test_what_an_arm_cannot_do_is_wrong_and_not_dropped(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert baton(*FEW, "single:rehearsal-sage,sc:16") == 0
-    refused = [one for one in rows(home / "evaluation") if one["arm"].endswith("sc:16")]
+    refused = [row for row in rows(home / "evaluation") if row["arm"].endswith("sc:16")]
     assert [(one["right"], one["outcome"], one["reason"]) for one in refused] == [(0.0, "failed", "too_few_steps")] * 3
     assert "oracle" in capsys.readouterr().out
 
@@ -140,7 +140,7 @@ def test_the_documented_commands_do_what_the_page_says(home: Path, capsys: pytes
             assert main([*command[1:], "--resamples", "100"], ENVIRON) == 0, command
     said = capsys.readouterr().out
     assert "reference: baton-ultra:single:rehearsal-sage" in said
-    assert {one["task"] for one in rows(home / "mine")} == {"1", "sum", "capital", "double"}
+    assert {row["task"] for row in rows(home / "mine")} == {"1", "sum", "capital", "double"}
 
 
 def test_the_built_in_tasks_have_right_answers_that_rehearsal_workers_can_find() -> None:

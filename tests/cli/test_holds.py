@@ -24,8 +24,8 @@ def test_a_hold_lives_from_add_to_release(tmp_path: Path) -> None:
     assert "No legal hold" in baton(tmp_path, "holds", "ls").out
     assert len(json.loads(baton(tmp_path, "holds", "ls", "--all", "--json").out)) == 2
     changes = json.loads(baton(tmp_path, "audit", "changes", "--target", placed["id"], "--json").out)
-    assert [one["action"] for one in changes] == ["hold.released", "hold.placed"]
-    assert {one["via"] for one in changes} == {"command"}
+    assert [change["action"] for change in changes] == ["hold.released", "hold.placed"]
+    assert {change["via"] for change in changes} == {"command"}
 
 
 def test_a_hold_that_covers_nothing_or_two_things_is_refused(tmp_path: Path) -> None:

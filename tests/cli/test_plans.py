@@ -43,7 +43,7 @@ def made(baton: Baton) -> dict[str, Any]:
 def test_a_plan_is_made_edited_and_executed(baton: Baton) -> None:
     plan = made(baton)["id"]
     edited = json.loads(baton("plans", "edit", plan, "--change", "1", "--worker", "rehearsal-sage", "--json")[1])
-    assert [one["worker"] for one in edited["plan"]["steps"]][1] == "rehearsal-sage"
+    assert [step["worker"] for step in edited["plan"]["steps"]][1] == "rehearsal-sage"
     drawn = baton("plans", "show", "last")[1]
     for words in (
         "revision 2 of 2",
@@ -60,7 +60,7 @@ def test_a_plan_is_made_edited_and_executed(baton: Baton) -> None:
     assert read == [(ran["run"], "answer"), (asked, "plan"), (asked, "plan")]
     run = json.loads(baton("runs", "show", ran["run"], "--json")[1])
     assert run["origin"]["kind"] == "plan"
-    assert [one["worker"] for one in run["steps"]][1] == "rehearsal-sage"
+    assert [step["worker"] for step in run["steps"]][1] == "rehearsal-sage"
 
 
 def test_a_plan_comes_and_goes_in_the_published_form(baton: Baton, tmp_path: Path) -> None:

@@ -70,9 +70,9 @@ def test_past_runs_are_replayed_once_and_compared(desk: Desk, tmp_path: Path) ->
     out = ("--out", str(tmp_path / "replayed.jsonl"))
     found = desk.read("replay", "--since", "1h", "--tier", "baton-ultra", *out)
     assert {one["run"] for one in found["pairs"]} == set(desk.runs)
-    for one in found["pairs"]:
-        assert one["comparison"]["same_answer"], "simulated workers answer equal requests equally"
-        assert one["comparison"]["disclosures"]["only_second"] == []
+    for pair in found["pairs"]:
+        assert pair["comparison"]["same_answer"], "simulated workers answer equal requests equally"
+        assert pair["comparison"]["disclosures"]["only_second"] == []
     [cost] = [one for one in found["metrics"] if one["metric"] == "cost_usd"]
     assert (cost["pairs"], cost["lower"]) == (RUNS, RUNS), "nobody plans again"
     assert cost["interval_95"][0] <= cost["difference"] <= cost["interval_95"][1]
@@ -108,11 +108,11 @@ def test_a_run_is_replayed_under_a_plan_from_a_file(desk: Desk, tmp_path: Path) 
     plan = tmp_path / "plan.json"
     steps = [("rehearsal-scribe", "Read it.", ["user"]), ("rehearsal-abacus", "Solve it.", ["user", 0])]
     plan.write_text(
-        json.dumps({"steps": [dict(zip(("worker", "subtask", "access"), one, strict=True)) for one in steps]})
+        json.dumps({"steps": [dict(zip(("worker", "subtask", "access"), step, strict=True)) for step in steps]})
     )
     shown = replayed(desk, desk.runs[0], f"plan={plan}")
-    assert [(one["worker"], one["access"]) for one in shown["steps"]] == [(one[0], one[2]) for one in steps]
-    assert [one["attempts"] for one in shown["proposals"]] == [[]], "nobody plans"
+    assert [(step["worker"], step["access"]) for step in shown["steps"]] == [(step[0], step[2]) for step in steps]
+    assert [proposal["attempts"] for proposal in shown["proposals"]] == [[]], "nobody plans"
 
 
 def test_a_run_is_replayed_under_another_conductor(desk: Desk) -> None:
@@ -134,7 +134,7 @@ def test_a_run_is_replayed_with_the_pool_as_it_was(desk: Desk, tmp_path: Path) -
     assert then["catalog"] == was["catalog"] != now["catalog"]
     prices = []
     for run in (was, then):
-        prices.append([one["cost_usd"] for one in run["steps"]])
+        prices.append([step["cost_usd"] for step in run["steps"]])
     assert prices[0] == prices[1]
 
 
@@ -149,7 +149,7 @@ async def test_a_run_is_replayed_under_another_version_of_its_conductor(tmp_path
             run = (await client.post("/v1/chat/completions", json=body)).headers["x-baton-run"]
         environ = {"BATON_POOL": str(tmp_path / "pool.toml"), "BATON_DATA_DIR": str(tmp_path), "BATON_PEPPER": "p" * 32}
         shown = await asyncio.to_thread(replayed, Desk(environ, [run]), run, "version=planner@1")
-        assert [one["version"] for one in shown["proposals"][0]["attempts"]] == ["planner@1"]
+        assert [attempt["version"] for attempt in shown["proposals"][0]["attempts"]] == ["planner@1"]
         assert [one.json["model"] for one in stub.requests if "planner" in one.json["model"]] == [
             "planner",
             "planner@1",

@@ -47,7 +47,7 @@ def seeded(tmp_path_factory: pytest.TempPathFactory) -> Seeded:
         ratings = Copying(database, random.Random(18)).spread()
     environ = {"BATON_DATA_DIR": str(folder), "BATON_PEPPER": "p" * 32}
     export, rated = folder / "export.jsonl", folder / "ratings.jsonl"
-    rated.write_text("".join(json.dumps(one) + "\n" for one in ratings))
+    rated.write_text("".join(json.dumps(rating) + "\n" for rating in ratings))
     assert main(["audit", "export", str(export)], environ) == 0
     return Seeded(environ, export, rated)
 
@@ -168,8 +168,8 @@ def test_every_figure_is_the_one_that_the_export_gives(
         assert figures[part] == again[part]
     for part in ("access_lists", "cheapest"):
         assert without(figures[part], "method") == again[part]
-    groups = {(one["by"], one["group"]): one for one in again["groups"]}
-    assert {(one["by"], one["group"]): one for one in figures["groups"]} == groups
+    groups = {(group["by"], group["group"]): group for group in again["groups"]}
+    assert {(group["by"], group["group"]): group for group in figures["groups"]} == groups
     assert {by for by, _ in groups} == set(BY)
     assert without(figures["dearest"], "features") == without(again["dearest"], "features")
     features = sorted(

@@ -58,7 +58,7 @@ def turn(completion: ChatCompletion) -> Report:
     """A whole reply: text, calls, finish and usage."""
     (choice,) = completion.choices
     calls: Any = choice.message.tool_calls or ()
-    functions = [one.function for one in calls if _is_call(one)]
+    functions = [call.function for call in calls if _is_call(call)]
     told = [[one.name, one.arguments] for one in functions]
     return _turn(choice.message.content, told, choice.finish_reason, completion.usage)
 

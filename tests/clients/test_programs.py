@@ -16,4 +16,4 @@ def test_the_programs_take_nothing_that_their_report_does_not_have() -> None:
     for program in programs:
         for node in ast.walk(ast.parse(program.read_text())):
             if isinstance(node, ast.ImportFrom) and node.module == "report":
-                assert {one.name for one in node.names} <= known, program.name
+                assert {name.name for name in node.names} <= known, program.name

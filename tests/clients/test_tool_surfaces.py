@@ -90,7 +90,7 @@ async def test_responses(client: AsyncOpenAI, stub: ProviderStub, choice: Any, t
     assert {len(found) for found in by_call(pieces).values()} <= {2}, "in as many pieces as they came"
     if text == WORDS:
         assert times[-1] - began > STALL / 4, "they came while the worker was still at them"
-    (add, look) = (one["function"] for one in stub.of("alpha")[-1].json["tools"])
+    (add, look) = (tool["function"] for tool in stub.of("alpha")[-1].json["tools"])
     assert (add["strict"], add["parameters"], "strict" in look) == (True, SCHEMA, False)
 
 
@@ -107,7 +107,9 @@ async def test_outputs_of_parallel_functions(client: AsyncOpenAI) -> None:
         asked: Any = {"model": "baton-mini", "tools": FUNCTIONS}
         first = await client.responses.create(**asked, input=QUESTION)
         calls = [item for item in first.output if item.type == "function_call"]
-        outputs = [{"type": "function_call_output", "call_id": one.call_id, "output": one.name} for one in calls[::-1]]
+        outputs = [
+            {"type": "function_call_output", "call_id": call.call_id, "output": call.name} for call in calls[::-1]
+        ]
         talk: Any = [{"role": "user", "content": QUESTION}, *first.output, *outputs]
         if not streams:
             last = await client.responses.create(**asked, input=talk)
@@ -152,7 +154,7 @@ async def test_messages(anthropic: AsyncAnthropic, stub: ProviderStub, choice: A
     assert {len(found) for found in by_call(pieces).values()} <= {2}, "in as many pieces as they came"
     if text == WORDS:
         assert times[-1] - began > STALL / 4, "they came while the worker was still at them"
-    (add, look) = (one["function"] for one in stub.of("alpha")[-1].json["tools"])
+    (add, look) = (tool["function"] for tool in stub.of("alpha")[-1].json["tools"])
     assert (add["strict"], add["parameters"], "strict" in look) == (True, SCHEMA, False)
 
 

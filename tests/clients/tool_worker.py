@@ -16,7 +16,10 @@ COUNTED = Usage(input=40, cached=30, output=9, reasoning=4)
 def worker(received: Received) -> Reply:
     """It does what its request says of tools, but knows nothing of `parallel_tool_calls`; then it tells the results."""
     body = received.json
-    choice, came = body.get("tool_choice", "auto"), [one for one in body["messages"] if one["role"] == "tool"]
+    choice, came = (
+        body.get("tool_choice", "auto"),
+        [message for message in body["messages"] if message["role"] == "tool"],
+    )
     if len(came) >= len(CALLS):
         return Reply(chunks=tuple(f"{one['content']};" for one in came), usage=COUNTED)
     if choice == "none":
@@ -36,7 +39,7 @@ TEXT = 'say "4"\n'
 
 def writer(received: Received) -> Reply:
     """It calls a tool of free text and a function, and then tells the results."""
-    came = [one["content"] for one in received.json["messages"] if one["role"] == "tool"]
+    came = [message["content"] for message in received.json["messages"] if message["role"] == "tool"]
     if came:
         return Reply(chunks=tuple(f"{one};" for one in came), usage=COUNTED)
     calls = (ToolCall("patch", json.dumps({"input": TEXT})), CALLS[1])

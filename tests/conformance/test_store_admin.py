@@ -113,8 +113,8 @@ async def test_lists_are_read_page_by_page(store: Store) -> None:
     assert [row.id for row in await store.keys(KeyQuery("b", in_force=True, now=1.0, after="k5", limit=2))] == ["k3"]
     assert [row.id for row in await store.keys(KeyQuery("b", name="n3"))] == ["k3"]
     assert [row.id for row in await store.keys(KeyQuery(in_force=False))] == ["k1"]
-    assert [one.id for one in await store.holds(HoldQuery("b", in_force=True, after="h5"))] == ["h3"]
-    assert [one.name for one in await store.budgets("a", after="a/user/u0/day", limit=1)] == ["u2"]
+    assert [hold.id for hold in await store.holds(HoldQuery("b", in_force=True, after="h5"))] == ["h3"]
+    assert [budget.name for budget in await store.budgets("a", after="a/user/u0/day", limit=1)] == ["u2"]
     assert (await store.budget("b/user/u1/day")) == (await store.budgets("b"))[0]
     assert await store.budget("none") is None
     for query in (KeyQuery("a", after="k5"), KeyQuery(after="none")):

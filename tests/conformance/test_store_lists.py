@@ -93,7 +93,7 @@ async def test_the_mark_changes_with_each_admission_event_and_end(store: SqlStor
 async def test_figures_are_of_a_tenants_runs_in_the_period(store: SqlStore) -> None:
     await fill(store)
     found = await store.of_tenant("tenant").lists.figures(replace(PERIOD, tenant="tenant"))
-    shown = {(one.bucket, one.state, one.error): one.runs for one in found.groups}
+    shown = {(group.bucket, group.state, group.error): group.runs for group in found.groups}
     assert shown == {
         (0, "failed", "timeout"): 1,
         (0, "succeeded", None): 1,
@@ -101,7 +101,7 @@ async def test_figures_are_of_a_tenants_runs_in_the_period(store: SqlStore) -> N
         (2, "admitted", None): 1,
     }
     assert found.seconds == ((0, "mini", 30.0 - 24.9),)
-    assert sorted((one.recipient, one.outcome or "", one.calls, one.input_tokens) for one in found.calls) == [
+    assert sorted((call.recipient, call.outcome or "", call.calls, call.input_tokens) for call in found.calls) == [
         ("v", "", 1, 0),
         ("w", "error", 1, 10),
         ("w", "ok", 1, 20),
@@ -111,10 +111,10 @@ async def test_figures_are_of_a_tenants_runs_in_the_period(store: SqlStore) -> N
     assert found.ejected == (Ejected("w", "failing", "a", 30.0),)
     assert (found.since, found.calls_since) == (0.0, 0.0)
     everything = await store.lists.figures(PERIOD)
-    assert sum(one.runs for one in everything.groups) == 5
+    assert sum(group.runs for group in everything.groups) == 5
 
 
 async def test_of_too_many_runs_the_newest_are_read(store: SqlStore) -> None:
     await fill(store)
     found = await store.lists.figures(replace(PERIOD, most_runs=2, most_calls=1))
-    assert (found.since, sum(one.runs for one in found.groups), found.calls_since) == (60.0, 2, 20.0)
+    assert (found.since, sum(group.runs for group in found.groups), found.calls_since) == (60.0, 2, 20.0)

@@ -126,7 +126,7 @@ async def test_a_notice_that_is_given_up_is_kept_and_sent_again_when_asked_for(s
     await store.append(event("later", Kind.SUCCEEDED))
     (later,) = await taken(store)
     assert await store.fail_notice(later, 32.0 + KEEP_FAILED, "timeout")
-    assert [one.notice.run for one in await store.failed_notices(10)] == ["later"], "the other is too old"
+    assert [notice.notice.run for notice in await store.failed_notices(10)] == ["later"], "the other is too old"
 
 
 async def test_pending_notices_are_counted_up_to_a_bound_and_old_ones_forgotten(store: Store) -> None:

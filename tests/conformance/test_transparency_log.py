@@ -112,7 +112,7 @@ async def test_events_that_are_committed_after_the_row_was_read_are_sealed_with_
         await seal(store)
     await store.append(note("run"))
     await seal(store)
-    assert [parse_leaf(one.entry).events for one in (await store.log.proof("run")).leaves] == [1, 3]
+    assert [parse_leaf(leaf.entry).events for leaf in (await store.log.proof("run")).leaves] == [1, 3]
 
 
 async def test_a_ledger_that_was_completed_later_is_sealed_again(store: SqlStore) -> None:
@@ -200,8 +200,8 @@ async def test_a_pruned_run_leaves_its_proofs_and_no_salt(store: SqlStore) -> No
     await seal(store)
     after = await store.log.proof("run")
     head = await checkpoint(store)
-    assert [parse_leaf(one.entry).kind for one in after.leaves] == ["run", "pruned"]
-    assert all(includes(one.place, head.size, leaf_hash(one.entry), one.proof, head.root) for one in after.leaves)
+    assert [parse_leaf(leaf.entry).kind for leaf in after.leaves] == ["run", "pruned"]
+    assert all(includes(leaf.place, head.size, leaf_hash(leaf.entry), leaf.proof, head.root) for leaf in after.leaves)
     assert (after.leaves[0].entry, after.leaves[0].salt) == (before.leaves[0].entry, None)
     assert after.leaves[1].salt is not None
 

@@ -163,17 +163,21 @@ async def test_an_edit_that_cannot_be_made_is_refused_beside_its_field(
 def test_steps_are_compared_wherever_they_stand() -> None:
     before = [step("a", "Think.", "user"), step("b", "Check it.", "user", 0), step("c", "Answer.", 1)]
     after = [step("b", "Check it.", "user"), step("a", "Think.", "user"), step("c", "Answer now.", 0)]
-    found = {(one.before, one.after): one for one in differences(before, after)}
+    found = {(difference.before, difference.after): difference for difference in differences(before, after)}
     assert set(found) == {(1, 0), (0, 1), (2, 2)}
     assert found[1, 0].changes == (("shown", "the conversation, step 0", "the conversation"),)
     assert [piece.kind for piece in found[2, 2].instruction] == ["gone", "new"]
     assert not found[2, 2].changes, "it is shown the same step, which has another number now"
     assert differences(before, before) == []
     edited = [before[0] | {"subtask": "Think twice."}, *before[1:]]
-    assert [(one.before, one.after) for one in differences(before, edited)] == [(0, 0)]
+    assert [(difference.before, difference.after) for difference in differences(before, edited)] == [(0, 0)]
     longer = [*before[:1], step("a", "Look.", "user"), step("b", "Check it.", "user", 0), step("c", "Answer.", 2)]
-    assert [(one.before, one.after) for one in differences(before, longer)] == [(None, 1), (1, 2), (2, 3)]
-    assert [(one.before, one.after) for one in differences(before, before[:2])] == [(2, None)]
+    assert [(difference.before, difference.after) for difference in differences(before, longer)] == [
+        (None, 1),
+        (1, 2),
+        (2, 3),
+    ]
+    assert [(difference.before, difference.after) for difference in differences(before, before[:2])] == [(2, None)]
 
 
 def step(worker: str, subtask: str, *access: str | int) -> dict[str, Any]:

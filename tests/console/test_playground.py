@@ -118,7 +118,7 @@ async def test_a_call_of_a_tool_is_answered_in_a_form(stub: ProviderStub, browse
     anew = await press(browser, once="anew", tools=tools, history=hidden(third.text, "history"))
     assert run_in(anew) != run, "another question begins another run"
     assert hidden(anew.text, "history") == ""
-    assert [one["role"] for one in stub.of("alpha")[2].json["messages"]][-4:] == ["assistant", "tool"] * 2
+    assert [message["role"] for message in stub.of("alpha")[2].json["messages"]][-4:] == ["assistant", "tool"] * 2
 
 
 async def test_a_rating_is_stored_and_the_page_stays(stub: ProviderStub, browser: httpx.AsyncClient) -> None:

@@ -114,7 +114,7 @@ async def test_the_cursor_shows_the_run_as_it_was(
     run = await asked(client)
     page, _ = await page_of(browser, f"/console/runs/{run}?t=0&step=2")
     events = (await client.get(f"/v1/runs/{run}/events")).json()["data"]
-    planned = next(one for one in events if one["kind"] == "plan.step" and one["body"]["n"] == 2)
+    planned = next(event for event in events if event["kind"] == "plan.step" and event["body"]["n"] == 2)
     _, text = await page_of(browser, f"/console/runs/{run}?t={planned['at'] - events[0]['at']}&step=2")
     assert "As it was" in text
     assert "The better answer." not in text, "the answer had not been given"

@@ -179,11 +179,11 @@ class Play:
         assert state.round <= state.admitted.limits.rounds
         busy = [step for step in state.live if step.state in ("queued", "running") and not step.opens]
         assert len(busy) <= state.admitted.limits.fan_out
-        made = [one.number for one in state.all_proposals if one.state == "accepted"]
+        made = [proposal.number for proposal in state.all_proposals if proposal.state == "accepted"]
         workers = [step for step in state.live if step.proposal in made and not step.opens]
         assert len(workers) <= state.admitted.limits.steps, "nested steps count to their round's"
         assert all(depth(state, n) <= state.admitted.limits.depth for n in state.nested)
-        assert [one.number for one in state.all_proposals] == list(range(state.opened))
+        assert [proposal.number for proposal in state.all_proposals] == list(range(state.opened))
         split = bill(state)
         assert summed((split.visible, split.orchestration)) == split.turn
         assert min(split.orchestration.input, split.orchestration.output, split.turn_usd) >= 0

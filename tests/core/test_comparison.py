@@ -55,7 +55,7 @@ def test_equal_runs_have_no_difference() -> None:
 def test_steps_are_aligned_by_their_place_whatever_was_rejected_before() -> None:
     found = compared(chain(), chain(base=1))
     assert [step.place for step in found.steps] == ["1.0", "1.1"]
-    assert [(one.first.n, one.second.n) for one in found.steps if one.first and one.second] == [(0, 1), (1, 2)]
+    assert [(step.first.n, step.second.n) for step in found.steps if step.first and step.second] == [(0, 1), (1, 2)]
     assert not found.only_first
     assert not found.only_second
 

@@ -29,7 +29,7 @@ def read(path: Path) -> tuple[Line, list[Line]]:
 
 def events(lines: list[Line], **more: Any) -> tuple[Event, ...]:
     """A journal with `more` in each body."""
-    return tuple(Event("run", one["seq"], Kind(one["kind"]), one["at"], one["body"] | more) for one in lines)
+    return tuple(Event("run", line["seq"], Kind(line["kind"]), line["at"], line["body"] | more) for line in lines)
 
 
 def test_every_release_has_journals() -> None:
@@ -129,5 +129,5 @@ def _folded(facts: list[Fact]) -> RunState:
 
 @pytest.mark.parametrize("path", RUNS, ids=lambda path: f"{path.parent.name} {path.stem}")
 def test_facts_that_are_not_numbered_yet_fold_like_their_events(path: Path) -> None:
-    journal = tuple(Event("run", one.seq, one.kind, 0.0, one.body) for one in events(read(path)[1]))
+    journal = tuple(Event("run", event.seq, event.kind, 0.0, event.body) for event in events(read(path)[1]))
     assert _folded([event.fact for event in journal]) == fold(journal)

@@ -105,9 +105,9 @@ def test_no_conductor_gets_more_rounds_than_the_limits_allow(seed: int) -> None:
     end = played.play()
     rounds = end.admitted.limits.rounds
     assert end.rounds <= rounds
-    assert max((one.round for one in end.proposals), default=1) <= rounds
-    assert sum(one.mode == "first" and one.state != "rejected" for one in end.proposals) <= rounds
-    assert len([one for one in end.proposals if one.state == "accepted"]) <= rounds
+    assert max((proposal.round for proposal in end.proposals), default=1) <= rounds
+    assert sum(proposal.mode == "first" and proposal.state != "rejected" for proposal in end.proposals) <= rounds
+    assert len([proposal for proposal in end.proposals if proposal.state == "accepted"]) <= rounds
     if end.round > 1 and not end.cancel_asked and end_of(end).error != "tool_results_missing":
         assert end.state == "succeeded", "the first round's answer is there"
 

@@ -40,8 +40,8 @@ def means(posterior: Posterior, question: str = "Sum 4 and 7") -> list[float]:
 @pytest.mark.parametrize("step", [60.0, 7_000.0])
 def test_a_tenants_own_part_and_the_shared_posterior_are_what_was_learned_from_both(step: float) -> None:
     shared = Posterior()
-    for one in ratings(10, "ant"):
-        shared = learned(shared, SPEC, POOL, one)
+    for rating in ratings(10, "ant"):
+        shared = learned(shared, SPEC, POOL, rating)
     own = Posterior()
     given = ratings(20, "bee", at=shared.at, step=step)
     for first in range(0, len(given), 7):

@@ -89,7 +89,7 @@ def test_a_sent_edge_is_drawn_for_exactly_what_a_call_contained() -> None:
 def test_what_is_left_off_the_access_list_is_withheld_by_whoever_planned() -> None:
     drawn = graph(instant(timed(*planned(step(0, "user"), step(1), step(2, 1), conductor="caller")), 0.0))
     assert edges(drawn, "step:0") == [Edge("caller", "step:0", "granted", "conversation")]
-    kept = [(one.source, one.kind, one.reason, one.by) for one in edges(drawn, "step:2")]
+    kept = [(edge.source, edge.kind, edge.reason, edge.by) for edge in edges(drawn, "step:2")]
     assert kept == [
         ("step:1", "granted", "", ""),
         ("caller", "withheld", "not_listed", "caller"),
@@ -109,13 +109,15 @@ def test_a_worker_that_may_not_read_the_labels_is_named_with_the_reason() -> Non
     passed = (("bob", "not cleared for phi"), ("cyd", "misconfigured"), ("eve", "excluded by the rule r-7"))
     call = replace(intent("c0", 0), passed_over=passed)  # type: ignore[type-var]
     drawn = graph(instant(timed(*queued([*begun, call], 0)), 0.0))
-    found = [(one.worker, one.reason, one.by, one.detail) for one in edges(drawn, "step:0") if one.kind == "withheld"]
+    found = [
+        (edge.worker, edge.reason, edge.by, edge.detail) for edge in edges(drawn, "step:0") if edge.kind == "withheld"
+    ]
     assert found == [
         ("bob", "policy", "clearance", "not cleared for phi"),
         ("eve", "policy", "rule", "excluded by the rule r-7"),
     ]
     node = drawn.nodes[-1]
-    assert (node.worker, node.planned_worker, [one.worker for one in node.attempts]) == ("ada", "bob", ["ada"])
+    assert (node.worker, node.planned_worker, [attempt.worker for attempt in node.attempts]) == ("ada", "bob", ["ada"])
 
 
 def queued(facts: Sequence[Fact], *steps: int) -> list[Fact]:

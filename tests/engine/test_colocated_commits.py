@@ -338,4 +338,4 @@ async def test_a_plan_that_follows_from_an_end_is_begun(
     async with running_service(tmp_path, pool_text(stub)) as opened:
         outcome = await finish(await opened.runs.start(order(opened, "baton-ultra")), within=10)
     assert outcome.ended.answer == "Hello there."
-    assert [one.mode for one in outcome.ended.state.proposals] == ["first", "repair"]
+    assert [proposal.mode for proposal in outcome.ended.state.proposals] == ["first", "repair"]

@@ -51,7 +51,7 @@ async def test_an_open_breaker_leads_to_the_fallback_without_a_call(
     assert outcome.ended.answer == "Hello there."
     state = outcome.ended.state
     assert state.degraded
-    assert [(one.mode, one.outage, one.reasons) for one in state.proposals] == [
+    assert [(proposal.mode, proposal.outage, proposal.reasons) for proposal in state.proposals] == [
         ("first", True, ("conductor_failing",)),
         ("fallback", False, ()),
     ]

@@ -102,7 +102,7 @@ async def test_a_dead_engine_is_found_without_traffic_and_its_return_too(
         asked = len(stub.of("planner")) - len(probes(stub))
         state = (await run(opened)).ended.state
         assert len(stub.of("planner")) - len(probes(stub)) == asked, "nobody waits for it"
-        assert [(one.mode, one.outage, one.reasons) for one in state.proposals] == [
+        assert [(proposal.mode, proposal.outage, proposal.reasons) for proposal in state.proposals] == [
             ("first", True, ("conductor_out",)),
             ("fallback", False, ()),
         ]
@@ -130,7 +130,7 @@ async def test_a_plan_that_waits_for_a_dead_engine_is_given_up(stub: ProviderStu
         outcome = await run(opened)
         assert outcome.ended.answer == "Hello there."
         state = outcome.ended.state
-        assert [one.reasons for one in state.proposals] == [("conductor_out",), ()]
+        assert [proposal.reasons for proposal in state.proposals] == [("conductor_out",), ()]
         assert sorted(str(call.outcome) for call in state.calls.values()) == ["cancelled", "ok"]
 
 

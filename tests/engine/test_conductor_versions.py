@@ -38,7 +38,7 @@ async def planned(client: httpx.AsyncClient) -> tuple[str, dict[str, Any]]:
     reply = await client.post("/v1/chat/completions", json=body)
     assert reply.status_code == 200, reply.text
     run = (await client.get(reply.json()["baton"]["audit"])).json()
-    return next((one["model"] for one in run["proposals"][0]["attempts"]), "nobody"), run
+    return next((attempt["model"] for attempt in run["proposals"][0]["attempts"]), "nobody"), run
 
 
 VERSION_CALLS = re.compile(

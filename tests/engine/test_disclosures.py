@@ -184,4 +184,4 @@ async def test_reading_the_content_of_others_is_logged_and_polling_ones_own_is_n
         (row.id, "key", run, "acme", {"what": "step:0"}),
         (row.id, "key", run, "acme", {"what": "response"}),
     ]
-    assert [one.action for one in await store.admin_events(AdminEventQuery())] == ["key.added", "key.added"]
+    assert [event.action for event in await store.admin_events(AdminEventQuery())] == ["key.added", "key.added"]

@@ -141,7 +141,7 @@ class Caller:
 
     @property
     def words(self) -> str:
-        return "".join(one.text for one in self.line._items if isinstance(one, AnswerPart))
+        return "".join(item.text for item in self.line._items if isinstance(item, AnswerPart))
 
     @property
     def error(self) -> str | None:

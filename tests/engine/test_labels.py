@@ -131,7 +131,7 @@ async def test_a_conductors_plan_that_shows_too_much_is_repaired(stub: ProviderS
     assert "not cleared for phi" in str(stub.of("planner")[-1].json)
     assert len(stub.of("beta")) == 1
     steps: list[PlanStep] = await of_kind(opened, outcome, Kind.PLAN_STEP)
-    assert {one.declassified for one in steps} == {PHI}
+    assert {step.declassified for step in steps} == {PHI}
 
 
 async def test_the_fallback_goes_to_a_worker_that_may_read_the_conversation(
@@ -219,7 +219,7 @@ async def test_the_labels_of_a_tools_result_go_with_what_is_made_of_it(stub: Pro
     assert stub.of("alpha") or stub.of("gamma")
     assert "labels" not in str([received.json for received in stub.requests])
     results: list[StepToolResults] = await of_kind(opened, outcome, Kind.STEP_RESULTS)
-    assert [one.labels for one in results] == [PHI]
+    assert [result.labels for result in results] == [PHI]
     assert carried(outcome.ended.state) == PHI
 
 

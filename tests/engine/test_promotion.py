@@ -57,7 +57,7 @@ def pairs(count: int, rise: float) -> list[ShadowedRun]:
 
 def outcomes(evidence: Evidence) -> dict[str, str]:
     """The outcome of each condition."""
-    return {one.name: one.outcome for one in conditions(SPEC, evidence)}
+    return {condition.name: condition.outcome for condition in conditions(SPEC, evidence)}
 
 
 def test_without_a_pair_nothing_is_decided() -> None:
@@ -157,7 +157,7 @@ async def test_a_version_that_degrades_runs_is_rolled_back_by_itself(tmp_path: P
             await watching.look()
             assert len(await opened.context.store.changes()) == before
             events = await opened.context.store.admin_events(AdminEventQuery())
-            assert any(one.action == "conductor.rolled_back" and one.via == "process" for one in events)
+            assert any(event.action == "conductor.rolled_back" and event.via == "process" for event in events)
 
 
 def metrics(opened: Runtime) -> str:

@@ -334,11 +334,11 @@ async def test_a_run_is_shown_as_a_tree(stub: ProviderStub, opened: Runtime) -> 
         question = {"model": TIER, "messages": [{"role": "user", "content": "Hello?"}]}
         body = question | {"baton": {"budget": {"rounds": 1}}}
         told = (await client.post("/v1/chat/completions", json=body)).json()["baton"]
-        assert [one.get("parent") for one in told["proposals"]] == [None, 1]
+        assert [proposal.get("parent") for proposal in told["proposals"]] == [None, 1]
         assert [one.get("parent") for one in told["steps"]] == [None, None, None, 1, 1]
         run_id = told["run"]
         whole = (await client.get(f"/v1/runs/{run_id}")).json()
-        assert [one["parent"] for one in whole["proposals"]] == [None, 1]
+        assert [proposal["parent"] for proposal in whole["proposals"]] == [None, 1]
         assert [one["parent"] for one in whole["steps"]] == [None, None, None, 1, 1]
         assert whole["limits"]["depth"] == 2
         step = (await client.get(f"/v1/runs/{run_id}/steps/1")).json()

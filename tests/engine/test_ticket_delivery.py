@@ -37,7 +37,7 @@ async def test_a_step_sees_the_answers_before_it_however_little_its_ticket_lets_
 
     async def no_more(store: SqlStore, run: str, upto: int | None = None, after: int = 0) -> Journal:
         read = await journal(store, run, upto, after)
-        return read if upto is None else Journal(read.salt, tuple(one for one in read.events if one.seq <= upto))
+        return read if upto is None else Journal(read.salt, tuple(event for event in read.events if event.seq <= upto))
 
     async def early(queue: MemoryQueue, tickets: Sequence[Ticket]) -> None:
         await ring(queue, [replace(ticket, seq=6) for ticket in tickets])

@@ -119,7 +119,7 @@ async def test_streams_tell_calls_as_they_come_and_every_turn_by_itself(stub: Pr
     first = await talk.say()
     assert "".join(first.said) == "Hm. "
     assert len(first.called) > 3
-    assert gathered(first.called) == [(one.id, one.name, one.arguments) for one in first.ended.calls]
+    assert gathered(first.called) == [(call.id, call.name, call.arguments) for call in first.ended.calls]
     talk.answer(first, "A", "1")
     second = await talk.say()
     assert ("".join(second.said), second.called) == ("It is 42.", [])
@@ -240,7 +240,7 @@ async def test_one_call_at_a_time_where_the_caller_wants_that(stub: ProviderStub
         assert not streams or len(gathered(first.called)) == 1
         talk.answer(first, "A")
         await talk.say()
-        (said,) = [one for one in stub.of("alpha")[-1].json["messages"] if one["role"] == "assistant"]
+        (said,) = [message for message in stub.of("alpha")[-1].json["messages"] if message["role"] == "assistant"]
         assert [call["id"] for call in said["tool_calls"]] == ["x"]
 
 

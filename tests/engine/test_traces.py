@@ -60,7 +60,7 @@ async def test_one_request_is_one_trace_from_the_callers_span_to_each_call(
     assert (run.name, run.kind.name, parent(run)) == ("invoke_workflow baton-ultra", "INTERNAL", own(server))
     assert (plan.name, parent(plan)) == ("plan", own(run))
     assert (planning.name, planning.kind.name, parent(planning)) == ("chat planner", "CLIENT", own(plan))
-    assert [parent(one) for one in steps] == [own(run)] * 2
+    assert [parent(step) for step in steps] == [own(run)] * 2
     assert not any(failed(one) for one in spans.ended)
     for one in (planning, *steps):
         received = stub.of(attributes(one)["gen_ai.request.model"])[-1]
@@ -167,7 +167,7 @@ async def test_a_failed_run_and_its_calls_are_errors(
     calls = [one for one in spans.ended if one.name.startswith("chat")]
     assert calls
     assert all(failed(one) for one in (run, server, *calls))
-    assert {attributes(one)["error.type"] for one in calls} == {"authentication"}
+    assert {attributes(call)["error.type"] for call in calls} == {"authentication"}
     assert attributes(run)["error.type"] == reply.json()["error"]["code"]
     assert attributes(server)["error.type"] == str(reply.status_code)
 
@@ -205,7 +205,7 @@ async def test_a_turn_with_tool_results_continues_the_runs_trace(
     assert [attributes(one)["baton.turn"] for one in (begun, resumed)] == [0, 1]
     assert attributes(begun)["baton.state"] == "awaiting_tool"
     assert not failed(begun)
-    assert [parent(one) for one in calls] == [own(begun), own(resumed)]
+    assert [parent(call) for call in calls] == [own(begun), own(resumed)]
     if second is CALLER:
         assert (parent(resumed), resumed.links, returned.links) == (own(returned), (), ())
     else:
@@ -231,7 +231,7 @@ async def test_another_engine_goes_on_in_the_same_trace(stub: ProviderStub, tmp_
     assert attributes(taken)["baton.taken_over"] is True
     assert attributes(taken)["baton.run"] == run
     assert (trace_of(taken), parent(taken)) == (TRACE_ID, CALLERS_SPAN), "the first process exported no spans"
-    assert {trace_of(one) for one in calls} == {TRACE_ID}
+    assert {trace_of(call) for call in calls} == {TRACE_ID}
 
 
 async def test_without_an_exporter_the_callers_trace_reaches_the_record_and_the_providers(

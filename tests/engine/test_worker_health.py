@@ -141,7 +141,7 @@ def test_ejections_and_returns_are_counted_shown_and_logged(
     assert telemetry.registry.get_sample_value("baton_breaker_state", level) == 0
     counted = telemetry.registry.get_sample_value("baton_ejections_total", {"worker": "ada", "reason": "failing"})
     assert counted == 1
-    assert [(one.levelname, one.message) for one in caplog.records] == [
+    assert [(record.levelname, record.message) for record in caplog.records] == [
         ("WARNING", "A worker keeps failing and is ejected; others are called instead."),
         ("INFO", "A worker answers again and is called as before."),
     ]

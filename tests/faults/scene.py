@@ -129,7 +129,7 @@ class Scene:
 
     def process(self, pid: int) -> Process:
         """The process with that id."""
-        return next(one for one in self.processes if one.alive and one.pid == pid)
+        return next(process for process in self.processes if process.alive and process.pid == pid)
 
     def asked(self, model: str, count: int = 1, seconds: float = 10.0) -> list[dict[str, Any]]:
         """The stub's records of that model, as soon as there are so many."""

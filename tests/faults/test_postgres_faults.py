@@ -157,7 +157,7 @@ def test_connections_that_break_now_and_then_are_replaced(system: Scene, record_
     assert settle(system, 30) == []
     refused_politely(load)
     record_property("measured", f"{system.to_postgres.cuts} cuts, {dict(load.statuses)}")
-    assert {one.row["state"] for one in accounts(system.database)} == {"succeeded"}
+    assert {account.row["state"] for account in accounts(system.database)} == {"succeeded"}
 
 
 @at("F-14", "Postgres goes away while one call is in flight", "its outcome is written later, no second call", ci=True)

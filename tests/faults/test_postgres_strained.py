@@ -93,7 +93,7 @@ def test_a_transaction_that_is_refused_is_tried_again(system: Scene, state: str,
     record_property("measured", f"{struck} transactions refused, {dict(load.statuses)}")
     assert struck >= 5
     assert load.statuses == {200: load.asked}
-    assert {one.row["state"] for one in accounts(system.database)} == {"succeeded"}
+    assert {account.row["state"] for account in accounts(system.database)} == {"succeeded"}
 
 
 def strained(mode: Mode, place: str) -> object:
@@ -116,7 +116,7 @@ def test_a_slow_database_slows_and_drops_nothing(system: Scene, mode: Mode, reco
     assert settle(system, 30) == []
     record_property("measured", f"{dict(load.statuses)}, slowest {load.slowest:.1f} s")
     assert set(load.statuses) <= {200, 503}
-    assert {one.row["state"] for one in accounts(system.database)} == {"succeeded"}
+    assert {account.row["state"] for account in accounts(system.database)} == {"succeeded"}
 
 
 @at("F-19", "Postgres locks the runs' table for 5 s", "it waits or is refused, nothing dropped")
@@ -127,7 +127,7 @@ def test_a_lock_on_the_runs_is_outlived(system: Scene, record_property: Record) 
     assert settle(system, 30) == []
     record_property("measured", f"{dict(load.statuses)}, slowest {load.slowest:.1f} s")
     assert set(load.statuses) <= {200, 503}
-    assert {one.row["state"] for one in accounts(system.database)} == {"succeeded"}
+    assert {account.row["state"] for account in accounts(system.database)} == {"succeeded"}
 
 
 @at("F-16", "Postgres has no connection left", "503 within seconds; those in flight end; all well when some are free")

@@ -64,7 +64,7 @@ async def test_a_silent_worker_is_replaced_as_soon_as_its_silence_is_noticed(
         async with running_service(tmp_path, pool, environ) as opened, calling(opened) as client:
             reply = await ask(client, stream=streams)
             attempts = (await client.get(f"/v1/runs/{reply.headers['x-baton-run']}")).json()["steps"][0]["attempts"]
-    assert [one["outcome"] for one in attempts] == ["error", "ok"]
+    assert [attempt["outcome"] for attempt in attempts] == ["error", "ok"]
     assert attempts[0]["seconds"] < SILENCE_SECONDS * 10
 
 

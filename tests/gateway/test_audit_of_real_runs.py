@@ -36,7 +36,7 @@ async def test_a_planned_run_is_explained_step_by_step(stub: ProviderStub, clien
     assert run["usage"] == body["usage"]
     last = (await client.get(f"{body['baton']['audit']}/steps/1")).json()
     sent = [received.json["messages"] for received in stub.requests][1]
-    shown = [{"role": one["role"], "content": one["content"][0]["text"]} for one in last["messages"]]
+    shown = [{"role": message["role"], "content": message["content"][0]["text"]} for message in last["messages"]]
     assert shown == sent
     assert "What is 2 + 2?" not in str(sent)
     assert (last["output"], last["erased"]) == ("Four.", False)

@@ -40,7 +40,7 @@ async def test_the_cause_is_in_the_run_the_metrics_and_the_log(
     assert "worker_misconfigured: authentication, HTTP 401; invalid_api_key; request " in shown
     assert found["excerpt"] in shown
     assert 'baton_call_failures_total{reason="authentication",worker="alpha"} 1.0' in metrics
-    [line] = [one for one in caplog.records if one.getMessage() == "A provider call failed."]
+    [line] = [record for record in caplog.records if record.getMessage() == "A provider call failed."]
     fields = line.__dict__["fields"]
     assert (fields["reason"], fields["status"], fields["worker"]) == ("authentication", 401, "alpha")
     assert "Zanzibar" not in str(fields)

@@ -109,7 +109,10 @@ async def test_results_go_on_with_the_run(stub: ProviderStub, client: httpx.Asyn
     assert sent[0]["tool_choice"] == chosen("patch", "function")
     said = sent[2]["messages"][1]["tool_calls"][0]["function"], sent[2]["messages"][3]["tool_calls"][0]["function"]
     assert [json.loads(one["arguments"]) for one in said] == [{"input": "one"}, {"input": "two"}]
-    assert [one["content"] for one in sent[2]["messages"] if one["role"] == "tool"] == ["patched", "patched again"]
+    assert [message["content"] for message in sent[2]["messages"] if message["role"] == "tool"] == [
+        "patched",
+        "patched again",
+    ]
     partial = again | {"messages": again["messages"][:-1]}
     assert (await post(client, partial)).json()["error"]["code"] == "tool_results_missing"
 

@@ -198,7 +198,7 @@ async def test_only_who_may_read_an_answer_reads_the_reasons_of_its_plan(
     gateway.store.rows = [row_of("run_mine", "acme", key="owner")]
     gateway.store.shelf["why"] = b"Beta is good at sums."
     _, events = played(1)
-    written = [replace(one.fact, why="why") if isinstance(one.fact, PlanStep) else one.fact for one in events]
+    written = [replace(event.fact, why="why") if isinstance(event.fact, PlanStep) else event.fact for event in events]
     told = Journal(b"salt", tuple([Event.of("run_mine", seq, 1.0, fact) for seq, fact in enumerate(written, 1)]))
 
     async def journal(_run: str) -> Journal:

@@ -29,7 +29,7 @@ async def test_a_hold_is_placed_listed_and_released_by_an_owner_of_all_tenants(a
         assert (released["released_by"], released["in_force"]) == ("root", False)
         assert [one["id"] for one in (await asked(client, "GET", "/holds?in_force=true"))["data"]] == [user["id"]]
         changes = (await asked(client, "GET", f"/changes?target={placed['id']}"))["data"]
-        assert [(one["action"], one["actor"]) for one in changes] == [
+        assert [(change["action"], change["actor"]) for change in changes] == [
             ("hold.released", "root"),
             ("hold.placed", "root"),
         ]

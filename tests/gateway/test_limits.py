@@ -15,7 +15,7 @@ EVERY = pytest.mark.parametrize("limit", LIMITS.values(), ids=lambda limit: limi
 
 
 def test_the_table_has_every_limit() -> None:
-    assert list(LIMITS) == [one.name for one in fields(Limits)]
+    assert list(LIMITS) == [field.name for field in fields(Limits)]
     assert all(limit.about.endswith(".") for limit in LIMITS.values())
 
 
@@ -57,7 +57,7 @@ async def test_it_is_served_with_each_tier_and_described(
     assert limit.name in schemas["TierLimits"]["required"]
     budgets = [schema["properties"] for name, schema in schemas.items() if name.endswith(".Budget")]
     assert len(budgets) >= 3, "one for each wire format"
-    assert all((limit.name in one) == (limit.budget is not None) for one in budgets)
+    assert all((limit.name in budget) == (limit.budget is not None) for budget in budgets)
 
 
 def test_each_is_told_with_its_run_unless_it_goes_without_saying() -> None:

@@ -69,7 +69,7 @@ async def test_the_figures_are_of_the_runs_that_the_key_may_see(opened: Runtime)
     assert (wide.total.runs, wide.hidden, wide.queue and wide.queue.waiting) == (2, {}, 0)
     assert wide.budgets is not None
     assert (wide.budgets[0].tenant, wide.budgets[0].left_usd) == ("acme", pytest.approx(5.0 - ours.total.cost_usd))
-    assert {one.state for one in wide.breakers or ()} == {"closed"}
+    assert {breaker.state for breaker in wide.breakers or ()} == {"closed"}
 
 
 async def test_what_is_left_out_is_said(opened: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:

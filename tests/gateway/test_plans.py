@@ -41,8 +41,8 @@ async def test_a_plan_is_made_and_nothing_of_it_is_executed(stub: ProviderStub, 
     shown = (await client.post("/v1/plans", json=ASK)).json()
     assert [len(stub.of(worker)) for worker in ("planner", "alpha", "beta", "gamma")] == [1, 0, 0, 0]
     assert (shown["object"], shown["revision"], shown["topology"]) == ("plan", 1, "chain")
-    assert [one["subtask"] for one in shown["plan"]["steps"]] == ["Think.", "Answer."]
-    assert [one["access"] for one in shown["plan"]["steps"]] == [["user"], ["user", 0]]
+    assert [step["subtask"] for step in shown["plan"]["steps"]] == ["Think.", "Answer."]
+    assert [step["access"] for step in shown["plan"]["steps"]] == [["user"], ["user", 0]]
     assert shown["planning_cost_usd"] > 0
     again = (await client.get(f"/v1/plans/{shown['id']}")).json()
     assert {name: again[name] for name in ("plan", "digest", "revision")} == {
@@ -95,16 +95,16 @@ async def test_an_edit_makes_a_revision_that_is_executed(stub: ProviderStub, cli
     path = f"/v1/plans/{shown['id']}"
     second = (await client.patch(path, json={"revision": 1, "edits": edits})).json()
     assert second["revision"] == 2
-    assert [one["worker"] for one in second["plan"]["steps"]] == ["alpha", "alpha", "gamma"]
+    assert [step["worker"] for step in second["plan"]["steps"]] == ["alpha", "alpha", "gamma"]
     assert second["plan"]["steps"][2]["access"] == ["user", 1]
-    assert [one["conductor"] for one in second["revisions"]] == ["caller", "caller"]
+    assert [revision["conductor"] for revision in second["revisions"]] == ["caller", "caller"]
     answered = (await client.post(f"{path}/run")).json()
     assert answered["choices"][0]["message"]["content"] == "The better answer."
-    assert [one["worker"] for one in answered["baton"]["steps"]] == ["alpha", "alpha", "gamma"]
+    assert [step["worker"] for step in answered["baton"]["steps"]] == ["alpha", "alpha", "gamma"]
     first = (await client.get(path, params={"revision": 1})).json()
     assert first["digest"] == shown["digest"] != second["digest"]
     answered = (await client.post(f"{path}/run", json={"revision": 1})).json()
-    assert [one["worker"] for one in answered["baton"]["steps"]] == ["alpha", "beta"]
+    assert [step["worker"] for step in answered["baton"]["steps"]] == ["alpha", "beta"]
 
 
 async def test_of_two_authors_who_have_seen_the_same_revision_one_is_refused(client: httpx.AsyncClient) -> None:
@@ -127,7 +127,7 @@ async def test_a_step_is_moved_and_one_that_reads_it_cannot_come_before_it(clien
     refused = await client.patch(path, json={"revision": 1, "edits": [move]})
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "plan.steps[0].access")
     second = (await client.patch(path, json={"revision": 1, "edits": [free, move]})).json()
-    assert [one["subtask"] for one in second["plan"]["steps"]] == ["Answer.", "Think."]
+    assert [step["subtask"] for step in second["plan"]["steps"]] == ["Answer.", "Think."]
 
 
 async def test_an_executed_plan_streams_its_steps_where_that_is_asked_for(
@@ -178,7 +178,7 @@ async def test_it_says_who_would_see_what_and_why(stub: ProviderStub, client: ht
     assert set(last["replacements"]) == {"alpha", "beta", "gamma"} - {last["recipient"]}
     run = (await client.post(f"/v1/plans/{shown['id']}/run")).headers["x-baton-run"]
     ledger = (await client.get("/v1/disclosures", params={"run": run, "order": "asc"})).json()["data"]
-    said = [facts_of(one) for one in shown["disclosures"]]
+    said = [facts_of(disclosure) for disclosure in shown["disclosures"]]
     assert sorted(map(facts_of, ledger), key=str) == sorted(said, key=str), "what was announced is what was disclosed"
 
 
@@ -281,7 +281,7 @@ async def test_the_published_three_lists_are_read_and_written(stub: ProviderStub
     asked = ASK | {"baton": {"plan": lists}}
     answered = (await client.post("/v1/chat/completions", json=asked)).json()
     assert answered["choices"][0]["message"]["content"] == "The better answer."
-    assert [one["access"] for one in answered["baton"]["steps"]] == [["user"], ["user"], ["user", 0, 1]]
+    assert [step["access"] for step in answered["baton"]["steps"]] == [["user"], ["user"], ["user", 0, 1]]
     shown = (await client.post("/v1/plans", json=asked, params={"format": "lists"})).json()
     assert shown["plan"] == lists | {"model_id": [0, 1, 2], "models": ["alpha", "beta", "gamma"]}
     path = f"/v1/plans/{shown['id']}"

@@ -78,7 +78,7 @@ async def test_without_changes_the_same_workers_see_the_same_and_no_conductor_is
     assert again["conductor"] == "replay"
     found = await compared(client, run, again["id"])
     assert found["same_answer"] is True
-    assert [(one["step"], one["same_subtask"], one["same_output"]) for one in found["steps"]] == [
+    assert [(step["step"], step["same_subtask"], step["same_output"]) for step in found["steps"]] == [
         ("1.0", True, True),
         ("1.1", True, True),
     ]
@@ -107,7 +107,7 @@ async def test_rounds_and_nested_workflows_are_repeated_as_they_were_accepted(
     again = await replayed(client, run)
     assert called(stub) == before
     found = await compared(client, run, again["id"])
-    assert [one["step"] for one in found["steps"]] == ["1.0", "1.1", "1.1.0", "1.1.1", "1.2"]
+    assert [step["step"] for step in found["steps"]] == ["1.0", "1.1", "1.1.0", "1.1.1", "1.2"]
     assert found["disclosures"]["only_second"] == []
 
 
@@ -124,11 +124,11 @@ async def test_from_a_step_on_the_outputs_before_are_kept_and_the_journal_names_
     assert called(stub) == ["gamma"]
     assert SAYS[first["worker"]] in json.dumps(stub.requests[0].json), "it reads the output that was kept"
     events = (await client.get(f"/v1/runs/{again['id']}/events")).json()["data"]
-    [kept] = [one["body"] for one in events if one["kind"] == "step.done" and one["body"]["n"] == 0]
+    [kept] = [event["body"] for event in events if event["kind"] == "step.done" and event["body"]["n"] == 0]
     assert (kept["origin_run"], kept["origin_step"], kept["origin_output"]) == (run, 0, ref)
     assert kept["output"] != ref, "every run has its own salt"
     assert again["steps"][0]["attempts"] == []
-    assert [one["kept_from"] for one in again["steps"]] == [{"run": run, "step": 0}, None]
+    assert [step["kept_from"] for step in again["steps"]] == [{"run": run, "step": 0}, None]
     told = (await client.get(f"/v1/runs/{again['id']}/explain")).json()
     assert told["shape"]["decided_by"] == "repeated_plan"
     shown = (await client.get(f"/v1/runs/{again['id']}/steps/0")).json()
@@ -304,7 +304,7 @@ async def test_labels_stay_on_what_is_kept_and_on_what_a_model_wrote(stub: Provi
         assert called(stub) == ["alpha"]
         assert [step["labels"] for step in again["steps"]] == [["phi"], ["phi"]], "the subtask was a model's"
         events = (await client.get(f"/v1/runs/{again['id']}/events")).json()["data"]
-        [kept] = [one["body"] for one in events if one["body"].get("origin_run") and one["kind"] == "step.done"]
+        [kept] = [event["body"] for event in events if event["body"].get("origin_run") and event["kind"] == "step.done"]
         assert kept["labels"] == ["phi"]
 
 

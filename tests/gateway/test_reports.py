@@ -40,7 +40,7 @@ async def test_a_report_is_about_the_runs_of_the_keys_tenant(opened: Runtime) ->
         old = (await got(client, "until=2000000")).json()
     assert (report.total.runs, report.total.successes, report.total.without_verdict) == (1, 1, 0)
     assert report.total.cost_per_success_usd == report.total.cost_usd > 0
-    groups = {(one.by, one.group) for one in report.groups}
+    groups = {(group.by, group.group) for group in report.groups}
     assert groups == {("user", "ann"), ("metadata.team", "search"), ("tier", "baton-mini")}
     assert [line.split(",")[:3] for line in table] == [["by", "group", "runs"], ["tier", "baton-mini", "1"]]
     assert file.startswith(b"PAR1")

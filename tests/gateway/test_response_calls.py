@@ -68,7 +68,12 @@ async def test_outputs_in_any_order(stub: ProviderStub, client: httpx.AsyncClien
     assert (error["code"], result["call_id"] in error["message"]) == ("tool_results_missing", True)
     last = await asked(client, tools=[SPAWN], input=[go, first["output"][0], now, result])
     assert (last["id"].startswith(first["id"]), last["output"][0]["content"][0]["text"]) == (True, "Done.")
-    assert [one["role"] for one in stub.of("alpha")[1].json["messages"]] == ["user", "assistant", "tool", "user"]
+    assert [message["role"] for message in stub.of("alpha")[1].json["messages"]] == [
+        "user",
+        "assistant",
+        "tool",
+        "user",
+    ]
 
 
 CALL = {"type": "function_call", "call_id": "x", "name": "spawn", "arguments": "{}"}
@@ -109,7 +114,7 @@ async def test_a_turn_shows_what_its_own_request_sent_and_the_instructions_in_fo
     assert second["id"].startswith(first["id"])
     assert (second["metadata"], second["user"], second["instructions"]) == ({"b": "2"}, "bob", None)
     await asked(client, input="And now?", previous_response_id=second["id"])
-    assert [one["role"] for one in stub.requests[-1].json["messages"]] == [
+    assert [message["role"] for message in stub.requests[-1].json["messages"]] == [
         "user",
         "assistant",
         "tool",

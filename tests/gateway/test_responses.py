@@ -181,7 +181,7 @@ async def test_a_chain_goes_on_from_what_failed_with_what_was_asked(
     body = await status(client, failed["id"], "failed")
     assert (body["error"]["code"], body["output"], body["completed_at"]) == ("invalid_prompt", [], None)
     await made(client, input="Again.", previous_response_id=failed["id"])
-    assert [one["content"] for one in stub.of("alpha")[-1].json["messages"]] == [ASKED["input"], "Again."]
+    assert [message["content"] for message in stub.of("alpha")[-1].json["messages"]] == [ASKED["input"], "Again."]
 
 
 async def test_a_waiting_run_goes_on_with_its_results(stub: ProviderStub, client: httpx.AsyncClient) -> None:
@@ -312,7 +312,7 @@ async def test_a_background_response_is_cancelled_at_work_and_after(
     for _ in range(2):
         stopped = (await client.post(f"/v1/responses/{begun['id']}/cancel")).json()
         assert (stopped["id"], stopped["status"], stopped["output"]) == (begun["id"], "cancelled", [])
-    assert [one["type"] for one in await events(client, begun["id"])][-1] == "response.failed"
+    assert [event["type"] for event in await events(client, begun["id"])][-1] == "response.failed"
     over = await made(client, background=True)
     await status(client, over["id"], "completed")
     reply = await client.post(f"/v1/responses/{over['id']}/cancel")

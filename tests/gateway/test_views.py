@@ -40,14 +40,19 @@ async def test_a_run_is_drawn_with_what_its_workers_saw_and_what_was_withheld(
     nodes = {node["id"]: node for node in drawn["nodes"]}
     assert list(nodes) == ["caller", "plan:0", "step:0", "step:1", "step:2"]
     first, last = nodes["step:0"], nodes["step:2"]
-    assert (first["planned_worker"], [one["outcome"] for one in first["attempts"]]) == ("alpha", ["error", "ok"])
+    assert (first["planned_worker"], [attempt["outcome"] for attempt in first["attempts"]]) == (
+        "alpha",
+        ["error", "ok"],
+    )
     assert first["worker"] == first["attempts"][1]["worker"] != "alpha"
     assert last["subtask"] == {"state": "given", "text": "Answer it"}
     assert last["answers"]
     assert sum(node["cost_usd"] for node in drawn["nodes"]) == pytest.approx(whole["cost_usd"])
-    withheld = {(one["source"], one["by"]) for one in drawn["edges"] if one["target"] == "step:2" and one["reason"]}
+    withheld = {
+        (edge["source"], edge["by"]) for edge in drawn["edges"] if edge["target"] == "step:2" and edge["reason"]
+    }
     assert withheld == {("caller", "caller"), ("step:0", "caller")}
-    sent = {(one["source"], one["what"]) for one in drawn["edges"] if one["target"] == "step:2" and one["sent"]}
+    sent = {(edge["source"], edge["what"]) for edge in drawn["edges"] if edge["target"] == "step:2" and edge["sent"]}
     assert sent == {("plan:0", "subtask"), ("step:1", "output")}
 
     spans = (await read(client, run, "timeline"))["spans"]
@@ -60,10 +65,10 @@ async def test_every_view_shows_the_run_as_it_was_at_an_event(stub: ProviderStub
     speak(stub)
     run = await asked(client, STEPS)
     events = (await client.get(f"/v1/runs/{run}/events")).json()["data"]
-    ended = [one["seq"] for one in events if one["kind"] == "step.done" and one["body"]["n"] == 1]
+    ended = [event["seq"] for event in events if event["kind"] == "step.done" and event["body"]["n"] == 1]
     for at in ({"at": ended[0]}, {"t": events[ended[0] - 1]["at"] - events[0]["at"]}):
         state = await read(client, run, "state", **at)
-        steps = {one["n"]: one["state"] for one in state["steps"]}
+        steps = {step["n"]: step["state"] for step in state["steps"]}
         assert steps[1] == "done"
         assert steps[2] in ("waiting", "queued", "running"), "by the time `t` the same commit has begun the next step"
         assert state["answer_step"] is None
@@ -78,7 +83,7 @@ async def test_every_view_shows_the_run_as_it_was_at_an_event(stub: ProviderStub
         assert shown["explanation"] == await read(client, run, "explain")
         assert (await read(client, run, "views", at=1, step=1))["step"] is None, "there was no such step then"
     before = await read(client, run, "graph", at=ended[0])
-    assert not any(one["sent"] for one in before["edges"] if one["target"] == "step:2")
+    assert not any(edge["sent"] for edge in before["edges"] if edge["target"] == "step:2")
     assert (await read(client, run, "state"))["answer_step"] == 2
     for wrong in ({"at": 10_000}, {"at": 0}, {"at": 1, "t": 1}, {"t": "nan"}, {"t": -1}):
         assert (await client.get(f"/v1/runs/{run}/state", params=wrong)).status_code == 400

@@ -430,7 +430,7 @@ class ShelfStore:
 
     async def feedback(self, run: str) -> tuple[Feedback, ...]:
         self._check()
-        return tuple(one for one in self.ratings.values() if one.run == run)
+        return tuple(rating for rating in self.ratings.values() if rating.run == run)
 
     async def ready(self) -> None:
         self._check()

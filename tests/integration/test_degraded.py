@@ -180,7 +180,7 @@ def test_a_dead_conductor_is_found_without_traffic_and_the_fallback_serves(
     assert httpx.get(f"{installation.gateway.url}/readyz", timeout=PATIENCE_SECONDS, trust_env=False).status_code == 200
     said, reply = caller.whole("baton-ultra", "Who plans?")
     assert (said, reply["baton"]["degraded"]) == ("Hello there.", True)
-    assert [one["reasons"] for one in reply["baton"]["proposals"]] == [["conductor_out"], []]
+    assert [proposal["reasons"] for proposal in reply["baton"]["proposals"]] == [["conductor_out"], []]
     installation.stub.always("planner", plan_reply((0, "Do it.", ["user"])))
     wait_until(lambda: conductor(installation) == "ok", what="it is back")
     wait_until(  # the engines probe by themselves, and may find it after the gateway
@@ -234,7 +234,7 @@ def test_runs_outlive_an_outage_of_the_database_and_new_ones_are_told_to_come_ba
         assert (said, run["state"], run["degraded"]) == ("Hello there.", "succeeded", False)
         found = []
         for step in run["steps"]:
-            found.append([one["outcome"] for one in step["attempts"]])
+            found.append([attempt["outcome"] for attempt in step["attempts"]])
         assert found == [["ok"]] * 3
     assert refused(installation.gateway, STRANGER)[0] == 401
     assert wait_until(lambda: readiness(installation.gateway)["status"] == "ready")

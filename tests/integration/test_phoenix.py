@@ -66,7 +66,7 @@ def shown(url: str) -> list[dict[str, Any]] | None:
     """The spans of the caller's trace, once the run's own is among them, which ends last."""
     found = get(url, "/v1/projects/default/spans", trace_id=TRACE_ID, limit="100")
     spans: list[dict[str, Any]] = found.json()["data"] if found is not None else []
-    names = {one["name"] for one in spans}
+    names = {span["name"] for span in spans}
     return spans if {"invoke_workflow baton-ultra", "POST /v1/chat/completions"} <= names else None
 
 
@@ -87,9 +87,9 @@ def test_phoenix_shows_one_trace_over_two_processes(
             reply = httpx.post(asked, json=body, headers=headers, timeout=60, trust_env=False)
             assert reply.status_code == 200
             spans = wait_until(lambda: shown(url), what="Phoenix shows the spans") or []
-    by_name = {one["name"]: one for one in spans}
+    by_name = {span["name"]: span for span in spans}
     own = {name: one["context"]["span_id"] for name, one in by_name.items()}
-    assert {one["context"]["trace_id"] for one in spans} == {TRACE_ID}
+    assert {span["context"]["trace_id"] for span in spans} == {TRACE_ID}
     assert {name: one["parent_id"] for name, one in by_name.items()} == {
         "POST /v1/chat/completions": CALLERS_SPAN,
         "invoke_workflow baton-ultra": own["POST /v1/chat/completions"],

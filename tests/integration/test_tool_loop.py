@@ -190,11 +190,11 @@ def test_a_loop_of_twenty_turns_outlives_every_process(installation: Installatio
     assert (kinds.count("plan.opened"), kinds.count("run.resumed")) == (1, TURNS)
     first, second = run["steps"]
     assert (first["worker"] != worker, len(first["attempts"]), first["exchanges"]) == (True, 1, [])
-    assert [one["turn"] for one in second["exchanges"]] == list(range(TURNS))
+    assert [exchange["turn"] for exchange in second["exchanges"]] == list(range(TURNS))
     assert {one["worker"] for one in (*second["exchanges"], *second["attempts"])} == {second["worker"]} == {worker}
     outcomes = ["ok"] * (TURNS + 1)
     outcomes.insert(KILLED, "unknown")
-    assert [one["outcome"] for one in second["attempts"]] == outcomes
+    assert [attempt["outcome"] for attempt in second["attempts"]] == outcomes
     assert [one["id"] for exchange in second["exchanges"] for one in exchange["calls"]] == coder.ids
     assert sum(len(asked(installation, name)) for name in WORKERS) == len(outcomes)
     audit = command(installation.gateway.folder, installation.gateway.environ, "audit", "check", "--json")

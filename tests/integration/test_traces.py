@@ -66,7 +66,7 @@ def named(collector: Collector, name: str, count: int = 1) -> list[Exported]:
     """So many spans whose names begin so, once they were exported."""
 
     def found() -> list[Exported] | None:
-        spans = [one for one in collector.spans if one.name.startswith(name)]
+        spans = [span for span in collector.spans if span.name.startswith(name)]
         return spans if len(spans) >= count else None
 
     return wait_until(found, what=f"{count} spans {name}") or []
@@ -78,20 +78,20 @@ def test_one_ultra_request_is_one_trace_over_two_processes(installation: Install
     [server], [run], [plan] = named(spans, "POST"), named(spans, "invoke_workflow"), named(spans, "plan")
     planning, *steps = named(spans, "chat", 4)
     of_run, *of_steps = named(spans, "baton.queue", 4)
-    assert {one.trace for one in spans.spans} == {TRACE_ID}
+    assert {span.trace for span in spans.spans} == {TRACE_ID}
     assert len(spans.spans) == 1 + 1 + 1 + 4 + 4
     assert (server.name, server.kind, server.parent) == ("POST /v1/chat/completions", "SERVER", CALLERS_SPAN)
     assert (run.name, run.kind, run.parent) == ("invoke_workflow baton-ultra", "INTERNAL", server.id)
     assert (plan.name, plan.parent) == ("plan", run.id)
     assert (planning.name, planning.kind, planning.parent) == ("chat planner", "CLIENT", plan.id)
     assert [one.parent for one in (of_run, *of_steps, *steps)] == [run.id] * 7
-    assert sorted(one.name for one in steps) == ["chat alpha", "chat beta", "chat gamma"]
-    assert sorted(one.attributes["baton.step"] for one in steps) == [0, 1, 2]
-    assert sorted(one.attributes["baton.step"] for one in of_steps) == [0, 1, 2]
+    assert sorted(step.name for step in steps) == ["chat alpha", "chat beta", "chat gamma"]
+    assert sorted(step.attributes["baton.step"] for step in steps) == [0, 1, 2]
+    assert sorted(step.attributes["baton.step"] for step in of_steps) == [0, 1, 2]
     assert server.attributes["baton.run"] == run.attributes["baton.run"] == reply.headers["x-baton-run"]
     assert run.process != server.process
-    assert {one.process for one in spans.spans if one != server} == {run.process}
-    assert not any(one.failed for one in spans.spans)
+    assert {span.process for span in spans.spans if span != server} == {run.process}
+    assert not any(span.failed for span in spans.spans)
     sent = {one["model"]: dict(one["headers"])["traceparent"] for one in installation.stub.requests()}
     calls = {one.attributes["gen_ai.request.model"]: one for one in (planning, *steps)}
     assert sent == {model: f"00-{TRACE_ID}-{one.id}-01" for model, one in calls.items()}
@@ -108,7 +108,7 @@ def test_a_run_whose_engine_is_killed_continues_its_trace(installation: Installa
         engine.start()
         assert calling.result(PATIENCE_SECONDS).status_code == 200
     [taken], [again], [server] = named(spans, "invoke_workflow"), named(spans, "chat beta"), named(spans, "POST")
-    assert {one.trace for one in spans.spans} == {TRACE_ID}
+    assert {span.trace for span in spans.spans} == {TRACE_ID}
     assert lost.process != taken.process == again.process
     assert (taken.parent, taken.attributes["baton.taken_over"]) == (server.id, True)
     assert again.parent in (taken.id, server.id), "the step may be taken before the run"

@@ -394,7 +394,7 @@ class Judge:
 
     def judge(self) -> None:
         """Apply all rules."""
-        intents = {one.call: one for one in facts(self.events, CallIntended)}
+        intents = {fact.call: fact for fact in facts(self.events, CallIntended)}
         sent: dict[tuple[str, str], list[Received]] = {}
         for one in self.received:  # equal requests in the order of their arrival
             sent.setdefault((address(self.salt, one.body), one.model), []).append(one)
@@ -406,7 +406,7 @@ class Judge:
         strangers = len(self.received) - len(of_calls)
         if strangers or len(of_calls) != len(intents):
             self._extra(f"{len(self.received)} requests were received, and {len(intents)} calls are journaled")
-        planned = {one.n: one for one in facts(self.events, PlanStep)}
+        planned = {fact.n: fact for fact in facts(self.events, PlanStep)}
         self._authority(intents, planned)
         self._count(intents)
         said = {call: self.scene.said.get(id(one), "") for call, one in of_calls.items()}
@@ -419,12 +419,12 @@ class Judge:
 
     def _count(self, intents: Mapping[str, CallIntended]) -> None:
         """A conductor that obeys may plan what it likes within its limits; every other plan is known beforehand."""
-        steps = [one for one in intents.values() if one.n is not None]
+        steps = [intent for intent in intents.values() if intent.n is not None]
         most = STEPS.get(self.scene.topology, MOST_STEERED)
         most += self.scene.forges
         if len(steps) > most or (self.scene.topology != "steered" and len(steps) != most):
             self._extra(f"{len(steps)} calls of workers, {most} were expected")
-        if any(one.attempt > 2 for one in steps):
+        if any(step.attempt > 2 for step in steps):
             self._extra("a step had more attempts than its tier allows")
 
     def _authority(self, intents: Mapping[str, CallIntended], planned: Mapping[int, PlanStep]) -> None:
@@ -457,9 +457,9 @@ class Judge:
         said: Mapping[str, str],
     ) -> None:
         """Each canary in a request must stand in a text that the access list grants, or in the step's own exchange."""
-        done = {one.n: said.get(one.call, "") for one in facts(self.events, StepDone)}
+        done = {fact.n: said.get(fact.call, "") for fact in facts(self.events, StepDone)}
         done |= {
-            one.n: done.get(one.from_step, "") for one in facts(self.events, StepDone) if one.from_step is not None
+            fact.n: done.get(fact.from_step, "") for fact in facts(self.events, StepDone) if fact.from_step is not None
         }
         granted = [self.texts[0]] if intent.access.user else []
         if intent.access.user and self.scene.inbound != "completions":

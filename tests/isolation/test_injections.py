@@ -46,7 +46,7 @@ async def test_words_beyond_an_access_list_would_be_found(tmp_path: Path, monkey
 
     monkeypatch.setattr(View, "messages", messages)
     found = await judged(tmp_path, "caller")
-    assert any("step 1 was shown" in one and "CANARY-user" in one for one in found.canaries)
+    assert any("step 1 was shown" in canary and "CANARY-user" in canary for canary in found.canaries)
 
 
 async def test_an_id_of_a_worker_and_a_call_of_an_uncleared_one_would_be_found(

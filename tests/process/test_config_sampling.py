@@ -117,7 +117,7 @@ async def test_a_refused_parameter_is_a_400_that_names_it_unless_another_worker_
             events = (await client.get(f"/v1/runs/{run}/events")).json()["data"]
     assert [json.loads(one.body).get("temperature") for one in stub.of("old-1")] == [None]
     assert [json.loads(one.body).get("top_p") for one in stub.of("new-1")] == [0.5]
-    assert [one["body"]["ignored"] for one in events if one["kind"] == "call.intended"] == [["temperature"]]
+    assert [event["body"]["ignored"] for event in events if event["kind"] == "call.intended"] == [["temperature"]]
     assert refused.status_code == 400
     error = refused.json()["error"]
     assert (error["param"], error["code"]) == ("top_p", "no_eligible_worker")

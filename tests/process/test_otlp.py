@@ -35,12 +35,12 @@ def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
 async def test_spans_and_metrics_go_to_the_endpoint(collector: Collector, stub: ProviderStub, tmp_path: Path) -> None:
     async with running_service(tmp_path, pool_text(stub)) as opened, calling(opened) as client:
         assert (await ask(client)).status_code == 200
-    assert [(one.name, one.kind, one.service) for one in collector.spans] == [
+    assert [(span.name, span.kind, span.service) for span in collector.spans] == [
         ("POST /v1/chat/completions", "SERVER", "baton"),
         ("invoke_workflow baton-mini", "INTERNAL", "baton"),
         ("chat alpha", "CLIENT", "baton"),
     ]
-    assert len({one.trace for one in collector.spans}) == 1
+    assert len({span.trace for span in collector.spans}) == 1
     assert collector.metrics >= {TOKEN_USAGE, OPERATION_DURATION}
 
 
@@ -69,7 +69,7 @@ def test_the_sampler_and_the_service_name_are_those_of_the_variables(
         export = otlp.export("here", {ENDPOINT: collector.url, "OTEL_SERVICE_NAME": sampler})
         Tracing(export.tracer).start("a", NO_TRACE, {}).end()
         export.close()
-        names = [one.service for one in collector.spans]
+        names = [span.service for span in collector.spans]
     assert names == ["always_on"]
 
 
@@ -108,4 +108,4 @@ def test_spans_that_cannot_be_sent_wait_in_a_bounded_queue(
         tracing.start(f"span {number}", NO_TRACE, {}).end()
     collector.goes_on.set()
     export.close()
-    assert [one.name for one in collector.spans] == ["first", *(f"span {number}" for number in range(16, 20))]
+    assert [span.name for span in collector.spans] == ["first", *(f"span {number}" for number in range(16, 20))]

@@ -23,7 +23,10 @@ def contradictions(world: World) -> list[str]:
     provider = cast(Provider, SimProvider(world.workers, seam))
     auditor = Auditor(EPOCH + world.loop.time(), lambda _spec: provider, patient=False)
     report = _at_once(auditor.audit(Archive(world.database.conn.engine, Keyring())))
-    return [f"audit.{one.rule}: {one.run} seq {one.seq}: {one.what}" for one in report.violations]
+    return [
+        f"audit.{violation.rule}: {violation.run} seq {violation.seq}: {violation.what}"
+        for violation in report.violations
+    ]
 
 
 def _at_once(work: Coroutine[Any, Any, T]) -> T:

@@ -297,7 +297,7 @@ def what_is_given_up_is_taken_up(case: Case) -> Iterator[str]:
     world = case.world
     if not case.only(*OTHERS, "process.drained"):
         return
-    there = [one.since for one in world.processes if one.dispatcher and one.name not in world.drained]
+    there = [process.since for process in world.processes if process.dispatcher and process.name not in world.drained]
     for gift in world.witness.gifts:
         taken = min(gift.taken, case.end.at if case.end is not None else gift.taken)
         if gift.run == case.run and taken - gift.at > CALLED and any(since < gift.at - CALLED for since in there):

@@ -28,8 +28,8 @@ class Log(logging.Handler):
 def leaves(error: BaseException) -> Iterator[BaseException]:
     """The errors in a tree of them."""
     if isinstance(error, BaseExceptionGroup):
-        for one in error.exceptions:
-            yield from leaves(one)
+        for exception in error.exceptions:
+            yield from leaves(exception)
     else:
         yield error
 

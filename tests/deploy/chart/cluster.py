@@ -116,7 +116,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _watch(self, found: Document) -> None:
         """Send what there is, say that this is all so far, and end; the client watches again."""
-        events = [{"type": "ADDED", "object": one} for one in found["items"]]
+        events = [{"type": "ADDED", "object": item} for item in found["items"]]
         metadata = {"resourceVersion": "1", "annotations": {"k8s.io/initial-events-end": "true"}}
         kind = found["kind"].removesuffix("List")
         all_sent = {"kind": kind, "apiVersion": found["apiVersion"], "metadata": metadata}

@@ -151,7 +151,7 @@ def test_services_budgets_and_policies_select_the_pods(objects: Objects) -> None
             selectors.append(one["spec"]["podSelector"]["matchLabels"])
     assert len(selectors) >= 3
     for selector in selectors:
-        assert len([one for one in labels if selector.items() <= one.items()]) == 1, selector
+        assert len([label for label in labels if selector.items() <= label.items()]) == 1, selector
 
 
 def test_ports_and_targets_exist(everything: Objects) -> None:
