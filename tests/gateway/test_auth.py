@@ -280,6 +280,26 @@ async def test_the_secret_from_before_a_rotation_works_until_its_time(gateway: G
     assert await statuses() == [401, 401]
 
 
+async def test_a_revocation_takes_effect_within_five_seconds_however_slow_the_database_is(
+    gateway: GatewayStandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key, known = gateway.add_key("slow"), gateway.store.key
+
+    async def slow(public_id: str) -> object:
+        row = await known(public_id)
+        gateway.ticks += 2.0
+        return row
+
+    monkeypatch.setattr(gateway.store, "key", slow)
+    assert (await knock(gateway, "GET", "/v1/models", {"x-api-key": key})).status_code == 200
+    row = gateway.store.key_rows["slow"]
+    gateway.store.key_rows["slow"] = replace(row, revoked_at=gateway.seconds)
+    gateway.ticks += 2.0
+    assert (await knock(gateway, "GET", "/v1/models", {"x-api-key": key})).status_code == 200, "it is remembered"
+    gateway.ticks += 1.0
+    assert (await knock(gateway, "GET", "/v1/models", {"x-api-key": key})).status_code == 401
+
+
 async def test_a_key_is_hashed_anew_under_a_new_pepper(gateway: GatewayStandIn) -> None:
     key = gateway.add_key("moving")
     stored = gateway.store.key_rows["moving"]

@@ -167,9 +167,10 @@ class Keys:
             raise Overloaded(retry_after=1.0)
         self._asked[mark] = asked = asyncio.get_running_loop().create_future()
         answer: Answer = LEFT
+        began = self._context.tick()
         try:
             answer = row = await self._check(await self._find(public), secret)
-            self._remember(mark, row)
+            self._remember(mark, row, began)
             return row
         except BatonError as error:
             answer = error
@@ -211,8 +212,9 @@ class Keys:
             async with asyncio.timeout(LOOKUP_TIMEOUT):
                 await self._context.store.rehash_key(row.id, was=row.digest, digest=made, pepper=mark)
 
-    def _remember(self, mark: bytes, row: KeyRow | None) -> None:
+    def _remember(self, mark: bytes, row: KeyRow | None, began: float) -> None:
+        """Keep what a lookup has found, counted from its beginning: the key may have been revoked since then."""
         self._known.pop(mark, None)
         while len(self._known) >= CACHED_KEYS:
             del self._known[next(iter(self._known))]
-        self._known[mark] = (self._context.tick() + min(self._context.key_ttl, 5.0), row)
+        self._known[mark] = (began + self._context.key_ttl, row)

@@ -54,8 +54,9 @@ class GatewayContext:
     tracing: Tracing = field(default_factory=Tracing)
     bounds: Bounds = field(default_factory=Bounds)
     rates: Rates = field(default_factory=Rates)
-    key_ttl: float = 5.0
-    """Seconds for which a key lookup is remembered: a revocation takes effect within them."""
+    key_ttl: float = 4.5
+    """Seconds for which a key lookup is remembered. A revocation takes effect within five: the rest is for the next
+    lookup, after which a stream that is open is ended."""
     ping: float = 10.0
     """Seconds after which a stream on which nothing was sent gets a keep-alive."""
     origins: frozenset[str] = frozenset()
