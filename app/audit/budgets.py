@@ -13,7 +13,7 @@ import orjson
 
 from app.audit.account import Account
 from app.audit.report import Violation
-from app.core.pool.budgets import PERIODS, Window, window
+from app.core.pool.budgets import PERIODS, Window, budget_id, whole_account, window
 from app.store.archive import AccountSums, Administration
 
 WRONG = "budget-wrong"
@@ -84,13 +84,39 @@ def windows(rows: Sequence[Mapping[str, Any]], found: Administration) -> Iterato
     for event in found.events:
         if event["action"] == "budget.set":
             zones[event["target"]].add(orjson.loads(event["after"])["zone"])
+    yield from _slices(rows)
     for row in rows:
         name, bounds = f"account {row['account']}", Window(row["start"], row["end"])
-        budget = row["account"].partition("#")[0]
+        budget = budget_id(row["account"])
         if row["budget"] != budget:
             yield Violation(name, 0, WRONG, "a window of it names another budget")
         if bounds != Window(EARLIER, EARLIER) and not _is_of(bounds, budget, zones.get(budget)):
             yield Violation(name, 0, WRONG, f"its window from {bounds.start} to {bounds.end} is none of its budget's")
+
+
+def _slices(rows: Sequence[Mapping[str, Any]]) -> Iterator[Violation]:
+    """Each slice of a window names its account, and what the slices have in escrow is what the account's own row says.
+    A slice has no warning of its own, and its calls hold and spend no more than it has, apart from overruns."""
+    escrow: Counter[tuple[str, int]] = Counter()
+    own: Counter[tuple[str, int]] = Counter()
+    for row in rows:
+        account = whole_account(row["account"])
+        name, place = f"account {row['account']}", (account, row["start"])
+        is_slice = account != row["account"]
+        if row["whole"] != (account if is_slice else None):
+            yield Violation(name, 0, WRONG, "it is a slice of another account than it says")
+        if is_slice:
+            escrow[place] += row["escrow"]
+        else:
+            own[place] += row["escrow"]
+        if is_slice and row["spent"] + row["held"] - row["overrun"] > row["escrow"]:
+            yield Violation(name, 0, WRONG, "it holds and has spent more than is in escrow for it")
+        if is_slice and row["warned_at"] is not None:
+            yield Violation(name, 0, WRONG, "it has a warning, which is given for its account")
+    for account, start in sorted({*escrow, *own}):
+        if escrow[account, start] != own[account, start]:
+            words = f"{own[account, start]} is in escrow, its slices have {escrow[account, start]}"
+            yield Violation(f"account {account}", 0, WRONG, words)
 
 
 def _is_of(bounds: Window, budget: str, zones: Collection[str] | None) -> bool:

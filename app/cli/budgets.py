@@ -46,6 +46,7 @@ async def _set(settings: Settings, asked: Asked, now: float) -> None:
             zone=asked.zone,
             soft=asked.soft,
             created_at=now,
+            slices=asked.slices,
         )
         if faults := budgets.faults(budget):
             raise ConfigInvalid(faults)
@@ -137,8 +138,12 @@ async def _show(settings: Settings, asked: Asked, _now: float) -> None:
     if asked.json:
         terminal.print_json(record(budget, uses))
         return
-    soft = f", warns at {budget.soft:.0%}" if budget.soft is not None else ""
-    terminal.out().print(f"{budget.id}: {terminal.dollars(budget.usd)}{soft}", markup=False, soft_wrap=True)
+    words = f"{budget.id}: {terminal.dollars(budget.usd)}"
+    if budget.soft is not None:
+        words += f", warns at {budget.soft:.0%}"
+    if budget.slices is not None:
+        words += f", in {budget.slices} slices"
+    terminal.out().print(words, markup=False, soft_wrap=True)
     table = terminal.table()
     for column in ("account", "window", "spent", "held", "overrun", "warned"):
         table.add_column(column, overflow="fold")
@@ -173,6 +178,7 @@ def record(budget: Budget, uses: Sequence[BudgetUse]) -> dict[str, Any]:
         "usd": budget.usd / MILLION,
         "zone": budget.zone,
         "soft": budget.soft,
+        "slices": budget.slices,
         "created_at": budget.created_at,
         "windows": [
             {

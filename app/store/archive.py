@@ -8,6 +8,7 @@ import asyncio
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import astuple
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -21,6 +22,7 @@ from sqlalchemy import (
     Engine,
     Select,
     Table,
+    case,
     create_engine,
     event,
     exists,
@@ -33,6 +35,7 @@ from sqlalchemy.engine import URL
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from app.core.pool.budgets import whole_account
 from app.core.pool.conductor_versions import Change
 from app.core.records import record
 from app.errors import StoreUnavailable
@@ -355,14 +358,18 @@ def read_administration(conn: Connection) -> Administration:
 
 
 def read_accounts(conn: Connection) -> dict[str, AccountSums]:
-    """In one statement, so that a hold and its window are read as they are together."""
+    """In one statement, so that a hold and its window are read as they are together. Slices are added to their
+    accounts, in whose rows `held` has what they have in escrow."""
     row, hold = BUDGET_WINDOWS.c, BUDGET_HOLDS.c
     held = select(func.sum(hold.usd)).where(hold.account == row.account).scalar_subquery()
-    sums = (func.sum(row.spent), func.sum(row.overrun), func.sum(row.held), func.coalesce(held, 0))
-    query = select(row.account, *sums).group_by(row.account)
-    found = {}
-    for name, *figures in conn.execute(query):
-        found[name] = AccountSums(*map(int, figures))
+    escrow = func.sum(case((row.whole.is_(None), row.escrow), else_=0))
+    sums = (func.sum(row.spent), func.sum(row.overrun), func.sum(row.held) - escrow, func.coalesce(held, 0))
+    found: dict[str, AccountSums] = {}
+    for name, *figures in conn.execute(select(row.account, *sums).group_by(row.account)):
+        account = whole_account(name)
+        before = found.get(account, AccountSums(0, 0, 0, 0))
+        added = [int(old) + int(new) for old, new in zip(astuple(before), figures, strict=True)]
+        found[account] = AccountSums(*added)
     return found
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, create_engine, insert, text
 
+from app.audit.budgets import windows
 from app.audit.log.findings import Finding, Verified
 from app.audit.log.folder import TilesFolder
 from app.audit.log.rows import OTHER_REFS
@@ -25,7 +26,7 @@ from app.core.run.disclosures import completed
 from app.core.run.kinds import Kind
 from app.core.transparency import tiles
 from app.core.transparency.merkle import tree_root
-from app.store.archive import open_archive
+from app.store.archive import Administration, open_archive
 from app.store.rows import disclosures, log_sources, transparency_log
 from app.store.sql import open_store
 from app.store.sqlkit.log_statements import LogStatements
@@ -460,6 +461,38 @@ async def test_a_window_of_a_budget_is_one_of_its_own_with_what_the_calls_have_s
     assert [(one.thing, one.words) for one in report.findings] == (
         [(f"account {row['account']}", words)] if words else []
     )
+
+
+@pytest.mark.parametrize(
+    ("number", "changed", "words"),
+    [
+        (0, {}, None),
+        (0, {"escrow": 90}, "account acme/tenant/-/day: 90 is in escrow, its slices have 100"),
+        (0, {"whole": "acme/tenant/-/day"}, "account acme/tenant/-/day: it is a slice of another account than it says"),
+        (1, {"whole": None}, "account acme/tenant/-/day+0: it is a slice of another account than it says"),
+        (1, {"spent": 31}, "account acme/tenant/-/day+0: it holds and has spent more than is in escrow for it"),
+        (1, {"warned_at": 1.0}, "account acme/tenant/-/day+0: it has a warning, which is given for its account"),
+        (1, {"budget": "other"}, "account acme/tenant/-/day+0: a window of it names another budget"),
+        (
+            2,
+            {"start": 0, "end": 86_400, "escrow": 0},
+            "account acme/tenant/-/day: 100 is in escrow, its slices have 60",
+        ),
+    ],
+)
+def test_slices_have_what_their_account_put_in_escrow(
+    number: int, changed: Mapping[str, Any], words: str | None
+) -> None:
+    account = "acme/tenant/-/day"
+    usual = {"budget": account, "start": 86_400, "end": 172_800, "spent": 0, "overrun": 0, "warned_at": None}
+    rows: list[dict[str, Any]] = [
+        usual | {"account": account, "held": 100, "escrow": 100, "whole": None},
+        usual | {"account": f"{account}+0", "held": 30, "escrow": 60, "whole": account},
+        usual | {"account": f"{account}+1", "held": 0, "escrow": 40, "whole": account},
+    ]
+    rows[number] |= changed
+    empty = Administration((), (), (), (), (), (), since=0.0)
+    assert [f"{one.run}: {one.what}" for one in windows(rows, empty)] == ([words] if words else [])
 
 
 OF_THE_STATE = (

@@ -10,7 +10,7 @@ Rows: one budget for all; users that nobody has seen before; calls beside the bo
 unknown price; a provider that bills beyond the worst case, which is an overrun and no overshoot; processes that are
 killed between hold and send; processes whose clocks jump by a day; and a tenant's, a user's and a key's budget at once.
 `--runs 200 --processes 8` are the defaults; about a minute of CPU. The other set-up is
-`--runs 400 --processes 3 --engines 3`.
+`--runs 400 --processes 3 --engines 3`. With `--slices N` all budgets are held in slices.
 """
 
 from __future__ import annotations
@@ -353,7 +353,9 @@ def verdict(row: Row, result: Result) -> list[str]:
     return found
 
 
-async def table(folder: Path, chosen: Sequence[Row], runs: int, count: int, engines: int) -> bool:
+async def table(
+    folder: Path, chosen: Sequence[Row], runs: int, count: int, engines: int, slices: int | None = None
+) -> bool:
     """Play the rows and print the table. True if nothing is wrong with any. Without `engines` each process is one."""
     fine = True
     print(
@@ -367,7 +369,7 @@ async def table(folder: Path, chosen: Sequence[Row], runs: int, count: int, engi
             place = replace(place, redis=stack.enter_context(servers.redis()).url, role="gateway")
         async with open_store(server.url) as store:
             for one in [budget for row in chosen for budget in row.budgets]:
-                await store.set_budget(one)
+                await store.set_budget(replace(one, slices=slices))
             others = replace(place, role="engine")
             with processes(folder, engines, others) as driving, processes(folder, count, place) as players:
                 for row in chosen:
@@ -415,6 +417,7 @@ def main() -> int:
     parser.add_argument("--processes", type=int, default=8)
     parser.add_argument("--row", help="only the rows whose name has these words")
     parser.add_argument("--engines", type=int, default=0, help="engines of their own; the processes are gateways then")
+    parser.add_argument("--slices", type=int, help="slices of each budget")
     parser.add_argument("--work", nargs=5, help=argparse.SUPPRESS)
     parser.add_argument("--doomed", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -424,7 +427,8 @@ def main() -> int:
         return 0
     chosen = [row for row in ROWS if given.row is None or given.row in row.name]
     with tempfile.TemporaryDirectory() as folder:
-        return 0 if asyncio.run(table(Path(folder), chosen, given.runs, given.processes, given.engines)) else 1
+        played = table(Path(folder), chosen, given.runs, given.processes, given.engines, given.slices)
+        return 0 if asyncio.run(played) else 1
 
 
 if __name__ == "__main__":

@@ -1,15 +1,17 @@
 """How many calls one budget of a tenant admits, beside what the database admits without it.
 
-`python -m tests.bench.hot_budget [--processes 3] [--engines 1] [--runs 64] [--seconds 4] [--rounds 3]` lets engines
-append the entries of calls, an intent that holds money and an outcome that settles it, to a real Postgres that waits
-for its disk; `--engines` are the stores of each process, each with a queue and connections of its own as that of an
-engine. They do so for runs without a budget, for runs of one tenant with one budget, whose row every hold and every
-outcome changes, and for runs of a tenant with a budget for each engine, which is what slices of the one budget in
-escrow would be at their best. The kinds alternate, and the medians are printed: calls a second, how long an entry
-waits until it is committed, entries of a transaction, and for how long a transaction has the rows of its budgets
-locked, from the answer to the statement that locks them until that to its commit. Two entries are a call, so the last
-two figures say what one row bears at the most, however many engines there are. The holds that the one budget's row has
-left in the end must be none.
+`python -m tests.bench.hot_budget [--processes 3] [--engines 1] [--runs 64] [--slices 16] [--seconds 4] [--rounds 3]`
+lets engines append the entries of calls, an intent that holds money and an outcome that settles it, to a real Postgres
+that waits for its disk; `--engines` are the stores of each process, each with a queue and connections of its own as
+that of an engine. They do so for runs without a budget, for runs of one tenant with one budget, whose row every hold
+and every outcome changes, for runs of one tenant with one budget in slices, and for runs of a tenant with a budget for
+each engine, which is what slices are at their best. Each engine takes a slice by chance, as processes do, so that two
+may take the same.
+
+The kinds alternate, and the medians are printed: calls a second, how long an entry waits until it is committed, entries
+of a transaction, and for how long a transaction has the rows of its budgets locked, from the answer to the statement
+that locks them until that to its commit. Two entries are a call, so the last two figures say what one row bears at the
+most, however many engines there are. What is held in the end of all budgets must be nothing.
 """
 
 import argparse
@@ -21,7 +23,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from contextvars import ContextVar
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from statistics import mean, median
 from typing import Any
 from unittest import mock
@@ -31,21 +33,23 @@ from app.core.plan.workflow import Access
 from app.core.pool.budgets import Budget
 from app.core.run.events import CallFinished, CallIntended
 from app.store.protocol import Entry, Ledger
+from app.store.rows import budget_windows
 from app.store.sql import SqlStore, open_store
 from app.store.sqlkit.migrate import migrate
-from app.store.writing import budget_ledger
 from app.store.writing.group_commit import GroupCommit
 from tests.conformance.entries import admitted
 from tests.harness import servers
 
-SLICED = "a budget for each engine"
-KINDS = ("no budget", "one budget", SLICED)
+SLICED, EACH = "one budget in slices", "a budget for each engine"
+KINDS = ("no budget", "one budget", SLICED, EACH)
 ENOUGH = 1_000_000_000
 
 
 def tenant_of(kind: str, engine: int) -> str:
     """The tenant of the runs of an engine."""
-    return f"{kind} {engine if kind == SLICED else 0}"
+    if kind == EACH:
+        return f"{kind} {engine}"
+    return kind
 
 
 LOCKED_AT: ContextVar[list[float]] = ContextVar("LOCKED_AT")
@@ -62,12 +66,12 @@ class Transactions:
     @contextmanager
     def watched(self) -> Iterator[None]:
         """Note all of them until the block is left."""
-        commit, lock = GroupCommit._commit, budget_ledger._locked
+        commit, lock = GroupCommit._commit, budget_windows.lock
 
-        async def noted_commit(group: GroupCommit, batch: Any) -> Any:
+        async def noted_commit(group: GroupCommit, batch: Any, **how: Any) -> Any:
             locked_at: list[float] = []
             LOCKED_AT.set(locked_at)
-            outcomes = await commit(group, batch)
+            outcomes = await commit(group, batch, **how)
             self.entries.append(len(batch))
             self.seconds.append(time.monotonic() - locked_at[-1] if locked_at else 0.0)
             return outcomes
@@ -79,7 +83,7 @@ class Transactions:
 
         with (
             mock.patch.object(GroupCommit, "_commit", noted_commit),
-            mock.patch.object(budget_ledger, "_locked", noted_lock),
+            mock.patch.object(budget_windows, "lock", noted_lock),
         ):
             yield
 
@@ -162,19 +166,22 @@ def together(parts: Sequence[Figures]) -> Figures:
     return Figures(sum(calls), mean(wait), mean(entries), mean(locked))
 
 
-async def prepared(url: str, engines: int) -> None:
+async def prepared(url: str, engines: int, slices: int) -> None:
     """Set the budgets of all kinds."""
     async with open_store(url) as store:
         for kind in KINDS[1:]:
             for tenant in sorted({tenant_of(kind, number) for number in range(engines)}):
-                await store.set_budget(Budget(tenant, "tenant", "", "month", ENOUGH))
+                budget = Budget(tenant, "tenant", "", "month", ENOUGH)
+                await store.set_budget(replace(budget, slices=slices) if kind == SLICED else budget)
 
 
 async def held(url: str) -> int:
-    """What the one budget's row still has in holds."""
+    """What all budgets still have in holds."""
+    total = 0
     async with open_store(url) as store:
-        budget = Budget(tenant_of("one budget", 0), "tenant", "", "month", ENOUGH)
-        return sum(one.held for one in await store.budget_use(budget.id, 9))
+        for budget in await store.budgets():
+            total += sum(one.held for one in await store.budget_use(budget.id, 9))
+    return total
 
 
 def main() -> None:
@@ -183,6 +190,7 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=3)
     parser.add_argument("--engines", type=int, default=1, help="engines of each process")
     parser.add_argument("--runs", type=int, default=64, help="runs that each engine has at the same time")
+    parser.add_argument("--slices", type=int, default=16)
     parser.add_argument("--seconds", type=float, default=4.0)
     parser.add_argument("--rounds", type=int, default=3)
     given = parser.parse_args()
@@ -190,7 +198,7 @@ def main() -> None:
     spawning = multiprocessing.get_context("spawn")
     with servers.postgres(fsync=True) as server, spawning.Pool(given.processes) as pool:
         migrate(server.url)
-        asyncio.run(prepared(server.url, given.processes * given.engines))
+        asyncio.run(prepared(server.url, given.processes * given.engines, given.slices))
         for turn in range(given.rounds):
             for kind in KINDS:
                 parts = []

@@ -9,7 +9,21 @@ import pytest
 from app.cli.commands.declarations import Dollars
 from tests.cli.test_commands import baton
 
-DAILY = ("budgets", "set", "2.50", "--per", "day", "--user", "*", "--zone", "Europe/Berlin", "--soft", "0.8")
+DAILY = (
+    "budgets",
+    "set",
+    "2.50",
+    "--per",
+    "day",
+    "--user",
+    "*",
+    "--zone",
+    "Europe/Berlin",
+    "--soft",
+    "0.8",
+    "--slices",
+    "4",
+)
 
 
 def test_a_budget_lives_from_set_to_rm(tmp_path: Path) -> None:
@@ -24,6 +38,7 @@ def test_a_budget_lives_from_set_to_rm(tmp_path: Path) -> None:
     assert "80%" in listed
     shown = json.loads(baton(tmp_path, "budgets", "show", "default/user/*/day", "--of", "alice", "--json").out)
     assert (shown["usd"], shown["per"], shown["zone"], shown["soft"]) == (2.5, "day", "Europe/Berlin", 0.8)
+    assert shown["slices"] == 4
     assert baton(tmp_path, "budgets", "rm", "default/user/*/day").status == 0
     assert baton(tmp_path, "budgets", "rm", "default/user/*/day").status == 1
     assert [one["id"] for one in json.loads(baton(tmp_path, "budgets", "ls", "--json").out)] == [
@@ -46,6 +61,8 @@ def test_a_key_is_named_as_its_owner_knows_it(tmp_path: Path) -> None:
         ("1 --user a --team b", "name one of --key, --user and --team"),
         ("1 --zone Mars/Olympus", "time zone"),
         ("1 --soft 80", "share above 0 and below 1"),
+        ("1 --slices 65", "the number of slices is from 2 to 64"),
+        ("1 --slices 1", "the number of slices is from 2 to 64"),
         ("1 --key nobody", "There is no key"),
         (f"1 --user {'u' * 257}", "more than 256 characters"),
     ],

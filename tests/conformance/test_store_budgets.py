@@ -1,9 +1,15 @@
 """Budgets over several runs, on both databases: what is set, what is held, and what is refused."""
 
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 
+import asyncpg
 import orjson
 import pytest
+from sqlalchemy import select
 
 from app.core.message.chat import Usage
 from app.core.plan.workflow import Access
@@ -14,7 +20,8 @@ from app.errors import BudgetExhausted, NotFound
 from app.store.archive import AccountSums, open_archive
 from app.store.protocol import Appended, Entry, Ledger, Store
 from app.store.rows import runs as run_rows
-from app.store.sql import SqlStore
+from app.store.sql import SqlStore, open_store
+from app.store.sqlkit.tables import METADATA
 from app.store.writing.budget_ledger import Signal
 from tests.conformance.entries import Opener, admitted, settled
 
@@ -238,3 +245,198 @@ async def test_a_run_that_is_admitted_with_its_first_intent_holds_at_once(store:
         await store.append(replace(first, events=(*first.events, *intent)))
     with pytest.raises(NotFound):
         await store.run("run")
+
+
+SLICED = replace(DAILY, slices=4)
+WAITING = "SELECT count(*) FROM pg_locks WHERE NOT granted AND pg_backend_pid() = ANY(pg_blocking_pids(pid))"
+
+
+@asynccontextmanager
+async def two_processes(opener: Opener, budget: Budget = SLICED) -> AsyncIterator[tuple[SqlStore, SqlStore]]:
+    """Two processes that use different slices, each with a run of its own, `ours` and `theirs`."""
+    async with opener() as ours, opener() as theirs:
+        for number, one in enumerate((ours, theirs)):
+            for writer in one.writers:
+                writer.slice = number
+        await begin(ours, "ours", "theirs", budgets=(budget,))
+        yield ours, theirs
+
+
+async def rows_of(store: SqlStore, *names: str) -> list[tuple[int, ...]]:
+    """These columns of the rows of the account and its slices, in the order of their names."""
+    table = METADATA.tables["budget_windows"]
+    query = select(*[table.c[name] for name in names]).order_by(table.c.account, table.c.start)
+    return [tuple(row) for row in await store._read(lambda conn: conn.execute(query).all())]
+
+
+async def test_a_slice_lends_what_it_has_free_before_anyone_is_refused(opener: Opener) -> None:
+    async with two_processes(opener) as (ours, theirs):
+        await ours.append(intend("ours", "a", 100))
+        await theirs.append(intend("theirs", "b", 100))
+        assert await figures(ours) == [(200, 0, 0)]
+        assert sum(escrow > 0 for (escrow,) in await rows_of(ours, "escrow")) == 5, "the account's, and each slice's"
+        await ours.append(intend("ours", "c", 795))
+        for store, run in ((ours, "ours"), (theirs, "theirs")):
+            with pytest.raises(BudgetExhausted) as refused:
+                await store.append(intend(run, "d", 6))
+            assert refused.value.left == 5
+        await theirs.append(intend("theirs", "e", 5))
+        assert await figures(theirs) == [(1_000, 0, 0)]
+
+
+async def test_a_release_that_knows_no_slices_sees_what_is_in_escrow_as_held(opener: Opener) -> None:
+    async with two_processes(opener) as (ours, theirs):
+        for call in ("a", "b", "c"):
+            await ours.append(intend("ours", call, 20))
+            await theirs.append(intend("theirs", call, 20))
+            await ours.append(outcome("ours", call, 20, 15))
+            (own, *slices) = await rows_of(ours, "held", "spent", "escrow")
+            assert own[2] == sum(escrow for _, _, escrow in slices)
+            assert all(held + spent <= escrow for held, spent, escrow in slices)
+            assert own[0] >= own[2], "so it takes no more than what is left beside the escrow"
+
+
+async def test_a_call_is_settled_in_its_slice_whoever_settles_it(opener: Opener) -> None:
+    async with two_processes(opener) as (ours, theirs):
+        await ours.append(intend("ours", "a", 100))
+        await theirs.append(outcome("ours", "a", 100, 60))
+        assert await figures(ours) == [(0, 60, 0)]
+        await theirs.append(intend("theirs", "b", 940))
+        assert await figures(theirs) == [(940, 60, 0)]
+
+
+async def test_a_lowered_amount_binds_what_slices_have_in_escrow(opener: Opener) -> None:
+    async with two_processes(opener) as (ours, theirs):
+        await ours.append(intend("ours", "a", 100))
+        await ours.administration_of("acme").set_budget(replace(SLICED, usd=150))
+        with pytest.raises(BudgetExhausted) as refused:
+            await theirs.append(intend("theirs", "b", 51))
+        assert refused.value.left == 50
+        await theirs.append(intend("theirs", "b", 50))
+        await ours.set_budget(replace(SLICED, usd=160, slices=None))
+        await theirs.append(outcome("theirs", "b", 50, 10))
+        await theirs.append(intend("theirs", "c", 50))
+        with pytest.raises(BudgetExhausted):
+            await ours.append(intend("ours", "d", 1))
+        assert await figures(ours) == [(150, 10, 0)]
+
+
+async def test_an_overrun_in_a_slice_counts_against_the_whole_budget(opener: Opener) -> None:
+    async with two_processes(opener) as (ours, theirs):
+        await ours.append(intend("ours", "a", 10))
+        await ours.append(outcome("ours", "a", 10, 995))
+        with pytest.raises(BudgetExhausted):
+            await theirs.append(intend("theirs", "b", 6))
+        assert await figures(theirs) == [(0, 995, 985)]
+
+
+@pytest.mark.parametrize("settles", ["ours", "theirs"])
+async def test_the_soft_limit_of_slices_warns_with_the_outcome_that_reaches_it(opener: Opener, settles: str) -> None:
+    signals: list[Signal] = []
+    async with two_processes(opener) as (ours, theirs):
+        for store in (ours, theirs):
+            store.on_signal = signals.append
+        for call in range(8):
+            assert not signals
+            store, run = ((ours, "ours"), (theirs, "theirs"))[call % 2]
+            await store.append(intend(run, str(call), 100))
+            await (ours if settles == "ours" else theirs).append(outcome(run, str(call), 100, 100))
+        assert [(one.kind, one.budget) for one in signals] == [("soft_limit", DAILY.id)]
+        await ours.append(intend("ours", "last", 100))
+        await ours.append(outcome("ours", "last", 100, 100))
+        assert len(signals) == 1
+        (use,) = await ours.budget_use(DAILY.id, 10)
+        assert use.warned_at is not None
+
+
+async def test_slices_of_old_windows_are_summed_up_in_their_account(
+    opener: Opener, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [1_700_000_000.0]
+    monkeypatch.setattr(run_rows, "clock_of", lambda _conn: str(now[0]))
+    async with two_processes(opener) as (ours, theirs):
+        for store, run in ((ours, "ours"), (theirs, "theirs")):
+            await store.append(intend(run, "a", 100))
+        await ours.append(outcome("ours", "a", 100, 90))
+        now[0] += 2 * DAY_SECONDS
+        await ours.append(intend("ours", "b", 1_000))
+        assert await figures(ours) == [(1_000, 0, 0), (100, 90, 0)]
+        await ours.sum_up_budget_use(now[0] - DAY_SECONDS)
+        await theirs.append(outcome("theirs", "a", 100, 70))
+        await ours.sum_up_budget_use(now[0] - DAY_SECONDS)
+        assert await figures(ours) == [(1_000, 0, 0)]
+        rows = await rows_of(ours, "start", "held", "spent", "escrow")
+        assert len(rows) == 1 + 5, "one for the earlier windows, and those of the present one"
+        assert rows[0] == (0, 0, 160, 0)
+    async with open_archive(database) as archive:
+        ((_, sums),) = (await archive.accounts()).items()
+    assert sums == AccountSums(spent=160, overrun=0, held=1_000, holds=1_000)
+
+
+async def test_entries_of_a_run_stay_in_order_when_one_needs_all_slices(opener: Opener) -> None:
+    async with two_processes(opener) as (ours, _):
+        entries = [intend("ours", "a", 900), outcome("ours", "a", 900, 5), intend("ours", "b", 900)]
+        done = await settled([ours.append(one) for one in entries])
+        assert all(isinstance(one, Appended) for one in done), done
+        assert await figures(ours) == [(900, 5, 0)]
+
+
+async def test_processes_with_slices_of_several_budgets_spend_each_to_its_end(opener: Opener) -> None:
+    tenant = Budget("acme", "tenant", "", "month", 1_000, slices=3, soft=0.5)
+    signals: list[Signal] = []
+    async with two_processes(opener) as (ours, theirs):
+        await begin(ours, *[f"of alice {n}" for n in range(20)], budgets=(tenant,))
+        await begin(ours, *[f"of bob {n}" for n in range(20)], budgets=(), user="bob")
+        calls = [(f"of {user} {n}", (ours, theirs)[n % 2]) for n in range(20) for user in ("alice", "bob")]
+
+        async def call(run: str, store: SqlStore) -> object:
+            (done,) = await settled([store.append(intend(run, "a", 40))])
+            if isinstance(done, Appended):
+                await store.append(outcome(run, "a", 40, 40))
+            return done
+
+        for store in (ours, theirs):
+            store.on_signal = signals.append
+        done = await settled([call(*one) for one in calls])
+        assert [type(one) for one in done if not isinstance(one, Appended)] == [BudgetExhausted] * 15
+        assert sum(isinstance(one, Appended) for one in done) == 25
+        assert await figures(ours, tenant) == [(0, 1_000, 0)]
+        assert [one.budget for one in signals].count(tenant.id) == 1
+
+
+@pytest.mark.integration
+async def test_calls_in_one_slice_wait_neither_for_the_account_nor_for_another_slice(
+    migrated_postgres_url: str,
+) -> None:
+    opener = partial(open_store, migrated_postgres_url)
+    async with two_processes(opener) as (ours, theirs):
+        await ours.append(intend("ours", "a", 10))
+        await theirs.append(intend("theirs", "b", 10))
+        other = await asyncpg.connect(migrated_postgres_url)
+        try:
+            async with other.transaction():
+                locked = "SELECT 1 FROM budget_windows WHERE account NOT LIKE '%+0' FOR UPDATE"
+                assert len(await other.fetch(locked)) == 4
+                await ours.append(intend("ours", "c", 10))
+                await ours.append(outcome("ours", "c", 10, 10))
+        finally:
+            await other.close()
+
+
+@pytest.mark.integration
+async def test_an_amount_that_is_being_changed_is_waited_for_before_slices_are_divided(
+    migrated_postgres_url: str,
+) -> None:
+    async with two_processes(partial(open_store, migrated_postgres_url)) as (ours, theirs):
+        await ours.append(intend("ours", "a", 10))
+        other = await asyncpg.connect(migrated_postgres_url)
+        try:
+            async with other.transaction():
+                await other.execute("UPDATE budgets SET usd = 20")
+                divides = asyncio.create_task(theirs.append(intend("theirs", "b", 500)))
+                while not (divides.done() or await other.fetchval(WAITING)):
+                    pass
+        finally:
+            await other.close()
+        with pytest.raises(BudgetExhausted):
+            await divides

@@ -245,7 +245,7 @@ async def test_what_was_spent_is_the_callers_tenants(admin: AdminStandIn) -> Non
 
 
 async def test_budgets_are_set_shown_and_removed(admin: AdminStandIn) -> None:
-    wanted: dict[str, Any] = {"scope": "key", "name": "robot", "period": "day", "usd": 2.5, "soft": 0.8}
+    wanted: dict[str, Any] = {"scope": "key", "name": "robot", "period": "day", "usd": 2.5, "soft": 0.8, "slices": 4}
     whole = {"scope": "tenant", "period": "month", "usd": 500}
     await admin.add_key("robot")
     async with admin.client(await admin.add_key("boss")) as client:

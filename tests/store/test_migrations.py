@@ -22,7 +22,7 @@ from app.errors import ConfigInvalid
 from app.store.sql import open_store
 from app.store.sqlkit.migrate import MIGRATIONS, alembic_config, migrate
 from app.store.sqlkit.runner import parse_url
-from app.store.sqlkit.tables import METADATA
+from app.store.sqlkit.tables import BUDGET_HOLDS, BUDGET_WINDOWS, METADATA
 from tests.conformance.conversations import contents_of, converse
 from tests.harness import processes
 
@@ -107,6 +107,31 @@ def test_every_version_goes_up_and_down(database: str) -> None:
     assert ask(database, tables) == set()
     migrate(database)
     assert ask(database, differences) == []
+
+
+def test_the_way_down_brings_the_slices_of_budgets_home(database: str) -> None:
+    migrate(database)
+    rows = (
+        ("a", 500, 7, 1, 480, None),
+        ("a+0", 90, 60, 2, 240, "a"),
+        ("a+1", 0, 0, 0, 240, "a"),
+        ("b", 5, 6, 0, 0, None),
+    )
+
+    def fill(conn: Connection) -> None:
+        for account, held, spent, overrun, escrow, whole in rows:
+            values = {"account": account, "held": held, "spent": spent, "overrun": overrun, "escrow": escrow}
+            conn.execute(BUDGET_WINDOWS.insert().values(values | {"whole": whole, "start": 0, "end": 9, "budget": "b"}))
+        for run, account, usd in (("r", "a", 20), ("r", "a+0", 90), ("s", "b", 5)):
+            conn.execute(BUDGET_HOLDS.insert().values(run=run, call=account, account=account, start=0, usd=usd))
+        conn.commit()
+
+    ask(database, fill)
+    migrate(database, "0032")
+    windows = "SELECT account, held, spent, overrun FROM budget_windows ORDER BY account"
+    assert ask(database, lambda conn: conn.exec_driver_sql(windows).all()) == [("a", 110, 67, 3), ("b", 5, 6, 0)]
+    holds = "SELECT account, sum(usd) FROM budget_holds GROUP BY account ORDER BY account"
+    assert ask(database, lambda conn: conn.exec_driver_sql(holds).all()) == [("a", 110), ("b", 5)]
 
 
 RELEASED = "0011"

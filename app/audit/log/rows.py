@@ -51,8 +51,9 @@ UNSEALED_SECONDS = 120.0
 time."""
 MOMENTS = ("at", "placed_at", "pruned_at", "created_at", "made_at")
 """Columns of rows with the time at which they were written, the first of which counts."""
-WORDS = {"feedback": ("comment",)}
-"""Columns that are erased with the content of a run, by the kind of the row."""
+UNSEALED = {"feedback": ("comment",), "budget": ("slices",)}
+"""Columns that are not sealed with their row: a rating's words are erased with its run, and the log of changes says how
+many slices a budget has."""
 REFS = ("task", "subtask", "output", "logprobs", "said", "results", "answer", "why", "why_withheld")
 """Fields of events that name a content."""
 OTHER_REFS: Mapping[str, tuple[str, ...]] = {
@@ -512,7 +513,7 @@ class RowCheck:
         self, kind: str, thing: str, row: Row, entries: Sequence[Sealed], salts: Mapping[str, bytes | None]
     ) -> None:
         self._history(kind, thing, entries)
-        values = {name: value for name, value in row.items() if name not in WORDS.get(kind, ())}
+        values = {name: value for name, value in row.items() if name not in UNSEALED.get(kind, ())}
         for entry in entries if kind in FIXED else entries[-1:]:
             if entry.salt is None or not fits(entry, ROW, values, entry.salt):
                 if kind in FIXED or not self._is_new_state(kind, row, entry) or not self._is_changing(kind, entry.id):

@@ -30,9 +30,10 @@ def _set(budgets: Group) -> None:
     @option("--team", help="The team that has it, as `metadata.team` names it; * for each without a budget of its own.")
     @option("--zone", default="UTC", metavar="ZONE", help="The time zone whose clocks begin the windows.")
     @option("--soft", type=float, metavar="SHARE", help="The share at which a warning is given, such as 0.8.")
+    @option("--slices", type=COUNT, metavar="N", help="Hold each account in N parts, 2 to 64, for many busy engines.")
     @AS_JSON
     def set_() -> None:
-        """Set a budget, or change the amount, time zone and soft limit of one.
+        """Set a budget, or change the amount, time zone, soft limit and slices of one.
 
         Gateways follow within two seconds. A run that has begun keeps the budgets that it was admitted with.
         """

@@ -27,6 +27,7 @@ FIELDS: Final = (
     forms.Field("period", "Period", "select", choices=[(one, one) for one in ("hour", "day", "month")]),
     forms.Field("usd", "Dollars in each period", "number", required=True),
     forms.Field("soft", "Share at which a warning is given", "number", "Such as 0.8; empty: no warning."),
+    forms.Field("slices", "Slices", "number", "2 to 64, for many busy engines; empty: the account is held as a whole."),
     forms.Field("zone", "Time zone", hint="By whose clocks periods begin, such as Europe/Berlin.", value="UTC"),
 )
 

@@ -31,10 +31,13 @@ USER_FIELD = "user_id"
 """The field of a request's `metadata` that names the user, where nothing else does."""
 LONGEST_NAME = 256
 """Characters of the name of a budget; a longer user or team has the budget of everybody."""
+MOST_SLICES = 64
 HOUR_SECONDS = 3_600
 HASH_DIGITS = 16
 NOBODY = "-"
 """Stands in ids for an empty name."""
+SLICE = "+"
+"""Stands between the id of an account and the number of one of its slices. No id of an account contains it."""
 
 
 @record(frozen=True, slots=True)
@@ -55,6 +58,9 @@ class Budget:
     soft: float | None = None
     """The share of the amount, above 0 and below 1, at which a warning is given once in each window."""
     created_at: float = 0.0
+    slices: int | None = None
+    """The number of slices in which each account is held, so that several processes change it at the same time; None:
+    it is held as a whole."""
 
     @property
     def id(self) -> str:
@@ -122,9 +128,19 @@ def account(budget: Budget, name: str) -> str:
     return budget.id
 
 
+def slice_of(account_id: str, number: int) -> str:
+    """Return the id of one of the slices of an account."""
+    return f"{account_id}{SLICE}{number}"
+
+
+def whole_account(account_id: str) -> str:
+    """Return the id of the account that this is a slice of, or this id if it is no slice."""
+    return account_id.partition(SLICE)[0]
+
+
 def budget_id(account_id: str) -> str:
-    """Return the id of the budget that an account belongs to."""
-    return account_id.partition("#")[0]
+    """Return the id of the budget that an account, or a slice of one, belongs to."""
+    return whole_account(account_id).partition("#")[0]
 
 
 def scope_of(id_: str) -> str:
@@ -168,6 +184,8 @@ def faults(budget: Budget) -> list[str]:
         found.append("the amount is negative")
     if budget.soft is not None and not 0 < budget.soft < 1:
         found.append("the soft limit is a share above 0 and below 1")
+    if budget.slices is not None and not 2 <= budget.slices <= MOST_SLICES:
+        found.append(f"the number of slices is from 2 to {MOST_SLICES}")
     if not _is_zone(budget.zone):
         found.append("the time zone is not in the IANA database; write one such as Europe/Berlin")
     return found

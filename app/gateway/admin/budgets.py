@@ -93,6 +93,7 @@ def _writes(router: APIRouter, context: AdminContext, keys: Keys) -> None:
             zone=asked.zone,
             soft=asked.soft,
             created_at=context.gateway.now(),
+            slices=asked.slices,
         )
         wrong = faults(wanted)
         if wrong:

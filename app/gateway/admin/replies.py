@@ -149,6 +149,7 @@ class BudgetEntry(Reply):
     zone: str
     soft: float | None
     created_at: float
+    slices: int | None
 
 
 class BudgetList(Listed):

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Final, Literal, TypeVar
 
 from pydantic import Field, StringConstraints, ValidationError
 
-from app.core.pool.budgets import LONGEST_NAME, Period, Scope
+from app.core.pool.budgets import LONGEST_NAME, MOST_SLICES, Period, Scope
 from app.gateway.openapi import operations
 from app.gateway.openapi.replies import Error
 from app.gateway.wire.baton_options import Label, WireModel
@@ -88,6 +88,8 @@ class BudgetRequest(WireModel):
     """A time zone of the IANA database, by whose clocks periods begin."""
     soft: Annotated[float, Field(gt=0, lt=1)] | None = None
     """The share of the amount at which a warning is given."""
+    slices: Annotated[int, Field(ge=2, le=MOST_SLICES)] | None = None
+    """The parts in which each account is held, so that many busy engines do not wait for one row of the database."""
 
 
 class HoldRequest(WireModel):

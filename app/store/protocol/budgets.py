@@ -32,8 +32,8 @@ class Budgets(Protocol):
     """All verbs raise `StoreUnavailable`. Each change is logged in its transaction, with its author `by`."""
 
     async def set_budget(self, budget: Budget, *, by: Actor = PROCESS) -> None:
-        """Store a budget. If there is one of its id, its amount, time zone and soft limit are replaced. The warnings
-        of accounts that have spent enough for that soft limit already are given with it."""
+        """Store a budget. If there is one of its id, its amount, time zone, soft limit and slices are replaced. The
+        warnings of accounts that have spent enough for that soft limit already are given with it."""
         ...
 
     async def remove_budget(self, id_: str, *, by: Actor = PROCESS) -> bool:

@@ -4,48 +4,53 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, and_, delete, func, literal_column, or_, select, tuple_, update
+from sqlalchemy import ColumnElement, Connection, and_, case, delete, func, literal_column, or_, select, tuple_, update
 
 from app.core.pool.budgets import EVERYBODY, Budget, Scope, Window, accounts
 from app.core.run import notices
 from app.store.protocol import Actor, BudgetUse
 from app.store.rows import runs
 from app.store.rows.admin_events import note
+from app.store.rows.budget_windows import bring_all_home
 from app.store.sqlkit.tables import BUDGET_WINDOWS, BUDGETS, NOTICES, insert_into
 
 EARLIER = 0
 """The start of the row into which an account's old windows are summed up, so that the account's sums stay."""
 AT_ONCE = 5_000
 """Windows that are summed up in one transaction."""
-_REPLACED = ("usd", "zone", "soft")
+_REPLACED = ("usd", "zone", "soft", "slices")
 
 
 def put(conn: Connection, budget: Budget, by: Actor) -> int:
-    """Store a budget, or replace amount, time zone and soft limit of the one of its id; logged with its author.
+    """Store a budget, or replace amount, time zone, soft limit and slices of the one of its id; logged with its author.
 
     Accounts that have spent enough for its soft limit already are warned of at once; returns how many they are.
     """
     fields = asdict(budget)
     fresh = insert_into(conn, BUDGETS).values(fields | {"id": budget.id}).on_conflict_do_nothing()
     if conn.execute(fresh).rowcount == 1:
-        note(conn, by, "budget.set", budget.id, tenant=budget.tenant, before=None, after=fields)
+        note(conn, by, "budget.set", budget.id, tenant=budget.tenant, before=None, after=_logged(fields))
         return _warn_of_present_windows(conn, budget)
     before = _locked(conn, budget.id)
     replaced = {name: fields[name] for name in _REPLACED}
     conn.execute(update(BUDGETS).where(BUDGETS.c.id == budget.id).values(replaced))
-    note(conn, by, "budget.set", budget.id, tenant=budget.tenant, before=before, after=(before or {}) | replaced)
+    after = _logged((before or {}) | replaced)
+    note(conn, by, "budget.set", budget.id, tenant=budget.tenant, before=before, after=after)
     return _warn_of_present_windows(conn, budget)
 
 
 def _warn_of_present_windows(conn: Connection, budget: Budget) -> int:
     """Warn of each account that has reached the soft limit in its present window without a warning so far.
 
-    The rows are locked in the order in which entries lock them.
+    What its slices have is brought home first: it was divided by the amount and the limit of before. The rows are
+    locked in the order in which entries lock them.
     """
+    now, row = runs.clock(conn), BUDGET_WINDOWS.c
+    bring_all_home(conn, row.budget == budget.id, row.end > now)
     if budget.soft is None:
         return 0
-    now, row = runs.clock(conn), BUDGET_WINDOWS.c
-    reached = (row.budget == budget.id, row.end > now, row.warned_at.is_(None), row.spent >= budget.soft * budget.usd)
+    present = (row.budget == budget.id, row.end > now, row.whole.is_(None))
+    reached = (*present, row.warned_at.is_(None), row.spent >= budget.soft * budget.usd)
     query = select(row.account, row.start, row.end, row.spent).where(*reached).order_by(row.account, row.start)
     found = conn.execute(query.with_for_update()).all()
     for account, start, end, spent in found:
@@ -77,7 +82,17 @@ def _locked(conn: Connection, id_: str) -> dict[str, Any] | None:
     row = conn.execute(select(*_COLUMNS).where(BUDGETS.c.id == id_).with_for_update()).one_or_none()
     if not row:
         return None
-    return asdict(Budget(**row._mapping))
+    return _logged(asdict(Budget(**row._mapping)))
+
+
+def _logged(fields: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of a budget as they are logged: `slices` only if it has any, as releases without them do."""
+    return {name: value for name, value in fields.items() if name != "slices" or value is not None}
+
+
+def lock_amounts(conn: Connection, ids: Sequence[str]) -> None:
+    """Have nobody change these budgets until the transaction ends."""
+    conn.execute(select(BUDGETS.c.id).where(BUDGETS.c.id.in_(ids)).order_by(BUDGETS.c.id).with_for_update(read=True))
 
 
 def page(conn: Connection, tenant: str | None, after: str | None, limit: int | None) -> tuple[Budget, ...]:
@@ -129,29 +144,49 @@ def accounts_of(conn: Connection, tenant: str, names: Mapping[Scope, str]) -> tu
 
 
 def use(conn: Connection, id_: str, limit: int, account: str | None) -> tuple[BudgetUse, ...]:
-    """Windows of a budget, the newest first and the dearest of those first."""
+    """Return windows of a budget, the newest first and the dearest of those first.
+
+    Slices are added to their accounts.
+    """
     row = BUDGET_WINDOWS.c
-    columns = [row[name] for name in BudgetUse.__dataclass_fields__]
-    query = select(*columns).where(row.budget == id_, row.start > EARLIER)
+    held = row.held - row.escrow + _of_slices("held")
+    spent = row.spent + _of_slices("spent")
+    columns = (row.account, row.start, row.end, held, spent, row.overrun + _of_slices("overrun"), row.warned_at)
+    query = select(*columns).where(row.budget == id_, row.start > EARLIER, row.whole.is_(None))
     if account is not None:
         query = query.where(row.account == account)
-    query = query.order_by(row.start.desc(), (row.spent + row.held).desc(), row.account).limit(limit)
-    return tuple([BudgetUse(*found) for found in conn.execute(query)])
+    query = query.order_by(row.start.desc(), (spent + held).desc(), row.account).limit(limit)
+    uses = []
+    for of, start, end, held_now, spent_now, overrun, warned_at in conn.execute(query):
+        uses.append(BudgetUse(of, start, end, int(held_now), int(spent_now), int(overrun), warned_at))
+    return tuple(uses)
+
+
+def _of_slices(name: str) -> ColumnElement[int]:
+    """Return the sum of a column over the slices of a window. Those of a window without escrow are not looked for."""
+    row, its = BUDGET_WINDOWS.c, BUDGET_WINDOWS.alias().c
+    mine = (its.budget == row.budget, its.start == row.start, its.whole == row.account)
+    found = select(func.coalesce(func.sum(its[name]), 0)).where(*mine).scalar_subquery()
+    return case((row.escrow > 0, found), else_=0)
 
 
 def sum_up(conn: Connection, before: float) -> int:
     """Add the windows that ended before this time, and of which nothing is held, to one row for each account, which
-    starts at `EARLIER`. At most `AT_ONCE` windows; returns how many."""
+    starts at `EARLIER`. At most `AT_ONCE` rows; returns how many."""
     row = BUDGET_WINDOWS.c
-    over = (row.start > EARLIER, row.end < int(before), row.held == 0)
-    found = select(row.account, row.start, row.budget, row.spent, row.overrun).where(*over).limit(AT_ONCE)
+    over = (row.start > EARLIER, row.end < int(before))
+    bring_all_home(conn, *over)
+    is_done = (*over, row.held == 0)
+    columns = (row.account, row.start, row.budget, row.spent, row.overrun, row.whole)
+    found = select(*columns).where(*is_done).limit(AT_ONCE)
     gone = conn.execute(found.order_by(row.account, row.start).with_for_update(skip_locked=True)).all()
     if not gone:
         return 0
     sums: dict[str, dict[str, Any]] = {}
     for one in gone:
-        new = {"account": one.account, "start": EARLIER, "budget": one.budget, "end": EARLIER, "held": 0}
-        total = sums.setdefault(one.account, new | {"spent": 0, "overrun": 0})
+        account = one.whole or one.account
+        new = {"account": account, "start": EARLIER, "budget": one.budget, "end": EARLIER, "held": 0}
+        total = sums.setdefault(account, new | {"spent": 0, "overrun": 0})
         total["spent"] += one.spent
         total["overrun"] += one.overrun
     conn.execute(delete(BUDGET_WINDOWS).where(tuple_(row.account, row.start).in_([(one[0], one[1]) for one in gone])))

@@ -76,13 +76,15 @@ class Source:
         return found
 
 
+_OF_BUDGET = ("id", "tenant", "scope", "name", "period", "usd", "zone", "soft", "created_at")
+"""Columns of a budget that are sealed. Its slices came later: the log of changes says how many it has."""
 SOURCES: Final[Mapping[str, Source]] = {
     PRUNED: Source(PRUNED_RUNS, ("id",), run="id"),
     ERASURE: Source(RUNS, ("id",), run="id", columns=("id", "erased_at", "erased_by")),
     "feedback": Source(FEEDBACK, ("id",), erased=("comment",), run="run"),
     "key": Source(KEYS, ("id",)),
     "tenant": Source(TENANTS, ("name",)),
-    "budget": Source(BUDGETS, ("id",)),
+    "budget": Source(BUDGETS, ("id",), columns=_OF_BUDGET),
     "hold": Source(HOLDS, ("id",)),
     "policy": Source(POLICIES, ("policy",), shown=("number", "number")),
     "trial": Source(TRIALS, ("worker", "model", "version", "task"), shown=("at", "written")),

@@ -51,6 +51,8 @@ from sqlalchemy.types import TypeEngine
 
 from app.core.records import record
 from app.store.sqlkit.tables import (
+    BUDGET_HOLDS,
+    BUDGET_WINDOWS,
     CONTENTS,
     DISCLOSURES,
     EVENTS,
@@ -88,6 +90,8 @@ TICKET = tuple(TICKETS.columns.keys())
 SETTLED = ("tier", "driver", "version", "claim", "holder", "rung_at", "lost")
 """Columns of a ticket that an entry may change without changing the end of the claim on it."""
 IDEMPOTENCY = tuple(ONCE.columns.keys())
+WINDOW_AMOUNTS = ("held", "spent", "overrun", "warned_at", "escrow")
+"""Columns of a budget's window that entries change."""
 ALONG = 16
 """Most contents that are read together with a journal."""
 
@@ -386,6 +390,8 @@ class Statements:
         self.change_ticket = Rows(TICKETS, "update", TICKET[2:], ["run", "step"])
         self.settle_ticket = Rows(TICKETS, "update", SETTLED, ["run", "step"])
         self.end_ticket = Rows(TICKETS, "delete", keys=["run", "step"])
+        self.change_window = Rows(BUDGET_WINDOWS, "update", WINDOW_AMOUNTS, ["account", "start"])
+        self.new_hold = Rows(BUDGET_HOLDS, "insert")
         self.idempotency = Lookup(self, dialect, ONCE, ["id"])
         settings = [func.set_config(*_literals(name, value, "true")) for name, value in BY_KEY.items()]
         self._by_key = Prepared(select(*settings), dialect, []) if self.arrays else None

@@ -377,6 +377,7 @@ BUDGETS = Table(
     Column("zone", Text, nullable=False),
     Column("soft", Double),
     Column("created_at", Double, nullable=False),
+    Column("slices", Integer),  # NULL: its accounts are held as a whole
     sqlite_with_rowid=False,
 )
 Index("budgets_by_tenant", BUDGETS.c.tenant, BUDGETS.c.scope, BUDGETS.c.name)
@@ -392,6 +393,9 @@ BUDGET_WINDOWS = Table(
     Column("spent", BigInteger, nullable=False),
     Column("overrun", BigInteger, nullable=False),  # the part of `spent` that exceeded the holds of its calls
     Column("warned_at", Double),
+    # Of a slice: the amount that it may hold and spend. Of an account: the sum of its slices', a part of its `held`.
+    Column("escrow", BigInteger, nullable=False, server_default=text("0")),
+    Column("whole", Text),  # the account that a slice belongs to; NULL in the row of an account itself
     sqlite_with_rowid=False,
     postgresql_with={"fillfactor": 50},
 )

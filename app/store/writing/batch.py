@@ -58,7 +58,7 @@ from app.store.sqlkit.statements import (
 )
 from app.store.sqlkit.tables import EVENTS, RUNS
 from app.store.writing import budget_ledger
-from app.store.writing.budget_ledger import BudgetLedger, Charge, Signal
+from app.store.writing.budget_ledger import BudgetLedger, Charge, NeedsAllSlices, Signal
 
 Outcome = Appended | Exception
 
@@ -295,9 +295,11 @@ class RowBatch:
         self._tags: list[tuple[Any, ...]] = []
         self._notices: list[tuple[Any, ...]] = []
         self._budgets = budgets
+        self._put_off: set[str] = set()
+        """Runs of which an entry is put off, and with it those that follow in the batch, so that they stay in order."""
 
     def apply(self, encoded: EncodedEntry) -> Outcome:
-        """Check one entry and apply it, or return the exception that refuses it."""
+        """Check one entry and apply it, or return the exception that refuses it, or that puts it off."""
         entry = encoded.entry
         try:
             run = self._run(entry)
@@ -308,7 +310,7 @@ class RowBatch:
             money = _balance(run, entry)
             self._idempotency.check(entry.once, entry.at)
             charge = self._charge(run, entry)
-        except (LeaseLost, RunEnded, RunOverBudget, NotFound, Conflict, ValueError) as refusal:
+        except (LeaseLost, RunEnded, RunOverBudget, NotFound, Conflict, ValueError, NeedsAllSlices) as refusal:
             return refusal
         if entry.new is not None:
             self._runs[run.id] = run
@@ -379,6 +381,8 @@ class RowBatch:
         statements.hasten.each(conn, [(run.wished_at, run.id) for run in runs if run.wished_at is not None])
 
     def _run(self, entry: Entry) -> _Run:
+        if entry.run in self._put_off:
+            raise NeedsAllSlices
         run = self._runs.get(entry.run)
         if entry.new is None:
             if run is None:
@@ -395,10 +399,14 @@ class RowBatch:
 
     def _charge(self, run: _Run, entry: Entry) -> Charge | None:
         """The changes that an entry makes to the run's accounts. Raises `BudgetExhausted` if one has not enough
-        left."""
+        left, or `NeedsAllSlices`."""
         if self._budgets is None or run.budgets is None:
             return None
-        return self._budgets.charge(entry, budget_ledger.accounts_of(run.budgets))
+        try:
+            return self._budgets.charge(entry, budget_ledger.accounts_of(run.budgets))
+        except NeedsAllSlices:
+            self._put_off.add(entry.run)
+            raise
 
     def _ticket(self, run: str, move: Move, at: float) -> _Ticket:
         """The ticket that is moved. Raises `LeaseLost` if the move has no right to it (D3)."""
@@ -632,9 +640,18 @@ class Applied:
         return self.rows.cacheable()
 
 
-def commit(conn: Connection, statements: Statements, batch: Sequence[EncodedEntry]) -> Applied:
+def commit(
+    conn: Connection,
+    statements: Statements,
+    batch: Sequence[EncodedEntry],
+    number: int = 0,
+    *,
+    all_slices: bool = False,
+) -> Applied:
     """Apply the entries in order on locked rows, and write the changes. The caller commits.
 
+    New holds are made in the slice of this number of their accounts. An entry that this slice cannot decide is put off:
+    its outcome is `NeedsAllSlices`, of which there is none with `all_slices`.
     Raises `NotFound` if an entry is written in the name of a tenant to which its run does not belong.
     """
     runs, moving = touched(batch)
@@ -648,16 +665,19 @@ def commit(conn: Connection, statements: Statements, batch: Sequence[EncodedEntr
     shared = locked if statements.arrays else None
     idempotency = IdempotencyRows(statements.idempotency.fetch(conn, ids))
     columns = _columns(found, batch)
-    budgets = budget_ledger.load(conn, columns, [encoded.entry for encoded in batch]) if columns else None
+    budgets = None
+    if columns:
+        entries = [encoded.entry for encoded in batch]
+        budgets = budget_ledger.load(conn, columns, entries, number, all_slices=all_slices)
     rows = RowBatch(found, tickets, moving, idempotency, shared, budgets)
     outcomes = [rows.apply(encoded) for encoded in batch]
-    if not statements.write_if_owned(conn, sorted(rows.owned), *rows.writes(statements)):
+    wanted = rows.writes(statements)
+    if budgets is not None:
+        wanted += budgets.writes(conn, statements)
+    if not statements.write_if_owned(conn, sorted(rows.owned), *wanted):
         raise NotFound
     rows.hasten_wishes(conn, statements)
-    if budgets is None:
-        return Applied(outcomes, rows)
-    budgets.write(conn)
-    return Applied(outcomes, rows, budgets.signals)
+    return Applied(outcomes, rows, budgets.signals if budgets is not None else ())
 
 
 def _columns(found: Iterable[Row], batch: Sequence[EncodedEntry]) -> dict[str, str | None]:

@@ -7,40 +7,27 @@ two batches wait for each other in a circle.
 
 Windows follow the database's clock, whatever the clocks of processes say. They never go back: while that clock says a
 time before the latest window of an account, that window goes on.
+
+A run whose budget has slices reserves in the slice of this process (see `rows/budget_windows.py`). What one slice alone
+cannot decide is refused with `NeedsAllSlices`, and tried again with all rows of the windows locked.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from math import ceil
 
 import orjson
-from sqlalchemy import ColumnElement, Connection, bindparam, delete, tuple_, update
+from sqlalchemy import ColumnElement, Connection, delete, tuple_
 
-from app.core.pool.budgets import Budget, Window, budget_id, window
+from app.core.pool.budgets import Budget, Window, budget_id, slice_of, whole_account, window
 from app.core.records import record
 from app.core.run.events import CallFinished, CallIntended
 from app.errors import BudgetExhausted
 from app.store.protocol import Entry
+from app.store.rows import budget_windows
 from app.store.rows import budgets as budget_rows
-from app.store.sqlkit.tables import BUDGET_HOLDS, BUDGET_WINDOWS, insert_into
-
-Place = tuple[str, int]
-"""The account and the start of a window."""
-_COLUMNS = ("account", "start", "budget", "end", "held", "spent", "overrun", "warned_at")
-
-
-@dataclass(slots=True)
-class _Window:
-    """A window's row while the batch is applied."""
-
-    account: str
-    start: int
-    budget: str
-    end: int
-    held: int
-    spent: int
-    overrun: int
-    warned_at: float | None
+from app.store.rows.budget_windows import Place, WindowRow
+from app.store.sqlkit.statements import Row, Rows, Statements
+from app.store.sqlkit.tables import BUDGET_HOLDS
 
 
 @record(frozen=True, slots=True)
@@ -71,6 +58,11 @@ class Signal:
     usd: int = 0
 
 
+class NeedsAllSlices(Exception):
+    """An entry that can only be decided with all slices of its accounts: one of them has not enough left by itself, or
+    its outcome may reach the soft limit, or is an overrun, which counts against the whole account."""
+
+
 class BudgetLedger:
     """The windows and holds of a batch."""
 
@@ -78,22 +70,28 @@ class BudgetLedger:
         self,
         now: float,
         known: Mapping[str, Budget],
-        windows: Iterable[_Window],
-        present: Mapping[str, int],
+        windows: Iterable[WindowRow],
+        present: Mapping[str, Place],
         holds: Mapping[tuple[str, str], tuple[_Hold, ...]],
+        *,
+        has_all_slices: bool = False,
     ) -> None:
-        """`known` are the budgets by id, `present` the starts of the present windows by account, and `holds` those of
-        the calls that the batch settles, by run and call, whose rows were deleted. `now` is the database's time."""
+        """`known` are the budgets by id, `present` the rows in which each account is held now, and `holds` those of
+        the calls that the batch settles, by run and call, whose rows were deleted. `now` is the database's time. If it
+        has all slices, these are among the `windows`, and the amounts of budgets are locked."""
         self._now = now
         self._known = known
         self._windows = {(one.account, one.start): one for one in windows}
+        self._slices = budget_windows.windows(self._windows.values())
+        self._has_all_slices = has_all_slices
         self._present = present
         self._holds = dict(holds)
         self._changed: set[Place] = set()
         self.signals: list[Signal] = []
 
     def charge(self, entry: Entry, accounts: Sequence[str]) -> Charge:
-        """The changes of an entry of a run with these accounts. Raises `BudgetExhausted` if one has not enough left."""
+        """The changes of an entry of a run with these accounts. Raises `BudgetExhausted` if one has not enough left, or
+        `NeedsAllSlices`."""
         held: dict[Place, int] = {}
         spent: dict[Place, int] = {}
         overrun: dict[Place, int] = {}
@@ -103,12 +101,13 @@ class BudgetLedger:
             if isinstance(fact, CallFinished):
                 call = (entry.run, fact.call)
                 for hold in self._holds.get(call, ()):
+                    self._check_outcome(hold, fact.usd)
                     _add(held, hold.place, -hold.usd)
                     _add(spent, hold.place, fact.usd)
                     _add(overrun, hold.place, max(fact.usd - hold.usd, 0))
                 ended.append(call)
             elif isinstance(fact, CallIntended) and fact.usd_held:
-                its = [_Hold((name, self._present[name]), fact.usd_held) for name in accounts if name in self._present]
+                its = [_Hold(self._present[name], fact.usd_held) for name in accounts if name in self._present]
                 for hold in its:
                     _add(held, hold.place, hold.usd)
                 begun[entry.run, fact.call] = tuple(its)
@@ -125,12 +124,41 @@ class BudgetLedger:
         refusals: list[BudgetExhausted] = []
         for place in sorted(wanted):
             row = self._windows[place]
-            budget = self._known[row.budget]
-            left = budget.usd - row.spent - spent.get(place, 0) - row.held - held[place]
+            left = self._left(row, held, spent)
+            if left < 0 and not self._has_all_slices and (row.whole is not None or row.escrow):
+                raise NeedsAllSlices
             if left < 0:
-                refusals.append(BudgetExhausted(budget.id, row.end, left=left + wanted[place]))
+                refusals.append(BudgetExhausted(row.budget, row.end, left=left + wanted[place]))
         if refusals:
             raise min(refusals, key=lambda one: one.left)
+
+    def _left(self, row: WindowRow, held: Mapping[Place, int], spent: Mapping[Place, int]) -> int:
+        """Return what a slice has left after these changes, or, with all slices, what its account has."""
+        if row.whole is not None and not self._has_all_slices:
+            place = row.account, row.start
+            return row.free - held.get(place, 0) - spent.get(place, 0)
+        own = row.whole or row.account, row.start
+        rows = [self._windows[own], *self._slices[own]]
+        used = 0
+        for one in rows:
+            place = one.account, one.start
+            used += one.spent + one.held + held.get(place, 0) + spent.get(place, 0)
+            if one.whole is not None:
+                used -= one.escrow  # it is held in the account's own row
+        return self._known[row.budget].usd - used
+
+    def _check_outcome(self, hold: _Hold, usd: int) -> None:
+        """Raise `NeedsAllSlices` if the account may reach its soft limit, or is overrun, by the outcome of a call.
+
+        While a limit is not reached, no more is put in escrow than could be spent below it. So a slice that has nothing
+        free may be one whose outcomes reach it.
+        """
+        row = self._windows[hold.place]
+        budget = self._known.get(row.budget)
+        if self._has_all_slices or row.whole is None or budget is None:
+            return
+        if usd > hold.usd or (budget.soft is not None and row.free <= 0):
+            raise NeedsAllSlices
 
     def apply(self, charge: Charge) -> None:
         """Make the changes of an entry that was not refused."""
@@ -146,35 +174,74 @@ class BudgetLedger:
         for call in charge.ended:
             self._holds.pop(call, None)
 
-    def write(self, conn: Connection) -> None:
-        """Write all changes, and the holds that are left: those that begin, and those whose outcome was refused. The
-        caller commits."""
+    def writes(self, conn: Connection, statements: Statements) -> Sequence[tuple[Rows, Sequence[Row]]]:
+        """Return all changes, and the holds that are left: those that begin, and those whose outcome was refused.
+
+        Warnings that are due are given with it.
+        """
+        if self._has_all_slices:
+            self._bring_home()
         changed = [self._windows[place] for place in sorted(self._changed)]
         for row in changed:
             self._warn(conn, row)
-        if changed:
-            conn.execute(_CHANGE, [_amounts(row) for row in changed])
-        rows = [
-            {"run": run, "call": call, "account": hold.place[0], "start": hold.place[1], "usd": hold.usd}
-            for (run, call), holds in self._holds.items()
-            for hold in holds
+        if self._has_all_slices:
+            self._divide()
+        holds = []
+        for (run, call), its in self._holds.items():
+            for hold in its:
+                holds.append((run, call, *hold.place, hold.usd))
+        amounts = [
+            (one.held, one.spent, one.overrun, one.warned_at, one.escrow, one.account, one.start) for one in changed
         ]
-        if rows:
-            conn.execute(BUDGET_HOLDS.insert(), rows)
+        return [(statements.change_window, amounts), (statements.new_hold, holds)]
 
-    def _warn(self, conn: Connection, row: _Window) -> None:
-        """Give the warning of a window that has reached the soft limit of its budget, once."""
+    def _bring_home(self) -> None:
+        """Add up in the account's own row what its slices have spent, and all that is free in them."""
+        for own, slices in self._slices.items():
+            if slices:
+                budget_windows.bring_home(self._windows[own], slices)
+                self._changed |= {own, *[(one.account, one.start) for one in slices]}
+
+    def _divide(self) -> None:
+        """Put in escrow again what is free of the accounts in which the batch holds something."""
+        for account, (_, start) in self._present.items():
+            own, slices = self._windows[account, start], self._slices[account, start]
+            budget = self._known[own.budget]
+            limit = budget.usd
+            if budget.soft is not None and own.warned_at is None:
+                limit = min(limit, ceil(budget.soft * budget.usd) - 1)
+            if budget.slices is not None:
+                names = _names(account, budget.slices)
+                its = [one for one in slices if one.account in names]
+                budget_windows.divide(own, its, limit - own.spent - own.held)
+
+    def _warn(self, conn: Connection, row: WindowRow) -> None:
+        """Give the warning of a window that has reached the soft limit of its budget, once. That of an account with
+        slices is given when all of them are at hand."""
         budget = self._known.get(row.budget)
-        if budget is None or budget.soft is None or row.warned_at is not None or row.spent < budget.soft * budget.usd:
+        if budget is None or budget.soft is None or row.whole is not None or row.warned_at is not None:
+            return
+        if row.spent < budget.soft * budget.usd:
             return
         row.warned_at = self._now
         self.signals.append(Signal("soft_limit", row.budget))
         budget_rows.warn(conn, budget, row.account, Window(row.start, row.end), row.spent, self._now)
 
 
-def load(conn: Connection, runs: Mapping[str, str | None], batch: Sequence[Entry]) -> BudgetLedger | None:
+def load(
+    conn: Connection,
+    runs: Mapping[str, str | None],
+    batch: Sequence[Entry],
+    number: int = 0,
+    *,
+    all_slices: bool = False,
+) -> BudgetLedger | None:
     """Read and lock what a batch needs, given the column `budgets` of its runs; None if no account is concerned. The
-    holds that the batch settles are deleted with it, since each statement delays all who wait for the same windows."""
+    holds that the batch settles are deleted with it, since each statement delays all who wait for the same windows.
+
+    `number` chooses the slice in which new holds are made. With `all_slices` all rows of the accounts are locked, and
+    their budgets before them, as whoever changes a budget does.
+    """
     concerned = [entry for entry in batch if runs.get(entry.run)]
     if not concerned:
         return None
@@ -186,17 +253,32 @@ def load(conn: Connection, runs: Mapping[str, str | None], batch: Sequence[Entry
     accounts = sorted({name for run in holding for name in accounts_of(runs[run])})
     ids = {budget_id(name) for name in accounts}
     ids |= {budget_id(hold.place[0]) for its in holds.values() for hold in its}
+    if all_slices:
+        budget_rows.lock_amounts(conn, sorted(ids))
     now, known, latest = budget_rows.standing(conn, sorted(ids), accounts)
-    present = {}
-    for name in accounts:
-        if (budget := known.get(budget_id(name))) is not None:
-            present[name] = max(window(budget.period, budget.zone, now).start, latest.get(name, 0))
-    places = {*present.items(), *(hold.place for its in holds.values() for hold in its)}
+    present: dict[str, Place] = {}
+    places = {hold.place for its in holds.values() for hold in its}
     ends = {}
-    for name, start in present.items():
-        budget = known[budget_id(name)]
-        ends[name, start] = window(budget.period, budget.zone, start).end
-    return BudgetLedger(now, known, _locked(conn, sorted(places), ends), present, holds)
+    for account in accounts:
+        budget = known.get(budget_id(account))
+        if budget is None:
+            continue
+        start = max(window(budget.period, budget.zone, now).start, latest.get(account, 0))
+        names = _names(account, budget.slices) if budget.slices is not None else [account]
+        present[account] = names[number % len(names)], start
+        for name in {account, *names} if all_slices else {present[account][0]}:
+            places.add((name, start))
+            ends[name, start] = window(budget.period, budget.zone, start).end
+    if all_slices:
+        own = {(whole_account(name), start) for name, start in places}
+        places |= {*own, *budget_windows.slices_of(conn, own)}
+    locked = budget_windows.lock(conn, places, ends)
+    return BudgetLedger(now, known, locked, present, holds, has_all_slices=all_slices)
+
+
+def _names(account: str, slices: int) -> list[str]:
+    """Return the ids of the slices of an account."""
+    return [slice_of(account, number) for number in range(slices)]
 
 
 def column_of(accounts: Sequence[str]) -> str:
@@ -221,39 +303,8 @@ def _taken(conn: Connection, calls: Sequence[tuple[str, str]]) -> dict[tuple[str
     return found
 
 
-_MINE = (BUDGET_WINDOWS.c.account == bindparam("its_account"), BUDGET_WINDOWS.c.start == bindparam("its_start"))
-_CHANGE = (
-    update(BUDGET_WINDOWS)
-    .where(*_MINE)
-    .values({name: bindparam(name) for name in ("held", "spent", "overrun", "warned_at")})
-)
-
-
-def _amounts(row: _Window) -> dict[str, Any]:
-    """The values of `_CHANGE` for a window. No other column's, which SQLAlchemy would write as well."""
-    mine = {"its_account": row.account, "its_start": row.start}
-    return mine | {"held": row.held, "spent": row.spent, "overrun": row.overrun, "warned_at": row.warned_at}
-
-
 def _of(calls: Sequence[tuple[str, str]]) -> ColumnElement[bool]:
     return tuple_(BUDGET_HOLDS.c.run, BUDGET_HOLDS.c.call).in_(list(calls))
-
-
-def _locked(conn: Connection, places: Sequence[Place], ends: Mapping[Place, int]) -> list[_Window]:
-    """The rows of these windows, locked in their order; those that are missing are made."""
-    if not places:
-        return []
-    row = BUDGET_WINDOWS.c
-    fresh = {"held": 0, "spent": 0, "overrun": 0, "warned_at": None}
-    values = [
-        {"account": account, "start": start, "budget": budget_id(account), "end": ends.get((account, start), start)}
-        | fresh
-        for account, start in places
-    ]
-    made = insert_into(conn, BUDGET_WINDOWS).values(values)
-    kept = made.on_conflict_do_update(index_elements=[row.account, row.start], set_={"held": row.held})
-    columns = [row[name] for name in _COLUMNS]
-    return [_Window(*found) for found in conn.execute(kept.returning(*columns))]
 
 
 def _add(amounts: dict[Place, int], place: Place, usd: int) -> None:

@@ -9,13 +9,14 @@ import asyncio
 import logging
 import random
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from math import inf
 from typing import cast
 
+from app.core.pool.budgets import MOST_SLICES
 from app.errors import BatonError, Conflict, NotFound, StoreUnavailable
 from app.network import retries
 from app.network.retries import retried
@@ -33,7 +34,7 @@ from app.store.writing.batch import (
     conditional_write,
     was_committed,
 )
-from app.store.writing.budget_ledger import Signal
+from app.store.writing.budget_ledger import NeedsAllSlices, Signal
 
 logger = logging.getLogger(__name__)
 
@@ -173,6 +174,8 @@ class GroupCommit:
         self._committed = committed
         self._signalled = signalled
         self._patience = patience
+        self.slice = random.randrange(MOST_SLICES)
+        """The number of the slice in which it holds the money of calls, in budgets that have slices."""
         self._waiting: deque[_Waiting] = deque()
         self._bytes = 0
         self._arrived = asyncio.Event()
@@ -209,8 +212,10 @@ class GroupCommit:
                 while batch := self._gather(limit):
                     outcomes: list[Outcome]
                     try:
-                        outcomes = await self._commit([waiting.encoded for waiting in batch])
+                        entries = [waiting.encoded for waiting in batch]
+                        outcomes = await self._commit(entries)
                         self._availability.report_reached()
+                        outcomes = await self._with_all_slices(entries, outcomes)
                     except Exception as error:
                         outcomes = self._failed(error, batch)
                     self._answer(batch, outcomes)
@@ -234,7 +239,7 @@ class GroupCommit:
             size += waiting.encoded.size
         return batch
 
-    def _failed(self, error: Exception, batch: list[_Waiting]) -> list[Outcome]:
+    def _failed(self, error: Exception, batch: Sequence[object]) -> list[Outcome]:
         """The outcomes of a batch that could not be written."""
         if isinstance(error, Fault) and error.reason in AWAY:
             self._availability.report_away()
@@ -250,7 +255,18 @@ class GroupCommit:
             elif not waiting.future.done():
                 waiting.future.set_exception(outcome)
 
-    async def _commit(self, batch: list[EncodedEntry]) -> list[Outcome]:
+    async def _with_all_slices(self, batch: list[EncodedEntry], outcomes: list[Outcome]) -> list[Outcome]:
+        """Write the entries that were put off, in a transaction of their own; return the outcomes of all."""
+        if not any(isinstance(one, NeedsAllSlices) for one in outcomes):
+            return outcomes
+        put_off = [one for one, outcome in zip(batch, outcomes, strict=True) if isinstance(outcome, NeedsAllSlices)]
+        try:
+            later = iter(await self._commit(put_off, all_slices=True))
+        except Exception as error:  # the others are committed
+            later = iter(self._failed(error, put_off))
+        return [next(later) if isinstance(outcome, NeedsAllSlices) else outcome for outcome in outcomes]
+
+    async def _commit(self, batch: list[EncodedEntry], *, all_slices: bool = False) -> list[Outcome]:
         """Write a batch, with retries where another attempt may succeed.
 
         Raises `Fault` if nothing of it was written, or, with the reason `undecided`, if that could not be found out.
@@ -258,11 +274,11 @@ class GroupCommit:
         unanswered: list[Outcome] = []
         for attempt in range(TRIES):
             try:
-                outcomes = await self._transact(batch, locks=attempt > 0)
+                outcomes = await self._transact(batch, locks=all_slices or attempt > 0, all_slices=all_slices)
                 return unanswered if _came_late(unanswered, outcomes) else outcomes
             except Fault as fault:
                 if fault.reason == "refused" and len(batch) > 1:
-                    return await self._one_by_one(batch)
+                    return await self._one_by_one(batch, all_slices=all_slices)
                 if fault.reason == "undecided":
                     unanswered = cast(Applied, fault.result).outcomes
                     if await self._was_committed(unanswered, fault):
@@ -274,11 +290,11 @@ class GroupCommit:
             except Exception:  # the driver could not even encode a value
                 if len(batch) == 1:
                     raise
-                return await self._one_by_one(batch)
+                return await self._one_by_one(batch, all_slices=all_slices)
             await asyncio.sleep(random.random() * 0.01 * 2**attempt)
         raise Fault("contended")
 
-    async def _transact(self, batch: list[EncodedEntry], *, locks: bool) -> list[Outcome]:
+    async def _transact(self, batch: list[EncodedEntry], *, locks: bool, all_slices: bool) -> list[Outcome]:
         """Commit a batch in one transaction: on cached rows, unless `locks` or one of them is missing or outdated."""
         applied = None
         try:
@@ -287,7 +303,10 @@ class GroupCommit:
                 work = conditional_write(self._statements, speculative)
                 applied = await self._runner.write(work, meant=speculative.done)
             if applied is None:
-                applied = await self._runner.write(partial(commit, statements=self._statements, batch=batch))
+                work_on_rows = partial(
+                    commit, statements=self._statements, batch=batch, number=self.slice, all_slices=all_slices
+                )
+                applied = await self._runner.write(work_on_rows)
         except Fault as fault:
             if fault.reason in AWAY and self._row_cache is not None:
                 self._row_cache.clear()
@@ -307,12 +326,12 @@ class GroupCommit:
             self._row_cache.clear()
         return apply_to_cached_rows(batch, self._row_cache)
 
-    async def _one_by_one(self, batch: list[EncodedEntry]) -> list[Outcome]:
+    async def _one_by_one(self, batch: list[EncodedEntry], *, all_slices: bool) -> list[Outcome]:
         """Write a batch with a value that the database refuses, so that only the entry at fault fails."""
         outcomes: list[Outcome] = []
         for encoded in batch:
             try:
-                outcomes += await self._commit([encoded])
+                outcomes += await self._commit([encoded], all_slices=all_slices)
             except Exception as error:
                 outcomes.append(_refusal(error))
         return outcomes
