@@ -15,10 +15,11 @@ from app.lab.world2.bounds import OptimumByCards, _drawn, unread
 from app.lab.world2.ceiling import measured_anew
 from app.lab.world2.constants import DOMAINS
 from app.lab.world2.gradients import Value
-from app.lab.world2.learning import SPREADS, Learner, Row, _Chances, from_card
+from app.lab.world2.learning import SPREADS, THRIFT, Learner, Row, _Chances, from_card
 from app.lab.world2.model_free import Trial, advantage_weighted, policy_gradient
-from app.lab.world2.outcome import everything, everything_read
+from app.lab.world2.outcome import everything, everything_read, shares_of_cost
 from app.lab.world2.reading import Reader
+from app.lab.world2.rules import size_of
 from app.lab.world2.sentences import SentenceReader
 from app.lab.world2.shapes import Plan, catalogue
 from app.lab.world2.standings import Group, Sizes, keep, kept, run
@@ -271,6 +272,19 @@ def test_a_plan_is_chosen_for_all_readings_at_once(learner: Learner) -> None:
     assert len({one.confidential for _, one in readings}) == 2, "the text leaves open whether it is confidential"
     assert everything_read(rewards, readings) == pytest.approx(total, abs=1e-6)
     assert policy.choose(setting, [task])[0] == total.argmax()
+
+
+def test_to_a_thrifty_policy_a_dollar_is_more_than_its_price(learner: Learner) -> None:
+    policy, setting = learner.thrifty(), Setting(pool(Random(2)), [], [])
+    task = composed.tasks("fresh", "readings", 2)[1]
+    rewards = policy.probable.rewards(setting.pool)
+    readings = [(read.weight, policy.probable.understood(task, read)) for read in learner.reader.readings(task)]
+    believed, costs = everything_read(rewards, readings), shares_of_cost(rewards, size_of(task))
+    (chosen,) = policy.choose(setting, [task])
+    assert chosen == (believed - THRIFT * costs).argmax()
+    (best,) = learner.policy().choose(setting, [task])
+    assert best == believed.argmax()
+    assert costs[chosen] < costs[best], "what is believed to be best is dearer"
 
 
 def test_what_a_pool_asks_for_its_workers_tells_nothing_of_their_skills(learner: Learner) -> None:

@@ -9,7 +9,7 @@ from app.lab.world2 import ceiling, selector_log
 from app.lab.world2.baselines import Policy, Setting
 from app.lab.world2.bounds import OptimumAsRead, OptimumByCards, unread
 from app.lab.world2.evolution import EvolvedPrompt, evolved_name
-from app.lab.world2.learning import BUDGETS, READ_TASKS, learned, learned_name
+from app.lab.world2.learning import BUDGETS, READ_TASKS, learned, learned_name, thrifty_name
 from app.lab.world2.model_free import model_free
 from app.lab.world2.model_free import names as model_free_names
 from app.lab.world2.provider import SPLITS, pool_file, task_set
@@ -94,7 +94,8 @@ def _learner(most: int) -> list[Group]:
     """Return what learns from up to so many verdicts with a model of workflows."""
     if most < BUDGETS[0]:
         return []
-    names = tuple([learned_name(budget) for budget in BUDGETS if budget <= most])
+    budgets = [budget for budget in BUDGETS if budget <= most]
+    names = (*map(learned_name, budgets), thrifty_name(budgets[-1]))
     return [Group(names, lambda seen, seed: learned(seen, seed, most))]
 
 

@@ -114,12 +114,17 @@ class Rewards:
         """Return what a right answer is worth: 1 less the shares of its cost, its wait and its disclosure."""
         key = (shape, size)
         if key not in self._worths:
-            usd, seconds, disclosed = self.bill(shape, size)
-            known = self._known
-            cost = known.cost * np.minimum(1.0, usd / known.full_usd)
+            _, seconds, disclosed = self.bill(shape, size)
+            cost, known = self.share_of_cost(shape, size), self._known
             wait = known.wait * np.minimum(1.0, seconds / known.full_seconds)
             self._worths[key] = 1 - cost - wait - known.disclosure * disclosed
         return self._worths[key]
+
+    def share_of_cost(self, shape: str, size: Size) -> Array:
+        """Return what the dollars of a plan take from the worth of a right answer."""
+        usd, _, _ = self.bill(shape, size)
+        share: Array = self._known.cost * np.minimum(1.0, usd / self._known.full_usd)
+        return share
 
     def bill(self, shape: str, size: Size) -> tuple[Array, Array, Array]:
         """Return dollars, seconds on the critical path, and 1 where a confidential task is read by who retains it."""
@@ -309,6 +314,11 @@ def everything_read(rewards: Rewards, readings: Sequence[tuple[float, Task]]) ->
         worth = worth + (1 - secret) * rewards.worth(name, replace(size, confidential=False))
         tables.append((rewards.right_on_average(name, list(by_families.values())).mean(axis=0) * worth).ravel())
     return np.concatenate(tables)
+
+
+def shares_of_cost(rewards: Rewards, size: Size) -> NDArray[np.float64]:
+    """Return what the dollars of all plans take from the worth of a right answer, in the order of `plans`."""
+    return np.concatenate([rewards.share_of_cost(name, size).ravel() for name in catalogue()])
 
 
 def expected(plan: Plan, task: Task, rewards: Rewards) -> float:

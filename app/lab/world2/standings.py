@@ -242,7 +242,9 @@ def report(found: Sequence[Found], sizes: Sizes) -> str:
     for split in SPLITS:
         lines += ["", f"### {split.capitalize()}", "", *_split_table(found, split)]
     lines += ["", "### The gap by seed", "", *_gap_table(found)]
-    for name in [name for name in found[0].splits[SPLITS[0]] if name.startswith("learned")][-1:]:
+    names = list(found[0].splits[SPLITS[0]])
+    learned = [name for name in names if name.startswith("learned")][-1:]
+    for name in learned + [name for name in names if name.startswith("thrifty")]:
         lines += ["", f"### The share of the gap by seed: {name}", "", *_share_table(found, name)]
     return "\n".join(lines) + "\n"
 
