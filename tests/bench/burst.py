@@ -95,10 +95,14 @@ def main() -> None:
         found = asyncio.run(measured(target, chosen.streams, chosen.bursts))
     print("streams  first  middle  last token  all over  (ms of CPU)")
     for size, made in found.items():
-        middle = (size - 1) // 2
-        columns = [statistics.median([one.firsts[place] for one in made]) for place in (0, middle, size - 1)]
+        first, middle, last = [_at(made, place) for place in (0, (size - 1) // 2, size - 1)]
         whole = statistics.median([one.whole for one in made])
-        print(f"{size:7} {columns[0]:6.1f} {columns[1]:7.1f} {columns[2]:11.1f} {whole:9.1f}")
+        print(f"{size:7} {first:6.1f} {middle:7.1f} {last:11.1f} {whole:9.1f}")
+
+
+def _at(bursts: Sequence[Burst], place: int) -> float:
+    """The median processor time until the first token of the stream in that place."""
+    return statistics.median([one.firsts[place] for one in bursts])
 
 
 if __name__ == "__main__":
