@@ -47,10 +47,10 @@ async def _listed(settings: Settings, limit: int, *, decided: bool) -> list[dict
         return [one for one in found if one is not None]
 
 
-async def _show(settings: Settings, catalog: Catalog, wanted: str) -> dict[str, Any]:
+async def _show(settings: Settings, catalog: Catalog, name: str) -> dict[str, Any]:
     """Return the question of a run; while its plan waits, with an estimate by the prices of the pool file."""
     async with storage.opened(settings) as store:
-        one = await _one(store, wanted)
+        one = await _one(store, name)
         if one["status"] == "waiting":
             of_tenant = store.of_tenant(one["tenant"])
             history = await read_history(of_tenant, one["tenant"])
@@ -58,8 +58,8 @@ async def _show(settings: Settings, catalog: Catalog, wanted: str) -> dict[str, 
         return one
 
 
-async def _one(store: Store, wanted: str) -> dict[str, Any]:
-    found = await _shown(store, await storage.find(store, wanted))
+async def _one(store: Store, name: str) -> dict[str, Any]:
+    found = await _shown(store, await storage.find(store, name))
     if found is None:
         raise NotFound("No plan of this run has needed an approval.")
     return found

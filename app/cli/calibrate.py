@@ -163,13 +163,13 @@ def _limits(worker: Worker, tier: Tier, task: BuiltIn, tokens: int) -> Limits:
     )
 
 
-def _agreed(asked: Asked, left: Sequence[Assignment], before: int, rehearsal: bool) -> bool:
+def _agreed(asked: Asked, remaining: Sequence[Assignment], before: int, rehearsal: bool) -> bool:
     """Print the cost and, without `--yes`, ask for consent, unless the workers are simulated."""
-    workers = ", ".join(dict.fromkeys(one.worker.name for one in left))
-    likely, most = sum(one.likely for one in left), sum(one.limits.usd for one in left)
+    workers = ", ".join(dict.fromkeys(one.worker.name for one in remaining))
+    likely, most = sum(one.likely for one in remaining), sum(one.limits.usd for one in remaining)
     console = terminal.err()
     console.print(
-        f"{len(left)} tasks for {workers} ({before} were tried before): likely {terminal.dollars(likely)} "
+        f"{len(remaining)} tasks for {workers} ({before} were tried before): likely {terminal.dollars(likely)} "
         f"({OUTPUT_TOKENS} output tokens an answer), at most {terminal.dollars(most)}."
     )
     if asked.usd is not None:
@@ -189,54 +189,54 @@ def _agreed(asked: Asked, left: Sequence[Assignment], before: int, rehearsal: bo
 async def _calibrate(
     loaded: Loaded,
     asked: Asked,
-    left: Sequence[Assignment],
-    found: CalibrationProgress,
+    remaining: Sequence[Assignment],
+    progress: CalibrationProgress,
     now: Callable[[], float],
     advance: Callable[[], object],
 ) -> None:
-    waiting = iter(left)
+    waiting = iter(remaining)
     async with private_engine.at_work(loaded, asked.concurrency, dispatches=True) as opened:
 
         async def work() -> None:
             for one in waiting:
-                if found.in_a_row[one.worker.name] < OUTAGES and _affordable(asked.usd, one, found):
-                    await _try(opened, one, found, now)
+                if progress.in_a_row[one.worker.name] < OUTAGES and _affordable(asked.usd, one, progress):
+                    await _try(opened, one, progress, now)
                 advance()
 
         async with asyncio.TaskGroup() as group:
-            for _ in range(min(asked.concurrency, len(left))):
+            for _ in range(min(asked.concurrency, len(remaining))):
                 group.create_task(work())
 
 
-def _affordable(cap: int | None, one: Assignment, found: CalibrationProgress) -> bool:
-    if cap is not None and found.spent + found.promised + one.limits.usd > cap:
-        found.short = True
+def _affordable(cap: int | None, one: Assignment, progress: CalibrationProgress) -> bool:
+    if cap is not None and progress.spent + progress.promised + one.limits.usd > cap:
+        progress.short = True
         return False
     return True
 
 
-async def _try(opened: Runtime, one: Assignment, found: CalibrationProgress, now: Callable[[], float]) -> None:
-    found.promised += one.limits.usd
+async def _try(opened: Runtime, one: Assignment, progress: CalibrationProgress, now: Callable[[], float]) -> None:
+    progress.promised += one.limits.usd
     try:
         ended = await private_engine.carried_out(opened, _order(one))
     except BatonError:
-        found.outages[one.worker.name] += 1
-        found.in_a_row[one.worker.name] += 1
+        progress.outages[one.worker.name] += 1
+        progress.in_a_row[one.worker.name] += 1
         return
     finally:
-        found.promised -= one.limits.usd
-    found.spent += ended.bill.usd
+        progress.promised -= one.limits.usd
+    progress.spent += ended.bill.usd
     if ended.error is not None:
-        found.outages[one.worker.name] += 1
-        found.in_a_row[one.worker.name] += 1
+        progress.outages[one.worker.name] += 1
+        progress.in_a_row[one.worker.name] += 1
         return
-    found.in_a_row[one.worker.name] = 0
+    progress.in_a_row[one.worker.name] = 0
     grade = await asyncio.to_thread(one.built_in.grader.grade, ended.answer)
     trial = _trial(one, ended, now(), grade.score)
     await opened.context.store.note_trial(trial)
     rating = derived(trial.run, "default", trial.at, "grader", SOURCE, trial.version, score=trial.score, by=trial.task)
     await opened.context.store.rate(rating)
-    found.trials.append(trial)
+    progress.trials.append(trial)
 
 
 def _order(one: Assignment) -> Order:
@@ -273,7 +273,7 @@ def _trial(one: Assignment, ended: TurnEnd, at: float, score: float) -> Trial:
 # -- printing
 
 
-def _print(asked: Asked, catalog: Catalog, known: Sequence[Trial], found: CalibrationProgress) -> None:
+def _print(asked: Asked, catalog: Catalog, known: Sequence[Trial], progress: CalibrationProgress) -> None:
     if asked.json:
         print(orjson.dumps([asdict(one) for one in known], option=orjson.OPT_INDENT_2).decode())
         return
@@ -282,13 +282,13 @@ def _print(asked: Asked, catalog: Catalog, known: Sequence[Trial], found: Calibr
     console.print(_table(of) if of else "Nothing was measured yet.")
     if alike(of):
         console.print(SAYS_NOTHING)
-    if found.trials:
-        console.print(f"{len(found.trials)} trials, {terminal.dollars(found.spent)}.")
-    for name, count in sorted(found.outages.items()):
+    if progress.trials:
+        console.print(f"{len(progress.trials)} trials, {terminal.dollars(progress.spent)}.")
+    for name, count in sorted(progress.outages.items()):
         console.print(f"{name}: {count} calls failed; they are not counted as trials, and are repeated the next time.")
-        if found.in_a_row[name] >= OUTAGES:
+        if progress.in_a_row[name] >= OUTAGES:
             console.print(f"{name}: {OUTAGES} of them in a row, so it got no further tasks.")
-    if found.short:
+    if progress.short:
         console.print("The money of --usd was not enough for the rest.")
 
 

@@ -74,14 +74,14 @@ def moment(name: str, text: str | None, now: float) -> float | None:
     return (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
 
 
-async def _list(settings: Settings, asked: Asked, wanted: DisclosureQuery) -> int:
+async def _list(settings: Settings, asked: Asked, query: DisclosureQuery) -> int:
     found = 0
     async with storage.opened(settings) as store:
         if not asked.json and not asked.csv:
-            rows = [row async for page in pages(store, wanted) for row in page]
+            rows = [row async for page in pages(store, query) for row in page]
             terminal.out().print(_table(rows) if rows else "Nothing was disclosed.")
             return 0
-        async for page in pages(store, wanted):
+        async for page in pages(store, query):
             text = disclosures.as_csv(page) if asked.csv else b"".join(disclosures.as_lines(page)).decode()
             sys.stdout.write(text.partition("\n")[2] if asked.csv and found else text)
             found += len(page)
@@ -90,17 +90,17 @@ async def _list(settings: Settings, asked: Asked, wanted: DisclosureQuery) -> in
     return 0
 
 
-async def pages(store: Store, wanted: DisclosureQuery) -> AsyncIterator[Sequence[Disclosure]]:
+async def pages(store: Store, query: DisclosureQuery) -> AsyncIterator[Sequence[Disclosure]]:
     """Yield the rows that a query chooses, page by page, up to its limit."""
-    left = wanted.limit
+    left = query.limit
     while left > 0:
-        rows = await store.disclosures(replace(wanted, limit=min(left, PAGE)))
+        rows = await store.disclosures(replace(query, limit=min(left, PAGE)))
         if rows:
             yield rows
         if len(rows) < min(left, PAGE):
             return
         left -= len(rows)
-        wanted = replace(wanted, before=(rows[-1].at, rows[-1].call))
+        query = replace(query, before=(rows[-1].at, rows[-1].call))
 
 
 def _table(rows: Sequence[Disclosure]) -> Table:

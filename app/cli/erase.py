@@ -104,8 +104,8 @@ async def _destroy_keys(store: Store, tenant: str) -> None:
         terminal.err().print(f"The tenant's content keys are kept: {error.message}", markup=False, soft_wrap=True)
 
 
-async def _erase_one(store: Store, wanted: str, patience: float, now: Callable[[], float]) -> Erased:
-    row = await storage.find(store, wanted)
+async def _erase_one(store: Store, name: str, patience: float, now: Callable[[], float]) -> Erased:
+    row = await storage.find(store, name)
     if hold := (await store.held([row.id])).get(row.id):
         raise LegalHold(f"The legal hold {hold} covers the run, so it is not erased; `baton holds ls` shows it.")
     find = partial(_with_copies, store, row)

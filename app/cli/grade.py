@@ -148,7 +148,7 @@ async def _read_run(store: Store, row: RunRow) -> EndedRun:
 
 
 async def _graded(
-    store: Store, ended: EndedRun, rules: Mapping[str | None, Sequence[Rule]], found: GradedRuns, now: float
+    store: Store, ended: EndedRun, rules: Mapping[str | None, Sequence[Rule]], graded: GradedRuns, now: float
 ) -> None:
     """Grade a run's answer by the rules for its question and by those for every run."""
     row = ended.row
@@ -157,18 +157,20 @@ async def _graded(
         fitting += rules.get(ended.question, ())
     answers = [fact.answer for fact in facts(ended.events, RunSucceeded)]
     if not fitting:
-        found.skipped["no rule is for its question" if ended.messages is not None else "its content was erased"] += 1
+        graded.skipped["no rule is for its question" if ended.messages is not None else "its content was erased"] += 1
     elif not answers or any(fact.preview for fact in facts(ended.events, RunAdmitted)):
-        found.skipped[f"it has no answer ({row.state})"] += 1
+        graded.skipped[f"it has no answer ({row.state})"] += 1
     else:
         bodies = await store.contents(row.id, [answers[0]]) if answers[0] else {"": b""}
         if answers[0] not in bodies:
-            found.skipped["its content was erased"] += 1
+            graded.skipped["its content was erased"] += 1
             return
         for rule in fitting:
             grade = await asyncio.to_thread(rule.grader.grade, bodies[answers[0]].decode("utf-8", "replace"))
             about = {"score": grade.score, "by": rule.written}
-            found.ratings.append(derived(row.id, row.tenant, now, "grader", rule.grader.kind, grading.VERSION, **about))
+            graded.ratings.append(
+                derived(row.id, row.tenant, now, "grader", rule.grader.kind, grading.VERSION, **about)
+            )
 
 
 def _signs(ended: EndedRun, later: EndedRun | None, now: float) -> Iterator[Feedback]:
@@ -192,19 +194,19 @@ def _shown(one: Feedback) -> dict[str, Any]:
     return {name: getattr(one, name) for name in named}
 
 
-def _print(found: GradedRuns, *, stored: bool) -> None:
+def _print(graded: GradedRuns, *, stored: bool) -> None:
     table = terminal.table()
     for column in ("kind", "source", "version", "runs", "mean score"):
         table.add_column(column, justify="right" if column in ("runs", "mean score") else "left")
     groups: dict[tuple[str, str, str], list[Feedback]] = {}
-    for rating in found.ratings:
+    for rating in graded.ratings:
         groups.setdefault((rating.kind, rating.source, rating.version), []).append(rating)
     for names, ratings in sorted(groups.items()):
         scores = [one.score for one in ratings if one.score is not None]
         table.add_row(*names, str(len(ratings)), f"{sum(scores) / len(scores):.3f}" if scores else "-")
     console = terminal.out()
     console.print(table if groups else "Nothing was found.")
-    for reason, count in sorted(found.skipped.items()):
+    for reason, count in sorted(graded.skipped.items()):
         console.print(f"not graded: {count}, because {reason}", markup=False)
     if not stored and groups:
         console.print("Nothing was stored (--dry-run).")

@@ -42,22 +42,22 @@ def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> i
     return 0
 
 
-def named(rows: Sequence[KeyRow], wanted: str, now: float) -> KeyRow:
+def named(rows: Sequence[KeyRow], name: str, now: float) -> KeyRow:
     """Return the key of this id, this whole key, or this name. Raises `NotFound` for none, and for several.
 
     A name is looked for among the keys in force first, because a name may be given again once its key has ended.
     """
-    public_id = wanted.split("_")[1] if wanted.startswith("bt_") else wanted
+    public_id = name.split("_")[1] if name.startswith("bt_") else name
     for row in rows:
         if row.id == public_id:
             return row
-    same = [row for row in rows if row.name == wanted]
+    same = [row for row in rows if row.name == name]
     found = [row for row in same if is_in_force(row, now)] or same
     if not found:
         raise NotFound("There is no key of that id or name; `baton keys ls` lists them.")
     if len(found) > 1:
         ids = ", ".join(row.id for row in found)
-        raise NotFound(f"{len(found)} keys are called {wanted}; give the id of one: {ids}.")
+        raise NotFound(f"{len(found)} keys are called {name}; give the id of one: {ids}.")
     return found[0]
 
 
@@ -230,7 +230,7 @@ async def _revoke(settings: Settings, asked: Asked, now: float) -> None:
     terminal.out().print(words, markup=False, soft_wrap=True)
 
 
-async def _ended(store: Store, wanted: str, now: float) -> KeyRow:
-    row = named(await store.keys(), wanted, now)
+async def _ended(store: Store, name: str, now: float) -> KeyRow:
+    row = named(await store.keys(), name, now)
     await store.revoke_key(row.id, now, by=storage.operator())
     return await store.key(row.id) or row

@@ -211,24 +211,25 @@ async def _clear_queue(settings: Settings) -> int | None:
 # -- words
 
 
-def _print(found: RestoredState, asked: Asked) -> None:
+def _print(restored: RestoredState, asked: Asked) -> None:
     would = "would be " if asked.dry_run else ""
-    since = moment(found.ends) if found.ends else "nothing"
+    since = moment(restored.ends) if restored.ends else "nothing"
     print(f"The journal ends at {since}.")
-    bound = sum([call.usd for one in found.open for call in one.calls])
-    calls = sum([len(one.calls) for one in found.open])
+    bound = sum([call.usd for one in restored.open for call in one.calls])
+    calls = sum([len(one.calls) for one in restored.open])
     what = "ended as failed (restored)"
     if asked.keep_open:
         what = "left to the engines"
+    runs = count(len(restored.open), "open run")
+    print(f"{runs} {would}{what}, with {count(calls, 'open call')} of at most ${bound:.6f}.")
+    _list([f"{one.run}  {one.state}  spent ${one.spent:.6f}  {_calls(one)}" for one in restored.open])
+    usd = sum([one.usd for one in restored.missing])
     print(
-        f"{count(len(found.open), 'open run')} {would}{what}, with {count(calls, 'open call')} of at most ${bound:.6f}."
+        f"{count(len(restored.missing), 'step')} of {restored.logged} in the logs missing from the journal: ${usd:.6f}."
     )
-    _list([f"{one.run}  {one.state}  spent ${one.spent:.6f}  {_calls(one)}" for one in found.open])
-    usd = sum([one.usd for one in found.missing])
-    print(f"{count(len(found.missing), 'step')} of {found.logged} in the logs missing from the journal: ${usd:.6f}.")
-    _list([f"{one.run}  step {one.step}  {one.worker}  ${one.usd:.6f}  {_known(one)}" for one in found.missing])
-    if found.keys is not None:
-        print(f"{count(found.keys, 'key')} of the queue deleted in Redis.")
+    _list([f"{one.run}  step {one.step}  {one.worker}  ${one.usd:.6f}  {_known(one)}" for one in restored.missing])
+    if restored.keys is not None:
+        print(f"{count(restored.keys, 'key')} of the queue deleted in Redis.")
     print(f"What no log tells: compare the accounts of the providers since {since}.")
     print("Keys that were revoked and contents that were erased since then are back: revoke and erase them again.")
 

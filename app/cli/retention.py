@@ -65,6 +65,6 @@ def _said(seconds: float | None, *, unsaid: str) -> str:
     return f"for {seconds / DAY_SECONDS:g} days"
 
 
-def _named(of: RunClass) -> str:
-    parts = (("tenant", of.tenant), ("tier", of.tier), ("label", of.label))
+def _named(run_class: RunClass) -> str:
+    parts = (("tenant", run_class.tenant), ("tier", run_class.tier), ("label", run_class.label))
     return ", ".join([f"{name} {value}" for name, value in parts if value is not None])

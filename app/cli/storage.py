@@ -88,19 +88,19 @@ async def opened(settings: Settings) -> AsyncIterator[Store]:
         yield store
 
 
-async def find(store: Store, wanted: str) -> RunRow:
+async def find(store: Store, name: str) -> RunRow:
     """Find a run by its id, a prefix of it, the id of any of its replies, or `last`. Raises `NotFound`."""
-    wanted = run_of_reply(wanted)
-    if wanted == "last":
+    name = run_of_reply(name)
+    if name == "last":
         newest = await store.runs(RunQuery(limit=1))
         if not newest:
             raise NotFound("There are no runs yet; send a request first.")
         return newest[0]
     try:
-        return await store.run(wanted)
+        return await store.run(name)
     except NotFound:
-        await _say_if_pruned(store, wanted)
-        return await _by_prefix(store, wanted if wanted.startswith("run_") else f"run_{wanted}")
+        await _say_if_pruned(store, name)
+        return await _by_prefix(store, name if name.startswith("run_") else f"run_{name}")
 
 
 async def _say_if_pruned(store: Store, run: str) -> None:

@@ -103,12 +103,12 @@ async def _prove(settings: Settings, asked: Asked) -> int:
     return int(bool(faults))
 
 
-async def _found(store: Store, wanted: str) -> tuple[str, int | None]:
+async def _found(store: Store, name: str) -> tuple[str, int | None]:
     """Return the id of a run and the number of its events; None for one that was pruned."""
     try:
-        row = await storage.find(store, wanted)
+        row = await storage.find(store, name)
     except RunPruned:
-        return wanted, None
+        return name, None
     return row.id, row.seq
 
 

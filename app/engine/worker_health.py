@@ -173,13 +173,13 @@ class Health:
         pairs = [(worker, self._of(_key(worker))) for worker in workers]
         return [(worker, known) for worker, known in pairs if known.state(now) == "open"]
 
-    def choose(self, offers: Sequence[tuple[Worker, Place]], left: float) -> WorkerChoice:
-        """Choose which of the offers to call, in the order of preference, with `left` seconds to go.
+    def choose(self, offers: Sequence[tuple[Worker, Place]], seconds_left: float) -> WorkerChoice:
+        """Choose which of the offers to call, in the order of preference, with `seconds_left` seconds to go.
 
         The chosen worker is about to be called: either `settle` follows, or `forgo`.
         """
         now = self._tick()
-        picked = breaker.pick(self._offers(offers), now=now, left=left)
+        picked = breaker.pick(self._offers(offers), now=now, seconds_left=seconds_left)
         for name, objection in picked.passed_over:
             if objection == "retry_budget":
                 self._telemetry.count("baton_retry_budget_exhausted_total", name)
@@ -189,9 +189,9 @@ class Health:
                 return WorkerChoice(worker, picked.passed_over, picked.despite, extra=place != "first")
         return WorkerChoice(None, picked.passed_over)
 
-    def worth_waiting(self, offers: Sequence[tuple[Worker, Place]], left: float) -> bool:
+    def worth_waiting(self, offers: Sequence[tuple[Worker, Place]], seconds_left: float) -> bool:
         """Return True if one of the offers may be healthy again soon."""
-        return breaker.worth_waiting(self._offers(offers), now=self._tick(), left=left)
+        return breaker.worth_waiting(self._offers(offers), now=self._tick(), seconds_left=seconds_left)
 
     def hopeless(self, worker: Worker) -> float:
         """Return the seconds within which the worker would not answer."""
@@ -212,13 +212,13 @@ class Health:
         """Return True if the worker's retry budget has room."""
         return self._of(_key(worker)).affords(place, self._tick())
 
-    def refusal(self, worker: Worker, left: float) -> str:
+    def refusal(self, worker: Worker, seconds_left: float) -> str:
         """Return the reason why a call that has an alternative should not be made.
 
         Empty: it is about to be made, as after `choose`.
         """
         now, known = self._tick(), self._of(_key(worker))
-        has_no_time = left < known.hopeless(worker.deadlines.quickest)
+        has_no_time = seconds_left < known.hopeless(worker.deadlines.quickest)
         objection = NO_TIME if has_no_time else known.objection(now)
         if not objection:
             self._begin(worker, "first", now)

@@ -54,14 +54,14 @@ class StreamedCalls:
             self._held[key] = (id_ or held_id, held + arguments)
         return current
 
-    def finish(self, said: Finish) -> Finish:
+    def finish(self, reported: Finish) -> Finish:
         """Return the finish reason that fits the calls which came: OpenAI gives `stop` after a call that was demanded.
         Raises WorkerMalformed if a call never got its name."""
         if self._held:
             raise malformed(self._who, "a tool call without a name")
-        if said in ("stop", "tool_calls"):
+        if reported in ("stop", "tool_calls"):
             return "tool_calls" if self._ids else "stop"
-        return said
+        return reported
 
 
 def text_of(arguments: object, who: str) -> str:

@@ -314,7 +314,7 @@ def test_the_first_without_an_objection_is_picked_and_the_others_are_accounted_f
         offer("next"),
     ]
     passed = (("limited", "rate_limited"), ("probed", "probing"), ("spent", "retry_budget"), ("slow", "no_time"))
-    assert pick(offers, now=1.0, left=40.0) == Pick("well", passed)
+    assert pick(offers, now=1.0, seconds_left=40.0) == Pick("well", passed)
 
 
 def test_if_all_are_ejected_the_least_bad_one_is_called_all_the_same() -> None:
@@ -325,13 +325,13 @@ def test_if_all_are_ejected_the_least_bad_one_is_called_all_the_same() -> None:
         offer("last", open_for(8.0)),
     ]
     passed = (("wrong", "misconfigured"), ("later", "failing"), ("last", "failing"))
-    assert pick(offers, now=1.0, left=40.0) == Pick("sooner", passed, "rate_limited")
-    assert pick(offers[:1], now=1.0, left=40.0) == Pick("wrong", (), "misconfigured")
+    assert pick(offers, now=1.0, seconds_left=40.0) == Pick("sooner", passed, "rate_limited")
+    assert pick(offers[:1], now=1.0, seconds_left=40.0) == Pick("wrong", (), "misconfigured")
 
 
 def test_nobody_is_picked_without_time_or_budget() -> None:
-    assert pick([], now=0.0, left=9.0) == Pick(None)
-    assert pick([offer("any")], now=0.0, left=BRIEFEST / 2) == Pick(None, (("any", "no_time"),))
+    assert pick([], now=0.0, seconds_left=9.0) == Pick(None)
+    assert pick([offer("any")], now=0.0, seconds_left=BRIEFEST / 2) == Pick(None, (("any", "no_time"),))
 
 
 def test_what_the_pool_file_states_counts_until_enough_successes_are_known() -> None:
@@ -339,7 +339,7 @@ def test_what_the_pool_file_states_counts_until_enough_successes_are_known() -> 
         slow = Breaker()
         for number in range(known):
             slow = told(slow, "good", 10.0 * number, took=0.5)
-        return pick([replace(offer("slow", slow), stated=1.0)], now=0.0, left=left).worker
+        return pick([replace(offer("slow", slow), stated=1.0)], now=0.0, seconds_left=left).worker
 
     assert [picked(0, left) for left in (0.9, 1.0)] == [None, "slow"]
     assert [picked(KNOWN - 1, left) for left in (0.9, 1.0)] == [None, "slow"]
@@ -352,7 +352,7 @@ def test_a_worker_is_hopeless_below_the_quickest_of_its_latest_successes(known: 
     for number in range(known):
         slow = told(slow, "good", 10.0 * number, took=2.0 + number % 2)
     assert slow.hopeless() == hopeless
-    assert pick([offer("slow", slow)], now=0.0, left=1.9).worker == (None if hopeless == 2.0 else "slow")
+    assert pick([offer("slow", slow)], now=0.0, seconds_left=1.9).worker == (None if hopeless == 2.0 else "slow")
 
 
 BREAKERS = st.builds(
@@ -374,7 +374,7 @@ def test_some_eligible_worker_is_always_called_while_there_is_time_and_budget(
     offered: list[tuple[Breaker, Place]],
 ) -> None:
     offers = [offer(str(number), known, place) for number, (known, place) in enumerate(offered)]
-    found = pick(offers, now=50.0, left=100.0)
+    found = pick(offers, now=50.0, seconds_left=100.0)
     affordable = [one for one in offers if one.breaker.affords(one.place, 50.0)]
     assert (found.worker is not None) == bool(affordable)
     assert found.worker not in {name for name, _ in found.passed_over}
@@ -393,14 +393,14 @@ def test_a_step_waits_while_scouts_are_out_and_nothing_bad_was_heard() -> None:
     for _ in range(MINIMUM):
         known = begun(known, "replacement", 0.0)
     offers = [offer("dead", open_for(9.0), "replacement"), offer("well", known, "replacement")]
-    assert worth_waiting(offers[1:], now=1.0, left=9.0)
-    assert worth_waiting(offers, now=1.0, left=9.0), "rather than call one that is ejected"
-    assert not worth_waiting([offer("well", told(known, "failing", 1.0), "replacement")], now=1.0, left=9.0)
-    assert not worth_waiting([offer("well", told(known, "good", 1.0), "replacement")], now=1.0, left=9.0)
-    assert not worth_waiting(offers[:1], now=1.0, left=9.0)
-    assert not worth_waiting([*offers, offer("idle", Breaker(), "replacement")], now=1.0, left=9.0)
-    assert not worth_waiting(offers, now=1.0, left=BRIEFEST / 2)
-    assert not worth_waiting([], now=1.0, left=9.0)
+    assert worth_waiting(offers[1:], now=1.0, seconds_left=9.0)
+    assert worth_waiting(offers, now=1.0, seconds_left=9.0), "rather than call one that is ejected"
+    assert not worth_waiting([offer("well", told(known, "failing", 1.0), "replacement")], now=1.0, seconds_left=9.0)
+    assert not worth_waiting([offer("well", told(known, "good", 1.0), "replacement")], now=1.0, seconds_left=9.0)
+    assert not worth_waiting(offers[:1], now=1.0, seconds_left=9.0)
+    assert not worth_waiting([*offers, offer("idle", Breaker(), "replacement")], now=1.0, seconds_left=9.0)
+    assert not worth_waiting(offers, now=1.0, seconds_left=BRIEFEST / 2)
+    assert not worth_waiting([], now=1.0, seconds_left=9.0)
 
 
 # -- anything at all

@@ -29,7 +29,7 @@ def health() -> Health:
 
 def failed(candidates: Candidates, worker: Worker, error: WorkerError, left: float) -> None:
     """An attempt of that worker has failed."""
-    candidates.failed(worker, error, streamed=False, chance=1.0, left=left)
+    candidates.failed(worker, error, streamed=False, chance=1.0, seconds_left=left)
 
 
 def limited(seconds: float | None) -> WorkerRateLimited:
@@ -91,7 +91,7 @@ def test_a_rate_limit_is_waited_for_although_another_worker_cannot_be_paid(healt
 def test_an_answer_that_breaks_off_is_no_lack_of_money(health: Health) -> None:
     candidates = Candidates(health, [ADA, BOB], 4, 0)
     candidates.unaffordable(ADA)
-    candidates.failed(BOB, WorkerUnavailable(), streamed=True, chance=1.0, left=99.0)
+    candidates.failed(BOB, WorkerUnavailable(), streamed=True, chance=1.0, seconds_left=99.0)
     assert candidates.error(candidates.choose(99.0)) != "run_over_budget"
 
 

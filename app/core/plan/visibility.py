@@ -55,7 +55,7 @@ def granted(access: Access, done: Mapping[int, EarlierStep]) -> tuple[EarlierSte
 def compose(
     task: Task | None,
     subtask: str,
-    seen: Sequence[EarlierStep],
+    earlier: Sequence[EarlierStep],
     used: Sequence[ToolUse] = (),
     worker: str = "",
     *,
@@ -69,11 +69,11 @@ def compose(
     """
     conversation = task.messages if task is not None else ()
     transcript = tuple(message for use in used for message in _exchange(use, worker, with_user=task is not None))
-    if conversation and not subtask and not seen:
+    if conversation and not subtask and not earlier:
         if transcript:
             return (*conversation, *transcript)
         return tuple(conversation)
-    return (*conversation, Message("user", (Text(_assignment(subtask, seen, opens=opens)),)), *transcript)
+    return (*conversation, Message("user", (Text(_assignment(subtask, earlier, opens=opens)),)), *transcript)
 
 
 def _exchange(use: ToolUse, worker: str, *, with_user: bool) -> Iterator[Message]:
@@ -90,11 +90,11 @@ def _exchange(use: ToolUse, worker: str, *, with_user: bool) -> Iterator[Message
             yield message
 
 
-def _assignment(subtask: str, seen: Sequence[EarlierStep], *, opens: bool) -> str:
+def _assignment(subtask: str, earlier: Sequence[EarlierStep], *, opens: bool) -> str:
     parts: list[str] = []
-    if seen:
-        nonce = _nonce(subtask, seen)
-        parts = [INTRODUCTION, *(_block(step, nonce) for step in seen)]
+    if earlier:
+        nonce = _nonce(subtask, earlier)
+        parts = [INTRODUCTION, *(_block(step, nonce) for step in earlier)]
     parts.append(f"{'The task' if opens else 'Your subtask'}:\n{subtask or 'Give the final answer to the task.'}")
     return "\n\n".join(parts)
 
@@ -104,9 +104,9 @@ def _block(step: EarlierStep, nonce: str) -> str:
     return f'<step index="{step.index}" id="{nonce}">\n{subtask}<answer>{step.answer}</answer>\n</step id="{nonce}">'
 
 
-def _nonce(subtask: str, seen: Sequence[EarlierStep]) -> str:
+def _nonce(subtask: str, earlier: Sequence[EarlierStep]) -> str:
     """Deterministic, so that an auditor can compose the same bytes again; grown until it occurs in no fenced text."""
-    texts = [subtask, *(text for step in seen for text in (step.subtask, step.answer))]
+    texts = [subtask, *(text for step in earlier for text in (step.subtask, step.answer))]
     seed = hashlib.sha256("\x00".join(texts).encode("utf-8", "surrogatepass"))
     while True:
         nonce = seed.hexdigest()[:16]

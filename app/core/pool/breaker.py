@@ -283,15 +283,15 @@ class Pick:
     despite: str = ""
 
 
-def pick(offers: Iterable[Offer], *, now: float, left: float) -> Pick:
+def pick(offers: Iterable[Offer], *, now: float, seconds_left: float) -> Pick:
     """Return the first offer without an objection; if all that is wrong is that they are ejected, the least bad one.
 
-    `left` are the seconds of the run. Objections: `no_time`, `retry_budget`, and those of a breaker.
+    `seconds_left` are the seconds of the run. Objections: `no_time`, `retry_budget`, and those of a breaker.
     """
     passed: list[tuple[str, str]] = []
     ejected: list[Offer] = []
     for offer in offers:
-        objection = _spent(offer, now, left)
+        objection = _spent(offer, now, seconds_left)
         if not objection:
             if not (objection := offer.breaker.objection(now)):
                 return Pick(offer.worker, tuple(passed))
@@ -304,11 +304,11 @@ def pick(offers: Iterable[Offer], *, now: float, left: float) -> Pick:
     return Pick(best.worker, others, best.breaker.objection(now))
 
 
-def worth_waiting(offers: Iterable[Offer], *, now: float, left: float) -> bool:
+def worth_waiting(offers: Iterable[Offer], *, now: float, seconds_left: float) -> bool:
     """Return whether no worker can be called without an objection, while a pending scout call may soon succeed."""
     scouted = False
     for offer in offers:
-        objection = _spent(offer, now, left)
+        objection = _spent(offer, now, seconds_left)
         if not objection and not offer.breaker.objection(now):
             return False
         scouted = scouted or (objection == "retry_budget" and offer.breaker.scouted(now))
@@ -320,8 +320,8 @@ def badness(breaker: Breaker) -> tuple[bool, float]:
     return breaker.reason == "misconfigured", breaker.until
 
 
-def _spent(offer: Offer, now: float, left: float) -> str:
-    if left < offer.breaker.hopeless(offer.stated):
+def _spent(offer: Offer, now: float, seconds_left: float) -> str:
+    if seconds_left < offer.breaker.hopeless(offer.stated):
         return NO_TIME
     if offer.breaker.affords(offer.place, now):
         return ""

@@ -95,42 +95,44 @@ class Decision:
         }
 
 
-def decide(found: Sequence[Estimate], share: float | None, normals: Normals, uniform: Callable[[], float]) -> ArmChoice:
+def decide(
+    estimates: Sequence[Estimate], share: float | None, normals: Normals, uniform: Callable[[], float]
+) -> ArmChoice:
     """Choose among arms. `share` is spread evenly over them; None: take the best and leave nothing to chance."""
-    best = max(found, key=lambda one: one.worth).arm.name
+    best = max(estimates, key=lambda one: one.worth).arm.name
     if share is None:
         return ArmChoice(
-            {one.arm.name: float(one.arm.name == best) for one in found}, best, best, predictions(found, best)
+            {one.arm.name: float(one.arm.name == best) for one in estimates}, best, best, predictions(estimates, best)
         )
-    wins = won(found, normals)
-    even = share / len(found)
-    candidates = {one.arm.name: (1 - share) * won_ / DRAWS + even for one, won_ in zip(found, wins, strict=True)}
+    wins = won(estimates, normals)
+    even = share / len(estimates)
+    candidates = {one.arm.name: (1 - share) * won_ / DRAWS + even for one, won_ in zip(estimates, wins, strict=True)}
     action = drawn(candidates, uniform())
-    return ArmChoice(candidates, action, best, predictions(found, action))
+    return ArmChoice(candidates, action, best, predictions(estimates, action))
 
 
-def predictions(found: Sequence[Estimate], action: str) -> Mapping[str, Mapping[str, float]]:
+def predictions(estimates: Sequence[Estimate], action: str) -> Mapping[str, Mapping[str, float]]:
     """Return the expected success and cost of the action and of the arms that are worth the most, the action first."""
-    chosen = [one for one in found if one.arm.name == action]
-    others = [one for one in nlargest(MOST_PREDICTED + 1, found, key=lambda one: one.worth) if one not in chosen]
+    chosen = [one for one in estimates if one.arm.name == action]
+    others = [one for one in nlargest(MOST_PREDICTED + 1, estimates, key=lambda one: one.worth) if one not in chosen]
     return {
         one.arm.name: {"success": round(one.success, 6), "usd": round(one.usd)}
         for one in [*chosen, *others[:MOST_PREDICTED]]
     }
 
 
-def won(found: Sequence[Estimate], normals: Normals) -> list[int]:
+def won(estimates: Sequence[Estimate], normals: Normals) -> list[int]:
     """In how many of `DRAWS` draws each arm is worth the most."""
     tops, leaders = [-1.0] * DRAWS, [0] * DRAWS
-    floor = max([one.left / (1 + exp(one.deviation - one.mean)) for one in found])
-    for place, one in enumerate(found):
+    floor = max([one.left / (1 + exp(one.deviation - one.mean)) for one in estimates])
+    for place, one in enumerate(estimates):
         if one.left / (1 + exp(-RARE * one.deviation - one.mean)) < floor:
             continue
         mean, deviation, left = one.mean, one.deviation, one.left
         for n, draw in enumerate([left / (1 + exp(-mean - deviation * z)) for z in normals(DRAWS)]):
             if draw > tops[n]:
                 tops[n], leaders[n] = draw, place
-    return [leaders.count(place) for place in range(len(found))]
+    return [leaders.count(place) for place in range(len(estimates))]
 
 
 def drawn(candidates: Mapping[str, float], luck: float) -> str:

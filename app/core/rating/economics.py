@@ -215,22 +215,22 @@ class _RunAccount:
         return str(self.steps.get(n, {}).get("worker", ""))
 
 
-def verdict(run: JournaledRun, wanted: Wanted) -> bool | None:
+def verdict(run: JournaledRun, request: Wanted) -> bool | None:
     """Return True for a success, False for none, and None if there is no verdict."""
-    if wanted.success == "signals":
+    if request.success == "signals":
         answered = True if run.state == "succeeded" else None
         return False if _signs(run) else answered
-    scores = _scores(run, KINDS[wanted.success])
+    scores = _scores(run, KINDS[request.success])
     if not scores:
         return None
-    return sum(scores.values()) / len(scores) >= wanted.threshold
+    return sum(scores.values()) / len(scores) >= request.threshold
 
 
-def sources(run: JournaledRun, wanted: Wanted) -> Collection[str]:
+def sources(run: JournaledRun, request: Wanted) -> Collection[str]:
     """Return the names of the sources that a verdict goes by: those of scores, or the signs in what the caller did."""
-    if wanted.success == "signals":
+    if request.success == "signals":
         return _signs(run)
-    return _scores(run, KINDS[wanted.success])
+    return _scores(run, KINDS[request.success])
 
 
 def _scores(run: JournaledRun, kind: FeedbackKind) -> Mapping[str, float]:

@@ -148,7 +148,7 @@ def _rounds(events: Sequence[Event]) -> list[_Round]:
 
 
 def scores(
-    given: Sequence[Feedback], last: Feedback, raters: Mapping[str, float] | None = None
+    ratings: Sequence[Feedback], last: Feedback, raters: Mapping[str, float] | None = None
 ) -> tuple[float | None, float | None]:
     """Return the score of a run before a rating and with it: the mean over sources of the latest score of each, by
     the weights in `raters`, where a source that is not named has 1.
@@ -158,7 +158,7 @@ def scores(
     weights = raters if raters is not None else {}
     latest: dict[tuple[str, str], float] = {}
     before: float | None = None
-    for one in sorted(given, key=lambda one: (one.at, one.id)):
+    for one in sorted(ratings, key=lambda one: (one.at, one.id)):
         if one.score is None or one.kind == "implicit" or not weights.get(one.source, 1.0):
             continue
         if one.id == last.id:

@@ -161,43 +161,43 @@ def spread_of(prior: Variances, place: int) -> float:
     return prior[1] if place == BIAS else prior[2]
 
 
-def _inputs(part: str, seen: Features) -> Iterator[tuple[int, float, float]]:
+def _inputs(part: str, features: Features) -> Iterator[tuple[int, float, float]]:
     """Yield the place, the value and the prior variance of each input that a part looks at."""
     of_words, of_bias, of_counts = prior_of(part)
     yield BIAS, 1.0, of_bias
     if part == ANSWERED:
-        for place, value in seen.answer:
+        for place, value in features.answer:
             yield (place, value, of_words) if place < WIDTH else (place + COUNTS - WIDTH, value, of_counts)
         return
     if of_words:
-        for place, value in seen.words:
+        for place, value in features.words:
             yield place, value, of_words
-        for place, value in seen.vector:
+        for place, value in features.vector:
             yield VECTORS + place, value, of_words
     if of_counts:
-        for n, value in enumerate(seen.counts):
+        for n, value in enumerate(features.counts):
             yield COUNTS + n, value, of_counts
 
 
-def believed(posterior: Posterior, part: str, seen: Features) -> Weight:
+def believed(posterior: Posterior, part: str, features: Features) -> Weight:
     """Return the mean and the variance of what a part adds to the log-odds of this request."""
     known = posterior.weights.get(part, {})
     mean = variance = 0.0
-    for place, value, prior in _inputs(part, seen):
+    for place, value, prior in _inputs(part, features):
         weight, spread = known.get(place, (0.0, prior))
         mean += value * weight
         variance += value * value * spread
     return mean, variance
 
 
-def expected(workers: Sequence[Worker], seen: Features) -> Mapping[str, float]:
+def expected(workers: Sequence[Worker], features: Features) -> Mapping[str, float]:
     """Return the prior log-odds of each worker from its card, before any rating: more for a higher price, and more if
     the request names one of its strengths."""
     cheapest = min((worker.price.output for worker in workers if worker.price.output), default=1)
     free = any(not worker.price.output for worker in workers)
-    edge = DEARER + sum([weight * count for weight, count in zip(DEARER_BY_COUNT, seen.counts, strict=True)])
+    edge = DEARER + sum([weight * count for weight, count in zip(DEARER_BY_COUNT, features.counts, strict=True)])
     edge = min(max(edge, LEAST_DEARER), MOST_DEARER)
-    asked = dict(seen.words)
+    asked = dict(features.words)
     log_odds = {}
     for worker in workers:
         match = sum([value * asked.get(place, 0.0) for place, value in _strength_inputs(worker.card.strengths)])
@@ -240,16 +240,16 @@ def estimates(
     spec: SelectorSpec,
     arms: Sequence[Arm],
     workers: Sequence[Worker],
-    seen: Features,
+    features: Features,
     spent: float = 0.0,
 ) -> tuple[Estimate, ...]:
     """Return the estimate of every arm. The deviation is without what all arms share. `spent` are the micro-dollars
     that the run has cost before, which are a part of what its answer costs."""
     models = {worker.name: worker.model for worker in workers}
     names = {part for arm in arms for part in arm.parts}
-    parts = {part: believed(posterior, of_model(part, models), seen) for part in names}
-    base = FIRST_LOG_ODDS + believed(posterior, "base", seen)[0]
-    cards = expected(workers, seen)
+    parts = {part: believed(posterior, of_model(part, models), features) for part in names}
+    base = FIRST_LOG_ODDS + believed(posterior, "base", features)[0]
+    cards = expected(workers, features)
     prices = {worker.name: worker.price for worker in workers}
     estimated = []
     for arm in arms:
@@ -347,12 +347,12 @@ def learned(posterior: Posterior, spec: SelectorSpec, workers: Sequence[Worker],
     return _watched(after, parts[1], chance, rating)
 
 
-def _terms(posterior: Posterior, parts: Sequence[str], seen: Features) -> list[_Term]:
+def _terms(posterior: Posterior, parts: Sequence[str], features: Features) -> list[_Term]:
     """Return the weights of these parts that a request has an input for."""
     terms = []
     for part in parts:
         known = posterior.weights.get(part, {})
-        for place, value, prior in _inputs(part, seen):
+        for place, value, prior in _inputs(part, features):
             mean, variance = known.get(place, (0.0, prior))
             terms.append(_Term(part, place, value, mean, variance))
     return terms

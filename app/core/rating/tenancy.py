@@ -84,10 +84,10 @@ def _added(base: Posterior, whole: Posterior) -> Posterior:
     )
 
 
-def _differences(part: str, known: Mapping[int, Weight], of: Mapping[int, Weight]) -> dict[int, Weight]:
+def _differences(part: str, known: Mapping[int, Weight], weights: Mapping[int, Weight]) -> dict[int, Weight]:
     prior = prior_of(part)
     found = {}
-    for place, (mean, variance) in of.items():
+    for place, (mean, variance) in weights.items():
         before, spread = known.get(place, (0.0, spread_of(prior, place)))
         if (mean, variance) != (before, spread):
             found[place] = (mean / variance - before / spread, 1 / variance - 1 / spread)
@@ -105,5 +105,5 @@ def faded_part(own: Posterior, decay: float, now: float) -> Posterior:
     return replace(own, weights=weights, bills=bills, ratio=ratio, at=now, watches=watches, usual=usual)
 
 
-def _scaled(of: Mapping[int, Weight], share: float) -> dict[int, Weight]:
-    return {place: (product * share, precision * share) for place, (product, precision) in of.items()}
+def _scaled(weights: Mapping[int, Weight], share: float) -> dict[int, Weight]:
+    return {place: (product * share, precision * share) for place, (product, precision) in weights.items()}

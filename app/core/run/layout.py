@@ -43,11 +43,11 @@ def _mean(rows: Sequence[int]) -> int:
     return (2 * sum(rows) + len(rows)) // (2 * len(rows))
 
 
-def _nearest(wanted: int, taken: set[int]) -> int:
+def _nearest(target: int, taken: set[int]) -> int:
     """Return the free row that is nearest to the wanted one."""
     distance = 0
     while True:
-        for row in (wanted + distance, wanted - distance):
+        for row in (target + distance, target - distance):
             if row >= 0 and row not in taken:
                 return row
         distance += 1

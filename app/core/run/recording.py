@@ -219,19 +219,21 @@ def canonical(arguments: str) -> str:
         return arguments
 
 
-def tools_of(said: Message, results: Sequence[Message], place: str, labels: frozenset[str]) -> RecordedTools:
+def tools_of(message: Message, results: Sequence[Message], place: str, labels: frozenset[str]) -> RecordedTools:
     """Return the record of one message with calls, and of what came back for it."""
-    calls = tuple([(call.name, canonical(call.arguments)) for call in said.calls])
+    calls = tuple([(call.name, canonical(call.arguments)) for call in message.calls])
     return RecordedTools(place, calls, tuple(results), labels)
 
 
-def answered(recording: Recording, place: str, index: int, said: Message, ids: Sequence[str]) -> RecordedTools | None:
+def answered(
+    recording: Recording, place: str, index: int, message: Message, ids: Sequence[str]
+) -> RecordedTools | None:
     """Return the recorded results for the calls of a message, under the ids of these calls; None if nothing equal was
     called.
 
     The exchange of the same step comes first, by `index` among those of the step; then any other with equal calls.
     """
-    calls = tools_of(said, (), place, frozenset()).calls
+    calls = tools_of(message, (), place, frozenset()).calls
     of_step = [tool for tool in recording.tools if tool.place == place]
     same = of_step[index : index + 1] + [tool for tool in recording.tools if tool.calls == calls]
     found = next((one for one in same if one.calls == calls), None)

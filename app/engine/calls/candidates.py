@@ -65,28 +65,28 @@ class Candidates:
         """True if another worker could take over from the current one."""
         return len(self._workers) > 1 and self._left > 1
 
-    def can_replace(self, worker: Worker, left: float) -> bool:
-        """Return True if another worker could take over from this one after its share of the `left` seconds of the run,
-        and answer in the rest of them."""
-        rest = left * (1 - SPARED)
+    def can_replace(self, worker: Worker, seconds_left: float) -> bool:
+        """Return True if another worker could take over from this one after its share of the seconds that the run has
+        left, and answer in the rest of them."""
+        rest = seconds_left * (1 - SPARED)
         others = [other for other in self._workers if other.name != worker.name]
         return self.spare and any(self._health.hopeless(other) <= rest for other in others)
 
-    def pause(self, left: float) -> float:
-        """Return the seconds to wait before asking again; 0: `choose` now. `left` are the run's seconds."""
+    def pause(self, seconds_left: float) -> float:
+        """Return the seconds to wait before asking again; 0: `choose` now. `seconds_left` are the run's seconds."""
         wait, self._wait = self._wait, 0.0
         if not self._workers and self._left > 0:
-            return self._until_callable(left)
+            return self._until_callable(seconds_left)
         # A first call never lacks the retry budget.
         again = bool(self._tries) and self._left > 0 and self._wait_for_others > 0
-        if not wait and again and self._health.worth_waiting(self._offers(), left):
+        if not wait and again and self._health.worth_waiting(self._offers(), seconds_left):
             wait = min(LOOK_SECONDS, self._wait_for_others)
             self._wait_for_others -= wait
         return wait
 
-    def choose(self, left: float) -> WorkerChoice:
+    def choose(self, seconds_left: float) -> WorkerChoice:
         """Choose the worker to call now; none when all means are exhausted."""
-        choice = self._health.choose(self._offers() if self._left > 0 else [], left)
+        choice = self._health.choose(self._offers() if self._left > 0 else [], seconds_left)
         if not self._unpaid:
             return choice
         unpaid = tuple((name, UNPAID) for name in self._unpaid)
@@ -97,7 +97,7 @@ class Candidates:
         self._unpaid[worker.name] = worker
         self._workers = [other for other in self._workers if other is not worker]
 
-    def _until_callable(self, left: float) -> float:
+    def _until_callable(self, seconds_left: float) -> float:
         """Return the seconds until the first rate limit is over, if that leaves time for an answer; its worker is
         called then."""
         fitting = [one for one in self._limited.values() if one[1] > self._health.hopeless(one[0])]
@@ -106,7 +106,7 @@ class Candidates:
         worker, then = max(fitting, key=lambda one: one[1])
         del self._limited[worker.name]
         self._workers = [worker]
-        return max(left - then, 0.0)
+        return max(seconds_left - then, 0.0)
 
     def error(self, choice: WorkerChoice) -> str:
         """Return the code of the error with which the step fails when that choice is none."""
@@ -116,14 +116,16 @@ class Candidates:
             return NO_TIME
         return _summary(self._errors)
 
-    def retry_after(self, error: str, left: float) -> float | None:
+    def retry_after(self, error: str, seconds_left: float) -> float | None:
         """Return the seconds until the first worker can be called again, if the step fails with that error because of
-        rate limits; None if no provider said so. `left` are the run's seconds."""
+        rate limits; None if no provider said so. `seconds_left` are the run's seconds."""
         if error != WorkerRateLimited.code:
             return None
-        return min((round(max(left - then, 0.0), 3) for then in self._rate_limited.values()), default=None)
+        return min((round(max(seconds_left - then, 0.0), 3) for then in self._rate_limited.values()), default=None)
 
-    def failed(self, worker: Worker, error: BatonError | None, *, streamed: bool, chance: float, left: float) -> None:
+    def failed(
+        self, worker: Worker, error: BatonError | None, *, streamed: bool, chance: float, seconds_left: float
+    ) -> None:
         """Note a failed attempt; `streamed` says that the answer has begun to reach the caller, so that no other may
         follow."""
         if isinstance(error, WorkerRateLimited) and self._free > 0:
@@ -134,8 +136,8 @@ class Candidates:
         self._errors.append(error)
         self._rate_limited.pop(worker.name, None)
         if isinstance(error, WorkerRateLimited) and error.retry_after is not None:
-            self._rate_limited[worker.name] = left - error.retry_after
-        wait = self._patience(worker, error, chance, left)
+            self._rate_limited[worker.name] = seconds_left - error.retry_after
+        wait = self._patience(worker, error, chance, seconds_left)
         if streamed:
             self._workers, self._unpaid = [], {}
         elif wait is None:
@@ -159,7 +161,7 @@ class Candidates:
         if self._workers or not self._limited:
             self._workers, self._unpaid = [*self._unpaid.values(), *self._workers], {}
 
-    def _patience(self, worker: Worker, error: BatonError | None, chance: float, left: float) -> float | None:
+    def _patience(self, worker: Worker, error: BatonError | None, chance: float, seconds_left: float) -> float | None:
         """Return the seconds to wait for the worker that has just failed; None if it is not called again."""
         alone = len(self._workers) == 1 and not self._limited
         if isinstance(error, WorkerError) and error.elsewhere:  # another endpoint of it takes the call at once
@@ -170,7 +172,7 @@ class Candidates:
             return None
         backoff = chance * min(BACKOFF * 2 ** (sum(self._tries.values()) - 1), LONGEST_BACKOFF)
         wait = max(error.retry_after or 0.0, backoff)
-        longest = min(LONELY_BACKOFF if alone else LONGEST_BACKOFF, left - BRIEFEST)
+        longest = min(LONELY_BACKOFF if alone else LONGEST_BACKOFF, seconds_left - BRIEFEST)
         return wait if wait <= longest else None
 
     def _offers(self) -> list[tuple[Worker, Place]]:

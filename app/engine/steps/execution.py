@@ -285,7 +285,7 @@ class Execution:
             self._flawed = attempt if attempt.reply.flaw is not None else None
             left, chance = self._left(basis.state), self._context.chance()
             basis.candidates.failed(
-                attempt.worker, attempt.error, streamed=self._was_streamed, chance=chance, left=left
+                attempt.worker, attempt.error, streamed=self._was_streamed, chance=chance, seconds_left=left
             )
             following = await self._next(basis)
 

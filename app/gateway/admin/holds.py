@@ -66,11 +66,11 @@ def _changes(router: APIRouter, context: AdminContext, keys: Keys, idempotency: 
         ),
     )
     async def place_hold(
-        request: Request, caller: writer, given: Annotated[dict[str, object], json_body(context.gateway.bounds)]
+        request: Request, caller: writer, body: Annotated[dict[str, object], json_body(context.gateway.bounds)]
     ) -> Any:
         """From the reply on, nothing of the runs that it covers is erased or deleted, until it is released. With an
         `Idempotency-Key` the same request places one hold."""
-        wanted = read(HoldRequest, given)
+        wanted = read(HoldRequest, body)
         if wanted.tenant is not None and wanted.scope != "user":
             raise InvalidRequest("Only a hold on a user has a tenant.", param="tenant", code="invalid_value")
         asked = Hold(
@@ -86,7 +86,7 @@ def _changes(router: APIRouter, context: AdminContext, keys: Keys, idempotency: 
         async def place() -> Response:
             return as_json(_shown(await context.gateway.store.place_hold(asked, by=caller.actor)))
 
-        return await idempotency.reply(request, caller, given, place)
+        return await idempotency.reply(request, caller, body, place)
 
     @router.post(
         "/{hold}/release",
@@ -99,11 +99,11 @@ def _changes(router: APIRouter, context: AdminContext, keys: Keys, idempotency: 
     async def release_hold(
         hold: HoldId,
         caller: writer,
-        given: Annotated[dict[str, object], json_body(context.gateway.bounds, optional=True)],
+        body: Annotated[dict[str, object], json_body(context.gateway.bounds, optional=True)],
     ) -> Any:
         """Release a hold: what no other hold covers may be erased again. It stays in the list, with the one who
         released it."""
-        read(NoFields, given)
+        read(NoFields, body)
         released = await context.gateway.store.release_hold(hold, context.gateway.now(), by=caller.actor)
         return as_json(_shown(released))
 

@@ -102,10 +102,10 @@ def _check(router: APIRouter, context: AdminContext, keys: Keys, turn: Turn) -> 
     )
     async def check_policy(
         caller: Annotated[Caller, keys.needs("policy:read")],
-        given: Annotated[dict[str, object], json_body(context.gateway.bounds)],
+        body: Annotated[dict[str, object], json_body(context.gateway.bounds)],
     ) -> Any:
         """For each tier and each set of labels that matters the recipients, as `baton policy check` prints them."""
-        text = read(PoolRequest, given).pool
+        text = read(PoolRequest, body).pool
         return as_json({"object": "policy.table"} | await turn.do(lambda: _table(context.read_pool(text))))
 
 
@@ -128,11 +128,11 @@ def _difference(router: APIRouter, context: AdminContext, keys: Keys, turn: Turn
     )
     async def compare_policy(
         caller: Annotated[Caller, keys.needs("policy:read")],
-        given: Annotated[dict[str, object], json_body(context.gateway.bounds)],
+        body: Annotated[dict[str, object], json_body(context.gateway.bounds)],
     ) -> Any:
         """Proves that the file shows nothing to anybody who does not see it now, or gives a witness for each tier and
         recipient, as `baton policy diff` does."""
-        text, old = read(PoolRequest, given).pool, context.gateway.catalog()
+        text, old = read(PoolRequest, body).pool, context.gateway.catalog()
         found = await turn.do(lambda: _compared(old, context.read_pool(text)))
         witnesses = [policy_table.witness(one) for one in found]
         return as_json({"object": "policy.difference", "widens": bool(found), "witnesses": witnesses})
@@ -157,10 +157,10 @@ def _trial(router: APIRouter, context: AdminContext, keys: Keys, turn: Turn) -> 
     )
     async def try_policy(
         caller: Annotated[Caller, keys.needs("policy:read", "runs:read")],
-        given: Annotated[dict[str, object], json_body(context.gateway.bounds)],
+        body: Annotated[dict[str, object], json_body(context.gateway.bounds)],
     ) -> Any:
         """The newest runs of the caller's tenant, at most a thousand, with calls that the file would have refused."""
-        asked = read(TrialRequest, given)
+        asked = read(TrialRequest, body)
         new = await turn.do(lambda: context.read_pool(asked.pool))
         store = context.gateway.store.of_tenant(caller.tenant)
         query = RunQuery(tenant=caller.tenant, since=context.gateway.now() - asked.since_seconds, limit=PAGE)

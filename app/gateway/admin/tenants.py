@@ -66,10 +66,10 @@ def _lists(router: APIRouter, context: AdminContext, keys: Keys) -> None:
     )
     async def create_tenant(
         caller: Annotated[Caller, keys.needs("tenants:write")],
-        given: Annotated[dict[str, object], json_body(context.gateway.bounds)],
+        body: Annotated[dict[str, object], json_body(context.gateway.bounds)],
     ) -> Any:
         """A tenant that was created already is shown as it is."""
-        name = read(TenantRequest, given).name
+        name = read(TenantRequest, body).name
         await context.gateway.store.add_tenant(name, context.gateway.now(), by=caller.actor)
         return as_json(_shown(await _found(context, name)))
 
@@ -91,10 +91,10 @@ def _switch(router: APIRouter, context: AdminContext, keys: Keys, verb: str, wor
     async def switch_tenant(
         tenant: TenantPath,
         caller: Annotated[Caller, keys.needs("tenants:write")],
-        given: Annotated[dict[str, object], json_body(context.gateway.bounds, optional=True)],
+        body: Annotated[dict[str, object], json_body(context.gateway.bounds, optional=True)],
     ) -> Any:
         """Gateways follow within five seconds. Runs that have begun go on."""
-        read(NoFields, given)
+        read(NoFields, body)
         if verb == "disable" and tenant == caller.key.tenant:
             raise Conflict(
                 "This would end the access of the one who asks; use a key of another tenant.", code="own_tenant"

@@ -264,9 +264,9 @@ def _unanswered(place: int, waiting: dict[str, int]) -> InvalidRequest:
     )
 
 
-def invalid(param: str, said: str) -> InvalidRequest:
+def invalid(param: str, reason: str) -> InvalidRequest:
     """Return the refusal of a value, with what is wrong with it."""
-    return InvalidRequest(f"Invalid value for '{param}': {said}.", param=param, code="invalid_value")
+    return InvalidRequest(f"Invalid value for '{param}': {reason}.", param=param, code="invalid_value")
 
 
 def wire_calls(calls: Sequence[ToolCall], custom: Container[str] = ()) -> list[dict[str, Any]]:

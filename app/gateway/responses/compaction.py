@@ -74,10 +74,10 @@ def _renamed(messages: Iterable[Message]) -> list[Message]:
     return found
 
 
-def compacted(of: Subject, ended: TurnEnd) -> bytes:
+def compacted(subject: Subject, ended: TurnEnd) -> bytes:
     """Return a `response.compaction`: the user's messages, and the item that stands for everything else."""
-    run, conversation = of.state.run, of.task.messages[:-1]
-    labels = sorted(of.state.admitted.labels)
+    run, conversation = subject.state.run, subject.task.messages[:-1]
+    labels = sorted(subject.state.admitted.labels)
     marks = {"baton": {"labels": labels}} if labels else {}
     kept = [one for one in conversation if one.role == "user" and not is_notes(one)]
     output = [message_item(f"{run}_in{place}", message) | marks for place, message in enumerate(kept)]
@@ -86,7 +86,7 @@ def compacted(of: Subject, ended: TurnEnd) -> bytes:
         {
             "id": formatted(FORMAT, run, 0),
             "object": "response.compaction",
-            "created_at": int(of.state.turn.at),
+            "created_at": int(subject.state.turn.at),
             "output": output,
             "usage": usage_of(ended.bill),
             "baton": extension(ended),

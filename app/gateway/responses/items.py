@@ -13,13 +13,13 @@ from app.gateway.wire.query import ItemFilters
 from app.store.protocol import ContentReads
 
 
-async def page(store: ContentReads, of: Subject, filters: ItemFilters) -> dict[str, Any]:
+async def page(store: ContentReads, subject: Subject, filters: ItemFilters) -> dict[str, Any]:
     """Return a list object; newest first unless `order=asc`."""
-    given = await _given(store, of)
-    box = of.asked.toolbox
+    given = await _given(store, subject)
+    box = subject.asked.toolbox
     kinds = {call.id: kind_of(box, call.name) for message in given for call in message.calls}
-    given = given[1:] if of.state.turn.number else given  # the calls before are the reply's, not the request's
-    found = [item for message in enumerate(given) for item in _items(of, *message, kinds)]
+    given = given[1:] if subject.state.turn.number else given  # the calls before are the reply's, not the request's
+    found = [item for message in enumerate(given) for item in _items(subject, *message, kinds)]
     if filters.order == "desc":
         found.reverse()
     if filters.after is not None:
@@ -32,23 +32,23 @@ async def page(store: ContentReads, of: Subject, filters: ItemFilters) -> dict[s
     return {"object": "list", "data": shown, **ends, "has_more": len(shown) < len(found)}
 
 
-async def _given(store: ContentReads, of: Subject) -> list[Message]:
+async def _given(store: ContentReads, subject: Subject) -> list[Message]:
     """Return the messages that the request added; results follow the message that called for them."""
-    turn = of.state.turn.number
+    turn = subject.state.turn.number
     if turn:
-        return await exchanged(store, of.state, turn - 1)
-    return list(of.task.messages[-of.state.turn.wire["given"] :])
+        return await exchanged(store, subject.state, turn - 1)
+    return list(subject.task.messages[-subject.state.turn.wire["given"] :])
 
 
-def _items(of: Subject, place: int, message: Message, kinds: Mapping[str, Kind]) -> Iterator[dict[str, Any]]:
-    name = f"{of.id.removeprefix('resp_')}_in{place}"
+def _items(subject: Subject, place: int, message: Message, kinds: Mapping[str, Kind]) -> Iterator[dict[str, Any]]:
+    name = f"{subject.id.removeprefix('resp_')}_in{place}"
     if message.call_id:
-        yield _output(of, name, message, kinds.get(message.call_id, "function"))
+        yield _output(subject, name, message, kinds.get(message.call_id, "function"))
         return
     if message.parts:
         yield message_item(name, message)
     for call in message.calls:
-        yield call_item(of.asked.toolbox, call, "completed")
+        yield call_item(subject.asked.toolbox, call, "completed")
 
 
 def message_item(name: str, message: Message) -> dict[str, Any]:
@@ -57,11 +57,11 @@ def message_item(name: str, message: Message) -> dict[str, Any]:
     return head | {"content": [_part(part, message.role) for part in message.parts]}
 
 
-def _output(of: Subject, name: str, message: Message, kind: Kind) -> dict[str, Any]:
+def _output(subject: Subject, name: str, message: Message, kind: Kind) -> dict[str, Any]:
     """Return the result of a call as an item; of a search, with the tools that it was the first to offer."""
     fields = {"call_id": message.call_id, "status": "completed"}
     if kind == "search":
-        found = spelled(tool for tool in of.asked.toolbox.tools if loaded_by(tool) == message.call_id)
+        found = spelled(tool for tool in subject.asked.toolbox.tools if loaded_by(tool) == message.call_id)
         return {"id": f"tso_{name}", "type": "tool_search_output", **fields, "execution": "client", "tools": found}
     prefix, type_ = ("ctco", "custom_tool_call_output") if kind == "custom" else ("fco", "function_call_output")
     return {"id": f"{prefix}_{name}", "type": type_, **fields, "output": message.text}

@@ -72,18 +72,18 @@ class Subject:
         return self.task.messages[0].text
 
 
-def whole(of: Subject, ended: TurnEnd | None) -> bytes:
+def whole(subject: Subject, ended: TurnEnd | None) -> bytes:
     """Return the response object: as it ended, or, with None, under way."""
-    return orjson.dumps(document(of, ended))
+    return orjson.dumps(document(subject, ended))
 
 
-def document(of: Subject, ended: TurnEnd | None) -> dict[str, Any]:
+def document(subject: Subject, ended: TurnEnd | None) -> dict[str, Any]:
     """Return the response object as JSON values."""
-    state, wire = of.state, of.state.turn.wire
-    status = status_of(of, ended)
-    turn, echoed = state.turn.number, of.asked.echoed
+    state, wire = subject.state, subject.state.turn.wire
+    status = status_of(subject, ended)
+    turn, echoed = state.turn.number, subject.asked.echoed
     body: dict[str, Any] = {
-        "id": of.id,
+        "id": subject.id,
         "object": "response",
         "created_at": int(state.turn.at),
         "status": status,
@@ -91,28 +91,28 @@ def document(of: Subject, ended: TurnEnd | None) -> dict[str, Any]:
         "completed_at": int(state.replied_at) if status == "completed" else None,
         "error": _error(ended),
         "incomplete_details": _incomplete(ended, status),
-        "instructions": of.instructions,
-        "max_output_tokens": of.asked.sampling.max_tokens,
+        "instructions": subject.instructions,
+        "max_output_tokens": subject.asked.sampling.max_tokens,
         "max_tool_calls": echoed.get("max_tool_calls"),
         "model": state.admitted.tier,
-        "output": items(of, ended, _message_status(status)) if ended else [],
-        "parallel_tool_calls": echoed.get("parallel_tool_calls", of.asked.toolbox.parallel),
+        "output": items(subject, ended, _message_status(status)) if ended else [],
+        "parallel_tool_calls": echoed.get("parallel_tool_calls", subject.asked.toolbox.parallel),
         "previous_response_id": response_id(state.run, turn - 1) if turn else wire.get("previous"),
         "prompt_cache_key": echoed.get("prompt_cache_key"),
         "prompt_cache_retention": (echoed.get("prompt_cache_retention") or "").replace("-", "_") or None,
         "reasoning": {"effort": wire.get("effort"), "summary": wire.get("summary")},
         "safety_identifier": echoed.get("safety_identifier"),
         "service_tier": "default",
-        "temperature": of.asked.sampling.temperature,
-        "text": {"format": _format(of.asked.form)} | _verbosity(echoed),
-        "tool_choice": echoed.get("tool_choice") or chosen(of.asked.toolbox),
-        "tools": described(of.asked.toolbox),
-        "top_logprobs": of.asked.logprobs or 0,
-        "top_p": of.asked.sampling.top_p,
+        "temperature": subject.asked.sampling.temperature,
+        "text": {"format": _format(subject.asked.form)} | _verbosity(echoed),
+        "tool_choice": echoed.get("tool_choice") or chosen(subject.asked.toolbox),
+        "tools": described(subject.asked.toolbox),
+        "top_logprobs": subject.asked.logprobs or 0,
+        "top_p": subject.asked.sampling.top_p,
         "truncation": echoed.get("truncation", "disabled"),
         "usage": usage_of(ended.bill) if ended is not None and status != "queued" else None,
-        "user": echoed.get("user", of.task.user),
-        "metadata": dict(echoed.get("metadata", of.task.metadata)),
+        "user": echoed.get("user", subject.task.user),
+        "metadata": dict(echoed.get("metadata", subject.task.metadata)),
     }
     if ended is not None:
         return body | {"baton": extension(ended)}
@@ -125,10 +125,10 @@ def _message_status(status: str) -> str:
     return "completed"
 
 
-def status_of(of: Subject, ended: TurnEnd | None) -> str:
+def status_of(subject: Subject, ended: TurnEnd | None) -> str:
     """OpenAI's word for what the turn has come to: a background one is queued until somebody works on it."""
     if ended is None:
-        if of.state.turn.wire.get("background") and not of.state.calls:
+        if subject.state.turn.wire.get("background") and not subject.state.calls:
             return "queued"
         return "in_progress"
     if ended.state.state == "awaiting_approval":
@@ -142,29 +142,29 @@ def status_of(of: Subject, ended: TurnEnd | None) -> str:
     return "completed"
 
 
-def items(of: Subject, ended: TurnEnd, status: str) -> list[dict[str, Any]]:
+def items(subject: Subject, ended: TurnEnd, status: str) -> list[dict[str, Any]]:
     """Return the output: the message, if anything was said, then the calls, behind what has found their tools."""
     found: list[dict[str, Any]] = []
     if ended.state.state == "awaiting_approval":
         return found
     if ended.answer or not (ended.calls or ended.error):
         part = _part(ended.answer, ended.logprobs, ended.refusal)
-        found.append(message_item(of, [part], status, COMMENTARY if ended.calls else FINAL))
-    box = of.asked.toolbox
+        found.append(message_item(subject, [part], status, COMMENTARY if ended.calls else FINAL))
+    box = subject.asked.toolbox
     for at, call in enumerate(ended.calls):
         found += [*searched(box, call, ended.calls[:at]), call_item(box, call, "completed")]
     return found
 
 
-def message_item(of: Subject, content: list[dict[str, Any]], status: str, phase: str | None) -> dict[str, Any]:
+def message_item(subject: Subject, content: list[dict[str, Any]], status: str, phase: str | None) -> dict[str, Any]:
     """Return the assistant's message. The `phase` is None while calls of tools may still follow the text."""
-    head = {"id": message_id(of), "type": "message", "status": status, "role": "assistant"}
+    head = {"id": message_id(subject), "type": "message", "status": status, "role": "assistant"}
     return head | {"content": content, "phase": phase}
 
 
-def message_id(of: Subject) -> str:
+def message_id(subject: Subject) -> str:
     """Return the id of the message of a response."""
-    return of.id.replace("resp_", "msg_", 1)
+    return subject.id.replace("resp_", "msg_", 1)
 
 
 def usage_of(bill: Bill) -> dict[str, Any]:
@@ -259,8 +259,8 @@ class Events:
 
     ping = b": ping\n"
 
-    def __init__(self, of: Subject, after: int | None = None) -> None:
-        self._of = of
+    def __init__(self, subject: Subject, after: int | None = None) -> None:
+        self._of = subject
         self._after = -1 if after is None else after
         self._base = (self._after // position.ATTEMPT) * position.ATTEMPT if self._after >= 0 else 0
         self._text = ""

@@ -155,11 +155,11 @@ def _pairs(router: APIRouter, context: GatewayContext, keys: Keys) -> None:
         responses=operations.replies(*operations.READING),
     )
     async def align_runs(
-        wanted: Annotated[query.ComparedRuns, Query()], caller: Annotated[Caller, keys.needs("runs:read")]
+        options: Annotated[query.ComparedRuns, Query()], caller: Annotated[Caller, keys.needs("runs:read")]
     ) -> Response:
         """The steps of two runs side by side: those with the same subtask, then those of the same worker, then those at
         the same place. Subtasks and outputs are compared for those who may read the content of both runs."""
-        found = [await visible(one, caller) for one in (wanted.a, wanted.b)]
+        found = [await visible(one, caller) for one in (options.a, options.b)]
         reads_both = all(one.may_read for one in found)
         if reads_both:
             for one in found:
@@ -208,8 +208,8 @@ def _views(router: APIRouter, context: GatewayContext, keys: Keys) -> None:
     visible = Annotated[VisibleRun, Depends(_visible(context, keys.needs("runs:read")))]
     declared = operations.replies(*operations.READING)
 
-    async def at_instant(found: VisibleRun, wanted: query.InstantOptions) -> Instant:
-        return views.at_instant(await found.store.journal(found.row.id), wanted, context.now())
+    async def at_instant(found: VisibleRun, options: query.InstantOptions) -> Instant:
+        return views.at_instant(await found.store.journal(found.row.id), options, context.now())
 
     @router.get(
         "/{run}/graph",
@@ -218,12 +218,12 @@ def _views(router: APIRouter, context: GatewayContext, keys: Keys) -> None:
         response_model=view_replies.Graph,
         responses=declared,
     )
-    async def get_run_graph(found: visible, wanted: Annotated[query.GraphOptions, Query()]) -> Response:
+    async def get_run_graph(found: visible, options: Annotated[query.GraphOptions, Query()]) -> Response:
         """The plans and steps of all rounds with their calls, the edges between them, and a place for each on a page. A
         node keeps its place when another one is added. The first words of subtasks are content: they are shown to the
         key that began the run, and to keys with `audit:read`."""
-        drawn = graph.graph(await at_instant(found, wanted))
-        content = found.may_read and wanted.words
+        drawn = graph.graph(await at_instant(found, options))
+        content = found.may_read and options.words
         if content:
             await reads.note_foreign(context, found.caller, found.row, "graph")
         return _json(await views.with_words(found.store, drawn, content=content))
@@ -235,10 +235,10 @@ def _views(router: APIRouter, context: GatewayContext, keys: Keys) -> None:
         response_model=view_replies.Timeline,
         responses=declared,
     )
-    async def get_run_timeline(found: visible, wanted: Annotated[query.InstantOptions, Query()]) -> Response:
+    async def get_run_timeline(found: visible, options: Annotated[query.InstantOptions, Query()]) -> Response:
         """Spans on one axis, nested in each other: waits, plans, steps, attempts and their phases, with the money and
         the tokens of each. There is no content in it."""
-        return _json(timeline.timeline(await at_instant(found, wanted)).to_json())
+        return _json(timeline.timeline(await at_instant(found, options)).to_json())
 
     @router.get(
         "/{run}/state",
@@ -247,10 +247,10 @@ def _views(router: APIRouter, context: GatewayContext, keys: Keys) -> None:
         response_model=view_replies.StateAtInstant,
         responses=declared,
     )
-    async def get_run_state(found: visible, wanted: Annotated[query.InstantOptions, Query()]) -> Response:
+    async def get_run_state(found: visible, options: Annotated[query.InstantOptions, Query()]) -> Response:
         """The exact state after an event, or some seconds after the admission: the fold of the journal up to then.
         There is no content in it."""
-        return _json(snapshot(await at_instant(found, wanted)))
+        return _json(snapshot(await at_instant(found, options)))
 
 
 def _all_views(router: APIRouter, context: GatewayContext, keys: Keys) -> None:
@@ -263,7 +263,7 @@ def _all_views(router: APIRouter, context: GatewayContext, keys: Keys) -> None:
         response_model=view_replies.Views,
         responses=operations.replies(*operations.READING),
     )
-    async def get_run_views(found: visible, wanted: Annotated[query.ViewsOptions, Query()]) -> Response:
+    async def get_run_views(found: visible, options: Annotated[query.ViewsOptions, Query()]) -> Response:
         """The run as it is now, and its state, graph and timeline at the instant, all of one reading of the journal.
 
         The present of a run that goes on is its latest event here, so that the reply changes only when something
@@ -271,15 +271,15 @@ def _all_views(router: APIRouter, context: GatewayContext, keys: Keys) -> None:
         there is no such step, both are null.
         """
         journal = await found.store.journal(found.row.id)
-        at = views.at_instant(journal, wanted, now=journal.events[-1].at)
+        at = views.at_instant(journal, options, now=journal.events[-1].at)
         state = at.state if at.is_latest else fold(journal.events)
         whole = await _whole(found, journal, state)
-        content = found.may_read and wanted.words
+        content = found.may_read and options.words
         if content:
             await reads.note_foreign(context, found.caller, found.row, "graph")
         chosen = {"step": None, "explanation": None}
-        if wanted.step is not None and wanted.step in at.state.steps:
-            chosen = await _chosen(context, found, journal, state, whole, wanted.step)
+        if options.step is not None and options.step in at.state.steps:
+            chosen = await _chosen(context, found, journal, state, whole, options.step)
         administration = context.store.administration_of(found.caller.tenant)
         return _json(
             {

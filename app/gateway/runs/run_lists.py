@@ -76,11 +76,11 @@ def add_routes(router: APIRouter, context: GatewayContext, keys: Keys, streams: 
 
 
 async def _page(
-    context: GatewayContext, tenant: str | None, filters: query.RunFilters, wanted: RunQuery
+    context: GatewayContext, tenant: str | None, filters: query.RunFilters, run_query: RunQuery
 ) -> dict[str, Any]:
     """A page of the list, as JSON has it."""
     store = context.store.of_tenant(tenant)
-    found = await store.runs(_turned(wanted) if filters.before is not None else wanted)
+    found = await store.runs(_turned(run_query) if filters.before is not None else run_query)
     rows = found[: filters.limit]
     has_more, has_previous = len(found) > filters.limit, filters.after is not None and bool(rows)
     if filters.before is not None:  # the rows came in the opposite order, and the run of `before` is behind them
@@ -95,13 +95,13 @@ async def _page(
         "previous": query.as_cursor(_place(filters, rows[0])) if has_previous else None,
     }
     if "count" in filters.include:
-        reply["count"] = await _count(context, tenant, wanted, _place(filters, rows[0]) if rows else None)
+        reply["count"] = await _count(context, tenant, run_query, _place(filters, rows[0]) if rows else None)
     return reply
 
 
-def _turned(wanted: RunQuery) -> RunQuery:
+def _turned(run_query: RunQuery) -> RunQuery:
     """The query for the rows in front of a place instead of those behind it, the nearest first."""
-    return changed(wanted, ascending=not wanted.ascending)
+    return changed(run_query, ascending=not run_query.ascending)
 
 
 async def _shown(
@@ -126,14 +126,14 @@ async def _shown(
 
 
 async def _count(
-    context: GatewayContext, tenant: str | None, wanted: RunQuery, first: query.Cursor | None
+    context: GatewayContext, tenant: str | None, run_query: RunQuery, first: query.Cursor | None
 ) -> dict[str, Any]:
     """The number of runs that the filters select, and of those among them that are in front of the page."""
     lists = context.store.of_tenant(tenant).lists
-    total = await lists.count(changed(wanted, before=None), COUNTED + 1)
+    total = await lists.count(changed(run_query, before=None), COUNTED + 1)
     in_front = 0
-    if first is not None and wanted.before is not None:
-        in_front = await lists.count(_turned(changed(wanted, before=first[:2])), COUNTED + 1)
+    if first is not None and run_query.before is not None:
+        in_front = await lists.count(_turned(changed(run_query, before=first[:2])), COUNTED + 1)
     counts = {"total": total, "in_front": in_front}
     return {name: number if number <= COUNTED else None for name, number in counts.items()} | {"most": COUNTED}
 
@@ -234,12 +234,14 @@ class _Pages:
         self._context = context
         self._shared: WeakValueDictionary[object, _SharedPage] = WeakValueDictionary()
 
-    async def frames(self, tenant: str | None, filters: query.LiveFilters, wanted: RunQuery) -> AsyncGenerator[bytes]:
+    async def frames(
+        self, tenant: str | None, filters: query.LiveFilters, run_query: RunQuery
+    ) -> AsyncGenerator[bytes]:
         """The frames of the stream of a page, whose first reading is done. Raises `StoreUnavailable`."""
-        key = (tenant, wanted, filters.before is not None, tuple(sorted(filters.include)))
+        key = (tenant, run_query, filters.before is not None, tuple(sorted(filters.include)))
         page = self._shared.get(key)
         if page is None:
-            page = self._shared[key] = _SharedPage(self._context, tenant, filters, wanted)
+            page = self._shared[key] = _SharedPage(self._context, tenant, filters, run_query)
         number = self._context.runs.changes.number
         return _followed(self._context, page, number, await page.at(number))
 
@@ -248,9 +250,9 @@ class _SharedPage:
     """A page that some streams follow. It is read once for each change, however many they are."""
 
     def __init__(
-        self, context: GatewayContext, tenant: str | None, filters: query.RunFilters, wanted: RunQuery
+        self, context: GatewayContext, tenant: str | None, filters: query.RunFilters, run_query: RunQuery
     ) -> None:
-        self._asked = (context, tenant, filters, wanted)
+        self._asked = (context, tenant, filters, run_query)
         self._reading = asyncio.Lock()
         self._number = -1
         self._page: dict[str, Any] = {}

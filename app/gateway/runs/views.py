@@ -21,13 +21,13 @@ FIRST_WORDS: Final = 96
 """Characters of a subtask that the graph has."""
 
 
-def at_instant(journal: Journal, wanted: query.InstantOptions, now: float) -> Instant:
+def at_instant(journal: Journal, options: query.InstantOptions, now: float) -> Instant:
     """Return the run at the instant that a request names. Raises `InvalidRequest` if the journal has no such event, or
     if two instants are named."""
-    if wanted.at is not None and wanted.t is not None:
+    if options.at is not None and options.t is not None:
         raise InvalidRequest("Name the instant by 'at' or by 't', not by both.", param="t", code="invalid_value")
     try:
-        return instant(journal.events, now, seq=wanted.at, seconds=wanted.t)
+        return instant(journal.events, now, seq=options.at, seconds=options.t)
     except ValueError:
         message = f"The journal of the run has {len(journal.events)} events so far."
         raise InvalidRequest(message, param="at", code="invalid_value") from None

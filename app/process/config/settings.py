@@ -608,47 +608,47 @@ def _unknown(environ: Mapping[str, str], known: Mapping[str, str]) -> list[str]:
     ]
 
 
-def _incomplete(given: Mapping[str, str]) -> list[str]:
-    return [*_without_conductor(given), *_without_webhook(given), *_without_provider(given)]
+def _incomplete(values: Mapping[str, str]) -> list[str]:
+    return [*_without_conductor(values), *_without_webhook(values), *_without_provider(values)]
 
 
-def _without_provider(given: Mapping[str, str]) -> list[str]:
-    if "oidc_issuer" in given:
+def _without_provider(values: Mapping[str, str]) -> list[str]:
+    if "oidc_issuer" in values:
         needed = ("admin_port", "admin_url", "oidc_client_id", "oidc_roles")
-        missing = [f"{PREFIX}{name.upper()}" for name in needed if name not in given]
+        missing = [f"{PREFIX}{name.upper()}" for name in needed if name not in values]
         return [f"{name}: is not set; BATON_OIDC_ISSUER needs it" for name in missing]
     names = ("oidc_client_id", "oidc_client_secret", "oidc_roles")
     return [
         f"{PREFIX}{name.upper()}: is set without BATON_OIDC_ISSUER; set both, or none"
         for name in names
-        if name in given
+        if name in values
     ]
 
 
-def _without_webhook(given: Mapping[str, str]) -> list[str]:
-    if "webhook_url" in given and "webhook_secret" not in given:
+def _without_webhook(values: Mapping[str, str]) -> list[str]:
+    if "webhook_url" in values and "webhook_secret" not in values:
         return ["BATON_WEBHOOK_SECRET: is not set; make one that the receiver of BATON_WEBHOOK_URL knows too"]
-    if "webhook_secret" in given and "webhook_url" not in given:
+    if "webhook_secret" in values and "webhook_url" not in values:
         return ["BATON_WEBHOOK_SECRET: is set without BATON_WEBHOOK_URL; set both, or none"]
     return []
 
 
-def _without_conductor(given: Mapping[str, str]) -> list[str]:
-    if "conductor_url" in given and "conductor_model" not in given:
+def _without_conductor(values: Mapping[str, str]) -> list[str]:
+    if "conductor_url" in values and "conductor_model" not in values:
         return ["BATON_CONDUCTOR_MODEL: is not set; name the model that BATON_CONDUCTOR_URL serves"]
-    if "conductor_url" in given:
+    if "conductor_url" in values:
         return []
     return [
         f"{PREFIX}{name.upper()}: is set without BATON_CONDUCTOR_URL; set both, or none"
         for name in ("conductor_model", "conductor_key")
-        if name in given
+        if name in values
     ]
 
 
-def _fault(item: Any, given: Mapping[str, str]) -> str:
+def _fault(item: Any, values: Mapping[str, str]) -> str:
     """Return a pydantic error in the words of a fault. The value is never repeated."""
     name = str(item["loc"][0])
-    if name == "port" and given["port"].startswith("tcp://"):
+    if name == "port" and values["port"].startswith("tcp://"):
         return (
             "BATON_PORT: was overwritten by Kubernetes for a Service called baton; "
             "set enableServiceLinks: false in the pod, or set BATON_PORT yourself"

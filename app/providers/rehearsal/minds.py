@@ -109,18 +109,18 @@ def dice(text: str) -> float:
     return int.from_bytes(hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()[:7], "big") / 2**56
 
 
-def _decide(mind: Mind, found: Problem, answers: Sequence[str], who: str) -> str:
+def _decide(mind: Mind, problem: Problem, answers: Sequence[str], who: str) -> str:
     """Solve, follow a plan, check one earlier answer, or weigh several."""
     stated = [one for one in map(final, answers) if one is not None]
-    skill = mind.skill(found)
+    skill = mind.skill(problem)
     if answers and not stated:
         skill += PLAN_HELPS * (1 - skill)
     if stated:
         skill = max(skill + CHECK_HELPS * (1 - skill), mind.checks)
     right = dice(f"{who}|solve") < skill
-    own = found.answer
+    own = problem.answer
     if not right:
-        own = found.wrong[int(dice(f"{who}|slip") * len(found.wrong))]
+        own = problem.wrong[int(dice(f"{who}|slip") * len(problem.wrong))]
     if not stated or right:
         return own
     votes = Counter(map(plain, stated)).most_common()

@@ -112,13 +112,13 @@ def _learned(question: str, cards: Mapping[int, str], limit: int, around: str) -
     return [Choice(ordinal, step.subtask, step.access, {ordinal: 1.0}) for ordinal, step in steps]
 
 
-def _again(found: Problem | None, answer: str, cards: Mapping[int, str], limit: int) -> list[Choice]:
+def _again(problem: Problem | None, answer: str, cards: Mapping[int, str], limit: int) -> list[Choice]:
     """Nothing, if no fault is seen in the answer; else another opinion, weighed against it."""
     stated = final(answer) or answer
-    fine = found is None or plain(stated) == plain(found.answer)
-    if found is None or fine or dice(f"eye|{found.family}|{found.answer}|{plain(stated)}") >= EYE:
+    fine = problem is None or plain(stated) == plain(problem.answer)
+    if problem is None or fine or dice(f"eye|{problem.family}|{problem.answer}|{plain(stated)}") >= EYE:
         return []
-    solver = _rank(cards, found.family)
+    solver = _rank(cards, problem.family)
     if limit == 1:
         return [_choice(_rank(cards, "checking"), 0, CHECK, "user", "previous")]
     return [
@@ -127,14 +127,14 @@ def _again(found: Problem | None, answer: str, cards: Mapping[int, str], limit: 
     ]
 
 
-def _steps(found: Problem | None, cards: Mapping[int, str], limit: int) -> list[Choice]:
-    solver = _rank(cards, found.family if found else "general")
-    if found is None or not found.hard or limit < 2:
-        return [_choice(solver, 0, SOLVE if found else "Answer the user.", "user")]
+def _steps(problem: Problem | None, cards: Mapping[int, str], limit: int) -> list[Choice]:
+    solver = _rank(cards, problem.family if problem else "general")
+    if problem is None or not problem.hard or limit < 2:
+        return [_choice(solver, 0, SOLVE if problem else "Answer the user.", "user")]
     checker = _rank(cards, "checking", but=_best(solver, 0))
     if limit == 2:
         return [_choice(solver, 0, SOLVE, "user"), _choice(checker, 0, CHECK, "user", 0)]
-    if found.family in DEBATED:
+    if problem.family in DEBATED:
         return [
             _choice(solver, 0, SOLVE, "user"),
             _choice(solver, 1, SOLVE, "user"),
