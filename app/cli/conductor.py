@@ -17,7 +17,7 @@ from pathlib import Path
 from app.cli import deployment, event_loop, in_force, shadow, storage, terminal, train
 from app.cli.asked import Asked
 from app.core.pool.conductor_versions import Change, ChangeKind, VersionsInForce, refusal, versions_in_force
-from app.engine.conductors.versions import Wanted, checked_change, conducted, make_change
+from app.engine.conductors.versions import RequestedChange, checked_change, conducted, make_change
 from app.errors import ConfigInvalid
 from app.lab import manifest
 from app.process.conductor_server import conductor_servers, served_by_all
@@ -181,13 +181,13 @@ def _change(loaded: Loaded, asked: Asked, now: Callable[[], float]) -> int:
     kind, version = KINDS[asked.verb], getattr(asked, "version", "")
     if asked.conductor not in conducted(loaded.catalog):
         raise ConfigInvalid([f"{asked.conductor}: conducts no tier of the pool file"])
-    wanted = Wanted(asked.conductor, kind, version, getattr(asked, "share", 0.0))
+    wanted = RequestedChange(asked.conductor, kind, version, getattr(asked, "share", 0.0))
 
     def served() -> list[str]:
         with conductor_servers(loaded, wanted.conductor) as servers:
             return served_by_all(servers)
 
-    async def check(store: Store) -> Wanted:
+    async def check(store: Store) -> RequestedChange:
         return await checked_change(store, wanted, served, trusted_signers(loaded.settings), terminal.warn)
 
     refused = event_loop.run(in_force.change(loaded, asked, check, now()))
@@ -203,7 +203,7 @@ def _change(loaded: Loaded, asked: Asked, now: Callable[[], float]) -> int:
 async def _store(settings: Settings, asked: Asked, kind: ChangeKind, version: str, note: str) -> None:
     """Store what was found about a version."""
     async with storage.opened(settings) as store:
-        wanted = Wanted(asked.conductor, kind, version)
+        wanted = RequestedChange(asked.conductor, kind, version)
         await make_change(store, wanted, name=in_force.name(), by=in_force.author(asked), note=note)
 
 

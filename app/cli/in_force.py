@@ -15,13 +15,13 @@ from app.core.pool.serving import tier_in
 from app.core.transparency.notes import split_note
 from app.engine.conductors import watch
 from app.engine.conductors.trials import Judged
-from app.engine.conductors.versions import Wanted, make_change
+from app.engine.conductors.versions import RequestedChange, make_change
 from app.process.config import Loaded, Settings
 from app.store.protocol import Actor, Store
 
 
 async def change(
-    loaded: Loaded, asked: Asked, check: Callable[[Store], Awaitable[Wanted]], now: float
+    loaded: Loaded, asked: Asked, check: Callable[[Store], Awaitable[RequestedChange]], now: float
 ) -> tuple[Judged, ...]:
     """Make the change that `check` finds possible. Returns the evidence against a promotion that was not made."""
     async with storage.opened(loaded.settings) as store:

@@ -10,7 +10,7 @@ from app.cli import event_loop, run_words, storage, terminal
 from app.cli.asked import Asked
 from app.cli.runs import query_of
 from app.core.pool.catalog import MILLION
-from app.core.rating.economics import GROUPINGS, METADATA, TooManyGroups, Wanted, known_grouping
+from app.core.rating.economics import GROUPINGS, METADATA, ReportOptions, TooManyGroups, known_grouping
 from app.errors import ConfigInvalid
 from app.gateway.runs import reports
 from app.process.config import Settings, read
@@ -51,7 +51,7 @@ async def _read(settings: Settings, asked: Asked, now: float) -> tuple[dict[str,
         zone = reports.zone_of(asked.zone)
     except ValueError as error:
         raise ConfigInvalid([f"--zone: {error}"]) from None
-    wanted = Wanted(tuple(dict.fromkeys(asked.by)) or ("tier",), asked.success, asked.threshold)
+    wanted = ReportOptions(tuple(dict.fromkeys(asked.by)) or ("tier",), asked.success, asked.threshold)
     async with storage.opened(settings) as store:
         keys = await store.keys()
         query = query_of(asked, keys, now)

@@ -9,7 +9,7 @@ from app.cli.asked import Asked
 from app.core.pool.catalog import Catalog
 from app.core.pool.snapshot import restored
 from app.errors import ConfigInvalid
-from app.lab.journal_rollouts import Skipped, Wanted, rollout
+from app.lab.journal_rollouts import RolloutFilter, Skipped, rollout
 from app.lab.rollouts import Rollout, to_line
 from app.process.config import Settings, read
 
@@ -43,11 +43,11 @@ def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> i
     return 0 if found else 1
 
 
-def wanted(asked: Asked) -> Wanted:
+def wanted(asked: Asked) -> RolloutFilter:
     """Return the choice of runs. Raises `ConfigInvalid` if the options do not say who has agreed."""
     if (asked.consent is None) is not asked.everybody:
         raise ConfigInvalid(["say whose runs may be learned from: --consent LABEL, or --everybody if all have agreed"])
-    return Wanted(
+    return RolloutFilter(
         consent=asked.consent,
         without=frozenset(asked.without),
         held_out=asked.held_out,
@@ -57,7 +57,7 @@ def wanted(asked: Asked) -> Wanted:
     )
 
 
-async def collect(settings: Settings, chosen: Wanted, since: float | None) -> tuple[list[Rollout], Counter[str]]:
+async def collect(settings: Settings, chosen: RolloutFilter, since: float | None) -> tuple[list[Rollout], Counter[str]]:
     """Return the rollouts of the configured database, oldest first, and the number of runs left out, by reason."""
     found: list[Rollout] = []
     skipped: Counter[str] = Counter()

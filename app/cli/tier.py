@@ -11,7 +11,7 @@ from app.cli.asked import Asked
 from app.core.pool.catalog import Catalog
 from app.core.pool.conductor_versions import ChangeKind, VersionsInForce
 from app.core.pool.serving import TIER, objection, subject_named, tier_in
-from app.engine.conductors.versions import Wanted, checked_service
+from app.engine.conductors.versions import RequestedChange, checked_service
 from app.errors import ConfigInvalid
 from app.process.config import Loaded, configure
 from app.store.protocol import Store
@@ -36,9 +36,9 @@ def _change(loaded: Loaded, asked: Asked, now: Callable[[], float]) -> int:
         raise ConfigInvalid([f"{asked.tier}: there is no such tier; use one of {', '.join(catalog.tiers)}"])
     kind = KINDS[asked.verb]
     subject = subject_named(catalog, asked.to) if kind != "rolled_back" else ""
-    wanted = Wanted(f"{TIER}{tier.name}", kind, subject, getattr(asked, "share", 0.0))
+    wanted = RequestedChange(f"{TIER}{tier.name}", kind, subject, getattr(asked, "share", 0.0))
 
-    async def check(store: Store) -> Wanted:
+    async def check(store: Store) -> RequestedChange:
         return await checked_service(store, catalog, wanted)
 
     refused = event_loop.run(in_force.change(loaded, asked, check, now()))

@@ -31,7 +31,7 @@ class Skipped(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class RolloutFilter:
     """The conditions under which a run may be learned from."""
 
     consent: str | None
@@ -45,8 +45,10 @@ class Wanted:
     """True if only rated runs are wanted."""
 
 
-def rollout(record: Record, catalogs: Mapping[str, Catalog], ratings: Sequence[Feedback], wanted: Wanted) -> Rollout:
-    """The rollout of a run; raises `Skipped`."""
+def rollout(
+    record: Record, catalogs: Mapping[str, Catalog], ratings: Sequence[Feedback], wanted: RolloutFilter
+) -> Rollout:
+    """Return the rollout of a run; raises `Skipped`."""
     state, events = _folded(record)
     _allowed(record, state, wanted)
     task = _task(record, state, wanted)
@@ -112,7 +114,7 @@ def _folded(record: Record) -> tuple[RunState, tuple[Event, ...]]:
     return fold(events), events
 
 
-def _allowed(record: Record, state: RunState, wanted: Wanted) -> None:
+def _allowed(record: Record, state: RunState, wanted: RolloutFilter) -> None:
     if wanted.tier is not None and state.admitted.tier != wanted.tier:
         raise Skipped("it is of another tier")
     if wanted.tenant is not None and record.row["tenant"] != wanted.tenant:
@@ -127,7 +129,7 @@ def _allowed(record: Record, state: RunState, wanted: Wanted) -> None:
         raise Skipped("it was only planned, or has not ended")
 
 
-def _task(record: Record, state: RunState, wanted: Wanted) -> Task:
+def _task(record: Record, state: RunState, wanted: RolloutFilter) -> Task:
     body = record.contents.get(state.admitted.task)
     if body is None:
         raise Skipped("its content was erased")

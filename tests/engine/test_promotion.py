@@ -19,7 +19,7 @@ from app.core.rating.promotion import (
     promotable,
 )
 from app.engine.conductors import watch
-from app.engine.conductors.versions import Wanted
+from app.engine.conductors.versions import RequestedChange
 from app.engine.conductors.watch import PromotionWatch
 from app.process.wiring import Runtime
 from app.store.protocol import AdminEventQuery
@@ -114,7 +114,7 @@ async def test_no_version_is_promoted_without_evidence(tmp_path: Path) -> None:
     async with ProviderStub() as stub:
         async with running_service(tmp_path, pool_text(stub) + STATED) as opened:
             await changed(opened)
-            wanted = Wanted("planner", "promoted", "planner@1")
+            wanted = RequestedChange("planner", "promoted", "planner@1")
             context = opened.context
             found = await watch.gate(context.store, context.catalog(), wanted, context.now())
             assert not watch.held(found)

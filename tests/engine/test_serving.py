@@ -16,7 +16,7 @@ from app.core.pool.conductor_versions import ChangeKind, versions_in_force
 from app.core.pool.policy import Overrides
 from app.core.pool.serving import TIER
 from app.core.run.kinds import Kind
-from app.engine.conductors.versions import Wanted, checked_service, make_change
+from app.engine.conductors.versions import RequestedChange, checked_service, make_change
 from app.engine.conductors.watch import PromotionWatch
 from app.errors import ConfigInvalid
 from app.process.config import configure
@@ -61,7 +61,7 @@ def pool(stub: ProviderStub, *more: str) -> str:
 async def put(opened: Runtime, kind: ChangeKind, subject: str = "", share: float = 0.0) -> None:
     """Make a change of what serves `baton-mini`, as a command does, and let the gateway look."""
     context = opened.context
-    wanted = Wanted(f"{TIER}baton-mini", kind, subject, share)
+    wanted = RequestedChange(f"{TIER}baton-mini", kind, subject, share)
     possible = await checked_service(context.store, context.catalog(), wanted)
     await make_change(context.store, possible, name=context.name("change"), by=PROCESS)
     await opened.versions.look()

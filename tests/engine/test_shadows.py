@@ -12,7 +12,7 @@ import httpx
 from app.core.message.chat import Message, Task, Text, Tool, Toolbox
 from app.core.pool.budgets import Budget, of_shadows
 from app.core.pool.policy import Overrides
-from app.core.rating.economics import Wanted
+from app.core.rating.economics import ReportOptions
 from app.core.rating.evidence import TOLD, Learned, looked_at
 from app.core.rating.feedback import Feedback
 from app.core.rating.shadows import notes_from_json, policy_of, shadow_id
@@ -299,7 +299,7 @@ async def test_nobody_is_billed_for_a_shadow_and_nothing_is_learned_from_it(tmp_
             (spent,) = await store.spending(SpendQuery(since=0.0, until=row.created_at + 1, tenant="tenant"))
             assert (use.spent, spent.usd, spent.runs) == (live, live, 1)
             assert f'baton_tenant_cost_micro_usd_total{{tenant="tenant"}} {float(live)}' in metrics(opened)
-            report = await reports.make(store, store, RunQuery(), Wanted(), UTC)
+            report = await reports.make(store, store, RunQuery(), ReportOptions(), UTC)
             assert (report["total"]["runs"], report["left_out"]["shadows"]) == (1, 1)
 
 

@@ -17,7 +17,7 @@ from app.core.message.chat import Message, Task, Text
 from app.core.rating.feedback import Feedback, derived
 from app.core.run.events import Kind
 from app.errors import ConfigInvalid
-from app.lab.journal_rollouts import Wanted, judged
+from app.lab.journal_rollouts import RolloutFilter, judged
 from app.lab.rollouts import Rollout, accepted, critical, effective, from_lines, split, to_line, weighted
 from app.lab.world import Weights
 from app.process.wiring import Runtime
@@ -25,7 +25,7 @@ from tests.harness.in_process import finish, narrowed, order, plan_text, pool_te
 from tests.stubs import Fail, ProviderStub, Reply
 
 PLAN = plan_text((1, "Draft it.", ["user"]), (0, "Finish it.", ["user", 0]))
-AGREED = Wanted(consent=None)
+AGREED = RolloutFilter(consent=None)
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ async def rate(opened: Runtime, run: str, score: float, kind: str = "grader") ->
     await opened.context.store.rate(derived(run, "tenant", 5.0, kind, "exact", "1", score=score))  # type: ignore[arg-type]
 
 
-async def collected(opened: Runtime, wanted: Wanted = AGREED) -> tuple[list[Rollout], Counter[str]]:
+async def collected(opened: Runtime, wanted: RolloutFilter = AGREED) -> tuple[list[Rollout], Counter[str]]:
     return await command.collect(opened.pool.loaded.settings, wanted, None)
 
 
@@ -103,13 +103,13 @@ async def test_only_who_has_agreed_is_learned_from(opened: Runtime) -> None:
     refused = await ask(opened, task=Task(words, metadata={"study": "no"}))
     silent = await ask(opened, "Or?")
     private = await ask(opened, labels=frozenset({"study", "phi"}))
-    found, skipped = await collected(opened, Wanted("study", frozenset({"phi"})))
+    found, skipped = await collected(opened, RolloutFilter("study", frozenset({"phi"})))
     assert {one.run for one in found} == {by_label, by_word}
     assert skipped == {"its caller has not agreed": 2, "it has the label phi": 1}
     everybody, _ = await collected(opened)
     assert {one.run for one in everybody} == {by_label, by_word, refused, silent, private}
     await opened.context.store.erase(by_label)
-    found, skipped = await collected(opened, Wanted("study"))
+    found, skipped = await collected(opened, RolloutFilter("study"))
     assert {one.run for one in found} == {by_word, private}
     assert skipped["its content was erased"] == 1
 
@@ -199,4 +199,4 @@ def test_a_line_of_another_schema_is_refused() -> None:
 
 def test_every_option_that_chooses_runs_reaches_the_choice() -> None:
     asked = Asked(consent="study", everybody=False, without=["phi"], held_out=0.3, tier="t", tenant="n", rated=True)
-    assert command.wanted(asked) == Wanted("study", frozenset({"phi"}), 0.3, "t", "n", True)
+    assert command.wanted(asked) == RolloutFilter("study", frozenset({"phi"}), 0.3, "t", "n", True)

@@ -105,7 +105,7 @@ class JournaledRun:
 
 
 @record(frozen=True, slots=True)
-class Wanted:
+class ReportOptions:
     """The choices of whoever asks for a report."""
 
     by: tuple[str, ...] = ("tier",)
@@ -116,7 +116,7 @@ class Wanted:
 
 
 def known_grouping(name: str) -> bool:
-    """Return True for what `Wanted.by` may hold."""
+    """Return True for what `ReportOptions.by` may hold."""
     return name in GROUPINGS or (name.startswith(METADATA) and len(name) > len(METADATA))
 
 
@@ -215,7 +215,7 @@ class _RunAccount:
         return str(self.steps.get(n, {}).get("worker", ""))
 
 
-def verdict(run: JournaledRun, request: Wanted) -> bool | None:
+def verdict(run: JournaledRun, request: ReportOptions) -> bool | None:
     """Return True for a success, False for none, and None if there is no verdict."""
     if request.success == "signals":
         answered = True if run.state == "succeeded" else None
@@ -226,7 +226,7 @@ def verdict(run: JournaledRun, request: Wanted) -> bool | None:
     return sum(scores.values()) / len(scores) >= request.threshold
 
 
-def sources(run: JournaledRun, request: Wanted) -> Collection[str]:
+def sources(run: JournaledRun, request: ReportOptions) -> Collection[str]:
     """Return the names of the sources that a verdict goes by: those of scores, or the signs in what the caller did."""
     if request.success == "signals":
         return _signs(run)
@@ -551,7 +551,7 @@ def _failure(run: JournaledRun, account: _RunAccount, kind: Kind, body: Json) ->
 class Report:
     """The figures over runs that are added one after the other, in the order of their admission and ids."""
 
-    def __init__(self, wanted: Wanted, zone: tzinfo) -> None:
+    def __init__(self, wanted: ReportOptions, zone: tzinfo) -> None:
         """Weeks begin and end in the time zone."""
         self._wanted = wanted
         self._zone = zone

@@ -14,7 +14,7 @@ from typing import Any, Final, Literal
 
 from app.core.pool.catalog import MILLION, PromotionSpec
 from app.core.rating import intervals
-from app.core.rating.economics import JournaledRun, Success, Wanted, verdict
+from app.core.rating.economics import JournaledRun, ReportOptions, Success, verdict
 from app.core.rating.intervals import LEVEL, Interval
 from app.core.records import record
 from app.core.run.events import CallFinished, CallIntended, RunAdmitted, RunEnd, facts
@@ -70,7 +70,7 @@ def seen(run: JournaledRun) -> ComparedRun:
     intents = list(facts(run.events, CallIntended))
     end = next((event.fact for event in run.events if isinstance(event.fact, RunEnd)), None)
     ended_at = next((event.at for event in run.events if isinstance(event.fact, RunEnd)), run.created_at)
-    found = {source: verdict(run, Wanted(success=source)) for source in VERDICTS}
+    found = {source: verdict(run, ReportOptions(success=source)) for source in VERDICTS}
     return ComparedRun(
         run=run.id,
         cluster=run.users[0] if run.users else run.id,

@@ -53,7 +53,7 @@ class Runs(ContentReads, Protocol):
 
 
 @record(frozen=True, slots=True)
-class Tried:
+class SubjectShadows:
     """The shadows of a tier under one subject, such as `tier baton-next` or `conductor mine-1a2b3c`."""
 
     subject: str
@@ -65,21 +65,21 @@ class Tried:
     """Shadows that go on, or that the budget of shadows has ended."""
 
 
-async def shadows_of(runs: Runs, tier: str, since: float, until: float, *, answers: bool) -> tuple[Tried, ...]:
+async def shadows_of(runs: Runs, tier: str, since: float, until: float, *, answers: bool) -> tuple[SubjectShadows, ...]:
     """The shadows of a tier's runs that were admitted in this time, by subject.
 
     With `answers`, those of pairs without verdicts are read and compared; the texts go nowhere.
     """
     account = of_shadows(tier, 0).id
     query = RunQuery(origin_kind="shadow", since=since, until=until, limit=PAGE)
-    found: dict[str, Tried] = {}
+    found: dict[str, SubjectShadows] = {}
     pairs = 0
     async for page in _pages(runs, query):
         shadows = [run for run in page if account in _admitted(run).budgets]
         origins = await _origins(runs, shadows)
         for shadow in shadows:
             subject = _subject(tier, _admitted(shadow))
-            before = found.get(subject, Tried(subject))
+            before = found.get(subject, SubjectShadows(subject))
             found[subject] = _with(before, shadow, origins.get(_admitted(shadow).origin_run))
             pairs += len(found[subject].pairs) - len(before.pairs)
         if pairs >= MOST_PAIRS:
@@ -117,25 +117,25 @@ def _subject(tier: str, admitted: RunAdmitted) -> str:
     return f"worker {admitted.pool[0]}"
 
 
-def _with(tried: Tried, shadow: JournaledRun, origin: JournaledRun | None) -> Tried:
+def _with(shadows: SubjectShadows, shadow: JournaledRun, origin: JournaledRun | None) -> SubjectShadows:
     """One more shadow. One that ran out of the budget of shadows says nothing about the candidate."""
     if not shadow.ended or shadow.state in ("over_budget", "cancelled") or origin is None or not origin.ended:
-        return replace(tried, unfinished=tried.unfinished + 1)
+        return replace(shadows, unfinished=shadows.unfinished + 1)
     if _admitted(shadow).preview:
         valid = shadow.state == "succeeded" and any(facts(shadow.events, PlanAccepted)) and not shadow.degraded
-        return replace(tried, plans=tried.plans + 1, valid_plans=tried.valid_plans + valid)
-    return replace(tried, pairs=(*tried.pairs, ShadowedRun(seen(origin), seen(shadow))))
+        return replace(shadows, plans=shadows.plans + 1, valid_plans=shadows.valid_plans + valid)
+    return replace(shadows, pairs=(*shadows.pairs, ShadowedRun(seen(origin), seen(shadow))))
 
 
-async def _compared(runs: Runs, tried: Tried) -> Tried:
+async def _compared(runs: Runs, shadows: SubjectShadows) -> SubjectShadows:
     """Compare the answers of pairs without verdicts."""
     pairs, left = [], MOST_ANSWERS
-    for pair in tried.pairs:
+    for pair in shadows.pairs:
         if pair.verdicts is None and left and pair.live.answer and pair.shadow.answer:
             left -= 1
             pair = replace(pair, same_answer=await _same(runs, pair))
         pairs.append(pair)
-    return replace(tried, pairs=tuple(pairs))
+    return replace(shadows, pairs=tuple(pairs))
 
 
 async def _same(runs: Runs, pair: ShadowedRun) -> bool | None:
@@ -298,7 +298,7 @@ async def report(runs: Runs, tier: Tier, since: float, until: float, drawn: Mapp
     """The report on a tier's shadows as JSON values. `drawn` counts what became of the runs that were drawn."""
     found = {one.subject: one for one in await shadows_of(runs, tier.name, since, until, answers=True)}
     if tier.shadow is not None:
-        found.setdefault(tier.shadow.subject, Tried(tier.shadow.subject))
+        found.setdefault(tier.shadow.subject, SubjectShadows(tier.shadow.subject))
     return {
         "object": "shadow_report",
         "tier": tier.name,
@@ -311,17 +311,17 @@ async def report(runs: Runs, tier: Tier, since: float, until: float, drawn: Mapp
     }
 
 
-def _reported(tier: Tier, tried: Tried) -> dict[str, Any]:
-    evidence = paired(tried.pairs)
+def _reported(tier: Tier, shadows: SubjectShadows) -> dict[str, Any]:
+    evidence = paired(shadows.pairs)
     decided = conditions(tier.promotion, evidence) if tier.promotion is not None else ()
     return {
-        "subject": tried.subject,
-        "pairs": len(tried.pairs),
-        "plans": tried.plans,
-        "valid_plans": tried.valid_plans,
-        "unfinished": tried.unfinished,
+        "subject": shadows.subject,
+        "pairs": len(shadows.pairs),
+        "plans": shadows.plans,
+        "valid_plans": shadows.valid_plans,
+        "unfinished": shadows.unfinished,
         "figures": evidence.to_json()["figures"],
-        "new_recipients": _new_recipients(tried.pairs),
+        "new_recipients": _new_recipients(shadows.pairs),
         "conditions": [one.to_json() for one in decided],
         "promotable": promotable(decided) if decided else None,
         "pairs_needed": pairs_needed(decided),

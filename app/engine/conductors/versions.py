@@ -105,7 +105,7 @@ class VersionReader:
 
 
 @record(frozen=True, slots=True)
-class Wanted:
+class RequestedChange:
     """A change that somebody asks for. `share` is that of a canary; a rollback names no version."""
 
     conductor: str
@@ -122,11 +122,11 @@ def conducted(catalog: Catalog) -> frozenset[str]:
 
 async def checked_change(
     store: Store,
-    wanted: Wanted,
+    wanted: RequestedChange,
     served: Callable[[], Collection[str]],
     trusted: TrustedSigners | None = None,
     warn: Callable[[str], object] | None = None,
-) -> Wanted:
+) -> RequestedChange:
     """The change with its version, if it is possible; else raises `ConfigInvalid` with the reason.
 
     A version that is to conduct must have been signed by one of the `trusted` keys when it was deployed. Where other
@@ -148,7 +148,7 @@ async def checked_change(
     return changed(wanted, version=wanted.version or known.canary or known.live)
 
 
-async def checked_service(store: Store, catalog: Catalog, wanted: Wanted) -> Wanted:
+async def checked_service(store: Store, catalog: Catalog, wanted: RequestedChange) -> RequestedChange:
     """The same for a change of what serves a tier of the pool file."""
     known = versions_in_force(await store.changes()).get(wanted.conductor, VersionsInForce())
     reason = refusal_in_place(known, wanted.kind, wanted.version)
@@ -187,7 +187,7 @@ def signature_of(changes: Sequence[Change], conductor: str, version: str) -> str
     return str(json.loads(notes[-1] or "{}").get("signature", ""))
 
 
-async def make_change(store: Store, wanted: Wanted, *, name: str, by: Actor, note: str = "") -> None:
+async def make_change(store: Store, wanted: RequestedChange, *, name: str, by: Actor, note: str = "") -> None:
     """Store a change with the time of the database's clock: changes are ordered by it, and clocks differ."""
     at = await store.clock()
     change = Change(name, at, by.id, wanted.conductor, wanted.kind, wanted.version, wanted.share, note)

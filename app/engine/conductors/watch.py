@@ -19,7 +19,7 @@ from app.core.pool.serving import TIER, tier_in
 from app.core.rating.promotion import Condition, breaches, conditions, promotable
 from app.engine.conductors import versions
 from app.engine.conductors.trials import Candidate, Judged, candidate_of, judged, subject_of, versions_apart
-from app.engine.conductors.versions import Wanted
+from app.engine.conductors.versions import RequestedChange
 from app.engine.context import EngineContext, Leadership
 from app.errors import OursError
 from app.store.protocol import PROCESS, Store
@@ -40,7 +40,7 @@ def watched(catalog: Catalog, conductor: str) -> list[Tier]:
     return [tier for tier in tiers if tier.conductor.kind == "model" and tier.conductor.worker == conductor]
 
 
-async def gate(store: Store, catalog: Catalog, wanted: Wanted, now: float) -> tuple[Judged, ...]:
+async def gate(store: Store, catalog: Catalog, wanted: RequestedChange, now: float) -> tuple[Judged, ...]:
     """Judge a promotion by the conditions of each tier that it concerns; nothing for another change."""
     if wanted.kind != "promoted":
         return ()
@@ -137,7 +137,9 @@ class PromotionWatch:
         context = self._context
         identity = f"{candidate.conductor}|{candidate.version}|{candidate.since!r}|{candidate.share!r}"
         name = f"change_{hashlib.sha256(identity.encode()).hexdigest()[:24]}"
-        wanted = await versions.checked_change(context.store, Wanted(candidate.conductor, "rolled_back"), tuple)
+        wanted = await versions.checked_change(
+            context.store, RequestedChange(candidate.conductor, "rolled_back"), tuple
+        )
         if wanted.version != candidate.version:  # somebody has changed it meanwhile
             return
         names = [one.name for one in broken]

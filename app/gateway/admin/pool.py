@@ -129,11 +129,11 @@ def _conductors(router: APIRouter, context: AdminContext, keys: Keys) -> None:
         gateway = context.gateway
         if conductor not in versions.conducted(gateway.catalog()):
             raise NotFound("No tier of the pool file has this conductor.")
-        tiers = await _judged(gateway, versions.Wanted(conductor, "promoted", filters.version))
+        tiers = await _judged(gateway, versions.RequestedChange(conductor, "promoted", filters.version))
         return as_json({"object": "conductor.evidence", "name": conductor, "version": filters.version, "tiers": tiers})
 
 
-async def _judged(gateway: GatewayContext, wanted: versions.Wanted) -> list[dict[str, Any]]:
+async def _judged(gateway: GatewayContext, wanted: versions.RequestedChange) -> list[dict[str, Any]]:
     found = await watch.gate(gateway.store, gateway.catalog(), wanted, gateway.now())
     return [one.decision() | {"promotable": watch.held((one,))} for one in found]
 
@@ -169,7 +169,7 @@ def _tiers(router: APIRouter, context: AdminContext, keys: Keys) -> None:
         catalog = context.gateway.catalog()
         _known_tier(catalog, tier)
         subject = subject_named(catalog, filters.subject)
-        tiers = await _judged(context.gateway, versions.Wanted(f"{TIER}{tier}", "promoted", subject))
+        tiers = await _judged(context.gateway, versions.RequestedChange(f"{TIER}{tier}", "promoted", subject))
         return as_json({"object": "tier.evidence", "name": tier, "subject": subject, "tiers": tiers})
 
 
@@ -212,7 +212,7 @@ def _conductor_change(
         if conductor not in versions.conducted(context.gateway.catalog()):
             raise NotFound("No tier of the pool file has this conductor.")
         store = context.gateway.store
-        wanted = versions.Wanted(conductor, kind, getattr(asked, "version", ""), getattr(asked, "share", 0.0))
+        wanted = versions.RequestedChange(conductor, kind, getattr(asked, "version", ""), getattr(asked, "share", 0.0))
         checked = partial(
             versions.checked_change,
             store,
@@ -253,7 +253,7 @@ def _tier_change(router: APIRouter, context: AdminContext, keys: Keys, idempoten
         asked, store, catalog = read(model, given), context.gateway.store, context.gateway.catalog()
         _known_tier(catalog, tier)
         subject = subject_named(catalog, asked.subject) if isinstance(asked, SubjectRequest) else ""
-        wanted = versions.Wanted(f"{TIER}{tier}", kind, subject, getattr(asked, "share", 0.0))
+        wanted = versions.RequestedChange(f"{TIER}{tier}", kind, subject, getattr(asked, "share", 0.0))
         checked = partial(versions.checked_service, store, catalog, wanted)
 
         async def change() -> Response:
@@ -265,7 +265,7 @@ def _tier_change(router: APIRouter, context: AdminContext, keys: Keys, idempoten
 
 async def _change(
     context: AdminContext,
-    check: Callable[[], Awaitable[versions.Wanted]],
+    check: Callable[[], Awaitable[versions.RequestedChange]],
     what: str,
     forced: str | None,
     caller: Caller,
@@ -286,7 +286,7 @@ def _warn(context: AdminContext, objection: str) -> None:
     )
 
 
-async def _evidence(context: AdminContext, wanted: versions.Wanted, forced: str | None) -> str:
+async def _evidence(context: AdminContext, wanted: versions.RequestedChange, forced: str | None) -> str:
     """The note of a change. Raises `ConfigInvalid` for a promotion whose conditions do not hold."""
     gateway = context.gateway
     found = await watch.gate(gateway.store, gateway.catalog(), wanted, gateway.now())

@@ -10,7 +10,7 @@ import orjson
 from fastapi import APIRouter, Query
 from starlette.responses import Response
 
-from app.core.rating.economics import METADATA, TooManyGroups, Wanted
+from app.core.rating.economics import METADATA, ReportOptions, TooManyGroups
 from app.errors import ConfigInvalid, Forbidden, InvalidRequest, Overloaded
 from app.gateway.http.api_keys import Caller
 from app.gateway.http.auth import Keys
@@ -93,7 +93,7 @@ async def _figures(context: GatewayContext, asked: query.ReportFilters, caller: 
         zone = reports.zone_of(asked.time_zone)
     except ValueError as error:
         raise InvalidRequest(f"Invalid value for 'time_zone': {error}.", param="time_zone") from None
-    chosen = Wanted(tuple(dict.fromkeys(asked.by)), asked.success, asked.threshold)
+    chosen = ReportOptions(tuple(dict.fromkeys(asked.by)), asked.success, asked.threshold)
     try:
         figures = await reports.make(
             context.store.of_tenant(caller.tenant), context.store, wanted, chosen, zone, most=MOST_RUNS

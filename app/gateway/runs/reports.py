@@ -18,7 +18,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from app.core.pool.catalog import Price
 from app.core.pool.snapshot import restored
-from app.core.rating.economics import MOST_GROUPS, JournaledRun, Report, TooManyGroups, Wanted
+from app.core.rating.economics import MOST_GROUPS, JournaledRun, Report, ReportOptions, TooManyGroups
 from app.errors import ConfigInvalid
 from app.store.protocol import Reports, RunQuery, TenantStore
 
@@ -70,7 +70,7 @@ async def make(
     store: TenantStore,
     catalogs: Reports,
     query: RunQuery,
-    wanted: Wanted,
+    wanted: ReportOptions,
     zone: tzinfo,
     *,
     most: int | None = None,
