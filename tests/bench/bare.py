@@ -13,7 +13,8 @@ from fastapi.responses import StreamingResponse
 
 
 def build(upstream: str) -> FastAPI:
-    """An application that answers `/<prefix>/v1/chat/completions` with what the upstream says to the same path."""
+    """Return an application that answers `/<prefix>/v1/chat/completions` with what the upstream says to the same
+    path."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:

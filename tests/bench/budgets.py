@@ -107,7 +107,7 @@ class Row:
 
 
 def budget(tenant: str, scope: Any = "tenant", name: str = "", usd: float = 1.0) -> Budget:
-    """A budget of a month, in dollars."""
+    """Return a budget of a month, in dollars."""
     return Budget(tenant, scope, name, "month", round(usd * MILLION), zone="Europe/Berlin")
 
 
@@ -336,7 +336,7 @@ async def _figures(store: Store, database: str, row: Row, result: Result) -> Non
 
 
 def verdict(row: Row, result: Result) -> list[str]:
-    """What is wrong with a row; empty if nothing is."""
+    """Return what is wrong with a row; empty if nothing is."""
     found = list(result.faults)
     if result.overshoot:
         found.append(f"overshot by {result.overshoot} micro-dollars")
@@ -401,7 +401,7 @@ def _teach(stub: StubControl) -> None:
 
 
 def line(result: Result) -> str:
-    """The row as it is printed."""
+    """Return the row as it is printed."""
     other = sum(result.failed.values())
     used = f"{result.spent / result.amount:.1%}"
     return (

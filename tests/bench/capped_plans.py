@@ -49,13 +49,13 @@ class Played:
 
 
 def pool() -> str:
-    """The rehearsal pool, whose workers do not pause."""
+    """Return the rehearsal pool, whose workers do not pause."""
     before, after = files("app.process.config").joinpath("rehearsal.toml").read_text().split("options = { ", maxsplit=1)
     return f'{before}options = {{ delay = "0", {after}'
 
 
 def plans() -> Mapping[str, Plan]:
-    """Each worker alone, and of each kind of fixed plan the one that does best over this pool without a cap."""
+    """Return each worker alone, and of each kind of fixed plan the one that does best over this pool without a cap."""
     best = (
         *[Plan("solve", (place,)) for place in range(len(NAMES))],
         Plan("reason", (4,)),
@@ -75,7 +75,7 @@ def plans() -> Mapping[str, Plan]:
 
 
 def steps(plan: Plan) -> dict[str, Any]:
-    """The plan as a caller sends it."""
+    """Return the plan as a caller sends it."""
     assert plan.shape in catalogue()
     found = []
     for step in workflow(plan, NAMES).steps:
@@ -114,7 +114,7 @@ async def play(tasks: Sequence[Task], caps: Sequence[float]) -> dict[tuple[float
 
 
 def table(found: Mapping[tuple[float, str], Sequence[Played]]) -> tuple[list[str], bool]:
-    """The lines of a Markdown table, and True if the difference is nowhere below zero beyond chance."""
+    """Return the lines of a Markdown table, and True if the difference is nowhere below zero beyond chance."""
     lines = [
         "| cap | baton-ultra | without an answer | $ a run | best fixed plan | right | $ a run | difference |",
         "|---|---|---|---|---|---|---|---|",
@@ -139,7 +139,7 @@ def table(found: Mapping[tuple[float, str], Sequence[Played]]) -> tuple[list[str
 
 
 def _best(fixed: Mapping[str, Sequence[Played]], half: int) -> str:
-    """The fixed plan with the most right answers on the tasks at even places (0), or at odd ones (1)."""
+    """Return the fixed plan with the most right answers on the tasks at even places (0), or at odd ones (1)."""
     return max(fixed, key=lambda name: sum(run.right for run in fixed[name][half::2]))
 
 

@@ -79,21 +79,21 @@ class Played:
 
 
 def pool_of(delay: int) -> str:
-    """The pool of the rehearsal with a tier that a selector conducts, whose workers solve the built-in tasks and none
-    of the second world's; `delay` is a factor on their pauses."""
+    """Return the pool of the rehearsal with a tier that a selector conducts, whose workers solve the built-in tasks and
+    none of the second world's; `delay` is a factor on their pauses."""
     text = files("app.process.config").joinpath("rehearsal.toml").read_text()
     options = f'options = {{ delay = "{delay}", positional = true'
     return text.replace('options = { world = "2", positional = true', options) + SELECT
 
 
 def drawn(random: Random, between: tuple[float, float]) -> float:
-    """A cap, evenly by its logarithm."""
+    """Return a cap, evenly by its logarithm."""
     low, high = log(between[0]), log(between[1])
     return exp(random.uniform(low, high))
 
 
 def cheapest(catalog: Catalog, tier: str, task: Task) -> int:
-    """The worst case of the cheapest worker of a tier at the floor, in micro-dollars."""
+    """Return the worst case of the cheapest worker of a tier at the floor, in micro-dollars."""
     known = catalog.tiers[tier]
     floor = getattr(known.efforts[known.effort], "floor_tokens", FLOOR_TOKENS)
     size = input_bound(task.messages)
@@ -137,7 +137,8 @@ def _right(task: BuiltIn, answer: str) -> bool:
 
 
 async def quickest_answer(client: httpx.AsyncClient) -> float:
-    """Seconds that the slowest of a few answers of the quickest worker takes: a cap below them fits nobody."""
+    """Return the seconds that the slowest of a few answers of the quickest worker takes: a cap below them fits
+    nobody."""
     clock = asyncio.get_running_loop().time
     took = []
     for task in built_in()[:6]:
@@ -168,14 +169,14 @@ async def play(count: int, kind: str, seed: int) -> list[Played]:
 
 
 def bands(runs: Sequence[Played]) -> list[list[Played]]:
-    """The runs by their caps, in bands of nearly the same number."""
+    """Return the runs by their caps, in bands of nearly the same number."""
     ordered = sorted(runs, key=lambda run: run.cap)
     size = max(-(-len(ordered) // BANDS), 1)
     return [ordered[start : start + size] for start in range(0, len(ordered), size)]
 
 
 def table(runs: Sequence[Played], kind: str) -> list[str]:
-    """The lines of a Markdown table."""
+    """Return the lines of a Markdown table."""
     unit = "dollars" if kind == "usd" else "seconds"
     lines = [
         f"| cap, {unit} | runs | fit the floor | refused of those | answered | degraded | right | dollars a run |",
@@ -200,7 +201,7 @@ def _row(name: str, band: Sequence[Played]) -> str:
 
 
 def summary(runs: Sequence[Played], kind: str) -> list[str]:
-    """The lines that name how runs ended without an answer although their cap fits."""
+    """Return the lines that name how runs ended without an answer although their cap fits."""
     lines = []
     for tier in TIERS:
         own = [run for run in runs if run.tier == tier and run.fits]
@@ -215,7 +216,8 @@ def summary(runs: Sequence[Played], kind: str) -> list[str]:
 
 
 def chart(runs: Sequence[Played], before: Sequence[Played], kind: str, top: int) -> list[str]:
-    """The lines of one chart in SVG: the shares of runs that were answered and right, and dollars a run, by cap."""
+    """Return the lines of one chart in SVG: the shares of runs that were answered and right, and dollars a run, by
+    cap."""
     low, high = (log(edge) for edge in (USD if kind == "usd" else SECONDS))
     caps = []
     for band in bands(runs):
@@ -239,7 +241,7 @@ def chart(runs: Sequence[Played], before: Sequence[Played], kind: str, top: int)
 
 
 def svg(runs: Sequence[Played], before: Sequence[Played]) -> str:
-    """A plot of each kind of caps; dashed lines are those of an earlier measurement, if there is one."""
+    """Return a plot of each kind of caps; dashed lines are those of an earlier measurement, if there is one."""
     present = {run.kind for run in runs}
     kinds = [kind for kind in ("usd", "seconds") if kind in present]
     height = len(kinds) * (HIGH + 70) + 20

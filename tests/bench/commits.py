@@ -34,7 +34,7 @@ class Reading:
     commits: int
 
     def since(self, earlier: Reading) -> int:
-        """The commits between two readings. Raises Restarted."""
+        """Return the commits between two readings. Raises Restarted."""
         if self.generation != earlier.generation:
             raise Restarted("the write-ahead log was restarted between the two readings")
         return self.commits - earlier.commits
@@ -65,7 +65,7 @@ def _read_wal(path: Path) -> Reading:
 
 
 def _commit_frames(log: BinaryIO, page_bytes: int, salts: bytes) -> int:
-    """The frames that end a transaction; frames of an earlier generation have other salts."""
+    """Return the frames that end a transaction; frames of an earlier generation have other salts."""
     commits = 0
     while len(header := log.read(_FRAME_HEADER.size)) == _FRAME_HEADER.size:
         _, pages_after, frame_salts, _, _ = _FRAME_HEADER.unpack(header)

@@ -101,7 +101,7 @@ async def copied(url: str, run: str, count: int) -> None:
 
 
 def _copied(table: str, column: str) -> str:
-    """The SQL of a column of a copy: another run, and everything that is a time as much earlier."""
+    """Return the SQL of a column of a copy: another run, and everything that is a time as much earlier."""
     name = "'run_copy' || lpad(n::text, 9, '0')"
     if column == ("id" if table == "runs" else "run"):
         return name
@@ -113,14 +113,14 @@ def _copied(table: str, column: str) -> str:
 
 
 def signed_in(url: str) -> httpx.Client:
-    """A client that has signed in to the console."""
+    """Return a client that has signed in to the console."""
     client = httpx.Client(base_url=url, trust_env=False, timeout=60)
     client.post("/console/sign-in", data={"key": KEY}, headers={"sec-fetch-site": "same-origin"})
     return client
 
 
 def addresses(large: str, small: str) -> dict[str, str]:
-    """The pages by name."""
+    """Return the pages by name."""
     return {
         "overview": "/console",
         "overview of 30 days": "/console?period=month",
@@ -139,8 +139,8 @@ def addresses(large: str, small: str) -> dict[str, str]:
 
 
 def served(client: httpx.Client, pid: int, name: str, address: str) -> Pace:
-    """The server's time of a page, with the processor's time of the gateway in the name: a machine that is busy with
-    other things lengthens the former only."""
+    """Return the server's time of a page, with the processor's time of the gateway in the name: a machine that is busy
+    with other things lengthens the former only."""
     times = []
     for _ in range(WARM_UP):
         reply = client.get(address, follow_redirects=True)
@@ -156,7 +156,7 @@ def served(client: httpx.Client, pid: int, name: str, address: str) -> Pace:
 
 
 def painted(program: str, url: str, pages: dict[str, str]) -> list[Pace]:
-    """The first paint of each page, without a cache of documents."""
+    """Return the first paint of each page, without a cache of documents."""
     from playwright.sync_api import sync_playwright
 
     found = []
@@ -218,20 +218,20 @@ class LivePages:
 
 
 def used_seconds(process: int) -> float:
-    """The processor's time that a process has used, in seconds."""
+    """Return the processor's time that a process has used, in seconds."""
     times = psutil.Process(process).cpu_times()
     return float(times.user + times.system)
 
 
 def core_share(process: int, seconds: float) -> float:
-    """The share of a core that a process uses within so many seconds."""
+    """Return the share of a core that a process uses within so many seconds."""
     before = used_seconds(process)
     time.sleep(seconds)
     return (used_seconds(process) - before) / seconds
 
 
 def most_in_a_second(moments: Sequence[float]) -> int:
-    """The most patches of one page within any second."""
+    """Return the most patches of one page within any second."""
     most = 0
     for start in moments:
         within = [moment for moment in moments if 0 <= moment - start < 1.0]
@@ -281,7 +281,7 @@ def _asked(made: Service) -> None:
 
 
 def _newest_open(made: Service, but: str = "") -> str:
-    """The id of the newest run that is open, other than one."""
+    """Return the id of the newest run that is open, other than one."""
 
     def found() -> str:
         rows = made.caller.read("/v1/runs", limit=5)["data"]

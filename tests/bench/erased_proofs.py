@@ -90,7 +90,7 @@ async def _ended(_rows: Sequence[RunRow]) -> None:
 
 
 def wrong(before: Mapping[str, Proof], after: Mapping[str, Proof]) -> list[str]:
-    """The runs whose proof has changed, or fits its checkpoint no more."""
+    """Return the runs whose proof has changed, or fits its checkpoint no more."""
     return [run for run, proof in after.items() if not _is_same(before[run], proof)]
 
 
@@ -100,12 +100,12 @@ def _is_same(before: Proof, after: Proof) -> bool:
 
 
 def _fixed(leaf: ProvenLeaf) -> tuple[int, bytes, bytes | None]:
-    """What stays of a proof while the log grows."""
+    """Return what stays of a proof while the log grows."""
     return leaf.place, leaf.entry, leaf.salt
 
 
 def _fits(proof: Proof) -> bool:
-    """True if all entries of a proof are in the tree of its checkpoint."""
+    """Return True if all entries of a proof are in the tree of its checkpoint."""
     assert proof.checkpoint is not None
     head = parse_checkpoint(split_note(proof.checkpoint)[0])
     return all(includes(leaf.place, head.size, leaf_hash(leaf.entry), leaf.proof, head.root) for leaf in proof.leaves)

@@ -61,7 +61,7 @@ class Found:
 
 
 def requests(user: str, number: int) -> list[tuple[str, dict[str, Any], dict[str, str]]]:
-    """One request of each kind: path, body, headers."""
+    """Return one request of each kind: path, body, headers."""
     text = f"{user} asks number {number}: what is 2 + 2?"
     chat = {"model": "baton-mini", "messages": [{"role": "user", "content": text}], "user": user}
     responses = {"model": "baton-mini", "input": text, "user": user, "metadata": {"note": text}, "instructions": text}
@@ -104,7 +104,7 @@ async def _ask(
 
 
 def rows_with(url: str, word: str) -> dict[str, int]:
-    """The number of rows that hold a word, in every table that has any."""
+    """Return the number of rows that hold a word, in every table that has any."""
     parsed = make_url(url)
     if parsed.get_backend_name() != "sqlite":
         return asyncio.run(_postgres_rows_with(url, word))
@@ -135,7 +135,7 @@ def _bytes(row: Any) -> bytes:
 
 
 def files_with(folder: Path, word: str) -> dict[str, int]:
-    """The files below a folder that hold a word, each with how often."""
+    """Return the files below a folder that hold a word, each with how often."""
     found = {}
     for path in sorted(folder.rglob("*")):
         if path.is_file() and (count := path.read_bytes().count(word.encode())):
@@ -144,7 +144,7 @@ def files_with(folder: Path, word: str) -> dict[str, int]:
 
 
 def in_export(folder: Path, environ: Mapping[str, str], word: str) -> int:
-    """The number of lines of the journal's export that hold a word."""
+    """Return the number of lines of the journal's export that hold a word."""
     file = folder / "export.jsonl"
     command(environ, "audit", "export", str(file))
     counted = 0
@@ -233,7 +233,7 @@ def _in_postgres(folder: Path, runs: int) -> Found:
 
 
 def _dumped(url: str) -> int:
-    """How often a dump holds the user's word, as text or in the hexadecimal form of bytes."""
+    """Return how often a dump holds the user's word, as text or in the hexadecimal form of bytes."""
     program = shutil.which("pg_dump") or next(map(str, Path("/usr/lib/postgresql").glob("*/bin/pg_dump")))
     dump = subprocess.run([program, url], capture_output=True, check=True, timeout=COMMAND_SECONDS).stdout
     return dump.count(ANN.encode()) + dump.count(ANN.encode().hex().encode())

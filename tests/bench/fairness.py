@@ -37,7 +37,7 @@ async def one(opened: Runtime, tenant: str) -> float:
 
 
 async def measured(settings: Mapping[str, str], flood: int) -> tuple[list[float], list[float]]:
-    """The milliseconds of the small tenant's runs, and those of the flood that ended meanwhile, both sorted."""
+    """Return the milliseconds of the small tenant's runs, and those of the flood that ended meanwhile, both sorted."""
     took: list[float] = []
     theirs: list[float] = []
     async with AsyncExitStack() as stack:

@@ -45,14 +45,14 @@ class Figure:
     once: bool = False
 
     def row(self, rounds: Sequence[float], note: str = "") -> Row:
-        """The row of these rounds; without any, of the reason why there is none."""
+        """Return the row of these rounds; without any, of the reason why there is none."""
         better: Literal["lower", "higher"] = "higher" if self.higher else "lower"
         median = statistics.median(rounds) if rounds else None
         return Row(self.what, self.budget, self.unit, median, note[:120], better, tuple(rounds))
 
 
 def measured(figure: Figure, subjects: Sequence[Subject], effort: Effort) -> list[Row]:
-    """A row for each subject. The rounds alternate between the subjects, so that all see the same minute."""
+    """Return a row for each subject. The rounds alternate between the subjects, so that all see the same minute."""
     print(f"... {figure.what}", flush=True)
     rounds: list[list[float]] = [[] for _ in subjects]
     try:

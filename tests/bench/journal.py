@@ -54,7 +54,7 @@ def _at(values: list[float], share: float) -> str:
 
 
 def one_step_run(run: str) -> list[Entry]:
-    """The four entries of a run with one step: admitted, planned, taken, answered."""
+    """Return the four entries of a run with one step: admitted, planned, taken, answered."""
     question, answer = address(SALT, TEXT + run.encode()), address(SALT, run.encode() + TEXT)
     new = NewRun("tenant", "key", "mini", "baton-mini", SALT, "driver", FAR, FAR, Ledger(10**9, 10**9), "bench")
     call = {"call": f"{run}-0", "step": 0, "worker": "alpha", "access": ["user"], "sha256": question, "usd": 420}

@@ -66,7 +66,7 @@ async def measured(counts: Sequence[Count], callers: int) -> Found:
 
 
 async def in_database(url: str, callers: int) -> Found:
-    """The limiter of the service. No run is open: each is given up before the next request."""
+    """Return the limiter of the service. No run is open: each is given up before the next request."""
     async with AsyncExitStack() as stack:
         counts: list[Count] = []
         for _ in range(GATEWAYS if callers > 1 else 1):
@@ -84,7 +84,7 @@ def _counted(limiter: RateLimiter) -> Count:
 
 
 async def in_redis(url: str, callers: int) -> Found:
-    """A sliding window in a sorted set."""
+    """Return a sliding window in a sorted set."""
     clients: list[Any] = [Redis.from_url(url) for _ in range(GATEWAYS if callers > 1 else 1)]
     scripts = [client.register_script(SCRIPT) for client in clients]
 

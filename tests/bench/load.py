@@ -98,7 +98,7 @@ class Tally:
         self.first_error = ""
 
     def take(self) -> bool:
-        """Whether one more request may be sent."""
+        """Return whether one more request may be sent."""
         if self.left <= 0 or time.perf_counter() >= self.ends:
             return False
         self.left -= 1
@@ -110,12 +110,12 @@ class Tally:
         return self._gap > 0
 
     def wait(self) -> float:
-        """Seconds until the next request is due."""
+        """Return the seconds until the next request is due."""
         self._due += self._gap
         return max(0.0, self._due - time.perf_counter())
 
     def report(self) -> Report:
-        """The figures."""
+        """Return the figures."""
         seconds = max(self.last - self.counted_from, 1e-9)
         done = len(self.latencies)
         errors = sum(count for status, count in self.statuses.items() if status != "200")
@@ -199,7 +199,7 @@ class Caller(asyncio.Protocol):
 
 
 def compose(load: Load) -> bytes:
-    """The request as bytes."""
+    """Return the request as bytes."""
     url = urlsplit(load.url)
     headers = {"Host": url.netloc, "Content-Type": "application/json", **load.headers}
     body = load.body.encode()

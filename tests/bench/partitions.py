@@ -74,7 +74,7 @@ async def split(url: str, count: int) -> None:
 
 
 def cpu_of(service: Service, seconds: float) -> list[float]:
-    """Milliseconds of CPU time for a run, in each part."""
+    """Return the milliseconds of CPU time for a run, in each part."""
     target, database = service
     load = Load(
         url=target.address("fast"),

@@ -91,7 +91,7 @@ class Traced:
             raise DidNotStart(f"the request was answered with {reply.status}: {text[-500:].decode(errors='replace')}")
 
     def counted(self) -> Entered:
-        """What one request enters."""
+        """Return what one request enters."""
         for process in self.processes:
             self._command(process, "begin")
         self.ask()
@@ -158,13 +158,13 @@ def _wait(made: Traced) -> None:
 
 
 def measured(tree: Tree, rounds: int) -> Entered:
-    """What every round enters."""
+    """Return what every round enters."""
     with traced(tree) as made:
         return of_every_round([made.counted() for _ in range(rounds)])
 
 
 def of_every_round(rounds: Sequence[Entered]) -> Entered:
-    """The round with the fewest switches, without the files that only some of the rounds have entered."""
+    """Return the round with the fewest switches, without the files that only some of the rounds have entered."""
     least = min(rounds, key=lambda entered: entered.switches)
     files = {}
     for path, count in least.files.items():

@@ -118,12 +118,12 @@ async def play(seed: int, *, runs: int, history: int, delay: int) -> list[Compar
 
 
 def share(errors: Sequence[float], most: float) -> float:
-    """The share of the errors that are at most so large."""
+    """Return the share of the errors that are at most so large."""
     return sum(abs(one) <= most for one in errors) / len(errors)
 
 
 def told(seed: int, found: Sequence[Compared]) -> tuple[str, bool]:
-    """The line of one seed, and whether it holds."""
+    """Return the line of one seed, and whether it holds."""
     cost, time = [one.cost_error for one in found], [one.time_error for one in found]
     within = share(cost, COST_SHARE), share(time, TIME_SHARE)
     inside = sum(one.cost_range[0] <= one.actual_cost <= one.cost_range[1] for one in found) / len(found)
@@ -137,7 +137,7 @@ def told(seed: int, found: Sequence[Compared]) -> tuple[str, bool]:
 
 
 def worst(found: Sequence[Compared]) -> list[str]:
-    """The shares by tier and number of steps."""
+    """Return the shares by tier and number of steps."""
     groups: dict[tuple[str, int], list[Compared]] = {}
     for one in found:
         groups.setdefault((one.tier, one.steps), []).append(one)

@@ -49,12 +49,12 @@ def _family(pid: int) -> list[psutil.Process]:
 
 
 def cpu_seconds(running: Sequence[Running]) -> float:
-    """The sum over several processes."""
+    """Return the sum over several processes."""
     return sum(one.cpu_seconds() for one in running)
 
 
 def free_port() -> int:
-    """A port that was free a moment ago."""
+    """Return a port that was free a moment ago."""
     with closing(socket.socket()) as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

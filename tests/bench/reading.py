@@ -54,12 +54,12 @@ class Figures:
     fragments: int = 0
 
     def per_thousand(self, count: int) -> float:
-        """A count for each 1,000 code lines."""
+        """Return a count for each 1,000 code lines."""
         return 1000 * count / self.code_lines if self.code_lines else 0.0
 
 
 def sources(folder: Path) -> list[Path]:
-    """The Python files below a folder, or the file itself."""
+    """Return the Python files below a folder, or the file itself."""
     return [folder] if folder.is_file() else sorted(folder.rglob("*.py"))
 
 
@@ -83,7 +83,7 @@ def figures(paths: Sequence[Path]) -> Figures:
 
 
 def nested_comprehensions(tree: ast.AST) -> list[ast.expr]:
-    """The comprehensions that are evaluated once for each item of another one."""
+    """Return the comprehensions that are evaluated once for each item of another one."""
     found: dict[ast.expr, None] = {}
     for outer in ast.walk(tree):
         if isinstance(outer, COMPREHENSIONS):
@@ -96,7 +96,7 @@ def nested_comprehensions(tree: ast.AST) -> list[ast.expr]:
 
 
 def nested_conditionals(tree: ast.AST) -> list[ast.expr]:
-    """The conditional expressions that stand inside another one."""
+    """Return the conditional expressions that stand inside another one."""
     found: dict[ast.expr, None] = {}
     for outer in ast.walk(tree):
         if isinstance(outer, ast.IfExp):
@@ -107,7 +107,7 @@ def nested_conditionals(tree: ast.AST) -> list[ast.expr]:
 
 
 def fragments(tree: ast.Module) -> list[str]:
-    """The public docstrings that begin like a relative clause, each with the name of what it belongs to."""
+    """Return the public docstrings that begin like a relative clause, each with the name of what it belongs to."""
     found = []
     for name, node in _documented(tree, ""):
         docstring = ast.get_docstring(node)
@@ -117,7 +117,7 @@ def fragments(tree: ast.Module) -> list[str]:
 
 
 def is_fragment(docstring: str) -> bool:
-    """Whether a docstring opens with a clause instead of a sentence.
+    """Return whether a docstring opens with a clause instead of a sentence.
 
     A clause that a main clause follows ("Where X, the run ends.") counts as well: the rule is about the first word, so
     that a reader finds the subject first.
@@ -160,7 +160,7 @@ def _row(label: str, values: Sequence[object]) -> str:
 
 
 def table(columns: dict[str, Figures]) -> str:
-    """The figures side by side, one column for each name."""
+    """Return the figures side by side, one column for each name."""
     given = list(columns.values())
     counted = {
         "comprehensions per 1,000": "comprehensions",
@@ -179,7 +179,7 @@ def table(columns: dict[str, Figures]) -> str:
 
 
 def rooms() -> dict[str, Figures]:
-    """The figures of each room of `app/`, and of the files at its top."""
+    """Return the figures of each room of `app/`, and of the files at its top."""
     found = {}
     for path in sorted((ROOT / "app").iterdir()):
         if path.suffix == ".py" or (path.is_dir() and path.name != "__pycache__"):

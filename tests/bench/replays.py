@@ -91,12 +91,12 @@ class Replayed:
 
 
 def workers(run: RunFigures) -> frozenset[Recipient]:
-    """The disclosures of a run without those to the models that planned."""
+    """Return the disclosures of a run without those to the models that planned."""
     return frozenset([disclosure for disclosure in run.disclosures if disclosure.role == "worker"])
 
 
 async def answered(client: httpx.AsyncClient, body: dict[str, Any]) -> str:
-    """A run that has ended; its caller returns the length of each expression as the result of the tool."""
+    """Return a run that has ended; its caller returns the length of each expression as the result of the tool."""
     while True:
         reply = await client.post("/v1/chat/completions", json=body)
         reply.raise_for_status()
@@ -140,7 +140,7 @@ async def play(count: int, seed: int) -> list[Replayed]:
 
 
 def drawn(random: Random) -> dict[str, Any]:
-    """The body of a request."""
+    """Return the body of a request."""
     body = request(random) | {"model": random.choice(TIERS)}
     if random.random() < 0.1:
         sum_of_two = f"What is {random.randrange(10, 10_000)} * {random.randrange(10, 10_000)}?"
@@ -151,7 +151,7 @@ def drawn(random: Random) -> dict[str, Any]:
 
 
 def plan(random: Random) -> list[dict[str, Any]]:
-    """The steps of a plan; each sees the conversation, and some of the earlier steps."""
+    """Return the steps of a plan; each sees the conversation, and some of the earlier steps."""
     steps = []
     for place in range(random.randrange(1, 6)):
         seen = [earlier for earlier in range(place) if random.random() < 0.5]
@@ -160,7 +160,7 @@ def plan(random: Random) -> list[dict[str, Any]]:
 
 
 def table(found: Sequence[Replayed]) -> list[str]:
-    """The lines of a Markdown table."""
+    """Return the lines of a Markdown table."""
     lines = [
         "| tier | runs | with tool turns | shapes | disclosures of workers | different |",
         "|---|---|---|---|---|---|",

@@ -72,11 +72,11 @@ class Database(Protocol):
         ...
 
     async def sizes(self) -> Mapping[str, int]:
-        """The bytes of its tables, indexes included, or of its file."""
+        """Return the bytes of its tables, indexes included, or of its file."""
         ...
 
     async def written(self) -> int:
-        """The bytes of write-ahead log so far; 0 where that is not known."""
+        """Return the bytes of write-ahead log so far; 0 where that is not known."""
         ...
 
 
@@ -202,13 +202,13 @@ async def copies_of(store: SqlStore, events: int, now: float) -> list[Copy]:
 
 
 def older_than_a_month(copies: Sequence[Copy]) -> int:
-    """How many of the copies, of which the oldest come first, belong to the month that is over."""
+    """Return how many of the copies, of which the oldest come first, belong to the month that is over."""
     limit = (time.time() - 30 * DAY_SECONDS) * 1000
     return sum(int(name[4:15], 16) < limit for _, name, _ in copies)
 
 
 async def timed(read: Callable[[], Awaitable[object]]) -> str:
-    """The median and the longest of some calls, in milliseconds."""
+    """Return the median and the longest of some calls, in milliseconds."""
     taken = []
     for _ in range(READS):
         began = time.perf_counter()
@@ -283,7 +283,7 @@ async def write_until(store: SqlStore, over: asyncio.Event) -> list[float]:
 
 
 def slowest(taken: Sequence[float]) -> str:
-    """The median, a high percentile and the longest of some durations."""
+    """Return the median, a high percentile and the longest of some durations."""
     ordered = sorted(taken)
     high = ordered[int(len(ordered) * 0.99)]
     middle = statistics.median(taken)

@@ -30,7 +30,7 @@ USED = Usage(input=1_000, cached=0, output=200)
 
 
 def facts(steps: int, rounds: int) -> list[Fact]:
-    """The facts of a run in which each step needs two calls and reads the two steps before it."""
+    """Return the facts of a run in which each step needs two calls and reads the two steps before it."""
     found: list[Fact] = [admission()]
     for number in range(rounds):
         base, plan = number * steps, f"plan-{number}"
@@ -51,7 +51,7 @@ def facts(steps: int, rounds: int) -> list[Fact]:
 
 
 def bodies(written: list[Fact]) -> list[tuple[Kind, dict[str, Any]]]:
-    """The kinds and the JSON of facts."""
+    """Return the kinds and the JSON of facts."""
     return [(one.kind, one.to_json()) for one in written]
 
 

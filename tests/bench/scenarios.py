@@ -156,12 +156,12 @@ def saturated_cpu(target: Target, effort: Effort) -> float:
 
 
 def saturated_latency(target: Target, rank: str, effort: Effort) -> float:
-    """Milliseconds that a run of five steps takes, with twice as many ready steps as slots."""
+    """Return the milliseconds that a run of five steps takes, with twice as many ready steps as slots."""
     return _asked(target, fan_out(), "", SATURATED_RUNS, effort.seconds).latency_ms[rank]
 
 
 def stall(target: Target) -> float:
-    """The longest time in ms that a bad body keeps everybody else waiting."""
+    """Return the longest time in ms that a bad body keeps everybody else waiting."""
     try:
         return longest_stall(target)[0]
     except RuntimeError as problem:

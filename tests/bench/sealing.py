@@ -58,7 +58,7 @@ TWICE = (
 
 
 def entries(run: str) -> tuple[Entry, Entry]:
-    """The two entries of a run."""
+    """Return the two entries of a run."""
     beginning = admitted(run, 1.0)
     facts = [Raw(Kind.CALL_FINISHED, BODY) for _ in range(EVENTS - 1)]
     first = replace(beginning, events=(*beginning.events, *facts[: FIRST - 1]))
@@ -126,7 +126,7 @@ async def counted(store: SqlStore, query: str) -> int:
 
 
 async def lags(store: SqlStore, until: asyncio.Event) -> list[float]:
-    """The lag, at every look."""
+    """Return the lag, at every look."""
     found = []
     while not until.is_set():
         found.append((await store.log.state()).lag)
@@ -190,7 +190,7 @@ async def write_backlog(store: SqlStore, events: int) -> None:
 
 
 def cpu_of(pid: int) -> float:
-    """Seconds of CPU of a process so far."""
+    """Return the seconds of CPU of a process so far."""
     with open(f"/proc/{pid}/stat") as file:
         fields = file.read().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

@@ -21,7 +21,7 @@ LARGEST_ERROR = 4_096
 
 
 def longest_stall(target: Target) -> tuple[float, str]:
-    """Milliseconds, and the body that caused them. Raises RuntimeError if an answer is no small 4xx."""
+    """Return milliseconds, and the body that caused them. Raises RuntimeError if an answer is no small 4xx."""
     stalls = []
     for name, body in RAW.items():
         stalls.append((min(_stall(target, body) for _ in range(TRIES)), name))

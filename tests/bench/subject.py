@@ -60,7 +60,7 @@ class Tree:
         return str(own) if own.exists() else sys.executable
 
     def command(self, module: str, *words: str) -> list[str]:
-        """The command line that runs a module of this tree."""
+        """Return the command line that runs a module of this tree."""
         return [self.python, "-m", module, *words]
 
     @property
@@ -92,17 +92,17 @@ class Target:
 
 
 def headers() -> dict[str, str]:
-    """What authenticates a caller of Baton."""
+    """Return what authenticates a caller of Baton."""
     return {"Authorization": f"Bearer {KEY}"}
 
 
 def step(worker: str, *access: str | int) -> dict[str, Any]:
-    """One step of a plan in the request."""
+    """Return one step of a plan in the request."""
     return {"worker": worker, "subtask": f"Do the part of {worker}.", "access": list(access)}
 
 
 def body(*steps: dict[str, Any], stream: bool = False) -> str:
-    """A chat completion that runs exactly these steps."""
+    """Return a chat completion that runs exactly these steps."""
     asked: dict[str, Any] = {
         "model": "baton-mini",
         "messages": [{"role": "user", "content": QUESTION}],
@@ -114,7 +114,7 @@ def body(*steps: dict[str, Any], stream: bool = False) -> str:
 
 
 def one_step(worker: str, stream: bool = False) -> str:
-    """The shortest run."""
+    """Return the shortest run."""
     return body(step(worker, "user"), stream=stream)
 
 
@@ -130,7 +130,7 @@ def fan_out() -> str:
 
 
 def pool_text(upstream: str) -> str:
-    """The pool file: one provider for each behaviour of the one upstream, every worker in one tier."""
+    """Return the pool file: one provider for each behaviour of the one upstream, every worker in one tier."""
     lines: list[str] = []
     for name, prefix in WORKERS.items():
         lines += [
@@ -149,7 +149,7 @@ def pool_text(upstream: str) -> str:
 
 
 def environment(folder: Path, port: int, pool: Path, database: str | None, redis: str | None) -> dict[str, str]:
-    """The environment of the processes; no database means SQLite, no Redis means the in-process queue."""
+    """Return the environment of the processes; no database means SQLite, no Redis means the in-process queue."""
     named = {
         "BATON_HOST": "127.0.0.1",
         "BATON_PORT": str(port),

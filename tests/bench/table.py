@@ -38,7 +38,7 @@ class Row:
         return "-" if self.measured is None else f"{self.measured:,.2f} {self.unit}"
 
     def cells(self) -> tuple[str, ...]:
-        """The row as text."""
+        """Return the row as text."""
         sign = "<=" if self.better == "lower" else ">="
         budget = "-" if self.budget is None else f"{sign} {self.budget:,g} {self.unit}"
         return (self.what, budget, self.shown, self.verdict, self.note)
@@ -71,19 +71,19 @@ class Comparison:
         return "better" if cost < 1 - TOLERANCE else "same"
 
     def cells(self) -> tuple[str, ...]:
-        """The comparison as text."""
+        """Return the comparison as text."""
         what, budget, _, met, note = self.this.cells()
         ratio = "-" if self.ratio is None else f"{self.ratio:.2f}"
         return (what, budget, self.this.shown, met, self.other.shown, ratio, self.verdict, note or self.other.note)
 
 
 def rendered(rows: Sequence[Row]) -> str:
-    """A Markdown table with aligned columns: one tree against its budgets."""
+    """Return a Markdown table with aligned columns: one tree against its budgets."""
     return _table(("what", "budget", "measured", "verdict", "note"), [row.cells() for row in rows])
 
 
 def compared(rows: Sequence[Comparison]) -> str:
-    """A Markdown table with aligned columns: this tree against another one."""
+    """Return a Markdown table with aligned columns: this tree against another one."""
     titles = ("what", "budget", "this tree", "budget met", "other tree", "this / other", "verdict", "note")
     return _table(titles, [row.cells() for row in rows])
 

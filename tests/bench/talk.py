@@ -37,7 +37,7 @@ class Lost(RuntimeError):
 
 
 def turns(target: Target, worker: str, seconds: float, *, stream: bool) -> list[float]:
-    """The milliseconds of each turn that brought back a result. Raises `Lost`."""
+    """Return the milliseconds of each turn that brought back a result. Raises `Lost`."""
     url = urlsplit(target.address(worker))
     times: list[float] = []
     with closing(HTTPConnection(url.hostname or "", url.port, timeout=30)) as connection:
@@ -67,7 +67,7 @@ def _loop(connection: HTTPConnection, path: str, headers: dict[str, str], worker
 
 
 def streamed(said: bytes) -> list[dict[str, Any]]:
-    """The calls of a streamed reply, put together. Raises `Lost` if it broke off."""
+    """Return the calls of a streamed reply, put together. Raises `Lost` if it broke off."""
     calls: list[dict[str, Any]] = []
     lines = [line.removeprefix(b"data: ") for line in said.split(b"\n") if line.startswith(b"data: ")]
     if not lines or lines[-1] != b"[DONE]":

@@ -94,7 +94,8 @@ class Counts:
 
     @staticmethod
     def _suspended(stack: list[FrameType]) -> list[FrameType]:
-        """The frames that wait while the batch is written: calls by the innermost coroutine have returned by then."""
+        """Return the frames that wait while the batch is written: calls by the innermost coroutine have returned by
+        then."""
         while stack and not stack[0].f_code.co_flags & inspect.CO_COROUTINE:
             stack = stack[1:]
         return stack
@@ -109,7 +110,7 @@ class Counts:
             self.frames = self._appended[::-1] + [self._name(one) for one in writing[::-1]]
 
     def _is_new(self, frame: FrameType) -> bool:
-        """Whether this is a call, and not a coroutine or generator that goes on."""
+        """Return whether this is a call, and not a coroutine or generator that goes on."""
         code = frame.f_code
         if code not in self._resumes:
             offsets = [found.offset for found in dis.get_instructions(code) if found.opname == "RESUME"]
@@ -117,11 +118,11 @@ class Counts:
         return frame.f_lasti <= self._resumes[code]
 
     def _after_answer(self, stack: list[FrameType]) -> list[FrameType]:
-        """The frames that were called after the worker's answer was read to its end."""
+        """Return the frames that were called after the worker's answer was read to its end."""
         return [one for one in stack if self._entered.get(id(one), 0) > self._answered]
 
     def _stack(self, frame: FrameType | None) -> list[FrameType]:
-        """The service's frames above the event loop, the innermost first."""
+        """Return the service's frames above the event loop, the innermost first."""
         found = []
         while frame is not None and not any(loop in frame.f_code.co_filename for loop in LOOPS):
             if frame.f_code.co_filename.startswith(self._app):

@@ -92,7 +92,7 @@ async def over_the_app(url: str) -> AsyncIterator[Call]:
 
 
 def clients(url: str) -> dict[str, Callable[[], AsyncIterator[Call]]]:
-    """Each client by its name in the table."""
+    """Return each client by its name in the table."""
     bounded = httpx.Limits(max_connections=CONNECTIONS, max_keepalive_connections=CONNECTIONS)
     return {
         "aiohttp": lambda: over_aiohttp(url),
@@ -103,7 +103,7 @@ def clients(url: str) -> dict[str, Callable[[], AsyncIterator[Call]]]:
 
 
 async def cpu_per_call(call: Call, how: str, calls: int) -> float:
-    """Milliseconds of this process's CPU time for a call, over `calls` calls on 16 connections."""
+    """Return the milliseconds of this process's CPU time for a call, over `calls` calls on 16 connections."""
     left = iter(range(calls))
 
     async def caller() -> None:

@@ -69,7 +69,7 @@ def _call(number: int, arguments: str) -> dict[str, Any]:
 
 @lru_cache(maxsize=16)
 def called(calls: int, stream: bool) -> bytes:
-    """A reply that calls tools: whole, or all of its stream but the end."""
+    """Return a reply that calls tools: whole, or all of its stream but the end."""
     if not stream:
         return _document(calls)
     frames = b""

@@ -44,7 +44,7 @@ Rows = Mapping[str, Sequence[Mapping[str, Any]]]
 
 
 async def recorded(folder: Path) -> Rows:
-    """All rows that the real service stores of one run."""
+    """Return all rows that the real service stores of one run."""
     async with ProviderStub() as stub, running_service(folder, pool_text(stub)) as opened:
         run = await conducted(stub, opened)
         url = opened.pool.loaded.settings.database_url
@@ -107,7 +107,7 @@ def measure(stored: SealedRows) -> None:
 
 
 def server_cpu(stored: SealedRows) -> float:
-    """The seconds of CPU that the process of Postgres behind this connection has used; 0 on SQLite."""
+    """Return the seconds of CPU that the process of Postgres behind this connection has used; 0 on SQLite."""
     conn = stored._conn
     if conn.dialect.name != "postgresql":
         return 0.0

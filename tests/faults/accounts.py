@@ -36,11 +36,11 @@ class Account:
         return str(self.row["id"])
 
     def bodies(self, kind: Kind) -> list[Any]:
-        """The bodies of its events of that kind."""
+        """Return the bodies of its events of that kind."""
         return [event.body for event in self.events if event.kind is kind]
 
     def outcomes(self) -> list[list[str]]:
-        """What the attempts of each step came to, in the order of the steps."""
+        """Return what the attempts of each step came to, in the order of the steps."""
         finished = {body["call"]: body["outcome"] for body in self.bodies(Kind.CALL_FINISHED)}
         steps: dict[int, list[str]] = {body["n"]: [] for body in self.bodies(Kind.PLAN_STEP)}
         for body in self.bodies(Kind.CALL_INTENDED):
@@ -49,13 +49,13 @@ class Account:
         return [steps[n] for n in sorted(steps)]
 
     def planning(self) -> list[str]:
-        """What the planning calls came to."""
+        """Return what the planning calls came to."""
         finished = {body["call"]: body["outcome"] for body in self.bodies(Kind.CALL_FINISHED)}
         return [finished.get(b["call"], "open") for b in self.bodies(Kind.CALL_INTENDED) if b["n"] is None]
 
 
 def accounts(database: str) -> list[Account]:
-    """Every run of a database, the oldest first."""
+    """Return every run of a database, the oldest first."""
     rows = asyncio.run(execute(database, "SELECT * FROM runs ORDER BY created_at, id"))
     found = asyncio.run(execute(database, "SELECT run, seq, kind, at, body FROM events ORDER BY run, seq"))
     events: dict[str, list[Event]] = {}
@@ -65,7 +65,7 @@ def accounts(database: str) -> list[Account]:
 
 
 def account(scene: Scene, run: str) -> Account:
-    """One run."""
+    """Return one run."""
     return next(one for one in accounts(scene.database) if one.id == run)
 
 
@@ -80,7 +80,7 @@ def settle(scene: Scene, seconds: float = 20.0) -> list[str]:
 
 
 def unsettled(scene: Scene) -> list[str]:
-    """What is still going on: open runs, and tickets whose last outcome is missing."""
+    """Return what is still going on: open runs, and tickets whose last outcome is missing."""
     rows = scene.rows(
         "SELECT id FROM runs WHERE ended_at IS NULL UNION ALL SELECT run || ' step ' || step::text FROM tickets LIMIT 9"
     )
@@ -88,7 +88,7 @@ def unsettled(scene: Scene) -> list[str]:
 
 
 def stuck(scene: Scene) -> list[str]:
-    """What the database knows of the first few runs that go on: who drives them, and what happened last."""
+    """Return what the database knows of the first few runs that go on: who drives them, and what happened last."""
     rows = scene.rows(
         "SELECT id, state, driver, epoch, seq, round((lease_until - extract(epoch FROM now()))::numeric, 1) AS lease, "
         "ARRAY(SELECT kind FROM events WHERE run = runs.id ORDER BY seq DESC LIMIT 4) AS latest "
@@ -124,11 +124,12 @@ def unaccounted(known: Sequence[Account], received: Sequence[dict[str, Any]]) ->
 
 
 def _is_probe(record: dict[str, Any]) -> bool:
-    """Whether it only asks if anybody lives there: such calls belong to no run (`app/engine/conductors/probe.py`)."""
+    """Return whether it only asks if anybody lives there: such calls belong to no run
+    (`app/engine/conductors/probe.py`)."""
     asked = orjson.loads(record["body"] or "{}")
     return 1 in (asked.get("max_tokens"), asked.get("max_completion_tokens"))
 
 
 def _was_heard(outcome: str) -> bool:
-    """Whether this outcome needs that the worker received the request."""
+    """Return whether this outcome needs that the worker received the request."""
     return outcome in ("ok", "truncated")

@@ -47,7 +47,7 @@ def bend(fate: Fate, *, clock: Path | None, copies: int) -> None:
 
 
 def shifted(path: Path) -> Callable[[], float]:
-    """A wall clock that is wrong by as many seconds as the file says."""
+    """Return a wall clock that is wrong by as many seconds as the file says."""
 
     def now() -> float:
         try:

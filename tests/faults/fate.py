@@ -52,7 +52,7 @@ class Order:
         return cls(found["at"], labels, int(found["n"] or 1), how, text.strip().startswith("*"))
 
     def context(self, at: str, labels: frozenset[str]) -> bool:
-        """Whether this passing counts."""
+        """Return whether this passing counts."""
         return at == self.at and self.labels <= labels
 
 

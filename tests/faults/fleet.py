@@ -59,7 +59,7 @@ PRESENT: Final = Release()
 
 
 def unpacked(commit: str, version: str, folder: Path, unknown: tuple[str, ...] = NEW_SETTINGS) -> Release | None:
-    """The release of that commit, unpacked there under its own version; None where the clone does not have it.
+    """Return the release of that commit, unpacked there under its own version; None where the clone does not have it.
     `unknown` are the settings that it does not know."""
     archive = subprocess.run(
         ["git", "archive", commit, "app", "migrations"], cwd=ROOT, capture_output=True, check=False
@@ -120,7 +120,7 @@ class Fleet:
             wait_until(gateway.ready, what="the gateway is ready")
 
     def runs(self) -> list[dict[str, Any]]:
-        """Every run, as a gateway shows it, once all have ended."""
+        """Return every run, as a gateway shows it, once all have ended."""
         client = Client(self.urls)
 
         def all_ended() -> list[dict[str, Any]] | None:
@@ -131,7 +131,7 @@ class Fleet:
         return runs
 
     def violations(self) -> list[str]:
-        """What the auditor of the present release finds wrong."""
+        """Return what the auditor of the present release finds wrong."""
         done = command(self.folder, self.environ, "audit", "check", "--json", within=AUDIT_SECONDS)
         assert done.stdout, done.stderr
         found: list[str] = json.loads(done.stdout)["violations"]

@@ -89,7 +89,7 @@ class Line:
         self.reset()
 
     def url(self, url: str) -> str:
-        """The server's URL with this line's port in it."""
+        """Return the server's URL with this line's port in it."""
         return make_url(url).set(host="127.0.0.1", port=self.port).render_as_string(hide_password=False)
 
     @contextmanager

@@ -108,7 +108,7 @@ class Client:
         return found
 
     def _sent(self, method: str, path: str, body: dict[str, Any] | None = None, key: str = "") -> str | None:
-        """The reply; None where there is none, so that the next gateway is asked."""
+        """Return the reply; None where there is none, so that the next gateway is asked."""
         self.turn += 1
         self.asking = url = self.urls[self.turn % len(self.urls)]
         headers = {"Authorization": f"Bearer {KEY}"} | ({"Idempotency-Key": key} if key else {})
@@ -173,7 +173,7 @@ def tool_loop(client: Client, key: str, stream: bool) -> None:
 def tool_calls(
     client: Client, key: str, messages: list[dict[str, Any]], turn: int, *, stream: bool
 ) -> list[dict[str, Any]]:
-    """The calls of one turn, of which there must be one."""
+    """Return the calls of one turn, of which there must be one."""
     body = {"model": "baton-mini", "messages": list(messages), "tools": [TOOL], "stream": stream}
     reply = client.post("/v1/chat/completions", body, f"{key}.{turn}")
     calls: list[dict[str, Any]] = []
@@ -199,7 +199,7 @@ def background(client: Client, key: str, stream: bool) -> None:
 
 
 def ended(response: dict[str, Any]) -> dict[str, Any] | None:
-    """The response once it has ended."""
+    """Return the response once it has ended."""
     return None if response["status"] in UNFINISHED else response
 
 
@@ -268,7 +268,7 @@ class MixedLoad:
         return sum((client.broken for client in self.clients), Counter())
 
     def _all_beyond(self, before: Counter[str]) -> bool:
-        """Whether each caller has ended two conversations since, the second of which began since."""
+        """Return whether each caller has ended two conversations since, the second of which began since."""
         return all(self._done[thread.name] >= before[thread.name] + 2 for thread in self._threads)
 
     def _converse(self, kind: Callable[[Client, str, bool], None], client: Client, name: str) -> None:
@@ -304,7 +304,7 @@ def script(stub: StubControl) -> None:
 
 
 def all_runs(client: Client) -> list[dict[str, Any]]:
-    """Every run of the audit trail, page by page."""
+    """Return every run of the audit trail, page by page."""
     runs: list[dict[str, Any]] = []
     page = client.get("/v1/runs?limit=100")
     while True:

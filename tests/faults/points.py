@@ -13,10 +13,10 @@ import pytest
 
 
 def at(family: str, place: str, expectation: str, *, ci: bool = False) -> pytest.MarkDecorator:
-    """One injection point, as a mark of a test."""
+    """Return one injection point, as a mark of a test."""
     return pytest.mark.point(family, place, expectation, ci=ci)
 
 
 def case(*values: Any, family: str, place: str, expectation: str, ci: bool = False, name: str | None = None) -> Any:
-    """One injection point, as one set of parameters of a test."""
+    """Return one injection point, as one set of parameters of a test."""
     return pytest.param(*values, marks=at(family, place, expectation, ci=ci), id=name)

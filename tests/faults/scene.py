@@ -132,7 +132,7 @@ class Scene:
         return next(process for process in self.processes if process.alive and process.pid == pid)
 
     def asked(self, model: str, count: int = 1, seconds: float = 10.0) -> list[dict[str, Any]]:
-        """The stub's records of that model, as soon as there are so many."""
+        """Return the stub's records of that model, as soon as there are so many."""
 
         def found() -> list[dict[str, Any]] | None:
             records = self.stub.requests(model)
@@ -142,7 +142,7 @@ class Scene:
         return records
 
     def rows(self, statement: str) -> list[Any]:
-        """What a statement of SQL gives, past the line."""
+        """Return what a statement of SQL gives, past the line."""
         return asyncio.run(execute(self.database, statement))
 
     def script(self, statements: str) -> None:
@@ -150,33 +150,33 @@ class Scene:
         asyncio.run(execute(self.database, statements, script=True))
 
     def open_runs(self) -> int:
-        """How many runs have not ended."""
+        """Return how many runs have not ended."""
         return int(self.rows("SELECT count(*) FROM runs WHERE ended_at IS NULL")[0][0])
 
     def latest(self) -> str:
-        """The run that was admitted last."""
+        """Return the run that was admitted last."""
         rows = wait_until(
             lambda: self.rows("SELECT id FROM runs ORDER BY created_at DESC LIMIT 1"), within=10, what="a run is there"
         )
         return str(rows[0][0])
 
     def latest_of(self, worker: str) -> str:
-        """The run that has this worker in its plan and was admitted last."""
+        """Return the run that has this worker in its plan and was admitted last."""
         rows = self.rows(f"SELECT run FROM tags WHERE name = 'worker' AND value = '{worker}' ORDER BY run DESC LIMIT 1")
         return str(rows[0][0])
 
     def ended(self, run: str) -> bool:
-        """Whether a run has ended, without asking a gateway."""
+        """Return whether a run has ended, without asking a gateway."""
         rows = self.rows(f"SELECT ended_at FROM runs WHERE id = '{run}'")
         return bool(rows) and rows[0][0] is not None
 
     def holders(self) -> set[int]:
-        """The ids of the processes that hold a step now."""
+        """Return the ids of the processes that hold a step now."""
         rows = self.rows("SELECT DISTINCT holder FROM tickets WHERE holder IS NOT NULL")
         return {int(row[0].split("-")[-2]) for row in rows}
 
     def holding(self) -> Process:
-        """The dispatcher that holds the one running step."""
+        """Return the dispatcher that holds the one running step."""
         found = wait_until(self.holders, within=5, what="a step is held")
         return next(one for one in self.dispatchers if one.alive and one.pid in found)
 
@@ -214,7 +214,7 @@ def pool(stub: StubControl, to_stub: Line, seconds: float = 40) -> str:
 
 
 def over(line: Line, stub: StubControl) -> tuple[str, str]:
-    """The stub's URLs, strict and lenient, over a line to it."""
+    """Return the stub's URLs, strict and lenient, over a line to it."""
     there = f":{line.target}/"
     return stub.openai_url.replace(there, f":{line.port}/"), stub.vllm_url.replace(there, f":{line.port}/")
 

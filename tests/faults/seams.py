@@ -137,7 +137,7 @@ class DoomedProvider:
 
 
 def doomed_pool(fate: Fate) -> type[Pool]:
-    """A `Pool` whose providers are doomed."""
+    """Return a `Pool` whose providers are doomed."""
 
     class DoomedPool(Pool):
         def provider(self, name: str) -> Provider:
@@ -147,7 +147,7 @@ def doomed_pool(fate: Fate) -> type[Pool]:
 
 
 def doomed_call(fate: Fate) -> type[http.Call]:
-    """A provider's call on the wire, with boundaries where bytes come."""
+    """Return a provider's call on the wire, with boundaries where bytes come."""
 
     class DoomedCall(http.Call):
         async def __aenter__(self) -> "DoomedCall":

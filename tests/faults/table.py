@@ -41,7 +41,8 @@ class _Collector:
 
 
 def collected() -> list[Point]:
-    """Every point of the suite, in the order of its tests. Call it in a process of its own: pytest runs in it."""
+    """Return every point of the suite, in the order of its tests. Call it in a process of its own: pytest runs in
+    it."""
     collector = _Collector()
     words = ["--collect-only", "-qq", "--no-summary", "-p", "no:cacheprovider", "-p", "no:xdist", str(HERE)]
     status = pytest.main(words, plugins=[collector])
@@ -60,7 +61,7 @@ def families(name: str) -> list[str]:
 
 
 def table(points: Sequence[Point]) -> str:
-    """A row for each test of each family, and the number of distinct points."""
+    """Return a row for each test of each family, and the number of distinct points."""
     rows = ["| fault | test | points | in CI | expected |", "|---|---|---|---|---|"]
     for family, test in sorted({(point.family, point.test) for point in points}):
         ours = {point.place: point for point in points if (point.family, point.test) == (family, test)}
@@ -72,7 +73,7 @@ def table(points: Sequence[Point]) -> str:
 
 
 def written() -> str:
-    """The table as README.md has it."""
+    """Return the table as README.md has it."""
     return README.read_text().partition(BEGIN)[2].partition(END)[0]
 
 

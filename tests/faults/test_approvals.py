@@ -40,7 +40,7 @@ PATIENCE = 120.0
 
 
 def asking(stub: StubControl, to_stub: Line) -> str:
-    """The usual pool file, whose `baton-mini` needs an approval of each plan, also by the key that asked."""
+    """Return the usual pool file, whose `baton-mini` needs an approval of each plan, also by the key that asked."""
     rules = f"\n[tiers.baton-mini.approval]\nalways = true\nseconds = {WAIT}\nfour_eyes = false\n"
     return pool(stub, to_stub, seconds=SECONDS) + rules
 
@@ -102,7 +102,7 @@ def harried(system: Scene, over: Flag) -> int:
 
 
 def without_approval(run: Account) -> int:
-    """The calls of steps that no approval comes before."""
+    """Return the calls of steps that no approval comes before."""
     approved = [event.seq for event in run.events if event.kind is Kind.APPROVED]
     calls = [event for event in run.events if event.kind is Kind.CALL_INTENDED and event.body["n"] is not None]
     return sum(not approved or event.seq < approved[0] for event in calls)

@@ -156,7 +156,7 @@ def test_a_half_open_caller_holds_nothing(system: Scene, wire: Line) -> None:
 
 
 def connections(system: Scene) -> int:
-    """How many callers are connected to the gateway."""
+    """Return how many callers are connected to the gateway."""
     found = psutil.Process(system.gateway.pid).net_connections("tcp")
     return sum(one.laddr.port == system.gateway.port and one.status == psutil.CONN_ESTABLISHED for one in found)
 

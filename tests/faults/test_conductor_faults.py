@@ -76,7 +76,7 @@ PLIGHTS = (
 
 
 def pools(stub: StubControl, to_stub: Line) -> str:
-    """A conductor and a tier for each case; a sound one for the control; and one whose calls go to ourselves."""
+    """Return a conductor and a tier for each case; a sound one for the control; and one whose calls go to ourselves."""
     openai_url, vllm_url = over(to_stub, stub)
     parts = [
         f'[providers.stub]\nformat = "openai"\nbase_url = "{openai_url}"\nkey = "STUB_KEY"\n',

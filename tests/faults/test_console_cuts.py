@@ -37,7 +37,7 @@ PLAYGROUND = [f"run-{name}" for name in REGIONS]
 
 
 def now() -> float:
-    """The console's clock."""
+    """Return the console's clock."""
     return 1e9
 
 
@@ -72,14 +72,15 @@ def played(chance: Random, gateway: GatewayStandIn) -> Growing:
 
 
 def cookie_of(browser: httpx.AsyncClient) -> str:
-    """The header of a browser's cookies."""
+    """Return the header of a browser's cookies."""
     return "; ".join(f"{name}={value}" for name, value in browser.cookies.items())
 
 
 async def received(
     console: Console, cookie: str, address: str, bytes_: int, *, last: int | None = None, enough: bytes = b"id: "
 ) -> str:
-    """What a browser receives whose connection breaks behind so many bytes, or with the part that is enough for it."""
+    """Return what a browser receives whose connection breaks behind so many bytes, or with the part that is enough for
+    it."""
     parts: list[bytes] = []
     broken = asyncio.Event()
 
@@ -107,7 +108,7 @@ def raised(error: Exception, _path: str) -> None:
 
 
 def complete(text: str) -> str:
-    """The events of a stream that have come whole."""
+    """Return the events of a stream that have come whole."""
     return text[: text.rfind("\n\n") + 2]
 
 

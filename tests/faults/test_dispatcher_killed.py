@@ -103,8 +103,8 @@ def killed_while_it_waits(system: Scene, worker: str) -> Taken:
 
 
 def resumed(run: Account, killed: float) -> float:
-    """Seconds until the journal shows that somebody went on: with this step, or with what follows it. 0 if the last
-    step had ended before, and the run with it."""
+    """Return the seconds until the journal shows that somebody went on: with this step, or with what follows it. 0 if
+    the last step had ended before, and the run with it."""
     kinds = (Kind.CALL_INTENDED, Kind.SUCCEEDED)
     moments = [event.at for event in run.events if event.kind in kinds]
     return next((at - killed for at in moments if at > killed), 0.0)

@@ -193,7 +193,7 @@ def test_whoever_comes_back_gets_the_same_bytes(system: Scene, moment: Moment, s
 
 
 def told(stream: str) -> str:
-    """The text of a stream's chunks; it must be whole."""
+    """Return the text of a stream's chunks; it must be whole."""
     assert stream.endswith("data: [DONE]\n\n")
     frames = [json.loads(line.removeprefix("data: ")) for line in stream.splitlines() if line.startswith("data: {")]
     return "".join(choice["delta"].get("content") or "" for frame in frames for choice in frame["choices"])
@@ -227,7 +227,7 @@ def test_a_plan_outlives_two_engines(system: Scene, record_property: Callable[[s
 
 
 def finished(system: Scene, record_property: Callable[[str, object], None]) -> Account:
-    """The run, once it has succeeded; how long it took until somebody wrote to its journal again."""
+    """Return the run, once it has succeeded; how long it took until somebody wrote to its journal again."""
     assert settle(system, 30) == []
     run = account(system, system.latest())
     assert run.row["state"] == "succeeded"

@@ -39,7 +39,7 @@ class Pair:
     standby: Server
 
     def rows(self, statement: str) -> list[asyncpg.Record]:
-        """The rows of a statement on the standby."""
+        """Return the rows of a statement on the standby."""
         return asyncio.run(execute(self.standby.url, statement))
 
     def lag(self) -> None:

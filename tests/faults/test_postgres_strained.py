@@ -182,7 +182,7 @@ def test_a_database_that_comes_late(tmp_path: Path) -> None:
 
 
 def known(system: Scene) -> bool:
-    """Whether our key is accepted yet."""
+    """Return whether our key is accepted yet."""
     with caller(system.gateway) as one, suppress(httpx.HTTPError, openai.APIError):
         one.client.models.list()
         return True

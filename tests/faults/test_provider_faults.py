@@ -61,7 +61,7 @@ def usage(**figures: Any) -> Reply:
 
 
 def raw(delta: str) -> Raw:
-    """A stream of one chunk with this JSON text as its content."""
+    """Return a stream of one chunk with this JSON text as its content."""
     head = '{"id":"x","object":"chat.completion.chunk","created":1,"model":"m","choices":'
     choice = f'[{{"index":0,"delta":{{"content":{delta}}},"finish_reason":"stop"}}]'
     return Raw(body=f"data: {head}{choice}}}\n\ndata: [DONE]\n\n")

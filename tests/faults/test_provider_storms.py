@@ -72,7 +72,7 @@ STORMS = (
 
 
 def pools(stub: StubControl, to_stub: Line) -> str:
-    """A tier for each storm: the bad worker, perhaps a good one, and one that must never see what is asked."""
+    """Return a tier for each storm: the bad worker, perhaps a good one, and one that must never see what is asked."""
     parts = [f'[providers.stub]\nformat = "openai"\nbase_url = "{over(to_stub, stub)[0]}"\nkey = "STUB_KEY"\n']
     for n, storm in enumerate(STORMS):
         cleared = [f"bad-{n}", *([f"good-{n}"] if storm.spare else [])]

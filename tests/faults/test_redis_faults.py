@@ -156,7 +156,7 @@ def test_no_run_is_lost(pace: float, system: Scene, outage: Outage, record_prope
 
 
 def probed(system: Scene, seconds: float) -> float:
-    """The slowest answer of the probes while it lasts: they live, and they are ready, if degraded."""
+    """Return the slowest answer of the probes while it lasts: they live, and they are ready, if degraded."""
     until, slowest = time.monotonic() + seconds, 0.0
     while time.monotonic() < until:
         for path in ("/healthz", "/readyz"):

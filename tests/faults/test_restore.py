@@ -66,7 +66,7 @@ class Installed:
         return self.scene.database.directory / "archive"
 
     def rows(self, statement: str) -> list[Any]:
-        """The rows of a statement on the database as it is now."""
+        """Return the rows of a statement on the database as it is now."""
         return asyncio.run(execute(str(self.scene.environ["BATON_DATABASE_URL"]), statement))
 
     def ask(self, model: str, **more: Any) -> "Future[tuple[str, dict[str, Any]]]":
@@ -114,7 +114,7 @@ def from_dump(made: Installed) -> Iterator[Server]:
 
 
 def procedure() -> list[list[str]]:
-    """The commands that the runbook has after a restore, without the word `baton`."""
+    """Return the commands that the runbook has after a restore, without the word `baton`."""
     section = RUNBOOK.read_text().partition("### After a restore\n")[2].partition("\n## ")[0]
     lines = [line.strip() for line in section.splitlines()]
     return [shlex.split(line)[1:] for line in lines if re.match(r"baton \w", line)]
@@ -192,7 +192,7 @@ def take_point(made: Installed) -> None:
 
 
 def archived(made: Installed) -> bool:
-    """Whether all that was written has been archived."""
+    """Return whether all that was written has been archived."""
     ((done,),) = made.rows(
         "SELECT last_archived_wal >= pg_walfile_name(pg_switch_wal()) OR last_archived_time > clock_timestamp() "
         "- interval '1 second' FROM pg_stat_archiver"

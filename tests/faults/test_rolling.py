@@ -128,7 +128,7 @@ class LongStreams:
 
 
 def _event(text: str) -> str:
-    """The number and the data of one event; empty for a comment."""
+    """Return the number and the data of one event; empty for a comment."""
     lines = text.splitlines()
     numbers = [line.removeprefix("id: ") for line in lines if line.startswith("id: ")]
     data = [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
@@ -201,5 +201,5 @@ def test_a_rolling_update_drops_nothing(
 
 
 def revision(scene: Fleet, name: str) -> Any:
-    """A revision of the schema, as `baton migrate --status` shows it."""
+    """Return a revision of the schema, as `baton migrate --status` shows it."""
     return json.loads(command(scene.folder, scene.environ, "migrate", "--status", "--json").stdout)[name]

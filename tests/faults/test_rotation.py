@@ -89,7 +89,7 @@ def reload_all(scene: Fleet, file: str, value: str) -> None:
 
 
 def keys(scene: Fleet, *words: str) -> Mapping[str, Any]:
-    """The record of one key, as `baton keys` prints it."""
+    """Return the record of one key, as `baton keys` prints it."""
     done = command(scene.folder, scene.environ, "keys", *words, "--json")
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
@@ -97,7 +97,7 @@ def keys(scene: Fleet, *words: str) -> Mapping[str, Any]:
 
 
 def works(gateway: Process, key: str) -> bool:
-    """Whether the gateway accepts that key."""
+    """Return whether the gateway accepts that key."""
     with calling(gateway.url, key) as one:
         try:
             one.client.models.list()
@@ -148,7 +148,7 @@ def test_the_secret_of_webhooks_is_rotated(tmp_path: Path) -> None:
         (gateway,) = scene.processes["gateway"]
 
         def verified() -> tuple[bool, bool]:
-            """Whether the webhook of a new response verifies with each of the two secrets."""
+            """Return whether the webhook of a new response verifies with each of the two secrets."""
             came.clear()
             with calling(gateway.url) as one:
                 made = one.client.responses.create(model="baton-mini", input="Tell.", background=True)
@@ -170,7 +170,7 @@ def test_the_secret_of_webhooks_is_rotated(tmp_path: Path) -> None:
 
 
 def verifies(headers: Mapping[str, str], body: bytes, secret: str) -> bool:
-    """Whether the official client accepts the message with that secret."""
+    """Return whether the official client accepts the message with that secret."""
     try:
         OpenAI(api_key="unused").webhooks.unwrap(body, headers, secret=secret)
     except InvalidWebhookSignatureError:

@@ -222,6 +222,6 @@ def test_a_certificate_that_is_valid_is_taken(far: Scene) -> None:
 
 
 def only(worker: str, *others: str) -> dict[str, object]:
-    """A plan for that worker, in a pool of these."""
+    """Return a plan for that worker, in a pool of these."""
     plan = {"steps": [{"worker": worker, "subtask": "Answer.", "access": ["user"]}]}
     return {"baton": {"plan": plan, "pool": {"allow": [worker, *others]}}}

@@ -36,7 +36,7 @@ async def hold_open(store: SqlStore, number: int, seconds: float) -> None:
 
 
 def sealer(url: str) -> subprocess.Popen[bytes]:
-    """A process that seals."""
+    """Return a process that seals."""
     command = [sys.executable, "-m", "tests.bench.sealing", "--seal", url]
     return subprocess.Popen(command, stdin=subprocess.PIPE)
 

@@ -31,7 +31,7 @@ SHADOW = '\n[tiers.baton-mini.shadow]\nshare = 1\nworker = "gamma"\nusd_per_day 
 
 
 def shadowed(stub: StubControl, to_stub: Line) -> str:
-    """The usual pool file, in which every run of `baton-mini` gets a shadow."""
+    """Return the usual pool file, in which every run of `baton-mini` gets a shadow."""
     return pool(stub, to_stub) + SHADOW
 
 
@@ -52,7 +52,7 @@ def killed(system: Scene, over: Flag) -> int:
 
 
 def lacking(system: Scene) -> int:
-    """The number of runs that have no shadow which has ended."""
+    """Return the number of runs that have no shadow which has ended."""
     ended = "SELECT origin_run FROM runs WHERE origin_kind = 'shadow' AND ended_at IS NOT NULL"
     return int(system.rows(f"SELECT count(*) FROM runs WHERE origin_kind IS NULL AND id NOT IN ({ended})")[0][0])
 

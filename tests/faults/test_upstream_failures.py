@@ -25,7 +25,7 @@ limits = {{ steps = 1, attempts = 2, seconds = 20, output_tokens = 1000 }}
 
 
 def _pool(form: Format, stub: ProviderStub) -> str:
-    """A pool file with one worker for each kind, all in that format; only the silent one has to be quick."""
+    """Return a pool file with one worker for each kind, all in that format; only the silent one has to be quick."""
     spec = form.spec(stub)
     lines = [f'[providers.stub]\nformat = "{spec.format}"\nbase_url = "{spec.base_url}"\nkey = "STUB_KEY"']
     for kind in KINDS:

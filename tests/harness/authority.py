@@ -30,7 +30,7 @@ class Authority:
         return context
 
     def client(self, name: str = "client", *, one_file: bool = False) -> tuple[str, str]:
-        """The files of a client's certificate and of its key; the second is empty if the first holds both."""
+        """Return the files of a client's certificate and of its key; the second is empty if the first holds both."""
         leaf = self.authority.issue_cert("baton@example.com")
         if one_file:
             return self._written(f"{name}-and-key.pem", leaf.private_key_and_cert_chain_pem), ""
@@ -38,7 +38,7 @@ class Authority:
         return certificate, self._written(f"{name}.key", leaf.private_key_pem)
 
     def locked_key(self) -> str:
-        """The file of a key that only a password opens."""
+        """Return the file of a key that only a password opens."""
         pem = self.authority.issue_cert("baton@example.com").private_key_pem.bytes()
         encryption = serialization.BestAvailableEncryption(b"password")
         form = (serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8)

@@ -43,5 +43,5 @@ async def sign_in(client: httpx.AsyncClient, key: str) -> None:
 
 
 def words(html: str) -> str:
-    """The text of a page as a person reads it, on one line."""
+    """Return the text of a page as a person reads it, on one line."""
     return " ".join(re.sub(r"<[^>]*>", " ", html).split())

@@ -5,6 +5,6 @@ from app.core.run.state import RunState
 
 
 def end_of(state: RunState) -> RunEnd:
-    """The terminal fact of a run that has ended."""
+    """Return the terminal fact of a run that has ended."""
     assert state.end is not None, f"the run is {state.state}"
     return state.end

@@ -19,7 +19,7 @@ GRAMMAR = {"type": "grammar", "syntax": "lark", "definition": "start: /.+/"}
 
 
 def text(said: str, kind: str = "text", **more: Any) -> dict[str, Any]:
-    """A part."""
+    """Return a part."""
     return {"type": kind, "text": said} | more
 
 

@@ -34,7 +34,7 @@ accuracy = secs:1
 
 
 def is_consistent(old: int, old_root: bytes, new: int, new_root: bytes, proof: Sequence[bytes]) -> bool:
-    """True if the proof shows that the tree of the first size and root is the beginning of the second one.
+    """Return True if the proof shows that the tree of the first size and root is the beginning of the second one.
 
     RFC 9162, 2.1.4.2.
     """
@@ -112,7 +112,7 @@ class LogAuthorities:
         return web.Response(text=self.line(split_note(note)[0]))
 
     def line(self, text: str) -> str:
-        """A reply with the cosignature of a checkpoint's text, and one by a key that nobody knows."""
+        """Return a reply with the cosignature of a checkpoint's text, and one by a key that nobody knows."""
         stated = "forged\n" if self.forges else text
         signature = self.key.sign(f"cosignature/v1\ntime {COSIGNED_AT}\n{stated}".encode())
         signed = self._id + COSIGNED_AT.to_bytes(8, "big") + signature

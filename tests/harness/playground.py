@@ -21,7 +21,7 @@ HOSTILE = "<script>alert(1)</script>{{ 7 * 7 }}\u202e<svg onload=alert(1)>'\""
 
 
 def recorded(app: ASGIApp, sent: list[tuple[str, Any]]) -> ASGIApp:
-    """An application whose requests with a body are noted, each as its path and its JSON."""
+    """Return an application whose requests with a body are noted, each as its path and its JSON."""
 
     async def recording(scope: Scope, receive: Receive, send: Send) -> None:
         body = bytearray()
@@ -59,28 +59,28 @@ async def press(client: httpx.AsyncClient, action: str = "ask", **fields: Any) -
 
 
 def run_in(page: httpx.Response) -> str:
-    """The run that a page is about."""
+    """Return the run that a page is about."""
     found = re.search(r'name="run" value="(run_[^"]+)"', page.text)
     assert found is not None, words(page.text)
     return found[1]
 
 
 def hidden(page: str, name: str) -> str:
-    """The value of a hidden field."""
+    """Return the value of a hidden field."""
     found = re.search(rf'type="hidden" name="{name}" value="([^"]*)"', page)
     assert found is not None, name
     return unescape(found[1])
 
 
 def section(html: str, name: str) -> str:
-    """One region of a page or of a patch, with its white space made uniform."""
+    """Return one region of a page or of a patch, with its white space made uniform."""
     found = re.findall(rf'<section id="run-{name}".*?</section>', html, re.DOTALL)
     assert found, name
     return " ".join(str(found[-1]).split())
 
 
 async def followed(client: httpx.AsyncClient, run: str) -> str:
-    """The live stream of a run until it closes, as the text of its patches."""
+    """Return the live stream of a run until it closes, as the text of its patches."""
     reply = await client.get(f"/console/playground/{run}?live")
     assert reply.headers["content-type"].startswith("text/event-stream")
     return "\n".join(line.removeprefix("data: ") for line in reply.text.splitlines())

@@ -18,6 +18,6 @@ class Raw(Fact):
         self._body = body
 
     def to_json(self) -> dict[str, Any]:
-        """The body as JSON brings it back. Raises TypeError for a body that is not JSON."""
+        """Return the body as JSON brings it back. Raises TypeError for a body that is not JSON."""
         body: dict[str, Any] = orjson.loads(orjson.dumps(self._body))
         return body

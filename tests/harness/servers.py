@@ -153,7 +153,7 @@ def _server_on(
     user: str | None,
     binaries: Path | None = None,
 ) -> Server:
-    """A Postgres on that data folder, which is not started yet."""
+    """Return a Postgres on that data folder, which is not started yet."""
     directory = data.parent
     binaries = binaries or _reachable(_postgres_binaries(), directory, user)
     durable = "on" if fsync else "off"

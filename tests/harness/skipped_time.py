@@ -39,7 +39,7 @@ class SkippingLoop(asyncio.SelectorEventLoop):
         super().__init__(selector)
 
     def time(self) -> float:
-        """The seconds of this loop's clock."""
+        """Return the seconds of this loop's clock."""
         return self.seconds
 
     def run_in_executor(self, _executor: Any, func: Callable[..., Any], *args: Any) -> Any:

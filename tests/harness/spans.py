@@ -52,7 +52,7 @@ class Spans:
         return found()
 
     def points(self, metric: str) -> list[Any]:
-        """The data points of a metric."""
+        """Return the data points of a metric."""
         data = self.reader.get_metrics_data()
         scopes = [scope for resource in data.resource_metrics for scope in resource.scope_metrics] if data else []
         found = [one for scope in scopes for one in scope.metrics if one.name == metric]
@@ -60,28 +60,28 @@ class Spans:
 
 
 def parent(span: ReadableSpan) -> str:
-    """The id of a span's parent; empty if it has none."""
+    """Return the id of a span's parent; empty if it has none."""
     return f"{span.parent.span_id:016x}" if span.parent is not None else ""
 
 
 def own(span: ReadableSpan) -> str:
-    """The id of a span."""
+    """Return the id of a span."""
     assert span.context is not None
     return f"{span.context.span_id:016x}"
 
 
 def trace_of(span: ReadableSpan) -> str:
-    """The id of a span's trace."""
+    """Return the id of a span's trace."""
     assert span.context is not None
     return f"{span.context.trace_id:032x}"
 
 
 def attributes(span: ReadableSpan, *prefixes: str) -> Mapping[str, Any]:
-    """The attributes of a span whose names begin with one of these; all of them without one."""
+    """Return the attributes of a span whose names begin with one of these; all of them without one."""
     every = dict(span.attributes or {})
     return {name: value for name, value in every.items() if not prefixes or name.startswith(prefixes)}
 
 
 def failed(span: ReadableSpan) -> bool:
-    """True if the span has the status ERROR."""
+    """Return True if the span has the status ERROR."""
     return span.status.status_code is StatusCode.ERROR

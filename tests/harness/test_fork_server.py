@@ -73,7 +73,7 @@ def probe(folder: Path) -> Iterator[Callable[..., Process]]:
 
 
 def description(process: Process) -> dict[str, Any]:
-    """What a process found out about itself, without what differs from process to process."""
+    """Return what a process found out about itself, without what differs from process to process."""
     assert process.ended() == 0, process.logged
     found: dict[str, Any] = json.loads(process.said.splitlines()[0])
     found["streams"] = [path.replace(f"-{process.port}.", ".") for path in found["streams"]]
@@ -130,7 +130,7 @@ def server(folder: Path) -> Iterator[ForkServer]:
 
 
 def launch(folder: Path, what: str) -> Launch:
-    """The launch of a `probe` whose files are empty."""
+    """Return the launch of a `probe` whose files are empty."""
     out, log = folder / f"{what}.out", folder / f"{what}.log"
     out.write_bytes(b"")
     log.write_bytes(b"")

@@ -304,7 +304,7 @@ class FirstOfNextFile:
         return self._files[FILE_NUMBER.unpack(number)[0]] if number else ()
 
     def listchain(self) -> list[Node]:
-        """The collectors of the first test, from the session on; empty if no test is left."""
+        """Return the collectors of the first test, from the session on; empty if no test is left."""
         return self.file[0].listchain() if self.file else []
 
 

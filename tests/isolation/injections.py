@@ -84,7 +84,8 @@ limits = {{ steps = 4, attempts = 2, seconds = 60, output_tokens = 4000, usd = "
 
 
 def pool_text(stub: ProviderStub) -> str:
-    """A pool file with workers of every wire format, each with one that is not cleared, and one that no tier has."""
+    """Return a pool file with workers of every wire format, each with one that is not cleared, and one that no tier
+    has."""
     text = PROVIDER.format(name="vllm", format="openai", url=stub.vllm_url, upper="VLLM")
     text += WORKER.format(worker="planner", name="0", provider="vllm", clearance=f'clearance = ["{LABEL}"]')
     text = text.replace("planner-0", "planner") + WORKER.format(
@@ -101,7 +102,7 @@ def pool_text(stub: ProviderStub) -> str:
 
 
 def environment() -> dict[str, str]:
-    """The keys that the stub accepts."""
+    """Return the keys that the stub accepts."""
     return {f"STUB_KEY_{name.upper()}": key for name, key in KEYS.items()} | {"STUB_KEY_VLLM": "none"}
 
 
@@ -136,7 +137,7 @@ class Scene:
         return forged and self.topology == "single"
 
     def payload(self, carrier: str) -> str:
-        """The injection's text if this carrier holds it."""
+        """Return the injection's text if this carrier holds it."""
         return self.injection.text if self.injection is not None and self.injection.carrier == carrier else ""
 
 
@@ -210,7 +211,7 @@ class Findings:
 
 
 def scenes(injections: Iterable[Injection]) -> Iterable[Scene]:
-    """Every injection over every topology that its carrier can reach; the wire formats take turns."""
+    """Return every injection over every topology that its carrier can reach; the wire formats take turns."""
     number = 0
     for place, injection in enumerate(injections):
         for topology in TOPOLOGIES:
@@ -360,7 +361,7 @@ def _ids(inbound: str, reply: dict[str, Any]) -> list[str]:
 
 
 def _further(scene: Scene, body: dict[str, Any], reply: dict[str, Any], ids: list[str], result: str) -> dict[str, Any]:
-    """The conversation with the calls under these ids and their results."""
+    """Return the conversation with the calls under these ids and their results."""
     if scene.inbound == "chat":
         calls = [{"id": one, "type": "function", "function": {"name": "look", "arguments": "{}"}} for one in ids]
         said = {"role": "assistant", "content": None, "tool_calls": calls}

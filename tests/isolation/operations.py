@@ -53,7 +53,7 @@ class Mirror(Echo):
     """A worker that repeats the request. It calls the tools that are on offer, unless it has their results."""
 
     def reply(self, received: Received) -> Reply:
-        """The reply to a request."""
+        """Return the reply to a request."""
         body = received.json
         if body.get("tools") and body["messages"][-1]["role"] != "tool":
             return Reply(chunks=(), tool_calls=(ToolCall("look"),), finish="tool")
@@ -82,7 +82,7 @@ class Report:
 
 
 def routes_of(app: FastAPI, prefix: str = "/v1/") -> list[tuple[str, str]]:
-    """Every method and path below a prefix."""
+    """Return every method and path below a prefix."""
     found = []
     for route in api_routes(list(app.routes)):
         found += [(method, route.path) for method in sorted((route.methods or set()) - {"HEAD"})]
@@ -242,7 +242,7 @@ async def _browse(
 
 
 def _pages(console: Console) -> list[tuple[str, set[str]]]:
-    """The pages and forms of the console that need a session, with their methods."""
+    """Return the pages and forms of the console that need a session, with their methods."""
     routes = [route for route in console._pages.routes if isinstance(route, Route)]
     found = [(route.path, route.methods or set()) for route in routes]
     return [one for one in found if not re.search("/static/|/sign-", one[0])]
@@ -260,7 +260,7 @@ def _read_page(report: Report, about: str, page: httpx.Response, other: Tenant, 
 
 
 def _ids_of(other: Tenant, told: str, sent: str) -> set[str]:
-    """The ids of a tenant's runs and keys that a reply has, without those that its request has."""
+    """Return the ids of a tenant's runs and keys that a reply has, without those that its request has."""
     found = set(RUN_ID.findall(told)) & other.every - set(RUN_ID.findall(sent))
     return found | {key for key in other.made if key in told and key not in sent}
 
@@ -270,7 +270,7 @@ async def _is_over(opened: Runtime, run: str) -> bool:
 
 
 async def _standing(opened: Runtime, runs: Iterable[str]) -> dict[str, tuple[Any, ...]]:
-    """What a meddling with these runs would change: their rows, their ratings, and whether content is left."""
+    """Return what a meddling with these runs would change: their rows, their ratings, and whether content is left."""
     found = {}
     store = opened.gateway.store
     for name in runs:
@@ -280,7 +280,7 @@ async def _standing(opened: Runtime, runs: Iterable[str]) -> dict[str, tuple[Any
 
 
 async def _rights(opened: Runtime, of: Tenant) -> tuple[Any, ...]:
-    """What a meddling with the administration of a tenant would change: its keys, its budgets, and itself."""
+    """Return what a meddling with the administration of a tenant would change: its keys, its budgets, and itself."""
     store = opened.gateway.store
     keys = [(row.id, row.digest, row.previous_until, row.revoked_at) for row in await store.keys(KeyQuery(of.name))]
     return keys, await store.budgets(of.name), await store.tenants(of.name), await store.holds(HoldQuery(of.name))

@@ -58,7 +58,7 @@ Request = Callable[[Tenant, Tenant, Chosen], Asked]
 
 
 def chat(mine: Tenant, **more: Any) -> dict[str, Any]:
-    """The body of a chat completion."""
+    """Return the body of a chat completion."""
     return {"model": "baton-mini", "messages": [{"role": "user", "content": f"{mine.word} asks."}], **more}
 
 
@@ -80,7 +80,7 @@ def _chat(mine: Tenant, theirs: Tenant, chosen: Chosen) -> Asked:
 
 
 def asking(mine: Tenant, _theirs: Tenant, _chosen: Chosen) -> Asked:
-    """A run whose plan waits for an approval, which the pool file lets its own key give."""
+    """Return a run whose plan waits for an approval, which the pool file lets its own key give."""
     return Asked("", chat(mine, baton={"approval": "required"}))
 
 

@@ -35,7 +35,7 @@ async def test_injections_cause_no_call_give_no_authority_and_move_no_canary(tmp
 
 
 async def judged(folder: Path, topology: str) -> Findings:
-    """What is found in one run of a topology."""
+    """Return what is found in one run of a topology."""
     fitting = [one for one in scenes(corpus()) if (one.topology, one.inbound, one.repeats) == (topology, "chat", False)]
     return await played(folder, fitting[:1], audits=False)
 

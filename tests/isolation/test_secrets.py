@@ -71,7 +71,8 @@ limits = {{ steps = 1, attempts = 1, seconds = 20, output_tokens = 500 }}
 
 
 def pool_text(stub: ProviderStub) -> str:
-    """A pool file with a tier for each wire format, and one whose provider stands behind a proxy that is away."""
+    """Return a pool file with a tier for each wire format, and one whose provider stands behind a proxy that is
+    away."""
     text = ""
     for name in ("openai", "responses", "anthropic", "gemini"):
         url = getattr(stub, f"{name}_url")
@@ -81,7 +82,7 @@ def pool_text(stub: ProviderStub) -> str:
 
 
 def leaks(place: str, text: str) -> list[str]:
-    """The canaries in a text, with its place."""
+    """Return the canaries in a text, with its place."""
     return [f"{place}: {canary}" for canary in CANARIES if canary in text]
 
 
@@ -132,7 +133,7 @@ async def provoke(stub: ProviderStub, client: httpx.AsyncClient, tiers: Sequence
 
 
 def baton(environ: dict[str, str], *arguments: str) -> str:
-    """The output of one command, whatever it comes to."""
+    """Return the output of one command, whatever it comes to."""
     with redirect_stdout(StringIO()) as out, redirect_stderr(out):
         main(arguments, environ)
     return out.getvalue()

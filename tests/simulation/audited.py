@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 def contradictions(world: World) -> list[str]:
-    """What the auditor finds in the journals, in its words."""
+    """Return what the auditor finds in the journals, in its words."""
     machine = world.loop.outside
     seam = Seam("auditor", machine, world.faults, world, Random(0))
     provider = cast(Provider, SimProvider(world.workers, seam))

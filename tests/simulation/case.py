@@ -32,7 +32,7 @@ class Case:
     world: World
 
     def bodies(self, *kinds: str) -> list[dict[str, Any]]:
-        """The bodies of all events of these kinds."""
+        """Return the bodies of all events of these kinds."""
         return [fact.body for fact in self.facts if fact.kind in kinds]
 
     @property
@@ -41,7 +41,7 @@ class Case:
         return self.world.calm
 
     def only(self, *kinds: str) -> bool:
-        """Whether nothing happened but faults whose names begin like that."""
+        """Return whether nothing happened but faults whose names begin like that."""
         return all(site.startswith(kinds) for site in self.world.faults.hits)
 
     @property

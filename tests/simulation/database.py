@@ -33,7 +33,7 @@ GIVE_UP = 5.0
 
 @cache
 def connection() -> Connection:
-    """One database for all worlds of this Python process; each begins by emptying it."""
+    """Return one database for all worlds of this Python process; each begins by emptying it."""
     engine = create_engine("sqlite://", poolclass=StaticPool, hide_parameters=True)
     event.listen(engine, "connect", _no_transactions)
     event.listen(engine, "begin", _begin)
@@ -71,7 +71,7 @@ class Database:
         cursor.execute("INSERT INTO forms (name, since) VALUES ('admin_events', 0)")
 
     def rows(self, query: str, *values: object) -> list[tuple[Any, ...]]:
-        """What the oracle reads, past all product code."""
+        """Return what the oracle reads, past all product code."""
         cursor = self.conn.connection.cursor()
         cursor.execute(query, values)
         return cursor.fetchall()

@@ -154,7 +154,7 @@ class Faults:
     """Which fault struck which await of the product."""
 
     def hit(self, site: str) -> bool:
-        """Whether it happens now."""
+        """Return whether it happens now."""
         rate = self.rates.get(site, 0.0)
         if not self.on or not rate or self.chance.random() >= rate:
             return False
@@ -164,8 +164,8 @@ class Faults:
 
 
 def _place() -> str:
-    """The await of the product that is struck, above its store and its queue where there is one, and who waits for
-    that."""
+    """Return the await of the product that is struck, above its store and its queue where there is one, and who waits
+    for that."""
     frame, found, above = sys._getframe(2), "", False
     while frame is not None:
         name = frame.f_code.co_filename

@@ -67,7 +67,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         return self._seconds
 
     def machine(self, name: str) -> Machine:
-        """A new machine."""
+        """Return a new machine."""
         machine = Machine(name)
         self._machines.append(machine)
         return machine

@@ -12,7 +12,7 @@ GARBAGE = ("", "{", '{"steps": 3}', '{"steps": [{"worker": "0"', "Sure! Here is 
 
 
 def plan_text(schema: Mapping[str, Any], call: int, hit: Callable[[str], bool], chance: Random) -> str:
-    """What the conductor's model answers under this schema."""
+    """Return what the conductor's model answers under this schema."""
     if hit("conductor.garbage"):
         return chance.choice(GARBAGE)
     further = schema["properties"]["steps"]["minItems"] == 0
@@ -37,7 +37,7 @@ def plan_text(schema: Mapping[str, Any], call: int, hit: Callable[[str], bool], 
 
 
 def callers_plan(names: tuple[str, ...], mark: str, most: int, chance: Random) -> dict[str, Any]:
-    """A plan that comes with the request: right in form and in fact."""
+    """Return a plan that comes with the request: right in form and in fact."""
     count = chance.randint(1, most)
     steps = [_step(place, chance.choice(names), f"<sub:{mark}.{place}>", chance) for place in range(count)]
     return {"steps": [{**step, "tools": chance.random() < 0.4} for step in steps]}

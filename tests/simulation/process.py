@@ -96,13 +96,13 @@ class Setting:
     names: int = 0
 
     def name(self, prefix: str) -> str:
-        """A fresh id, in the form of the product's own: ids of tool calls lead back to those of runs."""
+        """Return a fresh id, in the form of the product's own: ids of tool calls lead back to those of runs."""
         self.names += 1
         return f"{prefix}_{self.names:031x}" if prefix == "run" else f"{prefix}_{self.names:05d}"
 
 
 def conductor(tier: Tier) -> Conductor:
-    """The tier's policy."""
+    """Return the tier's policy."""
     if tier.conductor.worker is not None:
         style = STYLES[tier.conductor.prompt]
         return ModelConductor(tier.conductor.worker, style, positional=True, logprobs=False, temperature=0.0)
@@ -118,18 +118,18 @@ class Watch:
     lag: float = 0.0
 
     def wall(self) -> float:
-        """Seconds since 1970, as this machine believes."""
+        """Return the seconds since 1970, as this machine believes."""
         return EPOCH + self.loop.time() + self.wrong
 
     def tick(self) -> float:
-        """Seconds that never go back."""
+        """Return the seconds that never go back."""
         return self.loop.time() - self.lag
 
 
 def context(
     setting: Setting, watch: Watch, clock: Clock, store: Store, queue: StepQueue, provider: SimProvider
 ) -> EngineContext:
-    """What drivers and dispatchers of one process work with."""
+    """Return what drivers and dispatchers of one process work with."""
     return EngineContext(
         store=store,
         queue=queue,
@@ -316,5 +316,5 @@ class Process:
         hearing.over = True
 
     def now(self) -> float:
-        """The time, as a gateway context has it."""
+        """Return the time, as a gateway context has it."""
         return self.clock.now()

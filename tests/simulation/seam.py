@@ -32,15 +32,15 @@ class Seam:
         self._random = chance
 
     def hit(self, site: str) -> bool:
-        """Whether this fault happens now."""
+        """Return whether this fault happens now."""
         return self._faults.hit(site)
 
     def chance(self) -> float:
-        """A number in [0, 1)."""
+        """Return a number in [0, 1)."""
         return self._random.random()
 
     def time(self) -> float:
-        """The world's own time, whatever this process's clock says."""
+        """Return the world's own time, whatever this process's clock says."""
         return asyncio.get_running_loop().time()
 
     async def lag(self, usual: float) -> None:

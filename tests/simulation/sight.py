@@ -72,7 +72,8 @@ class Sight:
         return {token for n in shown for token in _tokens(own[n])}
 
     def of_step(self, n: int) -> set[str]:
-        """What a step is granted: its subtask, what its access list names, and its parent's part if it inherits it."""
+        """Return what a step is granted: its subtask, what its access list names, and its parent's part if it inherits
+        it."""
         step = self.steps[n]
         granted = _tokens(self.case.texts.get(step["subtask"], ""))
         granted |= self.task if "user" in step["access"] else set()
@@ -82,7 +83,7 @@ class Sight:
         return granted | (self.of_step(step["parent"]) if step.get("inherits") else set())
 
     def transcript(self, n: int, seq: int) -> set[str]:
-        """What a step has said with its calls of the caller's tools before an event, and what came back."""
+        """Return what a step has said with its calls of the caller's tools before an event, and what came back."""
         found: set[str] = set()
         said = ""
         for fact in self.case.facts[: seq - 1]:

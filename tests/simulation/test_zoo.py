@@ -14,7 +14,7 @@ SEEDS = range(1, 97)
 
 @cache
 def clean(weather: tuple[tuple[str, float], ...], seed: int) -> tuple[str, ...]:
-    """What is wrong with a world without bugs: nothing."""
+    """Return what is wrong with a world without bugs: nothing."""
     return tuple(play(seed, Weather(dict(weather))).violations)
 
 

@@ -226,8 +226,9 @@ class Witness:
                 self.object(f"{fact.run}: {fact.author} wrote {fact.kind}, but {owner} {title}")
 
     def intent_of(self, body: bytes, made: Mapping[str, int]) -> tuple[str, str] | None:
-        """The run and the hash of a committed intent with exactly these bytes: one for which no call was `made` yet, if
-        there is one, since a conversation that goes on and one that begins anew may be asked in the same words."""
+        """Return the run and the hash of a committed intent with exactly these bytes: one for which no call was `made`
+        yet, if there is one, since a conversation that goes on and one that begins anew may be asked in the same
+        words."""
         digests = ((run, hashlib.sha256(salt + body).hexdigest()) for run, salt in self.salts.items())
         found = [(run, digest) for run, digest in digests if digest in self.intents]
         return next((one for one in found if made.get(one[1], 0) < self.intents[one[1]]), found[0] if found else None)

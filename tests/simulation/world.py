@@ -152,7 +152,7 @@ class World:
         await self._stop()
 
     def start(self, name: str, gateway: bool, dispatcher: bool, incarnation: int = 0) -> Process:
-        """A new process; `name` is the place where it runs."""
+        """Return a new process; `name` is the place where it runs."""
         machine = self.loop.machine(f"{name}.{incarnation}")
         seam = Seam(machine.name, machine, self.faults, self, self.chance)
         runner = SimRunner(self.database, self.witness, seam)

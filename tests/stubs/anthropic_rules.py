@@ -208,7 +208,7 @@ def _check_choice(choice: dict[str, Any], offered: list[str]) -> None:
 
 
 def _unsupported(schema: Any) -> str | None:
-    """A keyword that strict tools do not take, if there is one; what stands in `properties` are names."""
+    """Return a keyword that strict tools do not take, if there is one; what stands in `properties` are names."""
     if not isinstance(schema, dict):
         return None
     found = sorted(UNSUPPORTED & schema.keys())

@@ -86,11 +86,11 @@ class AnthropicWire:
         return {"type": "error", "error": {"type": kind, "message": message}, "request_id": REQUEST_ID}
 
     def error_event(self, refused: Refused) -> Frame:
-        """The event `error`."""
+        """Return the event `error`."""
         return Frame("end", json.dumps(self.error(refused)), "error")
 
     def document(self, received: Received, reply: Reply) -> dict[str, Any]:
-        """A `message`."""
+        """Return a `message`."""
         content: list[dict[str, Any]] = []
         if reply.reasoning:
             content.append({"type": "thinking", "thinking": "".join(reply.reasoning), "signature": "c3R1Yg=="})

@@ -84,7 +84,7 @@ def signed(access: str, secret: str, region: str, token: str = "", service: str 
 
 
 def message(headers: Mapping[str, str], payload: bytes) -> bytes:
-    """One message of an event stream."""
+    """Return one message of an event stream."""
     lines = b"".join(
         bytes([len(name)]) + name.encode() + b"\x07" + struct.pack(">H", len(value)) + value.encode()
         for name, value in headers.items()
@@ -96,13 +96,13 @@ def message(headers: Mapping[str, str], payload: bytes) -> bytes:
 
 
 def chunk(data: str) -> bytes:
-    """One event of a model inside an event stream."""
+    """Return one event of a model inside an event stream."""
     payload = json.dumps({"bytes": base64.b64encode(data.encode()).decode(), "p": "abcd"}).encode()
     return message({":event-type": "chunk", ":content-type": "application/json", ":message-type": "event"}, payload)
 
 
 def exception(name: str) -> bytes:
-    """An exception inside an event stream."""
+    """Return an exception inside an event stream."""
     return message(
         {":exception-type": name, ":content-type": "application/json", ":message-type": "exception"},
         b'{"message": "provider-body-canary"}',
@@ -208,7 +208,8 @@ class CloudStub(_LocalServer):
 
 
 def _model(path: str, body: dict[str, Any]) -> tuple[Wire, str, str] | None:
-    """The wire format, the model, and how the answer is framed; None for a path or a body that no cloud takes."""
+    """Return the wire format, the model, and how the answer is framed; None for a path or a body that no cloud
+    takes."""
     if path.endswith(("/chat/completions", "/responses")):
         wire = OpenAIWire(None) if path.endswith("/chat/completions") else ResponsesWire(None)
         return wire, body["model"], "sse" if body.get("stream") else "whole"

@@ -98,11 +98,11 @@ class GeminiWire:
         return {"error": {**error, "details": refused.details} if refused.details else error}
 
     def error_event(self, refused: Refused) -> Frame:
-        """The status as an event of the stream."""
+        """Return the status as an event of the stream."""
         return Frame("end", json.dumps(self.error(refused)))
 
     def document(self, received: Received, reply: Reply) -> dict[str, Any]:
-        """A GenerateContentResponse."""
+        """Return a GenerateContentResponse."""
         if reply.finish == "blocked":
             return self._blocked(received, reply)
         parts: list[dict[str, Any]] = []

@@ -104,11 +104,11 @@ class OpenAIWire:
         return {"error": {"message": message, "type": kind, "param": refused.param, "code": code}}
 
     def error_event(self, refused: Refused) -> Frame:
-        """The error object as an event of the stream."""
+        """Return the error object as an event of the stream."""
         return Frame("end", json.dumps(self.error(refused)))
 
     def document(self, received: Received, reply: Reply) -> dict[str, Any]:
-        """A `chat.completion`."""
+        """Return a `chat.completion`."""
         body = received.json
         content = None if reply.refusal or (reply.tool_calls and not reply.chunks) else reply.text
         message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": reply.refusal, "annotations": []}

@@ -42,7 +42,7 @@ class Received:
         return json.loads(self.body)
 
     def header(self, name: str) -> str | None:
-        """The first header of that name, whatever its case."""
+        """Return the first header of that name, whatever its case."""
         return next((value for key, value in self.headers if key.lower() == name.lower()), None)
 
     def mark_disconnected(self) -> None:

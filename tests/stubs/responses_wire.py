@@ -58,12 +58,12 @@ class ResponsesWire:
         return self._shared.error(refused)
 
     def error_event(self, refused: Refused) -> Frame:
-        """The event `error`, which has its fields at the top."""
+        """Return the event `error`, which has its fields at the top."""
         error = self.error(refused)["error"]
         return self._event("end", "error", **{name: error[name] for name in ("code", "message", "param")})
 
     def document(self, received: Received, reply: Reply) -> dict[str, Any]:
-        """A `response`."""
+        """Return a `response`."""
         document = self._shell(received, reply)
         done = reply.finish in _COMPLETE
         usage = self._usage(reply)

@@ -14,7 +14,7 @@ TOOL_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 
 
 def names(text: str) -> frozenset[str]:
-    """The words of that text."""
+    """Return the words of that text."""
     return frozenset(text.split())
 
 

@@ -212,7 +212,7 @@ class Agent:
     """Seconds before it says anything."""
 
     def reply(self, received: Received) -> Reply:
-        """What follows from the conversation in the request."""
+        """Return what follows from the conversation in the request."""
         body = received.json
         if not body.get("tools"):
             return Reply(chunks=("My part.",), first_delay=self.delay)
@@ -255,14 +255,14 @@ _KINDS: dict[str, type[Any]] = {
 
 
 def plan_reply(*steps: tuple[int | str, str, Sequence[str | int]], chunk: int = 16, **fields_: Any) -> Reply:
-    """A reply whose text is a plan of (worker, subtask, access) steps, cut every `chunk` characters."""
+    """Return a reply whose text is a plan of (worker, subtask, access) steps, cut every `chunk` characters."""
     plan = {"steps": [{"worker": w, "subtask": s, "access": list(a)} for w, s, a in steps]}
     text = json.dumps(plan)
     return Reply(chunks=tuple(text[i : i + chunk] for i in range(0, len(text), chunk)), **fields_)
 
 
 def to_json(value: Any) -> Any:
-    """A behaviour as JSON data; every record carries its class name as `kind`."""
+    """Return a behaviour as JSON data; every record carries its class name as `kind`."""
     if type(value).__name__ in _KINDS:
         named = {f.name: to_json(getattr(value, f.name)) for f in fields(value)}
         return {"kind": type(value).__name__, **named}
@@ -270,7 +270,7 @@ def to_json(value: Any) -> Any:
 
 
 def from_json(data: Any) -> Any:
-    """The inverse of `to_json`; raises KeyError or TypeError on an unknown kind or field."""
+    """Return the inverse of `to_json`; raises KeyError or TypeError on an unknown kind or field."""
     if isinstance(data, dict) and "kind" in data:
         named = {name: from_json(item) for name, item in data.items() if name != "kind"}
         return _KINDS[data["kind"]](**named)
@@ -298,7 +298,7 @@ class Script:
         self._standing.clear()
 
     def left(self, model: str) -> int:
-        """How many queued acts of that model were not used yet."""
+        """Return how many queued acts of that model were not used yet."""
         return len(self._queues[model])
 
     def next(self, received: Received) -> Reply | Fail | Hang | Drop | Raw:

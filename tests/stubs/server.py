@@ -95,7 +95,7 @@ class ProviderStub:
         self._script.always(model, act)
 
     def left(self, model: str) -> int:
-        """How many queued acts were not taken."""
+        """Return how many queued acts were not taken."""
         return self._script.left(model)
 
     def clear(self) -> None:
@@ -109,7 +109,7 @@ class ProviderStub:
         self._released = asyncio.Event()
 
     def of(self, model: str) -> list[Received]:
-        """The requests for that model, in order of arrival."""
+        """Return the requests for that model, in order of arrival."""
         return [received for received in self.requests if received.model == model]
 
     async def wait_for(
@@ -191,7 +191,7 @@ class ProviderStub:
         return await exchange.reply(act)
 
     def _releasable(self, act: Behaviour) -> Behaviour:
-        """The act, whose stall without an end lasts until `release`."""
+        """Return the act, whose stall without an end lasts until `release`."""
         if isinstance(act, Reply) and isinstance(act.fault, Stall) and act.fault.seconds is None:
             return replace(act, fault=replace(act.fault, seconds=self._released))
         return act

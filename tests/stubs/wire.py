@@ -52,19 +52,19 @@ class Wire(Protocol):
         """The faultless event stream of that reply."""
 
     def document(self, received: Received, reply: Reply) -> dict[str, Any]:
-        """The non-streaming answer."""
+        """Return the non-streaming answer."""
 
     def error(self, refused: Refused) -> dict[str, Any]:
-        """The body of an error."""
+        """Return the body of an error."""
 
     def error_event(self, refused: Refused) -> Frame:
-        """An error inside a stream, which it ends."""
+        """Return an error inside a stream, which it ends."""
 
     def headers(self, status: int) -> dict[str, str]:
-        """The provider's own headers (request id, rate limits)."""
+        """Return the provider's own headers (request id, rate limits)."""
 
 
 def encode(frame: Frame, newline: str) -> bytes:
-    """One event as bytes."""
+    """Return one event as bytes."""
     event = f"event: {frame.event}{newline}" if frame.event else ""
     return f"{event}data: {frame.data}{newline}{newline}".encode()
