@@ -189,7 +189,7 @@ async def _log(opened: Runtime) -> Verdict:
 
 
 async def _tiers(opened: Runtime) -> Verdict:
-    """What operators have put in the place of tiers must stand in the pool file."""
+    """Check that what operators have put in the place of tiers stands in the pool file."""
 
     async def check() -> Verdict:
         standing = versions_in_force(await opened.context.store.changes())

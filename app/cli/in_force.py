@@ -1,5 +1,7 @@
-"""What operators have put in force: versions of conductors, and what serves tiers. Changes are made and listed in the
-same way for both."""
+"""Commands about what operators have put in force: versions of conductors, and what serves tiers.
+
+Changes of both are made and listed in the same way.
+"""
 
 import json
 import secrets

@@ -57,7 +57,7 @@ def _list(loaded: Loaded, limit: int, *, as_json: bool) -> int:
 
 
 def _words(catalog: Catalog, tier: str, now: VersionsInForce) -> str:
-    """What serves a tier; a subject that the pool file does not have serves nothing."""
+    """Return in words what serves a tier; a subject that the pool file does not have serves nothing."""
     if tier not in catalog.tiers:
         return f"{tier}: is not in the pool file any more"
     missing = [objection(catalog, tier, one) for one in (now.live, now.canary) if one]

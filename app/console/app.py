@@ -222,7 +222,7 @@ def _signing(pages: Pages) -> list[Route]:
 
 
 def _next(path: str) -> str:
-    """Where to go on: a page of this console, never another site."""
+    """Return the address to go on to: a page of this console, never another site."""
     is_ours = path == PATH or path.startswith((f"{PATH}/", f"{PATH}?"))
     if is_ours and "\\" not in path and not any(ord(char) < 33 for char in path):
         return path

@@ -88,7 +88,7 @@ def refusal(now: VersionsInForce, kind: ChangeKind, version: str) -> str:
 
 
 def refusal_in_place(now: VersionsInForce, kind: ChangeKind, version: str) -> str:
-    """The same, for what needs not to be loaded."""
+    """Return why a change cannot be made to what is in force; empty if it can. Nothing needs to be loaded for it."""
     if kind in ("canary", "promoted") and version == now.live:
         return f"{version} is live already"
     if kind == "unloaded" and version in (now.live, now.canary):

@@ -260,7 +260,7 @@ def decide(
 
 
 def _tightest(figures: Iterable[Figures]) -> tuple[Figures, ...]:
-    """Of each unit, the figures of the window that has least left."""
+    """Return, for each unit, the figures of the window that has least left."""
     found: dict[Unit, Figures] = {}
     for figure in figures:
         if figure.unit not in found or figure.remaining < found[figure.unit].remaining:

@@ -1,4 +1,4 @@
-"""What serves a tier: its own definition in the pool file, or a *subject* in its place. Pure.
+"""Rules about what serves a tier: its own definition in the pool file, or a *subject* in its place. Pure.
 
 A subject is another tier (`tier baton-next`), whose pool and conductor then plan and answer, or one worker that answers
 alone (`worker old-gpt`). A shadow tries a subject; an operator's change puts it in the tier's place, for a share of the

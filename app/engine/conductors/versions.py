@@ -149,7 +149,7 @@ async def checked_change(
 
 
 async def checked_service(store: Store, catalog: Catalog, wanted: RequestedChange) -> RequestedChange:
-    """The same for a change of what serves a tier of the pool file."""
+    """Check a change of what serves a tier of the pool file, as `checked_change` does."""
     known = versions_in_force(await store.changes()).get(wanted.conductor, VersionsInForce())
     reason = refusal_in_place(known, wanted.kind, wanted.version)
     if not reason and wanted.kind in ("canary", "promoted"):
@@ -160,7 +160,7 @@ async def checked_service(store: Store, catalog: Catalog, wanted: RequestedChang
 
 
 def missing_subjects(catalog: Catalog, known: Mapping[str, VersionsInForce]) -> list[str]:
-    """What is to serve a tier of the pool file and does not stand in it, in words."""
+    """Return in words what is to serve a tier of the pool file and does not stand in it."""
     found = []
     for name, now in sorted(known.items()):
         tier = tier_in(name)

@@ -290,7 +290,7 @@ class PromotionEvidence(Reply):
 
 
 class TierService(Reply):
-    """What serves a tier. The empty subject is the tier's own definition."""
+    """The subject that serves a tier. The empty subject is the tier's own definition."""
 
     object: Literal["tier"]
     name: str

@@ -138,7 +138,7 @@ class CanaryRequest(VersionRequest):
 
 
 class SubjectRequest(WireModel):
-    """What is to serve a tier."""
+    """The subject that is to serve a tier."""
 
     subject: Annotated[str, StringConstraints(min_length=1, max_length=256)]
     """Another tier (`tier NAME`), or a worker that answers alone (`worker NAME`); a name alone is that of a tier, or
@@ -146,14 +146,14 @@ class SubjectRequest(WireModel):
 
 
 class TierPromotionRequest(SubjectRequest):
-    """What is to serve all runs of a tier."""
+    """The subject that is to serve all runs of a tier."""
 
     force: Annotated[str, StringConstraints(min_length=1, max_length=500)] | None = None
     """The reason why it is promoted although conditions of the tier's `promotion` do not hold; it is recorded."""
 
 
 class TierCanaryRequest(SubjectRequest):
-    """What is to serve a share of a tier's runs."""
+    """The subject that is to serve a share of a tier's runs."""
 
     share: Annotated[float, Field(gt=0, lt=1)]
 

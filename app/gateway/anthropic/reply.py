@@ -120,7 +120,8 @@ def _tool_use(call: str, name: str) -> dict[str, Any]:
 
 
 def _stopped(ended: TurnEnd, stops: Sequence[str]) -> dict[str, Any]:
-    """Why the message stopped. Only some workers say at which stop sequence they stopped; else it is `end_turn`."""
+    """Return why the message stopped. Only some workers say at which stop sequence they stopped; for the others it is
+    `end_turn`."""
     reason, sequence, place = STOPS.get(ended.finish, "end_turn"), None, ended.stop_sequence
     if ended.finish == "stop" and place is not None and place < len(stops):
         reason, sequence = "stop_sequence", stops[place]

@@ -122,7 +122,7 @@ def proposals(state: RunState) -> list[dict[str, Any]]:
 
 
 def _within(parent: int | None) -> dict[str, Any]:
-    """Of what is nested: in which step."""
+    """Return the field that names the step in which a workflow is nested."""
     if parent is None:
         return {}
     return {"parent": parent}

@@ -59,7 +59,7 @@ class Budgets(Protocol):
 
 
 class BudgetAccounts(Protocol):
-    """What the service itself asks of budgets. All verbs raise `StoreUnavailable`."""
+    """The accounts of budgets, as the service itself uses them. All verbs raise `StoreUnavailable`."""
 
     async def sum_up_budget_use(self, before: float) -> int:
         """Replace the windows that ended before this time (seconds since 1970), and in which nothing is held, by one

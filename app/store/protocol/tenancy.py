@@ -81,9 +81,11 @@ class TenantStore(ContentReads, Protocol):
 
 
 class TenantAdministration(Keys, Tenants, Budgets, AdminEvents, Protocol):
-    """What administers a tenant: its keys, its budgets, the log of its changes, its holds and itself. On Postgres all
-    of it is read and changed under row-level security: what another tenant has is absent, and a change that would give
-    another tenant something raises `NotFound`."""
+    """The administration of a tenant: its keys, its budgets, the log of its changes, its holds and itself.
+
+    On Postgres all of it is read and changed under row-level security: what another tenant has is absent, and a change
+    that would give another tenant something raises `NotFound`.
+    """
 
     async def holds(self, query: HoldQuery = EVERY_HOLD) -> tuple[Hold, ...]:
         """Behave as `Holds.holds` does, for the holds on this tenant's runs."""
