@@ -198,7 +198,9 @@ class Subscriber:
         except Exception as fault:
             self._losses.sink_failures += 1
             # Only the kind of fault: its text may hold what a worker said.
-            log.warning("A sink of the step queue raised %s.", type(fault).__name__)
+            log.warning(
+                "A subscriber of the step queue failed with %s; the message is lost to it.", type(fault).__name__
+            )
 
 
 def sealed(payload: bytes, channel: str, key: bytes) -> bytes:

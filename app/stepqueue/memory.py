@@ -151,7 +151,10 @@ class MemoryQueue:
                 except Exception as fault:
                     self.sink_failures += 1
                     # Only the kind of fault: its text may hold what a worker said.
-                    log.warning("A sink of the step queue raised %s.", type(fault).__name__)
+                    log.warning(
+                        "A subscriber of the step queue failed with %s; the message is lost to it.",
+                        type(fault).__name__,
+                    )
 
     @asynccontextmanager
     async def subscribe(self, address: str, sink: Callable[[Live], None]) -> AsyncIterator[None]:

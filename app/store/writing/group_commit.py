@@ -375,7 +375,10 @@ def _refusal(error: Exception) -> BatonError:
     if isinstance(error, NotFound):
         return error
     if not isinstance(error, Fault):
-        logger.error("The store could not write an entry to the journal because of a bug.", exc_info=error)
+        logger.error(
+            "The store could not write an entry to the journal because of a bug; report it with this traceback.",
+            exc_info=error,
+        )
     unavailable = StoreUnavailable(retry_after=1.0)
     if isinstance(error, Fault) and error.reason == "undecided":
         unavailable = StoreUnavailable(UNKNOWN, code=UNDECIDED, retry_after=1.0)
