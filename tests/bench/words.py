@@ -18,11 +18,12 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from random import Random
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -43,9 +44,10 @@ from tests.harness.processes import KEY, Caller, calling, environment, running
 from tests.vllm.server import OFFLINE, PYTHON, ROOT, VllmServer, serve
 
 POOLS = 8
-THREADS = 4
+THREADS = 8
 SECONDS = 300.0
-MIXTURE = "mixture of agents"
+CONDUCTED = "conducted"
+BESIDE = ("mixture of agents", "planner-executor-checker")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +73,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.bench.words", description=main.__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--tasks", type=int, default=1_000)
-    parser.add_argument("--mixture", type=int, default=200, help="tasks that the tuned mixture of agents answers")
+    parser.add_argument("--beside", type=int, default=200, help="tasks that the tuned fixed plans answer")
+    parser.add_argument("--keep", type=Path, help="a file of what was asked, which is not asked again")
     parser.add_argument("--url", help="a vLLM that serves the folder already, with /v1")
     parser.add_argument("--seed", type=int, default=0, help="of the pools")
     asked = parser.parse_args()
@@ -88,7 +91,7 @@ def main() -> int:
 def _measure(asked: argparse.Namespace, pools: Sequence[Pool], server: VllmServer) -> None:
     held_out = posed("fresh")[: asked.tasks]
     over = [pools[place % POOLS] for place in range(len(held_out))]
-    mixtures = [_mixture(one) for one in pools]
+    fixed = _tuned(pools)
     with tempfile.TemporaryDirectory(prefix="baton-words-") as name:
         folder = Path(name)
         (folder / "pool.toml").write_text(pool_file(pools, server))
@@ -97,16 +100,41 @@ def _measure(asked: argparse.Namespace, pools: Sequence[Pool], server: VllmServe
         asyncio.run(_calibrated(environ["BATON_DATABASE_URL"], pools))
         with running("serve", folder, environ) as process, calling(process.url, timeout=SECONDS) as caller:
 
-            def conducted(place: int) -> Asked:
-                return _ask(caller, place % POOLS, over[place], held_out[place], None)
+            def answered(arm: str, count: int) -> list[Asked]:
+                plans = fixed.get(arm) or [None] * POOLS
 
-            def mixed(place: int) -> Asked:
-                return _ask(caller, place % POOLS, over[place], held_out[place], mixtures[place % POOLS])
+                def ask(place: int) -> Asked:
+                    return _ask(caller, place % POOLS, over[place], held_out[place], plans[place % POOLS])
 
-            found = _together(conducted, len(held_out))
-            beside = _together(mixed, min(asked.mixture, len(held_out)))
+                return _together(ask, count, Kept(asked.keep, arm))
+
+            found = answered(CONDUCTED, len(held_out))
+            beside = {arm: answered(arm, min(asked.beside, len(held_out))) for arm in BESIDE}
     trainers = _of_the_trainer(asked.folder, held_out, over, found)
-    print(json.dumps(report(held_out, over, found, trainers, beside), indent=1))
+    print(json.dumps(report(held_out, over, found, trainers, beside, fixed), indent=1))
+
+
+class Kept:
+    """What one arm was asked, in lines of a file that other arms may share; without a file nothing is kept."""
+
+    def __init__(self, path: Path | None, arm: str) -> None:
+        self._path, self._arm = path, arm
+        self._lock = Lock()
+        self.known: dict[int, Asked] = {}
+        lines = path.read_text().splitlines() if path and path.exists() else []
+        for line in lines:
+            row = json.loads(line)
+            if row["arm"] == arm:
+                plan = row["asked"]["plan"]
+                row["asked"]["plan"] = Plan(plan[0], tuple(plan[1])) if plan else None
+                row["asked"]["order"] = tuple(row["asked"]["order"])
+                self.known[row["place"]] = Asked(**row["asked"])
+
+    def note(self, place: int, one: Asked) -> None:
+        """Write one line."""
+        if self._path:
+            with self._lock, self._path.open("a") as file:
+                file.write(json.dumps({"arm": self._arm, "place": place, "asked": asdict(one)}) + "\n")
 
 
 def report(
@@ -114,11 +142,21 @@ def report(
     over: Sequence[Pool],
     found: Sequence[Asked],
     trainers: Sequence[Plan | None],
-    mixed: Sequence[Asked],
+    beside: Mapping[str, Sequence[Asked]],
+    fixed: Mapping[str, Sequence[Plan]],
 ) -> dict[str, Any]:
     """Return what was measured; intervals are of 95 %, by a bootstrap over tasks."""
-    served = _rewards(held_out, over, [one.plan for one in found])
-    trained = _rewards(held_out, over, trainers)
+    known = {id(one): Rewards(one) for one in over}
+    plans = [one.plan for one in found]
+    exact = _chances(held_out, over, plans, known)
+    arms: dict[str, Any] = {}
+    for arm, answered in beside.items():
+        of_all = [fixed[arm][place % POOLS] for place in range(len(held_out))]
+        ahead = exact - _chances(held_out, over, of_all, known)
+        arms[f"tuned {arm}"] = {"exact accuracy less its, over all tasks": _interval(ahead)} | _compared(
+            found, answered
+        )
+    served, trained = _rewards(held_out, over, plans, known), _rewards(held_out, over, trainers, known)
     return {
         "tasks": len(found),
         "valid plans": sum(one.valid for one in found),
@@ -129,27 +167,27 @@ def report(
         "expected reward of the trainer's plans": _interval(trained),
         "difference": _interval(served - trained),
         "accuracy": _interval(np.array([float(one.right) for one in found])),
+        "exact accuracy": _interval(exact),
         "tokens": _interval(np.array([float(one.tokens) for one in found])),
         "of them the conductor's": round(sum(one.conducting for one in found) / len(found), 1),
         "usd": round(sum(one.usd for one in found) / len(found), 6),
-        "tuned mixture of agents": _compared(found[: len(mixed)], mixed),
-    }
+    } | arms
 
 
-def _compared(found: Sequence[Asked], mixed: Sequence[Asked]) -> dict[str, Any]:
-    """Both over the same tasks."""
+def _compared(all_found: Sequence[Asked], answered: Sequence[Asked]) -> dict[str, Any]:
+    """Both over the same tasks, as they were answered."""
+    found = all_found[: len(answered)]
     ours = np.array([float(one.tokens) for one in found])
-    theirs = np.array([float(one.tokens) for one in mixed])
-    right = np.array([float(one.right) - float(other.right) for one, other in zip(found, mixed, strict=True)])
+    theirs = np.array([float(one.tokens) for one in answered])
+    right = np.array([float(one.right) - float(other.right) for one, other in zip(found, answered, strict=True)])
+    count = max(1, len(answered))
     return {
-        "tasks": len(mixed),
-        "accuracy": round(sum(one.right for one in mixed) / max(1, len(mixed)), 3),
-        "accuracy of the conductor less the mixture's": _interval(right),
-        "tokens": round(float(theirs.mean()), 1) if len(mixed) else None,
-        "tokens of the conductor in parts of the mixture's": round(float(ours.sum() / theirs.sum()), 3)
-        if len(mixed)
-        else None,
-        "usd": round(sum(one.usd for one in mixed) / max(1, len(mixed)), 6),
+        "tasks answered by both": len(answered),
+        "accuracy": round(sum(one.right for one in answered) / count, 3),
+        "accuracy of the conductor less its": _interval(right),
+        "tokens": round(float(theirs.sum()) / count, 1),
+        "tokens of the conductor in parts of its": round(float(ours.sum() / max(1.0, theirs.sum())), 3),
+        "usd": round(sum(one.usd for one in answered) / count, 6),
     }
 
 
@@ -163,25 +201,49 @@ def _interval(values: np.ndarray[Any, Any]) -> list[float]:
     return [round(float(value), 4) for value in (values.mean(), low, high)]
 
 
-def _rewards(held_out: Sequence[Task], over: Sequence[Pool], plans: Sequence[Plan | None]) -> np.ndarray[Any, Any]:
+def _rewards(
+    held_out: Sequence[Task], over: Sequence[Pool], plans: Sequence[Plan | None], known: Mapping[int, Rewards]
+) -> np.ndarray[Any, Any]:
     """The exact expected rewards; a plan that is none of the catalogue counts as wrong."""
-    known = {id(one): Rewards(one) for one in over}
     found = []
     for task, one, plan in zip(held_out, over, plans, strict=True):
         found.append(expected(plan, task, known[id(one)]) if plan else 0.0)
     return np.array(found)
 
 
-def _mixture(one: Pool) -> Plan:
-    """The best mixture of agents over a pool, for tasks of training."""
-    setting = Setting(one, tasks("train", "words|mixture", 60), tasks("train", "words|mixture|validation", 30))
-    (tuned,) = [policy for policy in fixed_plans() if policy.name == MIXTURE]
-    return setting.plans[int(tuned.choose(setting, setting.validation)[0])]
+def _chances(
+    held_out: Sequence[Task], over: Sequence[Pool], plans: Sequence[Plan | None], known: Mapping[int, Rewards]
+) -> np.ndarray[Any, Any]:
+    """The exact chances of right answers."""
+    found = []
+    for task, one, plan in zip(held_out, over, plans, strict=True):
+        found.append(float(known[id(one)].right(plan.shape, task).mean(axis=0)[plan.workers]) if plan else 0.0)
+    return np.array(found)
 
 
-def _together(ask: Callable[[int], Asked], count: int) -> list[Asked]:
+def _tuned(pools: Sequence[Pool]) -> dict[str, list[Plan]]:
+    """For each kind of fixed plan the best one over each pool, for tasks of training."""
+    kinds = [policy for policy in fixed_plans() if policy.name in BESIDE]
+    found: dict[str, list[Plan]] = {policy.name: [] for policy in kinds}
+    for one in pools:
+        setting = Setting(one, tasks("train", "words|mixture", 60), tasks("train", "words|mixture|validation", 30))
+        for policy in kinds:
+            found[policy.name].append(setting.plans[int(policy.choose(setting, setting.validation)[0])])
+    return found
+
+
+def _together(ask: Callable[[int], Asked], count: int, kept: Kept) -> list[Asked]:
+    """Ask what is not known, several at a time."""
+
+    def one(place: int) -> Asked:
+        if place in kept.known:
+            return kept.known[place]
+        found = ask(place)
+        kept.note(place, found)
+        return found
+
     with ThreadPoolExecutor(THREADS) as threads:
-        return list(threads.map(ask, range(count)))
+        return list(threads.map(one, range(count)))
 
 
 def _ask(caller: Caller, place: int, chosen: Pool, task: Task, plan: Plan | None) -> Asked:
