@@ -260,6 +260,9 @@ async def test_the_owner_of_the_tables_reads_for_a_caller_under_the_same_policie
             await store.of_tenant(OURS).run("their-run")
         with pytest.raises(StoreUnavailable):
             await store.read_for(OURS, lambda conn: conn.execute(text("UPDATE runs SET error = 'x'")))
+        assert await store.write_for(OURS, lambda conn: conn.execute(text("UPDATE keys SET name = 'x'")).rowcount) == 1
+        with pytest.raises(NotFound):
+            await store.administration_of(OURS).add_key(KeyRow("new", THEIRS, "n", b"", frozenset(), 1.0))
         forced = "SELECT relname FROM pg_class WHERE relforcerowsecurity AND relrowsecurity"
         found = set(await store._read(lambda conn: conn.execute(text(forced)).scalars().all()))
         listed = listed_tables()
