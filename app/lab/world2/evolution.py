@@ -158,7 +158,7 @@ def evolved(settings: Sequence[Setting], seed: int, executions: int) -> Rules:
 
 
 class Conducted(GEPAAdapter[Posed, Trace, Plan]):
-    """What GEPA asks for: executions of a prompt's plans, their traces, and a new prompt after reflection on these."""
+    """The adapter for GEPA: it executes a prompt's plans, gives their traces, and asks for a new prompt upon these."""
 
     def __init__(self, tasks: Sequence[Task], random: Random) -> None:
         self._cues, self._random = _cues(tasks), random
