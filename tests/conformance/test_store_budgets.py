@@ -313,7 +313,7 @@ async def test_a_lowered_amount_binds_what_slices_have_in_escrow(opener: Opener)
             await theirs.append(intend("theirs", "b", 51))
         assert refused.value.left == 50
         await theirs.append(intend("theirs", "b", 50))
-        await ours.set_budget(replace(SLICED, usd=160, slices=None))
+        await ours.set_budget(replace(SLICED, usd=160, slices=None, soft=None))
         await theirs.append(outcome("theirs", "b", 50, 10))
         await theirs.append(intend("theirs", "c", 50))
         with pytest.raises(BudgetExhausted):
