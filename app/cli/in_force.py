@@ -6,7 +6,7 @@ Changes of both are made and listed in the same way.
 import json
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import asdict
 
 from app.cli import storage, terminal
@@ -63,9 +63,17 @@ def author(asked: Asked) -> Actor:
     return storage.operator()
 
 
-def show(made: Sequence[Change], limit: int, *, as_json: bool, words: Callable[[str, VersionsInForce], str]) -> None:
-    """Print what is in force after these changes, a line of `words` for each name, and the latest changes."""
-    standing = versions_in_force(made)
+def show(
+    made: Sequence[Change],
+    limit: int,
+    *,
+    as_json: bool,
+    words: Callable[[str, VersionsInForce], str],
+    names: Iterable[str] = (),
+) -> None:
+    """Print what is in force after these changes, a line of `words` for each name, and the latest changes; with a line
+    for each of `names`, whether or not something of it was changed."""
+    standing = {name: VersionsInForce() for name in names} | versions_in_force(made)
     if as_json:
         now_in_force = {name: asdict(now) for name, now in standing.items()}
         terminal.print_json({"in_force": now_in_force, "changes": [asdict(one) for one in made[-limit:]]})

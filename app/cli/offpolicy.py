@@ -144,10 +144,13 @@ async def _note(store: Store, loaded: Loaded, row: RunRow, found: JournaledDecis
     events = (await store.journal(row.id)).events
     one = decided(events)
     reason = _reason_not_usable(tier, one)
+    admitted = next(facts(events, RunAdmitted), None)
+    if admitted is not None and admitted.served_by:
+        reason = "something else served it in the tier's place"
     if reason or one is None:
         found.skipped[reason] += 1
         return
-    task = next((fact.task for fact in facts(events, RunAdmitted)), "")
+    task = admitted.task if admitted is not None else ""
     seen, named = await _seen(store, row.id, one, task)
     after = None
     if one.further is not None:

@@ -245,7 +245,7 @@ async def _one(batch: Batch, row: RunRow) -> ReplayedRun | None:
 
 def _order(batch: Batch, row: RunRow, earlier: replays.Earlier) -> Order:
     catalog, under = batch.opened.pool.catalog(), batch.under
-    tier, model = _tier(catalog, row, under)
+    tier, model = _tier(catalog, row, earlier.state.admitted.served_by, under)
     effort = nearest_effort(tier, under.get("effort") or earlier.state.admitted.effort or None)
     plan = None
     if "plan" in under:
@@ -272,9 +272,11 @@ def _order(batch: Batch, row: RunRow, earlier: replays.Earlier) -> Order:
     )
 
 
-def _tier(catalog: Catalog, row: RunRow, under: Mapping[str, str]) -> tuple[Tier, str]:
+def _tier(catalog: Catalog, row: RunRow, served_by: str, under: Mapping[str, str]) -> tuple[Tier, str]:
     model = under.get("tier") or row.model
-    tier = tier_for(catalog, under["tier"]) if "tier" in under else tier_of(catalog, row.tier, row.model)
+    tier = tier_of(catalog, row.tier, row.model, served_by)
+    if "tier" in under:
+        tier = tier_for(catalog, under["tier"])
     if tier is not None and "conductor" in under:
         model = f"{tier.name}:conductor:{under['conductor']}"
         tier = tier_for(catalog, model)

@@ -52,7 +52,8 @@ def _list(loaded: Loaded, limit: int, *, as_json: bool) -> int:
         return _words(loaded.catalog, tier_in(name), now)
 
     made = event_loop.run(in_force.changes(loaded.settings, of_tiers=True))
-    in_force.show(made, limit, as_json=as_json, words=words)
+    names = [f"{TIER}{name}" for name in loaded.catalog.tiers]
+    in_force.show(made, limit, as_json=as_json, words=words, names=names)
     return 0
 
 

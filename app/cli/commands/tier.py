@@ -42,4 +42,4 @@ def define(root: Group) -> None:
     @option("--limit", type=COUNT, default=20, help="The most changes to list.")
     @AS_JSON
     def ls() -> None:
-        """List what serves tiers by a change, and every change with its time and author."""
+        """List what serves each tier, and every change with its time and author."""

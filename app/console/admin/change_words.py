@@ -26,6 +26,9 @@ DONE: Final[Mapping[str, str]] = {
     "conductor.canary": "Version given a share of the runs",
     "conductor.promoted": "Version put in force",
     "conductor.rolled_back": "Earlier version put in force",
+    "tier.canary": "Share of a tier's runs served by something else",
+    "tier.promoted": "Tier served by something else",
+    "tier.rolled_back": "Tier served as before",
     "content.read": "Content read",
 }
 """What each action of the log means. An action of a later release is shown as it is."""

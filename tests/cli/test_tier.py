@@ -1,0 +1,41 @@
+"""`baton tier`: what serves a tier is tried, promoted by its conditions or with a reason, listed and rolled back."""
+
+import json
+from pathlib import Path
+
+from tests.cli.test_commands import baton
+
+REHEARSAL = Path(__file__).parents[2] / "app/process/config/rehearsal.toml"
+NEXT = """
+[tiers.baton-next]
+pool = ["rehearsal-abacus"]
+conductor = { kind = "fixed", shape = "single", workers = ["rehearsal-abacus"] }
+
+[tiers.baton-mini.promotion]
+min_pairs = 50
+"""
+
+
+def test_a_tier_is_tried_promoted_with_a_reason_and_rolled_back(tmp_path: Path) -> None:
+    pool = tmp_path / "pool.toml"
+    pool.write_text(REHEARSAL.read_text() + NEXT)
+    environ = {"BATON_POOL": str(pool)}
+    assert baton(tmp_path, "migrate", **environ).status == 0
+    tried = baton(tmp_path, "tier", "canary", "baton-mini", "--to", "rehearsal-sage", "--share", "0.1", **environ)
+    assert "baton-mini: its own definition; canary worker rehearsal-sage for 10% of the runs" in tried.out
+    refused = baton(tmp_path, "tier", "promote", "baton-mini", "--to", "baton-next", **environ)
+    assert (refused.status, "min_pairs" in refused.out, "Not promoted" in refused.err) == (1, True, True)
+    forced = ("tier", "promote", "baton-mini", "--to", "baton-next", "--force", "incident 12", "--json")
+    (change,) = json.loads(baton(tmp_path, *forced, **environ).out)["changes"]
+    assert (change["version"], json.loads(change["note"])["forced"]) == ("tier baton-next", "incident 12")
+    listed = baton(tmp_path, "tier", "ls", **environ).out
+    assert "baton-mini: tier baton-next\n" in listed
+    assert "baton-ultra: its own definition\n" in listed
+    assert "baton-next" not in baton(tmp_path, "conductor", "ls", **environ).out
+    pool.write_text(REHEARSAL.read_text())
+    assert "its own definition serves instead" in baton(tmp_path, "tier", "ls", **environ).out
+    doctor = baton(tmp_path, "doctor", **environ)
+    assert (doctor.status, "tier baton-next is to serve baton-mini" in doctor.out) == (1, True)
+    gone = baton(tmp_path, "tier", "canary", "baton-ultra", "--to", "baton-next", "--share", "0.1", **environ)
+    assert (gone.status, "the pool file has no tier baton-next" in gone.err) == (2, True)
+    assert "baton-mini: its own definition\n" in baton(tmp_path, "tier", "rollback", "baton-mini", **environ).out
