@@ -14,6 +14,7 @@ import pytest
 
 from app.cli.run_words import why
 from app.core.pool.catalog import SelectorSpec, Tier
+from app.core.pool.conductor_versions import Change
 from app.core.rating.calibration import Trial
 from app.core.rating.features import features, from_json, of_answer
 from app.core.rating.posterior import BIAS
@@ -144,6 +145,22 @@ async def test_ratings_move_the_choice_and_survive_a_restart(
         await again.ratings.learn(tier, spec_of(tier))
         anew = await decision(again, await ask(other))
         assert anew["version"] == made["version"]
+
+
+async def test_a_selector_that_serves_another_tier_learns_from_the_runs_of_that(
+    opened: Runtime, client: httpx.AsyncClient
+) -> None:
+    store, tiers = opened.context.store, opened.pool.catalog().tiers
+    at = opened.context.now()
+    await store.change(Change("change_1", at, "me", "tier baton-mini", "promoted", "tier baton-twice"))
+    await opened.versions.look()
+    run = await ask(client)
+    assert (await decision(opened, run))["policy"] == "selector-3/baton-twice"
+    assert (await client.post(f"/v1/runs/{run}/feedback", json={"score": 1.0})).status_code == 200
+    for name in ("baton-mini", "baton-twice"):
+        await opened.ratings.learn(tiers[name], spec_of(tiers[name]))
+    found = [(await posterior_of(store, name, "acme")).ratings for name in ("baton-mini", "baton-twice")]
+    assert found == [0, 1]
 
 
 async def test_what_a_tenant_rates_stays_with_it_over_restarts(

@@ -15,9 +15,11 @@ import pytest
 from app.core.pool.conductor_versions import ChangeKind, versions_in_force
 from app.core.pool.policy import Overrides
 from app.core.pool.serving import TIER
+from app.core.rating.shadows import notes_from_json, policy_of
 from app.core.run.kinds import Kind
 from app.engine.conductors.versions import RequestedChange, checked_service, make_change
 from app.engine.conductors.watch import PromotionWatch
+from app.engine.runs.shadows import Shadows
 from app.errors import ConfigInvalid
 from app.process.config import configure
 from app.process.wiring import Runtime
@@ -114,6 +116,10 @@ async def test_a_request_that_the_subject_cannot_take_is_served_by_the_tiers_own
             for said, changes in own.items():
                 found, admitted = await asked(opened, **changes)
                 assert (found, "served_by" in admitted) == (said, False), changes
+            await put(opened, "promoted", "tier baton-ultra")
+            said, admitted = await asked(opened, labels=frozenset({"secret"}))
+            assert (said, "served_by" in admitted) == (SAYS["alpha"], False), "its conductor may not read the labels"
+            await put(opened, "rolled_back")
             for overrides in (Overrides(pin="delta"), Overrides(allow=frozenset({"alpha", "delta"}))):
                 found, admitted = await asked(opened, overrides=overrides)
                 assert (found, admitted["served_by"]) == ("From delta.", "tier baton-next")
@@ -130,6 +136,21 @@ async def test_a_canary_serves_its_share_and_the_same_runs_everywhere(tmp_path: 
             assert set(found) == {SAYS["alpha"], SAYS["gamma"]}
             now = versions_in_force(await opened.context.store.changes())[f"{TIER}baton-mini"]
             assert (now.live, now.canary, now.share) == ("", "worker gamma", 0.5)
+
+
+async def test_a_run_gets_no_shadow_under_what_has_served_it(tmp_path: Path) -> None:
+    async with ProviderStub() as stub:
+        speak(stub)
+        tried = '[tiers.baton-mini.shadow]\nshare = 1\nworker = "gamma"\n'
+        async with running_service(tmp_path, pool(stub, tried)) as opened:
+            shadows = Shadows(opened.context, opened.drivers)
+            await shadows.look()
+            await put(opened, "promoted", "worker gamma")
+            await asked(opened)
+            await shadows.look()
+            notes = await opened.context.store.learned(policy_of("baton-mini"), 0)
+            assert notes is not None
+            assert notes_from_json(notes.body).since(0.0) == {"served": 1}
 
 
 async def test_what_the_pool_file_lacks_is_refused_and_serves_nothing(

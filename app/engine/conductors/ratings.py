@@ -294,7 +294,7 @@ class RatingReader:
     async def _rated(self, tier: Tier, fresh: Sequence[Feedback]) -> list[Rated]:
         """The runs of the tier that these ratings are about."""
         found = await self._context.store.rated(fresh, evidence.TOLD, evidence.looked_at) if fresh else ()
-        return [one for one in found if _learner(one) == policy(tier.name)]
+        return [one for one in found if _learner(one) == tier.name]
 
     async def _own_part(self, tier: str, tenant: str) -> Posterior:
         """The own part of a tenant, whether it is held here or not."""
@@ -354,9 +354,11 @@ def _within_daily_limit(
 
 
 def _learner(rated: Rated) -> str:
-    """The policy that has decided the run, which may be that of another tier that serves the run's own."""
+    """Return the tier whose selector has decided the run, which may be another one that serves the run's own."""
     decided = evidence.decision(rated.events)
-    return policy(rated.tier) if decided is None else str(decided["policy"])
+    if decided is None:
+        return rated.tier
+    return str(decided["policy"]).partition("/")[2]
 
 
 def selectors(tiers: Sequence[Tier]) -> list[tuple[Tier, SelectorSpec]]:
