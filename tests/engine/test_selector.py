@@ -148,18 +148,20 @@ async def test_ratings_move_the_choice_and_survive_a_restart(
 
 
 async def test_a_selector_that_serves_another_tier_learns_from_the_runs_of_that(
-    opened: Runtime, client: httpx.AsyncClient
+    opened: Runtime, client: httpx.AsyncClient, stub: ProviderStub
 ) -> None:
     store, tiers = opened.context.store, opened.pool.catalog().tiers
     at = opened.context.now()
-    await store.change(Change("change_1", at, "me", "tier baton-mini", "promoted", "tier baton-twice"))
+    await store.change(Change("change_1", at, "me", "tier baton-mini", "promoted", "tier baton-ultra"))
     await opened.versions.look()
+    stub.always("planner", Reply(chunks=(plan_text((0, "Answer", ["user"])),)))
     run = await ask(client)
-    assert (await decision(opened, run))["policy"] == "selector-3/baton-twice"
+    made = await decision(opened, run)
+    assert (made["policy"], "model" in made["candidates"]) == ("selector-3/baton-ultra", True)
     assert (await client.post(f"/v1/runs/{run}/feedback", json={"score": 1.0})).status_code == 200
-    for name in ("baton-mini", "baton-twice"):
+    for name in ("baton-mini", "baton-ultra"):
         await opened.ratings.learn(tiers[name], spec_of(tiers[name]))
-    found = [(await posterior_of(store, name, "acme")).ratings for name in ("baton-mini", "baton-twice")]
+    found = [(await posterior_of(store, name, "acme")).ratings for name in ("baton-mini", "baton-ultra")]
     assert found == [0, 1]
 
 

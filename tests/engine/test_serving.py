@@ -16,6 +16,7 @@ from app.core.pool.conductor_versions import ChangeKind, versions_in_force
 from app.core.pool.policy import Overrides
 from app.core.pool.serving import TIER
 from app.core.rating.shadows import notes_from_json, policy_of
+from app.core.run.events import RunAdmitted, facts
 from app.core.run.kinds import Kind
 from app.engine.conductors.versions import RequestedChange, checked_service, make_change
 from app.engine.conductors.watch import PromotionWatch
@@ -75,7 +76,7 @@ async def asked(opened: Runtime, run: str = "", **changes: Any) -> tuple[str, di
     said = "".join((await finish(driven)).said)
     await ended_row(opened.context.store, driven.run)
     (admitted,) = of(await events(opened, driven.run), Kind.ADMITTED)
-    return said, admitted
+    return said, {**admitted, "run": driven.run}
 
 
 async def test_callers_of_a_tier_are_served_by_what_was_put_in_its_place(tmp_path: Path) -> None:
@@ -89,6 +90,9 @@ async def test_callers_of_a_tier_are_served_by_what_was_put_in_its_place(tmp_pat
             said, admitted = await asked(opened)
             assert (said, admitted["served_by"]) == ("From delta.", "tier baton-next")
             assert (admitted["tier"], admitted["pool"]) == ("baton-mini", ["gamma", "delta"])
+            again = opened.context.tier_of(next(facts(await events(opened, admitted["run"]), RunAdmitted)))
+            assert again is not None
+            assert again.pool == ("gamma", "delta"), "another engine finds the same"
             limits = admitted["limits"]
             assert (limits["steps"], limits["attempts"], limits["seconds"]) == (5, 2, 20), "the lower of both"
             await put(opened, "promoted", "worker beta")
@@ -107,11 +111,11 @@ async def test_a_request_that_the_subject_cannot_take_is_served_by_the_tiers_own
         secret = pool(stub).replace('model = "alpha"', 'model = "alpha"\nclearance = ["secret"]')
         async with running_service(tmp_path, secret) as opened:
             await put(opened, "promoted", "tier baton-next")
-            plan = {"steps": [{"worker": "beta", "subtask": "", "access": ["user"]}]}
+            plan = {"steps": [{"worker": "gamma", "subtask": "", "access": ["user"]}]}
             own: dict[str, dict[str, Any]] = {
-                "The draft.": {"labels": frozenset({"secret"})},
+                SAYS["alpha"]: {"labels": frozenset({"secret"})},
                 SAYS["beta"]: {"overrides": Overrides(pin="beta")},
-                "The first answer.": {"plan": plan},
+                SAYS["gamma"]: {"plan": plan},
             }
             for said, changes in own.items():
                 found, admitted = await asked(opened, **changes)
@@ -229,27 +233,33 @@ async def test_a_tier_that_degrades_runs_is_rolled_back_by_itself(tmp_path: Path
         speak(stub)
         stub.always("planner", PLAN)
         async with running_service(tmp_path, pool(stub, STATED)) as opened:
-            for number in range(4):
-                await asked(opened, f"run_{number:031x}")
+            await put(opened, "canary", "tier baton-ultra", 0.5)
+            before = [(await asked(opened, f"run_{number:031x}"))[1] for number in range(8)]
+            own = len([one for one in before if "served_by" not in one])
+            assert 2 <= own < 8
+            await put(opened, "rolled_back")
             await put(opened, kind, "tier baton-ultra", share)
             watching = PromotionWatch(opened.context)
-            for number in range(4, 8):
+            for number in range(8, 12):
                 await asked(opened, f"run_{number:031x}")
             await watching.look()
             assert "tier baton-ultra" in await live(opened)
             stub.always("planner", Fail(status=404))
-            for number in range(8, 32):
+            for number in range(12, 36):
                 await asked(opened, f"run_{number:031x}")
             await watching.look()
             assert await live(opened) == ("", "")
             (*_, last) = await opened.context.store.changes()
             assert (last.kind, last.who, last.version) == ("rolled_back", "baton", "tier baton-ultra")
-            assert json.loads(last.note)["breached"] == ["max_degraded"]
+            note = json.loads(last.note)
+            assert note["breached"] == ["max_degraded"]
+            if kind == "promoted":
+                assert note["tiers"][0]["conditions"][0]["count"] == own, "compared with what its own definition served"
             metrics = opened.context.telemetry.exposition().decode()
             assert 'baton_rollbacks_total{condition="max_degraded",conductor="tier baton-mini"} 1.0' in metrics
-            before = len(await opened.context.store.changes())
+            known = len(await opened.context.store.changes())
             await watching.look()
-            assert len(await opened.context.store.changes()) == before
+            assert len(await opened.context.store.changes()) == known
             logged = await opened.context.store.admin_events(AdminEventQuery())
             assert ("tier.rolled_back", "baton-mini", "process") in [
                 (one.action, one.target, one.via) for one in logged
