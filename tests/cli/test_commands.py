@@ -578,7 +578,7 @@ def test_doctor_finds_what_is_broken(tmp_path: Path) -> None:
     )
     assert done.status == 1
     failed = re.findall(r"^fail\s+([a-z]+)", done.out, re.MULTILINE)
-    assert failed == ["schema", "database", "redis", "keys", "log", "conductor", "provider"]
+    assert failed == ["schema", "database", "redis", "keys", "log", "tiers", "conductor", "provider"]
     assert done.out.count("->") >= 5
     assert "secret" not in done.out + done.err
     assert "fraction of a cent" in done.err

@@ -39,7 +39,7 @@ async def test_a_list_is_followed(
     async with open_store(url) as store:
         await store.append(admitted("run_1", at=now - 1, row=Projection(state="admitted")))
         asked = parse(["runs", "ls", "--follow", "--json", "--tier", "mini"])
-        following = asyncio.create_task(runs._follow(settings, asked, now))
+        following = asyncio.create_task(runs._follow(settings, asked, lambda: now))
         first, second = ("run_1", "admitted"), ("run_2", "admitted")
         await until(lambda: has(first))
         await store.append(admitted("run_2", at=now, row=Projection(state="admitted")))
