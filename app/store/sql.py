@@ -23,6 +23,7 @@ from app.core.records import changed
 from app.core.run.events import Event, Kind
 from app.core.run.notices import FailedNotice, Notice
 from app.errors import NotFound, StoreUnavailable
+from app.network import retries
 from app.store.administration import Administration
 from app.store.protocol import (
     PROCESS,
@@ -616,8 +617,8 @@ class SqlStore(Administration):
         return found
 
     async def _with_retry(self, call: Callable[[], Coroutine[object, object, T]]) -> T:
-        """Call once more if a pooled connection was dead, another transaction in the way, or a new connection slow to
-        open; else report the fault. With each content key that it needs, it is called again."""
+        """Call once more if a pooled connection was dead, another transaction in the way, or a new connection not to be
+        had for the moment; else report the fault. With each content key that it needs, it is called again."""
         while True:
             try:
                 return await self._with_one_retry(call)
@@ -631,6 +632,8 @@ class SqlStore(Administration):
             except Fault as fault:
                 if fault.reason not in {"lost", "contended", "slow"}:
                     raise
+                if fault.reason == "slow":
+                    await asyncio.sleep(retries.DATABASE_FIRST)
                 return await call()
         except Fault as fault:
             if fault.reason == "foreign":

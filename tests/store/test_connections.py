@@ -147,11 +147,13 @@ async def test_a_statement_that_a_closed_connection_did_not_send_is_not_in_doubt
         assert await runner.write(ask(runner, PID), meant=before) != before
 
 
-async def test_a_connection_that_opens_too_slowly_is_nobodys_error(
-    migrated_postgres_url: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("error", [TimeoutError(), asyncpg.TooManyConnectionsError("made up")])
+async def test_a_connection_that_cannot_be_opened_at_once_is_nobodys_error(
+    migrated_postgres_url: str, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    """On a machine without CPU to spare; the database has just answered, so it is not away."""
-    slow, real = [TimeoutError()], asyncpg.connect
+    """On a machine without CPU to spare, or while the server still counts connections that were closed; the database
+    has just answered, so it is not away."""
+    slow, real = [error], asyncpg.connect
 
     async def connect(*arguments: Any, **named: Any) -> asyncpg.Connection:
         if slow:
@@ -164,9 +166,32 @@ async def test_a_connection_that_opens_too_slowly_is_nobodys_error(
         found = await asyncio.gather(*(store.run("run") for _ in range(3)), store.append(note("run")))
         assert (len(slow), len(found), store.availability.healthy) == (0, 4, True)
         monkeypatch.setattr(postgres, "CONNECT_SECONDS", -1.0)  # long ago
-        slow += [TimeoutError()] * 8
+        slow += [error] * 8
         refused = await asyncio.gather(*(store.run("run") for _ in range(12)), return_exceptions=True)
         assert any(isinstance(one, StoreUnavailable) for one in refused)
+
+
+async def test_losses_while_a_connection_opens_are_nobodys_error(
+    migrated_postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SQLAlchemy gives up when a second connection is outdated before it can be used."""
+    left, real = [2], asyncpg.connect
+
+    async with open_store(migrated_postgres_url) as store:
+        await store.append(admitted("run"))
+        connections = store._runner._connections
+
+        async def connect(*arguments: Any, **named: Any) -> asyncpg.Connection:
+            connection = await real(*arguments, **named)
+            if left[0]:
+                left[0] -= 1
+                asyncio.get_running_loop().call_soon(connections.lost)
+            return connection
+
+        monkeypatch.setattr(asyncpg, "connect", connect)
+        connections.lost()
+        assert (await store.run("run")).id == "run"
+        assert (left, store.availability.healthy) == ([0], True)
 
 
 async def test_what_is_kept_makes_room_for_who_needs_one(migrated_postgres_url: str) -> None:

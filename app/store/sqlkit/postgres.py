@@ -27,7 +27,7 @@ from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
 import asyncpg
 from sqlalchemy import Connection, Transaction, event
 from sqlalchemy.engine import URL
-from sqlalchemy.exc import DisconnectionError, SQLAlchemyError
+from sqlalchemy.exc import DisconnectionError, InvalidRequestError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 from sqlalchemy.pool import ConnectionPoolEntry, QueuePool
 
@@ -46,6 +46,8 @@ WORK_SECONDS = 5.0
 """Longest time for one piece of work, its transaction included."""
 NEVER_COMMITTED = ("23", "40")
 """SQLSTATE classes with which a COMMIT is known to have failed: constraint violations, and rollbacks by the server."""
+TOO_MANY = "53300"
+"""SQLSTATE of a server that has no connection left. It may still count those that have just been closed."""
 BUSY = "cannot switch to state"
 """Part of asyncpg's message for a connection that is being closed. Nothing was sent on it then."""
 STATEMENTS = 256
@@ -134,8 +136,8 @@ class Checkout:
     """Check it in, even if the task is cancelled meanwhile."""
 
 
-class OpenedTooSlowly(TimeoutError):
-    """A new connection did not open within `CONNECT_SECONDS`."""
+class NotOpened(TimeoutError):
+    """No connection could be had: none opened within `CONNECT_SECONDS`, or those that did were outdated by losses."""
 
 
 class Connections:
@@ -235,8 +237,8 @@ class Connections:
         """A connection of the pool, which may have to be opened; it goes back with the `stack`."""
         try:
             return await stack.enter_async_context(engine.connect())
-        except TimeoutError as error:
-            raise OpenedTooSlowly from error
+        except (TimeoutError, InvalidRequestError) as error:  # the latter after two that a loss has outdated
+            raise NotOpened from error
 
     async def close(self) -> None:
         """Close all connections."""
@@ -495,7 +497,8 @@ class Postgres:
 
     def _fault(self, error: Exception, unanswered: object = None) -> Fault:
         reason = reason_of(error, self.dialect)
-        if isinstance(error, OpenedTooSlowly) and self._connections.answered_within(CONNECT_SECONDS):
+        not_opened = isinstance(error, NotOpened) or sqlstate(error) == TOO_MANY
+        if not_opened and self._connections.answered_within(CONNECT_SECONDS):
             reason = "slow"
         if reason == "lost":
             self._connections.lost()

@@ -41,8 +41,8 @@ class Fault(Exception):
     """The database did not carry out the work. Unless the reason is `undecided`, nothing was written.
 
     * `down`: it cannot be reached, or did not answer in time.
-    * `slow`: a new connection did not open in time, as on a machine without CPU to spare, but the server has answered
-      others meanwhile; the work may be repeated.
+    * `slow`: a new connection did not open in time, as on a machine without CPU to spare, or the server had none left,
+      as when it still counts those that were lost; but it has answered others meanwhile. The work may be repeated.
     * `busy`: all connections of this process are in use.
     * `lost`: the connection broke before COMMIT; the work may be repeated on another one.
     * `contended`: another transaction was in the way; the work may be repeated.
