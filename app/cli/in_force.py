@@ -52,7 +52,7 @@ def refuse(evidence: tuple[Judged, ...], *, as_json: bool) -> int:
 
 
 def name() -> str:
-    """The id of a new change."""
+    """Return the id of a new change."""
     return f"change_{time.time_ns():x}{secrets.token_hex(4)}"
 
 
@@ -91,14 +91,15 @@ def show(
 
 
 def canary_words(now: VersionsInForce) -> str:
-    """The canary in words; empty if there is none."""
+    """Return the canary in words; empty if there is none."""
     if not now.canary:
         return ""
     return f"; canary {now.canary} for {now.share:.0%} of the runs"
 
 
 def found(note: str) -> str:
-    """The findings about a version, with the name of the key that has signed it in place of the whole signature."""
+    """Return the findings about a version, with the name of the key that has signed it in place of the whole
+    signature."""
     if '"signature"' not in note:
         return note
     facts = json.loads(note)
@@ -107,6 +108,6 @@ def found(note: str) -> str:
 
 
 async def changes(settings: Settings, *, of_tiers: bool) -> tuple[Change, ...]:
-    """The changes of what serves tiers, or those of conductors' versions."""
+    """Return the changes of what serves tiers, or those of conductors' versions."""
     async with storage.opened(settings) as store:
         return tuple([one for one in await store.changes() if bool(tier_in(one.conductor)) == of_tiers])

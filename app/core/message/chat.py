@@ -473,12 +473,12 @@ class TaskParts:
 
 
 def task_bytes(task: Task) -> bytes:
-    """The bytes of a task. Raises what `orjson` does for a value that is not JSON."""
+    """Return the bytes of a task. Raises what `orjson` does for a value that is not JSON."""
     return orjson.dumps(task_to_json(task), default=dict)
 
 
 def task_parts(task: Task) -> TaskParts:
-    """The bytes of a task in parts: the same bytes as `task_bytes`."""
+    """Return the bytes of a task in parts: the same bytes as `task_bytes`."""
     fields = task_to_json(task)
     head = tuple(_head(task.messages, fields.pop("messages")))
     lasting = {name: fields.pop(name) for name in LASTING if name in fields}
@@ -504,12 +504,12 @@ def _head(messages: Sequence[Message], values: Sequence[object]) -> Iterator[byt
 
 
 def message_spoken(text: bytes) -> bytes:
-    """The part of a conversation that is an assistant's message with this text and nothing else."""
+    """Return the part of a conversation that is an assistant's message with this text and nothing else."""
     return orjson.dumps(text.decode(errors="replace")).join(SPOKEN)
 
 
 def text_spoken(part: bytes) -> bytes | None:
-    """The text of such a part of a conversation; None for any other part."""
+    """Return the text of such a part of a conversation; None for any other part."""
     before, after = SPOKEN
     if not (part.startswith(before) and part.endswith(after)):
         return None

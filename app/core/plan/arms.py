@@ -36,8 +36,8 @@ def tier_for(catalog: Catalog, model: str) -> Tier | None:
 
 
 def tier_of(catalog: Catalog, tier: str, model: str, served_by: str = "") -> Tier | None:
-    """The tier of a run as it was admitted: with the arm's conductor if its model is one, or as the subject serves it
-    (`serving.py`). None if the tier is gone; where the subject is gone, the tier's own definition counts."""
+    """Return the tier of a run as it was admitted: with the arm's conductor if its model is one, or as the subject
+    serves it (`serving.py`). None if the tier is gone; where the subject is gone, the tier's own definition counts."""
     own = catalog.tiers.get(tier)
     if own is not None and served_by:
         return served(catalog, own, served_by) or own
@@ -48,7 +48,7 @@ def tier_of(catalog: Catalog, tier: str, model: str, served_by: str = "") -> Tie
 
 
 def is_arm(catalog: Catalog, model: str) -> bool:
-    """True if a model id is that of an arm, and not a tier's own or an alias of it."""
+    """Return True if a model id is that of an arm, and not a tier's own or an alias of it."""
     return bool(model) and catalog.tier(model) is None
 
 

@@ -484,7 +484,7 @@ def is_published(value: object) -> bool:
 
 
 def from_lists(value: Mapping[str, Any], pool: Sequence[str]) -> dict[str, Any]:
-    """A plan in Baton's own form, which is yet to be checked. Raises `PlanRejected` with every fault."""
+    """Return a plan in Baton's own form, which is yet to be checked. Raises `PlanRejected` with every fault."""
     reasons = ["the plan has an unknown field beside its lists"] if set(value) - {*LISTS, MODELS} else []
     reasons += [f"{name} must be a list" for name in LISTS if not isinstance(value.get(name), list)]
     models = value.get(MODELS, list(pool))
@@ -519,8 +519,8 @@ def _named(model: object, models: Sequence[Any], place: int, reasons: list[str])
 
 
 def to_lists(steps: Sequence[Step], pool: Sequence[str]) -> dict[str, Any]:
-    """A plan as three lists. Raises `PlanRejected` for what this form cannot say: a step that does not see the caller's
-    conversation, and one that may call tools although it does not answer."""
+    """Return a plan as three lists. Raises `PlanRejected` for what this form cannot say: a step that does not see the
+    caller's conversation, and one that may call tools although it does not answer."""
     reasons = []
     for place, step in enumerate(steps):
         if not step.access.user:

@@ -115,8 +115,8 @@ def unknown_names(tier: Tier, overrides: Overrides) -> tuple[str, ...]:
 
 
 def overridden(tier: Tier, other: Tier, overrides: Overrides) -> Overrides | None:
-    """A request's choice of workers as it applies to the tier while it is served by a subject (`other`). None if the
-    request allows none of the subject's workers, or names one that is in neither pool: then it is the tier's own
+    """Return a request's choice of workers as it applies to the tier while it is served by a subject (`other`). None if
+    the request allows none of the subject's workers, or names one that is in neither pool: then it is the tier's own
     definition that it is about."""
     pool = frozenset(other.pool)
     unknown = frozenset(unknown_names(tier, overrides)) - pool

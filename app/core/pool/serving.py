@@ -20,21 +20,21 @@ WORKER: Final = "worker "
 
 
 def tier_in(changed: str) -> str:
-    """The tier whose service a change is about; empty for a change of a conductor's version."""
+    """Return the tier whose service a change is about; empty for a change of a conductor's version."""
     if changed.startswith(TIER):
         return changed.removeprefix(TIER)
     return ""
 
 
 def subject_named(catalog: Catalog, name: str) -> str:
-    """The subject that an operator means: one in full, or else the tier of this name, or else the worker."""
+    """Return the subject that an operator means: one in full, or else the tier of this name, or else the worker."""
     if name.startswith((TIER, WORKER)):
         return name
     return f"{TIER}{name}" if name in catalog.tiers or name not in catalog.workers else f"{WORKER}{name}"
 
 
 def objection(catalog: Catalog, tier: str, subject: str) -> str:
-    """The reason why a subject cannot serve a tier of the pool file; empty if it can."""
+    """Return the reason why a subject cannot serve a tier of the pool file; empty if it can."""
     if subject == f"{TIER}{tier}":
         return f"{subject} is the tier itself; `baton tier rollback {tier}` lets its own definition serve again"
     kind, _, name = subject.partition(" ")
@@ -48,8 +48,8 @@ def objection(catalog: Catalog, tier: str, subject: str) -> str:
 
 
 def definition(catalog: Catalog, tier: Tier, subject: str) -> Tier | None:
-    """The pool, the conductor and the limits that a subject stands for: those of another tier, or this tier with one
-    worker that answers alone. None if the pool file does not have it."""
+    """Return the pool, the conductor and the limits that a subject stands for: those of another tier, or this tier with
+    one worker that answers alone. None if the pool file does not have it."""
     if subject.startswith(TIER):
         return catalog.tiers.get(subject.removeprefix(TIER))
     name = subject.removeprefix(WORKER)
@@ -61,8 +61,8 @@ def definition(catalog: Catalog, tier: Tier, subject: str) -> Tier | None:
 
 
 def served(catalog: Catalog, tier: Tier, subject: str) -> Tier | None:
-    """The tier as it is while the subject serves it: under its own name and with its own levels of effort, within the
-    limits of both. None if the pool file does not have the subject."""
+    """Return the tier as it is while the subject serves it: under its own name and with its own levels of effort,
+    within the limits of both. None if the pool file does not have the subject."""
     other = definition(catalog, tier, subject)
     if other is None:
         return None
@@ -80,5 +80,5 @@ def served(catalog: Catalog, tier: Tier, subject: str) -> Tier | None:
 
 
 def within(limits: Limits, others: Limits) -> Limits:
-    """The lower of each two limits."""
+    """Return the lower of each two limits."""
     return Limits(**{name: min(getattr(limits, name), getattr(others, name)) for name in LIMITS})

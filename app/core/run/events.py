@@ -825,7 +825,7 @@ class Event:
 
 
 def read(events: Iterable[Event]) -> list[tuple[int, float, Fact]]:
-    """The number, the time and the fact of each event. Raises what `Event.fact` raises."""
+    """Return the number, the time and the fact of each event. Raises what `Event.fact` raises."""
     return [(event.seq, event.at, event.fact) for event in events]
 
 

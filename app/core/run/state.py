@@ -492,7 +492,7 @@ def fold(events: tuple[Event, ...], before: RunState | None = None) -> RunState:
 
 
 def fold_turn(state: RunState, events: Iterable[Event]) -> RunState:
-    """The state after these events, but for those behind the reply of the present turn."""
+    """Return the state after these events, but for those behind the reply of the present turn."""
     for seq, at, fact in read(events):
         if state.replied:
             break

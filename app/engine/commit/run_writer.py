@@ -585,7 +585,7 @@ def ends_at_once(state: RunState, command: Finish, contents: Mapping[str, bytes]
 
 
 def with_consequences(entry: Entry, follows: Consequences, seq: int | None) -> Entry:
-    """An entry with what follows from it; `seq` is the number of the event that it must follow, if it must."""
+    """Return an entry with what follows from it; `seq` is the number of the event that it must follow, if it must."""
     events = (*entry.events, *follows.events)
     lease = follows.lease or entry.lease
     if lease is not None and follows.deadline is not None and follows.lease is None:

@@ -66,7 +66,7 @@ class SubjectShadows:
 
 
 async def shadows_of(runs: Runs, tier: str, since: float, until: float, *, answers: bool) -> tuple[SubjectShadows, ...]:
-    """The shadows of a tier's runs that were admitted in this time, by subject.
+    """Return the shadows of a tier's runs that were admitted in this time, by subject.
 
     With `answers`, those of pairs without verdicts are read and compared; the texts go nowhere.
     """
@@ -179,8 +179,8 @@ class Candidate:
         return not self.share
 
     def counts(self, run: JournaledRun) -> bool:
-        """True for a run that it could have conducted: one of the tier's own conductor, if that is a model; or any that
-        does not say itself what is to plan."""
+        """Return True for a run that it could have conducted: one of the tier's own conductor, if that is a model; or
+        any that does not say itself what is to plan."""
         admitted = _admitted(run)
         if not run.ended or run.state == "cancelled" or admitted.preview:
             return False
@@ -189,7 +189,7 @@ class Candidate:
         return admitted.conductor == "model" and not admitted.served_by
 
     def has_conducted(self, run: ComparedRun) -> bool:
-        """True if the journal says that it has planned this run, or served it."""
+        """Return True if the journal says that it has planned this run, or served it."""
         return self.version == (run.served_by if tier_in(self.conductor) else run.version)
 
     def conducts(self, run: str) -> bool:
@@ -199,7 +199,7 @@ class Candidate:
 
 
 def subject_of(conductor: str, version: str) -> str:
-    """The name under which shadows try a version, or what is to serve a tier."""
+    """Return the name under which shadows try a version, or what is to serve a tier."""
     return version if tier_in(conductor) else f"conductor {version}"
 
 
@@ -231,7 +231,7 @@ async def versions_apart(runs: Runs, tier: Tier, candidate: Candidate, now: floa
 
 
 async def _planned(runs: Runs, query: RunQuery, candidate: Candidate) -> list[ComparedRun]:
-    """The runs of a query that the candidate could have conducted, that were executed and have ended; the oldest
+    """Return the runs of a query that the candidate could have conducted, that were executed and have ended; the oldest
     first."""
     found: list[ComparedRun] = []
     async for page in _pages(runs, replace(query, origin_kind="", limit=PAGE)):

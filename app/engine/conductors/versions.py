@@ -66,7 +66,7 @@ class VersionReader:
         return chosen(self._known, conductor, run)
 
     def live(self, tier: str) -> str:
-        """The subject that serves a tier's runs, except for those of a canary; empty for its own definition."""
+        """Return the subject that serves a tier's runs, except for those of a canary; empty for its own definition."""
         return self._known.get(f"{TIER}{tier}", VersionsInForce()).live
 
     async def look(self) -> None:

@@ -202,7 +202,7 @@ def untaken(context: EngineContext) -> float:
 
 
 def choose(context: EngineContext, catalog: Catalog, order: Order) -> Eligible:
-    """The workers that may take part, and why the others may not. `InvalidRequest` if nobody may."""
+    """Return the workers that may take part, and why the others may not. `InvalidRequest` if nobody may."""
     unknown = unknown_names(order.tier, order.overrides)
     if unknown:
         known = ", ".join(order.tier.pool)
@@ -260,13 +260,14 @@ def _settled(context: EngineContext, catalog: Catalog, order: Order) -> Settled:
 
 
 def _is_served(catalog: Catalog, order: Order) -> bool:
-    """False where the request says itself what is to plan: a plan, an arm of the tier, or a run that it repeats."""
+    """Return False where the request says itself what is to plan: a plan, an arm of the tier, or a run that it
+    repeats."""
     return not (order.origin_kind or order.has_plan or is_arm(catalog, order.model))
 
 
 def _under(catalog: Catalog, order: Order, subject: str) -> Order | None:
-    """The order as the subject carries it out; None if the pool file does not have the subject, or the request chooses
-    workers that the subject has not."""
+    """Return the order as the subject carries it out; None if the pool file does not have the subject, or the request
+    chooses workers that the subject has not."""
     tier = served(catalog, order.tier, subject)
     overrides = overridden(order.tier, tier, order.overrides) if tier is not None else None
     if tier is None or overrides is None:
@@ -291,7 +292,7 @@ def _conversation(order: Order) -> Reading:
 
 
 def conducted(context: EngineContext, catalog: Catalog, order: Order, choice: Eligible) -> tuple[Policy, str]:
-    """The policy that plans the run, with its kind. `InvalidRequest` for a plan of the caller's that cannot be
+    """Return the policy that plans the run, with its kind. `InvalidRequest` for a plan of the caller's that cannot be
     executed."""
     if order.recording is not None and order.recording.plans:
         return _recorded(catalog, order, order.recording, choice)
@@ -309,7 +310,8 @@ def conducted(context: EngineContext, catalog: Catalog, order: Order, choice: El
 
 
 def _recorded(catalog: Catalog, order: Order, recording: Recording, choice: Eligible) -> tuple[Policy, str]:
-    """The plans of the run that is replayed, if they may be carried out now; else `InvalidRequest` with every reason.
+    """Return the plans of the run that is replayed, if they may be carried out now; else `InvalidRequest` with every
+    reason.
 
     Later rounds are checked when they are opened, since what they read depends on the answers before.
     """
@@ -336,7 +338,8 @@ def _recorded(catalog: Catalog, order: Order, recording: Recording, choice: Elig
 
 
 def _policy(context: EngineContext, catalog: Catalog, order: Order, choice: Eligible) -> tuple[Policy, str]:
-    """The tier's conductor, if it may read the task: it sees all of it, so the task's labels bind it too (D6)."""
+    """Return the tier's conductor, if it may read the task: it sees all of it, so the task's labels bind it too
+    (D6)."""
     spec = order.tier.conductor
     if spec.whole and (needed := steps_needed(spec)) > order.limits.steps:
         raise InvalidRequest(

@@ -562,8 +562,8 @@ class Planner:
             await settled(within=pending_outcomes.OUTCOME_PATIENCE)
 
     def _callable(self, catalog: Catalog, worker: str) -> tuple[RunState, Worker]:
-        """The run's state, and the conductor's model. Raises `PlanRejected` or `WorkerUnavailable` if it may not be
-        called."""
+        """Return the run's state, and the conductor's model. Raises `PlanRejected` or `WorkerUnavailable` if it may not
+        be called."""
         state, known = self._state, catalog.workers.get(worker)
         if state is None or known is None:
             raise PlanRejected(["the conductor's model is not in the pool file"])

@@ -239,7 +239,7 @@ async def take_over(
 async def _policy(
     store: ContentReads, catalog: Catalog, tier: Tier, state: RunState, contents: Mapping[str, bytes]
 ) -> Policy | None:
-    """The policy of a run that the tier's conductor does not plan; None if it does."""
+    """Return the policy of a run that the tier's conductor does not plan; None if it does."""
     names = [name for name in state.admitted.pool if name in catalog.workers]
     if state.admitted.conductor == FALLBACK:
         worker = tier.fallback if tier.fallback in names else names[0]

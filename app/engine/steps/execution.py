@@ -345,8 +345,8 @@ class Execution:
         return choice
 
     def _within_means(self, basis: StepBasis, choice: WorkerChoice, left: float) -> Attempt | None:
-        """The attempt that calls this worker within the step's share of the money, and within what is left in a budget
-        over several runs that has refused; None if that is too little. `left` are the run's seconds."""
+        """Return the attempt that calls this worker within the step's share of the money, and within what is left in a
+        budget over several runs that has refused; None if that is too little. `left` are the run's seconds."""
         attempt, state = self._attempt(basis, choice, left), self._newest(basis.state)
         means = self._unspent(state)
         if len(state.live) > 1:
@@ -655,8 +655,8 @@ def _deliveries(due: Due) -> int:
 
 
 def _workers(catalog: Catalog, state: RunState, step: StepState) -> list[Worker]:
-    """The workers of the run's pool, as they are now: a pool file that was read again may have taken a clearance away
-    (D6)."""
+    """Return the workers of the run's pool, as they are now: a pool file that was read again may have taken a clearance
+    away (D6)."""
     names = [step.worker, *[name for name in state.admitted.pool if name != step.worker]]
     present = [catalog.workers[name] for name in names if name in catalog.workers]
     return [worker for worker in present if worker.priced or not state.admitted.needs_prices]

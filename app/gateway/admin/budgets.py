@@ -118,7 +118,8 @@ def _writes(router: APIRouter, context: AdminContext, keys: Keys) -> None:
 
 
 async def _name(store: TenantAdministration, tenant: str, asked: BudgetRequest, now: float) -> str:
-    """The name of the budget. A key is found by its id, or by its name while it is in force; else `InvalidRequest`."""
+    """Return the name of the budget. A key is found by its id, or by its name while it is in force; else
+    `InvalidRequest`."""
     if asked.scope != "key" or asked.name in ("", EVERYBODY):
         return asked.name
     found = await store.key(asked.name)

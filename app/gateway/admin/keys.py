@@ -139,8 +139,8 @@ def _ended() -> Conflict:
 
 
 async def _is_first(context: AdminContext, caller: Caller, once: IdempotencyRecord | None) -> bool:
-    """False if the same request was sent within a minute with the same Idempotency-Key: a second rotation would end the
-    secret that is in use. Raises `Conflict` for another request with that key."""
+    """Return False if the same request was sent within a minute with the same Idempotency-Key: a second rotation would
+    end the secret that is in use. Raises `Conflict` for another request with that key."""
     if once is None:
         return True
     now = context.gateway.now()

@@ -287,7 +287,7 @@ def _warn(context: AdminContext, objection: str) -> None:
 
 
 async def _evidence(context: AdminContext, wanted: versions.RequestedChange, forced: str | None) -> str:
-    """The note of a change. Raises `ConfigInvalid` for a promotion whose conditions do not hold."""
+    """Return the note of a change. Raises `ConfigInvalid` for a promotion whose conditions do not hold."""
     gateway = context.gateway
     found = await watch.gate(gateway.store, gateway.catalog(), wanted, gateway.now())
     if not watch.held(found) and not forced:

@@ -102,8 +102,8 @@ class RateLimiter:
         self._alone = asyncio.Lock()
 
     def request(self, key: KeyRow, order: Order | None) -> RateRequest | None:
-        """The request to be counted, under every limit that holds for it; None if there is none. Without an order it
-        begins no run."""
+        """Return the request to be counted, under every limit that holds for it; None if there is none. Without an
+        order it begins no run."""
         rates = self._context.rates
         user = order.user if order is not None else ""
         if key.rpm is None and key.tpm is None and key.concurrency is None and not self._are_usual:
@@ -148,7 +148,8 @@ class RateLimiter:
         return place.reply
 
     def _taken(self, place: _Place) -> list[_Place]:
-        """The requests that are counted next: the oldest that wait, or this one again if it was counted in vain."""
+        """Return the requests that are counted next: the oldest that wait, or this one again if it was counted in
+        vain."""
         if place not in self._places:
             return [place]
         taken, self._places = self._places[:TOGETHER], self._places[TOGETHER:]
@@ -161,8 +162,8 @@ class RateLimiter:
 
 
 def reserved(order: Order) -> int:
-    """The tokens that are reserved for a run: the input and the most output of each call that it is known to make, in
-    tokens, and at most what the run may use.
+    """Return the tokens that are reserved for a run: the input and the most output of each call that it is known to
+    make, in tokens, and at most what the run may use.
 
     One token a byte bounds the input. A fixed shape makes one call for each of its steps, a caller's plan too, a model
     that conducts one and a step's.
@@ -185,7 +186,7 @@ def _calls(order: Order) -> int:
 
 
 def _of_key(key: KeyRow, usual: RateLimits) -> RateLimits:
-    """A key's own limits, and the usual ones in place of those that it has not."""
+    """Return a key's own limits, and the usual ones in place of those that it has not."""
     return RateLimits(
         rpm=usual.rpm if key.rpm is None else key.rpm,
         tpm=usual.tpm if key.tpm is None else key.tpm,

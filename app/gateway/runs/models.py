@@ -109,7 +109,7 @@ def _page(names: list[str], filters: query.ModelFilters) -> tuple[list[str], boo
 
 
 def _served(context: GatewayContext, catalog: Catalog, name: str) -> Tier:
-    """The tier of a model id, as it is served now; an arm is what it says."""
+    """Return the tier of a model id, as it is served now; an arm is what it says."""
     tier = tier_for(catalog, name)
     assert tier is not None
     if is_arm(catalog, name):
@@ -118,7 +118,7 @@ def _served(context: GatewayContext, catalog: Catalog, name: str) -> Tier:
 
 
 def describe(catalog: Catalog, tier: Tier, name: str, created: int) -> dict[str, Any]:
-    """A model object for the name of a tier that there is, an alias of one, or an arm."""
+    """Return a model object for the name of a tier that there is, an alias of one, or an arm."""
     return {
         "id": name,
         "object": "model",
@@ -141,7 +141,7 @@ def describe(catalog: Catalog, tier: Tier, name: str, created: int) -> dict[str,
 
 
 def describe_to_anthropic(catalog: Catalog, tier: Tier, name: str, created: int) -> dict[str, Any]:
-    """A model as Anthropic's model object."""
+    """Return a model as Anthropic's model object."""
     model = describe(catalog, tier, name, created)
     at = datetime.fromtimestamp(created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     named: dict[str, Any] = {"id": name, "type": "model", "display_name": name, "created_at": at, "lifecycle": "active"}

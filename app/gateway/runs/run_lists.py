@@ -100,7 +100,7 @@ async def _page(
 
 
 def _turned(run_query: RunQuery) -> RunQuery:
-    """The query for the rows in front of a place instead of those behind it, the nearest first."""
+    """Return the query for the rows in front of a place instead of those behind it, the nearest first."""
     return changed(run_query, ascending=not run_query.ascending)
 
 
@@ -237,7 +237,7 @@ class _Pages:
     async def frames(
         self, tenant: str | None, filters: query.LiveFilters, run_query: RunQuery
     ) -> AsyncGenerator[bytes]:
-        """The frames of the stream of a page, whose first reading is done. Raises `StoreUnavailable`."""
+        """Yield the frames of the stream of a page, whose first reading is done. Raises `StoreUnavailable`."""
         key = (tenant, run_query, filters.before is not None, tuple(sorted(filters.include)))
         page = self._shared.get(key)
         if page is None:

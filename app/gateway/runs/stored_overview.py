@@ -74,7 +74,8 @@ async def of_database(store: Store, asked: query.OverviewFilters, now: float) ->
 
 
 async def budgets(store: Budgets, now: float, tenant: str | None) -> Json:
-    """The latest window of each budget's dearest account, those with the least left first; and how many there are."""
+    """Return the latest window of each budget's dearest account, those with the least left first; and how many there
+    are."""
     shown: list[Json] = []
     known = await store.budgets(tenant)
     for one in known[:MOST_BUDGETS]:

@@ -105,5 +105,5 @@ class Tenancy(Protocol):
         ...
 
     def administration_of(self, tenant: str | None) -> TenantAdministration:
-        """The administration for callers of this tenant; None: for those who may see that of every tenant."""
+        """Return the administration for callers of this tenant; None: for those who may see that of every tenant."""
         ...

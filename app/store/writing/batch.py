@@ -176,7 +176,8 @@ class RowCache:
         self._most = most
 
     def find(self, runs: Iterable[str], moving: Iterable[str]) -> dict[str, CachedRows] | None:
-        """The rows of all these runs, with the tickets of those that are `moving`; None if any of them is missing."""
+        """Return the rows of all these runs, with the tickets of those that are `moving`; None if any of them is
+        missing."""
         found = {}
         for run in runs:
             cached = self._runs.get(run)
@@ -251,7 +252,7 @@ class DisclosureRows:
                 self._ended[run, fact.call] = disclosures.ended(fact)
 
     def writes(self, statements: Statements) -> tuple[tuple[Rows, Sequence[Row]], ...]:
-        """The rows to be written. No row is both added and completed: Postgres does both in one statement."""
+        """Return the rows to be written. No row is both added and completed: Postgres does both in one statement."""
         made = [row + self._ended.pop(place, (None, None, None)) for place, row in self._made.items()]
         completed = [(*outcome, *place) for place, outcome in self._ended.items()]
         return (statements.new_disclosure, made), (statements.end_disclosure, completed)

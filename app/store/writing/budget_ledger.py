@@ -282,7 +282,7 @@ def _names(account: str, slices: int) -> list[str]:
 
 
 def column_of(accounts: Sequence[str]) -> str:
-    """The column of a run's row that names its accounts."""
+    """Return the column of a run's row that names its accounts."""
     return orjson.dumps(accounts).decode()
 
 

@@ -240,7 +240,7 @@ class GroupCommit:
         return batch
 
     def _failed(self, error: Exception, batch: Sequence[object]) -> list[Outcome]:
-        """The outcomes of a batch that could not be written."""
+        """Return the outcomes of a batch that could not be written."""
         if isinstance(error, Fault) and error.reason in AWAY:
             self._availability.report_away()
         return [_refusal(error) for _ in batch]
