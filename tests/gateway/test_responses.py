@@ -15,7 +15,7 @@ from tests.harness.callers import calling as connected
 from tests.harness.callers import key_of
 from tests.harness.in_process import calling, pool_text, running_service
 from tests.harness.waiting import until
-from tests.stubs import Fail, ProviderStub, Reply, Stall
+from tests.stubs import Fail, ProviderStub, Reply, Reset, Stall
 from tests.stubs.script import ToolCall
 
 ASKED: dict[str, Any] = {"model": "baton-mini", "input": "What is 2 + 2?"}
@@ -288,16 +288,9 @@ async def test_a_stream_goes_on_behind_any_character_of_a_calls_arguments(
 async def test_a_stream_that_broke_off_in_the_middle_is_taken_up_to_its_failure(
     stub: ProviderStub, client: httpx.AsyncClient
 ) -> None:
-    stub.script("alpha", Reply(chunks=("Fo", "ur", "."), fault=Stall(after=2, seconds=60.0)))
+    stub.always("alpha", Reply(chunks=("Fo", "ur", "."), fault=Reset(after=2), gap=0.1))
     begun = await made(client, background=True)
-    numbers: dict[int, str] = {}
-    async with client.stream("GET", f"/v1/responses/{begun['id']}", params={"stream": "true"}) as reply:
-        async for line in reply.aiter_lines():
-            if line.startswith("data: "):
-                one = json.loads(line.removeprefix("data: "))
-                numbers[one["sequence_number"]] = one["type"]
-                if one["type"] == "response.output_text.delta":
-                    await client.post(f"/v1/responses/{begun['id']}/cancel")
+    numbers = {one["sequence_number"]: one["type"] for one in await events(client, begun["id"])}
     assert list(numbers.values())[-2:] == ["response.output_text.delta", "response.failed"]
     for number in numbers:
         assert (await events(client, begun["id"], starting_after=number))[-1]["type"] == "response.failed"
