@@ -31,7 +31,7 @@ DONE: Final[Mapping[str, str]] = {
     "tier.rolled_back": "Tier served as before",
     "content.read": "Content read",
 }
-"""What each action of the log means. An action of a later release is shown as it is."""
+"""The words in which the list of changes describes each action. Actions of later releases are shown by their names."""
 NAMES: Final[Mapping[str, str]] = {
     "all_tenants": "reaches all tenants",
     "concurrency": "open runs",

@@ -16,7 +16,7 @@ from app.core.pool.catalog import LIMITS, Catalog, ConductorSpec, Limits, Tier
 
 TIER: Final = "tier "
 WORKER: Final = "worker "
-"""What the names of the two kinds of subjects begin with."""
+"""The prefixes of the names of subjects, one for each kind."""
 
 
 def tier_in(changed: str) -> str:

@@ -300,9 +300,9 @@ class TierService(Reply):
     share: float
     """The share of the runs that the canary serves."""
     before: list[str]
-    """What served it before, the latest last."""
+    """The subjects that served the tier before, the latest one last; an empty text stands for its own definition."""
     missing: list[str]
-    """What of it the pool file does not have, with the reason: the tier's own definition serves instead."""
+    """Subjects that the pool file no longer has, each with the reason; the tier's own definition serves for them."""
 
 
 class TierServiceEvidence(Reply):
